@@ -5,13 +5,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for file in files {
         println!("cargo:rerun-if-changed={file}");
     }
-    // Clients ask for this contract by reflection.
+    // Clients get this contract by reflection.
     let inference =
         protox::Compiler::new(["."])?.include_imports(true).open_file("inference/v1/inference.proto")?.encode_file_descriptor_set();
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("inference.bin"), inference)?;
     let descriptors = protox::compile(files, ["."])?;
-    // Every `bytes` field is a `bytes::Bytes`: a frame's body is a slice of the buffer it was read into.
+    // Every `bytes` field is a `bytes::Bytes`: a frame's body is a slice of the buffer it was read
+    // into.
     tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())
 }

@@ -36,7 +36,6 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Its word, as in the settings.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

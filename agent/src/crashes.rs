@@ -10,10 +10,12 @@ use tokio::time::Instant;
 /// How long a crash is remembered: as long as routers refuse a request that killed engines.
 pub const CRASH_RETENTION: Duration = Duration::from_secs(10 * 60);
 
-/// The most crashes that are remembered. With the pauses between the starts of an engine that keeps crashing (1, 2, 4, … s) ten minutes hold about nine.
+/// The most crashes that are remembered. With the pauses between the starts of an engine that keeps
+/// crashing (1, 2, 4, … s) ten minutes hold about nine.
 const MAX_CRASHES: usize = 32;
 
-/// The most requests of one crash. An engine runs 256 to 1,024 at once, and the others that wait in it cannot have killed it.
+/// The most requests of one crash. An engine runs 256 to 1,024 at once, and the others that wait in
+/// it cannot have killed it.
 const MAX_REQUESTS_PER_CRASH: usize = 4096;
 
 /// Names a request by its content; see `Fingerprint` in the contract between agent and router.
@@ -23,11 +25,8 @@ pub struct RequestFingerprint(pub u128);
 /// The end of one life of an engine that nobody had ordered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Crash {
-    /// Which life ended.
     pub epoch: u64,
-    /// When.
     pub at: Instant,
-    /// What was in flight.
     pub requests: Arc<[RequestFingerprint]>,
 }
 
@@ -40,7 +39,6 @@ struct CrashHistory {
     version: u64,
 }
 
-/// The crashes of one replica's engines, over all its lives.
 #[derive(Debug)]
 pub struct CrashLog {
     record: watch::Sender<CrashHistory>,
@@ -64,7 +62,8 @@ impl CrashSignal {
 }
 
 impl CrashLog {
-    /// Remembers that this life ended with these requests in flight. Without any there is nothing to report: no request can have been the cause.
+    /// Remembers that this life ended with these requests in flight. Without any there is nothing
+    /// to report: no request can have been the cause.
     pub fn record(&self, epoch: u64, mut requests: Vec<RequestFingerprint>) {
         if requests.is_empty() {
             return;
@@ -81,12 +80,12 @@ impl CrashLog {
         });
     }
 
-    /// Crashes so far.
     pub fn version(&self) -> u64 {
         self.record.borrow().version
     }
 
-    /// The crashes that are remembered and happened after that version, oldest first, and the version to ask with the next time; 0 gives all.
+    /// The remembered crashes after that version, oldest first, and the version for the next call;
+    /// 0 gives all.
     pub fn crashes_since(&self, version: u64) -> (Vec<Crash>, u64) {
         let now = Instant::now();
         let record = self.record.borrow();
@@ -101,7 +100,6 @@ impl CrashLog {
         self.crashes_since(0).0
     }
 
-    /// A receiver that wakes at each crash.
     pub fn subscribe(&self) -> CrashSignal {
         CrashSignal(self.record.subscribe())
     }

@@ -13,19 +13,14 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
-/// How long a router may take to accept.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    /// The router cannot be reached.
     #[error("{0}")]
     Unreachable(String),
-    /// The two do not agree on TLS.
     #[error("{reason}")]
     Tls {
         /// A sentence that says what to do.
@@ -56,7 +51,7 @@ pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>)
             secured.map_err(|_| no_handshake())?.map_err(|error| tls_error(&error))?
         }
     };
-    // The channel would dial again by itself; the session does, and knows why.
+    // The channel would redial by itself. The session does that instead, because it knows why.
     let stream = Arc::new(Mutex::new(Some(stream)));
     let connector = tower::service_fn(move |_| {
         let stream = stream.lock().take().map(TokioIo::new);

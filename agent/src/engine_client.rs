@@ -22,10 +22,10 @@ pub(crate) use answer::EngineResponse;
 pub(crate) use api_client::{ApiClient, ApiReply, FetchError};
 pub(crate) use outgoing::OutgoingRequest;
 
-/// How long connections stay open without a request. The engine is told to keep them an hour.
+/// How long connections stay open without a request. The engine's own limit is set to an hour.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(300);
 
-/// How often it is looked for those that have been idle for so long, or that the engine has closed.
+/// How often connections are closed that have been idle for so long, or that the engine has closed.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The most that are kept: as many as an engine answers at a time, about.
@@ -37,7 +37,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait before the queue is tried again.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(2);
 
-/// The client of one engine.
 #[derive(Debug)]
 pub(crate) struct EngineClient {
     socket: PathBuf,
@@ -54,25 +53,24 @@ struct IdleConnection {
 /// Why there is no answer, or no more of it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
-    /// Nobody listens at the socket.
     #[error("cannot connect")]
     Connect(#[source] io::Error),
     /// The connection broke, or what came is no answer.
     #[error(transparent)]
     Answer(#[from] hostler_http1::HttpError),
-    /// There is no more of the request.
+    /// The router broke off the request.
     #[error(transparent)]
     Request(#[from] StreamFault),
 }
 
 impl EngineClient {
-    /// A client for the engine that listens at `socket`, now or later.
     pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket, idle: Mutex::default() }
     }
 
-    /// Sends a request and waits until its answer begins. `sent` is called, perhaps more than once, when all of the request has left. To drop this
-    /// future, or the answer, closes the connection, and the engine aborts.
+    /// Sends a request and waits until its answer begins. `sent` is called, perhaps more than once,
+    /// when all of the request has left. Dropping this future, or the answer, closes the
+    /// connection, and the engine aborts.
     pub(crate) async fn request(
         &self,
         mut outgoing: OutgoingRequest,
@@ -91,7 +89,8 @@ impl EngineClient {
         }
     }
 
-    /// Closes what is kept too long or has been closed by the engine, for as long as it is polled.
+    /// Closes connections that were idle too long or that the engine has closed, for as long as it
+    /// is polled.
     pub(crate) async fn prune_idle(&self) -> Infallible {
         loop {
             sleep(PRUNE_INTERVAL).await;
@@ -124,7 +123,7 @@ impl EngineClient {
         self.idle.lock().pop_back().map(|idle| idle.connection)
     }
 
-    /// Keeps a connection on which nothing is to come, unless something has.
+    /// Keeps a connection on which nothing is to come, unless something did come.
     fn put_back(&self, mut connection: Connection) {
         if !connection.is_idle() {
             return;

@@ -11,14 +11,13 @@ pub use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
 use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
 
-/// This host.
 #[derive(Debug, Clone)]
 pub struct Host {
     /// The host name, as the kernel knows it.
     pub name: String,
-    /// The GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES` where that is set.
+    /// The GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES` where that is
+    /// set.
     pub gpus: Vec<Gpu>,
-    /// NVIDIA's driver; `None` without GPUs.
     pub driver: Option<GpuDriver>,
     /// Why there is no GPU, for the log; `None` when there is one.
     pub no_gpu_because: Option<String>,
@@ -33,25 +32,14 @@ pub struct ReplicaPlan {
     pub gpus: Vec<Gpu>,
 }
 
-/// Which program becomes an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EngineProgram {
-    /// A real vLLM.
-    Vllm {
-        /// The program that was found.
-        program: PathBuf,
-    },
-    /// The simulated engine.
-    Simulated {
-        /// This program itself.
-        program: PathBuf,
-    },
+    Vllm { program: PathBuf },
+    Simulated { program: PathBuf },
 }
 
-/// Where the `vllm` program was looked for and what was found.
 #[derive(Debug, Clone)]
 pub struct ProgramLookup {
-    /// The configured name or path.
     pub name: PathBuf,
     /// Where a name was looked for, in words.
     pub searched: String,
@@ -62,45 +50,25 @@ pub struct ProgramLookup {
 /// Why no engine can be started here. Each says what to change.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HostError {
-    /// This job has no GPU.
     #[error(transparent)]
     Visible(#[from] VisibleDevicesError),
-    /// This vLLM cannot have that GPU.
     #[error(transparent)]
     Slice(#[from] MigSliceNeedsUuid),
     /// The library that was named is not there.
     #[error("cannot load `{library}`, which HOSTLER_NVML_LIB names in place of the NVIDIA driver's library")]
-    NoLibrary {
-        /// The library.
-        library: String,
-    },
-    /// The driver is there and does not work.
+    NoLibrary { library: String },
     #[error("the NVIDIA driver does not work on this host: {reason}; `nvidia-smi` should show the same")]
-    Driver {
-        /// What went wrong.
-        reason: String,
-    },
+    Driver { reason: String },
     /// A model was given and nothing can serve it.
     #[error(
         "cannot find the program `{name}` (looked for {searched}): install it with `pip install vllm`, name it with --vllm-bin PATH, or use --engine simulated"
     )]
-    NoVllm {
-        /// The configured name or path.
-        name: String,
-        /// Where it was looked for.
-        searched: String,
-    },
-    /// vLLM is there and nobody said what it shall serve.
+    NoVllm { name: String, searched: String },
+    /// vLLM is installed, but no model was named.
     #[error("no model was given: name one with --model PATH_OR_ID, or use --engine simulated")]
     NoModel,
-    /// An engine argument that the agent must decide itself.
     #[error("the engine argument `{argument}` cannot be used: {because}")]
-    ReservedArgument {
-        /// The argument.
-        argument: String,
-        /// The reason.
-        because: &'static str,
-    },
+    ReservedArgument { argument: String, because: &'static str },
 }
 
 impl Host {
@@ -147,9 +115,10 @@ pub fn choose_program(kind: EngineKind, model_given: bool, vllm: &ProgramLookup,
     }
 }
 
-/// GiB of memory that each of `engines` engines without a GPU may use as KV cache: half of what is free now, so that as much is left
-/// for weights, and 32 at most, since a cache is touched before an engine is ready. `None` where somebody has set vLLM's own
-/// variable, or the free memory is unknown.
+/// GiB of memory that each of `engines` engines without a GPU may use as KV cache. It is half of
+/// what is free now, so that as much is left for weights. It is 32 at most, because a cache is
+/// touched before an engine is ready. `None` where vLLM's own variable is set, or the free memory
+/// is unknown.
 pub fn kv_cache_gib(engines: usize) -> Option<u64> {
     if env::var_os("VLLM_CPU_KVCACHE_SPACE").is_some() {
         return None;
@@ -159,7 +128,8 @@ pub fn kv_cache_gib(engines: usize) -> Option<u64> {
     Some((kib / (1 << 20) / (2 * engines.max(1) as u64)).clamp(1, 32))
 }
 
-/// Looks for a program: a path as it is, a name in each directory of `search_path` (the value of `PATH`).
+/// Looks for a program: a path as it is, a name in each directory of `search_path` (the value of
+/// `PATH`).
 pub fn find_program(name: &Path, search_path: Option<&OsStr>) -> ProgramLookup {
     let runnable = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
     if name.components().count() > 1 {

@@ -23,7 +23,6 @@ pub struct Lane {
     unknown_frames: Counter,
 }
 
-/// What the lane and the request's task share.
 #[derive(Debug, Default)]
 struct LaneRequest {
     inbox: Inbox<()>,
@@ -31,7 +30,8 @@ struct LaneRequest {
     cancel: CancelSignal,
 }
 
-/// That the router wants no answer any more. One task asks for it, at each event: it has to cost next to nothing.
+/// Whether the router has cancelled. One task asks at each event, so asking must cost next to
+/// nothing.
 #[derive(Debug, Default)]
 struct CancelSignal {
     is_set: AtomicBool,
@@ -50,29 +50,25 @@ impl CancelSignal {
     }
 }
 
-/// A request that has just come.
 #[derive(Debug)]
 pub struct IncomingRequest {
-    /// Its head.
     pub head: RequestHead,
-    /// Its body and its answer.
     pub stream: RequestStream,
 }
 
 impl Lane {
-    /// A lane without requests; frames for ids that nobody knows are counted in `unknown_frames`.
+    /// A lane without requests; counts frames with unknown ids in `unknown_frames`.
     #[must_use]
     pub fn new(unknown_frames: Counter) -> Arc<Self> {
         Arc::new(Self { outbox: Arc::default(), active: Mutex::default(), unknown_frames })
     }
 
-    /// The frames that wait to leave.
     #[must_use]
     pub fn outbox(&self) -> &Arc<Outbox> {
         &self.outbox
     }
 
-    /// Takes in what the router sent; gives back the requests that began.
+    /// Takes the frames that the router sent; returns the requests that began.
     pub fn receive(self: &Arc<Self>, batch: FrameBatch) -> Vec<IncomingRequest> {
         let mut began = Vec::new();
         let mut running = self.active.lock();
@@ -87,7 +83,7 @@ impl Lane {
                 continue;
             }
             if matches!(kind, Kind::Cancel(_)) {
-                // Nothing is unusual about a cancel that crosses the answer's end.
+                // A cancel that crosses the answer's end is nothing unusual.
                 if let Some(shared) = running.remove(&id) {
                     shared.cancel.set();
                 }
@@ -109,21 +105,21 @@ impl Lane {
         began
     }
 
-    /// The lane's stream has ended: nobody waits for its answers any more.
+    /// The lane's stream has ended, so its answers are not wanted any more.
     pub fn close(&self) {
         self.outbox.close();
         let running = std::mem::take(&mut *self.active.lock());
         running.into_values().for_each(|shared| shared.cancel.set());
     }
 
-    /// Requests being served.
     #[must_use]
     pub fn active_requests(&self) -> usize {
         self.active.lock().len()
     }
 }
 
-/// One request being served: its body comes in, its answer goes out. Dropped unfinished, it tells the router that the answer is lost.
+/// One request being served: its body comes in, its answer goes out. If it is dropped unfinished,
+/// the router learns that the answer is lost.
 #[derive(Debug)]
 pub struct RequestStream {
     id: u64,
@@ -132,18 +128,16 @@ pub struct RequestStream {
 }
 
 impl RequestStream {
-    /// Resolves when the router wants no answer any more. Only one task at a time may wait for it.
+    /// Resolves when the router cancels. Only one task at a time may wait for it.
     pub async fn wait_cancelled(&self) {
         std::future::poll_fn(|context| self.shared.cancel.poll(context)).await;
     }
 
-    /// The request's body, for the engine.
     #[must_use]
     pub fn body(&self) -> RequestBody {
         RequestBody { id: self.id, lane: self.lane.clone(), shared: self.shared.clone() }
     }
 
-    /// Begins the answer.
     pub fn send_head(&self, head: ResponseHead) {
         self.send_frame(Kind::Response(head.into()));
     }
@@ -166,7 +160,7 @@ impl RequestStream {
         self.lane.outbox.push(Frame::new(self.id, kind));
     }
 
-    /// Ends the answer. A cancelled request has nobody to tell.
+    /// Ends the answer. For a cancelled request nothing is sent.
     pub fn end(self, outcome: &Result<(), StreamFault>) {
         self.finish(outcome.as_ref().err());
     }

@@ -55,31 +55,22 @@ use uplink::Uplink;
 use vllm::command_line::command_line;
 use vllm::{CommandLine, FrontEndInUse, LaunchContext, plugin, version};
 
-/// Why the agent cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Nothing can be run here.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// No place for sockets or logs.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
-    /// vLLM does not tell its version.
     #[error(transparent)]
     Version(#[from] version::VllmVersionError),
-    /// The model does not fit, or what was asked for cannot be.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// No key, certificate or token to join a fleet with.
     #[error(transparent)]
     Join(#[from] join::JoinError),
-    /// The admin address cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// No router was named.
     #[error("no router was named: give at least one with --router HOST:PORT")]
     NoRouter,
-    /// The node's name cannot be one.
     #[error("{0:?} is not a node name: letters, digits, `.`, `-` and `_` make one; choose another with --node")]
     NodeName(String),
     /// This program's own path is unknown, so it cannot start the simulated engine.
@@ -97,11 +88,8 @@ pub struct Agent {
     run_dir: RunDir,
     access: RouterAccess,
     logs: PathBuf,
-    /// This program, for the engines' keepers.
     program: PathBuf,
-    /// What becomes of the engines when this agent dies.
     fate: AgentDeathPolicy,
-    /// NVIDIA's driver; `None` without GPUs.
     driver: Option<gpu::GpuDriver>,
 }
 
@@ -122,7 +110,8 @@ fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram
 }
 
 impl Agent {
-    /// Looks at the host and decides what to run. vLLM is asked for its version, which takes seconds.
+    /// Examines the host and decides what to run. vLLM is asked for its version, which takes
+    /// seconds.
     ///
     /// # Errors
     /// When there is nothing to run, no place to run it, or no router to serve.
@@ -174,13 +163,15 @@ impl Agent {
         self.run_dir.admin_socket()
     }
 
-    /// Runs the engines and serves the routers until the shutdown drains, then until the engines have finished and stopped.
-    /// When SIGHUP began the drain and engines outlive their agent here, they are left to the next agent. When it stops instead, the engines are killed.
+    /// Runs the engines and serves the routers until the shutdown drains, then until the engines
+    /// have finished and stopped. When SIGHUP began the drain and engines outlive their agent here,
+    /// they are left to the next agent. When it stops instead, the engines are killed.
     ///
     /// # Errors
-    /// When an engine cannot be described, or the admin address cannot be had; nothing is left running then.
+    /// When an engine cannot be described, or the admin address cannot be had; nothing is left
+    /// running then.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), AgentError> {
-        // What may fail comes before the first engine starts.
+        // All that may fail comes before the first engine starts.
         let admin_at = self.bind_admin().await?;
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
@@ -227,7 +218,8 @@ impl Agent {
                 engines.iter().for_each(Engine::kill_now);
             }
         }
-        // A process in the kernel's hands may not die even when killed; then the next agent to start here ends it.
+        // A process that is stuck in the kernel may not die even when killed; then the next agent
+        // to start here ends it.
         let stopped =
             tokio::time::timeout(self.config.stop_grace + KILL_TIMEOUT, futures_util::future::join_all(engines.iter().map(Engine::stop)))
                 .await;
@@ -251,7 +243,8 @@ impl Agent {
         Ok(())
     }
 
-    /// What each replica runs, with the life to go on with where a dead agent left the very engine that would be started; and what it left besides.
+    /// What each replica runs. Where a dead agent left the very engine that would be started, its
+    /// life goes on. Also returns what else that agent left.
     fn engine_specs(&self, mut survivors: Vec<SurvivingEngine>) -> Result<(Vec<ReplicaLaunch<'_>>, Vec<SurvivingEngine>), AgentError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let cores = u32::try_from(cores / self.plan.replicas.len().max(1)).unwrap_or(1).max(1);
@@ -263,7 +256,7 @@ impl Agent {
                 engine: &self.engine,
                 version: self.plan.setup.version,
                 replica: plan,
-                // A single engine has the host to itself and binds to its cores as it likes.
+                // A single engine has the host to itself and binds to cores as it likes.
                 cores: (plan.gpus.is_empty() && self.plan.replicas.len() > 1).then_some(cores),
                 kv_cache_gib: kv_cache_gib.filter(|_| plan.gpus.is_empty()),
                 directory: &directory,
@@ -292,7 +285,7 @@ impl Agent {
             }
             Ok((plan, spec_in(plan, self.run_dir.engine(plan.index))?, None))
         });
-        // All commands are known to be sound before the first engine starts.
+        // All commands are known to be valid before the first engine starts.
         let mut described: Vec<_> = described.collect::<Result<_, HostError>>()?;
         let command = described.first().map(|(_, spec, _)| &spec.command);
         if let Some(allowed) = std::env::var_os("VLLM_PLUGINS")
@@ -338,7 +331,6 @@ impl Agent {
         specs
     }
 
-    /// Watches the GPUs that engines run on, until `end`.
     fn watch_gpus(&self, state: &NodeState, end: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
         let watched = |replica: &node::Replica| gpu_watch::WatchedReplica {
             name: format!("{}/{}", self.node, replica.index),
@@ -354,7 +346,7 @@ impl Agent {
         }
     }
 
-    /// What the advisor and the routers are told of how a replica is started.
+    /// How a replica is started, for the advisor and the routers.
     fn engine_setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> EngineSetup {
         EngineSetup {
             simulated: matches!(self.engine, EngineProgram::Simulated { .. }),
@@ -399,7 +391,8 @@ async fn serve_admin(at: AdminListener, overview: Arc<AgentPages>, end: Cancella
     }
 }
 
-/// Ends engines that a dead agent has left and this one would not start: of another model, or with other flags. Their memory is needed.
+/// Ends engines that a dead agent has left and this one would not start: of another model, or with
+/// other flags. Their memory is needed.
 async fn end_survivors(rejected: Vec<SurvivingEngine>) {
     for survivor in rejected {
         let directory = survivor.directory.clone();
@@ -418,7 +411,8 @@ async fn open_run_dir(configured: PathBuf, node: String) -> Result<RunDir, Agent
     Ok(run_dir)
 }
 
-/// When the shutdown drains: tells the routers, lets the engines finish, and waits until all have stopped.
+/// Drains for a shutdown: tells the routers, lets the engines finish, and waits until all have
+/// stopped.
 async fn drain(engines: &[Engine], shutdown: &Shutdown, keeps: bool, limit: Duration) {
     shutdown.wait_drain().await;
     engines.iter().for_each(if keeps && shutdown.is_by_hang_up() { Engine::hand_over } else { Engine::retire });
@@ -428,7 +422,7 @@ async fn drain(engines: &[Engine], shutdown: &Shutdown, keeps: bool, limit: Dura
             let _ = status.wait_for(|status| status.phase == Phase::Stopped).await;
         }
     };
-    // The engines keep to the same times by themselves; this is for processes that cannot be killed.
+    // The engines keep to the same deadlines; this is for processes that cannot be killed.
     let _ = tokio::time::timeout(limit, all_stopped).await;
     // The last reports leave before the connections do.
     tokio::time::sleep(FLUSH_TIME).await;
@@ -437,16 +431,13 @@ async fn drain(engines: &[Engine], shutdown: &Shutdown, keeps: bool, limit: Dura
 /// How long a killed process may take to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long connections may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// See `drain`; reports go out every 10 ms.
 const FLUSH_TIME: Duration = Duration::from_millis(30);
 
-/// A replica, what it runs, and the life to go on with.
 type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);
 
-/// What the admin pages show.
 #[derive(Debug)]
 struct AgentPages {
     state: Arc<NodeState>,

@@ -18,11 +18,10 @@ use crate::node::{NodeState, Replica};
 pub struct AgentMetrics {
     /// Answers relayed whole.
     pub complete: Counter,
-    /// Answers that their engine did not finish.
     pub broken: Counter,
     /// Requests that a router cancelled.
     pub cancelled: Counter,
-    /// Frames of routers for requests that nobody knows any more.
+    /// Frames from routers with unknown request ids.
     pub unknown_frames: Counter,
 }
 

@@ -14,25 +14,24 @@ use crate::engine_client::EngineClient;
 use crate::gpu::{GpuReading, GpuReadings};
 use crate::prompt_files::{Bundle, PromptFileSource, PromptFilesError};
 
-/// After this the prompt files are tried again that a shared filesystem could not give: it may have a bad minute.
+/// When to try again to read prompt files that a shared filesystem could not give: it may have a
+/// bad minute.
 const FILES_RETRY: Duration = Duration::from_secs(30);
 
 /// The least time between two signals, and so between two reports.
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A replica of this node: its engine, and the way of requests to it.
+/// A replica of this node: its engine and what is known of it.
 #[derive(Debug)]
 pub struct Replica {
-    /// Index on this node.
     pub index: u32,
-    /// The supervised engine.
     pub engine: Engine,
     /// What is known of it beforehand.
     pub traits: ReplicaTraits,
     pub(crate) client: EngineClient,
     /// The prompt files of its model, or why there are none; nothing before it has been ready.
     prompt_files: watch::Sender<Option<Result<Bundle, String>>>,
-    /// What could be better about it.
+    /// What costs its engine speed, the gravest first.
     findings: watch::Sender<Vec<Finding>>,
 }
 
@@ -50,7 +49,6 @@ pub struct ReplicaTraits {
 }
 
 impl Replica {
-    /// A replica over a supervised engine.
     #[must_use]
     pub fn new(index: u32, engine: Engine, traits: ReplicaTraits) -> Self {
         let socket: PathBuf = engine.socket().to_owned();
@@ -64,7 +62,7 @@ impl Replica {
         }
     }
 
-    /// What could be better about it, the gravest first.
+    /// What costs its engine speed, the gravest first.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         self.findings.borrow().clone()
@@ -102,7 +100,7 @@ impl NodeState {
         Self { readings, ..self }
     }
 
-    /// How the GPUs of a replica do, in their order; none where the driver has not told.
+    /// The readings of a replica's GPUs, in their order; empty where the driver has not answered.
     #[must_use]
     pub fn gpu_readings(&self, replica: &Replica) -> Vec<GpuReading> {
         let Some(readings) = &self.readings else { return Vec::new() };
@@ -110,19 +108,17 @@ impl NodeState {
         replica.traits.setup.gpus.iter().filter_map(|gpu| readings.of(&gpu.uuid).cloned()).collect()
     }
 
-    /// All replicas.
     #[must_use]
     pub fn replicas(&self) -> &[Replica] {
         &self.replicas
     }
 
-    /// The replica of an index.
     #[must_use]
     pub fn replica(&self, index: u32) -> Option<&Replica> {
         self.replicas.get(index as usize)
     }
 
-    /// The replicas that an order names; all where it names none.
+    /// The replicas with these indices; all where none is given.
     pub(crate) fn select<'a>(&'a self, indices: &'a [u32]) -> impl Iterator<Item = &'a Replica> {
         self.replicas.iter().filter(move |replica| indices.is_empty() || indices.contains(&replica.index))
     }
@@ -137,7 +133,6 @@ impl NodeState {
         self.replicas.iter().filter_map(Replica::bundle).find(|bundle| bundle.hash == hash)
     }
 
-    /// Watches the engines until `end`.
     pub async fn watch(&self, end: CancellationToken) {
         let watching = self.replicas.iter().map(|replica| async {
             let gpus = || self.gpu_readings(replica);
@@ -158,7 +153,7 @@ impl NodeState {
         let (mut cache, mut files, mut findings) =
             (replica.engine.cache().watch(), replica.prompt_files.subscribe(), replica.findings.subscribe());
         let mut deaths = replica.engine.crashes().subscribe();
-        // They change for all at once, whichever replica they are of.
+        // The readings change for all GPUs at once, whichever replica they belong to.
         let mut readings = self.readings.clone().filter(|_| !replica.traits.setup.gpus.is_empty());
         loop {
             // An engine that has ended for good changes no more.
@@ -180,7 +175,8 @@ impl NodeState {
         }
     }
 
-    /// Reads the prompt files anew in each life of the engine, when it is ready: then it has downloaded what it needs.
+    /// Reads the prompt files anew in each life of the engine, when it is ready: then it has
+    /// downloaded what it needs.
     async fn load_files(&self, replica: &Replica) {
         let mut status = replica.engine.status();
         let mut loaded = 0;

@@ -16,68 +16,44 @@ use rustix::process::geteuid;
 use crate::keeper::{AdoptionError, SurvivingEngine};
 use crate::process::orphans::end_orphans;
 
-/// Bytes after an agent's directory in the longest socket path below it: `/e999` and, in there, `/` and vLLM's own name of 36 bytes, or `/tmp/` and Python's of 32.
+/// Bytes after an agent's directory in the longest socket path below it: `/e999` and, in there, `/`
+/// and vLLM's own name of 36 bytes, or `/tmp/` and Python's of 32.
 const MAX_PATH_BELOW: usize = 5 + 1 + 36;
 
-/// How long to wait for another agent that starts at the same moment; it may be waiting for processes to die.
+/// How long to wait for another agent that starts at the same moment; it may be waiting for
+/// processes to die.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Name of the lock, both of the base directory and of each agent's.
 const LOCK: &str = "lock";
 
-/// An agent's directory is named `a-` and this many random characters. Nothing else below the base is ever touched: a user may name
-/// any directory.
+/// An agent's directory is named `a-` and this many random characters. Nothing else below the base
+/// is ever touched: a user may name any directory.
 const RANDOM_CHARACTERS: usize = 4;
 
-/// Why there is no place for sockets. Each says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
-    /// Other people could reach the sockets.
+    /// Other users could reach the sockets.
     #[error(
         "the run directory {} is open to others (owner {owner}, mode {mode:o}): use one of your own with mode 700, or name another with --run-dir", path.display()
     )]
-    Open {
-        /// The directory.
-        path: PathBuf,
-        /// Who owns it.
-        owner: u32,
-        /// Its permission bits.
-        mode: u32,
-    },
+    Open { path: PathBuf, owner: u32, mode: u32 },
     /// Sockets below it could not be bound.
     #[error(
         "the run directory {} is too long by {excess} bytes for socket paths, which hold {MAX_PATH_BYTES}: name a shorter one with --run-dir", path.display()
     )]
-    TooLong {
-        /// The directory.
-        path: PathBuf,
-        /// Bytes over the limit.
-        excess: usize,
-    },
-    /// It cannot be made or used.
+    TooLong { path: PathBuf, excess: usize },
     #[error("cannot use the run directory {}: {source}; name another with --run-dir", path.display())]
-    Unusable {
-        /// The directory or the file in it.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Another agent holds the lock for too long.
+    Unusable { path: PathBuf, source: io::Error },
     #[error("another agent has been starting in {} for {} s: end it, or name another directory with --run-dir", path.display(), LOCK_TIMEOUT.as_secs())]
-    Busy {
-        /// The directory.
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
 }
 
-/// What a dead agent had left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ClearedRunDir {
-    /// Its directory.
     pub(crate) path: PathBuf,
-    /// How many of its engines' processes were killed.
     pub(crate) killed: usize,
-    /// Processes that do not die; their directory stays until the next start.
+    /// Processes that cannot be killed; their directory stays until the next start.
     pub(crate) unkillable: Vec<i32>,
 }
 
@@ -85,13 +61,13 @@ pub(crate) struct ClearedRunDir {
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
-    /// What was found of dead agents, for the log.
+    /// The directories of dead agents that were cleared, for the log.
     cleared: Vec<ClearedRunDir>,
-    /// Directories of dead agents whose engines live on, with their locks: they are this agent's now.
+    /// Directories of dead agents whose engines live on, with their locks. They are this agent's
+    /// now.
     inherited_dirs: Vec<(PathBuf, File)>,
-    /// Those engines, until they are taken.
     survivors: Vec<SurvivingEngine>,
-    /// Held as long as the agent lives; the kernel lets go of it however the agent ends.
+    /// Held as long as the agent lives; the kernel releases it however the agent ends.
     _lock: File,
 }
 
@@ -105,7 +81,8 @@ impl RunDir {
             return Err(RunDirError::TooLong { excess: length - MAX_PATH_BYTES, path: base });
         }
         make_private(&base)?;
-        // Until an agent's own lock is held, only this one tells its directory from a dead agent's.
+        // Until an agent's own lock is held, only this lock tells its directory from a dead
+        // agent's.
         let _making = wait_for_lock(&base)?;
         let found = clear_dead_agents(&base, node)?;
         let path = make_unique(&base)?;
@@ -114,12 +91,12 @@ impl RunDir {
         Ok(Self { path, cleared: found.cleared, inherited_dirs: found.inherited, survivors: found.survivors, _lock: lock })
     }
 
-    /// The engines that a dead agent has left; the directories that they are in stay until this one is removed.
+    /// The engines that a dead agent has left. Their directories stay until this one is removed.
     pub(crate) fn take_survivors(&mut self) -> Vec<SurvivingEngine> {
         std::mem::take(&mut self.survivors)
     }
 
-    /// What was found of dead agents, for the log.
+    /// The directories of dead agents that were cleared, for the log.
     pub(crate) fn cleared(&self) -> &[ClearedRunDir] {
         &self.cleared
     }
@@ -136,13 +113,14 @@ impl RunDir {
 
     /// Leaves the directory to the next agent, which ends what is recorded in it.
     pub(crate) fn leave_to_successor(self) {
-        // Nothing is lost with the memory: the kernel lets go of the lock when the process ends.
+        // Forgetting it loses nothing: the kernel releases the lock when the process ends.
         std::mem::forget(self);
     }
 
-    /// Removes the directory. To be called once no engine is left; also for the way out that runs no destructors.
+    /// Removes the directory. Call it once no engine is left. It also serves the exit that runs no
+    /// destructors.
     pub(crate) fn remove(&self) {
-        // Survivors that nobody took wait for another agent.
+        // Survivors that were not taken over wait for another agent.
         let inherited = self.inherited_dirs.iter().map(|(path, _)| path).filter(|_| self.survivors.is_empty());
         for path in inherited.chain([&self.path]) {
             match fs::remove_dir_all(path) {
@@ -161,12 +139,13 @@ impl Drop for RunDir {
     }
 }
 
-/// The directory for engine logs: the configured one, else `$XDG_STATE_HOME/hostler/logs`, else `~/.local/state/hostler/logs`; made if it is not there.
+/// The directory for engine logs: the configured one, else `$XDG_STATE_HOME/hostler/logs`, else
+/// `~/.local/state/hostler/logs`; made if it is not there.
 pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     let path = if configured.as_os_str().is_empty() {
         match state_home() {
             Some(state) => state.join("hostler/logs"),
-            // Without a home there is still the place for sockets.
+            // Without a home directory the logs go beside the sockets.
             None => {
                 make_private(&fallback_run_dir())?;
                 fallback_run_dir().join("logs")
@@ -179,8 +158,8 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     Ok(path)
 }
 
-/// A relative path would only seem to be short enough: engines make it absolute. `$XDG_RUNTIME_DIR` is no place for an agent that
-/// outlives its login, since it is removed at logout.
+/// A relative path would only seem short enough, because engines make it absolute.
+/// `$XDG_RUNTIME_DIR` is removed at logout, so an agent that outlives its login cannot use it.
 fn base_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     if configured.as_os_str().is_empty() {
         return Ok(fallback_run_dir());
@@ -197,7 +176,7 @@ fn absolute_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// Makes a directory that only we can enter, or makes sure that the one there is such.
+/// Makes a directory that only this user can enter, or checks that the existing one is such.
 fn make_private(path: &Path) -> Result<(), RunDirError> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(|source| unusable_error(parent, source))?;
@@ -208,7 +187,7 @@ fn make_private(path: &Path) -> Result<(), RunDirError> {
     }
 }
 
-/// A link does not count: in a directory for everybody, others could have placed it.
+/// A link does not count: in a directory that is open to everybody, others could have placed it.
 fn check_private(path: &Path) -> Result<(), RunDirError> {
     let metadata = fs::symlink_metadata(path).map_err(|source| unusable_error(path, source))?;
     if !metadata.is_dir() {
@@ -255,7 +234,6 @@ fn wait_for_lock(base: &Path) -> Result<File, RunDirError> {
     }
 }
 
-/// What was found of dead agents.
 #[derive(Default)]
 struct ClearedRunDirs {
     cleared: Vec<ClearedRunDir>,
@@ -275,7 +253,8 @@ fn clear_dead_agents(base: &Path, node: &str) -> Result<ClearedRunDirs, RunDirEr
     Ok(found)
 }
 
-/// The lock of a directory whose agent does not live: it has an agent's name, and a lock that nobody holds, or nothing at all, when its agent died between two steps.
+/// The lock of a directory whose agent is dead: it has an agent's name and a lock that nobody
+/// holds, or no lock at all if its agent died between two steps.
 fn lock_of_dead_agent(path: &Path) -> Option<Option<File>> {
     let name = path.file_name().unwrap_or_default().as_bytes();
     let is_ours =

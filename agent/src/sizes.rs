@@ -1,6 +1,5 @@
 //! Arithmetic with sizes in bytes, and how people read them.
 
-/// Bytes in a GiB.
 pub(crate) const GIB: u64 = 1 << 30;
 
 /// `count` times `factor`, rounded. Exact to one in 2^53, which no size here reaches.

@@ -22,20 +22,15 @@ pub struct RouterKey(pub u64);
 /// What a router estimated of one request's prompt. The engine may find more or less of it cached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PromptEstimate {
-    /// Its tokens.
     pub tokens: u32,
-    /// Those among them that have to be computed.
+    /// The tokens of these that must be computed.
     pub uncached: u32,
 }
 
-/// Requests in flight, and the tokens of their prompts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InFlightTotals {
-    /// Requests.
     pub requests: u32,
-    /// Prompt tokens that are still to be computed.
     pub pending_tokens: u64,
-    /// All prompt tokens.
     pub context_tokens: u64,
 }
 
@@ -56,7 +51,6 @@ impl InFlightTotals {
     }
 }
 
-/// The counts of one replica at one moment.
 #[derive(Debug, Default)]
 pub struct InFlightCounts {
     total: InFlightTotals,
@@ -65,22 +59,18 @@ pub struct InFlightCounts {
 }
 
 impl InFlightCounts {
-    /// What is in flight, over all routers.
     pub fn totals(&self) -> InFlightTotals {
         self.total
     }
 
-    /// What is in flight and came from one router.
     pub fn totals_of(&self, router: RouterKey) -> InFlightTotals {
         self.routers.get(&router).copied().unwrap_or_default()
     }
 
-    /// Requests in flight, over all routers.
     pub fn in_flight(&self) -> u32 {
         self.total.requests
     }
 
-    /// Requests in flight that came from one router.
     pub fn in_flight_from(&self, router: RouterKey) -> u32 {
         self.totals_of(router).requests
     }
@@ -91,7 +81,8 @@ impl InFlightCounts {
     }
 }
 
-/// The in-flight requests of one replica. They live in the very channel that announces them, so a reader can never see a count without its wake.
+/// The in-flight requests of one replica. They live in the very channel that announces them, so a
+/// reader can never see a count without its wake.
 #[derive(Debug)]
 pub struct Traffic {
     counts: watch::Sender<InFlightCounts>,
@@ -112,12 +103,12 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// A replica without requests.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Counts one request of `router`, of whose prompt nothing is known, until the returned guard is dropped.
+    /// Counts one request of `router`, of whose prompt nothing is known, until the returned guard
+    /// is dropped.
     #[must_use = "the request is counted only while the guard lives"]
     pub fn enter(self: &Arc<Self>, router: RouterKey) -> InFlight {
         self.enter_with(router, PromptEstimate::default())
@@ -140,24 +131,24 @@ impl Traffic {
         }
     }
 
-    /// Counts a request whose answer follows a schema or grammar until the returned guard is dropped.
+    /// Counts a request whose answer follows a schema or grammar until the returned guard is
+    /// dropped.
     #[must_use = "the request is counted only while the guard lives"]
     pub fn enter_guided(self: &Arc<Self>) -> GuidedInFlight {
         self.guided.fetch_add(1, Ordering::Relaxed);
         GuidedInFlight { traffic: Arc::clone(self) }
     }
 
-    /// Requests in flight whose answer follows a schema or grammar. Nobody is woken for it: the advisor looks once a second.
+    /// Requests in flight whose answer follows a schema or grammar. It wakes nobody: the advisor
+    /// reads it once a second.
     pub fn guided_in_flight(&self) -> u32 {
         self.guided.load(Ordering::Relaxed)
     }
 
-    /// Requests in flight, over all routers.
     pub fn in_flight(&self) -> u32 {
         self.counts.borrow().in_flight()
     }
 
-    /// Requests in flight that came from one router.
     pub fn in_flight_from(&self, router: RouterKey) -> u32 {
         self.counts.borrow().in_flight_from(router)
     }
@@ -177,18 +168,17 @@ impl Traffic {
         self.wait_until(|counts| counts.in_flight() > 0).await;
     }
 
-    /// A receiver that wakes whenever a request enters or leaves.
     pub fn subscribe(&self) -> watch::Receiver<InFlightCounts> {
         self.counts.subscribe()
     }
 
-    /// Whether the engine's answers move.
     pub fn flow(&self) -> &ResponseFlow {
         &self.flow
     }
 
-    /// The requests that this life of the engine had when it ended: those in flight now, those whose answer it broke off within the last ten seconds,
-    /// and those that were given up unanswered within them, because the engine hung.
+    /// The requests that this life of the engine had when it ended: those in flight now, and those
+    /// of the last ten seconds whose answer it broke off or that were given up unanswered because
+    /// it hung.
     pub fn crash_suspects(&self, epoch: u64) -> Vec<RequestFingerprint> {
         self.suspects.crash_suspects(epoch)
     }
@@ -221,7 +211,6 @@ impl Traffic {
     }
 }
 
-/// One request in flight whose answer follows a schema or grammar.
 #[derive(Debug)]
 pub struct GuidedInFlight {
     traffic: Arc<Traffic>,
@@ -239,7 +228,7 @@ pub struct InFlight {
     traffic: Arc<Traffic>,
     router: RouterKey,
     prompt: PromptEstimate,
-    /// Its prompt is still to be computed.
+    /// Its prompt is not computed yet.
     pending: AtomicBool,
     /// Its number among the crash suspects, zero where it is none.
     suspect_id: AtomicU64,
@@ -248,17 +237,18 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// The engine of this life has got all of the request, which has this fingerprint. Before that it cannot be the cause of a crash.
+    /// The engine of this life has received all of the request, which has this fingerprint. Before
+    /// that the request cannot cause a crash.
     pub fn mark_sent(&self, epoch: u64, fingerprint: RequestFingerprint) {
         self.suspect_id.store(self.traffic.suspects.track(epoch, fingerprint), Ordering::Relaxed);
     }
 
-    /// The engine broke its answer off, or failed it as a dying engine does.
+    /// The engine broke its answer off, or answered with an error as a dying engine does.
     pub fn mark_failed(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Its wait for the engine, which has not begun.
+    /// Its wait for the engine, not yet begun.
     pub fn track_wait(&self) -> EngineWait<'_> {
         EngineWait::new(&self.traffic.flow)
     }

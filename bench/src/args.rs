@@ -11,13 +11,14 @@ use crate::record::Limits;
 use crate::target::Target;
 use crate::workload::{Scenario, Shape};
 
-/// How long a load is made where nothing else ends it.
+/// How long a load lasts where nothing else ends it.
 const DURATION: Duration = Duration::from_secs(30);
 
 /// Clients of a closed loop where neither their number nor a rate is given.
 const CONCURRENCY: u32 = 16;
 
-/// Conversations of an open loop that are had at once at most. A process may usually open 1,024 files or, raised, some ten thousand.
+/// The most concurrent conversations of an open loop. A process may usually open 1,024 files or,
+/// raised, some ten thousand.
 const MOST_AT_ONCE: u32 = 8192;
 
 /// Measure an OpenAI endpoint, or several beside each other under the same load.
@@ -125,10 +126,9 @@ pub enum Api {
 }
 
 impl BenchArgs {
-    /// What does not go together, though each flag is right by itself.
+    /// Finds flags that contradict each other although each is valid by itself.
     ///
     /// # Errors
-    ///
     /// With what to change.
     pub fn check(&self) -> Result<(), Error> {
         let CommonArgs { target, name, metrics, rate, .. } = &self.common;
@@ -167,7 +167,7 @@ impl BenchArgs {
         }
     }
 
-    /// Whether these are the scenario's own and no even stream: those of bursts, or of a trace.
+    /// Whether the scenario has times of its own instead of an even stream: bursts, or a trace.
     pub(crate) fn has_own_times(&self) -> bool {
         self.is_open() && self.common.rate.is_none()
     }
@@ -192,7 +192,7 @@ impl BenchArgs {
         Limits { ttft: self.common.slo_ttft, itl: self.common.slo_itl, e2e: self.common.slo_e2e }
     }
 
-    /// For the report: what decides its figures, by the names of the flags, and what the scenario asks.
+    /// For the report: the flags that decide its figures, and what the scenario asks.
     pub(crate) fn settings(&self) -> BTreeMap<String, String> {
         let CommonArgs { api, warm_up, rounds, seed, request_timeout, rate, requests, slo_ttft, slo_itl, slo_e2e, .. } = &self.common;
         let time = |time: Duration| humantime::format_duration(time).to_string();
@@ -233,7 +233,6 @@ impl Api {
         }
     }
 
-    /// Its path after the target's own.
     pub(crate) fn path(self) -> &'static str {
         match self {
             Self::Chat => "/chat/completions",

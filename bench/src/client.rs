@@ -18,16 +18,16 @@ use crate::sample::Outcome;
 use crate::target::Place;
 use open::Open;
 
-/// How long to wait for a connection.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A target that closes a kept connection just when a request comes on it says so within a round trip. One that took longer had the request.
+/// A target that closes a kept connection just as a request comes shows that within a round trip.
+/// If it took longer, it had the request.
 const CLOSE_DETECTION_TIME: Duration = Duration::from_secs(1);
 
-/// The longest answer that is read in one piece; the pages of metrics of large fleets are some megabytes.
+/// The longest answer that is read in one piece; the pages of metrics of large fleets are some
+/// megabytes.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-/// Why an exchange came to no answer.
 #[derive(Debug, Error)]
 pub(crate) enum ClientError {
     #[error(transparent)]
@@ -44,7 +44,6 @@ pub(crate) enum ClientError {
     Status(StatusCode),
 }
 
-/// What is sent.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub(crate) method: Method,
@@ -54,14 +53,14 @@ pub(crate) struct Call {
     pub(crate) body: Bytes,
 }
 
-/// What is to be done with the answer.
+/// How an answer is to be read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReadOptions {
     /// It comes as events.
     pub(crate) stream: bool,
     /// Its text is wanted, because the conversation goes on.
     pub(crate) keep_text: bool,
-    /// It may take so long in all.
+    /// The time limit for all of it.
     pub(crate) timeout: Duration,
 }
 
@@ -77,13 +76,12 @@ pub(crate) struct Answer {
     pub(crate) text: String,
 }
 
-/// One client and its connection.
 pub(crate) struct Client {
     place: Place,
-    /// The connection, where an answer has been read from it to its end.
+    /// The connection, if an answer has been read from it to its end.
     open: Option<Open>,
-    /// Microseconds between each event with text and the next of the last answer; those that were read at once are 0 apart. Its memory
-    /// serves one answer after the other.
+    /// Microseconds from each event with text to the next, of the last answer. Events that were
+    /// read at once are 0 apart. The memory is reused for the next answer.
     pub(crate) gaps: Vec<u32>,
 }
 
@@ -92,7 +90,8 @@ impl Client {
         Self { place, open: None, gaps: Vec::new() }
     }
 
-    /// Sends one request and reads its answer; `arrived` is told each number of events with text as they come, and whether they are the first.
+    /// Sends one request and reads its answer. Calls `arrived` with each number of events with text
+    /// as they come, and whether they are the first.
     pub(crate) async fn ask(&mut self, call: Call, reading: ReadOptions, arrived: impl Fn(u32, bool)) -> Answer {
         self.gaps.clear();
         let mut answer = Answer { outcome: Outcome::Broken, first: None, events: 0, usage: None, text: String::new() };
@@ -104,7 +103,6 @@ impl Client {
         answer
     }
 
-    /// Gets a page within a time.
     pub(crate) async fn get(&mut self, path: &str, key: Option<HeaderValue>, most: Duration) -> Result<Bytes, ClientError> {
         let call = Call { method: Method::GET, path: path.to_owned(), key, body: Bytes::new() };
         let getting = async {
@@ -124,7 +122,8 @@ impl Client {
         };
         if status == StatusCode::OK && reading.stream {
             let outcome = self.read_events(&mut open, reading.keep_text, answer, arrived).await;
-            // What may still come after any other outcome would be taken for the answer to the next request.
+            // After any other outcome, late bytes would be taken for the answer to the next
+            // request.
             self.open = Some(open).filter(|_| outcome == Outcome::Complete);
             return outcome;
         }
@@ -143,7 +142,7 @@ impl Client {
         reply.outcome()
     }
 
-    /// Sends a request. When the target has just closed a connection that was kept open, which is its right, a new one is made.
+    /// Sends a request. A target may close a kept connection at any time; then a new one is made.
     async fn send(&mut self, call: &Call) -> Result<(StatusCode, Open), ClientError> {
         let head = self.head(call);
         if let Some(mut open) = self.open.take()
@@ -159,7 +158,7 @@ impl Client {
         Ok((open.ask(head, call.body.clone()).await?, open))
     }
 
-    /// The head of a request. The types of what is in it are the proof that no line breaks are.
+    /// The head of a request. The types of its parts prove that they contain no line breaks.
     fn head(&self, call: &Call) -> Bytes {
         let host = match &self.place {
             Place::Tcp(authority) => HeaderValue::from_str(authority).ok(),
@@ -174,7 +173,6 @@ impl Client {
             add(&[b"authorization: ", key.as_bytes(), b"\r\n"]);
         }
         if call.method == Method::POST {
-            // Writing to memory does not fail.
             let _ = write!(head, "content-type: application/json\r\ncontent-length: {}\r\n", call.body.len());
         }
         head.extend_from_slice(b"\r\n");
@@ -223,7 +221,6 @@ async fn connect(place: &Place) -> Result<Open, ClientError> {
     Ok(Open::new(stream))
 }
 
-/// An answer in one piece.
 async fn whole(open: &mut Open) -> Result<Vec<u8>, ClientError> {
     let mut body = Vec::new();
     while let Some(()) = open.piece(|bytes| body.extend_from_slice(bytes)).await? {

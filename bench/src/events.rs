@@ -10,10 +10,12 @@ use serde::Deserialize;
 
 use crate::sample::Outcome;
 
-/// The longest line that is kept until its end comes: no event of a model is as long, and a target that never ends a line is not to fill memory.
+/// The longest line that is kept until its end comes. No event of a model is as long, and a target
+/// that never ends a line must not fill the memory.
 const MAX_LINE_BYTES: usize = 8 << 20;
 
-/// Quotes within a JSON text are escaped, so these can only be names of fields; reasoning comes in fields whose names end alike.
+/// Quotes within a JSON text are escaped, so these matches can only be names of fields. Reasoning
+/// comes in fields whose names end alike.
 static CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#"content":"#));
 static TEXT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""text":"#));
 static REASONING: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""reasoning":"#));
@@ -45,7 +47,7 @@ impl Usage {
     }
 }
 
-/// An event of a stream, or a whole answer: as much of it as matters here.
+/// The fields of interest of an event, or of a whole answer.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Reply {
     #[serde(default)]
@@ -80,7 +82,6 @@ impl Reply {
         text.push_str(words.or(choice.text.as_ref()).map_or("", String::as_str));
     }
 
-    /// How a whole answer ended.
     pub(crate) fn outcome(&self) -> Outcome {
         match self.choices.first().map(|choice| choice.finish_reason.as_deref()) {
             Some(Some("abort")) => Outcome::Aborted,
@@ -90,12 +91,12 @@ impl Reply {
     }
 }
 
-/// The state of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct EventScanner {
     /// The beginning of a line whose end has not come.
     partial: Vec<u8>,
-    /// The last event with a usage: parsed at the end, since some targets send one with every event.
+    /// The last event with a usage. It is parsed at the end, because some targets send one with
+    /// every event.
     usage: Vec<u8>,
     /// The text of the answer, if it is wanted.
     text: Option<String>,
@@ -111,7 +112,8 @@ impl EventScanner {
         Self { text: keep_text.then(String::new), ..Self::default() }
     }
 
-    /// Takes the next bytes; returns how many events with text ended in them. `Err` is a line that is too long to be one.
+    /// Takes the next bytes; returns how many events with text ended in them. `Err` is a line that
+    /// is too long to be one.
     pub(crate) fn scan(&mut self, mut bytes: &[u8]) -> Result<u32, LineTooLong> {
         let mut events = 0;
         while let Some(end) = memchr(b'\n', bytes) {
@@ -122,7 +124,7 @@ impl EventScanner {
                 let mut whole = std::mem::take(&mut self.partial);
                 whole.extend_from_slice(line);
                 events += u32::from(self.line(&whole));
-                // Its memory serves the next line that is split.
+                // The memory is reused for the next line that is split.
                 whole.clear();
                 self.partial = whole;
             }
@@ -135,7 +137,6 @@ impl EventScanner {
         Ok(events)
     }
 
-    /// How the stream ended, when there is no more of it.
     pub(crate) fn outcome(&self) -> Outcome {
         if self.failed {
             Outcome::ErrorEvent
@@ -148,12 +149,10 @@ impl EventScanner {
         }
     }
 
-    /// What the target said of the answer's tokens.
     pub(crate) fn usage(&self) -> Option<Usage> {
         serde_json::from_slice::<Reply>(&self.usage).ok()?.usage
     }
 
-    /// The answer's text, if it was kept.
     pub(crate) fn into_text(self) -> String {
         self.text.unwrap_or_default()
     }
@@ -193,7 +192,8 @@ impl EventScanner {
 #[derive(Debug)]
 pub(crate) struct LineTooLong;
 
-/// Whether a field of this name anywhere in the event is a text that is not empty: the first event of a chat has an empty one.
+/// Whether a field of this name anywhere in the event is a text that is not empty: the first event
+/// of a chat has an empty one.
 fn has_text(name: &Finder<'_>, data: &[u8]) -> bool {
     name.find_iter(data).any(|at| text_from(&data[at + name.needle().len()..]).is_some_and(|text| text.first() != Some(&b'"')))
 }
@@ -202,7 +202,8 @@ fn string_after<'a>(name: &Finder<'_>, data: &'a [u8]) -> Option<&'a [u8]> {
     text_from(&data[name.find(data)? + name.needle().len()..])
 }
 
-/// What follows the quote that begins a text, if one begins here; some targets write a space before it.
+/// What follows the quote that begins a text, if one begins here; some targets write a space before
+/// it.
 fn text_from(value: &[u8]) -> Option<&[u8]> {
     value.trim_ascii_start().strip_prefix(b"\"")
 }

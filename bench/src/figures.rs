@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// One load against one target.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Of all its requests.
     pub all: Totals,
     /// Of each kind of session, when there are several.
     pub kinds: BTreeMap<String, Totals>,
-    /// Over time.
     pub series: Vec<Second>,
     /// What the fleet or engine said of itself, if it was asked.
     pub fleet: Option<FleetFigures>,
@@ -26,20 +24,22 @@ pub struct Totals {
     pub complete: u64,
     /// The others, by how they ended (`status 429`, `broken`).
     pub failed: BTreeMap<String, u64>,
-    /// The time in which what came is counted for the rates: the load's duration where it is even, else up to the last end. Requests count
-    /// by when they were due and rates by what came, so that an even load is not charged for its beginning and its end.
+    /// The time over which the rates are taken: the load's duration where it is even, else up to
+    /// the last end. Requests count by when they were due, rates by what arrived. So an even load
+    /// is not charged for its beginning and its end.
     pub seconds: f64,
-    /// Requests completed per second.
     pub requests_per_second: f64,
     /// Tokens per second, of complete answers.
     pub output_tokens_per_second: f64,
     /// Tokens per second of the prompts whose first token came, of complete answers.
     pub prompt_tokens_per_second: f64,
-    /// Tokens of a prompt in the mean, of complete answers; `None` when the target did not count them.
+    /// Tokens of a prompt in the mean, of complete answers; `None` when the target did not count
+    /// them.
     pub prompt_tokens_mean: Option<f64>,
     /// Tokens of a complete answer in the mean.
     pub output_tokens_mean: Option<f64>,
-    /// Share of complete requests' prompt tokens that the target said were cached; `None` when it said nothing.
+    /// Share of complete requests' prompt tokens that the target said were cached; `None` when it
+    /// said nothing.
     pub cached_share: Option<f64>,
     /// Complete requests per second that met every limit; `None` without limits.
     pub goodput: Option<f64>,
@@ -87,7 +87,8 @@ pub struct Second {
     pub failed: u32,
     /// Events with tokens that came in it.
     pub tokens: u32,
-    /// Median time to the first token of the requests whose first token came in it, in milliseconds; 0 without any.
+    /// Median time to the first token of the requests whose first token came in it, in
+    /// milliseconds; 0 without any.
     pub ttft_p50_ms: f64,
     /// Share of the KV cache in use, if known, 0 to 1.
     pub kv_use: Option<f64>,

@@ -12,12 +12,11 @@ const PAGE_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// Shares of the KV cache in use: vLLM's name, the one that it had before, SGLang's, ours.
 const KV_USE: [&str; 4] = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "hostler_replica_kv_use"];
-/// Tokens looked up in prefix caches; the first also without the ending that some exporters leave out.
+/// Tokens looked up in prefix caches; the first also without the ending that some exporters leave
+/// out.
 const QUERIES: [&str; 3] = ["vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries", "hostler_replica_prefix_queries_total"];
-/// Those that were found.
 const HITS: [&str; 3] = ["vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "hostler_replica_prefix_hits_total"];
 
-/// A page that is asked for again and again.
 pub(crate) struct FleetProbe {
     client: Client,
     path: String,
@@ -56,19 +55,19 @@ impl FleetSample {
         Self { queries, hits, kv_use: (engines > 0.0).then(|| kv_sum / engines) }
     }
 
-    /// Whether it says anything.
     pub(crate) fn says_something(&self) -> bool {
         self.queries.or(self.hits).or(self.kv_use).is_some()
     }
 }
 
-/// The name and value of a line; `None` for comments and what is no number.
+/// The name and value of a line; `None` for comments and non-numbers.
 fn sample(line: &str) -> Option<(&str, f64)> {
     if line.starts_with('#') {
         return None;
     }
     let name = line.split(['{', ' ']).next()?;
-    // A label's text may contain spaces and braces, but nothing after the last brace does; a time may follow the value.
+    // A label may contain spaces and braces, but nothing after the last brace does. A timestamp may
+    // follow the value.
     let values = line.rsplit_once('}').map_or(line.strip_prefix(name)?, |(_, values)| values);
     let value: f64 = values.split_ascii_whitespace().next()?.parse().ok()?;
     value.is_finite().then_some((name, value))
@@ -80,13 +79,13 @@ impl FleetProbe {
         Self { client, path, first: None, last: None, kv_sum: 0.0, kv_max: 0.0, kv_count: 0 }
     }
 
-    /// Whether there is a page that says anything.
     pub(crate) async fn try_page(page: &Target, most: Duration) -> Result<bool, ClientError> {
         let page_bytes = Client::new(page.place.clone()).get(&page.path, None, most).await?;
         Ok(FleetSample::of(&String::from_utf8_lossy(&page_bytes)).says_something())
     }
 
-    /// Asks now; returns the share of the KV cache in use. A page that does not come leaves a gap and nothing else.
+    /// Reads the page now; returns the share of the KV cache in use. A page that does not come only
+    /// leaves a gap.
     pub(crate) async fn ask(&mut self) -> Option<f64> {
         let page = self.client.get(&self.path, None, PAGE_TIMEOUT).await.ok()?;
         let reading = FleetSample::of(&String::from_utf8_lossy(&page));
@@ -104,12 +103,12 @@ impl FleetProbe {
         }
     }
 
-    /// What all readings came to; `None` without any.
+    /// The result of all readings; `None` without any.
     pub(crate) fn figures(&self) -> Option<FleetFigures> {
         let (first, last) = (self.first?, self.last?);
         let grown = |of: fn(&FleetSample) -> Option<f64>| Some(of(&last)? - of(&first)?);
         let (queries, hits) = (grown(|reading| reading.queries), grown(|reading| reading.hits));
-        // Counters that shrink are those of an engine that began anew.
+        // Counters shrink when an engine has restarted.
         let prefix_hit_rate =
             queries.zip(hits).filter(|(queries, hits)| *queries > 0.0 && *hits >= 0.0).map(|(queries, hits)| hits / queries);
         let counted = self.kv_count > 0;

@@ -8,55 +8,43 @@ use std::time::Duration;
 /// How far apart plain lines are.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Columns of a terminal that does not tell; most have as many. Everything but the time to the first token fits.
+/// Columns of a terminal that does not report its width. Everything but the time to the first token
+/// fits.
 const USUAL_WIDTH: usize = 100;
 
-/// Width of a bar in characters.
 const BAR: usize = 20;
 
 /// How far a load is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
-    /// Name of the target.
     pub target: String,
-    /// Which part of the measurement.
     pub phase: Phase,
-    /// Since the phase began.
     pub elapsed: Duration,
     /// How long the phase takes, if that is given.
     pub most: Option<Duration>,
-    /// Requests in flight.
     pub in_flight: u32,
-    /// Requests that ended well.
     pub complete: u64,
-    /// Requests that failed.
     pub failed: u64,
-    /// In the last second.
+    /// Over the last second.
     pub tokens_per_second: f64,
     /// Median time to the first token so far, in milliseconds; 0 before the first one.
     pub ttft_p50_ms: f64,
 }
 
-/// A part of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// Not counted.
     WarmUp,
     /// One round of several, from 1.
     Round {
-        /// This one.
         number: u32,
         /// All of them.
         of: u32,
     },
     /// A step of a sweep.
-    Step {
-        /// Its clients.
-        concurrency: u32,
-    },
+    Step { concurrency: u32 },
 }
 
-/// Writes progress.
 #[derive(Debug)]
 pub struct ProgressWriter<W> {
     to: W,
@@ -77,12 +65,12 @@ pub enum ProgressStyle {
     },
     /// Lines of a log.
     Plain,
-    /// Not at all.
     Quiet,
 }
 
 impl ProgressStyle {
-    /// For where it is written. `columns` is what the shell says of the terminal's width, if it says anything.
+    /// Chooses by where the output goes. `columns` is the shell's value for the terminal's width,
+    /// if any.
     #[must_use]
     pub fn choose(quiet: bool, terminal: bool, columns: Option<&str>) -> Self {
         match (quiet, terminal) {
@@ -146,7 +134,6 @@ impl<W: Write> ProgressWriter<W> {
 fn line(progress: &Progress, has_bar: bool) -> String {
     let Progress { target, phase, elapsed, most, in_flight, complete, failed, tokens_per_second, ttft_p50_ms } = progress;
     let mut line = format!("{target:<12} {:<12}", phase.to_string());
-    // Writing to a string does not fail.
     if let (true, Some(most)) = (has_bar, most) {
         let _ = write!(line, " {}", bar(*elapsed, *most));
     }

@@ -9,13 +9,14 @@ use serde::Serialize;
 /// One request that ended, in any way.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// The kind of its session.
     pub kind: &'static str,
-    /// By how much later it was really sent: the generator's own lateness, or a client of a closed loop that is never late.
+    /// How much later it was really sent: the generator's own lateness. A client of a closed loop
+    /// is never late.
     pub late: Duration,
-    /// From due to the first token; `None` when there was none, or when the answer was not streamed.
+    /// From due to the first token; `None` when there was none, or when the answer was not
+    /// streamed.
     pub first: Option<Duration>,
-    /// From due to the end.
+    /// From when it was due to its end.
     pub whole: Duration,
     /// Tokens of the prompt as the target counted them; 0 when it did not say.
     pub prompt_tokens: u64,
@@ -23,19 +24,15 @@ pub struct Sample {
     pub cached_tokens: Option<u64>,
     /// Tokens of the answer as the target counted them; events with text where it did not say.
     pub output_tokens: u64,
-    /// How it ended.
     pub outcome: Outcome,
 }
 
-/// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Answered to its end.
     Complete,
     /// Answered with this status instead of 200.
     Status(u16),
-    /// The connection could not be made.
     Unreachable,
     /// The connection failed or broke.
     Broken,
@@ -50,7 +47,8 @@ pub enum Outcome {
 }
 
 impl Sample {
-    /// Mean time between the tokens of its answer; `None` when there were fewer than two, or when it did not come as a stream.
+    /// Mean time between the tokens of its answer; `None` when there were fewer than two, or when
+    /// it did not come as a stream.
     #[must_use]
     pub fn tpot(&self) -> Option<Duration> {
         let gaps = u32::try_from(self.output_tokens.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;
@@ -58,7 +56,6 @@ impl Sample {
     }
 }
 
-/// As reports name it.
 impl fmt::Display for Outcome {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

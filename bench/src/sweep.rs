@@ -8,13 +8,15 @@ use crate::report::SweepStep;
 
 /// The part of requests that may fail.
 const MAX_FAILED_SHARE: f64 = 0.01;
-/// Tokens per second have stopped growing when they are less than this many times what they were. Steps have twice the clients or more, so a
-/// target with room left gives much more than that.
+/// Tokens per second have stopped growing when they are less than this many times the previous
+/// step's. Steps have twice the clients or more, so a target with room left gains much more.
 const GROWTH: f64 = 1.05;
-/// And this many times the median time to the first token is a queue and no noise.
+/// If also the median time to the first token is this many times as long, requests queue; it is not
+/// noise.
 const QUEUE: f64 = 2.0;
 
-/// Why a step is the last one; `None` when it is not. `before` is the step before it in the same round.
+/// Why a step is the last one; `None` when it is not. `before` is the step before it in the same
+/// round.
 pub(crate) fn stop_reason(step: &SweepStep, before: Option<&SweepStep>, limits: &Limits) -> Option<String> {
     let all = &step.figures.all;
     let why = too_many_failed(all).or_else(|| limit_missed(all, limits)).or_else(|| no_growth(all, &before?.figures.all))?;
@@ -41,7 +43,6 @@ fn too_many_failed(all: &Totals) -> Option<String> {
     let mut text = format!("{:.1} % of the requests failed (", share * 100.0);
     for (number, (kind, count)) in all.failed.iter().enumerate() {
         let comma = if number > 0 { ", " } else { "" };
-        // Writing to a string does not fail.
         let _ = write!(text, "{comma}{kind}: {count}");
     }
     text.push(')');

@@ -14,12 +14,10 @@ pub struct Target {
     pub(crate) path: String,
 }
 
-/// What to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     /// `HOST:PORT`.
     Tcp(String),
-    /// A Unix socket.
     Unix(PathBuf),
 }
 
@@ -47,7 +45,8 @@ impl Target {
             };
         }
         if text.starts_with("https://") {
-            // TLS would cost the load generator about as much as everything else it does, and would be measured with the target.
+            // TLS would cost the load generator about as much as all its other work, and would be
+            // measured with the target.
             return Err("https is not spoken here; name the endpoint's http port or its unix socket".to_owned());
         }
         let rest = text.strip_prefix("http://").ok_or("expected http://HOST:PORT or unix:PATH")?;
@@ -67,7 +66,7 @@ fn authority_with_port(authority: &str) -> Result<String, String> {
     if authority.is_empty() || authority.contains(['@', ' ', '?', '#']) {
         return Err(expected());
     }
-    // The colons within the brackets of an IPv6 address are none before a port.
+    // The colons within the brackets of an IPv6 address do not begin a port.
     match authority.rsplit_once(':').filter(|(_, after)| !after.ends_with(']')) {
         None => Ok(format!("{authority}:80")),
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(authority.to_owned()),

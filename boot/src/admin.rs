@@ -18,7 +18,6 @@ use crate::exposition::TextFormat;
 use crate::metrics::MetricRegistry;
 use crate::socket::PrivateSocket;
 
-/// What the pages show.
 pub trait AdminPages: Send + Sync + 'static {
     /// `Ok` when the role can do its work; otherwise why not, in one sentence.
     ///
@@ -67,7 +66,7 @@ pub enum CallOrigin {
 }
 
 impl CallOrigin {
-    /// Of this request. One of which nothing is known gets the least trust.
+    /// The origin of this request. An unknown one gets the least trust.
     #[must_use]
     pub fn of(request: &Request) -> Self {
         request.extensions().get::<ConnectInfo<Self>>().map_or(Self::Loopback, |info| info.0)
@@ -105,9 +104,9 @@ pub async fn serve_socket(socket: PrivateSocket, routes: Router, end: Cancellati
     }
 }
 
-/// Whether a request to loopback was meant for this host: it says an IP address, `localhost`, this host's own name or the host of `listens`, which was
-/// configured.
-/// A browser that another site's name has led here (DNS rebinding) says that name, and would show that site what it is answered.
+/// Whether a request to loopback was meant for this host: it names an IP address, `localhost`, this
+/// host's own name or the host of `listens`, which was configured. A browser that another site's
+/// name has led here (DNS rebinding) sends that name, and would show the answer to that site.
 #[must_use]
 pub fn names_this_host(uri: &Uri, headers: &HeaderMap, listens: &str) -> bool {
     let configured = listens.rsplit_once(':').map_or(listens, |(host, _)| host);
@@ -118,15 +117,16 @@ pub fn names_this_host(uri: &Uri, headers: &HeaderMap, listens: &str) -> bool {
         host.parse::<std::net::IpAddr>().is_ok() || names.iter().any(|name| host.eq_ignore_ascii_case(name))
     };
     let mut named = headers.get_all(header::HOST).iter().map(|value| value.as_bytes().try_into().ok());
-    // HTTP/2 says it in `:authority`, which is part of the URI.
+    // HTTP/2 has the host in `:authority`, which is part of the URI.
     uri.authority().is_none_or(is_ours) && named.all(|name| name.as_ref().is_some_and(is_ours))
 }
 
-/// What who named another host than this one is told.
+/// The answer to a request that names another host.
 pub const WRONG_HOST: &str = "this page is for programs of this host, and the request's `Host` names another: ask by an IP address, \
                               `localhost`, or the name that the listener was given\n";
 
-/// These pages, where metrics are refused to whoever came to loopback under another host's name. For listeners without keys.
+/// The pages, but metrics are refused to requests that came to loopback under another host's name.
+/// For listeners without keys.
 pub fn guard_metrics(pages: Router, listens: &str) -> Router {
     let listens: Arc<str> = listens.into();
     pages.layer(from_fn(move |request: Request, next: Next| {

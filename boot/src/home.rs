@@ -29,14 +29,16 @@ fn xdg_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
     set(variable).or_else(|| Some(set("HOME")?.join(below_home)))
 }
 
-/// Where this user's sockets are when a login's folder will not do: that one ends with the login.
+/// The folder of this user's sockets where the login's own folder will not do, because that is
+/// removed at logout.
 #[must_use]
 pub fn fallback_run_dir() -> PathBuf {
     PathBuf::from(format!("/tmp/hostler-{}", geteuid().as_raw()))
 }
 
-/// Folders in which this user's routers put their sockets, the preferred first: `$XDG_RUNTIME_DIR/hostler`, the same where a login has it
-/// but a batch job does not know it, and `/tmp/hostler-UID`. A program that looks for a router looks into all of them.
+/// Folders in which this user's routers put their sockets, the preferred first. They are
+/// `$XDG_RUNTIME_DIR/hostler`, the same folder where a batch job does not have the variable, and
+/// `/tmp/hostler-UID`. A program that looks for a router searches all of them.
 #[must_use]
 pub fn run_dirs() -> Vec<PathBuf> {
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

@@ -18,7 +18,8 @@ pub use listen::{ListenError, accept, bind, configure_stream};
 pub use shutdown::Shutdown;
 pub use socket::{PrivateSocket, SocketError};
 
-/// Raises the number of files that this process may open to what it is allowed: a connection is one, and the usual 1,024 are soon gone.
+/// Raises the limit of open files to the most that this process is allowed. A connection is one
+/// file, and the usual 1,024 are soon used up.
 pub fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -27,7 +28,7 @@ pub fn raise_file_limit() {
     }
 }
 
-/// The innermost cause of an error, which is the one that a person understands.
+/// The innermost cause of an error, which says most to a person.
 #[must_use]
 pub fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;

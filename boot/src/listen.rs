@@ -7,32 +7,17 @@ use std::time::Duration;
 use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
-/// Why a listener could not be bound.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody else has the port.
+    /// Another process has the port.
     #[error("{address} (setting {setting}) is in use by another program: stop it, or choose another address with {flag}")]
-    InUse {
-        /// What was asked for.
-        address: String,
-        /// The setting's full name.
-        setting: &'static str,
-        /// The flag that sets it.
-        flag: String,
-    },
-    /// Anything else.
+    InUse { address: String, setting: &'static str, flag: String },
     #[error("cannot listen on {address} (setting {setting}): {source}")]
-    Other {
-        /// What was asked for.
-        address: String,
-        /// The setting's full name.
-        setting: &'static str,
-        /// The operating system's words.
-        source: std::io::Error,
-    },
+    Other { address: String, setting: &'static str, source: std::io::Error },
 }
 
-/// Listens on `address` (`HOST:PORT`; port 0 lets the system choose). `setting` is its full name, such as `router.listen`.
+/// Listens on `address` (`HOST:PORT`; port 0 lets the system choose). `setting` is its full name,
+/// such as `router.listen`.
 ///
 /// # Errors
 /// When the port is taken or the address is not one of this host's.
@@ -50,14 +35,15 @@ pub async fn bind(address: &str, setting: &'static str) -> Result<(TcpListener, 
     Ok((listener, bound))
 }
 
-/// Connections that may wait to be accepted (the kernel has a bound of its own, usually as high): a thousand clients begin at once.
+/// Connections that may wait to be accepted: a thousand clients may begin at once. The kernel's own
+/// bound is usually as high.
 const BACKLOG: u32 = 4096;
 
 async fn listen(address: &str) -> std::io::Result<TcpListener> {
     let mut last = std::io::Error::other("the name has no address");
     for address in tokio::net::lookup_host(address).await? {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // A port that was left a moment ago can be taken again.
+        // A port that was released a moment ago can be bound again.
         socket.set_reuseaddr(true)?;
         match socket.bind(address).and_then(|()| socket.listen(BACKLOG)) {
             Ok(listener) => return Ok(listener),
@@ -67,10 +53,10 @@ async fn listen(address: &str) -> std::io::Result<TcpListener> {
     Err(last)
 }
 
-/// After a failed `accept` (no file descriptors left, mostly) the next try waits this long.
+/// How long to wait after a failed `accept`, which mostly means that no file descriptors are left.
 pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// The next connection. Trouble in accepting is logged and waited out.
+/// The next connection. Errors of `accept` are logged and waited out.
 pub async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
@@ -83,7 +69,8 @@ pub async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// Sends small messages at once, and has the kernel drop a peer that acknowledges, or has room for, nothing for `silence`.
+/// Sends small messages at once, and has the kernel drop a peer that acknowledges, or has room for,
+/// nothing for `silence`.
 ///
 /// # Errors
 /// When the connection is gone already.

@@ -22,7 +22,6 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Neither stage has begun.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -39,7 +38,8 @@ impl Shutdown {
         }
     }
 
-    /// A part of the same role: drained and stopped with it, but it may be stopped alone, and its tasks are its own.
+    /// A part of the same role: drained and stopped with it, but it may be stopped alone, and its
+    /// tasks are its own.
     #[must_use]
     pub fn child(&self) -> Self {
         Self {
@@ -50,7 +50,6 @@ impl Shutdown {
         }
     }
 
-    /// Begins to drain.
     pub fn drain(&self) {
         self.drain.cancel();
     }
@@ -61,41 +60,38 @@ impl Shutdown {
         self.stop.cancel();
     }
 
-    /// Whether drain has begun.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.drain.is_cancelled()
     }
 
-    /// Whether stop was called.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()
     }
 
-    /// Whether SIGHUP began the drain: somebody asks for another process in the place of this one, or the terminal was closed.
+    /// Whether SIGHUP began the drain: somebody wants another process in place of this one, or the
+    /// terminal was closed.
     #[must_use]
     pub fn is_by_hang_up(&self) -> bool {
         self.by_hang_up.load(Ordering::Relaxed)
     }
 
-    /// Resolves when drain begins.
     pub fn wait_drain(&self) -> impl Future<Output = ()> + Send + 'static {
         self.drain.clone().cancelled_owned()
     }
 
-    /// Resolves when everything must end.
     pub fn wait_stop(&self) -> impl Future<Output = ()> + Send + 'static {
         self.stop.clone().cancelled_owned()
     }
 
-    /// The tasks that are waited for.
     #[must_use]
     pub fn tasks(&self) -> &TaskTracker {
         &self.tasks
     }
 
-    /// Waits until every task has ended, stop was called, or `limit` has passed; `true` when all ended by themselves.
+    /// Waits until every task has ended, stop was called, or `limit` has passed; `true` when all
+    /// ended by themselves.
     pub async fn wait_tasks(&self, limit: Duration) -> bool {
         self.tasks.close();
         tokio::select! {
@@ -105,7 +101,8 @@ impl Shutdown {
         }
     }
 
-    /// Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into drain, and the next one of any of them into stop, while the handle is kept.
+    /// Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into drain, and the next one of any of
+    /// them into stop, while the handle is kept.
     ///
     /// # Errors
     /// When the process may not install signal handlers.
@@ -135,14 +132,15 @@ impl Shutdown {
     }
 }
 
-/// Whether SIGHUP was ignored when this process began, as `nohup` has it: then a closed terminal is to be survived.
+/// Whether SIGHUP was ignored when this process began, as under `nohup`: then a closed terminal
+/// must not end it.
 fn ignores_hang_up() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     ignored.is_some_and(|mask| mask & 1 == 1)
 }
 
-/// Waits up to `limit` for a task that was told to end, then ends it. What it broke of is logged.
+/// Waits up to `limit` for a task that was told to end, then aborts it. A panic in it is logged.
 pub async fn join_within(limit: Duration, mut task: JoinHandle<()>) {
     match tokio::time::timeout(limit, &mut task).await {
         Ok(Ok(())) => {}

@@ -24,56 +24,35 @@ pub const MAX_PATH_BYTES: usize = 107;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// How long to wait for a process that binds in the same folder at this moment: it only makes some system calls meanwhile.
+/// How long to wait for a process that binds in the same folder at this moment; it needs only a few
+/// system calls.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a process that lives may take to let its socket be connected to; the kernel does it without that process.
+/// How long connecting to a living process's socket may take; the kernel does it without that
+/// process.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why there is no socket. Each says what is wrong with the path, so that another can be chosen.
+/// Why there is no socket. Each variant says what is wrong with the path, so that another can be
+/// chosen.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Other users could put a socket of theirs there.
+    /// Other users could place a socket there.
     #[error(
         "other users could change what is in {} (owner {owner}, mode {mode:o}): a socket belongs into a folder of your own with mode 700",
         path.display()
     )]
-    Open {
-        /// The folder.
-        path: PathBuf,
-        /// Who owns it.
-        owner: u32,
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// The kernel takes no such path.
+    Open { path: PathBuf, owner: u32, mode: u32 },
+    /// The path is too long for the kernel.
     #[error("the path {} is too long for a Unix socket by {excess} bytes: they have {MAX_PATH_BYTES} at most", path.display())]
-    TooLong {
-        /// The socket.
-        path: PathBuf,
-        /// Bytes over the limit.
-        excess: usize,
-    },
-    /// A process that lives has it.
+    TooLong { path: PathBuf, excess: usize },
+    /// A living process has it.
     #[error("{} is in use by another process: stop it, or choose another path", path.display())]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
     /// Something else has this name.
     #[error("{} is there and is no socket: remove it, or choose another path", path.display())]
-    NotASocket {
-        /// What is there.
-        path: PathBuf,
-    },
-    /// Anything else.
+    NotASocket { path: PathBuf },
     #[error("cannot listen on {}: {source}", path.display())]
-    Other {
-        /// The socket or its folder.
-        path: PathBuf,
-        /// The operating system's words.
-        source: io::Error,
-    },
+    Other { path: PathBuf, source: io::Error },
 }
 
 /// A socket that listens; its file is removed when this is dropped.
@@ -83,7 +62,7 @@ pub struct PrivateSocket {
     file: SocketFile,
 }
 
-/// The file of a socket, known again even where another one has taken its name.
+/// A socket's file, recognized even if another file has taken its name.
 #[derive(Debug, Clone)]
 pub struct SocketFile {
     path: PathBuf,
@@ -91,7 +70,7 @@ pub struct SocketFile {
     inode: u64,
 }
 
-/// What a path has to answer who connects.
+/// What is at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PathState {
     Nothing,
@@ -101,10 +80,11 @@ enum PathState {
 }
 
 impl PrivateSocket {
-    /// Listens on `path`, in a folder that is made where there is none.
+    /// Listens on `path`, in a folder that is made if needed.
     ///
     /// # Errors
-    /// When others could reach it or change what is there, when it is in use, when the kernel does not take it.
+    /// When others could reach it or change what is there, when it is in use, when the path is too
+    /// long for the kernel.
     pub async fn bind(path: &Path) -> Result<Self, SocketError> {
         let other = |source| SocketError::Other { path: path.to_owned(), source };
         let path = std::path::absolute(path).map_err(other)?;
@@ -113,7 +93,7 @@ impl PrivateSocket {
             return Err(SocketError::TooLong { path, excess });
         }
         let folder = path.parent().ok_or_else(|| other(io::ErrorKind::InvalidInput.into()))?;
-        // Between looking at what is there and putting ours in its place nobody else may do the same.
+        // Nobody else may bind here between this check of the path and our own `bind`.
         let _lock = lock_folder(folder, open_private_folder(folder)?).await?;
         match probe(&path).await? {
             PathState::Live => return Err(SocketError::InUse { path }),
@@ -122,7 +102,7 @@ impl PrivateSocket {
         }
         let socket = UnixSocket::new_stream().map_err(other)?;
         socket.bind(&path).map_err(other)?;
-        // Whatever the umask is, and before anybody can connect: that takes `listen`.
+        // Set before `listen`, so that nobody can connect earlier, whatever the umask is.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(other)?;
         let metadata = fs::symlink_metadata(&path).map_err(other)?;
         let listener = socket.listen(BACKLOG).map_err(other)?;
@@ -135,7 +115,8 @@ impl PrivateSocket {
         &self.file
     }
 
-    /// The next connection of this user or of root. The file's mode keeps others out; this holds where somebody has changed it.
+    /// The next connection of this user or of root. The file's mode keeps others out; this check
+    /// holds even if somebody has changed the mode.
     async fn accept_trusted(&self) -> UnixStream {
         loop {
             match self.listener.accept().await.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
@@ -153,7 +134,7 @@ impl PrivateSocket {
 impl Drop for PrivateSocket {
     fn drop(&mut self) {
         if self.file.exists() {
-            // At worst it stays, and is seen to be dead.
+            // At worst the file stays and is recognized as dead.
             let _ = fs::remove_file(&self.file.path);
         }
     }
@@ -173,25 +154,24 @@ impl axum::serve::Listener for PrivateSocket {
 }
 
 impl SocketFile {
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is still there: the end of a login takes `$XDG_RUNTIME_DIR` away, and some people tidy up `/tmp`.
+    /// Whether it still exists: a logout removes `$XDG_RUNTIME_DIR`, and some people clean up
+    /// `/tmp`.
     #[must_use]
     pub fn exists(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode)
     }
 }
 
-/// Whether a process listens on this socket.
 pub async fn is_live(path: &Path) -> bool {
     matches!(probe(path).await, Ok(PathState::Live))
 }
 
-/// Whether this user believes what a process of that user says on a socket: its own and root's, and root any.
+/// Whether this user trusts a socket of that user: its own and root's; root trusts any.
 #[must_use]
 pub fn is_trusted_user(theirs: u32) -> bool {
     trusts(geteuid().as_raw(), theirs)
@@ -201,8 +181,9 @@ fn trusts(own: u32, theirs: u32) -> bool {
     own == 0 || theirs == 0 || own == theirs
 }
 
-/// The folders of other users' sockets, for root: `UID/hostler` in `logins` (`/run/user`) and `hostler-UID` in `shared` (`/tmp`). Anybody may make one by
-/// another's number there, so each counts only if it is that user's and nobody else can change it.
+/// The folders of other users' sockets, for root: `UID/hostler` in `logins` (`/run/user`) and
+/// `hostler-UID` in `shared` (`/tmp`). Anybody may create a folder with another user's number
+/// there. So each counts only if it belongs to that user and nobody else can change it.
 #[must_use]
 pub fn folders_of_all_users(logins: &Path, shared: &Path) -> Vec<PathBuf> {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
@@ -215,7 +196,8 @@ pub fn folders_of_all_users(logins: &Path, shared: &Path) -> Vec<PathBuf> {
     logins.chain(shared).filter(|(user, path)| is_folder_of(*user, path)).map(|(_, path)| path).collect()
 }
 
-/// Whether only this user can have put into this folder what is there: in a folder for everybody, another user may have made it first.
+/// Whether only this user can have put files into this folder. In a folder that is open to
+/// everybody, another user may have made it first.
 #[must_use]
 pub fn is_private_folder(path: &Path) -> bool {
     is_folder_of(geteuid().as_raw(), path)
@@ -234,13 +216,14 @@ async fn probe(path: &Path) -> Result<PathState, SocketError> {
     match timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(PathState::Dead),
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(PathState::Nothing),
-        // A queue that is full is somebody's who lives.
+        // A full queue belongs to a living process.
         Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => Err(SocketError::Other { path: path.to_owned(), source: error }),
         _ => Ok(PathState::Live),
     }
 }
 
-/// A folder that no other user can change. A link does not count: its target could be another one tomorrow.
+/// Opens a folder that no other user can change. A link does not count: its target could be another
+/// one tomorrow.
 fn open_private_folder(path: &Path) -> Result<OwnedFd, SocketError> {
     let other = |source| SocketError::Other { path: path.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(other)?;
@@ -252,7 +235,7 @@ fn open_private_folder(path: &Path) -> Result<OwnedFd, SocketError> {
     Ok(folder)
 }
 
-/// Holds the folder until the descriptor is dropped.
+/// Locks the folder until the descriptor is dropped.
 async fn lock_folder(path: &Path, folder: OwnedFd) -> Result<OwnedFd, SocketError> {
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {

@@ -34,7 +34,6 @@ impl Default for LogConfig {
     }
 }
 
-/// The level setting cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("log.level: {level:?} is not a level (error, warn, info, debug, trace) nor a list such as \"info,hostler_router=debug\": {source}")]
 pub struct LevelError {

@@ -24,10 +24,12 @@ use crate::settings::operators_socket;
 /// How long the router may take to accept, and to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the router may take to answer what is answered when it is done. It gives up a little earlier, with a better sentence.
+/// How long calls may take that are answered only when the work is done. The router gives up a
+/// little earlier, with a better error.
 const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(31 * 60);
 
-/// The key itself, for programs that have no file for it. It is not a flag's variable: clap would print its value.
+/// The key itself, for programs that have no file for it. It is not clap's variable for a flag,
+/// because clap would print its value.
 const KEY_VARIABLE: &str = "HOSTLER_ADMIN_KEY";
 
 /// Which router is asked.
@@ -44,7 +46,6 @@ pub(crate) struct AdminArgs {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// Where a router is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AdminEndpoint {
     /// Its operators' socket.
@@ -54,7 +55,8 @@ enum AdminEndpoint {
 }
 
 impl AdminEndpoint {
-    /// What `--admin` says: `unix:PATH`, a path (with a slash in it), or an address with or without `http://`.
+    /// What `--admin` says: `unix:PATH`, a path (with a slash in it), or an address with or without
+    /// `http://`.
     fn parse(text: &str) -> Self {
         if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
             return Self::Socket(path.into());
@@ -63,7 +65,8 @@ impl AdminEndpoint {
         if address.contains('/') { Self::Socket(text.into()) } else { Self::Address(address.to_owned()) }
     }
 
-    /// The router that the arguments name; without them the configuration's, else the only one of this user that runs here.
+    /// The router that the arguments name; without them the configuration's, else the only one of
+    /// this user that runs here.
     async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
         if let Some(named) = &args.admin {
             return Ok(Self::parse(named));
@@ -94,7 +97,7 @@ fn single_socket(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
 /// A client of a router that shows its key with every call.
 pub(crate) type AdminClient = FleetClient<InterceptedService<Channel, BearerAuth>>;
 
-/// What is shown: `Bearer` and the key, or nothing.
+/// The header's value: `Bearer` and the key, or nothing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BearerAuth(Option<MetadataValue<Ascii>>);
 
@@ -121,7 +124,7 @@ pub(crate) async fn connect(args: &AdminArgs) -> anyhow::Result<AdminClient> {
     connect_to(args, CALL_TIMEOUT).await
 }
 
-/// As `connect`, for calls that are answered when they are done.
+/// As `connect`, for calls that are answered only when the work is done.
 pub(crate) async fn connect_for_long_call(args: &AdminArgs) -> anyhow::Result<AdminClient> {
     connect_to(args, LONG_CALL_TIMEOUT).await
 }
@@ -136,7 +139,8 @@ async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminC
     connect_within(&way, admin_key(args, &way)?.as_ref(), answer).await
 }
 
-/// The key that the arguments or the environment give. A socket is shown none, whose it may be: there the kernel says who asks.
+/// The key from the arguments or the environment. None is sent to a socket, which could be
+/// anybody's; there the kernel identifies the caller.
 fn admin_key(args: &AdminArgs, way: &AdminEndpoint) -> anyhow::Result<Option<Secret>> {
     let AdminEndpoint::Address(address) = way else { return Ok(None) };
     let key = match (&args.admin_key_file, std::env::var(KEY_VARIABLE)) {
@@ -181,7 +185,7 @@ async fn connect_within(way: &AdminEndpoint, key: Option<&Secret>, answer: Durat
     Ok(FleetClient::with_interceptor(channel, key.map(BearerAuth::new).unwrap_or_default()))
 }
 
-/// Whether this user can connect to a socket at all, with a sentence that says what to do where not.
+/// Whether this user can connect to a socket at all; the error says what to do.
 async fn check_socket(path: &Path) -> anyhow::Result<()> {
     let connected =
         tokio::time::timeout(CALL_TIMEOUT, UnixStream::connect(path)).await.context("the router does not take the connection")?;
@@ -210,7 +214,6 @@ async fn check_socket(path: &Path) -> anyhow::Result<()> {
     Err(error).context(sentence)
 }
 
-/// The router's own sentence, without gRPC around it.
 pub(crate) fn status_error(status: tonic::Status) -> anyhow::Error {
     match (status.code(), status.message()) {
         (Code::Unimplemented, "") => anyhow::anyhow!(

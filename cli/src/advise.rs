@@ -26,7 +26,6 @@ struct Advice<'a> {
     finding: &'a Finding,
 }
 
-/// `hostler advise`.
 pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
     let nodes = ps::list(&mut connect(&args.admin).await?).await?;
     let replicas = select_replicas(&nodes, args.target.as_deref())?;
@@ -41,7 +40,7 @@ pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The replicas that are meant: all, those of a node, or one.
+/// The selected replicas: all, those of a node, or one.
 fn select_replicas<'a>(nodes: &'a [Node], target: Option<&str>) -> anyhow::Result<Vec<&'a Replica>> {
     let replicas = nodes.iter().flat_map(|node| node.replicas.iter().map(move |replica| (node, replica)));
     let meant = |(node, replica): &(&Node, &Replica)| target.is_none_or(|target| node.node == target || replica.id == target);

@@ -3,7 +3,6 @@
 use hostler_agent::{Agent, AgentConfig};
 use hostler_boot::{Settings, Shutdown};
 
-/// Runs an agent until its engines have finished and stopped.
 pub(crate) async fn agent(settings: &Settings) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
     hostler_boot::raise_file_limit();
@@ -16,7 +15,7 @@ pub(crate) async fn agent(settings: &Settings) -> anyhow::Result<()> {
 pub(crate) async fn prepare_and_run(config: AgentConfig, shutdown: Shutdown) -> anyhow::Result<()> {
     let agent = tokio::select! {
         agent = Agent::prepare(config) => agent?,
-        // Nothing has been started yet.
+        // No engine has been started yet.
         () = shutdown.wait_drain() => return Ok(()),
     };
     Ok(agent.run(shutdown).await?)

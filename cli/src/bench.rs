@@ -15,13 +15,13 @@ pub(crate) async fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     hostler_boot::raise_file_limit();
     let files = [&args.common.json, &args.common.html];
     for file in files.into_iter().flatten() {
-        // After a measurement of an hour it would be too late to say so.
+        // After an hour of measuring it would be too late to report this.
         writable(file)?;
     }
     let columns = std::env::var("COLUMNS").ok();
     let look = ProgressStyle::choose(args.common.quiet, stderr().is_terminal(), columns.as_deref());
     let mut shown = ProgressWriter::new(stderr(), look);
-    // Progress that nobody reads any more is no reason to stop measuring.
+    // If nobody reads the progress any more, the measurement still goes on.
     let report = hostler_bench::run(args, |progress| drop(shown.show(&progress))).await;
     let _ = shown.end();
     let report = report?;

@@ -28,9 +28,8 @@ pub(crate) struct ExplainArgs {
     pub(crate) admin: AdminArgs,
 }
 
-/// `hostler explain`.
 pub(crate) async fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
-    // All attempts of a request that is named; of others, the last decision.
+    // All attempts of a named request; otherwise the last decision.
     let most = args.last.unwrap_or(if args.id.is_some() { 0 } else { 1 });
     let request = ExplainRequest { id: args.id.clone().unwrap_or_default(), most };
     let decisions = connect(&args.admin).await?.explain(request).await.map_err(status_error)?.into_inner().decisions;
@@ -49,7 +48,6 @@ pub(crate) async fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One decision for people.
 fn text(decision: &Decision) -> Vec<String> {
     let mut lines = headline(decision);
     let mut order: Vec<(usize, &Scored)> = decision.scored.iter().enumerate().collect();
@@ -111,7 +109,7 @@ fn mark(is_chosen: bool) -> String {
     if is_chosen { "*" } else { "" }.to_owned()
 }
 
-/// The costs, in milliseconds, and what they follow from.
+/// The costs in milliseconds, and the figures that they follow from.
 fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<String> {
     let mut sides = [Side::Right; 15];
     (sides[0], sides[1], sides[14]) = (Side::Left, Side::Left, Side::Left);
@@ -202,7 +200,7 @@ fn speeds(decision: &Decision, order: &[(usize, &Scored)], is_chosen: impl Fn(us
     table(sides, &rows)
 }
 
-/// What was predicted, and what came of it.
+/// The prediction and the outcome.
 fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
     let unknown = |what: &str| format!("not known: {what}");
     let came = decision

@@ -69,7 +69,6 @@ struct TokenArgs {
     out: Option<PathBuf>,
 }
 
-/// `Uses`, for the command line.
 #[derive(Debug, Clone, Copy)]
 struct UsesArg(UseLimit);
 
@@ -101,7 +100,6 @@ pub(crate) struct RevokeTokenArgs {
     folder: AuthorityFolderArgs,
 }
 
-/// `hostler init`.
 pub(crate) fn init(args: &InitArgs, config: Option<&Path>) -> anyhow::Result<()> {
     let folder = authority_folder(&args.folder, config)?;
     let authority = Authority::create(&folder, &args.name)?;
@@ -112,7 +110,6 @@ pub(crate) fn init(args: &InitArgs, config: Option<&Path>) -> anyhow::Result<()>
     create_token(&authority, &folder, &args.token)
 }
 
-/// `hostler token`.
 pub(crate) fn token(command: &TokenCommand, config: Option<&Path>) -> anyhow::Result<()> {
     match command {
         TokenCommand::Create(args) => {

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Keeps one engine until nothing of it is left, or becomes its first process, if that is what this process was started for. Asked before the
-/// command line is described: that takes megabytes, which each keeper would have for as long as its engine lives.
+/// Keeps one engine until nothing of it is left, or becomes its first process, if this process was
+/// started for that. Checked before the command line is built, which takes megabytes that each
+/// keeper would hold for its engine's whole life.
 pub(crate) fn keeper() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next()? != "keeper" {

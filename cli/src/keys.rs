@@ -113,7 +113,6 @@ pub(crate) struct RevokeKeyArgs {
     file: FileArgs,
 }
 
-/// `hostler keys`.
 pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> {
     match command {
         Keys::Create(args) => create(args, config),
@@ -137,7 +136,7 @@ pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> 
     }
 }
 
-/// Which file is meant, and whether a router that is started with this configuration reads it.
+/// Which key file is meant, and whether a router with this configuration reads it.
 struct KeyFileLocation {
     path: PathBuf,
     is_read: bool,
@@ -181,7 +180,7 @@ fn create(args: &CreateKeyArgs, config: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A key whose id nobody has.
+/// A key with an unused id.
 fn unused_secret(entries: &[KeyEntry]) -> std::io::Result<Secret> {
     loop {
         let secret = Secret::random()?;
@@ -209,7 +208,8 @@ fn entry(args: &CreateKeyArgs, secret: &Secret, now: SystemTime) -> KeyEntry {
     }
 }
 
-/// Ends a key's validity, and says from when on. A revocation is never taken back: whoever has the key may have lost it.
+/// Ends a key's validity, and returns from when on. A revocation is never undone: the key may have
+/// been lost.
 fn revoke(entries: &mut [KeyEntry], id: &str, now: SystemTime, after: Duration) -> Result<String, String> {
     if let Some(id) = find_key_id(id) {
         return Err(format!("this is a whole key, which does not belong on a command line: name it by its id, `hostler keys revoke {id}`"));
@@ -226,7 +226,7 @@ fn revoke(entries: &mut [KeyEntry], id: &str, now: SystemTime, after: Duration) 
     Ok(if after.is_zero() { format!("{id} is revoked") } else { format!("{id} is valid until {}", String::from(wanted)) })
 }
 
-/// How a key stands, in words.
+/// Whether a key is valid and until when, in words.
 fn format_validity(entry: &KeyEntry, now: SystemTime) -> String {
     let end = entry.revoked.into_iter().chain(entry.expires).min().map(String::from);
     match (entry.status(now), end) {
@@ -244,7 +244,6 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// What is bounded, one after the other.
 fn format_limits(limits: &KeyLimits) -> String {
     let Ok(serde_json::Value::Object(bounds)) = serde_json::to_value(limits) else { return String::new() };
     bounds.iter().map(|(name, bound)| format!("{}={bound}", name.replace('_', "-"))).collect::<Vec<_>>().join(" ")

@@ -143,7 +143,6 @@ fn command() -> clap::Command {
 }
 
 impl Command {
-    /// Which router a subcommand asks, if it asks one.
     fn admin(&mut self) -> Option<&mut admin::AdminArgs> {
         match self {
             Self::Ps(args) => Some(&mut args.admin),
@@ -196,7 +195,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         }
         Command::Docs(docs) => docs::print(&docs, command()),
     };
-    // Whatever is left (a signal handler, a connection that lingers) does not keep the program.
+    // What is left, such as a signal handler or a lingering connection, does not delay the exit.
     runtime.shutdown_background();
     ended
 }

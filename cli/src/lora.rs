@@ -51,7 +51,6 @@ pub(crate) struct ListAdaptersArgs {
 }
 
 impl Lora {
-    /// Which router is asked.
     pub(crate) fn admin(&mut self) -> &mut AdminArgs {
         match self {
             Self::Load(args) => &mut args.admin,
@@ -61,7 +60,6 @@ impl Lora {
     }
 }
 
-/// `hostler lora`.
 pub(crate) async fn lora(command: &Lora) -> anyhow::Result<()> {
     match command {
         Lora::Load(LoadAdapterArgs { name, path, on, admin }) => {
@@ -83,7 +81,8 @@ pub(crate) async fn lora(command: &Lora) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A folder that is here is named in full, since engines run in other directories. Anything else is the nodes' own affair.
+/// A folder that exists here gets its full path, because engines run in other directories. Any
+/// other path is for the nodes to resolve.
 fn absolute_path(path: &str) -> String {
     let here = Path::new(path);
     let whole = std::path::absolute(here).ok().filter(|_| here.is_dir());
@@ -95,7 +94,6 @@ async fn change(admin: &AdminArgs, request: LoraRequest) -> anyhow::Result<Strin
     Ok(answer.into_inner().replicas.join(", "))
 }
 
-/// One line for each adapter and path.
 fn list(nodes: Vec<Node>) -> Vec<String> {
     #[derive(Deserialize)]
     struct Card {

@@ -79,7 +79,6 @@ pub(crate) async fn drain(args: &DrainArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `hostler restart`.
 pub(crate) async fn restart(args: &RestartArgs) -> anyhow::Result<()> {
     let target = args.target.as_deref().unwrap_or("all");
     if args.rolling {
@@ -95,7 +94,6 @@ pub(crate) async fn restart(args: &RestartArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `hostler release`.
 pub(crate) async fn release(args: &TargetArgs) -> anyhow::Result<()> {
     let request = TargetRequest { target: args.target.clone() };
     let released = connect(&args.admin).await?.release(request).await.map_err(status_error)?.into_inner();
@@ -103,7 +101,6 @@ pub(crate) async fn release(args: &TargetArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `hostler sleep`.
 pub(crate) async fn sleep(args: &SleepArgs) -> anyhow::Result<()> {
     let request = SleepRequest { target: args.target.clone(), level: args.level };
     let asleep = connect_for_long_call(&args.admin).await?.sleep(request).await.map_err(status_error)?.into_inner();
@@ -111,7 +108,6 @@ pub(crate) async fn sleep(args: &SleepArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `hostler wake`.
 pub(crate) async fn wake(args: &TargetArgs) -> anyhow::Result<()> {
     let request = TargetRequest { target: args.target.clone() };
     let awake = connect_for_long_call(&args.admin).await?.wake(request).await.map_err(status_error)?.into_inner();
@@ -119,7 +115,6 @@ pub(crate) async fn wake(args: &TargetArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `hostler logs`.
 pub(crate) async fn logs(args: &LogsArgs) -> anyhow::Result<()> {
     let request = LogsRequest { replica: args.replica.clone(), lines: args.lines };
     let logs = connect(&args.admin).await?.logs(request).await.map_err(status_error)?.into_inner();

@@ -30,7 +30,8 @@ pub(crate) enum Side {
     Right,
 }
 
-/// The rows as lines, each column as wide as its widest cell. A column without any text is left out.
+/// The rows as lines, each column as wide as its widest cell. A column without any text is left
+/// out.
 pub(crate) fn table<const COLUMNS: usize>(sides: [Side; COLUMNS], rows: &[[String; COLUMNS]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);

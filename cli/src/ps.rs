@@ -10,7 +10,7 @@ pub(crate) use self::fleet::{Finding, Gpu, Node, Replica};
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::{Side, say, table};
 
-/// What a router says whom no agent has found.
+/// What a router without agents shows.
 pub(crate) const NO_AGENT: &str = "no agent has attached yet: start `hostler agent --router HOST:PORT` on a node";
 
 #[derive(Debug, Args)]
@@ -22,7 +22,6 @@ pub(crate) struct PsArgs {
     pub(crate) admin: AdminArgs,
 }
 
-/// `hostler ps`.
 pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
     let nodes = list(&mut connect(&args.admin).await?).await?;
     if args.json {
@@ -73,8 +72,8 @@ fn lines(nodes: &[Node]) -> Vec<String> {
     lines
 }
 
-/// What is in no column. For a replica that serves: what keeps its cache from being known, and whether there is advice. For another one: how far
-/// its start has come, or what is wrong and what to do.
+/// What no column shows. For a replica that serves: why its cache is not known exactly, and whether
+/// there is advice. For others: how far the start has come, or what is wrong and what to do.
 fn remark(replica: &Replica) -> String {
     if replica.phase != "ready" {
         return match (&replica.progress, &replica.failure) {
@@ -90,7 +89,8 @@ fn remark(replica: &Replica) -> String {
     let mut parts = Vec::new();
     let cache = if replica.cache.distrusted { "its reports of cached blocks contradict themselves" } else { &replica.cache.reason };
     if !cache.is_empty() {
-        // Where the cache is known exactly, it says by itself which requests are placed by text all the same.
+        // For a cache that is known exactly, the reason says which requests are placed by text all
+        // the same.
         parts.push(if replica.cache.exact { one_line(cache) } else { format!("placed by text: {}", one_line(cache)) });
     }
     if !replica.findings.is_empty() {
@@ -108,7 +108,6 @@ fn models_cell(models: &[String]) -> String {
     }
 }
 
-/// Cause and remedy.
 fn failure_text(failure: &Failure) -> String {
     let sentence = [failure.cause.as_str(), &failure.remedy];
     sentence.map(one_line).into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
@@ -118,7 +117,8 @@ fn one_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Which GPUs it has and how they do: memory and power of all, the mean of their utilisation, the hottest of their temperatures.
+/// Which GPUs it has and how they do: memory and power of all, the mean of their utilisation, the
+/// hottest of their temperatures.
 fn gpu_cell(replica: &Replica) -> String {
     let [first, others @ ..] = &replica.gpus[..] else { return short_name(&replica.gpu).to_owned() };
     let gpus = || replica.gpus.iter();

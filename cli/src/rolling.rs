@@ -9,26 +9,20 @@ use hostler_proto::fleet::v1 as wire;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::say;
 
-/// How often the replica that restarts is looked at.
+/// How often the restarting replica is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Every replica of the fleet, as a target.
 const ALL: &str = "all";
 
-/// What to restart, and how patiently.
 #[derive(Debug)]
 pub(crate) struct Rolling<'a> {
-    /// A node, a replica, or `all`.
     pub(crate) target: &'a str,
-    /// Restart even the only replica that serves a model.
     pub(crate) force: bool,
-    /// How long one replica may take to serve again.
     pub(crate) wait: Duration,
-    /// Which router is asked.
     pub(crate) admin: &'a AdminArgs,
 }
 
-/// A replica, as far as a rolling restart looks at it.
+/// What a rolling restart needs to know of a replica.
 #[derive(Debug, Clone, PartialEq)]
 struct ReplicaView {
     id: String,
@@ -42,27 +36,26 @@ struct ReplicaView {
     progress: Option<Progress>,
 }
 
-/// What to do with a replica whose turn it is.
+/// What to do with the replica that is next.
 #[derive(Debug, PartialEq, Eq)]
 enum RestartDecision {
     /// Restart it; this is the life to end.
     Restart(u64),
-    /// It does not serve, so there is nothing to roll; the words say so.
+    /// It does not serve, so it is skipped, for this reason.
     Skip(String),
     /// Nothing more may be restarted.
     Refuse(String),
 }
 
-/// What has become of a replica that was told to restart.
+/// What became of a replica that was told to restart.
 #[derive(Debug, PartialEq, Eq)]
 enum RestartOutcome {
     Ready,
     Failed(String),
-    /// Not yet, and what it does.
+    /// Not yet; this is what it does now.
     Pending(String),
 }
 
-/// Restarts the target's replicas, one at a time.
 pub(crate) async fn restart(rolling: &Rolling<'_>) -> anyhow::Result<()> {
     let mut fleet = connect(rolling.admin).await?;
     let ids = select_targets(&list(&mut fleet).await?, rolling.target)?;
@@ -87,7 +80,7 @@ pub(crate) async fn restart(rolling: &Rolling<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the replica serves again, telling what it does meanwhile.
+/// Waits until the replica serves again, and reports what it does meanwhile.
 async fn wait_until_ready(fleet: &mut AdminClient, id: &str, epoch: u64, wait: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + wait;
     let mut told = String::new();
@@ -186,14 +179,13 @@ pub(crate) async fn check_models_stay_served(fleet: &mut AdminClient, target: &s
     }
 }
 
-/// What has become of a replica whose life `epoch` was to end.
 fn outcome(replica: Option<&ReplicaView>, epoch: u64) -> RestartOutcome {
     let Some(replica) = replica.filter(|replica| replica.is_connected) else {
         return RestartOutcome::Pending("its agent does not report".to_owned());
     };
     match replica.phase {
         Phase::Ready | Phase::Sleeping if replica.epoch > epoch => RestartOutcome::Ready,
-        // It had crashed before it was told to restart, which ends its pause.
+        // It had crashed before the restart was ordered, which ends its pause.
         Phase::Failed if replica.epoch == epoch => RestartOutcome::Pending("about to start again after a crash".to_owned()),
         Phase::Failed | Phase::Quarantined | Phase::Stopped => {
             RestartOutcome::Failed(format!("{}: {}", replica.phase.as_str(), replica.reason))

@@ -19,7 +19,7 @@ pub(crate) async fn router(settings: &Settings, adjust: AdjustRouter) -> anyhow:
     Ok(())
 }
 
-/// The addresses for scripts, and what is open for operators.
+/// Prints the addresses for scripts, and what is open for operators.
 pub(crate) fn announce(router: &Router) {
     let (edge, agents, admin) = (router.edge_address(), router.agents_address(), router.admin_address());
     for opening in router.exposures() {

@@ -12,20 +12,20 @@ use hostler_tls::write_private;
 
 use crate::output::complain;
 
-/// Where a secret goes, made sure of before there is one: a key that nobody got to see is of no use.
+/// Where a secret goes. It is opened before the secret is made, because a key that nobody has seen
+/// is of no use.
 #[derive(Debug)]
 pub(crate) enum SecretOutput {
-    /// Standard output.
     Standard,
     /// A file of mode 0600.
     File(PathBuf),
 }
 
 impl SecretOutput {
-    /// To this file, or to standard output. A file that is there is replaced only where `force` says so.
+    /// A file or standard output. An existing file is replaced only with `force`.
     ///
     /// # Errors
-    /// When the file is there, or cannot be made.
+    /// When the file exists, or cannot be made.
     pub(crate) fn prepare(out: Option<&Path>, force: bool) -> anyhow::Result<Self> {
         let Some(path) = out else { return Ok(Self::Standard) };
         let mut options = OpenOptions::new();
@@ -46,12 +46,12 @@ impl SecretOutput {
         if let Self::File(path) = self
             && fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0)
         {
-            // An empty file is no harm.
+            // An empty file does no harm.
             let _ = fs::remove_file(path);
         }
     }
 
-    /// Hands the secret out, on a line of its own.
+    /// Writes the secret on a line of its own.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -66,7 +66,8 @@ impl SecretOutput {
     }
 }
 
-/// Says so when standard output is a file that others can read: the usual mask leaves `> FILE` with mode 644.
+/// Warns if standard output is a file that others can read: with the usual mask `> FILE` has mode
+/// 644.
 pub(crate) fn warn_of_readers() {
     let opened = io::stdout().as_fd().try_clone_to_owned().map(File::from);
     let Ok(metadata) = opened.and_then(|file| file.metadata()) else { return };

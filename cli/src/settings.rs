@@ -17,17 +17,14 @@ pub(crate) struct EngineArgs {
     extra: Vec<String>,
 }
 
-/// The settings of a router.
 pub(crate) fn router() -> Vec<Section> {
     vec![Section::of::<RouterConfig>("router"), log()]
 }
 
-/// The settings of an agent.
 pub(crate) fn agent() -> Vec<Section> {
     vec![Section::of::<AgentConfig>("agent"), log()]
 }
 
-/// All settings.
 pub(crate) fn all() -> Vec<Section> {
     vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), log()]
 }
@@ -46,13 +43,13 @@ fn environment() -> Vec<(String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }
 
-/// The flags of the subcommand.
 pub(crate) struct CommandFlags<'a> {
     pub(crate) flags: Option<&'a ArgMatches>,
 }
 
 impl CommandFlags<'_> {
-    /// Merges file, environment and flags, and starts logging. One file may hold the sections of all roles.
+    /// Merges file, environment and flags, and starts logging. One file may hold the sections of
+    /// all roles.
     pub(crate) fn load(&self, file: Option<&Path>, engine: Option<&EngineArgs>) -> anyhow::Result<Settings> {
         let mut settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: self.flags })?;
         if let Some(engine) = engine.filter(|engine| !engine.extra.is_empty()) {
@@ -63,17 +60,17 @@ impl CommandFlags<'_> {
     }
 }
 
-/// Where the router's keys are, by the file and the environment; empty where nobody said.
+/// Where the router's keys are, by the file and the environment; empty where not set.
 pub(crate) fn keys_file(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(router_config(file)?.keys_file)
 }
 
-/// Where the fleet's authority is, by the file and the environment; empty where nobody said.
+/// Where the fleet's authority is, by the file and the environment; empty where not set.
 pub(crate) fn tls_dir(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(router_config(file)?.tls_dir)
 }
 
-/// Where operators reach the router, by the file and the environment; empty where nobody said.
+/// Where operators reach the router, by the file and the environment; empty where not set.
 pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(router_config(file)?.operators_socket)
 }

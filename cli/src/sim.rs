@@ -12,7 +12,6 @@ pub(crate) enum Sim {
     Engine(EngineArgs),
 }
 
-/// Runs it until it is done, or a signal comes.
 pub(crate) async fn run(Sim::Engine(args): Sim) -> anyhow::Result<()> {
     hostler_boot::telemetry::init(&LogConfig::default())?;
     hostler_boot::raise_file_limit();

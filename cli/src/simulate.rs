@@ -5,7 +5,6 @@ use hostler_simulate::SimulateArgs;
 
 use crate::output::say;
 
-/// Runs the comparison and prints its table.
 pub(crate) fn simulate(args: &SimulateArgs) -> anyhow::Result<()> {
     say(hostler_simulate::simulate(args)?.trim_end());
     Ok(())

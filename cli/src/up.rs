@@ -18,7 +18,7 @@ use crate::output::say;
 use crate::ps::{self, Node, Replica};
 use crate::router::announce;
 
-/// How often the engines are looked at until they are ready.
+/// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs both until they have drained: first the router, so that requests finish, then the agent.
@@ -33,7 +33,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     hostler_agent::check_engine(&agent_config)?;
     let router = Router::bind(router_config).await?;
     if agent_config.if_agent_dies == IfAgentDies::Auto {
-        // What a person starts at a terminal is over when it ends.
+        // What a person starts in a terminal ends with it.
         agent_config.if_agent_dies = IfAgentDies::Kill;
     }
     if !settings.is_set("agent", "router") {
@@ -53,7 +53,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     let mut agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
     let invitation = tokio::spawn(announce_when_ready(edge, wants_keys, admin, key));
     tokio::select! {
-        // An agent that ends before it is asked to has something to say.
+        // An agent that ends unasked has an error to show.
         ended = &mut agent_task => {
             shutdown.stop();
             router_task.await?;
@@ -67,8 +67,8 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     agent_task.await?
 }
 
-/// Whom only this process's agent can reach needs no authority, and who serves only this process's router no token: a machine that is part of a
-/// fleet may also be tried alone.
+/// A router that only this process's agent can reach needs no authority, and an agent of only this
+/// process's router needs no token. So a machine that is part of a fleet may also be tried alone.
 fn apply_local_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut AgentConfig) {
     let joins = !agent.join_token_file.as_os_str().is_empty();
     if !settings.is_set("router", "agents_listen") && !joins {
@@ -79,7 +79,7 @@ fn apply_local_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut A
     }
 }
 
-/// Says how far the engines have come until they serve or have failed, then how to use them.
+/// Reports how far the engines have come until they serve or have failed, then how to use them.
 async fn announce_when_ready(edge: String, wants_keys: bool, admin: SocketAddr, key: Secret) -> anyhow::Result<()> {
     let mut fleet = connect_with(&admin.to_string(), &key).await?;
     let mut start = StartupProgress::default();
@@ -96,7 +96,7 @@ async fn announce_when_ready(edge: String, wants_keys: bool, admin: SocketAddr, 
     say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
     if let Some(model) = ready.iter().find_map(|replica| replica.models.first()) {
         let body = serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": "Hello"}]});
-        // Whoever tries it puts a key into that variable.
+        // The user puts a key into that variable.
         let shown = if wants_keys { " -H \"authorization: Bearer $HOSTLER_KEY\"" } else { "" };
         say(&format!(
             "curl -N {edge}/v1/chat/completions{shown} -H 'content-type: application/json' -d '{}'",

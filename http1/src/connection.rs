@@ -11,10 +11,10 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::head::{self, BodyFraming};
 use crate::{Framing, Header, HttpError};
 
-/// The least that is read at once: more than the events of a step.
+/// The least that is read at once, in bytes: more than the events of one engine step.
 const MIN_READ_BYTES: usize = 8 * 1024;
 
-/// The most. A large answer is read in steps that double up to this.
+/// The most. Reads of a large answer double in size up to this.
 const MAX_READ_BYTES: usize = 64 * 1024;
 
 /// A socket of either kind.
@@ -22,11 +22,10 @@ const MAX_READ_BYTES: usize = 64 * 1024;
 pub enum Stream {
     /// To another host, or this one.
     Tcp(TcpStream),
-    /// To this host.
     Unix(UnixStream),
 }
 
-/// The same to do with a socket of either kind.
+/// Runs the same expression for either kind of socket.
 macro_rules! either {
     ($stream:expr, $socket:ident => $done:expr) => {
         match $stream {
@@ -36,24 +35,24 @@ macro_rules! either {
     };
 }
 
-/// One connection, for one request at a time. Dropped, it is closed.
+/// One connection, for one request at a time. Dropping it closes it.
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
-    /// It holds no memory while nothing is there.
+    /// Holds no memory while it is empty.
     buffer: BytesMut,
     next_read_bytes: usize,
     bytes_read: u64,
 }
 
 impl Connection {
-    /// One on which nothing has been sent.
     #[must_use]
     pub fn new(stream: Stream) -> Self {
         Self { stream, buffer: BytesMut::new(), next_read_bytes: MIN_READ_BYTES, bytes_read: 0 }
     }
 
-    /// The head of the next answer, of which `keep` keeps what is wanted, and what it says about the body. `is_head`: only a head was asked for.
+    /// The head of the next answer, as `keep` keeps it, and the framing of its body. `is_head`
+    /// means that the request was HEAD.
     ///
     /// # Errors
     ///
@@ -74,8 +73,8 @@ impl Connection {
         }
     }
 
-    /// The next piece of a body, a chunk where it has chunks, handed over at the beginning of what was read: `take` takes exactly so many bytes out.
-    /// Nothing after the last piece.
+    /// The next piece of a body, or of a chunk, at the beginning of the read buffer; `take` must
+    /// take out exactly so many bytes. `None` after the last piece.
     ///
     /// # Errors
     ///
@@ -102,7 +101,8 @@ impl Connection {
     /// Reads what has come; `false` when the other side has closed the connection.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, HttpError>> {
         self.release_buffer();
-        // Memory is there only for what is too: allocating 8 KiB that was freed a moment ago costs next to nothing.
+        // Memory is allocated only when there is something to read: allocating 8 KiB that were just
+        // freed costs next to nothing.
         ready!(either!(&self.stream, socket => socket.poll_read_ready(context)))?;
         self.buffer.reserve(self.next_read_bytes);
         let room = self.buffer.capacity() - self.buffer.len();
@@ -116,7 +116,7 @@ impl Connection {
         Poll::Ready(Ok(read > 0))
     }
 
-    /// Writes what goes at once, and says how many bytes that was.
+    /// Writes what the socket takes now and returns the number of bytes.
     ///
     /// # Errors
     ///
@@ -126,9 +126,11 @@ impl Connection {
         Poll::Ready(if written == 0 { Err(HttpError::Closed) } else { Ok(written) })
     }
 
-    /// Whether nothing has come that was not taken, not even an end. The task that used the connection is woken by it no more.
+    /// Whether the connection has no unread bytes and has not ended. It will no longer wake the
+    /// task that used it.
     pub fn is_idle(&mut self) -> bool {
-        // Its answer does not count: it says nothing when this task has done much already.
+        // The result does not count: tokio's budget makes it pending when this task has done much
+        // already.
         let _ = either!(&self.stream, socket => socket.poll_read_ready(&mut Context::from_waker(Waker::noop())));
         self.is_buffer_empty() && matches!(self.try_read(), Err(error) if error.kind() == ErrorKind::WouldBlock)
     }
@@ -137,19 +139,18 @@ impl Connection {
         either!(&self.stream, socket => socket.try_read(&mut [0]))
     }
 
-    /// All that was ever read.
+    /// Bytes read since the connection was opened.
     #[must_use]
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read
     }
 
-    /// Whether all that was read has been taken.
     #[must_use]
     pub fn is_buffer_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// Gives back the memory for what is read, if nothing is there.
+    /// Frees the read buffer if it is empty.
     pub fn release_buffer(&mut self) {
         if self.buffer.is_empty() {
             self.buffer = BytesMut::new();

@@ -5,24 +5,24 @@ use httparse::{EMPTY_HEADER, Status};
 
 use crate::HttpError;
 
-/// The most bytes of the line before a chunk, which some engines could put extensions into.
+/// The most bytes of a chunk's size line, to which some engines could add extensions.
 const MAX_CHUNK_LINE_BYTES: usize = 256;
 
-/// The most bytes of the fields after the last chunk. Nobody is told of them.
+/// The most bytes of trailer fields, which are dropped.
 const MAX_TRAILER_BYTES: usize = 8 * 1024;
 
-/// What comes next.
+/// What comes next on the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// So many bytes, which are the rest of the body.
+    /// The rest of the body, in bytes.
     Length(u64),
-    /// The line before a chunk.
+    /// The size line of a chunk.
     ChunkSize,
-    /// So many bytes of a chunk.
+    /// The rest of a chunk, in bytes.
     Chunk(u64),
-    /// The end of a chunk's last line.
+    /// The line end after a chunk.
     ChunkEnd,
-    /// The fields after the last chunk.
+    /// The trailer fields after the last chunk.
     Trailers,
     /// Bytes until the connection is closed.
     UntilClosed,
@@ -31,8 +31,9 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// How many bytes at the beginning of `read` are the next piece, after all that is no body was taken out; nothing when there is none yet, or
-    /// none any more. The caller takes exactly those out before the next call.
+    /// Takes out framing and returns how many bytes at the beginning of `read` are the next piece
+    /// of the body; `None` when there is none yet, or none any more. The caller must take out
+    /// exactly those before the next call.
     pub(crate) fn next_piece_bytes(&mut self, read: &mut BytesMut) -> Result<Option<usize>, HttpError> {
         while !read.is_empty() {
             match self {
@@ -76,7 +77,7 @@ impl Framing {
         Ok(None)
     }
 
-    /// The connection was closed.
+    /// The connection was closed, which is an error within a body.
     pub(crate) fn close(&mut self) -> Result<(), HttpError> {
         if *self != Self::UntilClosed {
             return Err(HttpError::Closed);
@@ -86,14 +87,14 @@ impl Framing {
     }
 }
 
-/// As many bytes as are there, at most `left`, which is lowered.
+/// As many bytes as are there, at most `left`, which is reduced.
 fn take_up_to(left: &mut u64, read: &BytesMut) -> usize {
     let length = usize::try_from(*left).unwrap_or(usize::MAX).min(read.len());
     *left -= length as u64;
     length
 }
 
-/// The size of the next chunk, its line taken out.
+/// Takes out a chunk's size line and returns the size.
 fn parse_chunk_size(read: &mut BytesMut) -> Result<Option<u64>, HttpError> {
     // `httparse` takes an empty line for a zero.
     let begins = read[0].is_ascii_hexdigit();

@@ -7,21 +7,19 @@ use httparse::{EMPTY_HEADER, Header, Response, Status};
 use crate::HttpError;
 use crate::framing::Framing;
 
-/// The most headers, and the most bytes of all together. Engines send about ten, and 300 bytes.
+/// The most headers, and the most bytes of a head. Engines send about ten headers of 300 bytes
+/// together.
 const MAX_HEADERS: usize = 100;
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 
-/// The body that follows.
 #[derive(Debug)]
 pub struct BodyFraming {
-    /// What comes next of it.
     pub framing: Framing,
-    /// Another request may follow.
     pub keeps_alive: bool,
 }
 
-/// What is kept of the head that `read` begins with, which is taken out, and its body; nothing while it is not complete. Those of interim answers are
-/// passed over.
+/// Takes out the complete head that `read` begins with, and returns what `keep` keeps of it and the
+/// body's framing; `None` while it is incomplete. Interim answers are skipped.
 pub(crate) fn parse_head<H>(
     read: &mut BytesMut,
     is_head: bool,
@@ -72,7 +70,7 @@ fn body_framing(response: &Response<'_, '_>, status: u16, is_head: bool) -> Resu
     Ok(BodyFraming { framing, keeps_alive })
 }
 
-/// The length that all of these agree on.
+/// The length, if all values agree.
 fn content_length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, HttpError> {
     let malformed = HttpError::Malformed("its length is none");
     let mut agreed = None;

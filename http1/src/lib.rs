@@ -13,13 +13,11 @@ pub use httparse::Header;
 /// Why there is no answer, or no more of it.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The connection broke.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The other side ended it.
     #[error("connection closed before message completed")]
     Closed,
-    /// What came is not HTTP/1.1, or none that is unambiguous.
+    /// The answer is not HTTP/1.1, or is ambiguous.
     #[error("the answer is malformed: {0}")]
     Malformed(&'static str),
 }

@@ -21,7 +21,8 @@ fn keys(random: &mut fastrand::Rng, count: usize) -> Vec<BlockKey> {
     (0..count).map(|_| random.u64(..)).collect()
 }
 
-/// An index in which all replicas hold a fifth of a prompt, one in eight a half, and three most of it.
+/// An index in which all replicas hold a fifth of a prompt, one in eight a half, and three most of
+/// it.
 fn shared(
     random: &mut fastrand::Rng,
     replicas: usize,
@@ -45,7 +46,7 @@ fn shared(
 fn matching(criterion: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(1);
     let mut group = criterion.benchmark_group("match");
-    // The same prompt again and again: what is looked up is in the processor's caches.
+    // Always the same prompt, so that what is looked up is in the processor's caches.
     for (replicas, blocks) in [(64, 500), (64, 6250), (1000, 500), (1000, 6250)] {
         let name = |what: &str| BenchmarkId::new(format!("{what}, {blocks} blocks"), replicas);
         let prompt = keys(&mut random, blocks);
@@ -121,7 +122,8 @@ fn others(criterion: &mut Criterion) {
     criterion.bench_function("guess, 6250 blocks sent", |bencher| bencher.iter(|| guess.record_sent(seats[5], &prompt)));
 }
 
-/// Once, since it takes seconds and more than a gigabyte: each replica has blocks of its own, which is the worst for memory.
+/// Runs once, since it takes seconds and more than a gigabyte: each replica has blocks of its own,
+/// the worst case for memory.
 #[expect(clippy::print_stdout, reason = "the figures of this benchmark")]
 fn fleet(_: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(4);

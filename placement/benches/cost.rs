@@ -10,7 +10,7 @@ use hostler_placement::block_keys::{BlockKey, KeyChain, token_keys};
 use hostler_placement::cost::{Candidate, Conditions, PricingInput, place};
 use hostler_placement::rates::Rates;
 
-/// The program's own allocator.
+/// The allocator of the router itself.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -56,8 +56,8 @@ fn placing(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Replicas that hold a fifth of the prompt each, one in eight a half and three most of it, with a million other blocks between them, and as
-/// many requests in flight as there are replicas.
+/// Replicas that hold a fifth of the prompt each, one in eight a half and three most of it, with a
+/// million other blocks between them, and as many requests in flight as there are replicas.
 fn choosing(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("choice");
     for (count, length) in [(64, 8_000), (1_000, 8_000), (64, 100_000), (1_000, 100_000)] {

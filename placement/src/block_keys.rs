@@ -5,13 +5,13 @@
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// One block of tokens and everything before it.
+/// A hash that names a block of tokens and everything before it.
 pub type BlockKey = u64;
 
 /// Bytes of text in one block of the text level, where tokens are not known.
 pub const TEXT_BLOCK_BYTES: usize = 256;
 
-/// Tokens that stand for one block of text: about four bytes of prose or code are a token.
+/// Tokens per text block: about four bytes of prose or code make a token.
 pub const TEXT_BLOCK_TOKENS: u32 = 64;
 
 /// The key so far; each block continues it.
@@ -19,8 +19,8 @@ pub const TEXT_BLOCK_TOKENS: u32 = 64;
 pub struct KeyChain(BlockKey);
 
 impl KeyChain {
-    /// The beginning of every sequence that this LoRA adapter (empty: none) and cache salt (empty: none) share. Engines keep the blocks
-    /// of different adapters and salts apart.
+    /// The start of every sequence with this LoRA adapter and cache salt; empty means none. Engines
+    /// separate the blocks of different adapters and salts.
     #[must_use]
     pub fn new(lora: &str, salt: &str) -> Self {
         let lora = xxh3_64_with_seed(lora.as_bytes(), 1);
@@ -38,19 +38,19 @@ impl KeyChain {
         self.fold(xxh3_64(bytemuck::cast_slice(tokens)))
     }
 
-    /// The key of the next block when more than its tokens decides what it holds: an image, say.
+    /// The key of the next block when more than its tokens identifies it: an image, say.
     pub fn push_with_extra(&mut self, tokens: &[u32], more: &[u8]) -> BlockKey {
         self.fold(xxh3_64(more));
         self.push(tokens)
     }
 
-    /// The key of the next block of text.
     pub fn push_text(&mut self, text: &[u8]) -> BlockKey {
         self.fold(xxh3_64(text))
     }
 
-    /// Blocks are hashed each by itself and then folded into the chain by one wide multiplication: the processor hashes several at a time,
-    /// which with the key as seed of the next block's hash it could not (1.6 times as fast for 100k tokens).
+    /// Each block is hashed by itself and then folded into the chain by one wide multiplication. So
+    /// the processor hashes several blocks at a time, which it could not with the key as the next
+    /// block's seed (1.6 times as fast for 100k tokens).
     #[expect(clippy::cast_possible_truncation, reason = "both halves of the product are used")]
     fn fold(&mut self, block: u64) -> BlockKey {
         let product = u128::from(self.0 ^ 0x9e37_79b9_7f4a_7c15) * u128::from(block ^ 0xd1b5_4a32_d192_ed03);

@@ -10,187 +10,184 @@ use crate::affinity::Arrivals;
 use crate::offered_work::MAX_UTILISATION;
 use crate::rates::{MAX_SLOWNESS, MIN_SLOWNESS, Rates};
 
-/// A request that is to be placed.
 #[derive(Debug, Clone, Copy)]
 pub struct PricingInput<'a> {
-    /// Tokens of its prompt.
     pub tokens: u32,
-    /// Tokens that its answer is expected to have.
+    /// Expected tokens of its answer.
     pub output: f64,
-    /// How often the beginnings of its prompt have lately been asked for.
+    /// How often the beginnings of its prompt have lately been requested.
     pub arrivals: &'a Arrivals,
 }
 
-/// What the choice knows of one replica. Tokens and requests are those of all routers.
+/// What placement knows of one replica, over the requests of all routers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Candidate {
     /// Its index in the fleet view.
     pub replica: usize,
-    /// Tokens of the prompt that it holds, or will hold when what is in flight there has been computed.
+    /// Prompt tokens that it holds, or will hold once its requests in flight have been computed.
     pub matched: u32,
-    /// Requests in flight: the greater of what routers count and what the engine says, since an engine that hangs says nothing.
+    /// Requests in flight: the larger of the routers' and the engine's count, since a hung engine
+    /// reports nothing.
     pub in_flight: u32,
     /// Prompt tokens that are still to be computed for requests ahead of a new one.
     pub pending: u64,
-    /// Tokens of the sequences that it runs.
+    /// Tokens of the sequences that it decodes.
     pub context: u64,
-    /// Tokens that its KV cache holds; 0 when unknown.
+    /// Tokens that fit into its KV cache; 0 when unknown.
     pub capacity: u64,
     /// Share of the KV cache that running sequences hold, 0 to 1.
     pub kv_use: f64,
-    /// Tokens that a step computes at most; 0 where that is unknown, which counts as [`DEFAULT_TOKEN_BUDGET`].
+    /// The most tokens of a step; 0 where unknown, which counts as [`DEFAULT_TOKEN_BUDGET`].
     pub budget: u32,
-    /// Seconds for which the oldest request there has waited beyond what was predicted; 0 when none has.
+    /// Seconds that the oldest request there is overdue; 0 when none is.
     pub overdue: f64,
-    /// Its speed.
     pub rates: Rates,
-    /// Its lease has lapsed or its last request failed: it is used when nothing else is left.
+    /// Its lease has lapsed or its last request failed: it is used only when nothing else is left.
     pub doubtful: bool,
 }
 
-/// What holds for the fleet as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Conditions {
-    /// The mean speed of its replicas: the unit in which recomputation is priced.
+    /// The mean rates of its replicas, in which recomputation is priced.
     pub nominal: Rates,
-    /// Offered work as a share of what it can do, 0 to 1; more than 0.95 counts as 0.95.
+    /// Offered work as a share of the fleet's capacity, 0 to 1; more than 0.95 counts as 0.95.
     pub utilisation: f64,
 }
 
-/// What one replica would cost, in seconds. `u` are the uncached and `h` the matched tokens, `s` is its slowness (kept within 0.25 and 8),
-/// `step`, `prefill`, `attention` and `decode` are its rates, `η` and `ρ` the fleet's, and `t` is `Rates::step_seconds` of its requests in
-/// flight and their context.
+/// What one replica would cost, in seconds. `u` are the uncached and `h` the matched tokens, `s` is
+/// its slowness (kept within 0.25 and 8), `step`, `prefill`, `attention` and `decode` are its
+/// rates, `η` and `ρ` the fleet's, and `t` is `Rates::step_seconds` of its requests in flight and
+/// their context.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Terms {
-    /// `max(prefill·pending·s, overdue)`: the prompts ahead. An engine that hangs reports nothing; how long its oldest request has been
-    /// left without an answer says it all.
+    /// `max(prefill·pending·s, overdue)`: the prompts ahead. An engine that hangs reports nothing;
+    /// how long its oldest request has been left without an answer says it all.
     pub queue: f64,
     /// `(prefill·u + attention·u·(h + u/2))·s`: the prompt itself.
     pub prefill: f64,
-    /// `max(1, ceil((pending + u)/budget))·t`: what the sequences that are decoded take of each step on the way.
+    /// `max(1, ceil((pending + u)/budget))·t`: what the sequences that are decoded take of each
+    /// step on the way.
     pub steps: f64,
-    /// Until there is memory: 0 if `held + u + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`, and `output·t` at most, with
-    /// `n = max(1, in_flight)`. `held` is what the KV cache holds for running sequences: `context`, or `kv_use·capacity` where that is
-    /// reported and less, since sequences share prefixes. They are taken to be equally long and spread evenly over answers as long as this
-    /// one's: one of them ends every `output/n` steps.
+    /// Until there is memory: 0 if `held + u + output ≤ capacity`, else
+    /// `ceil(excess·n/held)/n·output·t`, and `output·t` at most, with `n = max(1, in_flight)`.
+    /// `held` is what the KV cache holds for running sequences: `context`, or `kv_use·capacity`
+    /// where that is reported and less, since sequences share prefixes. They are taken to be
+    /// equally long and spread evenly over answers as long as this one's: one of them ends every
+    /// `output/n` steps.
     pub memory: f64,
-    /// `η·nominal seconds per uncached token·Σ over uncached tokens of 1/(1 + arrivals)`, with `η = 2ρ/(1 − ρ)`: what recomputing costs
-    /// the others, and less where many lately came the same way, who can use what is computed here. The sum is what the arrivals say of this request.
+    /// `η·nominal seconds per uncached token·Σ over uncached tokens of 1/(1 + arrivals)`, with `η =
+    /// 2ρ/(1 − ρ)`: what recomputing costs the others, and less where many lately came the same
+    /// way, who can use what is computed here. The sum is what the arrivals say of this request.
     pub congestion: f64,
-    /// `0.15·output·(t + in_flight·Δ)`, with `Δ = decode + rates.context·(tokens + output/2)`: the answer, and by how much it slows down the
-    /// others. Every request in flight counts as decoded, also when the engine says nothing of it.
+    /// `0.15·output·(t + in_flight·Δ)`, with `Δ = decode + rates.context·(tokens + output/2)`: the
+    /// answer, and by how much it slows down the others. Every request in flight counts as decoded,
+    /// also when the engine says nothing of it.
     pub decode: f64,
 }
 
 impl Terms {
-    /// What is compared.
+    /// The cost that candidates are compared by, in seconds.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.first_token() + self.congestion + self.decode
     }
 
-    /// Seconds until the first token, as predicted.
+    /// Predicted seconds until the first token.
     #[must_use]
     pub fn first_token(&self) -> f64 {
         self.queue + self.prefill + self.steps + self.memory
     }
 }
 
-/// A candidate and its cost.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Scored {
-    /// The replica, as it was known.
     pub candidate: Candidate,
-    /// Tokens of the prompt that it would have to compute.
+    /// Prompt tokens that it would have to compute.
     pub uncached: u32,
-    /// What that costs.
     pub terms: Terms,
 }
 
-/// What one candidate costs, where [`place`] works it out.
+/// The cost of one candidate, in the memory that [`place`] works in.
 #[derive(Debug, Clone, Copy)]
 pub struct CandidateCost {
     total: f64,
     terms: Terms,
 }
 
-/// Why a replica was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChoiceReason {
-    /// There was no other.
     Only,
-    /// It cost the least by far enough.
+    /// It was the cheapest by more than a near-tie.
     Cheapest,
-    /// Several cost about the least; of those it had the longest match, of equals the fewest requests, and of equals again the lot fell
-    /// on it.
+    /// Several cost about the least: it had the longest match, then the fewest requests, and then
+    /// it was drawn at random.
     NearTie,
-    /// All were doubtful.
     LastResort,
 }
 
-/// The replica chosen, and what the choice was made from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Decision {
-    /// The candidates that are worth remembering: all, in the order in which they were given; of more than [`MAX_RECORDED`] the chosen one and
-    /// then the cheapest others.
+    /// The candidates that are kept, in the order given; of more than [`MAX_RECORDED`], the chosen
+    /// one and then the cheapest others.
     pub scored: Vec<Scored>,
     /// Index of the chosen one in `scored`.
     pub chosen: usize,
-    /// How many candidates there were.
     pub candidates: usize,
-    /// Why that one.
     pub why: ChoiceReason,
-    /// Candidates that cost about the least, the chosen one included.
+    /// Candidates within a near-tie, the chosen one included.
     pub tied: usize,
-    /// The fleet's utilisation that it was decided with.
     pub utilisation: f64,
-    /// The fleet's mean speed that it was decided with.
     pub nominal: Rates,
 }
 
 impl Decision {
-    /// The chosen candidate.
     #[must_use]
     pub fn choice(&self) -> &Scored {
         &self.scored[self.chosen]
     }
 }
 
-/// Candidates of one decision that are remembered. In a fleet of a thousand replicas, nobody reads the rest.
+/// Candidates kept per decision; nobody reads more in a fleet of a thousand replicas.
 pub const MAX_RECORDED: usize = 64;
 
-/// Share of the decoding that is charged. Time between tokens matters less than the time until the first, and the whole of it would make
-/// long answers flee from every busy replica, whatever it has cached.
+/// Share of the decoding cost that counts. The time between tokens matters less than the time to
+/// the first, and the whole cost would drive long answers away from every busy replica, whatever it
+/// has cached.
 const DECODE_SHARE: f64 = 0.15;
 
-/// What costs more than the cheapest by this share of the cheapest's time to the first token is still about the least: the estimates are
-/// no better, and several routers that see the same fleet must not all choose the same replica. The rest of the cost is left out, since
-/// the decoding of a long answer would make everything about the same.
+/// A near-tie: the cost exceeds the lowest by at most this share of the cheapest's time to the
+/// first token. The estimates are no better, and several routers with the same view must not all
+/// choose the same replica. The rest of the cost is left out, since decoding a long answer would
+/// make everything a near-tie.
 const TIE_SHARE: f64 = 0.02;
 
-/// So is what costs this many seconds more, where the times themselves are small: less than one more sequence in flight costs.
+/// So is a cost that is this many seconds higher, where the times are small: less than one more
+/// sequence in flight costs.
 const TIE_SECONDS: f64 = 0.000_2;
 
-/// A term that is not a number from zero up, or is greater than this, is taken as this: some thirty years. So nonsense in a replica's
-/// figures makes it the last to be chosen, and sums stay finite.
+/// A term that is negative, not a number or larger is replaced by this: some thirty years. So a
+/// replica with absurd figures is chosen last, and sums stay finite.
 const MAX_SECONDS: f64 = 1e9;
 
-/// Tokens of a step where a replica has not said how many: what vLLM 0.32 takes when it knows nothing of the GPU
-/// (`SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS`). Its server takes 2,048 on CPUs, on A100s and on all GPUs below 70 GiB, 8,192 on other
-/// GPUs, and 16,384 from 160 GiB (`EngineArgs.get_batch_defaults`).
+/// Tokens of a step where a replica does not report them: vLLM 0.32's default when it knows nothing
+/// of the GPU (`SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS`). Its server uses 2,048 on CPUs, on
+/// A100s and on all GPUs below 70 GiB, 8,192 on other GPUs, and 16,384 from 160 GiB
+/// (`EngineArgs.get_batch_defaults`).
 pub const DEFAULT_TOKEN_BUDGET: u32 = 2048;
 
-/// No answer is expected to be longer than this.
+/// An expected answer is cut to this many tokens.
 const MAX_OUTPUT_TOKENS: f64 = 1e6;
 
-/// An engine that is kept busy has this many steps' tokens of prompts that nobody has seen a first token of: those of the step that runs, of
-/// the next one, which is planned meanwhile, and of the one after it, for which prompts are on their way. With less it would run out of them:
-/// with one step's, on two H200s under 1,024 streams, up to half of these waited in the router. In the simulator, whose engines have neither
-/// of the two delays, three cost 4 % of the mean time to the first token at the heaviest load against one.
+/// Steps' worth of prompt tokens that keep an engine busy until a first token is seen: the step
+/// that runs, the next one, which is planned meanwhile, and the one after it, whose prompts are on
+/// their way. With less, the engine runs out of prompts: with one step's worth, on two H200s under
+/// 1,024 streams, up to half of these waited in the router. In the simulator, whose engines have
+/// neither of the two delays, three cost 4 % of the mean time to the first token at the heaviest
+/// load against one.
 const MAX_PENDING_STEPS: u64 = 3;
 
-/// With more than this share of the KV cache in use, the next sequence probably evicts one that runs.
+/// Above this share of the KV cache, the next sequence probably preempts a running one.
 const FULL_KV_USE: f64 = 0.97;
 
 /// The cheapest replica that is not doubtful, or the cheapest when all are; with its reasons. `None` without candidates.
@@ -232,7 +229,8 @@ pub fn place(
         match Some(rank).cmp(&best) {
             Ordering::Less => {}
             Ordering::Greater => (best, equals, chosen) = (Some(rank), 1, Some(index)),
-            // Each of the equals so far is the chosen one with the same probability, without a list of them.
+            // Reservoir sampling: each of the equals so far is chosen with the same probability,
+            // without a list of them.
             Ordering::Equal => {
                 equals += 1;
                 if random.u32(..equals) == 0 {
@@ -263,13 +261,14 @@ pub fn place(
     Some(Decision { scored, chosen, candidates: candidates.len(), why, tied, utilisation, nominal })
 }
 
-/// Those of the candidates that are remembered: the chosen one, then the cheapest others, of equals the first.
+/// The candidates to keep: the chosen one, then the cheapest others, of equals the first.
 fn candidates_to_record(priced: &[CandidateCost], chosen: usize) -> Vec<usize> {
     let mut kept = Vec::with_capacity(MAX_RECORDED + 1);
     kept.push(chosen);
     let mut dearest = f64::INFINITY;
     for (index, one) in priced.iter().enumerate() {
-        // Most cost more than enough others do: to sort all of them would cost as much as to price half of them.
+        // Most candidates cost more than those already found: sorting all would cost as much as
+        // pricing half of them.
         if one.total < dearest && index != chosen {
             let cheaper = kept[1..].partition_point(|other| priced[*other].total <= one.total);
             kept.insert(1 + cheaper, index);
@@ -282,8 +281,9 @@ fn candidates_to_record(priced: &[CandidateCost], chosen: usize) -> Vec<usize> {
     kept
 }
 
-/// Whether a request sent there now would begin to be computed as soon as the engine can begin with anything. While the replica that is
-/// chosen for it has no room, a request had better wait in the router, where every replica stays open to it and shorter ones can go before it.
+/// Whether a request sent there now would be computed as soon as the engine can begin anything.
+/// Until its replica has room, a request had better wait in the router, where every replica stays
+/// open to it and shorter requests can go first.
 #[must_use]
 pub fn has_room(candidate: &Candidate) -> bool {
     let full = candidate.kv_use > FULL_KV_USE;
@@ -298,13 +298,13 @@ fn clamp_utilisation(conditions: &Conditions) -> f64 {
     if conditions.utilisation.is_nan() { 0.0 } else { conditions.utilisation.clamp(0.0, MAX_UTILISATION) }
 }
 
-/// What is the same for all candidates.
 struct CostModel<'a> {
     ask: &'a PricingInput<'a>,
     output: f64,
     nominal: Rates,
     congestion_price: f64,
-    /// What the arrivals say where nothing matches, and the last match that they were asked about: most candidates have one of the two.
+    /// The discounted tokens without a match, and those of the last match that was priced: most
+    /// candidates have one of the two.
     unmatched_tokens: f64,
     last_matched: (u32, f64),
 }
@@ -344,7 +344,7 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// Steps until there is memory.
+    /// Steps until a running sequence has freed enough memory.
     fn memory_steps(&self, candidate: &Candidate, uncached: u32) -> f64 {
         let (capacity, context) = (candidate.capacity as f64, candidate.context as f64);
         let held = if candidate.kv_use > 0.0 { context.min(candidate.kv_use * capacity) } else { context };
@@ -356,7 +356,8 @@ impl<'a> CostModel<'a> {
         ((excess * sequences / held).ceil() / sequences).min(1.0) * self.output
     }
 
-    /// Nonsense in the fleet's figures would cost all candidates alike and hide what they differ by; it prices nothing.
+    /// Absurd figures of the fleet would cost all candidates alike and hide their differences, so
+    /// they price nothing.
     fn congestion(&mut self, matched: u32, uncached: u32) -> f64 {
         if self.congestion_price == 0.0 || uncached == 0 {
             return 0.0;
@@ -370,7 +371,7 @@ impl<'a> CostModel<'a> {
     }
 }
 
-/// A duration that can be compared and summed.
+/// Makes a duration comparable and summable.
 fn clamp_seconds(value: f64) -> f64 {
     if (0.0..=MAX_SECONDS).contains(&value) { value } else { MAX_SECONDS }
 }

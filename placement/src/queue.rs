@@ -13,51 +13,54 @@ use released_tokens::ReleasedTokens;
 pub use slot_quota::{QueueFull, SlotQuota, has_fair_share};
 use tenant_queue::{Entry, TenantQueue};
 
-/// Of the tokens released while others wait in less urgent bands, the share that is theirs.
+/// The share of released tokens that goes to lower-priority bands while they wait.
 const LOW_PRIORITY_SHARE: f64 = 0.1;
 
-/// What less urgent bands have not had of their share is remembered up to this many tokens; a request that is longer goes for as much.
+/// Tokens of that share which lower-priority bands are still owed, at most; a longer request is
+/// released for this much.
 const MAX_OWED_TOKENS: f64 = 65_536.0;
 
-/// What decides a request's turn.
 #[derive(Debug, Clone)]
 pub struct TurnFactors {
-    /// Its band: a lower one goes first.
+    /// Its band: a lower number goes first.
     pub priority: i32,
-    /// Who shares with whom.
+    /// The hash that requests share turns by.
     pub tenant: u64,
-    /// The tenant's share beside others'.
+    /// The tenant's share against others'.
     pub weight: f64,
-    /// Prompt tokens to be computed on the replica that holds most of it.
+    /// Prompt tokens to compute on the replica that holds most of it.
     pub uncached_tokens: u32,
-    /// Tokens that its answer is expected to have.
+    /// Expected tokens of its answer.
     pub output_tokens: u32,
-    /// When it began to wait.
+    /// When it was queued, in seconds.
     pub queued_at: f64,
 }
 
 impl TurnFactors {
-    /// What its tenant is charged. A request without an uncached token counts as one, so that tenants of such requests take turns. A
-    /// token of the answer counts as much as one of the prompt: what it adds to the steps it is computed in is about the same.
+    /// What its tenant is charged. At least one token, so that tenants with fully cached prompts
+    /// take turns too. A token of the answer counts like one of the prompt: both add about the same
+    /// to their steps.
     fn tokens(&self) -> f64 {
         f64::from(self.uncached_tokens.max(1)) + f64::from(self.output_tokens)
     }
 }
 
-/// A place in the queue, never given twice.
+/// A position in the queue, never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueueKey {
     tenant_queue: (i32, u64),
     number: u64,
 }
 
-/// The queue, which holds a value for each request.
+/// The queue, with a value for each request.
 ///
-/// The lowest band goes first; but while less urgent ones wait behind it, a tenth of the tokens released is theirs, all of them taken as
-/// one. Within a band, the tenant for whom the fewest tokens were lately released for its weight goes first; of its requests, the one with
-/// the greatest `(1 + (wait/4 s)²)/uncached`: short ones first, but a long one has its turn when it has waited long against those that come
-/// later. Equal ones leave in the order in which they came. One thing starves, on purpose: long requests of a tenant that sends more short
-/// ones than are ever released, which then wait as long themselves. The caller bounds every wait.
+/// The lowest band goes first, but while others wait behind it, a tenth of the released tokens is
+/// theirs, all of them taken as one. Within a band, the tenant with the fewest lately released
+/// tokens for its weight goes first; of its requests, the one with the greatest `(1 + (wait/4
+/// s)²)/uncached`: short ones first, but a long one that has waited goes before those that come
+/// later. Equal ones leave in order of arrival. One thing starves, on purpose: long requests of a
+/// tenant that sends more short ones than are ever released, which then wait as long themselves.
+/// The caller bounds every wait.
 #[derive(Debug)]
 pub struct Queue<T> {
     capacity: usize,
@@ -66,22 +69,21 @@ pub struct Queue<T> {
     /// By band and tenant; none is empty.
     tenant_queues: FxHashMap<(i32, u64), TenantQueue<T>>,
     released: ReleasedTokens,
-    /// Tokens of their share that less urgent bands have not had yet.
+    /// Tokens that lower-priority bands are still owed.
     owed_tokens: f64,
-    /// The order of the lines, made anew with each look.
+    /// The order of the tenants' queues, computed for each release.
     order: Vec<TenantRank>,
 }
 
-/// A line's turn among lines.
+/// The rank of one tenant's queue.
 #[derive(Debug, Clone, Copy)]
 struct TenantRank {
     tenant_queue: (i32, u64),
-    /// Tokens released for the tenant, for its weight.
+    /// Tokens lately released for the tenant, divided by its weight.
     released_per_weight: f64,
 }
 
 impl<T> Queue<T> {
-    /// A queue for at most this many requests.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self {
@@ -95,7 +97,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Lets a request wait.
+    /// Queues a request.
     ///
     /// # Errors
     /// The value comes back when the queue is full.
@@ -110,15 +112,16 @@ impl<T> Queue<T> {
         Ok(QueueKey { tenant_queue: line, number })
     }
 
-    /// Takes out the request whose turn it is, and counts its tokens as released for its tenant.
+    /// Takes out the request whose turn it is, and charges its tokens to its tenant.
     pub fn pop(&mut self, now: f64) -> Option<(TurnFactors, T)> {
         self.pop_where(now, 1, |_, _| true)
     }
 
-    /// Takes out the first request that `may_go`, of at most `looked_at` in the order of their turns, and counts its tokens as released
-    /// for its tenant. So a request whose replica is busy does not hold up those behind it, and keeps its turn; and while several tenants
-    /// wait, one of them has no more than half of the looks. `may_go` may correct a request's uncached tokens, since caches change while
-    /// it waits.
+    /// Takes out the first request that `may_go`, of at most `looked_at` in the order of their
+    /// turns, and charges its tokens to its tenant. A request whose replica is busy so keeps its
+    /// turn without delaying those behind it; while several tenants wait, one of them gets at most
+    /// half of the looks. `may_go` may correct a request's uncached tokens, since caches change
+    /// while it waits.
     pub fn pop_where(
         &mut self,
         now: f64,
@@ -144,39 +147,38 @@ impl<T> Queue<T> {
         popped
     }
 
-    /// Counts a request as released that did not have to wait.
+    /// Charges a request that did not have to wait.
     pub fn record_unqueued(&mut self, waiting: &TurnFactors, now: f64) {
         self.released.add(waiting.tenant, waiting.tokens(), now);
     }
 
-    /// Takes out a request that gave up waiting. `None` when it has left already.
+    /// Takes out a request that gave up waiting; `None` when it has left already.
     pub fn remove(&mut self, place: QueueKey) -> Option<T> {
         let entry = self.tenant_queues.get_mut(&place.tenant_queue)?.remove(place.number)?;
         self.remove_if_empty(place.tenant_queue);
         Some(entry.value)
     }
 
-    /// The lowest band in which somebody waits, which goes first.
+    /// The lowest band with a waiting request, which goes first.
     #[must_use]
     pub fn lowest_priority(&self) -> Option<i32> {
         self.tenant_queues.keys().map(|(priority, _)| *priority).min()
     }
 
-    /// Requests that wait.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Nobody waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Prompt tokens that would be released before this request if nobody else came, from which its wait follows. It may be in the queue
-    /// already: it does not count itself. Exact within a tenant; of other tenants, as much is counted as brings them level with its own,
-    /// and nothing of less urgent bands.
+    /// Prompt tokens that would be released before this request if no other came, from which its
+    /// wait follows. It does not count itself if it is queued already. Exact within a tenant; of
+    /// other tenants, as much is counted as brings them level with its own, and nothing of
+    /// lower-priority bands.
     #[must_use]
     pub fn uncached_tokens_ahead(&self, waiting: &TurnFactors, now: f64) -> u64 {
         let line = self.tenant_queues.get(&(waiting.priority, waiting.tenant));
@@ -196,7 +198,7 @@ impl<T> Queue<T> {
         bands + own + whole_tokens(others)
     }
 
-    /// Finds the order of the lines, as far as that many looks can go.
+    /// Sorts the tenants' queues, as far as that many looks can go.
     fn sort_tenants(&mut self, now: f64, looked_at: usize) {
         self.released.sweep(now);
         self.order.clear();
@@ -215,7 +217,7 @@ impl<T> Queue<T> {
         };
         let urgent = self.order.iter().map(|rank| rank.tenant_queue.0).min().unwrap_or_default();
         let patient = self.order.iter().filter(|rank| rank.tenant_queue.0 != urgent);
-        // Whose turn it is among those behind the most urgent band, whatever theirs is.
+        // The band behind the lowest one whose turn it is, whichever it is.
         let patient = patient.copied().min_by(|one, other| {
             let order = one
                 .released_per_weight
@@ -262,7 +264,6 @@ impl<T> Queue<T> {
         (waiting, value)
     }
 
-    /// One has left this line.
     fn remove_if_empty(&mut self, line: (i32, u64)) {
         self.len -= 1;
         if self.tenant_queues.get(&line).is_some_and(TenantQueue::is_empty) {
@@ -271,7 +272,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// A weight that can be divided by.
+/// A weight that is safe to divide by.
 fn clamp_weight(weight: f64) -> f64 {
     if weight.is_finite() { weight.clamp(0.01, 100.0) } else { 1.0 }
 }

@@ -3,8 +3,9 @@
 
 use serde::Serialize;
 
-/// Coefficients of one replica. A step takes `step + prefill·u + attention·u·(h + u/2) + decode·n + context·c` seconds, where it computes
-/// `u` prompt tokens after `h` cached ones and one token for each of `n` sequences that hold `c` tokens together.
+/// Coefficients of one replica. A step takes `step + prefill·u + attention·u·(h + u/2) + decode·n +
+/// context·c` seconds. It computes `u` prompt tokens after `h` cached ones, and one token for each
+/// of `n` sequences that hold `c` tokens together.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rates {
     /// Seconds of an empty step.
@@ -17,24 +18,30 @@ pub struct Rates {
     pub decode: f64,
     /// Seconds per token that the sequences hold.
     pub context: f64,
-    /// How much slower than its coefficients say it has lately been, as a factor.
+    /// How much slower than its coefficients it has lately been, as a factor.
     pub slowness: f64,
 }
 
-/// What is assumed of a replica that has not shown anything yet: a model of 7 to 32 billion parameters on one or two H100. It has to be
-/// of the right order only; a wrong prior that all replicas share hardly changes which of them is cheapest.
+/// Assumed of a replica that has shown nothing yet: a model of 7 to 32 billion parameters on one or
+/// two H100. Only the order of magnitude matters: a wrong prior that all replicas share hardly
+/// changes which of them is cheapest.
 impl Default for Rates {
     fn default() -> Self {
         Self {
-            // Reading 16 to 32 GB of weights at 3.35 TB/s takes 5 to 10 ms; scheduling and launches add to the smaller figure.
+            // Reading 16 to 32 GB of weights at 3.35 TB/s takes 5 to 10 ms; scheduling and launches
+            // add to the smaller figure.
             step: 0.01,
-            // Two operations per parameter: 20 GFLOP for ten billion, at about 500 TFLOP/s, which is half of the peak in 16 bits.
+            // Two operations per parameter: 20 GFLOP for ten billion, at about 500 TFLOP/s, which
+            // is half of the peak in 16 bits.
             prefill: 40e-6,
-            // Four operations per layer and width: 0.5 MFLOP for 32 layers of 4,096, at about 500 TFLOP/s.
+            // Four operations per layer and width: 0.5 MFLOP for 32 layers of 4,096, at about 500
+            // TFLOP/s.
             attention: 1e-9,
-            // The same arithmetic as for a prompt token, partly hidden behind the reading of weights, and some sampling and scheduling.
+            // The same arithmetic as for a prompt token, partly hidden behind the reading of
+            // weights, and some sampling and scheduling.
             decode: 30e-6,
-            // Reading 57 kB of keys and values (28 layers, four heads of 128, 16 bits) at 3.35 TB/s. Larger models need two or three times that.
+            // Reading 57 kB of keys and values (28 layers, four heads of 128, 16 bits) at 3.35
+            // TB/s. Larger models need two or three times that.
             context: 2e-8,
             slowness: 1.0,
         }
@@ -42,40 +49,43 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Seconds that the prompt itself needs: `uncached` tokens after `matched` cached ones. Slowness is not in it.
+    /// Seconds for the prompt itself: `uncached` tokens after `matched` cached ones, without
+    /// slowness.
     #[must_use]
     pub fn prefill_seconds(&self, uncached: u32, matched: u32) -> f64 {
         f64::from(uncached) * self.prefill_seconds_each(uncached, matched)
     }
 
-    /// The same for each of the uncached tokens, on average.
+    /// The average of that per uncached token.
     pub(crate) fn prefill_seconds_each(&self, uncached: u32, matched: u32) -> f64 {
         self.prefill + self.attention * (f64::from(matched) + f64::from(uncached) / 2.0)
     }
 
-    /// Seconds of a step that computes one token for each of `sequences`, which hold `context` tokens together.
+    /// Seconds of a step that computes one token for each of `sequences`, which hold `context`
+    /// tokens together.
     #[must_use]
     pub fn step_seconds(&self, sequences: u32, context: u64) -> f64 {
         self.step + self.decode * f64::from(sequences) + self.context * context as f64
     }
 
-    /// Seconds of a replica that a request takes from the others: its prompt, and the part of each step that is its token's and its
-    /// context's. With long contexts the reading of keys and values is most of it. The empty step is nobody's.
+    /// Seconds that a request takes from a replica's others: its prompt, and its token's and
+    /// context's part of each step. With long contexts most of it is reading keys and values. The
+    /// empty step is charged to nobody.
     #[must_use]
     pub fn work_seconds(&self, uncached: u32, matched: u32, output: f64) -> f64 {
         let context = f64::from(uncached) + f64::from(matched) + output / 2.0;
         self.prefill_seconds(uncached, matched) + output * (self.decode + self.context * context)
     }
 
-    /// The mean of each coefficient: the unit in which work that could fall on any replica is counted. Replicas with a coefficient that is
-    /// not a number from zero up are left out; without any other, the prior.
+    /// The mean of each coefficient, in which work that any replica could take is counted. Replicas
+    /// with a coefficient that is negative or no number are left out; the prior if none is left.
     #[must_use]
     pub fn mean<'a>(of: impl Iterator<Item = &'a Self>) -> Self {
         let mut sum = [0.0; 6];
         let mut count = 0.0;
         for rates in of {
             let parts = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness];
-            // Numbers from zero up have a finite sum only if each is finite.
+            // Of non-negative numbers the sum is finite only if each is.
             if parts.iter().all(|part| *part >= 0.0) && parts.iter().sum::<f64>().is_finite() {
                 sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
                 count += 1.0;
@@ -89,10 +99,9 @@ impl Rates {
     }
 }
 
-/// What one replica has shown of its speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearnedRates {
-    /// Its rates, as it alone has shown them.
+    /// Its rates from its own samples alone.
     pub rates: Rates,
     /// What first tokens told: the speed of prefill and the slowness.
     pub first_tokens: Samples,
@@ -127,15 +136,16 @@ impl Default for LearnedRates {
     }
 }
 
-/// A replica's own samples weigh as much as this many of the others'. Replicas of a fleet are mostly alike, so what one has shown says
-/// something of the next, and a difference that is only noise must not send all requests to one of them.
+/// The weight of the pool's mean, in samples of a replica's own. Replicas of a fleet are mostly
+/// alike, so one's samples inform the next, and mere noise must not send all requests to one of
+/// them.
 const POOL_WEIGHT: f64 = 20.0;
 
 /// After so many seconds without a sample the others' weigh twice as much, after twice as many three times. So whoever looked slow once is
 /// tried again.
 const POOL_WEIGHT_SECONDS: f64 = 60.0;
 
-/// More samples than this say no more: a replica's last hundred or so are what it has learned from.
+/// The most samples that count: a replica has learned from its last hundred or so.
 const MAX_SAMPLES: f64 = 200.0;
 
 /// What the speeds of equal replicas differ by at least, as a standard deviation: what was learned on a busy host differs by a tenth.
@@ -144,9 +154,10 @@ const MIN_SPREAD: f64 = 0.1;
 /// A difference by more than this share is never all noise.
 const MAX_NOISE: f64 = 0.5;
 
-/// What the replicas that a request may go to have shown together.
+/// The pooled samples of the replicas that a request may go to.
 ///
-/// Without it a replica that has never been used keeps the prior, and looks slower or faster than all others for as long as nobody tries it.
+/// Without it a replica that was never used keeps the prior, and looks slower or faster than all
+/// others until somebody tries it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RatePool {
     replicas: f64,
@@ -154,7 +165,6 @@ pub struct RatePool {
     intervals: PooledSamples,
 }
 
-/// Sums of samples and of what they showed.
 #[derive(Debug, Clone, Copy, Default)]
 struct PooledSamples {
     samples: f64,
@@ -179,7 +189,6 @@ impl PooledSamples {
 }
 
 impl RatePool {
-    /// What all of these have shown.
     #[must_use]
     pub fn new<'a>(all: impl Iterator<Item = &'a LearnedRates>) -> Self {
         let mut pool = Self::default();
@@ -187,7 +196,6 @@ impl RatePool {
         pool
     }
 
-    /// One more has shown this.
     #[inline]
     pub fn add(&mut self, learned: &LearnedRates) {
         let rates = &learned.rates;
@@ -263,67 +271,70 @@ impl MeanRates {
     }
 }
 
-/// A first token that came, and what had been expected of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FirstTokenSample {
-    /// What `Terms::first_token` said when the request was placed.
+    /// `Terms::first_token` when the request was placed.
     pub predicted_seconds: f64,
     /// The rates that it said it with.
     pub priced: Rates,
     /// Seconds from dispatch to the first token.
     pub actual_seconds: f64,
-    /// Tokens of the prompt that had to be computed.
+    /// Prompt tokens that had to be computed.
     pub uncached: u32,
-    /// Tokens of the prompt that were cached.
+    /// Prompt tokens that were cached.
     pub matched: u32,
-    /// Prompt tokens of requests ahead of it at its dispatch.
+    /// Uncached prompt tokens of the requests ahead of it at its dispatch.
     pub pending: u64,
-    /// Requests in flight there at its dispatch, without it.
+    /// Other requests in flight there at its dispatch.
     pub in_flight: u32,
 }
 
-/// Fewer computed tokens than this take about as long as an empty step and say nothing of the speed.
+/// Fewer computed tokens take about as long as an empty step and say nothing about speed.
 const MIN_SAMPLE_TOKENS: f64 = 256.0;
 
-/// Up to this many requests in flight the engine counts as quiet: their decoding adds less to a step than its noise.
+/// With up to this many requests in flight, their decoding adds less to a step than its noise.
 const MAX_QUIET_IN_FLIGHT: u32 = 4;
 
-/// A sample moves an estimate by its factor to this power at least; while few samples have come, by more.
+/// The least exponent with which a sample's factor moves an estimate; larger while there are few
+/// samples.
 const MIN_GAIN: f64 = 0.05;
 
-/// The prior weighs as much as this many samples.
+/// The weight of the prior, in samples.
 const PRIOR_SAMPLES: f64 = 4.0;
 
-/// By which power of its factor a deviation under load moves the slowness.
+/// The exponent with which a deviation under load moves the slowness.
 const SLOWNESS_GAIN: f64 = 0.1;
 
-/// Share of the slowness that each sample under load turns into speed, so that what lasts becomes the coefficient.
+/// Share of the slowness that each sample under load moves into the prefill rate, so that a lasting
+/// deviation becomes part of the coefficient.
 const SLOWNESS_TO_RATE_SHARE: f64 = 0.01;
 
-/// Share of the slowness that is forgotten with each sample in quiet, which tells the speed directly.
+/// Share of the slowness that each unloaded sample removes, since it shows the speed directly.
 const SLOWNESS_DECAY: f64 = 0.1;
 
-/// The slowness stays between these.
 pub(crate) const MIN_SLOWNESS: f64 = 0.25;
-/// The slowness stays between these.
 pub(crate) const MAX_SLOWNESS: f64 = 8.0;
 
-/// No accelerator computes a prompt token faster than this, none that is used more slowly: whatever is fed, the speed stays in between.
+/// Bounds of the learned seconds per prompt token: no accelerator is faster, and none in use is
+/// slower.
 const PREFILL_BOUNDS: (f64, f64) = (1e-7, 1e-1);
 
-/// What an interval that is longer than expected weighs against a shorter one. Prompts that are computed in between make intervals longer
-/// and nothing makes them shorter, so the shorter ones tell what a step takes by itself.
+/// The weight of an interval longer than expected, against a shorter one. Prompts computed in
+/// between lengthen intervals and nothing shortens them, so the shorter ones tell what a step takes
+/// by itself.
 const LONG_INTERVAL_WEIGHT: f64 = 0.1;
 
-/// Share of the weight of earlier intervals that stays with each new one: the last hundred or so count.
+/// Share of the earlier intervals' weight that each new one leaves: the last hundred or so count.
 const INTERVAL_DECAY: f64 = 0.99;
 
 /// Learns one replica's rates while it serves.
 ///
-/// Prefill is learned as one factor, with the attention scaled alike: first tokens alone cannot tell the two apart while prompts are of
-/// similar length. So are the two coefficients of decoding. What a first token under load deviates by goes into the slowness, and from
-/// there into the speed if it lasts. A first token counts as at most e times faster or slower than expected, an interval as twice, so one
-/// absurd sample does little; those that are nonsense (not finite, not above zero) do nothing.
+/// Prefill is learned as one factor, with the attention scaled alike: first tokens cannot tell the
+/// two apart while prompts are of similar length. The two decoding coefficients are likewise
+/// learned as one. A first token's deviation under load goes into the slowness, and from there into
+/// the rate if it lasts. A first token counts as at most e times faster or slower than expected, an
+/// interval as twice, so one absurd sample does little; samples that are not finite or not positive
+/// do nothing.
 #[derive(Debug, Clone)]
 pub struct RateLearner {
     prior: Rates,
@@ -336,7 +347,6 @@ pub struct RateLearner {
 }
 
 impl RateLearner {
-    /// A learner that knows nothing but the prior.
     #[must_use]
     pub fn new(prior: Rates) -> Self {
         let (first_tokens, intervals) = (Samples::default(), LineMoments::default());
@@ -383,13 +393,12 @@ impl RateLearner {
         }
     }
 
-    /// What has been learned so far.
     #[must_use]
     pub fn rates(&self) -> Rates {
         self.rates
     }
 
-    /// The same, and from how much.
+    /// The rates, and the number of samples behind them.
     #[must_use]
     pub fn learned(&self) -> LearnedRates {
         let LineMoments { weight, x, .. } = self.intervals;
@@ -403,7 +412,8 @@ impl RateLearner {
         }
     }
 
-    /// Nothing else was there: what it took beyond a step is the prefill. At least a tenth of it is, should a step be overestimated.
+    /// With nothing else running, the time beyond a step is the prefill; at least a tenth of the
+    /// time is, in case a step is overestimated.
     fn learn_unloaded(&mut self, seen: &FirstTokenSample, work: f64) {
         let prefill = (seen.actual_seconds - self.rates.step_seconds(seen.in_flight, 0)).max(seen.actual_seconds / 10.0);
         let factor = prefill / work;
@@ -416,7 +426,8 @@ impl RateLearner {
         }
     }
 
-    /// Others were ahead: it took `factor` times what was predicted, of which prefill was `share`. Only that share is the slowness' doing.
+    /// With requests ahead, it took `factor` times the prediction, of which prefill was `share`.
+    /// Only that share goes into the slowness.
     fn learn_loaded(&mut self, factor: f64, share: f64) {
         if !(positive(factor) && positive(share)) {
             return;
@@ -437,7 +448,7 @@ impl RateLearner {
     }
 }
 
-/// The factor by which an estimate moves towards a sample that is `factor` times as much.
+/// The factor by which an estimate moves for a sample that is `factor` times as large.
 fn gain_factor(factor: f64, gain: f64) -> f64 {
     (factor.ln().clamp(-1.0, 1.0) * gain).exp()
 }
@@ -446,7 +457,7 @@ fn positive(value: f64) -> bool {
     value.is_finite() && value > 0.0
 }
 
-/// Weighted sums for a line through what was seen, where the newer weighs more.
+/// Weighted sums for fitting a line, with more weight on newer samples.
 #[derive(Debug, Clone, Copy, Default)]
 struct LineMoments {
     weight: f64,
@@ -464,8 +475,9 @@ impl LineMoments {
         }
     }
 
-    /// Offset and slope, neither below zero. A few pseudo-observations on the prior's line hold the slope where all that was seen had the
-    /// same `x`; they are scaled to the level of what was seen, so that the prior lends its shape and not its speed.
+    /// Offset and slope, neither negative. A few pseudo-observations on the prior's line determine
+    /// the slope where all samples had the same `x`. They are scaled to the samples' level, so that
+    /// the prior lends its shape and not its speed.
     fn fit_line(&self, offset: f64, slope: f64) -> (f64, f64) {
         let expected = self.weight * offset + self.x * slope;
         let prior: [f64; 4] = [1.0, 8.0, 32.0, 128.0];

@@ -12,39 +12,41 @@ use crate::template::{ContentShape, Template};
 use crate::tokens::{ContinueReading, EncoderStats, Progress, SegmentTokenizer};
 use crate::{Dialect, FilesError, ModelFiles, PromptRequest};
 
-/// Bytes of text that are encoded for one request: about two million tokens, a few seconds of one core.
+/// Bytes of text that are encoded for one request: about two million tokens, a few seconds of one
+/// core.
 pub const MAX_TEXT_BYTES: usize = 8 << 20;
 
-/// Bytes of prose or code per token, for prompts that are only counted.
+/// Bytes of prose or code per token, where tokens are only estimated.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Turns requests for one model into tokens. Shared by `Arc`; every method can be called from any thread.
+/// Turns requests for one model into tokens. Shared by `Arc`; every method can be called from any
+/// thread.
 pub struct Encoder {
     tokens: SegmentTokenizer,
     template: Option<Template>,
     /// Used instead when a request has tools.
     tool_template: Option<Template>,
     special_tokens: Map<String, Value>,
-    /// Engines write chats of these models without a template.
+    /// The model uses the harmony format: engines write its chats without a template.
     harmony: bool,
 }
 
-/// The tokens of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedPrompt {
-    /// The tokens of the prompt, or of the beginning that was asked for; of a batch, those of its first.
+    /// The tokens of the prompt, or of the beginning that was wanted; of a batch, those of the
+    /// first prompt.
     pub tokens: Vec<u32>,
-    /// About how many tokens follow in text that was not read because nobody asked for it.
+    /// About how many tokens follow in text that was not read because nobody wanted it.
     pub unread_tokens: u32,
-    /// False when the tokens stop before the first image, sound or video. The last of them may then be another one for the engine, because
-    /// what follows can join it.
+    /// False when the tokens stop before the first image, sound or video. The engine's last token
+    /// may then differ, because what follows can merge with it.
     pub is_whole: bool,
     /// About how many tokens the further prompts of a batch have.
     pub batch_tokens: u32,
 }
 
 impl Encoder {
-    /// Reads the files; the cache of segments holds at most this many bytes.
+    /// `cache_bytes` bounds the cache of segments.
     pub fn new(files: &ModelFiles, cache_bytes: usize) -> Result<Self, FilesError> {
         let config = TokenizerConfig::read(files)?;
         let tokens = SegmentTokenizer::new(&files.tokenizer, &config, cache_bytes)?;
@@ -63,18 +65,18 @@ impl Encoder {
         })
     }
 
-    /// The tokens that an engine with the Python front-end will see for this request.
+    /// The tokens that an engine with the Python front-end sees for this request.
     pub fn encode(&self, request: &PromptRequest) -> Result<EncodedPrompt, EncodeError> {
         self.encode_in(Dialect::Python, request)
     }
 
-    /// The tokens that an engine with this dialect will see for this request.
+    /// The tokens that an engine with this dialect sees for this request.
     pub fn encode_in(&self, dialect: Dialect, request: &PromptRequest) -> Result<EncodedPrompt, EncodeError> {
         self.encode_prefix(dialect, request, &mut |_| true)
     }
 
-    /// The same, or only the tokens of the beginning: `goes_on` is asked, at places where reading can stop, whether more is wanted. A request
-    /// that is truncated is read whole.
+    /// The same, or only the first tokens: `goes_on` is asked, at places where reading can stop,
+    /// whether more are wanted. A request that is truncated is read whole.
     pub fn encode_prefix(
         &self,
         dialect: Dialect,
@@ -104,13 +106,13 @@ impl Encoder {
         Ok(EncodedPrompt { tokens, unread_tokens: counted(unread), is_whole: whole, batch_tokens: counted(more) })
     }
 
-    /// What this encoder did so far.
     #[must_use]
     pub fn stats(&self) -> EncoderStats {
         self.tokens.stats()
     }
 
-    /// The tokens of a text as far as it is wanted, and about how many follow: as many for a byte as it had so far.
+    /// The tokens of a text as far as they are wanted, and about how many follow: as many per byte
+    /// as so far.
     fn text(&self, text: &str, special_tokens: bool, goes_on: &mut ContinueReading<'_>) -> Result<(Vec<u32>, usize), EncodeError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(EncodeError::TooLong { bytes: text.len(), most: MAX_TEXT_BYTES });
@@ -120,7 +122,7 @@ impl Encoder {
         Ok((read.tokens, unread))
     }
 
-    /// The text of a conversation, up to its first media, and whether that is all of it.
+    /// The text of a conversation up to its first medium, and whether that is all of it.
     fn render(&self, dialect: Dialect, chat: &Chat) -> Result<(String, bool), EncodeError> {
         if self.harmony {
             return Err(EncodeError::Unsupported("messages in the harmony format"));
@@ -156,7 +158,8 @@ impl Encoder {
         }
         let mut certain = marked.find(MEDIA_MARKER).unwrap_or(marked.len());
         if rules.shape == ContentShape::Parts {
-            // A template may write a word for an image long before the text beside it: only what does not depend on the media is certain.
+            // A template may write an image's placeholder long before the text beside it: only what
+            // does not depend on the media is certain.
             let kept = messages::conversation(&chat.messages, MessageRules { media: MediaMode::Kept, ..rules })?;
             let kept = render_conversation(template, (dialect, chat), kept, &mut variables)?;
             certain = certain.min(common_prefix(&marked, &kept));
@@ -191,7 +194,8 @@ impl fmt::Debug for Encoder {
     }
 }
 
-/// The words of `transformers`: the template is given the final message with this at its end, and what it writes after it is cut.
+/// As in `transformers`: the template gets the final message with this tag at its end, and what it
+/// writes after the tag is cut.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 fn render_conversation(
@@ -239,7 +243,7 @@ fn last_text(content: &mut Value) -> Option<&mut String> {
     }
 }
 
-/// Bytes that both texts begin with, up to the end of a character.
+/// Length in bytes of the common prefix, cut at a character's end.
 fn common_prefix(one: &str, other: &str) -> usize {
     let equal = one.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
     (0..=equal).rev().find(|end| one.is_char_boundary(*end)).unwrap_or_default()

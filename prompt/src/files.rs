@@ -12,38 +12,28 @@ pub struct ModelFiles {
     pub config: Option<Vec<u8>>,
     /// `special_tokens_map.json`.
     pub special_tokens: Option<Vec<u8>>,
-    /// `chat_template.jinja`, or the template that the engine was started with. It wins over the one in the config.
+    /// `chat_template.jinja`, or the template that the engine was started with. It takes precedence
+    /// over the config's.
     pub template: Option<String>,
 }
 
-/// Why the files of a model cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// `tokenizer.json` is not one that is understood here.
     #[error("cannot read tokenizer.json: {0}")]
     Tokenizer(String),
-    /// A file is not a JSON object.
     #[error("cannot read {file}: {error}")]
-    Json {
-        /// Its name.
-        file: &'static str,
-        /// What is wrong with it.
-        error: serde_json::Error,
-    },
-    /// A chat template does not compile.
+    Json { file: &'static str, error: serde_json::Error },
     #[error("cannot read the chat template: {0}")]
     Template(String),
 }
 
-/// What the config files say about the tokenizer.
 #[derive(Debug, Default)]
 pub(crate) struct TokenizerConfig {
     fields: Map<String, Value>,
-    /// `bos_token` and its like: the text of each, under the name that templates use.
+    /// `bos_token` and the like: the text of each, by the name that templates use.
     pub(crate) special_tokens: Map<String, Value>,
 }
 
-/// The chat templates of a model.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct TemplateSources {
     pub(crate) default: Option<String>,
@@ -98,7 +88,8 @@ impl TokenizerConfig {
         }
     }
 
-    /// Whether this is switched on or off in words (`add_bos_token`, `add_eos_token`), which then replaces what `tokenizer.json` says.
+    /// A switch (`add_bos_token`, `add_eos_token`) that, where it is set, replaces what
+    /// `tokenizer.json` says.
     pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         self.fields.get(name).map(|value| value.as_bool().unwrap_or(false))
     }
@@ -107,7 +98,7 @@ impl TokenizerConfig {
         self.special_tokens.get(name)?.as_str()
     }
 
-    /// The tokens that the config declares, by ascending id; an entry that is not understood is left out.
+    /// The tokens that the config declares, by ascending id, without invalid entries.
     pub(crate) fn declared_tokens(&self) -> Vec<DeclaredToken> {
         let Some(Value::Object(declared)) = self.fields.get("added_tokens_decoder") else { return Vec::new() };
         let mut tokens: Vec<(u32, DeclaredToken)> = declared

@@ -8,28 +8,29 @@ use serde_json::Value;
 use crate::PromptRequest;
 use crate::request::{Chat, Prompt};
 
-/// One thing about a prompt that an engine may treat in a way of its own.
+/// A property of a prompt that engines may treat in different ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptForm {
-    /// No conversation: the prompt of a completion.
+    /// The prompt of a completion.
     Texts,
-    /// A conversation, whatever else it is.
+    /// Any conversation.
     Chats,
     /// A conversation after which the template does not open an answer.
     Closed,
     /// A conversation whose final message the answer continues.
     Continued,
-    /// The content of a message is a list of parts.
+    /// A message's content is a list of parts.
     Parts,
     /// There are tools, calls of tools or results of them.
     Tools,
 }
 
 impl PromptForm {
-    /// All of them, the common ones first: where a prompt of several forms is not encoded as the engine does it, the last one is to blame.
+    /// All forms, the common ones first: if a prompt of several forms is not encoded as the engine
+    /// does it, the last one is to blame.
     pub const ALL: [Self; 6] = [Self::Texts, Self::Chats, Self::Closed, Self::Continued, Self::Parts, Self::Tools];
 
-    /// For people: what requests of this form are.
+    /// What requests of this form are, for people.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {
@@ -56,27 +57,22 @@ impl PromptForm {
     }
 }
 
-/// A set of forms.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct PromptForms(u8);
 
 impl PromptForms {
-    /// Every form.
     pub const ALL: Self = Self((1 << PromptForm::ALL.len()) - 1);
 
-    /// This set and that form.
     #[must_use]
     pub fn with(self, form: PromptForm) -> Self {
         Self(self.0 | 1 << form as u8)
     }
 
-    /// What is in this set but not in the other.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// Whether the form is in it.
     #[must_use]
     pub fn has(self, form: PromptForm) -> bool {
         self.0 & 1 << form as u8 != 0
@@ -87,11 +83,12 @@ impl PromptForms {
         PromptForm::ALL.into_iter().filter(move |form| self.has(*form))
     }
 
-    /// For operators: what is placed by text while only these forms are encoded; empty when these are all.
+    /// For operators: what is placed by text while only these forms are proved; empty when these
+    /// are all.
     #[must_use]
     pub fn unproved_remark(self) -> String {
         let open = Self::ALL.without(self);
-        // Whoever has no chats has none of their kinds either.
+        // Without chats, their special forms need not be named.
         let names: Vec<&str> = match open.has(PromptForm::Chats) {
             true => open.iter().filter(|form| matches!(form, PromptForm::Texts | PromptForm::Chats)).map(PromptForm::description).collect(),
             false => open.iter().map(PromptForm::description).collect(),
@@ -117,11 +114,11 @@ impl fmt::Debug for PromptForms {
 }
 
 impl PromptRequest {
-    /// The forms of its prompt.
     #[must_use]
     pub fn forms(&self) -> PromptForms {
         match &self.prompt {
-            // Token ids come by the route of texts, and nothing else is known of what the engine does there.
+            // Token ids use the route of texts, and nothing else is known of what the engine does
+            // there.
             Prompt::Text { .. } | Prompt::Tokens { .. } => PromptForms::default().with(PromptForm::Texts),
             Prompt::Chat(chat) => forms_of_chat(chat),
         }

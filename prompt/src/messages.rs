@@ -14,22 +14,21 @@ pub(crate) use tools::prepare_tools;
 use crate::template::ContentShape;
 use crate::{Dialect, EncodeError};
 
-/// Why no engine takes a conversation.
+/// The error for a conversation that no engine accepts.
 pub(crate) fn invalid(reason: impl Into<String>) -> EncodeError {
     EncodeError::Invalid(reason.into())
 }
 
-/// How messages are prepared.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MessageRules {
     pub(crate) shape: ContentShape,
     pub(crate) media: MediaMode,
     pub(crate) dialect: Dialect,
-    /// Whether `reasoning_content` counts as `reasoning`.
+    /// Whether `reasoning_content` is renamed to `reasoning`.
     pub(crate) renames_reasoning: bool,
 }
 
-/// The messages as a template sees them.
+/// The messages as a template gets them.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
@@ -37,7 +36,6 @@ pub(crate) struct Conversation {
     pub(crate) has_media: bool,
 }
 
-/// Prepares the messages of a request.
 pub(crate) fn conversation(messages: &[Value], rules: MessageRules) -> Result<Conversation, EncodeError> {
     if messages.is_empty() {
         return Err(invalid("a conversation needs a message"));

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use crate::{Dialect, Encoder, PromptForm, PromptForms, PromptRequest};
 
-/// Where an encoder and an engine differ.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}, for {sample}")]
 pub struct Difference {
@@ -19,58 +18,56 @@ pub struct Difference {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum DifferenceKind {
-    /// The body is no request for tokens.
+    /// The sample's body is no request for tokens.
     NoRequest,
     /// The engine answered neither with tokens nor with a refusal.
     NoAnswer { status: u16 },
     /// Only the encoder refused.
     OnlyEngineEncodes { reason: String },
-    /// The first token that differs; `None` where one has ended.
+    /// The first token that differs; `None` where one side has ended.
     Token { position: usize, encoder: Option<u32>, engine: Option<u32> },
 }
 
 impl Difference {
-    /// Whether the engine did not say what it makes of the sample. It may be busy, or have no such route: another answer may come later.
+    /// Whether the engine did not answer about the sample. It may be busy or lack the route, so
+    /// that a later try may succeed.
     #[must_use]
     pub fn is_no_answer(&self) -> bool {
         matches!(self.what, DifferenceKind::NoAnswer { .. })
     }
 }
 
-/// What is the same on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agreement {
-    /// The tokens.
     Tokens,
-    /// Neither takes the sample.
+    /// Both refuse the sample.
     Refusal,
-    /// Nothing: the engine does not take the sample, so there will be no such prompts. The Rust front-end refuses a message without text.
+    /// Nothing: the engine refuses the sample, so there will be no such prompts. The Rust front-end
+    /// refuses a message without text.
     Nothing,
 }
 
-/// What the samples have shown so far.
 #[derive(Debug, Default)]
 pub struct Coverage {
     compared: usize,
     agreed: PromptForms,
     differed: PromptForms,
-    /// The first of them.
     difference: Option<Difference>,
 }
 
-/// What is proved of an encoder.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ProofResult {
-    /// Prompts that have no other forms than these are encoded as the engine encodes them.
+    /// Prompts with these forms only are encoded as the engine encodes them.
     pub forms: PromptForms,
     /// How many samples had the same tokens on both sides.
     pub samples: usize,
-    /// Why these are not all forms, and what was seen.
+    /// Why some forms are missing, and what was seen.
     pub doubt: Option<String>,
 }
 
 impl Coverage {
-    /// A sample was compared. What came of it is put down to the last of its forms: the others have samples of their own.
+    /// Records a comparison. It is attributed to the sample's last form: the others have samples of
+    /// their own.
     pub fn record(&mut self, sample: &Value, compared: Result<Agreement, Difference>) {
         let request = PromptRequest::parse("/tokenize", sample.to_string().as_bytes());
         let Some(form) = request.and_then(|request| request.forms().iter().next_back()) else { return };
@@ -87,10 +84,10 @@ impl Coverage {
         }
     }
 
-    /// The forms of which some sample was agreed about, and none was not.
+    /// The forms with at least one agreement and no difference.
     ///
     /// # Errors
-    /// When neither plain texts nor plain chats are among them, and why.
+    /// Why neither plain texts nor plain chats are among them.
     pub fn into_result(self) -> Result<ProofResult, String> {
         let forms = self.agreed.without(self.differed);
         let refused = |form: PromptForm| format!("the engine refuses all samples of {}, which the router encodes", form.description());
@@ -174,7 +171,8 @@ pub fn samples() -> Vec<Value> {
     ]
 }
 
-/// In what the encoder agrees with what an engine of this dialect answered to this body of `POST /tokenize`: status and body.
+/// Compares the encoder with what an engine of this dialect answered (status and body) to this body
+/// of `POST /tokenize`.
 pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &[u8])) -> Result<Agreement, Difference> {
     #[derive(Deserialize)]
     struct Answer {
@@ -189,7 +187,7 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
             Err(_) => return differ(DifferenceKind::NoAnswer { status: 200 }),
         },
         (400 | 422, _) => None,
-        // So the Rust front-end answers when the chat template refuses.
+        // The Rust front-end's answer when the chat template refuses.
         (500, _) if encoded.is_err() => None,
         (status, _) => return differ(DifferenceKind::NoAnswer { status }),
     };
@@ -198,7 +196,8 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
         (Err(error), Some(_)) => differ(DifferenceKind::OnlyEngineEncodes { reason: error.to_string() }),
         (Ok(_), None) => Ok(Agreement::Nothing),
         (Ok(encoded), Some(engine)) => {
-            // Of a prompt with media only what comes before them is known, and its last token may be joined with what follows.
+            // With media only the tokens before them are known, and the last of these may merge
+            // with what follows.
             let known = if encoded.is_whole { encoded.tokens.len().max(engine.len()) } else { encoded.tokens.len().saturating_sub(1) };
             let position = (0..known).find(|position| encoded.tokens.get(*position) != engine.get(*position));
             match position {
@@ -213,7 +212,7 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
     }
 }
 
-/// The beginning of a body: samples differ there, and a log line has its limits.
+/// The beginning of a body: samples differ there, and a log line must stay short.
 fn shortened(body: &[u8]) -> String {
     const MOST: usize = 120;
     let text = String::from_utf8_lossy(body);

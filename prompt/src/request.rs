@@ -4,26 +4,24 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What a request asks an engine to read.
 #[derive(Debug, Clone)]
 pub struct PromptRequest {
     pub(crate) prompt: Prompt,
     pub(crate) truncation: Option<Truncation>,
-    /// Something that makes the tokens the engine's own affair.
+    /// A feature that only the engine itself can encode.
     pub(crate) unsupported: Option<&'static str>,
 }
 
-/// The prompt of a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Prompt {
     Chat(Box<Chat>),
-    /// One text, and the bytes of the further ones of a batch.
+    /// One text, and the bytes of a batch's further texts.
     Text {
         text: String,
         special_tokens: bool,
         more_bytes: usize,
     },
-    /// Token ids, and the number of those in the further prompts of a batch.
+    /// Token ids, and the number of those in a batch's further prompts.
     Tokens {
         tokens: Vec<u32>,
         more: usize,
@@ -38,13 +36,13 @@ pub(crate) struct Chat {
     pub(crate) documents: Option<Value>,
     pub(crate) add_generation_prompt: bool,
     pub(crate) continue_final_message: bool,
-    /// `chat_template_kwargs`, and the fields of a request that engines merge into them.
+    /// `chat_template_kwargs`, and the request fields that engines merge into them.
     pub(crate) variables: Map<String, Value>,
     pub(crate) special_tokens: bool,
-    /// Whether it came by the chat route, which renames `reasoning_content` of messages to `reasoning` and refuses an empty list of tools;
-    /// `/tokenize` does neither.
+    /// Whether it came by the chat route, which renames messages' `reasoning_content` to
+    /// `reasoning` and refuses an empty list of tools; `/tokenize` does neither.
     pub(crate) is_completion: bool,
-    /// Whether no tool may be called: the Rust front-end leaves tools out then.
+    /// Whether no tool may be called: the Rust front-end then leaves tools out.
     pub(crate) forbids_tools: bool,
 }
 
@@ -55,10 +53,10 @@ pub(crate) struct Truncation {
     pub(crate) side: TruncationSide,
 }
 
-/// Which tokens of a prompt that is too long are kept.
+/// Which tokens of too long a prompt are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TruncationSide {
-    /// The last ones, and the special tokens around them: what engines do when a request does not say.
+    /// The last ones, and the special tokens around them: the engines' default.
     Inner,
     /// The last ones.
     Last,
@@ -67,7 +65,8 @@ pub(crate) enum TruncationSide {
 }
 
 impl PromptRequest {
-    /// `None` for routes and bodies without a prompt that is understood here, and for bodies that no engine accepts.
+    /// `None` for routes and bodies whose prompts are not read here, and for bodies that no engine
+    /// accepts.
     #[must_use]
     pub fn parse(path: &str, body: &[u8]) -> Option<Self> {
         let body: RequestBody = match path {
@@ -120,7 +119,7 @@ impl RequestBody {
         if completes {
             documents = self.documents.take().filter(|documents| !documents.is_null());
             if let Some(effort) = self.reasoning_effort.take() {
-                // A request for reasoning switches it on in templates where it is off by default.
+                // A reasoning effort switches reasoning on in templates where it is off by default.
                 variables.entry("enable_thinking").or_insert_with(|| Value::from(effort != "none"));
                 variables.insert("reasoning_effort".to_owned(), Value::from(effort));
             }
@@ -172,7 +171,7 @@ impl RequestBody {
 
     fn truncation(&self) -> Result<Option<Truncation>, &'static str> {
         let Some(tokens) = self.truncate_prompt_tokens else { return Ok(None) };
-        // -1 stands for the longest prompt of the model, which the files do not tell.
+        // -1 means the model's longest prompt, which the files do not tell.
         let tokens = usize::try_from(tokens).ok().filter(|tokens| *tokens > 0).ok_or("a truncation to the length of the model")?;
         let side = match self.truncation_side.as_deref() {
             None => TruncationSide::Inner,
@@ -199,7 +198,8 @@ fn token_ids(list: &[Value]) -> Option<Vec<u32>> {
     list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
 }
 
-/// A list of texts or of lists of token ids; the first one is what matters to placement, the others only to how much work there is.
+/// A list of texts or of lists of token ids. Placement goes by the first; the others only add to
+/// the work.
 fn batch(list: Vec<Value>, special_tokens: bool) -> Option<Prompt> {
     let mut prompts = list.into_iter();
     match prompts.next()? {

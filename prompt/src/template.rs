@@ -13,12 +13,12 @@ pub(crate) use content::ContentShape;
 
 use crate::{EncodeError, FilesError};
 
-/// Steps of the template machine for one rendering: about a second of one core. The templates of models need some hundreds for a message.
+/// Steps of the template engine per rendering: about a second of one core. Models' templates need
+/// some hundreds per message.
 const MAX_STEPS: u64 = 10_000_000;
 
 const NAME: &str = "chat";
 
-/// A compiled chat template.
 #[derive(Debug)]
 pub(crate) struct Template {
     environment: Environment<'static>,
@@ -29,7 +29,8 @@ pub(crate) struct Template {
 impl Template {
     pub(crate) fn new(source: &str) -> Result<Self, FilesError> {
         let wrong = |error: minijinja::Error| FilesError::Template(describe_error(&error));
-        // Jinja reads every kind of line end as one; the tag that marks generated text in training data only opens a scope here.
+        // Jinja treats every kind of line end alike; the tag that marks generated text in training
+        // data only opens a scope here.
         let source = without_generation_tags(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let mut environment = Environment::new();
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(wrong)?);
@@ -47,7 +48,8 @@ impl Template {
         self.shape
     }
 
-    /// Whether the template has these words somewhere. Engines ask this way whether it knows a role or a field.
+    /// Whether the template contains this text. Engines find out in this way whether it knows a
+    /// role or a field.
     pub(crate) fn contains(&self, words: &str) -> bool {
         self.source.contains(words)
     }
@@ -59,7 +61,8 @@ impl Template {
     }
 }
 
-/// The reason alone: the template's own words if it raised, without the lines around it, which hold what users wrote.
+/// The reason alone: the template's own message if it raised, without the surrounding lines, which
+/// contain users' text.
 fn describe_error(error: &minijinja::Error) -> String {
     let mut words = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     if let Some(line) = error.line() {
@@ -68,7 +71,8 @@ fn describe_error(error: &minijinja::Error) -> String {
     words
 }
 
-/// `{% generation %}` and its end, as `{% with %}`: both open a scope and write what is in them.
+/// Turns `{% generation %}` and its end into `{% with %}`: both open a scope and write what is in
+/// them.
 fn without_generation_tags(source: &str) -> String {
     let mut rewritten = String::with_capacity(source.len());
     let mut rest = source;

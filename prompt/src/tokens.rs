@@ -22,30 +22,25 @@ use cache::{SegmentCache, SegmentKey};
 use cutter::Cutter;
 use splitter::{Piece, Splitter};
 
-/// What an encoder did so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EncoderStats {
-    /// Segments whose tokens were in the cache.
     pub hits: u64,
-    /// Segments that were encoded.
+    /// Segments that had to be encoded.
     pub misses: u64,
-    /// Bytes of text that were encoded.
     pub encoded_bytes: u64,
-    /// Bytes that the cache holds now.
     pub cache_bytes: usize,
 }
 
-/// A tokenizer and the cache of segments.
 pub(crate) struct SegmentTokenizer {
     tokenizer: Tokenizer,
     /// `None` when segments of this tokenizer are not independent.
     splitter: Option<Splitter>,
-    /// `None` when pieces of its segments are not.
+    /// `None` when pieces of its segments are not independent.
     cutter: Option<Cutter>,
-    /// `None` when the special tokens around a text are not always the same.
+    /// `None` when the special tokens around a text vary.
     surrounding: Option<SurroundingTokens>,
     cache: Mutex<SegmentCache>,
-    /// Nobody outside may find two texts with the same key.
+    /// Random, so that nobody outside can construct two texts with the same key.
     seed: u64,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -55,7 +50,7 @@ pub(crate) struct SegmentTokenizer {
 /// How far a text has been read.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress<'a> {
-    /// The tokens so far. They will not change, whatever follows.
+    /// The tokens so far; what follows does not change them.
     pub tokens: &'a [u32],
     /// The bytes of the text that they stand for.
     pub bytes: usize,
@@ -63,28 +58,27 @@ pub struct Progress<'a> {
     pub total_bytes: usize,
 }
 
-/// Whether a text is to be read on. Asked at each place where that is possible.
+/// Whether to read on; asked at each place where reading can stop.
 pub type ContinueReading<'a> = dyn FnMut(Progress<'_>) -> bool + 'a;
 
-/// Where a piece of text stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PiecePosition {
     /// At the beginning.
     First,
     /// After this added token.
     After(u32),
-    /// After another piece.
+    /// After another piece of the same segment.
     Within,
 }
 
-/// Texts with gaps between words of many kinds, to see whether cuts change their tokens.
+/// Texts with many kinds of gaps between words, to test whether cuts change their tokens.
 const SAMPLE_TEXTS: [&str; 3] = [
     "The quick brown fox, it's said, can't jump over  13 lazy dogs in 2024; will you (or they) have seen a U R L like a.b c\n\nand so on",
     "a b c d E F G hello world The THE the I'll we're do n't x y\tz w  q r \n s t u  v",
     "if value is None or other in self then return not found else raise Error from cause\n    pass def name of class",
 ];
 
-/// A text as far as it was read.
+/// A text, as far as it was read.
 #[derive(Debug)]
 pub(crate) struct ReadText {
     pub(crate) tokens: Vec<u32>,
@@ -134,7 +128,8 @@ impl SegmentTokenizer {
         Ok(tokens)
     }
 
-    /// The tokens of a text, with those that the tokenizer puts around every text if asked, or of as much of its beginning as is wanted.
+    /// The tokens of a text, or of as much of its beginning as is wanted, with the tokenizer's
+    /// surrounding tokens if asked.
     pub(crate) fn read_text(&self, text: &str, special_tokens: bool, goes_on: &mut ContinueReading<'_>) -> Result<ReadText, EncodeError> {
         let around = match (&self.surrounding, special_tokens) {
             (_, false) => &SurroundingTokens::default(),
@@ -149,12 +144,11 @@ impl SegmentTokenizer {
         Ok(read)
     }
 
-    /// How many of a text's tokens are put before and after it.
+    /// How many tokens the tokenizer puts before and after a text.
     pub(crate) fn surrounding_counts(&self) -> Option<(usize, usize)> {
         self.surrounding.as_ref().map(|around| (around.before.len(), around.after.len()))
     }
 
-    /// Whether this text is an added token.
     pub(crate) fn has_added_token(&self, text: &str) -> bool {
         self.tokenizer.get_added_vocabulary().get_vocab().contains_key(text)
     }
@@ -180,7 +174,8 @@ impl SegmentTokenizer {
             match piece {
                 Piece::Text(segment) => {
                     for piece in cutter.pieces(segment) {
-                        // Not to read so little would save nothing, and the tokens would not be counted.
+                        // Stopping so close to the end would save nothing, and the rest would not
+                        // be counted.
                         let can_stop = read.bytes > 0 && text.len() - read.bytes > cutter::FIRST_PIECE_BYTES;
                         if can_stop && !goes_on(Progress { tokens: &read.tokens, bytes: read.bytes, total_bytes: text.len() }) {
                             return Ok(());
@@ -200,7 +195,7 @@ impl SegmentTokenizer {
         Ok(())
     }
 
-    /// Appends the tokens of text between added tokens, or of a piece of it.
+    /// Appends the tokens of a piece of text between added tokens.
     fn append_piece(&self, text: &str, place: PiecePosition, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
         let key = SegmentKey { hash: xxh3_128_with_seed(text.as_bytes(), self.seed), bytes: text.len(), position: discriminant(&place) };
         if let Some(known) = self.cache.lock().get(key) {
@@ -210,7 +205,7 @@ impl SegmentTokenizer {
         }
         let encoded = match self.added_token_before(place) {
             None => self.encode_whole(text, false)?,
-            // Some tokenizers treat the beginning of a text in a special way.
+            // Some tokenizers treat the beginning of a text specially.
             Some((id, added)) => {
                 let mut encoded = self.encode_whole(&format!("{added}{text}"), false)?;
                 if encoded.first() != Some(&id) {
@@ -227,7 +222,6 @@ impl SegmentTokenizer {
         Ok(())
     }
 
-    /// The added token in front of a piece.
     fn added_token_before(&self, place: PiecePosition) -> Option<(u32, &str)> {
         let PiecePosition::After(id) = place else { return None };
         Some((id, self.splitter.as_ref()?.text_of(id)?))
@@ -238,7 +232,7 @@ impl SegmentTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Whether a few texts have the same tokens by segments and pieces as they have whole.
+    /// Whether a few texts have the same tokens in segments and pieces as whole.
     fn matches_whole_text(&self, texts: impl FnOnce(&Splitter) -> Vec<String>) -> bool {
         let Some(splitter) = &self.splitter else { return false };
         texts(splitter).iter().all(|text| {
@@ -250,7 +244,8 @@ impl SegmentTokenizer {
 }
 
 impl SurroundingTokens {
-    /// From the config's words if it has any, which engines let win over the file; from two texts with and without special tokens otherwise.
+    /// From the config, which engines prefer to the file, if it says so; otherwise by comparing two
+    /// texts with and without special tokens.
     fn detect(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Option<Self> {
         let switches = ["bos_token", "eos_token"].map(|name| (name, config.flag(&format!("add_{name}"))));
         if switches.iter().any(|(_, switch)| switch.is_some()) {
@@ -273,7 +268,7 @@ impl SurroundingTokens {
     }
 }
 
-/// Adds the tokens that only the config knows, as the library does that engines load tokenizers with.
+/// Adds the tokens that only the config declares, as the library does that engines use.
 fn add_declared_tokens(tokenizer: &mut Tokenizer, config: &TokenizerConfig) -> tokenizers::Result<()> {
     let mut missing = Vec::new();
     for declared in config.declared_tokens() {

@@ -30,7 +30,8 @@ pub mod inference {
     pub mod v1 {
         tonic::include_proto!("hostler.inference.v1");
 
-        /// The contract with all that it imports, for reflection: an encoded `google.protobuf.FileDescriptorSet`.
+        /// The contract with its imports, for reflection: an encoded
+        /// `google.protobuf.FileDescriptorSet`.
         pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("inference");
     }
 }
@@ -44,10 +45,10 @@ pub mod join {
     }
 }
 
-/// Version of the agent contract. Raised when an old agent could not work with a new router.
+/// Version of the agent contract, raised when an old agent could not work with a new router.
 pub const PROTOCOL: u32 = 1;
 
-/// Metadata key of a lane's ticket; binary, so the value travels as it is.
+/// Metadata key of a lane's ticket. It is a binary key, so the value is sent unencoded.
 pub const TICKET_KEY: &str = "hostler-ticket-bin";
 
 impl agent::v1::Phase {
@@ -55,7 +56,7 @@ impl agent::v1::Phase {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            // An engine of which nothing has been said is on its way.
+            // An engine without a reported phase is starting.
             Self::Unspecified | Self::Starting => "starting",
             Self::Loading => "loading",
             Self::Ready => "ready",

@@ -24,13 +24,14 @@ use crate::member::NewestCertificates;
 use crate::metrics::RouterMetrics;
 use crate::tls::FleetAuthority;
 
-/// How long a connection may be silent before its first byte.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections that may be silent, or at their handshake, at once; further ones wait to be accepted.
+/// Connections that may be silent, or at their handshake, at once; further ones wait to be
+/// accepted.
 const MAX_SILENT_CONNECTIONS: usize = 256;
 
-/// Connections without a certificate at once, where agents need one: each asks for one and leaves. Agents that find no place try again.
+/// Simultaneous connections of agents that have no certificate yet and ask for one. Agents that
+/// find no place try again.
 const MAX_UNAUTHENTICATED_CONNECTIONS: usize = 64;
 
 /// Serves agents on `listener` until `end`, over TLS where there is an authority to admit them.
@@ -61,7 +62,8 @@ pub(crate) async fn serve(
         .await
 }
 
-/// Connections that have begun to speak: HTTP/2 has no deadline for its first words, so a port scanner would stay for ever.
+/// Yields connections whose first byte has come: HTTP/2 has no deadline for it, so a port scanner
+/// would hold its place for ever.
 fn accept_connections(
     listener: TcpListener,
     admitting: Option<FleetAuthority>,
@@ -89,7 +91,7 @@ fn accept_connections(
     spoken.buffer_unordered(MAX_SILENT_CONNECTIONS).filter_map(std::future::ready)
 }
 
-/// A handshake failed. What somebody can do something about is said aloud; who scans ports and leaves is not.
+/// Warns where somebody can act on the failure; port scanners that leave are for the debug log.
 fn log_failed_handshake(peer: Option<std::net::SocketAddr>, error: &io::Error) {
     match hostler_tls::describe_for_router(error) {
         Some(reason) => tracing::warn!(?peer, reason, "an agent's connection was refused"),
@@ -97,7 +99,7 @@ fn log_failed_handshake(peer: Option<std::net::SocketAddr>, error: &io::Error) {
     }
 }
 
-/// A lane whose stream goes on. However that ends, the lane's requests get to know.
+/// Ends a lane's requests when its stream ends, however that happens.
 struct LaneGuard {
     lane: Arc<Lane>,
     lanes: Arc<Lanes>,
@@ -116,7 +118,7 @@ struct AgentEndpoint {
     metrics: Arc<RouterMetrics>,
     /// Agents need no certificate.
     is_anonymous_allowed: bool,
-    /// The streams of agents never end by themselves; without this the server would wait for them.
+    /// Ends the agents' streams, which never end by themselves: the server would wait for them.
     end: CancellationToken,
 }
 

@@ -15,7 +15,7 @@ pub struct BackgroundTasks {
 }
 
 impl BackgroundTasks {
-    /// Starts a task, which is dropped at the next point at which it waits when all are to end.
+    /// Starts a task. When all tasks are to end it is dropped at its next await point.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let end = self.end.clone();
         self.tasks.spawn(async move {
@@ -26,13 +26,13 @@ impl BackgroundTasks {
         });
     }
 
-    /// Cancelled when all are to end.
+    /// Cancelled when all tasks are to end.
     #[must_use]
     pub fn end(&self) -> &CancellationToken {
         &self.end
     }
 
-    /// Has all end, and waits until they have, for `limit` at most.
+    /// Tells all tasks to end and waits until they have, at most `limit`.
     pub async fn finish(&self, limit: Duration) {
         self.end.cancel();
         self.tasks.close();

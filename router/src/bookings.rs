@@ -16,14 +16,15 @@ use crate::fleet::InFlight;
 use crate::keys::Caller;
 use crate::placement::RequestQueue;
 
-/// The requests that their callers send themselves. There are no more than admission lets in. Cheap to clone.
+/// The requests that their callers send themselves. There are no more than admission lets in. Cheap
+/// to clone.
 #[derive(Debug, Clone)]
 pub struct Bookings(Arc<BookingsShared>);
 
 #[derive(Debug)]
 struct BookingsShared {
     table: Mutex<BookingTable>,
-    /// Told when a booking ends, as there may be room for somebody who waits.
+    /// Notified when a booking ends, as there may be room for a queued request.
     queue: RequestQueue,
     changed: Notify,
 }
@@ -31,23 +32,22 @@ struct BookingsShared {
 #[derive(Debug, Default)]
 struct BookingTable {
     by_id: FxHashMap<u64, ExternalBooking>,
-    /// When to look at a booking next: each stands here once.
+    /// When to look at each booking next; a booking stands here once.
     timers: BTreeSet<(Instant, u64)>,
 }
 
-/// One booking.
 #[derive(Debug)]
 struct ExternalBooking {
     in_flight: InFlight,
     _permit: Permit,
-    /// Who may release it.
+    /// The caller's key and tenant; no other caller may release it.
     owner: (Arc<str>, Arc<str>),
     next_check: Instant,
     expires: Instant,
 }
 
 impl Bookings {
-    /// Starts the task that ends bookings.
+    /// Starts the task that expires bookings.
     #[must_use]
     pub fn start(queue: RequestQueue, tasks: &BackgroundTasks) -> Self {
         let bookings = Self(Arc::new(BookingsShared { table: Mutex::default(), queue, changed: Notify::new() }));
@@ -56,19 +56,18 @@ impl Bookings {
         bookings
     }
 
-    /// Bookings that count now.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.table.lock().by_id.len()
     }
 
-    /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Counts a request under its number, which nobody can guess: for `lasts`, of which its prompt is computed for `computing`.
+    /// Counts a request under `id`, which nobody can guess: its prompt for `computing`, the whole
+    /// request for `lasts`.
     pub(crate) fn book(&self, id: u64, booked: (InFlight, Permit), caller: &Caller, (computing, lasts): (Duration, Duration)) {
         let ((in_flight, permit), now) = (booked, Instant::now());
         let expires = now + lasts;
@@ -81,7 +80,7 @@ impl Bookings {
         self.0.changed.notify_one();
     }
 
-    /// Ends a booking of the caller's own; `false` when there is none of this name.
+    /// Ends a booking of the caller's own; `false` when it has none with this id.
     pub(crate) fn release(&self, id: u64, caller: &Caller) -> bool {
         let is_own = |booking: &ExternalBooking| booking.owner.0 == caller.key && booking.owner.1 == caller.tenant;
         let mut booked = self.0.table.lock();
@@ -124,7 +123,7 @@ impl BookingTable {
         Some(booking)
     }
 
-    /// Does what is due: when to look again, and the bookings that have ended.
+    /// Handles what is due. Returns when to look again, and the bookings that have ended.
     fn process_due(&mut self, now: Instant) -> (Option<Instant>, Vec<ExternalBooking>) {
         let mut ended = Vec::new();
         while let Some((at, id)) = self.timers.first().copied() {
@@ -134,7 +133,8 @@ impl BookingTable {
             self.timers.pop_first();
             match self.by_id.get_mut(&id) {
                 Some(booking) if booking.expires > now => {
-                    // Nobody tells the router that the answer has begun. By now it should have; that it has not is no sign of a slow engine.
+                    // Nobody tells the router that the answer has begun. It should have by now; if
+                    // it has not, that says nothing of the engine's speed.
                     booking.in_flight.start_answer();
                     booking.next_check = booking.expires;
                     let next = (booking.next_check, id);

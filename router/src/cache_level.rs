@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-/// How well a replica's cache is known for a request; each level is taken when the one above cannot be had.
+/// How well a replica's cache is known for a request; each level is taken when the one above cannot
+/// be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheLevel {
@@ -18,7 +19,6 @@ impl CacheLevel {
     /// All, each at its own number.
     pub(crate) const ALL: [Self; 3] = [Self::Exact, Self::Text, Self::Load];
 
-    /// The word for people and scripts.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -214,7 +214,6 @@ impl Default for RouterConfig {
 }
 
 impl RouterConfig {
-    /// Where agents dial.
     pub(crate) fn agents_address(&self) -> &str {
         match self.agents_listen.as_str() {
             "" if self.tls_dir.as_os_str().is_empty() => "127.0.0.1:8001",
@@ -223,7 +222,7 @@ impl RouterConfig {
         }
     }
 
-    /// Where tokenizers are kept; empty where no folder can be thought of.
+    /// Empty where no folder can be derived from the environment.
     pub(crate) fn cache_folder(&self) -> PathBuf {
         if !self.cache_dir.as_os_str().is_empty() {
             return self.cache_dir.clone();
@@ -231,13 +230,11 @@ impl RouterConfig {
         hostler_boot::home::cache_dir().map(|caches| caches.join("hostler/router")).unwrap_or_default()
     }
 
-    /// Where the secret for `isolate_tenants` is, if that is set.
     pub(crate) fn secret_path(&self) -> Option<PathBuf> {
         let path = if self.secret_file.as_os_str().is_empty() { default_secret_path() } else { self.secret_file.clone() };
         self.isolate_tenants.then_some(path)
     }
 
-    /// Threads that turn prompts into tokens.
     pub(crate) fn tokenizer_threads(&self) -> usize {
         match self.tokenizer_threads {
             0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)),
@@ -249,7 +246,7 @@ impl RouterConfig {
 #[cfg(test)]
 mod tests;
 
-/// Where the secret is kept unless a setting says so: empty where no folder can be thought of.
+/// Empty where no folder can be derived from the environment.
 fn default_secret_path() -> PathBuf {
     hostler_boot::home::state_dir().map(|state| state.join("hostler/router.secret")).unwrap_or_default()
 }

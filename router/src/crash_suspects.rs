@@ -44,18 +44,22 @@ pub(crate) use trials::TrialEstimate;
 /// Suspects that may be queued for a trial; further ones are refused with 429.
 const MAX_QUEUED_SUSPECTS: usize = 4096;
 
-/// While a suspect waits, places are looked for this often even if nothing was heard: replicas come back and trials run out of time silently.
+/// How often a waiting suspect looks for a place without being woken: replicas come back and trials
+/// time out silently.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Those that wait and are woken when a trial has ended: a few more than may begin then. The others look by themselves.
+/// Waiting suspects that are woken when a trial ends: a few more than may begin then. The others
+/// poll.
 const MAX_WOKEN: usize = 2 * trials::MAX_CONCURRENT_TRIALS;
 
-/// Tokens, about, after which a stream's trial has ended. What kills an engine does so when its front-end or its grammar reads the request, while its images
-/// are encoded, in its prefill, or in the first steps that sample from it. That is concluded from where vLLM does what depends on a request, not measured.
+/// About how many tokens end a stream's trial. A request kills an engine while the front-end or its
+/// grammar reads it, while its images are encoded, in its prefill, or in the first steps that
+/// sample from it. This is concluded from vLLM's source, not measured.
 const TRIAL_TOKENS: usize = 3;
 
-/// Names a request by its content and its tenant, so that no tenant can have another's request refused; `None` for one without a body, which asks
-/// nothing that kills. All routers with the same key file agree, since tenants are known by name.
+/// Names a request by its content and its tenant, so that no tenant can have another's request
+/// refused; `None` for one without a body, which asks nothing that kills. All routers with the same
+/// key file agree, since tenants are known by name.
 #[must_use]
 pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Fingerprint> {
     (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant)))
@@ -64,22 +68,19 @@ pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Finger
 /// The crash of an engine, as its agent reports it.
 #[derive(Debug)]
 pub struct ReportedCrash {
-    /// Generation of the engine.
     pub epoch: u64,
-    /// How long ago it was.
     pub age: Duration,
-    /// What was in flight there.
+    /// The requests that were in flight.
     pub requests: Vec<Fingerprint>,
 }
 
-/// The one record of suspects of a router.
 #[derive(Debug)]
 pub struct CrashSuspects {
     table: Mutex<SuspectTable>,
-    /// Those in the table: nobody looks further while there are none.
+    /// Records in the table; nobody looks further while there are none.
     suspect_count: AtomicUsize,
     queued_count: AtomicUsize,
-    /// A trial has ended, or somebody's standing has changed.
+    /// Notified when a trial has ended or a suspect's standing has changed.
     change_notify: Notify,
     ttl: Duration,
 }
@@ -116,7 +117,6 @@ impl CrashSuspects {
         self.with_table(|table| table.suspect_count())
     }
 
-    /// Watches a request that is about to be sent.
     pub(crate) fn watch(self: &Arc<Self>, fingerprint: Option<Fingerprint>) -> CrashWatch {
         let fingerprint = fingerprint.filter(|_| !self.ttl.is_zero());
         CrashWatch { crash_suspects: self.clone(), fingerprint, trial_id: None, is_answered: false, sent_at: Instant::now() }
@@ -126,7 +126,7 @@ impl CrashSuspects {
         self.suspect_count.load(Ordering::Relaxed) > 0
     }
 
-    /// Reads or changes the table after what has expired is removed.
+    /// Reads or changes the table after removing what has expired.
     fn with_table<T>(&self, inspect: impl FnOnce(&mut SuspectTable) -> T) -> T {
         let mut table = self.table.lock();
         table.sweep(Instant::now());
@@ -154,35 +154,29 @@ fn log_ban(fingerprint: Fingerprint, ban: &Ban) {
     );
 }
 
-/// What the record says to a request that wants to be sent.
+/// Whether a request may be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clearance {
-    /// It may go where it likes.
+    /// To any replica.
     Free,
-    /// It may go where a trial may begin.
+    /// Only to a replica where a trial may begin.
     NeedsTrial,
-    /// The same request is being tried.
+    /// Not yet: the same request is on trial.
     Wait,
 }
 
-/// A request as the record sees it, from before its first attempt to its last byte. Dropped before its engine has answered
-/// anything, it keeps its place on trial for a while.
+/// Follows a request for the crash suspects, from before its first attempt to its last byte.
+/// Dropped on trial before its engine has answered anything, it keeps its place there for a while.
 #[derive(Debug)]
 pub struct CrashWatch {
     crash_suspects: Arc<CrashSuspects>,
     fingerprint: Option<Fingerprint>,
     trial_id: Option<u64>,
-    /// Its engine has begun to answer.
     is_answered: bool,
-    /// When its attempt under way was sent.
     sent_at: Instant,
 }
 
 impl CrashWatch {
-    /// Whether it may go now.
-    ///
-    /// # Errors
-    /// When it is refused.
     pub(crate) fn clearance(&self) -> Result<Clearance, Ban> {
         let Some(fingerprint) = self.fingerprint.filter(|_| self.crash_suspects.has_suspects()) else { return Ok(Clearance::Free) };
         let now = Instant::now();
@@ -194,7 +188,8 @@ impl CrashWatch {
         })
     }
 
-    /// Where a suspect may be tried now, if there are so many replicas that it could go to at all; it may have `waited` for it.
+    /// Where a suspect may be tried now, given how many replicas it could go to and how long it has
+    /// `waited`.
     pub(crate) fn trial_constraints(&self, eligible: usize, waited: Option<&TrialWaiter>) -> TrialConstraints {
         let now = Instant::now();
         let waiting = self.crash_suspects.queued_count.load(Ordering::Relaxed).max(1);
@@ -203,17 +198,13 @@ impl CrashWatch {
         self.crash_suspects.table.lock().trial_constraints(self.fingerprint.unwrap_or_default(), demand, now)
     }
 
-    /// Begins its trial at a replica, if that is still possible.
+    /// Begins its trial at a replica; `false` if that is no longer possible.
     pub(crate) fn begin_trial(&mut self, life: &EngineLife, expected: TrialEstimate) -> bool {
         let Some(fingerprint) = self.fingerprint else { return true };
         self.trial_id = self.crash_suspects.table.lock().begin_trial(fingerprint, life, expected, Instant::now());
         self.trial_id.is_some()
     }
 
-    /// Leave to wait for a trial.
-    ///
-    /// # Errors
-    /// When as many wait as may.
     pub(crate) fn queue_for_trial(&self) -> Result<TrialWaiter, TrialQueueFull> {
         if self.crash_suspects.queued_count.fetch_add(1, Ordering::Relaxed) >= MAX_QUEUED_SUSPECTS {
             self.crash_suspects.queued_count.fetch_sub(1, Ordering::Relaxed);
@@ -222,13 +213,13 @@ impl CrashWatch {
         Ok(TrialWaiter { crash_suspects: self.crash_suspects.clone(), waiting_since: Instant::now() })
     }
 
-    /// It is sent now.
     pub(crate) fn mark_sent(&mut self, now: Instant) {
         self.sent_at = now;
     }
 
-    /// Its engine is lost: the connection broke, or the engine says that its core is dead. Whether others are to blame: it may be tried again then, however
-    /// often it was.
+    /// Records that its engine is lost: the connection broke, or the engine reports that its core
+    /// is dead. `true` when others are to blame: the request may then be retried, however often
+    /// this happens.
     pub(crate) fn record_engine_loss(&mut self, life: &EngineLife) -> bool {
         let Some(fingerprint) = self.fingerprint else { return false };
         let now = Instant::now();
@@ -243,7 +234,7 @@ impl CrashWatch {
         blamed.is_excused
     }
 
-    /// Its engine has begun to answer: it does not hang.
+    /// Records that its engine has begun to answer, so it does not hang.
     pub(crate) fn mark_answered(&mut self) {
         self.is_answered = true;
         if let Some(trial) = self.trial_id {
@@ -251,7 +242,7 @@ impl CrashWatch {
         }
     }
 
-    /// What ends the trial of a stream when it has given its first tokens, if it is on trial.
+    /// Ends the trial of a stream after its first tokens; `None` if it is not on trial.
     pub(crate) fn trial_progress(&self, token_marker: &'static [u8]) -> Option<TrialProgress> {
         self.trial_id.map(|trial_id| TrialProgress {
             crash_suspects: self.crash_suspects.clone(),
@@ -261,7 +252,7 @@ impl CrashWatch {
         })
     }
 
-    /// It was answered, whole.
+    /// Records that it was answered to the end, so it is no suspect.
     pub(crate) fn clear_suspicion(&mut self) {
         if let Some(fingerprint) = self.fingerprint.filter(|_| self.trial_id.is_some() || self.crash_suspects.has_suspects()) {
             let now = Instant::now();
@@ -276,7 +267,7 @@ impl CrashWatch {
         }
     }
 
-    /// The trial has ended, and nothing is known by it.
+    /// Ends the trial without a verdict.
     pub(crate) fn end_trial(&mut self) {
         if let (Some(trial), Some(fingerprint)) = (self.trial_id.take(), self.fingerprint) {
             self.crash_suspects.update_table(|table| table.trials().end(trial, fingerprint, false, Instant::now()));
@@ -299,13 +290,13 @@ impl Drop for CrashWatch {
 pub(crate) struct TrialProgress {
     crash_suspects: Arc<CrashSuspects>,
     trial_id: u64,
-    /// What each event with a token has.
+    /// Text that occurs in each event with a token.
     token_marker: &'static [u8],
     remaining_tokens: usize,
 }
 
 impl TrialProgress {
-    /// Takes in a piece of the stream; whether the trial is over.
+    /// Counts the tokens of a piece; `true` when the trial is over.
     pub(crate) fn observe_chunk(&mut self, piece: &[u8]) -> bool {
         if is_keep_alive_comment(piece) {
             return false;
@@ -319,28 +310,25 @@ impl TrialProgress {
 }
 
 impl TrialConstraints {
-    /// How many may be on trial together.
     pub(crate) fn max_concurrent(&self) -> usize {
         self.max_concurrent
     }
 
-    /// Whether the suspect may be tried there.
     pub(crate) fn is_allowed(&self, engine: &EngineLife) -> bool {
         let is_open = || !self.closed_replicas.contains(&engine.replica);
         self.required_engine.as_ref().map_or_else(is_open, |only| only == engine) && !self.crashed_engines.contains(engine)
     }
 
-    /// Whether others of which one may yet kill run there.
+    /// Whether requests run there of which one may still crash the engine.
     pub(crate) fn is_occupied(&self, replica: &Arc<str>) -> bool {
         self.required_engine.is_none() && self.occupied_replicas.contains(replica)
     }
 }
 
-/// As many suspects wait as may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TrialQueueFull;
 
-/// Counts one that waits for its trial.
+/// A suspect that waits for its trial; it is counted until this is dropped.
 #[derive(Debug)]
 pub(crate) struct TrialWaiter {
     crash_suspects: Arc<CrashSuspects>,
@@ -348,7 +336,7 @@ pub(crate) struct TrialWaiter {
 }
 
 impl TrialWaiter {
-    /// Waits for a moment at which it may be worth while to ask again.
+    /// Waits until it may be worth asking again.
     pub(crate) async fn wait_for_change(&self) {
         let _ = timeout(POLL_INTERVAL, self.crash_suspects.change_notify.notified()).await;
     }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-/// One life of one engine: a replica keeps its id when its engine is started again, and gets another epoch.
+/// One life of one engine: a replica keeps its id when its engine is started again, and gets
+/// another epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineLife {
     /// The replica's id.

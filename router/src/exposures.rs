@@ -7,21 +7,18 @@ use std::net::SocketAddr;
 pub struct Exposure {
     /// The setting that closes it.
     pub setting: &'static str,
-    /// Where.
     pub address: SocketAddr,
-    /// What is open, in words.
     pub description: &'static str,
 }
 
 impl Exposure {
-    /// Whether it is open to other hosts, too.
+    /// Whether other hosts can reach it, too.
     #[must_use]
     pub fn is_remote(&self) -> bool {
         !self.address.ip().is_loopback()
     }
 }
 
-/// The addresses of a router, and what guards them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Listeners {
     pub(crate) edge: SocketAddr,
@@ -31,7 +28,6 @@ pub(crate) struct Listeners {
     pub(crate) has_keys: bool,
     /// There is a key file, so that operators may show an admin key.
     pub(crate) has_key_file: bool,
-    /// The edge speaks TLS.
     pub(crate) has_edge_tls: bool,
     /// Agents have to show a certificate.
     pub(crate) has_agents_tls: bool,

@@ -7,7 +7,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Calls of `Watch` at once. A client that checks health has one for each of its connections.
 pub(crate) const MAX_WATCHES: usize = 1024;
 
-/// Places for calls of `Watch`.
 #[derive(Debug, Clone)]
 pub struct HealthWatchPermits(Arc<Semaphore>);
 
@@ -18,12 +17,10 @@ impl Default for HealthWatchPermits {
 }
 
 impl HealthWatchPermits {
-    /// A place for one more call, given back when it is dropped.
     pub(crate) fn try_begin(&self) -> Option<OwnedSemaphorePermit> {
         self.0.clone().try_acquire_owned().ok()
     }
 
-    /// Places that are free.
     #[cfg(test)]
     pub(crate) fn free(&self) -> usize {
         self.0.available_permits()

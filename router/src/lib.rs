@@ -78,7 +78,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Reports come every third of a lease; shorter leases would make each hiccup a suspicion.
 const MIN_LEASE: Duration = Duration::from_millis(500);
 
-/// A router that has its addresses and waits to run.
+/// A router that is bound to its addresses but does not serve yet.
 #[derive(Debug)]
 pub struct Router {
     config: RouterConfig,
@@ -106,43 +106,34 @@ pub fn describe_metrics() -> MetricRegistry {
     registry
 }
 
-/// Why a router cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// An address cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The operators' socket cannot be had.
     #[error("{0} (setting router.operators_socket)")]
     Socket(#[from] SocketError),
-    /// The keys cannot be read.
     #[error("{0} (setting router.keys_file)")]
     Keys(#[from] KeyFileError),
-    /// The access log cannot be written.
     #[error(transparent)]
     AccessLog(#[from] AccessLogError),
-    /// The secret that keeps tenants apart cannot be read.
     #[error("{0} (setting router.secret_file)")]
     Isolation(KeyFileError),
     /// The origins of web pages cannot be understood.
     #[error(transparent)]
     Origin(#[from] InvalidOrigin),
-    /// The hosts of media cannot be understood.
     #[error(transparent)]
     Media(#[from] InvalidMediaHost),
-    /// TLS cannot begin.
     #[error(transparent)]
     Tls(#[from] TlsSetupError),
-    /// A setting cannot be followed.
     #[error("{0}")]
     Setting(&'static str),
-    /// There are no random numbers for secrets.
     #[error("the system gives no random numbers: {0}")]
     Random(std::io::Error),
 }
 
 impl Router {
-    /// Reads the keys and takes the addresses and the operators' socket, so that one in use is known at once.
+    /// Reads the keys and takes the addresses and the operators' socket, so that one in use is
+    /// known at once.
     ///
     /// # Errors
     /// When one of them cannot be had.
@@ -183,19 +174,16 @@ impl Router {
         })
     }
 
-    /// Where clients connect.
     #[must_use]
     pub fn edge_address(&self) -> SocketAddr {
         self.edge.1
     }
 
-    /// How clients speak with it, as in a URL.
     #[must_use]
     pub fn edge_scheme(&self) -> &'static str {
         if self.tls.edge.is_some() { "https" } else { "http" }
     }
 
-    /// Where agents dial.
     #[must_use]
     pub fn agents_address(&self) -> SocketAddr {
         self.agents.1
@@ -213,7 +201,6 @@ impl Router {
         self.operators.1.as_ref().map(|socket| socket.file().path())
     }
 
-    /// What is open to whoever reaches it, for those who start it.
     #[must_use]
     pub fn exposures(&self) -> Vec<Exposure> {
         exposures::find_exposures(&exposures::Listeners {
@@ -231,19 +218,19 @@ impl Router {
         AdminGuard::new(&self.config, self.keys.clone(), &self.operator_key, self.admin.1.ip(), self.operators_socket())
     }
 
-    /// Whether requests need a key.
     #[must_use]
     pub fn requires_keys(&self) -> bool {
         self.keys.are_required()
     }
 
-    /// An admin key of this life of the router, for the process in which it runs.
+    /// An admin key that is valid for this life of the router, for the process in which it runs.
     #[must_use]
     pub fn operator_key(&self) -> &Secret {
         &self.operator_key
     }
 
-    /// Serves until the shutdown drains, then until the running requests have ended, the drain timeout has passed, or it stops.
+    /// Serves until the shutdown drains, then until the running requests have ended, the drain
+    /// timeout has passed or the shutdown stops.
     pub async fn run(self, shutdown: Shutdown) {
         let guard = self.guard();
         // The connections may be stopped when their time is over, while the process goes on.
@@ -330,7 +317,6 @@ fn queue_limits(config: &RouterConfig) -> QueueLimits {
     QueueLimits { max_requests: config.max_queued, max_bytes: MAX_QUEUED_BYTES, max_wait: config.max_queue_wait }
 }
 
-/// What the admin pages show.
 #[derive(Debug)]
 struct RouterAdmin {
     fleet: Fleet,
@@ -340,7 +326,8 @@ struct RouterAdmin {
 }
 
 impl RouterAdmin {
-    /// Serves the pages and operators' calls on the admin listener and on the operators' socket, until `end`.
+    /// Serves the pages and operators' calls on the admin listener and on the operators' socket,
+    /// until `end`.
     async fn serve(
         self,
         guard: AdminGuard,

@@ -14,14 +14,14 @@ use tonic::Status;
 /// How often an attachment's end is looked at: the clock may be set, and the host may sleep.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// More names than this are looked through for those whose certificates have expired.
+/// Above this number of names, those whose certificates have expired are removed.
 const PRUNE_ABOVE_NODES: usize = 4096;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Member {
     certificate: CertificateInfo,
-    /// Of its newest certificate, which it may have got over this connection.
+    /// When its newest certificate, perhaps renewed over this connection, expires: Unix time in
+    /// seconds.
     expires_at: AtomicU64,
     attachments: AtomicU32,
     fence: Arc<NewestCertificates>,
@@ -32,17 +32,15 @@ impl Member {
         Self { expires_at: AtomicU64::new(certified.expires_at), certificate: certified, attachments: AtomicU32::new(0), fence }
     }
 
-    /// What its certificate says.
     pub(crate) fn certificate(&self) -> &CertificateInfo {
         &self.certificate
     }
 
-    /// Whether it is attached over this connection.
     pub(crate) fn is_attached(&self) -> bool {
         self.attachments.load(Ordering::Relaxed) > 0
     }
 
-    /// It has a certificate that holds until this second of the clock.
+    /// Records a certificate that is valid until this Unix time, in seconds.
     pub(crate) fn record_renewal(&self, until: u64) {
         self.expires_at.fetch_max(until, Ordering::Relaxed);
     }
@@ -74,12 +72,10 @@ impl Member {
 
 const EXPIRED_MESSAGE: &str = "the node's certificate has expired and it has no newer one: it joins again by its token";
 
-/// A node that is attached.
 #[derive(Debug)]
 pub(crate) struct MemberAttachment(Arc<Member>);
 
 impl MemberAttachment {
-    /// Resolves when its newest certificate has expired.
     pub(crate) async fn wait_expired(&self) -> Status {
         loop {
             let left = self.0.expires_at.load(Ordering::Relaxed).saturating_sub(hostler_tls::now());
@@ -97,12 +93,11 @@ impl Drop for MemberAttachment {
     }
 }
 
-/// Of each node, when its newest certificate that this router knows of was issued, and until when that holds.
+/// For each node, when the newest of its certificates known here was issued and when it expires.
 #[derive(Debug, Default)]
 pub(crate) struct NewestCertificates(Mutex<FxHashMap<String, (u64, u64)>>);
 
 impl NewestCertificates {
-    /// A certificate was issued.
     pub(crate) fn record_issued(&self, certified: &CertificateInfo) {
         let mut newest = self.0.lock();
         if newest.len() > PRUNE_ABOVE_NODES {
@@ -113,7 +108,8 @@ impl NewestCertificates {
         *known = (known.0.max(certified.issued_at), known.1.max(certified.expires_at));
     }
 
-    /// Refuses one whose node has a newer one. Routers' clocks may differ by as much as certificates are backdated.
+    /// Refuses one whose node has a newer one. Routers' clocks may differ by as much as
+    /// certificates are backdated.
     fn admit(&self, certified: &CertificateInfo) -> Result<(), Status> {
         let newest = self.0.lock().get(&certified.node).map_or(0, |(issued, _)| *issued);
         if certified.issued_at + BACKDATE_SECONDS < newest {

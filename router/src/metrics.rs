@@ -28,7 +28,6 @@ pub struct RouterMetrics {
     pub retries: Counter,
     /// Frames of agents for requests that nobody knows any more.
     pub unknown_frames: Counter,
-    /// Lines of the access log for which there was no room.
     pub access_log_dropped: Counter,
     first_byte: Histogram,
     answer_duration: Histogram,
@@ -113,40 +112,34 @@ impl RouterMetrics {
         }
     }
 
-    /// An answer has begun.
     pub fn observe_first_byte(&self, begun: Instant) {
         self.first_byte.observe(begun.elapsed().as_secs_f64());
     }
 
-    /// An answer that had begun has ended.
     pub fn record_end(&self, outcome: AnswerOutcome, begun: Instant) {
         self.answer_duration.observe(begun.elapsed().as_secs_f64());
         self.answers[outcome as usize].inc();
     }
 
-    /// A stream has ended whole.
     pub fn record_stream(&self, events: u64, usage: Option<TokenUsage>) {
         self.stream_events.inc_by(events);
         self.completion_tokens.inc_by(usage.map_or(0, |usage| usage.completion_tokens));
     }
 
-    /// A request is sent to a replica whose cache is known at this level.
     pub fn count_placement(&self, level: CacheLevel) {
         self.placements[level as usize].inc();
     }
 
-    /// A request was queued for this long.
     pub fn observe_queue_time(&self, time: Duration) {
         self.queue_time.observe(time.as_secs_f64());
     }
 
-    /// A stream's first token came after `took` seconds, and not after those that were predicted.
+    /// Compares the seconds until a stream's first token with those that were predicted.
     pub fn observe_first_token(&self, predicted: f64, took: f64) {
         self.first_token.observe(took);
         self.first_token_ratio.observe(took / predicted.max(1e-6));
     }
 
-    /// An engine said how many tokens of a prompt were cached.
     pub fn record_cached_tokens(&self, level: CacheLevel, predicted: u32, actual: u32) {
         self.predicted_cached[level as usize].inc_by(predicted.into());
         self.actual_cached[level as usize].inc_by(actual.into());
@@ -155,18 +148,16 @@ impl RouterMetrics {
         }
     }
 
-    /// The key file had changed and was read again, or could not be.
     pub fn count_key_file_read(&self, loaded: bool) {
         self.key_file_reads[usize::from(loaded)].inc();
     }
 
-    /// How often the key file was read again: with success, and without.
+    /// Successful and failed reads of the changed key file.
     #[cfg(test)]
     pub(crate) fn key_file_reads(&self) -> (u64, u64) {
         (self.key_file_reads[1].get(), self.key_file_reads[0].get())
     }
 
-    /// A request got no engine's answer.
     pub fn count_refusal(&self, reason: RefusalReason) {
         self.refused[reason as usize].inc();
     }

@@ -20,19 +20,15 @@ use crate::prompt::EncoderStatus;
 pub(crate) use socket::OperatorsSocket;
 pub use socket::find_operators_sockets;
 
-/// The most log lines that are asked for at once: what an agent keeps.
+/// An agent keeps no more log lines.
 const MAX_LOG_LINES: u32 = 200;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Operators {
-    /// The fleet that is shown and commanded.
     pub(crate) fleet: Fleet,
-    /// Whose decisions are explained.
     pub(crate) placer: Arc<Placer>,
 }
 
-/// The most decisions that are given at once.
 const MAX_DECISIONS: usize = 1000;
 
 #[tonic::async_trait]
@@ -115,12 +111,13 @@ impl fleet_server::Fleet for Operators {
 }
 
 impl Operators {
-    /// Its calls, as routes. A gRPC call to a path that nobody has is answered by tonic, any other by whom they are merged into.
+    /// The operators' calls as routes. A gRPC call to an unknown path is answered by tonic, any
+    /// other by the server that these are merged into.
     pub(crate) fn routes(self) -> axum::Router {
         tonic::service::Routes::new(fleet_server::FleetServer::new(self)).prepare().into_axum_router()
     }
 
-    /// Gives an order to the node of a target, or without a name to all nodes at once.
+    /// Sends an order to the node of a target, or to all nodes at once if there is no name.
     async fn send_order(&self, name: &str, order: ReplicaOrder) -> Result<Response<TargetResponse>, Status> {
         let view = self.fleet.view().clone();
         if !name.is_empty() {
@@ -141,20 +138,19 @@ impl Operators {
     }
 }
 
-/// What became of an order at one node.
 struct NodeAnswer {
     node: Arc<str>,
     answer: Result<(), Status>,
     replicas: Vec<String>,
 }
 
-/// One answer of those of all nodes: the replicas concerned, or what went wrong where.
+/// Merges the answers of all nodes: the replicas concerned, or what went wrong where.
 fn merge_answers(answers: Vec<NodeAnswer>) -> Result<Vec<String>, Status> {
     let (mut done, mut failed) = (Vec::new(), Vec::new());
     for NodeAnswer { node, answer, mut replicas } in answers {
         match answer {
             Ok(()) => done.append(&mut replicas),
-            // These words name the replicas.
+            // Such a message names the replicas already.
             Err(status) if status.code() == Code::FailedPrecondition => failed.push(status.message().to_owned()),
             Err(status) => failed.push(format!("node {node}: {}", status.message())),
         }

@@ -1,13 +1,11 @@
 //! How requests end, in the words that the metrics and the access log have in common.
 
-/// How an answer that had begun came to its end.
+/// How an answer that had begun ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerOutcome {
-    /// Whole.
     Complete,
     /// The engine or its node broke off.
     Broken,
-    /// The client left first.
     ClientLeft,
 }
 
@@ -31,13 +29,9 @@ pub enum RefusalReason {
     Request,
     /// Its path is none of the router's, or takes another method.
     NoRoute,
-    /// It shows no key, and keys are wanted.
     NoKey,
-    /// Its key is not valid.
     WrongKey,
-    /// The router was full.
     Full,
-    /// Its caller has reached a limit.
     Limit,
     /// No replica could take it, or each attempt was lost.
     Fleet,

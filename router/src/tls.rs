@@ -11,55 +11,38 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::RouterConfig;
 
-/// Why TLS cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSetupError {
-    /// The edge's files.
     #[error("{0} (settings router.tls_cert, router.tls_key, router.tls_client_ca)")]
     Edge(#[source] TlsError),
-    /// The fleet's authority.
     #[error("{0} (setting router.tls_dir)")]
     Agents(#[source] TlsError),
-    /// One file of a pair.
     #[error("router.tls_cert and router.tls_key belong together: give both, or neither")]
     IncompletePair,
-    /// Clients' certificates without TLS.
     #[error("router.tls_client_ca asks clients for certificates, which takes TLS: give router.tls_cert and router.tls_key too")]
     ClientCaWithoutTls,
-    /// Plain text beyond this host.
     #[error(
         "{setting} is {address}, which other hosts reach, and would be in plain text: {remedy}; on a network where everybody may read and \
              send everything, --allow-plain-text (setting router.allow_plain_text) permits it"
     )]
-    PlainText {
-        /// Which address.
-        setting: &'static str,
-        /// What it is.
-        address: SocketAddr,
-        /// How to have TLS instead.
-        remedy: &'static str,
-    },
+    PlainText { setting: &'static str, address: SocketAddr, remedy: &'static str },
 }
 
-/// The TLS of both ports, where they have it.
 #[derive(Debug, Clone)]
 pub(crate) struct RouterTls {
     pub(crate) edge: Option<Arc<EdgeTls>>,
     pub(crate) agents: Option<FleetAuthority>,
 }
 
-/// What admits nodes to the fleet.
 #[derive(Debug, Clone)]
 pub(crate) struct FleetAuthority {
     pub(crate) tls: Arc<AgentsTls>,
     pub(crate) authority: Arc<Authority>,
     pub(crate) tokens: TokenStore,
-    /// Of nodes' certificates.
     pub(crate) certificate_lifetime: Duration,
 }
 
 impl RouterTls {
-    /// Reads what the settings name.
     pub(crate) fn load(config: &RouterConfig) -> Result<Self, TlsSetupError> {
         let client_authority = non_empty_path(&config.tls_client_ca);
         let edge = match (non_empty_path(&config.tls_cert), non_empty_path(&config.tls_key)) {
@@ -94,7 +77,8 @@ impl RouterTls {
         Ok(())
     }
 
-    /// Keeps the edge's certificate as its files have it and the agents' port's from expiring, until `end`.
+    /// Reloads the edge's certificate when its files change and keeps the agents' port's from
+    /// expiring, until `end`.
     pub(crate) async fn renew_certificates(self, end: CancellationToken) {
         let edge = async {
             if let Some(edge) = self.edge {

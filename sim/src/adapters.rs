@@ -5,7 +5,6 @@ use std::path::Path;
 
 use parking_lot::Mutex;
 
-/// One adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Adapter {
     pub(crate) name: String,
@@ -21,14 +20,12 @@ pub(crate) struct Adapters {
 /// Why an adapter is not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadAdapterError {
-    /// One of this name is there.
+    /// An adapter of this name is loaded.
     Known,
-    /// There is nothing at its path.
     Missing,
 }
 
 impl Adapters {
-    /// Adds one.
     pub(crate) fn load(&self, adapter: Adapter, in_place: bool) -> Result<(), LoadAdapterError> {
         let mut loaded = self.loaded.lock();
         let known = loaded.iter().position(|known| known.name == adapter.name);
@@ -53,7 +50,6 @@ impl Adapters {
         loaded.len() < before
     }
 
-    /// All that are loaded.
     pub(crate) fn all(&self) -> Vec<Adapter> {
         self.loaded.lock().clone()
     }

@@ -136,11 +136,10 @@ impl Default for EngineArgs {
 }
 
 impl EngineArgs {
-    /// Parses flags as the command line would; for tests and embedded engines, whose
-    /// flags are written in code.
+    /// Parses flags as the command line would. For tests and embedded engines, whose flags are
+    /// written in code.
     ///
     /// # Panics
-    ///
     /// On flags that the command line would refuse.
     #[must_use]
     pub fn from_flags<S: AsRef<str>>(flags: &[S]) -> Self {
@@ -154,7 +153,6 @@ impl EngineArgs {
         self.served_model_name.first().unwrap_or(&self.model)
     }
 
-    /// Every name that a request may use.
     pub(crate) fn served_names(&self) -> Vec<String> {
         if self.served_model_name.is_empty() { vec![self.model.clone()] } else { self.served_model_name.clone() }
     }
@@ -164,7 +162,6 @@ impl EngineArgs {
         self.num_gpu_blocks_override.saturating_sub(1) * self.block_size
     }
 
-    /// The context length in force.
     pub(crate) fn context_length(&self) -> usize {
         self.max_model_len.unwrap_or_else(|| self.cache_tokens().min(16_384))
     }

@@ -3,46 +3,23 @@
 
 use std::path::PathBuf;
 
-/// Why the engine stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another process has the port, or a socket file is left from an earlier run:
     /// like vLLM, the engine never removes it.
     #[error("OSError: [Errno 98] Address already in use: {address}; remove the socket file or choose another address")]
-    AddressInUse {
-        /// The address as it was given.
-        address: String,
-    },
+    AddressInUse { address: String },
     /// The address cannot be bound for another reason.
     #[error("cannot bind {address}")]
-    Bind {
-        /// The address as it was given.
-        address: String,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    Bind { address: String, source: std::io::Error },
     /// A socket path does not fit the kernel's 107 bytes.
     #[error("socket path {} is longer than 107 bytes; choose a shorter directory", path.display())]
-    PathTooLong {
-        /// The path as it was given.
-        path: PathBuf,
-    },
+    PathTooLong { path: PathBuf },
     /// An argument is wrong in a way that clap cannot see.
     #[error("bad value for {argument}: {reason}")]
-    Argument {
-        /// The flag.
-        argument: &'static str,
-        /// What is expected.
-        reason: String,
-    },
-    /// The KV event sockets cannot be opened.
+    Argument { argument: &'static str, reason: String },
     #[error("cannot open the KV event endpoint {endpoint}: {reason}")]
-    KvEvents {
-        /// The endpoint as it was given.
-        endpoint: String,
-        /// What ZeroMQ says.
-        reason: String,
-    },
+    KvEvents { endpoint: String, reason: String },
     /// `--sim-fail-start` asked for it.
     #[error("RuntimeError: Engine core initialization failed. See root cause above")]
     FailedStart,

@@ -55,7 +55,6 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Switches one fault on, or all of them off.
     pub(crate) fn set(&self, fault: Fault) {
         match fault {
             Fault::Die => self.death.cancel(),
@@ -71,26 +70,22 @@ impl Faults {
         }
     }
 
-    /// Returns when the engine does not hang; at once, most of the time. Has no
-    /// deadline of its own: a hang lasts until the fault ends or the engine stops,
-    /// and `Engine::run` bounds the latter.
+    /// Returns when the engine does not hang, which is mostly at once. Has no deadline of its own:
+    /// a hang lasts until the fault ends or the engine stops, and `Engine::run` bounds the latter.
     pub(crate) async fn wait_not_hung(&self) {
         let mut hung = self.hung.subscribe();
         // The sender is `self`, so waiting cannot fail.
         let _ = hung.wait_for(|hung| !hung).await;
     }
 
-    /// What the step time is multiplied by.
     pub(crate) fn slowness(&self) -> f64 {
         f64::from_bits(self.slow.load(Ordering::Relaxed))
     }
 
-    /// Whether new requests are to be refused.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Relaxed)
     }
 
-    /// Resolves when the engine is to die.
     pub(crate) fn death(&self) -> &CancellationToken {
         &self.death
     }

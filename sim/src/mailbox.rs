@@ -11,18 +11,16 @@ use parking_lot::Mutex;
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
-    /// The engine's own end of the answer.
     Stop,
     /// The request's token limit, or the context length.
     Length,
     /// The engine shuts down.
     Abort,
-    /// The engine failed.
     Error,
 }
 
 impl Finish {
-    /// The word in `finish_reason` and in the metric label.
+    /// The value in `finish_reason` and in the metric label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -122,7 +120,6 @@ impl Mailbox {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the client is gone.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }

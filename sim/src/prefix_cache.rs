@@ -12,7 +12,6 @@ use std::collections::HashMap;
 #[cfg(test)]
 mod tests;
 
-/// Index of a block.
 pub(crate) type BlockId = usize;
 
 /// A fixed number of blocks.
@@ -33,7 +32,7 @@ struct Block {
     next: Option<BlockId>,
 }
 
-/// Ends of the list of blocks that nobody references, threaded through the blocks.
+/// Ends of the list of unreferenced blocks, threaded through the blocks.
 #[derive(Debug, Default)]
 struct IdleList {
     first: Option<BlockId>,
@@ -42,7 +41,6 @@ struct IdleList {
 }
 
 impl BlockPool {
-    /// A pool of `capacity` idle blocks.
     pub(crate) fn new(capacity: usize) -> Self {
         let mut pool =
             Self { blocks: vec![Block::default(); capacity], by_hash: HashMap::new(), idle: IdleList::default(), evicted: Vec::new() };
@@ -52,7 +50,7 @@ impl BlockPool {
         pool
     }
 
-    /// Blocks that nobody references, cached or not.
+    /// Unreferenced blocks, cached or not.
     pub(crate) fn idle(&self) -> usize {
         self.idle.length
     }
@@ -74,7 +72,6 @@ impl BlockPool {
         blocks.iter().filter(|block| self.blocks[**block].references == 0).count()
     }
 
-    /// Adds one reference to each of `blocks`.
     pub(crate) fn reference(&mut self, blocks: &[BlockId]) {
         for &block in blocks {
             if self.blocks[block].references == 0 {

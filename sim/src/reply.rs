@@ -11,7 +11,6 @@ use http_body_util::Full;
 
 use crate::sse::EventStream;
 
-/// What a route answers.
 pub(crate) type Reply = Response<Payload>;
 
 /// A body that is known as a whole, or a stream of events.
@@ -47,7 +46,6 @@ impl Body for Payload {
     }
 }
 
-/// A whole answer of any type.
 pub(crate) fn whole(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
     let mut reply = Response::new(Payload::Whole(Full::new(body.into())));
     *reply.status_mut() = status;
@@ -55,7 +53,6 @@ pub(crate) fn whole(status: StatusCode, content_type: &'static str, body: impl I
     reply
 }
 
-/// A JSON answer.
 pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     whole(status, "application/json", body)
 }
@@ -65,7 +62,6 @@ pub(crate) fn empty() -> Reply {
     Response::new(Payload::Whole(Full::new(Bytes::new())))
 }
 
-/// A stream of events.
 pub(crate) fn events(stream: EventStream) -> Reply {
     let mut reply = Response::new(Payload::Events(Box::new(stream)));
     let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");

@@ -17,21 +17,20 @@ pub(crate) struct ResponseStore(Arc<Mutex<VecDeque<StoredResponse>>>);
 struct StoredResponse {
     id: String,
     json: String,
-    /// What computes it.
+    /// The task that computes it.
     running: Option<AbortHandle>,
 }
 
-/// Why a response is not ended.
+/// Why a response is not cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CancelError {
-    /// There is none of this id.
     Missing,
-    /// It does not run in the background.
+    /// It does not run in the background, or it is complete.
     Complete,
 }
 
 impl ResponseStore {
-    /// Keeps a response that is complete, unless it was ended before.
+    /// Keeps a complete response, unless it was cancelled before.
     pub(crate) fn complete(&self, id: &str, json: String) {
         let mut kept = self.0.lock();
         match kept.iter_mut().find(|kept| kept.id == id) {
@@ -41,24 +40,23 @@ impl ResponseStore {
         }
     }
 
-    /// Keeps one that will be computed in the background.
+    /// Keeps a response that is being computed in the background.
     pub(crate) fn begin(&self, id: &str, json: String) {
         push(&mut self.0.lock(), StoredResponse { id: id.to_owned(), json, running: None });
     }
 
-    /// What computes it; nothing if it is complete by now.
+    /// Sets the task that computes it; no effect if it is complete by now.
     pub(crate) fn set_task(&self, id: &str, task: AbortHandle) {
         if let Some(kept) = self.0.lock().iter_mut().find(|kept| kept.id == id && kept.json.contains(QUEUED)) {
             kept.running = Some(task);
         }
     }
 
-    /// The response of this id.
     pub(crate) fn get(&self, id: &str) -> Option<String> {
         self.0.lock().iter().find(|kept| kept.id == id).map(|kept| kept.json.clone())
     }
 
-    /// Ends one that runs in the background, and says what is left of it.
+    /// Cancels one that runs in the background, and returns what is left of it.
     pub(crate) fn cancel(&self, id: &str) -> Result<String, CancelError> {
         let mut kept = self.0.lock();
         let kept = kept.iter_mut().find(|kept| kept.id == id).ok_or(CancelError::Missing)?;

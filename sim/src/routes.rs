@@ -58,7 +58,6 @@ const ROUTES: &[(&str, &str)] = &[
 /// What vLLM's Rust front-end does not have, up to 0.33 at least, with all below it.
 const RUST_LACKS: [&str; 3] = ["/v1/messages", "/v1/responses", "/v1/embeddings"];
 
-/// Answers one HTTP request.
 pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Reply, BodyError> {
     let given_id = request.headers().get(REQUEST_ID).cloned();
     let mut reply = route(api, request, given_id.as_ref()).await?;
@@ -116,12 +115,12 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
     Ok(post(api, (path, &query), &body, id).await.unwrap_or_else(|error| error.reply()))
 }
 
-/// Routes that look at the type of a body.
+/// Routes that check the content type of a body.
 fn is_client_route(path: &str) -> bool {
     path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize" | "/invocations")
 }
 
-/// Routes that vLLM has only when it was started so.
+/// Routes that vLLM has only when it was started for them.
 fn is_enabled(api: &Api, path: &str) -> bool {
     match path {
         "/sleep" | "/wake_up" | "/is_sleeping" | "/collective_rpc" => api.args.sim_dev_mode,
@@ -183,7 +182,7 @@ fn requested_names(query: &str) -> Vec<String> {
     pairs.filter(|(key, _)| key == "name[]").map(|(_, value)| value).collect()
 }
 
-/// Undoes percent encoding; what is not valid stays as it is.
+/// Undoes percent encoding; invalid escapes stay as they are.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -201,13 +200,13 @@ fn percent_decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What `--sim-die-on` and `--sim-err-on` make of a request.
+/// Applies `--sim-die-on` and `--sim-err-on` to a request.
 fn apply_triggers(api: &Api, body: &[u8]) -> Result<(), ApiError> {
     let contains = |text: &Option<String>| text.as_ref().is_some_and(|text| memchr::memmem::find(body, text.as_bytes()).is_some());
     if contains(&api.args.sim_die_on) {
         let (faults, delay) = (api.core.faults.clone(), Duration::from_millis(api.args.sim_die_on_ms));
         if delay.is_zero() {
-            // Before a busy machine lets it answer anything.
+            // At once, before a busy machine lets it answer anything.
             faults.set(Fault::Die);
         } else {
             api.deaths.lock().spawn(async move {
@@ -216,11 +215,10 @@ fn apply_triggers(api: &Api, body: &[u8]) -> Result<(), ApiError> {
             });
         }
     }
-    // What vLLM says to a schema that refers to itself.
+    // vLLM's answer to a schema that refers to itself.
     if contains(&api.args.sim_err_on) { Err(ApiError::internal("maximum recursion depth exceeded")) } else { Ok(()) }
 }
 
-/// `POST /sim/fault`, which only the simulation has.
 async fn set_fault(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     let fault: Fault = serde_json::from_slice(body).map_err(|error| ApiError::bad_json(body, &error))?;
     tracing::info!(?fault, "a fault is set");

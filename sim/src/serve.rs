@@ -30,15 +30,13 @@ use crate::routes;
 const BACKLOG: u32 = 2048;
 /// How long connections may take to carry their last bytes away after a stop.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
-/// Parts that the weights seem to have.
+/// Parts in which the weights seem to be loaded.
 const SHARDS: u32 = 4;
 /// Longest path of a Unix socket on Linux.
 const SOCKET_PATH_BYTES: usize = 107;
 
-/// Where an engine listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A Unix socket.
     Unix(PathBuf),
     /// A TCP address, with the port that the system chose if it was 0.
     Tcp(SocketAddr),
@@ -117,7 +115,6 @@ impl Engine {
         Ok(Self { api, stepping, bound, address, kv_events })
     }
 
-    /// Where it will listen.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
@@ -227,14 +224,14 @@ impl Server {
             match listening.accept().await {
                 Ok(Connection::Unix(stream)) => self.serve_connection(stream),
                 Ok(Connection::Tcp(stream)) => {
-                    // Without it small events wait for acknowledgements.
+                    // Otherwise small events wait for acknowledgements.
                     if let Err(error) = stream.set_nodelay(true) {
                         debug!(%error, "cannot set TCP_NODELAY");
                     }
                     self.serve_connection(stream);
                 }
                 Err(error) => {
-                    // Mostly too many open files, which closing connections will cure.
+                    // Mostly too many open files; closing connections will free some.
                     warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -262,9 +259,9 @@ impl Server {
         self.connections.spawn(killed.run_until_cancelled_owned(serving));
     }
 
-    /// What SIGTERM does to vLLM.
+    /// Does what SIGTERM does to vLLM.
     async fn stop(self, listening: Listener) {
-        // A hung engine ends no stream; then only the bound below helps.
+        // A hung engine ends no stream, so this needs a bound.
         let grace = Duration::from_secs(self.api.args.shutdown_timeout) + FLUSH_TIMEOUT;
         tokio::select! {
             // While it drains, an engine still takes connections and says it is healthy.
@@ -278,7 +275,7 @@ impl Server {
         self.end().await;
     }
 
-    /// What SIGKILL does: connections break wherever they are.
+    /// Does what SIGKILL does: connections break wherever they are.
     async fn die(self) -> Result<(), Error> {
         error!("the engine dies as it was told to");
         self.end().await;

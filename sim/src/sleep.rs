@@ -31,7 +31,7 @@ impl SleepState {
         state.weights_lost |= level >= 2;
     }
 
-    /// Wakes these pools, or all; whether none sleeps any more.
+    /// Wakes these pools, or all; returns whether none sleeps any more.
     pub(crate) fn wake(&self, tags: &[String]) -> bool {
         let mut state = self.state.lock();
         for (pool, asleep) in POOLS.iter().zip(&mut state.asleep) {
@@ -44,7 +44,6 @@ impl SleepState {
         awake
     }
 
-    /// Reads the weights again.
     pub(crate) fn reload(&self) {
         self.state.lock().weights_lost = false;
     }

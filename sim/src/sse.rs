@@ -19,10 +19,11 @@ const ENGINE_FAILED: &[u8] = b"data: {\"error\": {\"message\": \"EngineCore enco
 
 /// Turns tokens into the events of one API.
 pub(crate) trait WriteEvents: Debug + Send {
-    /// The events of what one choice has got; those of its end too.
+    /// The events for one choice's new tokens, and for its end.
     fn write(&mut self, delta: &Delta, cached_tokens: usize, events: &mut VecDeque<Bytes>);
 
-    /// What follows when all choices have ended; nothing where the last choice's end is the stream's.
+    /// The events after the end of all choices; none where the last choice's end is also the
+    /// stream's.
     fn end(&mut self, _cached_tokens: usize, _events: &mut VecDeque<Bytes>) {}
 
     /// What follows when the engine has failed.
@@ -47,7 +48,6 @@ impl EventStream {
         Self { generation, writer: Box::new(writer), ready: VecDeque::new(), deltas: Vec::new(), unfinished }
     }
 
-    /// The next event, or `None` after the last one.
     pub(crate) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             if let Some(event) = self.ready.pop_front() {

@@ -44,23 +44,15 @@ pub struct SimulateArgs {
     pub svg: Option<PathBuf>,
 }
 
-/// Why a comparison came to nothing.
+/// Why a comparison failed.
 #[derive(Debug, Error)]
 pub enum SimulateError {
-    /// The trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The replicas are too small.
     #[error(transparent)]
     TooLong(#[from] TooLong),
-    /// A result cannot be written.
     #[error("cannot write {file}: {source}")]
-    Write {
-        /// Where to.
-        file: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
+    Write { file: PathBuf, source: std::io::Error },
 }
 
 /// Runs what the flags say; the table comes back, files are written.
@@ -75,7 +67,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<String, SimulateError> {
         write(file, &csv(&outcomes))?;
     }
     if let Some(file) = &args.json {
-        // Numbers and strings of our own are always JSON.
+        // Our own numbers and strings can always be written as JSON.
         write(file, &(serde_json::to_string_pretty(&outcomes).unwrap_or_default() + "\n"))?;
     }
     if let Some(file) = &args.svg {

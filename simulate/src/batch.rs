@@ -15,19 +15,15 @@ use crate::policy::PolicyName;
 use crate::run;
 use crate::workload::Workload;
 
-/// What a policy did with a workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// The workload's name.
     pub workload: String,
-    /// The policy's name.
     pub policy: String,
-    /// What it was like.
     #[serde(flatten)]
     pub measures: Measures,
 }
 
-/// Why there is nothing to run.
+/// A request that does not fit a replica.
 #[derive(Debug, Error)]
 #[error("{workload} has a request of {longest} tokens, and a replica's KV cache holds {kv_tokens}: raise --kv-tokens")]
 pub struct TooLong {
@@ -39,13 +35,12 @@ pub struct TooLong {
 /// Whether progress is shown on standard error; never where that is not a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// A bar.
     Shown,
-    /// Nothing.
     Hidden,
 }
 
-/// Runs every policy on every workload. Outcomes are in the order of the workloads, then of the policies.
+/// Runs every policy on every workload. Outcomes are in the order of the workloads, then of the
+/// policies.
 ///
 /// # Errors
 /// When a request does not fit a replica.
@@ -73,7 +68,7 @@ pub fn compare(
                 while let Some((number, (workload, policy))) = next_job(jobs, next) {
                     let run = run::run(fleet, workload, policy.build(fleet, SEED), &|| bar.inc(1));
                     let measures = measure(&run, objectives);
-                    // Nobody listens only when the whole comparison has been given up.
+                    // The receiver is gone only when the whole comparison has been given up.
                     let _ = sender.send((number, Outcome { workload: workload.name.clone(), policy: policy.name(), measures }));
                 }
             });
@@ -86,7 +81,8 @@ pub fn compare(
     Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
 }
 
-/// Of the policies' own lots, which are few: near-ties and random choices. Workloads have a seed of their own.
+/// The seed of the policies' own few random decisions: near-ties and random choices. Workloads have
+/// a seed of their own.
 const SEED: u64 = 7;
 
 fn next_job<T: Copy>(jobs: &[T], next: &AtomicUsize) -> Option<(usize, T)> {

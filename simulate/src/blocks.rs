@@ -13,16 +13,15 @@ pub(crate) type Slot = u32;
 
 const NONE: Slot = Slot::MAX;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     cached: FxHashMap<BlockKey, Slot>,
     slots: Vec<BlockState>,
-    /// Slots that no sequence holds, as a list: taken from the front.
+    /// Slots that no sequence holds, as a list; the next one is taken from its front.
     front: Slot,
     back: Slot,
     free: usize,
-    /// Keys that have come or gone since the last look, and whether they were cached then.
+    /// Keys that were stored or removed since the last call, and whether they were cached before.
     changed: FxHashMap<BlockKey, bool>,
 }
 
@@ -34,7 +33,7 @@ struct BlockState {
     after: Slot,
 }
 
-/// What has been cached and forgotten since the last look.
+/// What was stored and removed since the last call.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct CacheChanges {
     pub(crate) stored: Vec<BlockKey>,
@@ -42,7 +41,6 @@ pub(crate) struct CacheChanges {
 }
 
 impl Blocks {
-    /// An empty cache of this many blocks.
     pub(crate) fn new(count: u32) -> Self {
         let state = |slot| BlockState { key: None, holders: 0, before: if slot == 0 { NONE } else { slot - 1 }, after: slot + 1 };
         let mut slots: Vec<BlockState> = (0..count).map(state).collect();
@@ -55,7 +53,7 @@ impl Blocks {
 
     /// How many of the leading keys are cached.
     pub(crate) fn matched(&self, keys: &[BlockKey]) -> usize {
-        // The cached ones are a prefix, so it is bisected.
+        // The cached keys are a prefix, so bisection finds its end.
         keys.partition_point(|key| self.cached.contains_key(key))
     }
 
@@ -76,7 +74,7 @@ impl Blocks {
         (self.slots.len() - self.free) as f64 / self.slots.len().max(1) as f64
     }
 
-    /// Takes the block with this key, cached or new. The caller has seen that one is free.
+    /// Takes the block with this key, cached or new. The caller has checked that one is free.
     pub(crate) fn take(&mut self, key: BlockKey) -> Slot {
         if let Some(&slot) = self.cached.get(&key) {
             self.hold(slot);
@@ -86,7 +84,7 @@ impl Blocks {
         self.assign_key(slot, key)
     }
 
-    /// Takes a block whose key is not known yet, since it is not full.
+    /// Takes a block without a key, because it is not full yet.
     pub(crate) fn take_unnamed(&mut self) -> Slot {
         let slot = self.front;
         self.hold(slot);
@@ -97,7 +95,8 @@ impl Blocks {
         slot
     }
 
-    /// The block is full now. Says where it is held from here on: in the copy that is cached already, if there is one.
+    /// The block is full now. Returns the slot that holds it from here on: the cached copy, if
+    /// there is one.
     pub(crate) fn assign_key(&mut self, slot: Slot, key: BlockKey) -> Slot {
         if let Some(&copy) = self.cached.get(&key) {
             self.hold(copy);
@@ -110,7 +109,7 @@ impl Blocks {
         slot
     }
 
-    /// A sequence does not hold this block any more. A sequence gives its blocks back from the end.
+    /// A sequence releases this block. It releases its blocks from the end.
     pub(crate) fn give_back(&mut self, slot: Slot) {
         let state = &mut self.slots[slot as usize];
         state.holders -= 1;
@@ -123,7 +122,7 @@ impl Blocks {
             self.link(self.back, slot);
             self.link(slot, NONE);
         } else {
-            // It holds nothing worth keeping.
+            // It has no content to keep.
             (state.before, state.after) = (NONE, self.front);
             let front = self.front;
             self.link(NONE, slot);
@@ -131,7 +130,8 @@ impl Blocks {
         }
     }
 
-    /// What has changed since the last call; a key that came and went in between is in neither list.
+    /// What has changed since the last call. A key that came and went in between is in neither
+    /// list.
     pub(crate) fn changes(&mut self) -> CacheChanges {
         let mut changes = CacheChanges::default();
         for (key, was_cached) in self.changed.drain() {

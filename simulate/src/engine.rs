@@ -47,7 +47,6 @@ impl Default for Hardware {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct SimulatedEngine {
     hardware: Hardware,
@@ -70,21 +69,19 @@ struct EngineSequence {
     slots: Vec<Slot>,
 }
 
-/// What a step gave to one request, at its end.
+/// What one request got from a step, at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepOutput {
-    /// The first token; so much of the prompt had been cached.
+    /// The first token; this much of the prompt was cached.
     FirstToken { id: usize, cached: u32 },
     /// The last token.
     LastToken { id: usize },
 }
 
-/// What the engine says of itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct EngineLoad {
     pub(crate) running: u32,
     pub(crate) waiting: u32,
-    /// Share of the KV cache that sequences hold.
     pub(crate) kv_use: f64,
 }
 
@@ -95,7 +92,6 @@ impl SimulatedEngine {
         Self { hardware, blocks, running: Vec::new(), waiting: VecDeque::new(), preemptions: 0 }
     }
 
-    /// A request arrives.
     pub(crate) fn add(&mut self, id: usize, request: Request) {
         self.waiting.push_back(EngineSequence { id, request, generated: 0, computed: 0, cached: None, slots: Vec::new() });
     }
@@ -105,23 +101,23 @@ impl SimulatedEngine {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// How often a sequence was thrown out for another's sake.
+    /// How often a sequence was preempted.
     pub(crate) fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
-    /// What a metrics endpoint would say.
+    /// What a metrics endpoint would report.
     pub(crate) fn load(&self) -> EngineLoad {
         let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
         EngineLoad { running: count(self.running.len()), waiting: count(self.waiting.len()), kv_use: self.blocks.held_share() }
     }
 
-    /// What has been cached and forgotten since the last call.
     pub(crate) fn take_cache_changes(&mut self) -> CacheChanges {
         self.blocks.changes()
     }
 
-    /// Begins a step and says how long it takes. Blocks count as cached from here on, as in vLLM.
+    /// Begins a step and returns how long it takes. Blocks count as cached from here on, as in
+    /// vLLM.
     pub(crate) fn begin_step(&mut self) -> f64 {
         let mut work = StepWork { budget: self.hardware.budget, seconds: self.hardware.step };
         let preempted = self.schedule_running(&mut work);
@@ -131,7 +127,6 @@ impl SimulatedEngine {
         work.seconds
     }
 
-    /// Ends the step.
     pub(crate) fn end_step(&mut self) -> Vec<StepOutput> {
         let mut given = Vec::new();
         for sequence in &mut self.running {
@@ -171,7 +166,7 @@ impl SimulatedEngine {
     fn schedule_waiting(&mut self, work: &mut StepWork) {
         while work.budget > 0 && self.running.len() < self.hardware.sequences as usize {
             let Some(mut sequence) = self.waiting.pop_front() else { return };
-            // At least one token is computed, as its output is needed.
+            // At least one token is computed, because its output is needed.
             let keys = &sequence.request.keys[..((sequence.length() - 1) / BLOCK_TOKENS) as usize];
             let hits = &keys[..self.blocks.matched(keys)];
             let cached = u32::try_from(hits.len()).unwrap_or(0) * BLOCK_TOKENS;
@@ -190,7 +185,7 @@ impl SimulatedEngine {
         }
     }
 
-    /// Throws out the sequence that came last; it begins anew, ahead of all that wait.
+    /// Preempts the sequence that came last; it begins anew, ahead of all that wait.
     fn preempt(&mut self) {
         if let Some(mut sequence) = self.running.pop() {
             sequence.slots.drain(..).rev().for_each(|slot| self.blocks.give_back(slot));
@@ -207,7 +202,8 @@ impl EngineSequence {
         self.request.prompt + self.generated
     }
 
-    /// Takes the blocks for so many more tokens. False, with nothing taken, when there are too few.
+    /// Takes the blocks for this many more tokens. If there are too few, takes none and returns
+    /// false.
     fn extend(&mut self, tokens: u32, blocks: &mut Blocks) -> bool {
         let end = self.computed + tokens;
         let needed = (end.div_ceil(BLOCK_TOKENS) as usize).saturating_sub(self.slots.len());
@@ -227,14 +223,14 @@ impl EngineSequence {
     }
 }
 
-/// What a step may still compute, and what it takes so far.
+/// What a step may still compute, and its time so far.
 struct StepWork {
     budget: u32,
     seconds: f64,
 }
 
 impl StepWork {
-    /// `tokens` of this sequence, the last that it has computed, are in the step.
+    /// Adds the last `tokens` computed tokens of this sequence to the step.
     fn add(&mut self, hardware: &Hardware, sequence: &EngineSequence, tokens: u32) {
         self.budget -= tokens;
         let end = f64::from(sequence.computed);

@@ -40,14 +40,14 @@ impl SimulatedFleet {
     }
 }
 
-/// What an engine says, once a step.
+/// What an engine reports, once a step.
 #[derive(Debug, Clone)]
 pub(crate) struct ReplicaReport {
     pub(crate) load: EngineLoad,
     pub(crate) changes: CacheChanges,
 }
 
-/// What every router can see: its own requests at once, and the engines' words when they arrive.
+/// What a router sees: its own requests at once, and the engines' reports when they arrive.
 #[derive(Debug)]
 pub(crate) struct FleetState {
     /// Requests that it has sent to each replica and that have not ended.

@@ -14,10 +14,11 @@ use crate::policy::PolicyName;
 use crate::report::{by_workload, seconds, table};
 use crate::workload::{WorkloadKind, WorkloadShape};
 
-/// Mean time to first token over the best other policy's, at most: what differs less is the luck of a seed.
+/// Upper bound of the mean time to first token over the best other policy's. A smaller difference
+/// is the luck of a seed.
 const MAX_TTFT_RATIO: f64 = 1.03;
 
-/// By what factor it must be better than approximate and load-only policies where the fleet is overloaded.
+/// Required speedup over approximate and load-only policies where the fleet is overloaded.
 const MIN_SPEEDUP: f64 = 2.0;
 
 /// Workload, rate, requests, and whether it overloads fleets that recompute too much.
@@ -39,12 +40,10 @@ struct GateResult {
     text: String,
 }
 
-/// What the gates said.
 #[derive(Debug)]
 pub struct Verdict {
     /// Tables, a line for each gate, and `N passed, N failed`.
     pub text: String,
-    /// Gates that failed.
     pub failed: usize,
 }
 

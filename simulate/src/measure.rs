@@ -22,10 +22,9 @@ impl Default for Objectives {
     }
 }
 
-/// See the module. Times are in seconds.
+/// The measures of a run. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measures {
-    /// Requests.
     pub requests: usize,
     /// Time from a request's arrival to its first token: the mean and percentiles.
     pub ttft_mean: f64,
@@ -37,7 +36,6 @@ pub struct Measures {
     pub ttft_p99: f64,
     /// Mean time per token after the first, over the answers of more than one.
     pub tpot_mean: f64,
-    /// Share of all prompt tokens that were cached.
     pub hit_rate: f64,
     /// Share of the requests that met both objectives.
     pub goodput: f64,
@@ -62,7 +60,6 @@ impl RequestRecord {
     }
 }
 
-/// Measures a run.
 pub(crate) fn measure(run: &RunResult, objectives: &Objectives) -> Measures {
     let records = &run.records;
     let mut ttfts: Vec<f64> = records.iter().map(RequestRecord::ttft).collect();
@@ -97,7 +94,7 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// The least value that so many per cent do not exceed.
+/// The least value that this percentage of the values does not exceed.
 pub(crate) fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0)
 }

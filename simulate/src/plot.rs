@@ -15,7 +15,6 @@ const AXIS: f64 = 46.0;
 const LEFT: f64 = 150.0;
 const RIGHT: f64 = 720.0;
 
-/// The picture.
 #[must_use]
 pub fn svg(outcomes: &[Outcome]) -> String {
     let panels = by_workload(outcomes);
@@ -38,7 +37,7 @@ fn panel_height(panel: &[Outcome]) -> f64 {
     TITLE + ROW * panel.len() as f64 + AXIS
 }
 
-/// Writing to a string does not fail, so what it returns is dropped.
+/// Draws a panel. Writing to a string does not fail, so its result is dropped.
 fn draw(text: &mut String, panel: &[Outcome], top: f64) {
     let most = panel.iter().map(|outcome| outcome.measures.ttft_p90.max(outcome.measures.ttft_mean)).fold(0.0, f64::max);
     let tick = tick(most);
@@ -108,7 +107,7 @@ fn tick(most: f64) -> f64 {
         }
 }
 
-/// Without zeros that say nothing.
+/// Without needless zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

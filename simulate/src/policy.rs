@@ -12,23 +12,22 @@ use clap::ValueEnum;
 use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::request::Request;
 
-/// What a run asks for and tells.
+/// What a run asks of a policy and tells it.
 pub(crate) trait Policy {
-    /// A request has come. `None` when it is kept until [`Policy::release`] lets it go.
+    /// A request has come. `None` keeps it until [`Policy::release`] releases it.
     fn place(&mut self, id: usize, request: &Request, seen: &FleetState, now: f64) -> Option<usize>;
 
-    /// Called after every event until it returns `None`: a request that was kept and may go now, and where.
+    /// Called after every event until it returns `None`. Returns a kept request that may go now,
+    /// and its replica.
     fn release(&mut self, _seen: &FleetState, _now: f64) -> Option<(usize, usize)> {
         None
     }
 
-    /// An engine's words have arrived.
+    /// An engine's report has arrived.
     fn on_report(&mut self, _replica: usize, _report: &ReplicaReport) {}
 
-    /// A request's first token has come.
     fn on_first_token(&mut self, _id: usize, _seen: &FleetState, _now: f64) {}
 
-    /// A request's last token has come.
     fn on_last_token(&mut self, _id: usize, _seen: &FleetState, _now: f64) {}
 }
 
@@ -60,19 +59,16 @@ pub enum PolicyName {
 }
 
 impl PolicyName {
-    /// What it is called.
     #[must_use]
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// All of them.
     #[must_use]
     pub fn all() -> &'static [Self] {
         Self::value_variants()
     }
 
-    /// Ready for a run.
     pub(crate) fn build(self, fleet: &SimulatedFleet, seed: u64) -> Box<dyn Policy> {
         let replicas = usize::from(fleet.replicas);
         let random = fastrand::Rng::with_seed(seed);

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::batch::Outcome;
 
-/// Columns of numbers: heading, what it is in CSV, value as printed.
+/// Columns of numbers: heading, name in CSV, value as printed.
 type Column = (&'static str, fn(&Outcome) -> String);
 
 const COLUMNS: [Column; 10] = [
@@ -20,7 +20,6 @@ const COLUMNS: [Column; 10] = [
     ("all done s", |outcome| format!("{:.0}", outcome.measures.makespan)),
 ];
 
-/// A table for each workload.
 #[must_use]
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
@@ -47,7 +46,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Outcomes that stand one after another for the same workload.
+/// Groups consecutive outcomes of the same workload.
 pub(crate) fn by_workload(outcomes: &[Outcome]) -> Vec<&[Outcome]> {
     outcomes.chunk_by(|one, other| one.workload == other.workload).collect()
 }
@@ -56,7 +55,6 @@ pub(crate) fn by_workload(outcomes: &[Outcome]) -> Vec<&[Outcome]> {
 fn line(text: &mut String, cells: &[impl AsRef<str>], widths: &[usize]) {
     for (column, (cell, width)) in cells.iter().zip(widths).enumerate() {
         let cell = cell.as_ref();
-        // Writing to a string does not fail.
         let _ = if column == 0 { write!(text, "{cell:<width$}") } else { write!(text, "  {cell:>width$}") };
     }
     text.push('\n');
@@ -88,7 +86,7 @@ pub fn csv(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Three digits or so.
+/// About three digits.
 pub(crate) fn seconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") }
 }

@@ -11,13 +11,11 @@ pub(crate) const BLOCK_TOKENS: u32 = 16;
 /// A request and the answer that it will get.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Keys of the whole blocks of prompt and answer together, and maybe of later turns of the same conversation.
+    /// Keys of the whole blocks of prompt and answer together, and maybe of later turns of the same
+    /// conversation.
     pub keys: Arc<[BlockKey]>,
-    /// Tokens of the prompt.
     pub prompt: u32,
-    /// Tokens of the answer.
     pub output: u32,
-    /// The conversation that it belongs to.
     pub session: u64,
 }
 
@@ -28,7 +26,7 @@ impl Request {
     }
 }
 
-/// Something that a conversation says: content that is equal wherever its name is, and so many tokens of it.
+/// A part of a conversation, with this many tokens. Segments of the same name have equal content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) name: u64,
@@ -40,7 +38,8 @@ pub(crate) fn keys(segments: &[Segment]) -> Arc<[BlockKey]> {
     let total: u32 = segments.iter().map(|segment| segment.tokens).sum();
     let mut keys = Vec::with_capacity((total / BLOCK_TOKENS) as usize);
     let mut chain = KeyChain::new("", "");
-    // The pieces of segments that are in the block so far: name in two halves, where the piece begins, how long it is.
+    // The pieces of segments in the block so far: the name in two halves, where the piece begins,
+    // how long it is.
     let mut block: Vec<u32> = Vec::new();
     let mut room = BLOCK_TOKENS;
     for segment in segments {

@@ -11,7 +11,7 @@ use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::policy::Policy;
 use crate::workload::{ArrivalTime, Workload};
 
-/// What became of a request. Times are seconds since the run began.
+/// The outcome of a request. Times are seconds since the run began.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RequestRecord {
     pub(crate) arrived: f64,
@@ -19,12 +19,11 @@ pub(crate) struct RequestRecord {
     pub(crate) last: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
-    /// Tokens of the prompt that were cached.
     pub(crate) cached: u32,
     pub(crate) replica: usize,
 }
 
-/// What became of all of them.
+/// The outcomes of all requests.
 #[derive(Debug)]
 pub(crate) struct RunResult {
     /// In the order of the workload.
@@ -80,7 +79,7 @@ struct Simulation<'a> {
     seen: FleetState,
     events: BinaryHeap<TimedEvent>,
     next_sequence: u64,
-    /// Who comes after whose answer, and how long after.
+    /// Which requests follow whose answer, and how long after.
     followers: FxHashMap<usize, Vec<(usize, f64)>>,
     run: RunResult,
 }

@@ -11,49 +11,26 @@ use thiserror::Error;
 /// Tokens that an id stands for.
 pub const ID_TOKENS: u32 = 512;
 
-/// Longer prompts than this are mistakes.
+/// Longer prompts than this count as mistakes in the file.
 const MAX_TOKENS: u32 = 10_000_000;
 
-/// A line longer than this is a mistake; the longest prompt has 20,000 ids.
+/// A longer line counts as a mistake; the longest prompt has 20,000 ids.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// Why a trace cannot be used.
 #[derive(Debug, Error)]
 pub enum TraceError {
-    /// No file was named.
     #[error("this workload needs a trace: name one with --trace FILE (the project has one in simulate/traces)")]
     Missing,
-    /// The file cannot be read.
     #[error("cannot read {file}: {source}")]
-    File {
-        /// The file.
-        file: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// A line does not say what it should.
+    File { file: PathBuf, source: std::io::Error },
     #[error(
         "{file}, line {line}: {what}; expected {{\"timestamp\": ms, \"input_length\": tokens, \"output_length\": tokens, \"hash_ids\": [id, …]}}"
     )]
-    Line {
-        /// The file.
-        file: PathBuf,
-        /// Which line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// There is nothing in it.
+    Line { file: PathBuf, line: usize, what: String },
     #[error("{0} holds no request; give a trace of one JSON object a line")]
     Empty(PathBuf),
-    /// There is too much in it.
     #[error("{file} holds more than {most} requests; give a part of it")]
-    TooMany {
-        /// The file.
-        file: PathBuf,
-        /// How many it may hold.
-        most: usize,
-    },
+    TooMany { file: PathBuf, most: usize },
 }
 
 /// One request, as it was recorded.
@@ -61,19 +38,17 @@ pub enum TraceError {
 pub struct TraceRequest {
     /// When it came, in milliseconds.
     pub timestamp: f64,
-    /// Tokens of its prompt.
     #[serde(rename = "input_length")]
     pub input: u32,
-    /// Tokens of its answer.
     #[serde(rename = "output_length")]
     pub output: u32,
-    /// The prompt's content: an id for each 512 tokens, the last one's fewer.
+    /// The prompt's content: an id per 512 tokens; the last one may stand for fewer.
     #[serde(rename = "hash_ids")]
     pub ids: Box<[u64]>,
 }
 
 impl TraceRequest {
-    /// Its ids, each with the tokens that it stands for in this prompt.
+    /// Its ids, each with the number of its tokens in this prompt.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, u32)> {
         let mut left = self.input;
         self.ids.iter().map(move |id| {
@@ -84,10 +59,11 @@ impl TraceRequest {
     }
 }
 
-/// The requests of a file, in its order; it is read as far as they are taken.
+/// The requests of a file, in its order, read lazily.
 ///
 /// # Errors
-/// When it cannot be opened; an item is an error where a line cannot be read or is not in the format.
+/// When it cannot be opened. An item is an error where a line cannot be read or is not in the
+/// format.
 pub fn read_requests(file: &Path) -> Result<impl Iterator<Item = Result<TraceRequest, TraceError>>, TraceError> {
     let unreadable = {
         let file = file.to_owned();

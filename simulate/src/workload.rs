@@ -14,30 +14,25 @@ use crate::request::Request;
 use crate::trace::TraceError;
 pub(crate) use synthetic::unrelated;
 
-/// See the module.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    /// What it is called in tables.
     pub name: String,
     /// Its requests; those of a conversation in their order.
     pub arrivals: Vec<Arrival>,
 }
 
-/// A request and when it comes.
 #[derive(Debug, Clone)]
 pub struct Arrival {
-    /// The request.
     pub request: Request,
     /// When it comes.
     pub start: ArrivalTime,
 }
 
-/// When a request comes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ArrivalTime {
-    /// So many seconds after the beginning.
+    /// This many seconds after the beginning.
     At(f64),
-    /// So many seconds after the answer to this earlier request has ended.
+    /// This many seconds after the answer to this earlier request has ended.
     After(usize, f64),
 }
 
@@ -57,7 +52,6 @@ pub enum WorkloadKind {
 }
 
 impl WorkloadKind {
-    /// What it is called.
     #[must_use]
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())

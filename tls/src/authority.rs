@@ -16,16 +16,14 @@ use crate::certificate_info::{check_name, node_uri, token_uri};
 use crate::files::{make_folder, read, write_new, write_public};
 use crate::{BACKDATE_SECONDS, CertificateInfo, Fingerprint, ROUTER_NAME, TlsError, read_private, write_private};
 
-/// The authority's certificate, in its folder. Anybody may read it.
+/// File name of the authority's certificate, which anybody may read.
 const CERTIFICATE: &str = "ca.crt";
 
-/// Its key. Whoever has it can be any router and any node of the fleet.
+/// File name of its key. Whoever has the key can pose as any router or node of the fleet.
 const KEY: &str = "ca.key";
 
-/// How long the authority itself holds.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// A fleet's authority.
 #[derive(Debug)]
 pub struct Authority {
     fleet: String,
@@ -33,20 +31,18 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A certificate that was just signed, and what it says.
+/// A newly signed certificate in DER, and its content.
 #[derive(Debug, Clone)]
 pub struct IssuedCertificate {
-    /// The certificate.
     pub certificate: Vec<u8>,
-    /// What it says.
     pub info: CertificateInfo,
 }
 
 impl Authority {
-    /// Makes the authority of a new fleet in `folder`.
+    /// Creates the authority of a new fleet in `folder`.
     ///
     /// # Errors
-    /// When there is one already, the name cannot be one, or the folder cannot be written.
+    /// When there is one already, the name is invalid, or the folder cannot be written.
     pub fn create(folder: &Path, fleet: &str) -> Result<Self, TlsError> {
         check_name(fleet)?;
         make_folder(folder)?;
@@ -61,16 +57,17 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         set_validity(&mut params, AUTHORITY_LIFETIME);
         let certificate = params.self_signed(&key)?;
-        // The key first: a folder with a key alone is no authority yet, and nothing has been signed by it.
+        // The key first: a folder with only a key is no authority yet, and the key has signed
+        // nothing.
         write_new(&folder.join(KEY), key.serialize_pem().as_bytes())?;
         write_public(&folder.join(CERTIFICATE), certificate.pem().as_bytes())?;
         Self::load(folder)
     }
 
-    /// The authority in `folder`.
+    /// Loads the authority in `folder`.
     ///
     /// # Errors
-    /// When it is not there, is damaged, or its key is open to others.
+    /// When it is missing or damaged, or others may read its key.
     pub fn load(folder: &Path) -> Result<Self, TlsError> {
         let (certificate_file, key_file) = (folder.join(CERTIFICATE), folder.join(KEY));
         if !certificate_file.exists() || !key_file.exists() {
@@ -93,28 +90,28 @@ impl Authority {
         Ok(Self { fleet, issuer, certificate })
     }
 
-    /// The fleet's name.
     #[must_use]
     pub fn fleet(&self) -> &str {
         &self.fleet
     }
 
-    /// By what agents know it.
+    /// The fingerprint that agents know it by.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of_key(&self.issuer.key().subject_public_key_info())
     }
 
-    /// Its certificate.
     #[must_use]
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// Signs for a node. Of the request only the key counts; who the node is was decided by the caller.
+    /// Signs a node's certificate. Of the request only the key counts; the caller has decided who
+    /// the node is.
     ///
     /// # Errors
-    /// When the request is damaged, does not prove that its sender has the key, or a name cannot stand in a certificate.
+    /// When the request is damaged, does not prove that its sender has the key, or a name cannot
+    /// stand in a certificate.
     pub fn issue(&self, node: &str, token: &str, request: &[u8], lifetime: Duration) -> Result<IssuedCertificate, TlsError> {
         check_name(node)?;
         let request = parse_request(request)?;
@@ -133,7 +130,7 @@ impl Authority {
         Ok(IssuedCertificate { certificate, info: certified })
     }
 
-    /// The key in a signing request.
+    /// The fingerprint of the key in a signing request.
     ///
     /// # Errors
     /// When the request is damaged, or does not prove that its sender has the key.
@@ -152,7 +149,7 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         set_validity(&mut params, lifetime);
         let certificate = params.signed_by(&key, &self.issuer)?;
-        // With the authority's own: an agent that joins has only its fingerprint.
+        // With the authority's own certificate, since a joining agent has only its fingerprint.
         Ok((vec![certificate.der().clone(), self.certificate.clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
     }
 }
@@ -169,15 +166,14 @@ fn set_validity(params: &mut CertificateParams, lifetime: Duration) {
     params.not_after = (now + lifetime).into();
 }
 
-/// A node's own key.
 #[derive(Debug)]
 pub struct NodeKey(KeyPair);
 
 impl NodeKey {
-    /// The key in this file; a new one where there is none.
+    /// Loads the key in this file, or creates it.
     ///
     /// # Errors
-    /// When the file is damaged, open to others, or cannot be written.
+    /// When the file is damaged, others may read it, or it cannot be written.
     pub fn load_or_create(path: &Path) -> Result<Self, TlsError> {
         if !path.exists() {
             path.parent().map_or(Ok(()), make_folder)?;
@@ -191,15 +187,15 @@ impl NodeKey {
         Ok(Self(KeyPair::from_pem(&pem).map_err(damaged)?))
     }
 
-    /// A request to be signed for, which proves that its sender has the key.
+    /// A certificate signing request in DER, which proves that its sender has the key.
     ///
     /// # Errors
-    /// When the cryptographic library refuses.
+    /// When the cryptographic library fails.
     pub fn request(&self) -> Result<Vec<u8>, TlsError> {
         Ok(CertificateParams::default().serialize_request(&self.0)?.der().to_vec())
     }
 
-    /// By what it is known.
+    /// The fingerprint of its public key.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of_key(&self.0.subject_public_key_info())

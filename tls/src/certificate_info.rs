@@ -5,19 +5,19 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::{BACKDATE_SECONDS, TlsError, hex};
 
-/// SHA-256 of a public key: by it an authority or a node's key is known.
+/// SHA-256 of a public key, which identifies an authority or a node's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(pub(crate) [u8; 32]);
 
 impl Fingerprint {
-    /// Of the public key in a certificate; `None` where it cannot be read.
+    /// The fingerprint of a certificate's public key; `None` where it cannot be read.
     #[must_use]
     pub fn of_certificate(certificate: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         Some(Self::of_key(certificate.public_key().raw))
     }
 
-    /// Of a public key with its algorithm (SubjectPublicKeyInfo).
+    /// Hashes a public key with its algorithm (SubjectPublicKeyInfo).
     pub(crate) fn of_key(key: &[u8]) -> Self {
         Self(Sha256::digest(key).into())
     }
@@ -29,23 +29,20 @@ impl std::fmt::Display for Fingerprint {
     }
 }
 
-/// What is read out of a node's certificate. Whether it holds was decided in the handshake.
+/// The content of a node's certificate, which the handshake has verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateInfo {
-    /// The node's name.
     pub node: String,
-    /// The id of the token by which it joined.
     pub token: String,
-    /// Its key.
     pub key: Fingerprint,
-    /// When it was issued, in seconds since 1970 by the issuing router's clock.
+    /// When it was issued: Unix time in seconds by the issuing router's clock.
     pub issued_at: u64,
-    /// Until when it holds.
+    /// When it expires: Unix time in seconds.
     pub expires_at: u64,
 }
 
 impl CertificateInfo {
-    /// Reads a certificate; `None` where it is no node's.
+    /// Parses a certificate; `None` if it is not a node's.
     #[must_use]
     pub fn parse(certificate: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
@@ -70,20 +67,20 @@ impl CertificateInfo {
 
 const SCHEME: &str = "hostler://";
 
-/// The longest name of a node or fleet, in bytes; a file's name has 255.
+/// The longest name of a node or fleet, in bytes; a file name has at most 255.
 const MAX_NAME_BYTES: usize = 200;
 
-/// How a node is named in its certificate.
+/// The URI in a certificate that names its node.
 pub(crate) fn node_uri(fleet: &str, node: &str) -> String {
     format!("{SCHEME}{fleet}/node/{node}")
 }
 
-/// How the token by which a node joined is named in its certificate.
+/// The URI in a certificate that names the node's join token.
 pub(crate) fn token_uri(fleet: &str, token: &str) -> String {
     format!("{SCHEME}{fleet}/token/{token}")
 }
 
-/// A name that can stand in such a URI as it is, and be a folder's.
+/// Checks that a name can stand in such a URI without escapes, and be a folder's name.
 ///
 /// # Errors
 /// When it cannot.

@@ -16,7 +16,8 @@ use tokio_rustls::rustls::{CertificateError, ClientConfig, DigitallySignedStruct
 
 use crate::{Fingerprint, NodeKey, ROUTER_NAME, Stream, TlsError, provider};
 
-/// What an agent without a certificate trusts: the authority with this fingerprint, which the router shows beside its own certificate.
+/// What an agent without a certificate trusts: the authority with this fingerprint, which the
+/// router sends beside its own certificate.
 #[derive(Debug)]
 pub struct EnrollmentVerifier {
     authority: Fingerprint,
@@ -24,10 +25,10 @@ pub struct EnrollmentVerifier {
 }
 
 impl EnrollmentVerifier {
-    /// Settings for a connection on which a certificate is asked for.
+    /// The TLS settings of a connection that asks for a certificate.
     ///
     /// # Errors
-    /// When the cryptographic library refuses.
+    /// When the cryptographic library fails.
     pub fn config_for(authority: Fingerprint) -> Result<Arc<ClientConfig>, TlsError> {
         let trust = Self { authority, provider: provider() };
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13])?;
@@ -76,10 +77,11 @@ impl ServerCertVerifier for EnrollmentVerifier {
     }
 }
 
-/// Settings for the connections of a node that has a certificate.
+/// The TLS settings of a node with a certificate. `from` names the source in errors.
 ///
 /// # Errors
-/// When the authority or the certificate cannot be used, or the key is not the certificate's. `from` is for the error.
+/// When the authority or the certificate cannot be used, or the key does not belong to the
+/// certificate.
 pub fn member_config(authority: &[u8], certificate: &[u8], key: &NodeKey, from: &Path) -> Result<Arc<ClientConfig>, TlsError> {
     let wrong = |what: String| TlsError::Content { path: from.to_owned(), what };
     let mut roots = RootCertStore::empty();
@@ -98,7 +100,8 @@ fn finish(mut config: ClientConfig) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Does the client's part of a handshake with a router, and waits for its first word: only then has it found our certificate good.
+/// Does the client's part of a handshake with a router, and waits for the router's first bytes:
+/// only they show that it accepted the client's certificate.
 ///
 /// # Errors
 /// When it fails; `describe_for_agent` says why.

@@ -5,61 +5,30 @@ use std::path::PathBuf;
 
 use tokio_rustls::rustls::{self, AlertDescription, CertificateError};
 
-/// What is wrong with a file or a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's words.
-        source: std::io::Error,
-    },
-    /// A file cannot be written.
+    Read { path: PathBuf, source: std::io::Error },
     #[error("cannot write {path}: {source}")]
-    Write {
-        /// The file or folder.
-        path: PathBuf,
-        /// The operating system's words.
-        source: std::io::Error,
-    },
-    /// A file is not what it should be.
+    Write { path: PathBuf, source: std::io::Error },
     #[error("{path}: {what}")]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What was expected, or what is wrong.
-        what: String,
-    },
-    /// Others may read a secret.
+    Content { path: PathBuf, what: String },
     #[error(
         "{path} can be read by others on this host (mode {mode:03o}): `chmod 600 {path}`, and take another key or token if somebody may have"
     )]
-    Exposed {
-        /// The file.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// There is an authority already.
+    Exposed { path: PathBuf, mode: u32 },
     #[error(
         "{0} has the authority of a fleet already: use it, or choose another folder with --dir; whoever joined by it would have to join again"
     )]
     Exists(PathBuf),
-    /// There is no authority.
     #[error("{0} has no fleet's authority (ca.crt and ca.key): make one with `hostler init --dir {0}`")]
     NoAuthority(PathBuf),
-    /// A name that cannot stand in a certificate.
     #[error("{0:?} cannot be a name in a certificate: ASCII letters, digits, `-`, `_` and, not as the first, `.` make one, 200 at most")]
     Name(String),
-    /// A token's text is not one.
     #[error("this is no join token: one line of the form ID.SECRET#FINGERPRINT was expected, as `hostler token create` prints it")]
     NotAToken,
-    /// A signing request is not one.
     #[error("the signing request is not one that this program makes: {0}")]
     Request(String),
-    /// The cryptographic library refuses.
     #[error("{0}")]
     Crypto(String),
 }
@@ -76,14 +45,14 @@ impl From<rustls::Error> for TlsError {
     }
 }
 
-/// The TLS library's own error among the causes of another.
+/// The TLS library's error among the causes of another.
 fn tls_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(found) = error.downcast_ref::<rustls::Error>() {
             return Some(found);
         }
-        // An input/output error hides the very error that it was made of from `source`.
+        // `source` of an I/O error skips the very error that it was made of.
         let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         if let Some(found) = inner.and_then(|inner| tls_cause(inner)) {
             return Some(found);
@@ -93,7 +62,7 @@ fn tls_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> 
     None
 }
 
-/// Whether the other side said by an alert that it does not take our certificate.
+/// Whether the peer rejected this side's certificate with a TLS alert.
 #[must_use]
 pub fn is_alert_about_certificate(error: &(dyn Error + 'static)) -> bool {
     use AlertDescription as Alert;
@@ -110,7 +79,7 @@ pub fn is_alert_about_certificate(error: &(dyn Error + 'static)) -> bool {
     )
 }
 
-/// A sentence for an agent whose connection to a router failed in TLS; `None` where it failed otherwise.
+/// For an agent: why its connection to a router failed in TLS; `None` if it failed otherwise.
 #[must_use]
 pub fn describe_for_agent(error: &(dyn Error + 'static)) -> Option<String> {
     use AlertDescription as Alert;
@@ -151,7 +120,7 @@ pub fn describe_for_agent(error: &(dyn Error + 'static)) -> Option<String> {
     Some(sentence)
 }
 
-/// A sentence for a router that an agent failed to connect to in TLS; `None` where it failed otherwise.
+/// For a router: why an agent's connection failed in TLS; `None` if it failed otherwise.
 #[must_use]
 pub fn describe_for_router(error: &(dyn Error + 'static)) -> Option<String> {
     use AlertDescription as Alert;

@@ -7,15 +7,16 @@ use std::path::Path;
 
 use crate::{TlsError, hex, provider};
 
-/// The largest file with a key, a certificate or a token that is read: a chain of a few certificates is some kilobytes.
+/// The largest file with a key, a certificate or a token that is read, in bytes; a chain of a few
+/// certificates has some kilobytes.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// Makes a folder, and those above it, that only its owner may enter.
+/// Creates a folder and its parents, for their owner alone.
 pub(crate) fn make_folder(path: &Path) -> Result<(), TlsError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| TlsError::Write { path: path.to_owned(), source })
 }
 
-/// Writes a file that only its owner may read, whole or not at all. One that is there already is replaced.
+/// Writes a file that only its owner may read, atomically; replaces an existing one.
 ///
 /// # Errors
 /// When it cannot be written.
@@ -27,10 +28,10 @@ pub(crate) fn write_public(path: &Path, content: &[u8]) -> Result<(), TlsError> 
     write(path, content, 0o644, true)
 }
 
-/// Writes a private file that must not be there yet.
+/// Creates a file that only its owner may read.
 ///
 /// # Errors
-/// When it is there already, or cannot be written.
+/// When it exists already, or cannot be written.
 pub(crate) fn write_new(path: &Path, content: &[u8]) -> Result<(), TlsError> {
     write(path, content, 0o600, false)
 }
@@ -38,18 +39,19 @@ pub(crate) fn write_new(path: &Path, content: &[u8]) -> Result<(), TlsError> {
 fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), TlsError> {
     let failed = |source| TlsError::Write { path: path.to_owned(), source };
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    // No number of a process: in two containers that share the folder both may be 1, and each would take the other's draft for its own.
+    // Not the process id: in two containers that share the folder both may be 1, and each would
+    // overwrite the other's draft.
     let mut random = [0; 8];
     provider().secure_random.fill(&mut random).map_err(|_| TlsError::Crypto("the system has no randomness for a file's name".into()))?;
     name.push(format!(".{}.new", hex(&random)));
     let unfinished = path.with_file_name(name);
     let written = (|| {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&unfinished)?;
-        // The user's mask must not decide.
+        // Independent of the user's umask.
         file.set_permissions(fs::Permissions::from_mode(mode))?;
         file.write_all(content)?;
         file.sync_all()?;
-        // A link is made only where nothing is yet, even on a file system that hosts share.
+        // A hard link never replaces a file, even on a file system that hosts share.
         if replace { fs::rename(&unfinished, path) } else { fs::hard_link(&unfinished, path) }
     })();
     if !replace || written.is_err() {
@@ -58,7 +60,7 @@ fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), Tl
     written.map_err(failed)
 }
 
-/// Reads a file, at most a megabyte of it.
+/// Reads a file of at most [`MAX_FILE_BYTES`].
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let failed = |source| TlsError::Read { path: path.to_owned(), source };
     if fs::metadata(path).map_err(failed)?.len() > MAX_FILE_BYTES {
@@ -70,7 +72,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 /// Reads a file with a secret.
 ///
 /// # Errors
-/// When it cannot be read, or others than its owner may read it too.
+/// When it cannot be read, or others than its owner may read it.
 pub fn read_private(path: &Path) -> Result<Vec<u8>, TlsError> {
     let found = fs::metadata(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
     let mode = found.permissions().mode() & 0o777;

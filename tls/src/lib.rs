@@ -30,14 +30,14 @@ pub use token_store::{JoinRequest, TokenError, TokenInfo, TokenScope, TokenStore
 /// The TLS settings of one kind of client, ready to be used.
 pub use tokio_rustls::rustls::ClientConfig;
 
-/// The name that routers' certificates bear. Agents ask for it whatever address they dialled: a router is known by the fleet's authority,
-/// not by where it runs.
+/// The name in routers' certificates. Agents ask for it whatever address they dialled: the fleet's
+/// authority identifies a router, not the place where it runs.
 const ROUTER_NAME: &str = "router.hostler.internal";
 
-/// How far before its issue a certificate is valid already: clocks may differ by as much.
+/// How long before its issue a certificate is already valid, in seconds: clocks may differ by as
+/// much.
 pub const BACKDATE_SECONDS: u64 = 300;
 
-/// The one cryptographic provider.
 fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: std::sync::OnceLock<Arc<CryptoProvider>> = std::sync::OnceLock::new();
     PROVIDER.get_or_init(|| Arc::new(aws_lc_rs::default_provider())).clone()
@@ -49,13 +49,13 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Two digits for each byte, in small letters.
+/// Lower case, two digits per byte.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes of a hexadecimal text in small letters, when it has just this many.
+/// The bytes of a lower-case hexadecimal text; `None` unless it has exactly `N`.
 #[must_use]
 pub fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits: Option<Vec<u8>> =
@@ -68,7 +68,7 @@ pub fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// When a second of the clock is, for people.
+/// A Unix time in seconds, for people.
 fn format_time(seconds: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + std::time::Duration::from_secs(seconds)).to_string()
 }

@@ -8,7 +8,6 @@ use serde::Deserialize;
 use crate::files::{make_folder, read, write_new};
 use crate::{Fingerprint, TlsError, check_name, write_private};
 
-/// See the module.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeNames {
     folder: PathBuf,
@@ -17,9 +16,10 @@ pub(crate) struct NodeNames {
 /// What `NAME.json` holds.
 #[derive(Debug, Deserialize)]
 struct NameOwner {
-    /// Its SHA-256.
+    /// SHA-256 of the key.
     key: String,
-    /// When the name became this key's, in seconds since 1970. Where that is not said, nothing is later.
+    /// Since when the name is this key's: Unix time in seconds. If missing, later than any other
+    /// time.
     #[serde(default = "never")]
     since: u64,
 }
@@ -28,7 +28,7 @@ fn never() -> u64 {
     u64::MAX
 }
 
-/// Whose a name is, as a key sees it.
+/// The owner of a name, relative to one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameHolder {
     Nobody,
@@ -42,7 +42,6 @@ impl NodeNames {
         Self { folder: authority.join("nodes") }
     }
 
-    /// Whose this name is.
     pub(crate) fn holder(&self, node: &str, key: Fingerprint) -> Result<NameHolder, TlsError> {
         let path = self.file(node)?;
         let text = match read(&path) {
@@ -56,9 +55,10 @@ impl NodeNames {
         Ok(if owner.key == key.to_string() { NameHolder::ThisKey } else { NameHolder::Another(owner.since) })
     }
 
-    /// Gives a name that nobody has to this key; whose it was, or is if another was faster.
+    /// Gives a free name to this key. Returns whose the name is now: this key's, or another's.
     pub(crate) fn claim(&self, node: &str, key: Fingerprint, since: u64) -> Result<NameHolder, TlsError> {
-        // A node that renews its certificate finds its own; this is looked at first, so that the folder is written to once for each node.
+        // A node that renews its certificate already has its name; this is checked first, so that
+        // the folder is written to once per node.
         match self.holder(node, key)? {
             NameHolder::Nobody => {}
             holder => return Ok(holder),

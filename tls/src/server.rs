@@ -16,36 +16,33 @@ use tokio_util::sync::CancellationToken;
 use crate::files::read;
 use crate::{Authority, Handshake, TlsError, provider};
 
-/// How often the edge's files are looked at: three small files.
+/// How often the edge's three small files are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// HTTP/2 before HTTP/1.1.
+/// Prefers HTTP/2 to HTTP/1.1.
 const ALPN_PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// Where the edge's certificate is.
 #[derive(Debug, Clone)]
 pub struct EdgeFiles {
-    /// The certificate and those between it and its authority, in PEM.
+    /// The certificate and the intermediate ones, in PEM.
     pub certificate: PathBuf,
     /// Its key, in PEM.
     pub key: PathBuf,
-    /// The authorities of clients' certificates, in PEM; where given, every client needs one.
+    /// The authorities of clients' certificates, in PEM. If given, every client needs one.
     pub client_authority: Option<PathBuf>,
 }
 
-/// The files' bytes at one moment.
 struct EdgeFileBytes {
     certificate: Vec<u8>,
     key: Vec<u8>,
     client_authority: Option<Vec<u8>>,
 }
 
-/// The edge's TLS.
 #[derive(Debug)]
 pub struct EdgeTls {
     files: EdgeFiles,
     current: ArcSwap<ServerConfig>,
-    /// Of the files that `current` was made from.
+    /// The digest of the files that `current` was made from.
     digest: ArcSwap<[u8; 32]>,
 }
 
@@ -53,7 +50,7 @@ impl EdgeTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// When one cannot be read, holds something else, or key and certificate are no pair.
+    /// When one cannot be read or is invalid, or key and certificate do not belong together.
     pub fn load(files: EdgeFiles) -> Result<Self, TlsError> {
         let found = files.read()?;
         let current = ArcSwap::new(files.server_config(&found)?);
@@ -61,13 +58,14 @@ impl EdgeTls {
         Ok(Self { files, current, digest })
     }
 
-    /// For the next handshake.
+    /// The settings for the next handshake.
     #[must_use]
     pub fn handshake(&self) -> Handshake {
         self.current.load_full()
     }
 
-    /// Reads the files again whenever they have changed, until `end`. What cannot be used is mentioned once, and the last good certificate stays.
+    /// Reads the files again whenever they change, until `end`. Invalid files are logged once, and
+    /// the last good certificate stays in use.
     pub async fn reload_on_change(self: Arc<Self>, end: CancellationToken) {
         let mut mentioned = String::new();
         loop {
@@ -83,7 +81,8 @@ impl EdgeTls {
                     tracing::info!(certificate = %self.files.certificate.display(), "the edge's certificate was read again");
                 }
                 Ok(Ok(false)) => mentioned.clear(),
-                // A pair that is being replaced does not fit for a moment; the next look finds it whole.
+                // A pair that is being replaced does not match for a moment; the next check finds
+                // it complete.
                 Ok(Err(error)) if mentioned != error.to_string() => {
                     tracing::warn!(%error, "the edge's new certificate cannot be used; the last one stays");
                     mentioned = error.to_string();
@@ -94,7 +93,7 @@ impl EdgeTls {
         }
     }
 
-    /// Looks at the files; whether they had changed.
+    /// Checks the files; `true` if they had changed.
     fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let found = self.files.read()?;
         let digest = found.digest();
@@ -111,7 +110,8 @@ impl EdgeFiles {
     fn read(&self) -> Result<EdgeFileBytes, TlsError> {
         Ok(EdgeFileBytes {
             certificate: read(&self.certificate)?,
-            // Who else may read it is the operator's: secrets are mounted with modes of all kinds.
+            // The operator decides who else may read the key: secrets are mounted with modes of all
+            // kinds.
             key: read(&self.key)?,
             client_authority: self.client_authority.as_deref().map(read).transpose()?,
         })
@@ -154,7 +154,7 @@ impl EdgeFileBytes {
     }
 }
 
-/// The certificates in a file, one at least.
+/// The certificates in a file, at least one.
 fn certificates(path: &std::path::Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
@@ -163,7 +163,6 @@ fn certificates(path: &std::path::Path, pem: &[u8]) -> Result<Vec<CertificateDer
     }
 }
 
-/// The TLS of the agents' port.
 #[derive(Debug)]
 pub struct AgentsTls {
     authority: Arc<Authority>,
@@ -172,22 +171,22 @@ pub struct AgentsTls {
 }
 
 impl AgentsTls {
-    /// Makes the router its first certificate, good for `lifetime`.
+    /// Makes the router's first certificate, valid for `lifetime`.
     ///
     /// # Errors
-    /// When the cryptographic library refuses.
+    /// When the cryptographic library fails.
     pub fn new(authority: Arc<Authority>, lifetime: Duration) -> Result<Self, TlsError> {
         let current = ArcSwap::new(agents_server_config(&authority, lifetime)?);
         Ok(Self { authority, lifetime, current })
     }
 
-    /// For the next handshake.
+    /// The settings for the next handshake.
     #[must_use]
     pub fn handshake(&self) -> Handshake {
         self.current.load_full()
     }
 
-    /// Makes the router a new certificate at half of the lifetime of each, until `end`.
+    /// Renews the router's certificate at half of its lifetime, until `end`.
     pub async fn renew_certificate(self: Arc<Self>, end: CancellationToken) {
         loop {
             tokio::select! {
@@ -206,14 +205,14 @@ fn agents_server_config(authority: &Authority, lifetime: Duration) -> Result<Arc
     let (certificates, key) = authority.issue_router(lifetime)?;
     let mut roots = RootCertStore::empty();
     roots.add(authority.certificate().clone())?;
-    // One that has no certificate may come as far as asking for one.
+    // A node without a certificate may connect to ask for one.
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).allow_unauthenticated().build();
     let mut settings = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&version::TLS13])?
         .with_client_cert_verifier(verifier.map_err(|error| TlsError::Crypto(error.to_string()))?)
         .with_single_cert(certificates, key)?;
     settings.alpn_protocols = vec![ALPN_PROTOCOLS[0].to_vec()];
-    // A resumed connection would go on with a certificate that has expired meanwhile.
+    // A resumed session would go on with a certificate that has expired meanwhile.
     settings.session_storage = Arc::new(NoServerSessionStorage {});
     settings.send_tls13_tickets = 0;
     Ok(Arc::new(settings))

@@ -11,16 +11,13 @@ use tokio::net::TcpStream;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-/// See the module.
 #[derive(Debug)]
 pub enum Stream {
-    /// Plain text.
     Plain(TcpStream),
-    /// TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// The settings of one handshake, as they are now.
+/// The TLS settings of one handshake.
 pub type Handshake = Arc<ServerConfig>;
 
 /// Does the server's part of a handshake.
@@ -34,14 +31,13 @@ pub async fn accept(stream: TcpStream, handshake: Handshake, limit: Duration) ->
 }
 
 impl Stream {
-    /// The certificate of the other side, where it has shown one.
+    /// The peer's certificate, if it has sent one.
     #[must_use]
     pub fn certificate(&self) -> Option<&[u8]> {
         let Self::Tls(stream) = self else { return None };
         stream.get_ref().1.peer_certificates()?.first().map(|certificate| certificate.as_ref())
     }
 
-    /// The TCP connection below.
     #[must_use]
     pub fn tcp(&self) -> &TcpStream {
         match self {

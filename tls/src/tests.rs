@@ -142,7 +142,7 @@ fn a_token_for_one_node_admits_one_of_many_that_come_at_once() {
 
 #[test]
 fn a_draft_that_another_container_writes_is_left_alone() {
-    // Two processes whose number is the same, each in a container of its own, share the folder.
+    // Two processes with the same id, each in a container of its own, share the folder.
     let fleet = fleet();
     let token = fleet.token("", UseLimit::Count(1));
     let use_of = |name: String| fleet.folder.path().join("fleet/tokens").join(name);
@@ -205,7 +205,7 @@ fn a_hand_over_that_failed_half_way_is_repeated_by_the_same_key() {
     let note = fleet.folder.path().join("fleet/nodes/n.json");
     let before = std::fs::read(&note).unwrap();
     redeem(&word, "second", NOW + 1).unwrap();
-    // As if the use had been noted and the name had not.
+    // As if the use had been recorded and the name had not.
     std::fs::write(&note, before).unwrap();
     assert!(redeem(&word, "third", NOW + 2).unwrap_err().contains("has been used already"));
     redeem(&word, "second", NOW + 2).unwrap();
@@ -216,7 +216,7 @@ fn a_hand_over_that_failed_half_way_is_repeated_by_the_same_key() {
 fn a_token_without_a_count_admits_where_nothing_can_be_written() {
     let fleet = fleet();
     let token = fleet.token("12", UseLimit::EveryNodeOfItsJob);
-    // No folder can be made where a link is that leads nowhere; a mode would not hold for root.
+    // No folder can be made where a dangling link is; file modes would not stop root.
     std::os::unix::fs::symlink("nowhere", fleet.folder.path().join("fleet/nodes")).unwrap();
     fleet.redeem(&token, "n", "12", NOW).unwrap();
 }
@@ -267,7 +267,7 @@ fn a_certificate_says_who_its_holder_is_and_a_damaged_request_gets_none() {
     assert_eq!(CertificateInfo::parse(fleet.authority.certificate()), None);
 }
 
-/// One handshake; what each side says of it.
+/// One handshake and each side's result.
 async fn shake(server: Handshake, client: Arc<ClientConfig>) -> (Result<Option<String>, String>, Result<(), String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -278,7 +278,7 @@ async fn shake(server: Handshake, client: Arc<ClientConfig>) -> (Result<Option<S
             .map_err(|error| describe_for_router(&error).unwrap_or_else(|| error.to_string()))?;
         tokio::io::AsyncWriteExt::write_all(&mut stream, b"a first word").await.unwrap();
         let node = stream.certificate().and_then(CertificateInfo::parse).map(|certified| certified.node);
-        // Until the other side has gone.
+        // Until the other side has closed.
         let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 1]).await;
         Ok(node)
     });

@@ -4,13 +4,12 @@ use sha2::{Digest, Sha256};
 
 use crate::{Fingerprint, TlsError, hex, parse_hex, provider};
 
-/// See the module.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
-    /// Names it in lists and logs.
+    /// Its name in lists and logs.
     pub id: String,
     secret: [u8; 32],
-    /// The authority of its fleet.
+    /// The fingerprint of its fleet's authority.
     pub fleet: Fingerprint,
 }
 
@@ -18,7 +17,7 @@ impl JoinToken {
     /// A new token for the fleet of this authority.
     ///
     /// # Errors
-    /// When the system has no randomness.
+    /// When the system gives no random numbers.
     pub fn generate(fleet: Fingerprint) -> Result<Self, TlsError> {
         let mut random = [0; 40];
         provider().secure_random.fill(&mut random).map_err(|_| TlsError::Crypto("the system has no randomness for a token".into()))?;
@@ -27,10 +26,10 @@ impl JoinToken {
         Ok(Self { id: hex(&random[..8]), secret, fleet })
     }
 
-    /// Reads a token's text; blanks and line ends around it do not count.
+    /// Parses a token's text, without white space around it.
     ///
     /// # Errors
-    /// When it is not one.
+    /// When it is invalid.
     pub fn parse(text: &str) -> Result<Self, TlsError> {
         let parts = || {
             let (id, rest) = text.trim().split_once('.')?;
@@ -41,13 +40,13 @@ impl JoinToken {
         parts().ok_or(TlsError::NotAToken)
     }
 
-    /// The text, to be shown once.
+    /// The whole token, to be shown once.
     #[must_use]
     pub fn text(&self) -> String {
         format!("{}.{}#{}", self.id, hex(&self.secret), self.fleet)
     }
 
-    /// What proves to a router that one has it.
+    /// Proves to a router that the sender has the token.
     #[must_use]
     pub fn secret(&self) -> [u8; 32] {
         self.secret
@@ -60,12 +59,12 @@ impl std::fmt::Debug for JoinToken {
     }
 }
 
-/// Whether this may be a token's id; it is part of a file's name.
+/// Whether this may be a token's id, which is part of a file's name.
 pub(crate) fn is_id(id: &str) -> bool {
     parse_hex::<8>(id).is_some()
 }
 
-/// What is kept of a secret.
+/// The hash of a secret that is stored.
 pub(crate) fn hash(secret: &[u8]) -> [u8; 32] {
     Sha256::digest(secret).into()
 }

@@ -14,28 +14,24 @@ use crate::node_names::{NameHolder, NodeNames};
 use crate::token::{hash, is_id};
 use crate::{Authority, Fingerprint, JoinToken, TlsError, check_name, format_time, hex, parse_hex, read_private, write_private};
 
-/// More nodes than one token may bring in; a larger fleet's job has a token without a count.
+/// The largest count of uses; the job of a larger fleet has a token without a count.
 const MAX_USES: u32 = 1000;
 
-/// How often a token may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UseLimit {
-    /// By this many nodes.
     Count(u32),
-    /// By every node of its job.
     EveryNodeOfItsJob,
 }
 
-/// What a token is good for.
 #[derive(Debug, Clone)]
 pub struct TokenScope {
-    /// For how long.
+    /// Until it expires, from now.
     pub expires_in: Duration,
-    /// In which job of a scheduler; empty where it does not matter.
+    /// The scheduler's job that nodes must run in; empty for any.
     pub job: String,
-    /// How often.
     pub uses: UseLimit,
-    /// By which name; empty for any that nobody has. This one is handed over, whoever had it.
+    /// The node name that it admits; empty for any free name. A named one is handed over, whoever
+    /// had it.
     pub node: String,
 }
 
@@ -47,75 +43,38 @@ impl TokenScope {
     }
 }
 
-/// Who wants to join.
 #[derive(Debug, Clone)]
 pub struct JoinRequest {
-    /// The node's name.
     pub node: String,
     /// The job that it runs in; empty outside of any.
     pub job: String,
-    /// Its key.
     pub key: Fingerprint,
 }
 
-/// Why a token does not count. What is said is for its holder and the log alike.
+/// Why a token is not accepted. The text is for its holder and for the log.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// No such token, or not this secret.
     #[error("this router's fleet has no token {0} with this secret: make one with `hostler token create`")]
     Unknown(String),
-    /// Taken back.
     #[error("token {0} was revoked: ask for another (`hostler token create`)")]
     Revoked(String),
-    /// Too old.
     #[error("token {id} expired at {}, and it is {} by the router's clock: make another with `hostler token create`", format_time(*.expired), format_time(*.now))]
-    Expired {
-        /// Which.
-        id: String,
-        /// When.
-        expired: u64,
-        /// What the router's clock shows.
-        now: u64,
-    },
-    /// Used up.
+    Expired { id: String, expired: u64, now: u64 },
     #[error(
         "token {id} has been used already, by {by}: make one for each node with `hostler token create`, or one for several with --uses"
     )]
-    Used {
-        /// Which.
-        id: String,
-        /// The nodes.
-        by: String,
-    },
-    /// For another job.
+    Used { id: String, by: String },
     #[error("token {id} is for nodes of job {wanted}, and this agent is {}: make one for its job with `hostler token create --job`", in_job(.found))]
-    OtherJob {
-        /// Which.
-        id: String,
-        /// Its job.
-        wanted: String,
-        /// The agent's.
-        found: String,
-    },
-    /// For another node.
+    OtherJob { id: String, wanted: String, found: String },
     #[error(
         "token {id} is for node {wanted}, and this agent calls itself `{found}`: let it join by that name (--node), or with another token"
     )]
-    OtherNode {
-        /// Which.
-        id: String,
-        /// Its node.
-        wanted: String,
-        /// The agent's.
-        found: String,
-    },
-    /// Another node has the name.
+    OtherNode { id: String, wanted: String, found: String },
     #[error(
         "node `{0}` has joined before with another key, so this agent may not take its name: start it with the node's folder of agent.identity_dir, or \
          choose another name (--node); where the node was set up anew, let an operator make a token for it: `hostler token create --node {0}`"
     )]
     NameTaken(String),
-    /// The folder does not work.
     #[error("the router cannot look at its tokens: {0}")]
     Folder(#[from] TlsError),
 }
@@ -127,9 +86,8 @@ fn in_job(job: &str) -> String {
 /// A token as lists show it.
 #[derive(Debug, Clone, Serialize)]
 pub struct TokenInfo {
-    /// Its id.
     pub id: String,
-    /// When it expires, in seconds since 1970.
+    /// When it expires: Unix time in seconds.
     pub expires: u64,
     /// Its job; empty for any.
     pub job: String,
@@ -137,36 +95,35 @@ pub struct TokenInfo {
     pub node: String,
     /// How many nodes may use it; 0 for every node of its job.
     pub uses: u32,
-    /// Nodes that have used it, where that is counted.
+    /// Nodes that have used it, where uses are counted.
     pub used_by: Vec<String>,
-    /// Whether it was taken back.
     pub revoked: bool,
 }
 
-/// What `ID.json` holds.
+/// The content of `ID.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredToken {
     /// SHA-256 of the secret.
     secret: String,
     expires: u64,
     job: String,
-    /// 0 means without a count.
+    /// 0 means that uses are not counted.
     uses: u32,
     /// Empty for any.
     #[serde(default)]
     node: String,
 }
 
-/// What `ID.use-N` holds.
+/// The content of `ID.use-N`.
 #[derive(Debug, Serialize, Deserialize)]
 struct TokenUse {
     node: String,
-    /// The node's key: with it the node may use the token again, since its first answer may have been lost.
+    /// The key of the node. With the same key it may use the token again, since the first answer
+    /// may have been lost.
     key: String,
     at: u64,
 }
 
-/// The tokens of one fleet.
 #[derive(Debug, Clone)]
 pub struct TokenStore {
     folder: PathBuf,
@@ -174,13 +131,13 @@ pub struct TokenStore {
 }
 
 impl TokenStore {
-    /// The tokens beside the authority in this folder.
+    /// The token store beside the authority in this folder.
     #[must_use]
     pub fn in_folder(authority: &Path) -> Self {
         Self { folder: authority.join("tokens"), names: NodeNames::in_folder(authority) }
     }
 
-    /// Makes a token.
+    /// Creates a token.
     ///
     /// # Errors
     /// When its scope makes no sense, or the folder cannot be written.
@@ -209,10 +166,10 @@ impl TokenStore {
         Ok(token)
     }
 
-    /// Lets a node join by a token, and notes that it did. A node may use its token again with the same key.
+    /// Admits a node by a token, and records the use. The same key may use the token again.
     ///
     /// # Errors
-    /// When the token does not count, or not for this node.
+    /// When the token is not accepted, or not for this node.
     pub fn redeem(&self, id: &str, secret: &[u8], applicant: &JoinRequest, now: u64) -> Result<(), TokenError> {
         let unknown = || TokenError::Unknown(id.chars().filter(char::is_ascii_alphanumeric).take(16).collect());
         if !is_id(id) {
@@ -236,21 +193,22 @@ impl TokenStore {
         if !promise.node.is_empty() && promise.node != *node {
             return Err(TokenError::OtherNode { id: id.to_owned(), wanted: promise.node, found: node.clone() });
         }
-        // Before the token is used.
+        // Checked before the token is used.
         let holder = self.names.holder(node, key)?;
         if matches!(holder, NameHolder::Another(_)) && promise.node.is_empty() {
             return Err(TokenError::NameTaken(node.clone()));
         }
         let earlier = self.record_use(id, &promise, applicant, now)?;
         match (holder, earlier) {
-            // Handed over once: who had the name by this token and lost it since does not get it back. Where the name is another's from before
-            // the token was used, that use did not come as far as this.
+            // A name is handed over only once: a node that got it by this token and lost it since
+            // does not get it back. If another key has had the name since before the use, that use
+            // was interrupted.
             (NameHolder::Another(since), Some(used)) if since >= used => Err(TokenError::NameTaken(node.clone())),
             (NameHolder::Another(_), _) => Ok(self.names.hand_over(node, key, now)?),
             _ => match self.names.claim(node, key, now) {
                 Ok(NameHolder::Another(_)) => Err(TokenError::NameTaken(node.clone())),
                 Ok(_) => Ok(()),
-                // Such a token needs nothing written down, so it admits where the folder can only be read.
+                // Such a token needs no record, so it admits even where the folder is read-only.
                 Err(error @ TlsError::Write { .. }) if promise.uses == 0 => {
                     tracing::warn!(node, %error, "whose the node's name is cannot be written down");
                     Ok(())
@@ -260,11 +218,12 @@ impl TokenStore {
         }
     }
 
-    /// Notes that a name is the node's with this key, if it is nobody's yet. Where it is another's by what is written here, the node has it that shows
-    /// a certificate `issued` later: by a router with a folder of its own, where the name was handed over.
+    /// Records that a free name is this node's with this key. If the record names another key, the
+    /// one whose certificate was `issued` later has it: a router with a folder of its own may have
+    /// handed the name over.
     ///
     /// # Errors
-    /// When it is another's.
+    /// When the name is another key's.
     pub fn claim(&self, node: &str, key: Fingerprint, issued: u64) -> Result<(), TokenError> {
         match self.names.claim(node, key, issued)? {
             NameHolder::Another(since) if since >= issued => Err(TokenError::NameTaken(node.to_owned())),
@@ -273,7 +232,7 @@ impl TokenStore {
         }
     }
 
-    /// When this node has used it before, if it has.
+    /// When this node has used the token before, if it has.
     fn record_use(&self, id: &str, promise: &StoredToken, applicant: &JoinRequest, now: u64) -> Result<Option<u64>, TokenError> {
         if promise.uses == 0 {
             return Ok(None);
@@ -296,13 +255,13 @@ impl TokenStore {
         Err(TokenError::Used { id: id.to_owned(), by: by.join(", ") })
     }
 
-    /// Whether a token was taken back. Nodes that joined by it are not signed for again.
+    /// Whether a token was revoked. Certificates of nodes that joined by it are not renewed.
     #[must_use]
     pub fn is_revoked(&self, id: &str) -> bool {
         is_id(id) && self.folder.join(format!("{id}.revoked")).exists()
     }
 
-    /// Takes a token back; `false` where there is none.
+    /// Revokes a token; `false` where there is none.
     ///
     /// # Errors
     /// When the folder cannot be read or written.
@@ -342,14 +301,15 @@ impl TokenStore {
 
     fn stored_token(&self, id: &str) -> Result<Option<StoredToken>, TlsError> {
         let path = self.folder.join(format!("{id}.json"));
-        // Of all the files this one is to be private: who can guess nothing from a hash can still count on its expiry.
+        // This file must be private too: a hash does not let anybody guess the secret, but its
+        // expiry is relied on.
         if path.exists() {
             read_private(&path)?;
         }
         self.read(&format!("{id}.json"))
     }
 
-    /// What a file holds; `None` where there is none.
+    /// The content of a file; `None` where there is none.
     fn read<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TlsError> {
         let path = self.folder.join(name);
         match read(&path) {
@@ -367,7 +327,8 @@ impl TokenStore {
     }
 }
 
-/// Whether a node in job `found` is in the job that was meant. Schedulers name a part of an array job `1234[7].server`, and the whole of it `1234[].server`.
+/// Whether a node in job `found` is in the job that was meant. Schedulers name one part of an array
+/// job `1234[7].server`, and the whole `1234[].server`.
 fn job_matches(wanted: &str, found: &str) -> bool {
     let whole = |job: &str| match (job.find('['), job.find(']')) {
         (Some(open), Some(close)) if open < close => Some(format!("{}[]{}", &job[..open], &job[close + 1..])),

@@ -5,18 +5,20 @@ use std::fs;
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-/// The names of further front-end processes, which vLLM gives them with `--api-server-count`; the kernel cuts a name at 15 bytes.
+/// The names of further front-end processes, which vLLM gives them with `--api-server-count`; the
+/// kernel cuts a name at 15 bytes.
 const API_SERVER_PROCESS: &str = "VLLM::APIServer";
 
-/// Remembers what each process had used, to tell what it used since.
+/// Remembers the CPU time of each process, to compute what it has used since.
 #[derive(Debug, Default)]
 pub(super) struct FrontEndCpu {
     last_ticks: FxHashMap<u32, (u64, Instant)>,
 }
 
 impl FrontEndCpu {
-    /// The share of a core that the busiest front-end process of this engine has used since the last reading; `leader` is its first process.
-    /// A few small files of `/proc`: too little to leave the thread for.
+    /// The share of a core that the busiest front-end process of this engine has used since the
+    /// last reading; `leader` is its first process. A few small files of `/proc`: too little to
+    /// leave the thread for.
     pub(super) fn read(&mut self, leader: u32, now: Instant) -> Option<f32> {
         let further =
             child_pids(leader).into_iter().filter(|child| read_name(*child).is_some_and(|name| name.starts_with(API_SERVER_PROCESS)));
@@ -32,7 +34,7 @@ impl FrontEndCpu {
     }
 }
 
-/// Ticks in so many seconds, as a share of a core.
+/// Converts ticks within this many seconds into a share of a core.
 #[expect(clippy::cast_precision_loss, reason = "the ticks of a second are few")]
 fn core_share(ticks: u64, seconds: f32) -> Option<f32> {
     (seconds > 0.0).then(|| ticks as f32 / rustix::param::clock_ticks_per_second() as f32 / seconds)
@@ -46,13 +48,15 @@ fn read_name(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok()
 }
 
-/// The processes that the first thread of this one has started. Kernels without this file tell of none, and the leader alone is watched.
+/// The children of the first thread of this process. Kernels without this file name none, and only
+/// the leader is watched.
 fn child_pids(pid: u32) -> Vec<u32> {
     let listed = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     listed.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
-/// User and system time in a line of `/proc/PID/stat`: the name in parentheses may contain anything, so fields count from the last one.
+/// User and system time in a line of `/proc/PID/stat`: the name in parentheses may contain
+/// anything, so fields count from the last one.
 fn parse_cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)

@@ -18,25 +18,22 @@ use crate::gpu::GpuReading;
 use crate::probe::DetailReader;
 use crate::vllm::FrontEndInUse;
 
-/// How often an engine is looked at.
+/// How often an engine is observed.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the words of findings that stand are renewed: their metrics change every second, and each change is a report to every router.
+/// How often the text of standing findings is renewed. Their metrics change every second, and each
+/// change is a report to every router.
 const EVIDENCE_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// One engine, and where its findings go.
 pub(crate) struct AdvisedReplica<'a> {
-    /// Its index on this node.
     pub(crate) replica: u32,
-    /// The engine.
     pub(crate) engine: &'a Engine,
-    /// How it is started.
     pub(crate) setup: &'a EngineSetup,
-    /// What is found.
     pub(crate) findings: &'a watch::Sender<Vec<Finding>>,
 }
 
-/// Watches one engine until dropped or until its task has ended; `gpus` tells how its GPUs do.
+/// Watches one engine until dropped or until its task has ended; `gpus` returns the readings of its
+/// GPUs.
 pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<GpuReading>) {
     let AdvisedReplica { replica, engine, setup, findings } = advised;
     let mut details = DetailReader::new(engine.socket());
@@ -59,7 +56,7 @@ pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Gp
             observation.gpus = gpus();
             observation.guided = engine.traffic().guided_in_flight();
             observation.front_end_cpu = now.pid.and_then(|pid| processes.read(pid, Instant::now()));
-            // An idle engine is left alone: it has nothing to tell.
+            // An idle engine has no details worth reading.
             if observation.is_busy() {
                 observation.details = details.read().await;
             }
@@ -76,7 +73,7 @@ pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Gp
     }
 }
 
-/// What the engine's own words of this life tell.
+/// The facts about this life that the engine itself has reported.
 fn runtime_facts(status: &EngineStatus) -> RuntimeFacts {
     let card =
         |card: &crate::engine::ModelCard| serde_json::from_slice::<serde_json::Value>(&card.raw).ok()?.get("max_model_len")?.as_u64();
@@ -93,7 +90,7 @@ fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
     findings.iter().map(|finding| finding.kind).collect()
 }
 
-/// Publishes at once what is new or gone, and new metrics of the same findings now and then.
+/// Publishes new and ended findings at once, and new metrics of standing ones now and then.
 fn publish(findings: &watch::Sender<Vec<Finding>>, found: Vec<Finding>, renewed: &mut Instant) {
     findings.send_if_modified(|told| {
         if kinds(told) == kinds(&found) && (renewed.elapsed() < EVIDENCE_REFRESH_INTERVAL || *told == found) {

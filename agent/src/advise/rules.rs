@@ -6,13 +6,14 @@
 
 use super::window::{EngineSetup, Observation, RuntimeFacts, WINDOW_SECONDS, Window};
 
-/// Seconds of the last minute with a sign, for a finding to appear.
+/// A finding appears when this many seconds of the last minute show its sign.
 const SECONDS_TO_RAISE: usize = 30;
 
-/// Fewer than these, and it goes.
+/// A finding goes when fewer seconds than this show its sign.
 const SECONDS_TO_CLEAR: usize = 10;
 
-/// A cache that is emptier than this is not what requests wait for. At 10 % there is room for ten times the batch.
+/// A cache that is emptier than this is not what requests wait for. At 10 % there is room for ten
+/// times the batch.
 const MIN_FREE_KV_SHARE: f64 = 0.10;
 
 /// Where requests wait for less than this, a larger batch would gain nobody anything: each waits for the step that runs, also on an idle engine.
@@ -21,20 +22,23 @@ const MIN_QUEUE_SECONDS: f64 = 0.1;
 /// Preemptions in a minute, for a finding: one in ten seconds. Fewer belong to bursts that pass.
 const MIN_PREEMPTIONS: u64 = 6;
 
-/// And this part of the requests that ended meanwhile: of thousands, a few do not matter.
+/// At least one in this many of the requests that ended meanwhile: among thousands, a few
+/// preemptions do not matter.
 const MAX_REQUESTS_PER_PREEMPTION: u64 = 100;
 
-/// Python computes on one core at a time; what is missing to a whole one is waiting for the lock and the socket.
+/// Python computes on one core at a time. What is missing to a whole core is waiting for the lock
+/// and the socket.
 const SATURATED_CORE_SHARE: f32 = 0.90;
 
-/// Tokens this many times farther apart than without guided requests are their doing: more than batches of one size differ among themselves,
-/// which is a factor of two at most in size and much less in time.
+/// Tokens this many times farther apart than without guided requests are their doing: more than
+/// batches of one size differ among themselves, which is a factor of two at most in size and much
+/// less in time.
 const SLOWDOWN_TO_RAISE: f64 = 1.5;
 
-/// And so many times as long as the finding stands.
+/// The finding stands while tokens are at least this many times farther apart.
 const SLOWDOWN_TO_CLEAR: f64 = 1.25;
 
-/// Requests that show what is usual.
+/// Requests needed to know what is usual.
 const MIN_REQUESTS: u64 = 200;
 
 /// A limit this many times what is used is far over it.
@@ -64,7 +68,6 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// All, the gravest first.
     pub const ALL: [Self; 9] = [
         Self::Adapter,
         Self::Throttled,
@@ -77,7 +80,6 @@ impl FindingKind {
         Self::Context,
     ];
 
-    /// The word for scripts and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -97,22 +99,18 @@ impl FindingKind {
 /// Something that costs an engine speed, or that it does not serve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Which.
     pub kind: FindingKind,
-    /// What was seen, with its metrics.
     pub evidence: String,
-    /// What to do, with the flag to change.
     pub advice: String,
 }
 
-/// What a rule looks at.
 struct RuleInput<'a> {
     window: &'a Window,
     setup: &'a EngineSetup,
     facts: &'a RuntimeFacts,
 }
 
-/// What is to be said of an engine, the gravest first. `standing` is what was said a second ago.
+/// The findings about an engine, the gravest first. `standing` are those of a second ago.
 pub(crate) fn evaluate_rules(window: &Window, setup: &EngineSetup, facts: &RuntimeFacts, standing: &[FindingKind]) -> Vec<Finding> {
     let case = RuleInput { window, setup, facts };
     let finding = |kind: FindingKind| {
@@ -136,7 +134,6 @@ pub(crate) fn evaluate_rules(window: &Window, setup: &EngineSetup, facts: &Runti
 /// Evidence and advice.
 type Advice = Option<(String, String)>;
 
-/// Whether so many seconds with a sign make a finding.
 fn is_sustained(seconds: usize, stands: bool) -> bool {
     seconds >= if stands { SECONDS_TO_CLEAR } else { SECONDS_TO_RAISE }
 }
@@ -162,7 +159,7 @@ impl RuleInput<'_> {
             return None;
         }
         let gpu = seconds.last()?.gpus.iter().find(|gpu| is_throttled(gpu))?;
-        // Not all may have told.
+        // Some GPUs may not have reported.
         let known = self.setup.gpus.iter().find(|known| known.uuid == gpu.uuid);
         let name = known.map_or_else(|| gpu.uuid.clone(), |known| format!("GPU {}", known.index));
         let mut now = Vec::new();
@@ -231,7 +228,7 @@ impl RuleInput<'_> {
             Some(interval) if interval > 1 => {}
             _ => ways.push("--stream-interval 4 (fewer events, each of more tokens)".to_owned()),
         }
-        // Each process would know the adapters that it was itself told to load.
+        // Each front-end process knows only the adapters that it was itself told to load.
         if !self.setup.has_flag("--enable-lora") {
             ways.push(format!("--api-server-count {}", self.setup.flag_value("--api-server-count").unwrap_or(1) + 1));
         }
@@ -278,12 +275,14 @@ impl RuleInput<'_> {
         Some((evidence, advice))
     }
 
-    /// Either of its two costs: compiling a grammar before a request may run, or keeping to it in each step.
+    /// Either of its two costs: compiling a grammar before a request may run, or keeping to it in
+    /// each step.
     fn guided_decoding(&self, stands: bool) -> Advice {
         self.compiling_grammars(stands).or_else(|| self.slow_steps(stands))
     }
 
-    /// Tokens of all requests of a batch come later while some of them are guided. Compared are seconds of one life with batches of one size.
+    /// Tokens of all requests of a batch come later while some of them are guided. Compared are
+    /// seconds of one life with batches of one size.
     fn slow_steps(&self, stands: bool) -> Advice {
         let (seconds, with, without) = self.window.guided_gaps();
         let factor = if stands { SLOWDOWN_TO_CLEAR } else { SLOWDOWN_TO_RAISE };
@@ -302,8 +301,9 @@ impl RuleInput<'_> {
         Some((evidence, advice.to_owned()))
     }
 
-    /// vLLM tells of requests that wait for something else than room, but not for what. Where neither adapters nor moved blocks are in play,
-    /// what is left is a grammar that is being compiled.
+    /// vLLM reports requests that wait for something other than room, but not for what. Where
+    /// neither adapters nor block transfers are in use, they wait for a grammar that is being
+    /// compiled.
     fn compiling_grammars(&self, stands: bool) -> Advice {
         if self.setup.has_flag("--enable-lora") || self.setup.has_flag("--kv-transfer-config") {
             return None;
@@ -349,8 +349,9 @@ impl RuleInput<'_> {
         Some((evidence, format!("--tp 1: {count} replicas of one GPU each, between which requests are spread")))
     }
 
-    /// A long limit costs nothing by itself: blocks are taken as they are needed. It matters where so few requests of the full length fit that one
-    /// stray request pushes the others out of the cache.
+    /// A long limit costs nothing by itself: blocks are taken as they are needed. It matters where
+    /// so few requests of the full length fit that one stray request pushes the others out of the
+    /// cache.
     fn context(&self) -> Advice {
         let details = self.window.details.filter(|details| details.requests >= MIN_REQUESTS)?;
         let limit = self.facts.max_model_len.filter(|limit| *limit > 0)?;
@@ -371,7 +372,7 @@ impl RuleInput<'_> {
     }
 }
 
-/// Why a GPU's clocks are held down, but for what is usual: at full load a GPU runs into its power limit, and that is where it belongs.
+/// Why a GPU's clocks are held down, except by the power limit: at full load that is normal.
 fn throttle_reasons(gpu: &crate::gpu::GpuReading) -> impl Iterator<Item = &'static str> + '_ {
     gpu.throttled.iter().copied().filter(|reason| *reason != "power limit")
 }

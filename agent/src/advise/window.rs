@@ -7,14 +7,13 @@ use crate::gpu::{Gpu, GpuReading};
 use crate::probe::{EngineDetails, EngineMetrics};
 use crate::vllm::arguments::{is_given, value_of};
 
-/// How many observations are looked back at, one a second: long enough that a burst of requests is not taken for the rule, short enough that a
-/// change of a setting shows while one watches.
+/// How many observations are looked back at, one a second: long enough that a burst of requests is
+/// not taken for the rule, short enough that a change of a setting shows while one watches.
 pub(super) const WINDOW_SECONDS: usize = 60;
 
-/// One look at an engine. What could not be learned is absent.
+/// One observation of an engine. What could not be learned is absent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Observation {
-    /// Its load.
     pub metrics: Option<EngineMetrics>,
     /// What is read only while it is busy.
     pub details: Option<EngineDetails>,
@@ -22,60 +21,49 @@ pub struct Observation {
     pub guided: u32,
     /// Share of a core that its busiest front-end process used.
     pub front_end_cpu: Option<f32>,
-    /// How its GPUs do.
     pub gpus: Vec<GpuReading>,
 }
 
 impl Observation {
-    /// Whether the engine had work.
     pub(super) fn is_busy(&self) -> bool {
         self.metrics.is_some_and(|figures| figures.running > 0 || figures.waiting > 0)
     }
 }
 
-/// What is known of an engine before it starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EngineSetup {
-    /// It is the simulated engine: its process is nobody's front-end.
+    /// The simulated engine has no front-end process.
     pub simulated: bool,
     /// Why the Rust front-end is not used; empty where it is, until it fails to start.
     pub python_front_end_reason: String,
-    /// What it is tuned for, in a word.
     pub profile: &'static str,
     /// GPUs that one replica computes on; 1 on CPU.
     pub tensor_parallel: u32,
     /// Its GPUs, none on CPU.
     pub gpus: Vec<Gpu>,
-    /// Each of its GPUs reaches each other one over NVLink.
+    /// Every pair of its GPUs is connected over NVLink.
     pub has_nvlink_mesh: bool,
-    /// What the weights of its model take, where that is known.
     pub weights_bytes: Option<u64>,
-    /// Its command line.
     pub arguments: Vec<String>,
 }
 
 impl EngineSetup {
-    /// Whether a flag is given.
     pub(super) fn has_flag(&self, flag: &str) -> bool {
         is_given(&self.arguments, flag)
     }
 
-    /// The number that a flag has.
     pub(super) fn flag_value(&self, flag: &str) -> Option<u64> {
         value_of(&self.arguments, flag)?.parse().ok()
     }
 }
 
-/// What this life of the engine has told of itself.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RuntimeFacts {
     /// vLLM's Python front-end serves it.
     pub python: bool,
     /// It neither compiles nor captures graphs.
     pub eager: bool,
-    /// The longest context that it takes.
     pub max_model_len: Option<u64>,
-    /// Tokens that its KV cache holds.
     pub kv_tokens: Option<u64>,
     /// The adapters that operators had loaded and that it could not load again.
     pub lost_adapters: Vec<LoraAdapter>,
@@ -90,7 +78,8 @@ pub struct Window {
     pub(super) busy_seconds: u32,
     /// The last details that were read in this life.
     pub(super) details: Option<EngineDetails>,
-    /// How far apart tokens were lately without guided requests, by the size of the batch in powers of two.
+    /// How far apart tokens were lately without guided requests, by the size of the batch in powers
+    /// of two.
     unguided_gaps: [TokenGapMean; 16],
 }
 
@@ -102,7 +91,8 @@ pub(super) struct TokenGapMean {
 }
 
 impl TokenGapMean {
-    /// Takes in one more second. What was long ago counts less and less: contexts grow, and with them the distance of tokens.
+    /// Adds one more second. Old seconds count less and less, because contexts grow, and the
+    /// distance of tokens with them.
     fn add(&mut self, gap: f64) {
         const MOST: u32 = 120;
         if self.seconds == MOST {
@@ -140,7 +130,6 @@ impl Window {
         self.observations.push_back(observation);
     }
 
-    /// The seconds that show a sign.
     pub(super) fn observations_with<'a>(
         &'a self,
         sign: impl Fn(&Observation) -> bool + 'a,
@@ -159,15 +148,15 @@ impl Window {
         (self.observations.len() as u64).max(1)
     }
 
-    /// How much a counter grew within the minute.
     pub(super) fn counter_increase(&self, counter: fn(&EngineMetrics) -> u64) -> u64 {
         let mut figures = self.metrics();
         let first = figures.next().map_or(0, |first| counter(&first));
         figures.next_back().map_or(0, |last| counter(&last).saturating_sub(first))
     }
 
-    /// Of the seconds of this minute with guided requests, and a batch of a size that was also seen without: how many there were, how far apart
-    /// tokens were in them, and how far without.
+    /// About this minute's seconds with guided requests whose batch size was also seen without
+    /// them: how many there were, how far apart tokens were in them, and how far without guided
+    /// requests.
     pub(super) fn guided_gaps(&self) -> (usize, f64, f64) {
         let pairs = self.observations.iter().zip(self.observations.iter().skip(1)).filter(|(_, now)| now.guided > 0);
         let compared = pairs.filter_map(|(before, now)| {
@@ -180,25 +169,22 @@ impl Window {
         (count, mean(with), mean(without))
     }
 
-    /// Requests that ended within the minute.
     pub(super) fn finished_requests(&self) -> u64 {
         self.first_and_last_details().map_or(0, |(first, last)| last.requests.saturating_sub(first.requests))
     }
 
-    /// How long those waited in the engine's queue that began to run within the minute.
+    /// Mean time in the engine's queue, of the requests that began to run within the minute.
     pub(super) fn mean_queue_seconds(&self) -> Option<f64> {
         let (first, last) = self.first_and_last_details()?;
         let queued = u32::try_from(last.queued.checked_sub(first.queued)?).ok().filter(|queued| *queued > 0)?;
         Some((last.queue_seconds - first.queue_seconds).max(0.0) / f64::from(queued))
     }
 
-    /// What the KV cache holds, from the engine's metrics.
     pub(super) fn kv_tokens(&self) -> Option<u64> {
         let last = self.metrics().next_back()?;
         Some(last.kv_blocks? * u64::from(last.block_size?))
     }
 
-    /// The first and the last details of the minute.
     fn first_and_last_details(&self) -> Option<(EngineDetails, EngineDetails)> {
         let mut details = self.observations.iter().filter_map(|observation| observation.details);
         let first = details.next()?;
@@ -206,7 +192,8 @@ impl Window {
     }
 }
 
-/// The size of the batch in one second as a power of two, and how far apart the tokens of an answer were in it.
+/// The size of the batch in one second as a power of two, and how far apart the tokens of an answer
+/// were in it.
 fn token_gap(before: &Observation, now: &Observation) -> Option<(usize, f64)> {
     let running = now.metrics?.running.checked_ilog2()?;
     let (before, now) = (before.details?, now.details?);

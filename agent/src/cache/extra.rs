@@ -9,17 +9,11 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 /// Something that a block's content depends on, as the engine put it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ExtraKey {
-    /// Nothing.
     Null,
-    /// True or false.
     Bool(bool),
-    /// A whole number.
     Integer(i128),
-    /// Any other number.
     Float(f64),
-    /// A text.
     Text(String),
-    /// Bytes.
     Bytes(Vec<u8>),
     /// Several; a map is a list of its keys and values in turn.
     List(Vec<Self>),

@@ -9,30 +9,22 @@ use serde::{Deserialize, de};
 
 pub use super::extra::ExtraKey;
 
-/// Why a message cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum KvEventError {
-    /// Not a message of either socket.
     #[error("a message of {0} frames")]
     Frames(usize),
-    /// The sequence number is not one.
     #[error("a sequence number of {0} bytes")]
     Sequence(usize),
-    /// The events cannot be decoded.
     #[error("a batch of events that cannot be decoded: {0}")]
     Payload(#[from] rmp_serde::decode::Error),
 }
 
-/// One change of an engine's cache.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KvEvent {
-    /// Blocks got their contents.
     Stored(Box<BlocksStored>),
-    /// Blocks lost their contents.
     Removed(BlocksRemoved),
-    /// The cache is empty.
     Cleared,
-    /// Something that this release of ours does not know.
+    /// An event kind that this release of Hostler does not know.
     Unknown,
 }
 
@@ -45,9 +37,7 @@ pub struct BlocksStored {
     pub parent: Option<u64>,
     /// Tokens of all blocks.
     pub tokens: Vec<u32>,
-    /// Tokens that a block holds.
     pub block_size: u32,
-    /// Number of the adapter.
     pub lora_id: Option<i64>,
     /// Name of the adapter, since 0.14.
     pub lora_name: Option<String>,
@@ -61,23 +51,19 @@ pub struct BlocksStored {
     pub kind: Option<String>,
 }
 
-/// Blocks that lost their contents.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BlocksRemoved {
     /// The engine's hashes, 64 bits of each.
     pub hashes: Vec<u64>,
-    /// Which memory.
     pub medium: Option<String>,
     /// Number of the cache group, since 0.20.
     pub group: Option<u32>,
 }
 
-/// A message of the replay socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplayMessage {
     /// A message as it was sent before.
     Batch(u64, Bytes),
-    /// No more follow.
     End,
 }
 
@@ -92,8 +78,8 @@ pub fn parse_live(frames: &[Bytes]) -> Result<(u64, Bytes), KvEventError> {
     }
 }
 
-/// What a message of the replay socket says: `["", sequence, batch]` up to vLLM 0.25, with the topic before the sequence from 0.26 on.
-/// The number -1 marks the end.
+/// What a message of the replay socket says: `["", sequence, batch]` up to vLLM 0.25, with the
+/// topic before the sequence from 0.26 on. The number -1 marks the end.
 ///
 /// # Errors
 /// When it is not one.
@@ -205,7 +191,8 @@ impl<'de> Visitor<'de> for KvEventVisitor {
                 tag = Some(event.next_value()?);
                 continue;
             }
-            // The tag comes first. A field of an unknown event may have a known name and another meaning.
+            // The tag comes first. A field of an unknown event may have a known name and another
+            // meaning.
             let is_known = matches!(tag.as_deref(), None | Some("BlockStored" | "BlockRemoved"));
             let name = if is_known { name.as_str() } else { "" };
             event.next_value_seed(EventField { name, fields: &mut fields })?;
@@ -214,7 +201,6 @@ impl<'de> Visitor<'de> for KvEventVisitor {
     }
 }
 
-/// What was read of an event.
 #[derive(Default)]
 struct EventFields {
     hashes: Option<Vec<u64>>,
@@ -244,7 +230,6 @@ impl EventFields {
     }
 }
 
-/// Reads the value of one field to where it belongs.
 struct EventField<'a> {
     name: &'a str,
     fields: &'a mut EventFields,
@@ -281,7 +266,8 @@ impl<'de> DeserializeSeed<'de> for EventField<'_> {
     }
 }
 
-/// 64 bits of an engine's hash. Where the engine sends the whole digest, its last eight bytes: that is the number it sends otherwise.
+/// 64 bits of an engine's hash. Where the engine sends the whole digest, its last eight bytes: that
+/// is the number it sends otherwise.
 struct EngineHash(u64);
 
 impl<'de> Deserialize<'de> for EngineHash {

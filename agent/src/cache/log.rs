@@ -13,7 +13,8 @@ use super::kv_event::KvEvent;
 use super::mirror::{BlockMirror, CacheDigest, Change, CopyReporting, Effects};
 use super::{CacheCounters, CacheStatus};
 
-/// Changes that are kept for readers; one that is further behind reads everything again. 16 bytes each.
+/// Changes that are kept for readers; one that is further behind reads everything again. 16 bytes
+/// each.
 const MAX_CHANGES: usize = 64 * 1024;
 
 /// What one replica's engine has cached, over all its lives.
@@ -27,10 +28,10 @@ pub struct CacheLog {
 struct Inner {
     /// The present life; 0 before the first.
     epoch: u64,
-    /// Whether that life is not over.
     is_alive: bool,
-    /// Something of this life was missed. Blocks that are still cached are not reported again, and those that continue them cannot be placed
-    /// without them, so the mirror stays incomplete until the engine clears its cache.
+    /// Something of this life was missed. Blocks that are still cached are not reported again, and
+    /// blocks that continue them cannot be placed. So the mirror stays incomplete until the engine
+    /// clears its cache.
     is_incomplete: bool,
     mirror: BlockMirror,
     /// The latest changes, oldest first.
@@ -57,7 +58,6 @@ pub struct Cursor {
 #[derive(Debug, Clone, Copy)]
 struct LogPosition {
     epoch: u64,
-    /// Number of the next change to read.
     next: u64,
 }
 
@@ -67,16 +67,13 @@ struct Snapshot {
     digest: CacheDigest,
 }
 
-/// What a reader has to take over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheDelta {
-    /// Which life of the engine.
     pub epoch: u64,
     /// Everything that was read before is void.
     pub is_snapshot: bool,
-    /// The rest is to be read at once; until then the count and the digest say nothing.
+    /// The reader must read the rest at once. Until then the count and the digest do not hold.
     pub is_partial: bool,
-    /// Blocks that are now cached.
     pub stored: Vec<BlockKey>,
     /// Blocks that no longer are; none of them is among the stored.
     pub removed: Vec<BlockKey>,
@@ -87,7 +84,6 @@ pub struct CacheDelta {
 }
 
 impl Cursor {
-    /// Makes the next read begin with everything.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
@@ -113,18 +109,16 @@ impl Default for CacheLog {
     }
 }
 
-/// Why nothing is known of an engine that has not come to serve.
 const NOT_READY: &str = "the engine is not ready";
 
 impl CacheLog {
-    /// How well the blocks are known, as it changes.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<CacheStatus> {
         self.watch.subscribe()
     }
 
-    /// What is new since this cursor was read last, with at most `most` blocks; `None` when nothing is, or when the engine has not begun its
-    /// first life.
+    /// What is new since this cursor was last read, with at most `most` blocks. `None` when nothing
+    /// is, or before the engine's first life.
     pub fn read(&self, cursor: &mut Cursor, most: usize) -> Option<CacheDelta> {
         let most = most.max(1);
         let inner = self.inner.lock();
@@ -145,13 +139,13 @@ impl CacheLog {
         }
     }
 
-    /// What became of the events so far.
     #[must_use]
     pub fn counters(&self) -> CacheCounters {
         self.inner.lock().counters
     }
 
-    /// Another life of the engine begins, with nothing cached. Only the writer returned last can write.
+    /// Another life of the engine begins, with nothing cached. Only the writer returned last can
+    /// write.
     pub(crate) fn begin_life(self: &Arc<Self>, epoch: u64) -> CacheLogWriter {
         let mut inner = self.inner.lock();
         inner.epoch = epoch;
@@ -163,14 +157,14 @@ impl CacheLog {
         CacheLogWriter { log: Arc::clone(self), epoch }
     }
 
-    /// The engine has emptied its cache and will report so later only: what it stores from now on is all there is.
+    /// The engine has emptied its cache, but reports that only later. From now on only what it
+    /// stores is cached.
     pub(crate) fn clear(&self) {
         let mut inner = self.inner.lock();
         inner.forget();
         self.publish(&inner, |_| {});
     }
 
-    /// The life is over, and what was cached with it.
     pub(crate) fn end_life(&self) {
         let mut inner = self.inner.lock();
         inner.is_alive = false;
@@ -178,7 +172,8 @@ impl CacheLog {
         self.publish(&inner, |watch| (watch.exact, watch.reason) = (false, NOT_READY.to_owned()));
     }
 
-    /// Notifies the readers, while the lock is held: else an older state could be reported last.
+    /// Notifies the readers while the lock is held. Otherwise an older state could be published
+    /// last.
     fn publish(&self, inner: &Inner, change: impl FnOnce(&mut CacheStatus)) {
         self.watch.send_if_modified(|watch| {
             let before = watch.clone();
@@ -192,7 +187,8 @@ impl CacheLog {
     }
 }
 
-/// Writes to a log for one life of the engine. A task may outlive that life by a moment; then nothing comes of what it writes.
+/// Writes one life's changes to the log. A task may outlive that life by a moment; its writes then
+/// have no effect.
 #[derive(Debug)]
 pub(crate) struct CacheLogWriter {
     log: Arc<CacheLog>,
@@ -200,7 +196,7 @@ pub(crate) struct CacheLogWriter {
 }
 
 impl CacheLogWriter {
-    /// From now on the blocks are known as they come and go, unless something was missed.
+    /// From now on the blocks are known exactly, unless something was missed.
     pub(crate) fn mark_exact(&self) {
         self.write(
             |_| {},
@@ -217,7 +213,6 @@ impl CacheLogWriter {
         self.write(Inner::forget, |_, watch| (watch.exact, watch.reason) = (false, because.to_owned()));
     }
 
-    /// Takes over what one message reports.
     pub(crate) fn apply(&self, events: &[KvEvent]) {
         let has_cleared = events.iter().any(|event| matches!(event, KvEvent::Cleared));
         let mut is_whole_again = false;
@@ -240,7 +235,7 @@ impl CacheLogWriter {
         self.write(restart, |_, _| {});
     }
 
-    /// Forgets every block: what is known may be wrong, and what comes is not all.
+    /// Forgets every block: what is known may be wrong, and later events will not be complete.
     pub(crate) fn reset(&self, because: &str) {
         let reset = |inner: &mut Inner| {
             inner.forget();
@@ -250,7 +245,6 @@ impl CacheLogWriter {
         self.write(reset, |_, watch| (watch.exact, watch.reason) = (false, because.to_owned()));
     }
 
-    /// Changes the counters.
     pub(crate) fn count(&self, change: impl FnOnce(&mut CacheCounters)) {
         self.write(|inner| change(&mut inner.counters), |_, _| {});
     }
@@ -265,7 +259,6 @@ impl CacheLogWriter {
 }
 
 impl Inner {
-    /// Number of the change that comes next.
     fn next_number(&self) -> u64 {
         self.first_number + self.changes.len() as u64
     }

@@ -12,7 +12,8 @@ use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};
 /// Whether an engine reports each physical copy of a block, or each block once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyReporting {
-    /// A prompt that was computed twice stores its last block twice, and both copies are removed one by one. Every release so far.
+    /// A prompt that was computed twice stores its last block twice, and both copies are removed
+    /// one by one. Every release so far.
     EachCopy,
     /// One removal means that no copy is left.
     Once,
@@ -21,27 +22,21 @@ pub enum CopyReporting {
 /// The number of keys, and the XOR of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheDigest {
-    /// How many.
     pub count: u64,
-    /// The XOR.
     pub xor: u64,
 }
 
-/// What happened to the set of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// It was not there before.
     Stored(BlockKey),
     /// It was there before.
     Removed(BlockKey),
-    /// All are gone.
     Cleared,
 }
 
-/// What events did, added up.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// In order.
     pub changes: Vec<Change>,
     /// Events of known kinds.
     pub events: u64,
@@ -53,17 +48,18 @@ pub struct Effects {
     pub malformed: u64,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct BlockMirror {
     copies: CopyReporting,
     group: Option<CacheGroup>,
-    /// There are several groups, and the engine does not say of what kind: the mirrored one may be any.
+    /// There are several groups, and the engine does not say of what kind: the mirrored one may be
+    /// any.
     has_unnamed_groups: bool,
     block_size: u32,
     /// By the engine's hash.
     blocks: FxHashMap<u64, MirroredBlock>,
-    /// How many of the engine's hashes stand for a key: an adapter that was loaded again from another path has the same name and other hashes.
+    /// How many of the engine's hashes stand for a key: an adapter that was loaded again from
+    /// another path has the same name and other hashes.
     keys: FxHashMap<BlockKey, u32>,
     xor: u64,
 }
@@ -103,7 +99,6 @@ impl AttentionSpan {
 }
 
 impl BlockMirror {
-    /// Nothing is cached.
     #[must_use]
     pub fn new(copies: CopyReporting) -> Self {
         Self {
@@ -117,7 +112,6 @@ impl BlockMirror {
         }
     }
 
-    /// Number and XOR of the keys.
     #[must_use]
     pub fn digest(&self) -> CacheDigest {
         CacheDigest { count: self.keys.len() as u64, xor: self.xor }
@@ -147,7 +141,6 @@ impl BlockMirror {
         self.xor = 0;
     }
 
-    /// Takes one event into account.
     pub fn apply(&mut self, event: &KvEvent, effects: &mut Effects) {
         match event {
             KvEvent::Stored(stored) => self.store(stored, effects),
@@ -172,7 +165,8 @@ impl BlockMirror {
                 effects.malformed += 1;
                 return;
             }
-            // A group with a window may report the tokens of blocks that it did not keep, and does not say which of them have a hash.
+            // A group with a window may report the tokens of blocks that it did not keep, and does
+            // not say which of them have a hash.
             Some(Ordering::Greater) => {
                 effects.ignored += 1;
                 return;
@@ -191,7 +185,8 @@ impl BlockMirror {
             effects.orphans += blocks as u64;
             return;
         };
-        // Not before: the odd ends that some caches report have another size, and no parent that is known.
+        // Not before: the odd ends that some caches report have another size, and no parent that is
+        // known.
         self.block_size = stored.block_size;
         for (number, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
             let more = extra_key_bytes(stored, number);
@@ -200,9 +195,10 @@ impl BlockMirror {
         }
     }
 
-    /// `is_copy`: a block that is known already has been stored once more. That is not so in an event without parent: any client may have an
-    /// engine report again, from the first one on, which blocks of its prompt were cached (`kv_cache_report_mode`, since vLLM 0.26), and
-    /// those are removed no oftener for it. A first block that really has two copies is then given up with the first of them.
+    /// `is_copy`: the event stores a known block once more. That does not count in an event without
+    /// a parent. Any client may have an engine report again which blocks of its prompt were cached
+    /// (`kv_cache_report_mode`, since vLLM 0.26), and those are not removed more often for it. A
+    /// first block that really has two copies is therefore given up with the first of them.
     fn store_block(&mut self, hash: u64, key: BlockKey, is_copy: bool, effects: &mut Effects) {
         match self.blocks.entry(hash) {
             // The first key stays: blocks stored after it continue that one.
@@ -251,8 +247,8 @@ impl BlockMirror {
         }
     }
 
-    /// Whether this event is about the mirrored group, which the first events choose: one that looks back at everything, or, in a model
-    /// that has no such, one with a window.
+    /// Whether this event is about the mirrored group. The first events choose it: a group that
+    /// looks back at everything or, in a model without one, a group with a window.
     fn is_mirrored(&mut self, stored: &BlocksStored, effects: &mut Effects) -> bool {
         let seen = CacheGroup { index: stored.group, reach: AttentionSpan::of(stored.kind.as_deref()) };
         match (self.group, seen.reach) {
@@ -282,18 +278,19 @@ fn is_gpu(medium: Option<&str>) -> bool {
     medium.is_none_or(|medium| medium.eq_ignore_ascii_case("GPU"))
 }
 
-/// The seed of a sequence.
 fn seed_chain(stored: &BlocksStored) -> KeyChain {
     let lora = match (&stored.lora_name, stored.lora_id) {
         (Some(name), _) => name.clone(),
-        // Releases that do not report the name: a router cannot ask for this, and it must not look like the model without adapter.
+        // Releases that do not report the name: a router cannot ask for this, and it must not look
+        // like the model without adapter.
         (None, Some(id)) => format!("\0{id}"),
         (None, None) => String::new(),
     };
     KeyChain::new(&lora, salt(stored).unwrap_or_default())
 }
 
-/// The cache salt: a bare string or, since vLLM 0.31, a string with a tag, among what the first block depends on.
+/// The cache salt: a bare string or, since vLLM 0.31, a string with a tag, among what the first
+/// block depends on.
 fn salt(stored: &BlocksStored) -> Option<&str> {
     if stored.parent.is_some() {
         return None;
@@ -315,8 +312,8 @@ fn parse_salt(extra: &ExtraKey) -> Option<&str> {
     }
 }
 
-/// What the content of a block depends on besides its tokens, the adapter and the salt, as bytes; empty as a rule. Images, for example, have
-/// equal tokens and unequal content.
+/// What the content of a block depends on besides its tokens, the adapter and the salt, as bytes;
+/// empty as a rule. Images, for example, have equal tokens and unequal content.
 fn extra_key_bytes(stored: &BlocksStored, block: usize) -> Vec<u8> {
     let is_salted = block == 0 && salt(stored).is_some();
     let mut bytes = Vec::new();

@@ -35,7 +35,6 @@ pub struct CacheStatus {
 pub struct CacheCounters {
     /// Events of known kinds.
     pub events: u64,
-    /// Times that messages were missing.
     pub gaps: u64,
     /// Gaps that the engine could fill by sending again.
     pub replays: u64,
@@ -43,13 +42,11 @@ pub struct CacheCounters {
     pub resets: u64,
     /// Blocks stored after a block that is not known.
     pub orphans: u64,
-    /// Messages that could not be read.
     pub malformed: u64,
     /// Events about memory other than the GPU's, or about other cache groups than the mirrored one.
     pub ignored: u64,
 }
 
-/// Where one engine's events come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEventSource {
     /// From sockets that the engine binds.
@@ -59,9 +56,7 @@ pub enum KvEventSource {
         /// Where they are sent again on request.
         replay: PathBuf,
     },
-    /// There are none.
     Nothing {
-        /// Why, in a sentence.
         because: String,
     },
 }

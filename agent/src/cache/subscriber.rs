@@ -18,10 +18,10 @@ use super::log::CacheLogWriter;
 /// How long it may take to reach an engine that has said it is ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the engine may take to send again what was missed. It looks at the replay socket at least every tenth of a second.
+/// How long the engine may take to send again what was missed. It looks at the replay socket at
+/// least every tenth of a second.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Before the connection is tried again.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
 /// Between two warnings of one life.
@@ -36,8 +36,8 @@ pub(crate) enum FollowFrom {
     FirstEvent,
 }
 
-/// Follows one life of an engine for as long as it is polled. `joined` is told as soon as no event can be missed any more without being
-/// noticed, or when that is known to be impossible; which of them the log says.
+/// Follows one life of an engine for as long as it is polled. Sends `joined` as soon as no event
+/// can be missed unnoticed, or when that is known to be impossible. The log says which.
 pub(crate) async fn follow(source: &KvEventSource, log: CacheLogWriter, engine: u32, since: FollowFrom, joined: oneshot::Sender<()>) {
     let (live, replay) = match source {
         KvEventSource::Sockets { live, replay } => (live, replay),
@@ -64,13 +64,12 @@ pub(crate) async fn follow(source: &KvEventSource, log: CacheLogWriter, engine: 
         // With the next message, the engine is asked to send everything again.
         subscriber.next = 0;
         drop(joined.take());
-        // An engine that has died is about to be noticed, and this task to be ended: nothing to warn of.
+        // The engine may have died; then this task is about to be ended, and no warning is due.
         sleep(RECONNECT_DELAY).await;
         subscriber.warn(&format!("{because}; requests are placed without them"));
     }
 }
 
-/// The live socket, and what becomes of its connection.
 struct EventConnection {
     socket: SubSocket,
     fate: Pin<Box<dyn Stream<Item = SocketEvent> + Send>>,
@@ -85,7 +84,7 @@ impl EventConnection {
         Ok(Self { socket, fate })
     }
 
-    /// The next message; why there is none any more.
+    /// The next message, or why there will be none.
     async fn next(&mut self) -> Result<ZmqMessage, String> {
         loop {
             // Both can be cancelled without losing anything.
@@ -111,16 +110,13 @@ struct Subscriber<'a> {
     engine: u32,
     /// Sequence number of the next message to take into account.
     next: u64,
-    /// The latest number on the live socket.
     last_live: Option<u64>,
-    /// Times that all was forgotten.
     resets: u64,
-    /// When a warning was given last.
     warned: Option<Instant>,
 }
 
 impl Subscriber<'_> {
-    /// Until the connection ends; says why.
+    /// Reads until the connection ends, and returns why.
     async fn run(&mut self, mut connection: EventConnection) -> String {
         loop {
             match connection.next().await {
@@ -152,7 +148,8 @@ impl Subscriber<'_> {
         }
     }
 
-    /// Takes the message with the number that comes next, or a later one when those between are lost.
+    /// Takes the message with the number that comes next, or a later one when those between are
+    /// lost.
     fn apply_message(&mut self, sequence: u64, payload: &Bytes) {
         if sequence > self.next {
             self.reset_log("cache events are lost");
@@ -167,8 +164,8 @@ impl Subscriber<'_> {
         }
     }
 
-    /// Asks for what is missing before the message `until`. Meanwhile live messages wait in the engine's queue, which has a bound; those that it
-    /// drops are the next gap.
+    /// Requests what is missing before the message `until`. Meanwhile live messages wait in the
+    /// engine's queue. That is bounded, and what it drops is the next gap.
     async fn fill_gap(&mut self, until: u64) {
         self.log.count(|counters| counters.gaps += 1);
         let before = self.resets;
@@ -183,10 +180,12 @@ impl Subscriber<'_> {
         }
     }
 
-    /// Asks for everything that the engine still has, from its first message on. Live messages wait meanwhile.
+    /// Asks for everything that the engine still has, from its first message on. Live messages wait
+    /// meanwhile.
     async fn replay_all(&mut self) {
         let because = match timeout(REPLAY_TIMEOUT, self.request_replay(u64::MAX)).await {
-            // Where the engine keeps less than all, the first message shows the gap, and all is forgotten.
+            // Where the engine keeps less than all, the first message shows the gap, and all is
+            // forgotten.
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "they were not sent in time".to_owned(),
@@ -194,7 +193,8 @@ impl Subscriber<'_> {
         self.reset_log(&format!("earlier cache events cannot be had: {because}"));
     }
 
-    /// A socket of its own for each question: answers to an earlier one that came too late cannot be mistaken for answers to this.
+    /// Each question has its own socket, so that a late answer to an earlier one is not mistaken
+    /// for an answer to this one.
     async fn request_replay(&mut self, until: u64) -> Result<(), ReplayError> {
         let mut socket = DealerSocket::new();
         socket.connect(&endpoint(self.replay)).await?;
@@ -218,7 +218,7 @@ impl Subscriber<'_> {
         self.warn(&format!("the engine sent {error}"));
     }
 
-    /// A claim that may be wrong is worse than none.
+    /// A cache report that may be wrong is worse than none.
     fn reset_log(&mut self, because: &str) {
         self.log.reset(&format!("{because}: what is cached is not known until the engine clears its cache or starts anew"));
         self.resets += 1;
@@ -233,7 +233,6 @@ impl Subscriber<'_> {
     }
 }
 
-/// Why missed messages cannot be had.
 #[derive(Debug, thiserror::Error)]
 enum ReplayError {
     #[error(transparent)]

@@ -5,7 +5,6 @@ use serde_json::Value;
 
 use super::kv_event::{BlocksRemoved, BlocksStored, KvEvent};
 
-/// A recorded text.
 pub(super) fn fixture(name: &str) -> String {
     let path = format!("{}/../tests/fixtures/vllm/{name}", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"))

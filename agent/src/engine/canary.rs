@@ -21,27 +21,21 @@ const FIRST_TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Failures in a row that end an engine's life.
 const MAX_FAILURES: u32 = 2;
 
-/// Between a failure and the next try.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// How one test completion went.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CanaryOutcome {
     /// The engine computed a token.
     Computed,
-    /// It does not take such requests, as one that pools does not, so they will tell nothing.
+    /// The engine takes no such requests, as pooling models do not, so tests say nothing.
     Unsupported(StatusCode),
-    /// It could not, for this reason.
     Failed(String),
-    /// No answer came within this time.
     TimedOut(Duration),
 }
 
-/// Asks one life of an engine for test completions.
 #[derive(Debug)]
 pub(super) struct Canary {
     client: ApiClient,
-    /// It has been answered before.
     has_answered: bool,
 }
 
@@ -84,7 +78,7 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
         let outcome = canary.run_test(&model).await;
         let activity = ProcessSnapshot::take(subject.process_group()).await.activity_since(&before, asked.elapsed());
         let moved = subject.work_counters() != progress;
-        // One that has been drained or put to sleep meanwhile may refuse.
+        // It may have been drained or put to sleep meanwhile.
         if subject.model_if_ready().is_none() {
             continue;
         }
@@ -112,7 +106,6 @@ async fn await_idle(traffic: &Traffic, interval: Duration) {
     }
 }
 
-/// Failures in a row.
 #[derive(Debug, Default)]
 struct CanaryFailures(u32);
 
@@ -122,7 +115,7 @@ impl CanaryFailures {
         let failed = match outcome {
             CanaryOutcome::Computed | CanaryOutcome::Unsupported(_) => None,
             CanaryOutcome::Failed(reason) => Some(reason.clone()),
-            // Whoever is at work may just be slow: the watchdog sees to it when requests wait.
+            // A process at work may just be slow. The watchdog takes care of requests that wait.
             CanaryOutcome::TimedOut(_) if moved || matches!(activity, ProcessActivity::Computing | ProcessActivity::Unknown) => None,
             CanaryOutcome::TimedOut(deadline) => Some(format!("no answer within {} s", deadline.as_secs())),
         };

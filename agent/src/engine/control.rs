@@ -15,29 +15,26 @@ use self::routes::{NO_SLEEP_ROUTE, SLEEP_TIMEOUT, parse_adapter};
 use super::{Engine, EngineShared, EngineStatus, Phase};
 use crate::engine_client::{ApiClient, FetchError};
 
-/// Orders that wait for the one at work.
+/// Control requests that wait behind the one at work.
 const MAX_QUEUED_REQUESTS: usize = 8;
 
 /// How long it may take until an order's effect is noted. The supervisor notes in microseconds; the models are read from the engine, whose front-end
 /// may be busy.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two questions whether the engine is awake.
 const WAKE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// From the moment when an adapter is no longer told until it is unloaded: reports leave every 10 ms, and requests that were placed before are on their way.
+/// Between the last report of an adapter and its unloading. Reports leave every 10 ms, and requests
+/// that were placed before are still on their way.
 const UNLOAD_DELAY: Duration = Duration::from_millis(200);
 
-/// A LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoraAdapter {
     /// The name that requests use as their model.
     pub name: String,
-    /// Where it is on this node.
     pub path: String,
 }
 
-/// What an operator wants of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlRequest {
     /// Finish what runs, then give the memory back.
@@ -45,59 +42,46 @@ pub enum ControlRequest {
         /// 1 keeps the weights in host memory, 2 forgets them.
         level: u8,
     },
-    /// Take the memory again.
     Wake,
     /// Load an adapter, now and in every further life.
     Load(LoraAdapter),
-    /// Unload the adapter of this name.
     Unload(String),
 }
 
-/// Why an order was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The engine's phase does not allow it.
     #[error("the engine is {0}, and only a {1} one can do this")]
     Phase(&'static str, &'static str),
-    /// The engine has no such route.
     #[error("{0}")]
     NoRoute(&'static str),
-    /// The order contradicts what is there.
     #[error("{0}")]
     Conflict(String),
-    /// The engine said no.
     #[error("the engine refused: {0}")]
     Refused(String),
-    /// The engine did not answer.
     #[error("the engine did not answer: {0}; `hostler logs` may say why")]
     Unreachable(#[source] FetchError),
-    /// What was ordered did not come about.
     #[error("{0}")]
     NoEffect(&'static str),
     /// What was ordered may have come about without being seen here.
     #[error("the agent has not noted the change within {} s; `hostler ps` shows the state", STATUS_TIMEOUT.as_secs())]
     NotNoted,
-    /// The engine's life ended meanwhile.
     #[error("the engine ended or left service meanwhile")]
     Ended,
-    /// Too many orders.
     #[error("other orders for this engine are at work; try again when they are done")]
     Busy,
 }
 
-/// An order and whoever waits for its outcome.
 #[derive(Debug)]
 pub(super) struct PendingRequest {
     request: ControlRequest,
     outcome: oneshot::Sender<Result<(), ControlError>>,
 }
 
-/// What the orders must know of the engine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ControlConfig {
-    /// Its index on this node.
     pub(super) index: u32,
-    /// It was started with the routes for sleeping. Where only the environment of the agent unlocks them, an engine obeys and frees nothing.
+    /// It was started with the routes for sleeping. Where only the agent's environment unlocks
+    /// them, an engine obeys but frees nothing.
     pub(super) may_sleep: bool,
     /// How long running requests may take before it sleeps.
     pub(super) drain_timeout: Duration,
@@ -105,7 +89,6 @@ pub(super) struct ControlConfig {
     pub(super) startup_timeout: Duration,
 }
 
-/// The task behind the orders for one engine.
 #[derive(Debug)]
 pub(super) struct ControlTask {
     config: ControlConfig,
@@ -118,7 +101,7 @@ pub(super) struct ControlTask {
 }
 
 impl Engine {
-    /// Has an order carried out and waits until it is, or has failed; each step has a deadline.
+    /// Executes a request and waits until it has succeeded or failed; each step has a deadline.
     ///
     /// # Errors
     /// With what an operator can do about it.
@@ -133,7 +116,7 @@ impl Engine {
 }
 
 impl ControlTask {
-    /// A task that does not run yet, the way to it, and what it wants.
+    /// A task that does not run yet, the sender for its requests, and the adapters that it wants.
     pub(super) fn new(terms: ControlConfig) -> (Self, mpsc::Sender<PendingRequest>, watch::Receiver<DesiredAdapters>) {
         let (sender, orders) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let wanted = watch::Sender::new(DesiredAdapters::default());
@@ -141,7 +124,7 @@ impl ControlTask {
         (Self { config: terms, requests: orders, desired_adapters: wanted, adapters_epoch: 0, sleeping_life: None }, sender, receiver)
     }
 
-    /// Carries orders out until the engine is stopped for good or its last handle is gone.
+    /// Executes requests until the engine is stopped for good or its last handle is gone.
     pub(super) async fn run(mut self, engine: Weak<EngineShared>, mut status: watch::Receiver<EngineStatus>) {
         loop {
             let ordered = tokio::select! {
@@ -164,14 +147,15 @@ impl ControlTask {
                     if let Err(error) = &done {
                         tracing::warn!(engine = self.config.index, %error, "not carried out");
                     }
-                    // Whoever asked may have gone.
+                    // The requester may have gone.
                     let _ = outcome.send(done);
                 }
             }
         }
     }
 
-    /// A life that this task has not seen may be one that another agent began: its adapters are to be kept.
+    /// A life that this task has not seen may be one that another agent began: its adapters are to
+    /// be kept.
     fn adopt_adapters(&mut self, engine: &Engine) {
         let (epoch, models) = {
             let status = engine.status();
@@ -251,10 +235,11 @@ impl ControlTask {
         }
         let asked = routes::sleep(&client, level).await;
         let failed = match (asked, is_asleep(&mut client).await) {
-            // An engine that answers late may sleep all the same, and one that said yes is believed.
+            // An engine that answers late may sleep all the same. One that accepted the request is
+            // believed.
             (_, Ok(true)) | (Ok(()), Err(_)) => {
                 self.sleeping_life = Some((epoch, level));
-                // The engine tells that its cache is empty with its next step, which is after it was woken.
+                // The engine reports its emptied cache only with its next step, after it was woken.
                 engine.cache().clear();
                 return Ok(());
             }
@@ -300,7 +285,7 @@ impl ControlTask {
         }
         self.desired_adapters.send_modify(|_| ());
         let noted = await_status(engine, |status| status.models.iter().any(|model| model.id == adapter.name)).await;
-        // Not before the engine is known to have it, or it would be missed for a moment.
+        // Only once the engine is known to have it, or it would count as missing for a moment.
         self.add_adapter(adapter);
         noted
     }
@@ -315,7 +300,7 @@ impl ControlTask {
             Some(None) => return Err(ControlError::Conflict(format!("{name} is the model itself, not an adapter"))),
             Some(Some(_)) => {}
         }
-        // Routers place no request for it here any more once it is not told.
+        // Routers place no request for it here once it is no longer reported.
         self.desired_adapters.send_modify(|wanted| wanted.unloading = Some(name.clone()));
         let unloaded = async {
             await_status(engine, |status| status.models.iter().all(|model| model.id != name)).await?;
@@ -343,7 +328,6 @@ impl ControlTask {
     }
 }
 
-/// A phase as operators read it.
 pub(crate) fn phase_label(phase: Phase) -> &'static str {
     match phase {
         Phase::Starting => "starting",
@@ -366,7 +350,7 @@ async fn await_status(engine: &Engine, is: impl FnMut(&EngineStatus) -> bool) ->
     }
 }
 
-/// Resolves when the life of this epoch takes no orders any more.
+/// Resolves when the life of this epoch takes no requests any more.
 async fn await_life_end(mut status: watch::Receiver<EngineStatus>, epoch: u64) {
     // A supervisor that is gone ends the life, too.
     let _ = status.wait_for(|status| status.epoch != epoch || !matches!(status.phase, Phase::Ready | Phase::Sleeping)).await;

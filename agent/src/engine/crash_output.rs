@@ -1,11 +1,12 @@
 //! Finds the exception that stopped an engine among what it printed. vLLM's processes fail one after another, the last lines only say
 //! that an earlier one did, and an exception that somebody caught and logged on the way stopped nobody.
 
-/// The lines that tell the end of an engine, without what is in front of vLLM's messages, from the first process that gave up on.
+/// The lines about an engine's end, beginning with the first process that gave up, without vLLM's
+/// prefixes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FinalLines<'a> {
     lines: &'a [String],
-    /// Somebody gave up, in so many words or by a traceback that nobody caught.
+    /// A process gave up: it said so, or it printed an uncaught traceback.
     has_given_up: bool,
 }
 
@@ -29,14 +30,17 @@ const SECONDARY_EXCEPTIONS: [&str; 7] = [
     "WorkerProc hit an exception",
 ];
 
-/// Lines looked at where no process said that it gave up: an abort prints a few, and what is older is not about the end.
+/// Lines examined where no process said that it gave up. An abort prints a few; older lines are not
+/// about the end.
 const MAX_ENDING_LINES: usize = 60;
 
 impl<'a> FinalLines<'a> {
-    /// The ending among the lines of one life, oldest first. Of an engine that served, tracebacks may be about requests.
+    /// The ending among the lines of one life, oldest first. Of an engine that served, tracebacks
+    /// may be about requests.
     pub(super) fn from_lines(lines: &'a [String], served: bool) -> Self {
         let first = lines.iter().position(|line| GIVE_UP_MARKERS.iter().any(|words| line.contains(words)));
-        // The first uncaught one: with several, those after it come from processes that wait for it.
+        // The first uncaught one: with several, those after it come from processes that wait for
+        // it.
         let uncaught = || lines.iter().position(|line| !served && is_uncaught_traceback(line));
         let begin = first.or_else(uncaught);
         let from = begin.unwrap_or_else(|| lines.len().saturating_sub(MAX_ENDING_LINES));
@@ -48,13 +52,13 @@ impl<'a> FinalLines<'a> {
         self.lines.iter().filter(|line| !is_below_error(line)).map(|line| message(line))
     }
 
-    /// Whether somebody gave up: without that, an exception may be about a request.
+    /// Whether a process gave up. Without that, an exception may be about a request.
     pub(super) fn has_given_up(self) -> bool {
         self.has_given_up
     }
 
-    /// The exception of the first process that gave up, with its name. Of several that follow from each other the last, which knows
-    /// most of what was wanted.
+    /// The exception of the first process that gave up, with its name. Of several in a chain it is
+    /// the last, which says most about what was wanted.
     pub(super) fn exception(self) -> Option<&'a str> {
         let first = self.lines.iter().position(|line| is_root(message(line)))?;
         let process = process(&self.lines[first]);
@@ -84,7 +88,8 @@ fn is_below_error(line: &str) -> bool {
     ["INFO ", "WARNING ", "DEBUG ", "INFO:", "[W", "W1"].iter().any(|level| line.starts_with(level))
 }
 
-/// Python's own beginning of a traceback that nobody caught: a logged one has a level, a date and a place before it.
+/// Python's own first line of an uncaught traceback; a logged one has a level, a date and a place
+/// before it.
 fn is_uncaught_traceback(line: &str) -> bool {
     without_process(line).starts_with("Traceback (most recent call last)")
 }
@@ -93,7 +98,8 @@ fn is_root(message: &str) -> bool {
     is_exception(message) && !SECONDARY_EXCEPTIONS.iter().any(|words| message.contains(words))
 }
 
-/// `ValueError: …`, `torch.OutOfMemoryError: …`: at the beginning of the line, as Python ends a traceback.
+/// `ValueError: …`, `torch.OutOfMemoryError: …`: at the beginning of the line, as Python ends a
+/// traceback.
 fn is_exception(message: &str) -> bool {
     message.split_once(": ").is_some_and(|(name, text)| {
         let is_name = name.chars().all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_'));

@@ -19,13 +19,11 @@ const CAUSE_CAP: usize = 400;
 pub(crate) struct LifeEnd {
     /// What we have seen ourselves.
     pub(crate) cause: EndCause,
-    /// Whether this life ever served.
     pub(crate) was_ready: bool,
     /// Whether the kernel killed a process for want of memory during this life; `None` where it does not tell.
     pub(crate) oom_killed: Option<bool>,
 }
 
-/// What an engine died of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FailureKind {
     /// The program cannot be started at all.
@@ -40,31 +38,23 @@ pub enum FailureKind {
     HubOffline,
     /// The model hub wants a token or an accepted licence.
     HubForbidden,
-    /// The files of the model are damaged.
     CorruptWeights,
-    /// This vLLM does not know such models.
     UnsupportedModel,
     /// The cache does not hold one request of the longest context.
     KvTooSmall,
-    /// Somebody else uses the GPU's memory.
     GpuInUse,
-    /// The GPU has too little memory.
     GpuMemory,
     /// There is no GPU, or not the one that was named.
     NoGpu,
-    /// The GPU or its driver is too old, or does not fit this build.
+    /// The GPU or its driver is too old, or does not match this build.
     GpuUnsupported,
-    /// The GPU failed.
     Hardware,
     /// A kernel failed on the GPU.
     GpuFault,
     /// GPUs cannot talk to each other.
     Nccl,
-    /// A port or socket is taken.
     AddressInUse,
-    /// A file or directory may not be used.
     Permission,
-    /// A disk is full.
     DiskFull,
     /// `/dev/shm` is too small.
     SharedMemory,
@@ -74,26 +64,20 @@ pub enum FailureKind {
     Compiler,
     /// vLLM's installation lacks something.
     Installation,
-    /// The host has too little memory.
     HostMemory,
-    /// Somebody killed a process of the engine.
     Killed,
-    /// The processor lacks instructions that the engine uses, or the engine ended itself on purpose.
+    /// The processor lacks instructions that the engine uses, or the engine ended itself on
+    /// purpose.
     Crashed,
     /// A process behind the front-end died.
     CoreDied,
-    /// It hung.
     Hang,
-    /// It stopped answering health checks.
     Unhealthy,
-    /// It was not ready in time.
     StartupTimeout,
-    /// None of these.
     Unknown,
 }
 
 impl FailureKind {
-    /// One word for labels.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Program => "program",
@@ -131,14 +115,10 @@ impl FailureKind {
     }
 }
 
-/// The cause of a failure and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// Which known failure it is.
     pub kind: FailureKind,
-    /// What happened, in one sentence.
     pub cause: String,
-    /// What to do about it, in one more.
     pub remedy: String,
 }
 
@@ -214,7 +194,7 @@ fn diagnose_timeout(ended: &LifeEnd, exception: Option<&str>) -> Option<Diagnosi
     Some(Diagnosis::new(kind, cause, remedy))
 }
 
-/// A process that a signal ended. `who` is told apart because only the first process's end is seen by us.
+/// A process that a signal ended. `who` is separate because we see only the first process's end.
 fn diagnose_signal(who: &str, signal: i32, ended: &LifeEnd) -> Diagnosis {
     const SIGILL: i32 = 4;
     const SIGBUS: i32 = 7;
@@ -255,7 +235,8 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
-/// The front-end ends with code 0 when a process behind it died, so this is a crash whatever the code.
+/// The front-end exits with code 0 when a process behind it died, so this is a crash whatever the
+/// code.
 fn diagnose_core_death(who: Option<&str>, ended: &LifeEnd) -> Diagnosis {
     let who = who.unwrap_or("a process behind the front-end");
     if ended.oom_killed == Some(true) {

@@ -22,35 +22,28 @@ use crate::process::LeaderProcess;
 /// What the keeper told, as far as the supervisor decides about it.
 #[derive(Debug)]
 pub(super) enum KeeperEvent {
-    /// The first process exists.
     Started(LeaderProcess),
-    /// It could not be made.
     StartFailed(String),
-    /// It has ended.
     Exited(ExitStatus),
     /// These processes do not die.
     Stuck(Vec<i32>),
     /// No process is left.
     Empty,
-    /// The keeper itself is gone.
     Gone,
 }
 
-/// What the log has told so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct StartupLog {
     /// How far the start is; `None` before the first line that says so.
     pub(super) progress: Option<StartupProgress>,
-    /// Facts on the way.
     pub(super) facts: LogFacts,
 }
 
 /// What belongs to one life of the engine and ends with it.
 pub(super) struct EngineLife {
     pub(super) spawned: Instant,
-    /// The first process, once it is known.
     pub(super) leader: Option<u32>,
-    /// The keeper is gone, so its part is ours.
+    /// The keeper is gone, so the agent does its part itself.
     pub(super) is_keeper_lost: bool,
     pub(super) models: Arc<[ModelCard]>,
     /// What clients may ask for and its front-end does not have, once that is known.
@@ -58,7 +51,6 @@ pub(super) struct EngineLife {
     pub(super) ready_in: Option<Duration>,
     /// Begun by an agent that has died.
     pub(super) is_adopted: bool,
-    /// It slept when it was found.
     pub(super) was_found_asleep: bool,
     pub(super) keeper_events: mpsc::Receiver<KeeperEvent>,
     pub(super) health_events: mpsc::Receiver<HealthEvent>,
@@ -76,7 +68,6 @@ pub(super) struct EngineLife {
     pub(super) cache_joined: Option<oneshot::Receiver<()>>,
 }
 
-/// Reads what a keeper tells.
 pub(super) struct KeeperReader {
     pub(super) log: EngineLog,
     pub(super) keeper_events: mpsc::Sender<KeeperEvent>,
@@ -88,7 +79,7 @@ pub(super) struct KeeperReader {
 }
 
 impl KeeperReader {
-    /// Until the keeper is gone or the life is over.
+    /// Runs until the keeper is gone or the life is over.
     pub(super) async fn run(self, mut notices: KeeperNotices) {
         loop {
             let told = match notices.next().await {

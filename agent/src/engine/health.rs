@@ -25,7 +25,8 @@ const STARTING_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a ready engine is asked for its health.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a health answer may take. vLLM's front-end tokenizes where it answers: 1.1 s were seen for a prompt of 20 MB.
+/// How long a health answer may take. vLLM's front-end tokenizes where it answers: 1.1 s were seen
+/// for a prompt of 20 MB.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Bad answers in a row that end an engine's life.
@@ -34,13 +35,13 @@ const MAX_BAD_ANSWERS: u32 = 3;
 /// How often the models are read again: adapters come and go at run time.
 const MODELS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long the list of models may take.
 const MODELS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the engine may take to tell whether it has a route. It is ready, so this is a moment; where it takes longer it has the route.
+/// How long the engine may take to answer whether it has a route. It is ready, so this takes a
+/// moment. An engine that takes longer counts as having the route.
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How an engine tells which tokens it makes of a prompt.
+/// The route that shows which tokens the engine makes of a prompt.
 const TOKENIZE: &str = "/tokenize";
 
 /// Routes that a front-end must have, and for what.
@@ -65,22 +66,19 @@ const CLIENT_ROUTES: [&str; 14] = [
     "/cohere/v2/chat",
 ];
 
-/// What was learnt about the engine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HealthEvent {
-    /// Its model is being loaded.
     Loading,
-    /// It has given its memory back, and answers all the same. Told before it is ready.
+    /// It has given its memory back, but it still answers. Sent before it is ready.
     Asleep,
-    /// It serves these models.
     Ready(Vec<ModelCard>),
-    /// Its list of models has been read again.
     Models(Vec<ModelCard>),
     /// It does not serve any more.
     Unhealthy(EndCause),
     /// Its front-end lacks these routes, which are for clients. Told before it is ready.
     MissingRoutes(Vec<&'static str>),
-    /// Its front-end lacks a route that is needed, so another front-end is wanted, where there is one.
+    /// Its front-end lacks a route that is needed, so another front-end is wanted, where there is
+    /// one.
     LacksRoute(String),
 }
 
@@ -103,7 +101,8 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
             return;
         }
     }
-    // Another agent may have put it to sleep, and requests that reach it now would wait until it is woken.
+    // Another agent may have put it to sleep, and requests that reach it now would wait until it is
+    // woken.
     let asleep = subject.may_sleep && control::is_asleep(&mut client).await.is_ok_and(|asleep| asleep);
     if (asleep && news.send(HealthEvent::Asleep).await.is_err()) || news.send(HealthEvent::Ready(models)).await.is_err() {
         return;
@@ -140,7 +139,8 @@ async fn await_ready(
         match client.get("/health", HEALTH_TIMEOUT).await {
             Ok(reply) if reply.status == StatusCode::OK => match read_all_models(client, socket, wanted).await {
                 Ok(models) => return Some(models),
-                // An engine that is healthy but names no model will not become ready by waiting: say why, once.
+                // An engine that is healthy but names no model will not become ready by waiting:
+                // say why, once.
                 Err(reason) if reason != complained => {
                     tracing::warn!(socket = %socket.display(), %reason, "engine is healthy but not ready");
                     complained = reason;
@@ -156,7 +156,8 @@ async fn await_ready(
 /// A route that is needed beside those that told that the engine is ready, if its front-end does not have it.
 async fn missing_route(client: &mut ApiClient, front_end: FrontEndInUse) -> Option<String> {
     for (route, purpose) in REQUIRED_ROUTES {
-        // The Python one has always had it. Engines that are none of vLLM's are not to be asked for what only exact placement needs.
+        // The Python front-end has always had it. Other engines are not asked for what only exact
+        // placement needs.
         if route == TOKENIZE && front_end == FrontEndInUse::Python {
             continue;
         }
@@ -199,7 +200,8 @@ async fn read_all_models(
     read_models(client).await.map(|models| now.visible_models(models))
 }
 
-/// Asks a ready engine for its health and its models; says why it is to be given up, or nothing when nobody listens any more.
+/// Asks a ready engine for its health and its models. Returns why it is to be given up, or `None`
+/// when nobody listens any more.
 async fn await_unhealthy(
     client: &mut ApiClient,
     subject: &MonitoredEngine,
@@ -239,7 +241,6 @@ async fn await_unhealthy(
     None
 }
 
-/// Bad health answers in a row.
 #[derive(Debug, Default)]
 struct HealthFailures(u32);
 
@@ -259,7 +260,6 @@ impl HealthFailures {
     }
 }
 
-/// What is wrong with a health answer, if anything.
 fn health_error(answer: &Result<ApiReply, FetchError>) -> Option<String> {
     match answer {
         Ok(reply) if reply.status == StatusCode::OK => None,

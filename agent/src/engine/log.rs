@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Lines kept in memory. A failed start of vLLM prints up to 500, its cause first: each of its processes adds the tracebacks of the one before.
+/// Lines kept in memory. A failed start of vLLM prints up to 500, its cause first: each of its
+/// processes adds the tracebacks of the one before.
 const TAIL_LINES: usize = 1_000;
 
 /// Bytes kept of one line in memory; the file has all of it.
@@ -14,7 +15,6 @@ const MAX_LINE_BYTES: usize = 2_000;
 /// What vLLM prints when it is past its imports and starts to build the engine.
 const LOADING_MARKERS: [&str; 2] = ["Initializing a V1 LLM engine", "Starting to load model"];
 
-/// Whether a line says that the engine has begun to load its model.
 pub(crate) fn is_loading_marker(line: &str) -> bool {
     LOADING_MARKERS.iter().any(|sign| line.contains(sign))
 }
@@ -33,12 +33,12 @@ impl EngineLog {
         tail.lines_of_life = 0;
     }
 
-    /// Writes a line of the agent's own.
     pub(crate) fn note(&self, line: &str) {
         self.tail.lock().note(line);
     }
 
-    /// Takes output as it comes, cut anywhere; calls `on_line` for each whole line, and for each state of a progress bar.
+    /// Takes output as it comes, cut anywhere; calls `on_line` for each whole line, and for each
+    /// state of a progress bar.
     pub(crate) fn push_output(&self, output: &[u8], on_line: &mut impl FnMut(&str)) {
         self.tail.lock().push_output(output, on_line);
     }
@@ -60,14 +60,12 @@ impl EngineLog {
     }
 }
 
-/// The last lines, and the one that is not finished.
 #[derive(Debug, Default)]
 struct LogTail {
     lines: VecDeque<String>,
     unfinished: Vec<u8>,
     /// What comes next replaces the unfinished line, as a progress bar does it.
     has_carriage_return: bool,
-    /// Lines since the present life began.
     lines_of_life: usize,
 }
 
@@ -87,7 +85,8 @@ impl LogTail {
         self.push_after_return(rest, on_line);
     }
 
-    /// What comes after a carriage return replaces what was before it, unless that was the line's end, as Windows has it.
+    /// What comes after a carriage return replaces what was before it, unless it was half of a
+    /// Windows line end.
     fn push_after_return(&mut self, bytes: &[u8], on_line: &mut impl FnMut(&str)) {
         if self.has_carriage_return && !bytes.is_empty() {
             self.has_carriage_return = false;
@@ -99,7 +98,6 @@ impl LogTail {
         self.append(bytes);
     }
 
-    /// A line that the engine did not print.
     fn note(&mut self, line: &str) {
         self.finish_line();
         self.append(line.as_bytes());

@@ -46,16 +46,11 @@ use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, VllmVersion};
 /// Commands waiting for the supervisor, which never waits long for anything else.
 const MAX_QUEUED_COMMANDS: usize = 16;
 
-/// Everything needed to run one engine.
 #[derive(Debug, Clone)]
 pub struct EngineSpec {
-    /// The node's name in the fleet.
     pub node: String,
-    /// Which replica of this node.
     pub index: u32,
-    /// What is run.
     pub command: CommandLine,
-    /// vLLM's version, if known.
     pub version: Option<VllmVersion>,
     /// The engine's own directory; emptied before each life.
     pub directory: PathBuf,
@@ -69,19 +64,17 @@ pub struct EngineSpec {
     pub stop_grace: Duration,
     /// Between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
-    /// Where the engine tells what it has cached.
     pub cache: cache::KvEventSource,
-    /// This program: it has the subcommand `keeper`, whose processes stand between the agent and its engines.
+    /// This program: it has the subcommand `keeper`, whose processes stand between the agent and
+    /// its engines.
     pub keeper: PathBuf,
-    /// What becomes of the engine when the agent dies.
     pub if_agent_dies: AgentDeathPolicy,
     /// Where the engine's processes may run; `None` leaves it to the kernel.
     pub cpu_binding: Option<CpuBinding>,
     /// Tells before each start whether its GPUs are free.
     pub gpu_availability: Option<GpuAvailability>,
-    /// What is run instead of `command` once that has not become ready, or lacks a route.
+    /// Run instead of `command` once that has failed to become ready, or lacks a route.
     pub fallback: Option<CommandLine>,
-    /// Who of this node's engines may start when.
     pub start_order: Arc<StartOrder>,
     /// How long an engine with work may show no progress, at least, until it counts as hung.
     pub stall_timeout: Duration,
@@ -90,8 +83,9 @@ pub struct EngineSpec {
 }
 
 impl EngineSpec {
-    /// The engine that the configuration describes, with the defaults for what the agent as a whole decides: it ends with the agent, is bound
-    /// nowhere, has one command line and starts at once. Fails as `command_line` does.
+    /// The engine that the configuration describes. What the agent as a whole decides has its
+    /// default: the engine ends with the agent, is not bound to cores, has one command line and
+    /// starts at once. Fails as `command_line` does.
     pub fn new(launch: &LaunchContext<'_>, log: PathBuf, keeper: PathBuf) -> Result<Self, HostError> {
         Ok(Self {
             node: launch.config.node.clone(),
@@ -122,9 +116,7 @@ impl EngineSpec {
 pub enum Phase {
     /// The process exists.
     Starting,
-    /// It loads its model.
     Loading,
-    /// It serves.
     Ready,
     /// It finishes what runs, or is being stopped.
     Draining,
@@ -153,12 +145,11 @@ impl From<EngineState> for Phase {
     }
 }
 
-/// What is known about an engine at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineStatus {
-    /// Where it is.
     pub phase: Phase,
-    /// Which life this is: the time of its spawn in microseconds since 1970, made to increase. 0 before the first.
+    /// Which life this is: the time of its spawn in microseconds since 1970, made to increase. 0
+    /// before the first.
     pub epoch: u64,
     /// Why it is where it is, in a sentence; after a crash also its last lines.
     pub reason: String,
@@ -166,17 +157,14 @@ pub struct EngineStatus {
     pub pid: Option<u32>,
     /// Lives after the first.
     pub restarts: u32,
-    /// vLLM's version, if known.
     pub version: Option<VllmVersion>,
     /// What it serves; empty until it is ready.
     pub models: Arc<[ModelCard]>,
-    /// How long this life took to become ready.
     pub ready_in: Option<Duration>,
     /// How far the start has come; `None` unless it starts or loads.
     pub progress: Option<StartupProgress>,
     /// What the last life died of; `None` once the engine is ready again.
     pub failure: Option<Diagnosis>,
-    /// What the log of this life told.
     pub facts: LogFacts,
     /// Which front-end this life has, or the next one will have.
     pub front_end: FrontEndInUse,
@@ -192,16 +180,14 @@ struct EngineCommand {
     reason: String,
 }
 
-/// A life that an agent had begun which has died.
+/// A life begun by an agent that has since died.
 #[derive(Debug)]
 pub(crate) struct AdoptedLife {
-    /// The engine and its keeper.
     pub(crate) survivor: SurvivingEngine,
-    /// It runs with the second command line.
     pub(crate) uses_fallback: bool,
 }
 
-/// The processes of an engine, for whoever must end them at once.
+/// The processes of an engine, for callers that must end them at once.
 #[derive(Debug, Default)]
 struct ProcessHandle {
     keeper: Option<KeeperClient>,
@@ -236,7 +222,8 @@ impl Engine {
         Self::supervise(spec, None, tracker)
     }
 
-    /// As `start`, with a life that another agent began, if there is one; the directory in `spec` is that life's then.
+    /// As `start`, but with the life that another agent began, if any. The directory in `spec` is
+    /// then that life's.
     pub(crate) fn supervise(spec: EngineSpec, adopted: Option<AdoptedLife>, tracker: &TaskTracker) -> Self {
         let (commands, queued_commands) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let traffic = Traffic::new();
@@ -283,7 +270,6 @@ impl Engine {
         Self { shared }
     }
 
-    /// The engine's status, as it changes.
     pub fn status(&self) -> watch::Receiver<EngineStatus> {
         self.shared.status.clone()
     }
@@ -293,22 +279,19 @@ impl Engine {
         self.shared.samples.clone()
     }
 
-    /// What the engine has cached, over all its lives.
     pub fn cache(&self) -> &Arc<CacheLog> {
         &self.shared.cache
     }
 
-    /// Where the engine listens.
     pub fn socket(&self) -> &Path {
         &self.shared.socket
     }
 
-    /// The requests in flight on this engine.
     pub fn traffic(&self) -> &Arc<Traffic> {
         &self.shared.traffic
     }
 
-    /// What was in flight when lives of this engine ended that nobody had ended.
+    /// The requests in flight at each crash of this engine.
     pub fn crashes(&self) -> &Arc<CrashLog> {
         &self.shared.crashes
     }
@@ -318,7 +301,8 @@ impl Engine {
         self.shared.log.last_lines(count)
     }
 
-    /// Lets running requests finish within the drain timeout, then stops the engine until `restart`.
+    /// Lets running requests finish within the drain timeout, then stops the engine until
+    /// `restart`.
     pub fn drain(&self) {
         self.send(EngineEvent::Drain);
     }
@@ -328,7 +312,7 @@ impl Engine {
         self.send(EngineEvent::Retire);
     }
 
-    /// As `retire`, but the engine lives on, for the next agent; not where it ends with its agent.
+    /// As `retire`, but the engine lives on for the next agent, unless it is to end with its agent.
     pub fn hand_over(&self) {
         self.send(EngineEvent::HandOver);
     }
@@ -338,12 +322,14 @@ impl Engine {
         self.send(EngineEvent::Restart);
     }
 
-    /// Takes the engine out of service until `release`, and says why. With `at_once` its processes are killed now; else running requests may finish first, within the drain timeout.
+    /// Takes the engine out of service until `release`, and says why. With `at_once` its processes
+    /// are killed now; else running requests may finish first, within the drain timeout.
     pub fn quarantine(&self, reason: String, at_once: bool) {
         self.send_with_reason(if at_once { EngineEvent::QuarantineNow } else { EngineEvent::Quarantine }, reason);
     }
 
-    /// Ends this life as a crash with this cause: its processes are killed, and the next life follows after the usual pause.
+    /// Ends this life as a crash with this cause: its processes are killed, and the next life
+    /// follows after the usual pause.
     pub fn fail(&self, reason: String) {
         self.send_with_reason(EngineEvent::Fail, reason);
     }
@@ -353,7 +339,8 @@ impl Engine {
         self.send(EngineEvent::Release);
     }
 
-    /// Notes that a ready engine is about to give its memory back, and why; the phase changes at once.
+    /// Notes that a ready engine is about to give its memory back, and why; the phase changes at
+    /// once.
     pub fn fall_asleep(&self, reason: String) {
         self.send_with_reason(EngineEvent::FallAsleep, reason);
     }
@@ -373,14 +360,17 @@ impl Engine {
         }
     }
 
-    /// Stops the engine for good, without waiting for its requests. Resolves when no process of it is left: after the stop grace and, as a rule, milliseconds more, but never while a killed process does not die. The deadline is the caller's.
+    /// Stops the engine for good, without waiting for its requests. Resolves when no process of it
+    /// is left: after the stop grace and, as a rule, milliseconds more, but not while a killed
+    /// process does not die. The caller sets the deadline.
     pub async fn stop(&self) {
         // A supervisor that is gone has stopped.
         let _ = self.shared.commands.send(EngineCommand { event: EngineEvent::Stop, reason: String::new() }).await;
         self.shared.commands.closed().await;
     }
 
-    /// Kills every process of the engine and prevents further ones. Does not wait: for the way out after a second signal.
+    /// Kills every process of the engine and prevents further ones, without waiting. For the exit
+    /// after a second signal.
     pub fn kill_now(&self) {
         self.shared.process_handle.lock().close();
     }
@@ -408,7 +398,6 @@ impl ProcessHandle {
         Ok(notices)
     }
 
-    /// Tells the keeper, if there is one.
     fn send(&self, request: &KeeperRequest) {
         if let Some(keeper) = &self.keeper {
             keeper.send(request);

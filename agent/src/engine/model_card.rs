@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 
-/// One model as the engine describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelCard {
     /// The name that requests use.

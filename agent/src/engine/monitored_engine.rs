@@ -11,31 +11,27 @@ use super::{EngineStatus, Phase};
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 
-/// One engine, as those see it who watch its health.
+/// One engine, for the tasks that watch its health.
 #[derive(Debug)]
 pub(crate) struct MonitoredEngine {
-    /// Where it listens.
     pub(crate) socket: PathBuf,
-    /// Its requests.
     pub(crate) traffic: Arc<Traffic>,
-    /// What it says of its load.
+    /// The load that it reports.
     pub(crate) samples: watch::Receiver<Option<LoadSample>>,
     /// What the supervisor says of it.
     pub(crate) status: watch::Receiver<EngineStatus>,
-    /// How long it may show no progress with work, at least.
+    /// It counts as hung after at least this time with work and without progress.
     pub(crate) stall_timeout: Duration,
     /// After this time without requests it is asked for one token; zero turns it off.
     pub(crate) canary_interval: Duration,
-    /// What is to be seen to about its models.
     pub(super) desired_adapters: watch::Receiver<DesiredAdapters>,
-    /// It computes on GPUs.
     pub(super) uses_gpus: bool,
-    /// It has the routes for sleeping.
     pub(super) may_sleep: bool,
 }
 
-/// What changes when an engine gets on: the answers that moved last, and its own counters of steps, prompt tokens and generated tokens. A long prefill
-/// in pieces, or an answer that does not stream, shows in the counters alone.
+/// Changes whenever an engine makes progress: the answers that moved last, and its own counters of
+/// steps, prompt tokens and generated tokens. A long prefill in pieces, or an answer that does not
+/// stream, shows only in the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WorkCounters {
     last_progress: u64,
@@ -43,7 +39,6 @@ pub(super) struct WorkCounters {
 }
 
 impl MonitoredEngine {
-    /// What has come out of the engine so far.
     pub(super) fn work_counters(&self) -> WorkCounters {
         let figures = self.samples.borrow().map(|sample| sample.metrics).unwrap_or_default();
         WorkCounters {
@@ -52,17 +47,18 @@ impl MonitoredEngine {
         }
     }
 
-    /// Whether the engine itself says that it has requests. One that hung before they came says that it has none.
+    /// Whether the engine itself says that it has requests. One that hung before they came says
+    /// that it has none.
     pub(super) fn has_requests(&self) -> bool {
         self.samples.borrow().is_some_and(|sample| sample.metrics.has_requests())
     }
 
-    /// The engine's process group, while there is one.
     pub(super) fn process_group(&self) -> Option<u32> {
         self.status.borrow().pid
     }
 
-    /// A model for a test, while the engine serves: one that starts, drains or sleeps need not get on.
+    /// A model for a test, while the engine serves. One that starts, drains or sleeps need not make
+    /// progress.
     pub(super) fn model_if_ready(&self) -> Option<String> {
         let status = self.status.borrow();
         status.models.first().filter(|_| status.phase == Phase::Ready).map(|model| model.id.clone())

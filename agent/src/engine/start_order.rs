@@ -15,8 +15,9 @@ use tokio::time::{Instant, sleep_until};
 use crate::host::{EngineProgram, ReplicaPlan};
 use crate::vllm::CommandLine;
 
-/// How long the others wait for the one that warms the compile cache. Loading and compiling take one to three minutes; a model that
-/// takes longer spends the time on reading weights, where waiting gains nothing more.
+/// How long the others wait for the one that warms the compile cache. Loading and compiling take
+/// one to three minutes; a model that takes longer spends the time on reading weights, where
+/// waiting gains nothing more.
 const MAX_WARM_WAIT: Duration = Duration::from_secs(5 * 60);
 
 /// The start permits of one agent's engines.
@@ -73,7 +74,7 @@ impl StartOrder {
         // From here on the ticket is given back however this ends.
         let permit = StartPermit { shared: Arc::clone(&self.shared), ticket };
         loop {
-            // Registered before the look, so that no change falls between the two.
+            // Registered before the check, so that no change is missed between the two.
             let changed = self.shared.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -118,12 +119,11 @@ impl Drop for StartPermit {
     }
 }
 
-/// What is known of the compile cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum CompileCacheState {
     /// Nobody has warmed it yet.
     Cold,
-    /// The engine with this ticket does.
+    /// The engine with this ticket warms it.
     WarmedBy(u64),
     /// Nobody waits for it.
     #[default]
@@ -133,7 +133,6 @@ enum CompileCacheState {
 /// Who waits and who starts. It reads no clock and waits for nothing.
 #[derive(Debug, Default)]
 struct StartQueue {
-    /// The GPUs of each replica.
     devices: Vec<Vec<String>>,
     limit: Duration,
     compile_cache: CompileCacheState,
@@ -211,7 +210,8 @@ impl StartQueue {
         self.starting.iter().filter_map(|starting| starting.since.checked_add(limit)).min()
     }
 
-    /// The replica that starts, or waits for longer, on a GPU of the one at this place of the queue.
+    /// The replica that starts, or waits for longer, on a GPU that the one at this place of the
+    /// queue needs.
     fn conflicting_replica(&self, at: usize) -> Option<u32> {
         let index = self.waiting[at].index;
         let starting = self.starting.iter().map(|starting| starting.index);

@@ -4,48 +4,41 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How far a start has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartupProgress {
     /// What the engine does now, such as `loading weights`.
     pub stage: String,
-    /// Of the whole start, 0 to 99: the rest is done when the engine serves.
+    /// Percent of the whole start, 0 to 99. An engine that serves is at 100.
     pub percent: u8,
     /// Until the engine serves, where that can be told.
     pub seconds_left: Option<u32>,
 }
 
-/// What the log of one life has told.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LogFacts {
-    /// Tokens that the KV cache holds.
     pub kv_tokens: Option<u64>,
-    /// The longest context that the engine takes.
     pub max_model_len: Option<u64>,
-    /// The engine neither compiles nor captures graphs.
     pub eager: bool,
-    /// How long reading the weights took.
     pub weights_seconds: Option<f32>,
     /// What the model takes of the GPU's memory, in GiB.
     pub weights_gib: Option<f32>,
-    /// Whether the compiled model is there, from the cache or made now: nobody needs to wait for it any longer.
+    /// Whether the compiled model is there, from the cache or compiled now. The others need not
+    /// wait for it any longer.
     pub compiled: bool,
     /// How long `torch.compile` took, also where it only read its cache.
     pub compile_seconds: Option<f32>,
-    /// How long capturing CUDA graphs took.
     pub graph_seconds: Option<f32>,
     /// Whether prefixes are cached, where the engine said so.
     pub prefix_caching: Option<bool>,
     /// How many requests of the longest context fit into the cache at once.
     pub max_concurrency: Option<f32>,
-    /// vLLM's version, as the engine names itself.
     pub version: Option<String>,
-    /// Where the engine says that it listens.
     pub address: Option<String>,
 }
 
-/// What an engine does while it starts, in order. Each begins at a share of the whole start: a rough one, from starts of models of
-/// 0.01 to 30 GB with vLLM 0.24 and 0.32, that only has to be right enough for a bar.
+/// What an engine does while it starts, in order. Each stage begins at a share of the whole start.
+/// The shares are rough, from starts of models of 0.01 to 30 GB with vLLM 0.24 and 0.32, and good
+/// enough for a bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StartupStage {
     Imports,
@@ -104,7 +97,8 @@ impl StartupStage {
     }
 }
 
-/// Shares of the whole start, in percent. What lies outside of them takes about as long for every model.
+/// Shares of the whole start, in percent. What lies outside of them takes about as long for every
+/// model.
 const WEIGHTS_START_PERCENT: f32 = 30.0;
 const WEIGHTS_END_PERCENT: f32 = 60.0;
 
@@ -114,7 +108,8 @@ const MIN_RATE_PERCENT: f32 = WEIGHTS_START_PERCENT;
 /// A smaller share of the weights says little about the rate of reading.
 const MIN_WEIGHTS_RATE_PERCENT: f32 = 5.0;
 
-/// Lines that begin a stage. Compilation can follow the measuring of memory in some releases; a stage never goes back.
+/// Lines that begin a stage. Compilation can follow the measuring of memory in some releases; a
+/// stage never goes back.
 const STAGE_MARKERS: [(&str, StartupStage); 20] = [
     ("non-default args", StartupStage::Configuration),
     ("Resolved architecture", StartupStage::Configuration),
@@ -148,7 +143,6 @@ const COMPILED_MARKERS: [&str; 6] = [
     "init engine (",
 ];
 
-/// Reads the lines of one start.
 #[derive(Debug)]
 pub(crate) struct StartupLogParser {
     expected_duration: Option<Duration>,
@@ -162,7 +156,8 @@ pub(crate) struct StartupLogParser {
 }
 
 impl StartupLogParser {
-    /// A reader for a start that has just begun; `expected` is how long an earlier start of this engine took.
+    /// A reader for a start that has just begun; `expected` is how long an earlier start of this
+    /// engine took.
     pub(crate) fn new(expected: Option<Duration>) -> Self {
         Self {
             expected_duration: expected,
@@ -175,8 +170,8 @@ impl StartupLogParser {
         }
     }
 
-    /// Takes a line that was printed `elapsed` after the spawn; tells the progress when the line changes it. A progress bar rewrites
-    /// its line with carriage returns; the last writing counts.
+    /// Takes a line that was printed `elapsed` after the spawn; returns the progress if the line
+    /// changes it. A progress bar rewrites its line with carriage returns; its last version counts.
     pub(crate) fn parse_line(&mut self, line: &str, elapsed: Duration) -> Option<StartupProgress> {
         let mut changed = false;
         for writing in line.split('\r').filter(|writing| !writing.is_empty()) {
@@ -186,13 +181,12 @@ impl StartupLogParser {
         changed.then(|| self.progress(elapsed))
     }
 
-    /// How far it is, for a clock that goes on between two lines.
+    /// The progress at this time, which goes on between two lines.
     pub(crate) fn progress(&self, elapsed: Duration) -> StartupProgress {
         let stage = self.stage.describe().to_owned();
         StartupProgress { stage, percent: to_percent(self.percent).min(99), seconds_left: self.seconds_left(elapsed) }
     }
 
-    /// What the lines so far told.
     pub(crate) fn facts(&self) -> LogFacts {
         self.facts.clone()
     }
@@ -210,7 +204,7 @@ impl StartupLogParser {
         }
         if let Some(of_stage) = parse_percentage(line) {
             let (begin, end) = (stage.start_percent(), stage.end_percent());
-            // A second bar for other graphs begins at nothing again.
+            // A second bar for other graphs begins at zero again.
             self.percent = self.percent.max(begin + (end - begin) * of_stage / 100.0);
             self.stage_percent = (end > begin).then_some(of_stage);
         }
@@ -229,8 +223,8 @@ impl StartupLogParser {
         self.percent = self.percent.max(stage.start_percent());
     }
 
-    /// By an earlier start where there was one and this one is not slower; else by the rate so far, where reading the weights has a
-    /// rate of its own and the rest another.
+    /// From an earlier start, if there was one and this one is not slower. Otherwise from the rate
+    /// so far: one rate for reading the weights, another for the rest.
     fn seconds_left(&self, elapsed: Duration) -> Option<u32> {
         if let Some(left) = self.expected_duration.and_then(|expected| expected.checked_sub(elapsed)) {
             return Some(to_seconds(left.as_secs_f32()));
@@ -279,14 +273,15 @@ impl StartupLogParser {
     }
 }
 
-/// The latest telling counts.
+/// The latest value counts.
 fn replace_if_some<T>(fact: &mut Option<T>, told: Option<T>) {
     if told.is_some() {
         *fact = told;
     }
 }
 
-/// The number that follows these words; with thousands' commas, or with a unit or a full stop behind it.
+/// The number that follows these words; it may have commas between thousands, and a unit or a full
+/// stop behind it.
 fn number_after<T: FromStr>(line: &str, words: &str) -> Option<T> {
     let (_, after) = line.split_once(words)?;
     let is_part = |character: char| character.is_ascii_digit() || matches!(character, '.' | ',');
@@ -307,7 +302,6 @@ fn bool_after(line: &str, words: &str) -> Option<bool> {
     }
 }
 
-/// The percentage of a progress bar.
 fn parse_percentage(line: &str) -> Option<f32> {
     let (before, _) = line.split_once('%')?;
     let number = before.rsplit(|character: char| !character.is_ascii_digit()).next()?;

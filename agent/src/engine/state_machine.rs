@@ -13,14 +13,16 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5 * 60);
 /// An engine that was ready this long has recovered: its next crash counts as its first.
 const RECOVERED_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// How long an engine that is still starting may take to obey SIGTERM. vLLM swallows the signal during its start-up, so waiting longer gains nothing.
+/// How long an engine that is still starting may take to obey SIGTERM. vLLM swallows the signal
+/// during its start-up, so waiting longer gains nothing.
 const STARTING_GRACE: Duration = Duration::from_secs(2);
 
 /// How long an engine without requests may take to obey SIGTERM. It has nothing to finish; vLLM's own clearing up takes ten seconds and more on busy
 /// cores, and whatever it would free goes with its processes.
 const IDLE_GRACE: Duration = Duration::from_secs(3);
 
-/// How long an engine that had been ready may take to answer the agent that adopts it. It has nothing left to load; an answer takes milliseconds.
+/// How long an engine that had been ready may take to answer the agent that adopts it. It has
+/// nothing left to load; an answer takes milliseconds.
 const ADOPTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long each part of an engine's life may take.
@@ -28,13 +30,12 @@ const ADOPTION_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct PhaseTimeouts {
     /// From the spawn until the engine is ready.
     pub(crate) startup: Duration,
-    /// From the beginning of a drain until the engine is told to stop with requests still running.
+    /// From the beginning of a drain until the engine is stopped although requests still run.
     pub(crate) drain: Duration,
     /// From SIGTERM until the process group is killed, where requests run.
     pub(crate) grace: Duration,
 }
 
-/// What has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineEvent {
     /// Begin the first life.
@@ -46,7 +47,6 @@ pub(crate) enum EngineEvent {
     },
     /// The engine has its start permit.
     MayStart,
-    /// Finish what runs, then stop.
     Drain,
     /// As `Drain`, and for good: no restart revives it.
     Retire,
@@ -54,7 +54,6 @@ pub(crate) enum EngineEvent {
     HandOver,
     /// Finish what runs, then start again; also brings back a stopped or failed engine at once.
     Restart,
-    /// Stop now and for good.
     Stop,
     /// Finish what runs, then stay out of service until `Release`.
     Quarantine,
@@ -62,29 +61,24 @@ pub(crate) enum EngineEvent {
     QuarantineNow,
     /// Start again now, whatever kept the engine down, and forget its crashes; a drain that has not stopped it yet is called off.
     Release,
-    /// Something outside of the engine has failed it: as a crash.
+    /// Something outside of the engine has failed it; handled as a crash.
     Fail,
-    /// The engine has given its memory back.
     FallAsleep,
-    /// The engine has its memory again.
     WakeUp,
-    /// The process could not be created.
     SpawnFailed,
-    /// The engine has begun to load its model.
     Loading,
     /// The engine answered its readiness probes.
     Ready,
-    /// As `Ready`, and it sleeps: another agent has seen to that.
+    /// As `Ready`, but it sleeps, because another agent has put it to sleep.
     FoundAsleep,
     /// The engine stopped answering its health probe.
     Unhealthy,
-    /// The engine's front-end cannot do what is needed of it.
+    /// The engine's front-end lacks a route that is needed.
     LacksRoute,
     /// The engine's first process has exited, with whatever code.
     Exited,
     /// No process of the engine's group is left.
     GroupEmpty,
-    /// No request is in flight.
     Idle,
     /// Nobody waits for an answer, but the engine computes some, as for responses in the background.
     Unattended,
@@ -101,26 +95,20 @@ pub(crate) enum SupervisorAction {
     FallBack,
     /// Start the engine; report `SpawnFailed` if that is impossible.
     Spawn,
-    /// Send SIGTERM to the engine's first process.
     Terminate,
     /// Send SIGKILL to the whole group and report `GroupEmpty` once nothing is left of it.
     KillGroup,
     /// Leave the engine and its keeper to the next agent.
     Detach,
-    /// Tell people: the engine ended without having been asked to.
+    /// Report that the engine ended without having been asked to.
     ReportCrash,
 }
 
-/// What follows once the process group is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterExit {
-    /// Stay stopped.
     Stop,
-    /// Start again at once.
     Spawn,
-    /// Start again after a pause.
     BackOff,
-    /// Stay out of service until released.
     Quarantine,
     /// Live on without this agent; stay stopped if it dies before.
     Detach,
@@ -138,14 +126,11 @@ impl AfterExit {
     }
 }
 
-/// How far a living engine has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LiveStage {
     /// The process exists.
     Starting,
-    /// It loads its model.
     Loading,
-    /// It serves.
     Ready,
     /// It has given its memory back until it is woken.
     Sleeping,
@@ -162,7 +147,6 @@ pub(crate) struct Drain {
     pub(crate) until: Instant,
 }
 
-/// Where the engine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineState {
     /// No process, and none wanted.
@@ -176,22 +160,11 @@ pub(crate) enum EngineState {
     /// Running requests may finish.
     Draining(Drain),
     /// SIGTERM was sent.
-    Stopping {
-        /// What follows.
-        then: AfterExit,
-        /// When the group is killed.
-        until: Instant,
-    },
-    /// The group was killed, and something of it may still be there.
-    Killing {
-        /// What follows.
-        then: AfterExit,
-    },
+    Stopping { then: AfterExit, until: Instant },
+    /// The group was killed, and some of its processes may still exist.
+    Killing { then: AfterExit },
     /// No process; the next one starts at `until`.
-    BackingOff {
-        /// When the next life starts.
-        until: Instant,
-    },
+    BackingOff { until: Instant },
 }
 
 /// One engine's state with the little it must remember between states.
@@ -199,7 +172,6 @@ pub(crate) enum EngineState {
 pub(crate) struct EngineStateMachine {
     timeouts: PhaseTimeouts,
     state: EngineState,
-    /// When the present life must be ready.
     ready_by: Option<Instant>,
     /// Since when the present life is ready.
     ready_since: Option<Instant>,
@@ -228,12 +200,10 @@ impl EngineStateMachine {
         }
     }
 
-    /// Where the engine is.
     pub(crate) fn state(&self) -> EngineState {
         self.state
     }
 
-    /// Whether only `Release` brings it back.
     pub(crate) fn is_quarantined(&self) -> bool {
         self.quarantined
     }
@@ -255,7 +225,8 @@ impl EngineStateMachine {
         }
     }
 
-    /// Takes one event into account and returns what must be done, in order. An event that means nothing in the present state is ignored.
+    /// Takes one event into account and returns what must be done, in order. An event that means
+    /// nothing in the present state is ignored.
     pub(crate) fn handle(&mut self, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
         let event = self.record_intent(event);
         match self.state {
@@ -269,7 +240,8 @@ impl EngineStateMachine {
         }
     }
 
-    /// What holds for every later state: whether the engine may live again, and at whose wish.
+    /// Records what holds for every later state: whether the engine may live again, and at whose
+    /// request.
     fn record_intent(&mut self, event: EngineEvent) -> EngineEvent {
         match event {
             EngineEvent::Retire | EngineEvent::HandOver | EngineEvent::Stop => self.closing = true,
@@ -396,10 +368,11 @@ impl EngineStateMachine {
         }
     }
 
-    /// The last wish counts, except that nothing revives an engine that was stopped for good, and only `Release` one that is quarantined.
+    /// The last request counts. But nothing revives an engine that was stopped for good, and only
+    /// `Release` revives one in quarantine.
     fn amend(&self, then: AfterExit, event: EngineEvent) -> AfterExit {
         match event {
-            // One that was to end is not left to anybody.
+            // An engine that was to end is not left to the next agent.
             EngineEvent::Drain | EngineEvent::HandOver | EngineEvent::Stop => AfterExit::Stop,
             EngineEvent::Quarantine | EngineEvent::QuarantineNow if !self.closing => AfterExit::Quarantine,
             EngineEvent::Restart | EngineEvent::Release if self.may_start() => AfterExit::Spawn,
@@ -425,7 +398,7 @@ impl EngineStateMachine {
         vec![SupervisorAction::Terminate]
     }
 
-    /// A life that never served is the command line's fault where there is another one to be tried.
+    /// A life that never served is put down to its command line where there is another one to try.
     fn handle_failed_start(&mut self, now: Instant) -> Vec<SupervisorAction> {
         if self.may_fall_back && self.ready_since.is_none() { self.fall_back() } else { self.crash(AfterExit::BackOff, now) }
     }
@@ -476,7 +449,6 @@ impl EngineStateMachine {
     }
 }
 
-/// The pause after the given number of crashes in a row.
 fn backoff(crashes: u32) -> Duration {
     let doublings = crashes.saturating_sub(1).min(16);
     (INITIAL_BACKOFF * 2_u32.pow(doublings)).min(MAX_BACKOFF)

@@ -31,7 +31,7 @@ use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 use crate::vllm::FrontEndInUse;
 
-/// How often the progress of a start, and what an engine waits for, is told anew.
+/// How often the progress of a start, and what an engine waits for, is published.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the supervisor is made of.
@@ -47,11 +47,9 @@ pub(super) struct SupervisorDeps {
     /// The adapters that every life is to have.
     pub(super) desired_adapters: watch::Receiver<control::DesiredAdapters>,
     pub(super) tasks: TaskTracker,
-    /// A life that another agent began.
     pub(super) adopted: Option<AdoptedLife>,
 }
 
-/// One engine's task.
 pub(super) struct Supervisor {
     deps: SupervisorDeps,
     machine: EngineStateMachine,
@@ -67,7 +65,6 @@ pub(super) struct Supervisor {
     last_start_duration: Option<Duration>,
     /// Why the engine is out of service, or asleep.
     out_of_service_reason: String,
-    /// The other command line is used.
     uses_fallback: bool,
     /// Every handle is gone.
     has_no_handles: bool,
@@ -115,7 +112,6 @@ impl Supervisor {
         (supervisor, receiver)
     }
 
-    /// Runs the engine until it is stopped for good.
     pub(super) async fn run(mut self) {
         let first = self.adopt().await.unwrap_or(EngineEvent::Start);
         self.apply(first).await;
@@ -187,7 +183,8 @@ impl Supervisor {
                     SupervisorAction::Detach => self.detach_keeper(),
                     SupervisorAction::ReportCrash => {
                         self.failure.mark_crashed();
-                        // Only an end of its own accord, a hang included, can be a request's doing.
+                        // Only an end of its own, a hang included, can have been caused by a
+                        // request.
                         if matches!(now, EngineEvent::Exited | EngineEvent::Unhealthy) {
                             self.deps.crashes.record(self.last_epoch, self.deps.traffic.crash_suspects(self.last_epoch));
                         }
@@ -202,7 +199,7 @@ impl Supervisor {
         self.publish(reason);
     }
 
-    /// Gives up what the state just entered has no use for.
+    /// Gives up the permit if the state just entered does not need it.
     fn release_start_permit(&mut self) {
         let state = self.machine.state();
         if !matches!(
@@ -279,7 +276,7 @@ impl Supervisor {
             Err(StartObstacle { in_use, cause, remedy }) => {
                 self.start_wait = StartWait::None;
                 let kind = if in_use { FailureKind::GpuInUse } else { FailureKind::Hardware };
-                // What the life before has printed is not shown with this.
+                // The output of the previous life is not shown with this.
                 self.deps.log.begin_life(&format!("hostler: the engine is not started: {cause}"));
                 self.failure = FailureState::Diagnosed(Diagnosis { kind, cause, remedy });
                 EngineEvent::Fail
@@ -389,7 +386,7 @@ async fn recv_or_pend<T>(messages: Option<&mut mpsc::Receiver<T>>) -> T {
     {
         return message;
     }
-    // When all that could tell something has ended, there is nothing to wait for.
+    // When all senders are gone, there is nothing to wait for.
     pending().await
 }
 
@@ -402,7 +399,7 @@ async fn await_change(log: Option<&mut watch::Receiver<StartupLog>>) {
     pending::<()>().await;
 }
 
-/// What is waited for; never, where nothing is.
+/// Awaits the future; never resolves where there is none.
 async fn await_or_pend<T>(wait: Option<impl Future<Output = T>>) -> T {
     match wait {
         Some(wait) => wait.await,

@@ -11,7 +11,6 @@ use crate::traffic::RouterKey;
 
 const MODELS: &str = r#"{"data":[{"id":"tiny"}]}"#;
 
-/// One supervised engine with its temporary directory.
 pub(super) struct Fixture {
     pub(super) engine: Engine,
     status: watch::Receiver<EngineStatus>,
@@ -103,7 +102,6 @@ impl Fixture {
     }
 }
 
-/// A process with a child; both ignore SIGTERM.
 const STUBBORN: &str = "trap '' TERM; sleep 600 & sleep 600 & wait; wait";
 
 #[tokio::test]
@@ -270,7 +268,6 @@ async fn an_engine_sleeps_and_wakes() {
     fixture.engine.stop().await;
 }
 
-/// A command line of a shell.
 fn shell(script: &str) -> CommandLine {
     CommandLine { program: "/bin/sh".into(), arguments: vec!["-c".into(), script.into()], set: Vec::new(), unset: Vec::new() }
 }

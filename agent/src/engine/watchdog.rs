@@ -9,46 +9,49 @@ use super::diagnosis::EndCause;
 use super::monitored_engine::{MonitoredEngine, WorkCounters};
 use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 
-/// How often it is looked at whether anything has moved.
+/// How often it is checked whether anything has moved.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The most time that one look may add to a stall: what passed while this program itself did not run is not the engine's.
+/// The most time that one check may add to a stall: time in which this program itself did not run
+/// is not the engine's.
 const MAX_STALL_PER_CHECK: Duration = Duration::from_secs(1);
 
-/// A pause of this many usual ones is none any more: those of the slowest hundredth.
+/// The limit of a stall is at least this many times the pause that 99 % of the pauses do not
+/// exceed.
 const P99_FACTOR: u32 = 20;
 
-/// Streams that pause for more than six seconds as a rule are of no use to anybody, so they allow no more than twenty times that.
+/// Streams that usually pause for more than six seconds are of no use to anybody, so the limit
+/// stays below twenty times that.
 const MAX_STALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// An engine that computes gets this many times the limit. One long step moves nothing: a prefill on a CPU, a kernel that is compiled for a new
-/// shape. But a hang may compute too, collectives of NCCL wait at 100 % of a core, so it must end at some time.
+/// An engine that computes gets this many times the limit. One long step moves nothing: a prefill
+/// on a CPU, a kernel that is compiled for a new shape. But a hang may compute too, collectives of
+/// NCCL wait at 100 % of a core, so it must end at some time.
 const BUSY_FACTOR: u32 = 6;
 
-/// The same for an engine without GPUs. It has no kernels to compile and no NCCL to wait in, but a step of 2,048 prompt tokens of a model with
-/// 3 billion parameters takes two cores four minutes.
+/// The same for an engine without GPUs. It has no kernels to compile and no NCCL to wait in, but a
+/// step of 2,048 prompt tokens of a model with 3 billion parameters takes two cores four minutes.
 const BUSY_FACTOR_ON_CPU: u32 = 60;
 
-/// How long a test completion may take that decides about a stall. The engine does nothing else then.
+/// How long a test completion may take that decides about a stall. The engine does nothing else
+/// then.
 const CANARY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What follows from a stall.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum StallVerdict {
     /// It may still move.
     Wait,
-    /// A test completion decides: it looks as if the requests had not reached the core, as while the front-end loads a picture from elsewhere.
+    /// A test completion decides. It looks as if the requests had not reached the core, as while
+    /// the front-end fetches an image.
     RunCanary,
     /// It does not move any more, for this reason.
     Hung(String),
 }
 
-/// How long an engine may show nothing.
+/// How long an engine may show no progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StallLimits {
-    /// While it does nothing.
     idle: Duration,
-    /// While it computes.
     busy: Duration,
 }
 
@@ -61,7 +64,8 @@ impl StallLimits {
     }
 }
 
-/// What to do about a stall that has lasted this long. `holds` says whether the engine itself knows of requests in it, `testable` whether it takes test completions.
+/// What to do about a stall that has lasted this long. `holds` says whether the engine itself knows
+/// of requests in it, `testable` whether it takes test completions.
 fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, activity: &ProcessActivity) -> StallVerdict {
     if lasted < limits.idle {
         return StallVerdict::Wait;
@@ -78,8 +82,8 @@ fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, act
     }
 }
 
-/// For how long requests have waited and nothing has moved. Time without requests that wait neither counts nor clears: an engine that hangs
-/// does not move because its clients gave up.
+/// For how long requests have waited without any progress. Time in which no request waits neither
+/// counts nor clears: an engine that hangs does not move because its clients gave up.
 #[derive(Debug)]
 struct StallTimer {
     counters: WorkCounters,
@@ -92,7 +96,7 @@ impl StallTimer {
         Self { counters: progress, checked_at: now, duration: Duration::ZERO }
     }
 
-    /// Takes in what is seen now.
+    /// Adds what is seen now, and returns how long the stall has lasted.
     fn update(&mut self, waiting: u32, progress: WorkCounters, now: Instant) -> Duration {
         let passed = now.saturating_duration_since(self.checked_at).min(MAX_STALL_PER_CHECK);
         self.checked_at = now;
@@ -111,7 +115,7 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
     let mut tests = Canary::new(subject);
     let mut testable = true;
     let mut stall = StallTimer::new(subject.work_counters(), Instant::now());
-    // The last look at the processes, and how long the stall had lasted then.
+    // The last snapshot of the processes, and how long the stall had lasted then.
     let mut looked: Option<(ProcessSnapshot, Duration)> = None;
     let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -131,7 +135,8 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
             looked = None;
             continue;
         }
-        // The processes are looked at when half of the time is over, and again each time when as much has passed.
+        // The processes are examined after half of the time, and again each time that as much has
+        // passed.
         let Some((earlier, before)) = &looked else {
             looked = Some((ProcessSnapshot::take(subject.process_group()).await, lasted));
             continue;
@@ -140,7 +145,7 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
             continue;
         }
         let look = ProcessSnapshot::take(subject.process_group()).await;
-        // Hours may have passed in which nobody waited, and nothing was computed.
+        // Hours may have passed in which no request waited and nothing was computed.
         let activity = look.activity_since(earlier, lasted - *before);
         let why = match judge(lasted, limits, subject.has_requests(), testable, &activity) {
             StallVerdict::Wait => {
@@ -171,7 +176,8 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
                 CanaryOutcome::TimedOut(deadline) => format!("a test completion got no answer within {} s", deadline.as_secs()),
             },
         };
-        // Looking and asking took time, in which it may have moved after all, or been told to stop.
+        // Examining and testing took time, in which it may have made progress after all, or been
+        // told to stop.
         if subject.work_counters() == stall.counters && subject.model_if_ready().is_some() {
             return EndCause::Stalled { lasted, waiting, why };
         }

@@ -10,8 +10,9 @@ use hostler_http1::{BodyFraming, Connection, Framing};
 use super::outgoing::OutgoingRequest;
 use super::{EngineClient, RequestError};
 
-/// A piece up to this size, as events are, is copied out of the buffer that it was read into. Until it has left, it would hold the whole buffer, and each
-/// event of a step would need one of its own: to take those from the operating system cost a fifth of all that the agent did for an event.
+/// A piece up to this size, as events are, is copied out of its read buffer. Otherwise it would
+/// hold the whole buffer until it has left, and each event of a step would need a buffer of its
+/// own. Getting those from the operating system cost a fifth of the agent's work for an event.
 const MAX_COPIED_BYTES: usize = 2048;
 
 /// The body of an answer. Dropped before its end, it closes the connection.
@@ -22,7 +23,7 @@ pub(crate) struct EngineResponse<'a> {
     body: BodyFraming,
     /// The rest of the request, where the engine answers before it has all of it.
     unsent_request: Option<Box<OutgoingRequest>>,
-    /// What the router broke off of the request.
+    /// Why the router broke off the request.
     request_error: Option<RequestError>,
 }
 
@@ -39,7 +40,7 @@ impl<'a> EngineResponse<'a> {
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RequestError>> {
         self.send(context);
-        // The engine would wait for the rest of it, and nobody would end its answer.
+        // The engine would wait for the rest of the request and never end its answer.
         if let Some(broken) = self.request_error.take() {
             return Poll::Ready(Err(broken));
         }
@@ -70,7 +71,7 @@ impl<'a> EngineResponse<'a> {
     fn send(&mut self, context: &mut Context<'_>) {
         let Some(rest) = &mut self.unsent_request else { return };
         if let Poll::Ready(sent) = rest.poll_send(&mut self.connection, context) {
-            // An engine that does not want the rest may say so and close: its answer is what counts.
+            // An engine that does not want the rest may answer and close; its answer counts.
             self.body.keeps_alive &= sent.is_ok();
             self.unsent_request = None;
             self.request_error = sent.err().filter(|error| matches!(error, RequestError::Request(_)));
@@ -78,7 +79,7 @@ impl<'a> EngineResponse<'a> {
     }
 }
 
-/// So many bytes of what was read, without holding much more.
+/// Copies this many of the bytes read, so that little more memory is held.
 fn copy_out(read: &mut BytesMut, length: usize) -> Bytes {
     if length > MAX_COPIED_BYTES {
         return read.split_to(length).freeze();

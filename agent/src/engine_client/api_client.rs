@@ -12,25 +12,19 @@ use super::{CONNECT_TIMEOUT, EngineClient, OutgoingRequest, RequestError};
 /// The most that is read of one reply. vLLM's whole metrics page is 66 KB.
 const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 
-/// What the engine answered.
 #[derive(Debug)]
 pub(crate) struct ApiReply {
     /// The status, whatever it is.
     pub(crate) status: StatusCode,
-    /// The whole body.
     pub(crate) body: Bytes,
 }
 
-/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// Nobody listens at the socket.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
-    /// The deadline passed.
     #[error("no answer within {} s", .0.as_secs_f32())]
     Timeout(Duration),
-    /// The connection or the reply broke.
     #[error("the connection broke: {0}")]
     Broken(String),
 }
@@ -46,14 +40,14 @@ impl From<RequestError> for FetchError {
     }
 }
 
-/// A client of one engine's API. It keeps one connection for what it reads; after any error it connects anew.
+/// A client of one engine's API. It keeps one connection for what it reads; after any error it
+/// connects anew.
 #[derive(Debug)]
 pub(crate) struct ApiClient {
     client: EngineClient,
 }
 
 impl ApiClient {
-    /// A client that has not connected yet.
     pub(crate) fn new(socket: &Path) -> Self {
         Self { client: EngineClient::new(socket.to_owned()) }
     }
@@ -64,8 +58,8 @@ impl ApiClient {
         tokio::time::timeout(deadline, exchange(&self.client, request)).await.map_err(|_| FetchError::Timeout(deadline))?
     }
 
-    /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own and is never sent twice: the engine may
-    /// have obeyed although its answer is lost.
+    /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own
+    /// and is never sent twice: the engine may have obeyed although its answer is lost.
     pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<ApiReply, FetchError> {
         let request = OutgoingRequest::post_json(path, json.into()).ok_or_else(|| invalid_path(path))?;
         let own = EngineClient::new(self.client.socket.clone());
@@ -73,7 +67,6 @@ impl ApiClient {
     }
 }
 
-/// Sends a request and reads all of its answer.
 async fn exchange(client: &EngineClient, request: OutgoingRequest) -> Result<ApiReply, FetchError> {
     let (head, mut answer) = client.request(request, || {}).await?;
     let status = StatusCode::from_u16(head.status).ok();

@@ -13,7 +13,6 @@ use http::{Method, header};
 use super::RequestError;
 use crate::lane::RequestBody;
 
-/// What is still to be sent of a request.
 #[derive(Debug)]
 pub(crate) struct OutgoingRequest {
     head: Bytes,
@@ -61,7 +60,6 @@ impl OutgoingRequest {
         })
     }
 
-    /// A request of the agent itself for a page.
     pub(super) fn get(path: &str) -> Option<Self> {
         let request = Self::whole("GET", path, "", Bytes::new())?;
         Some(Self { page: Some(request.head.clone()), ..request })
@@ -105,9 +103,10 @@ impl OutgoingRequest {
                 sent();
             }
             let broken = match sending {
-                // What the router broke off is no request.
+                // A request that the router broke off is not sent on.
                 Poll::Ready(Err(error @ RequestError::Request(_))) => return Poll::Ready(Err(error)),
-                // An engine that closes while we write may have answered before: either that or the end is there to be read.
+                // An engine that closes while we write may have answered before. Either its answer
+                // or the end of the stream can be read.
                 Poll::Ready(Err(error)) => Some(error),
                 _ => None,
             };
@@ -118,7 +117,7 @@ impl OutgoingRequest {
         .await
     }
 
-    /// Sends what is there; ready when all of it has been sent.
+    /// Sends what has arrived; ready when all of it has been sent.
     pub(super) fn poll_send(&mut self, connection: &mut Connection, context: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
         while !self.is_sent() {
             if self.piece.is_empty()

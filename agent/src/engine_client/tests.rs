@@ -16,7 +16,6 @@ use crate::lane::{IncomingRequest, Lane, RequestStream};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// An engine that the test plays, and requests to it.
 struct Fixture {
     client: Arc<EngineClient>,
     listener: UnixListener,

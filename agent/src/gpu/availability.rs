@@ -13,19 +13,20 @@ use super::nvml::{self, GpuHealth, GpuProcess, GpuUsage};
 use super::{Gpu, GpuDriver};
 use crate::sizes::{format_gib, scaled};
 
-/// How long a process that is ending may take until its memory is free; the driver clears up tens of GiB within a second or two.
+/// How long an ending process may take until its memory is free. The driver frees tens of GiB
+/// within a second or two.
 const RELEASE_GRACE: Duration = Duration::from_secs(3);
 
-/// Between two looks.
+/// Between two checks.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Processes that are named; there may be many.
 const MAX_NAMED_PROCESSES: usize = 4;
 
-/// The kernel's number of the first PID namespace, in which processes have the numbers that the driver tells.
+/// The kernel's inode of the first PID namespace, where processes have the ids that the driver
+/// reports.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Tells whether an engine's GPUs are free.
 #[derive(Debug, Clone)]
 pub struct GpuAvailability {
     driver: GpuDriver,
@@ -34,7 +35,8 @@ pub struct GpuAvailability {
 }
 
 impl GpuAvailability {
-    /// For an engine on these GPUs, to itself, that uses this part of their memory: vLLM does not start where less than that is free.
+    /// For an engine on these GPUs, to itself, that uses this part of their memory: vLLM does not
+    /// start where less than that is free.
     #[must_use]
     pub fn new(driver: GpuDriver, gpus: Vec<Gpu>, utilization: f64) -> Self {
         Self { driver, gpus, utilization }
@@ -77,7 +79,8 @@ impl GpuAvailability {
                 let occupants: Vec<GpuOccupant> = found.processes.into_iter().map(GpuOccupant::new).collect();
                 return Err(in_use_obstacle(gpu, &occupants, free, needed));
             }
-            // A display, a monitor or the server of MPS; or somebody who will compute at the same time.
+            // Either a display, a monitor or the MPS server, or a process that will compute at the
+            // same time.
             if !found.processes.is_empty() {
                 let who = list_occupants(&found.processes.into_iter().map(GpuOccupant::new).collect::<Vec<_>>());
                 tracing::warn!(gpu = index, who, "not alone on the GPU, and started all the same: enough of its memory is free");
@@ -87,22 +90,19 @@ impl GpuAvailability {
     }
 }
 
-/// What is free and what is needed, where that is more; vLLM's own condition. A driver that does not tell of the memory, as where a GPU shares
-/// its host's, leaves it to the engine to find out.
+/// Free and needed memory, where more is needed; this is vLLM's own condition. Where the driver
+/// does not know the memory, as where a GPU shares its host's, the engine finds out itself.
 fn memory_shortfall(found: &GpuUsage, utilization: f64) -> Option<(u64, u64)> {
     let (total, used) = found.memory?;
     let (free, needed) = (total.saturating_sub(used), scaled(total, utilization));
     (free < needed).then_some((free, needed))
 }
 
-/// What keeps an engine from starting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartObstacle {
-    /// Somebody is there; else the GPU itself does not work.
+    /// Another process is in the way; else the GPU itself does not work.
     pub in_use: bool,
-    /// Who or what it is.
     pub cause: String,
-    /// What to do.
     pub remedy: String,
 }
 
@@ -136,7 +136,8 @@ impl GpuOccupant {
     }
 }
 
-/// In a container the driver's numbers are not those that processes have in there, and the same number may be another process.
+/// In a container the driver's process ids are not those of the container, and the same id may be
+/// another process.
 fn is_in_first_pid_namespace() -> bool {
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST_PID_NAMESPACE)
 }

@@ -7,18 +7,20 @@ use std::fs;
 use super::locality::{GpuLocality, parse_cpu_list};
 use super::{Gpu, GpuDriver};
 
-/// Cores that an engine of vLLM wants beside one for each of its GPUs: its front-end and its scheduler.
+/// Cores that an engine of vLLM wants beside one for each of its GPUs: its front-end and its
+/// scheduler.
 const CORES_BESIDE_GPUS: usize = 2;
 
-/// Where an engine's whole process tree runs. Its memory comes from the same NUMA node: the kernel takes it from where it is first used.
+/// Where an engine's whole process tree runs. Its memory comes from the same NUMA node: the kernel
+/// takes it from where it is first used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuBinding {
     /// CPUs by their number in the kernel, ascending; never empty.
     pub cpus: Vec<u32>,
 }
 
-/// What each replica's engine is bound to, in their order; replicas are given by their GPUs. Those that are not bound are explained in the
-/// log.
+/// What each replica's engine is bound to, in the order of `replicas`, which are given by their
+/// GPUs. The log explains which are not bound.
 pub fn plan_cpu_bindings(driver: &GpuDriver, replicas: &[Vec<Gpu>]) -> Vec<Option<CpuBinding>> {
     let near: Vec<Vec<GpuLocality>> = replicas.iter().map(|gpus| gpus.iter().map(|gpu| driver.locality(gpu)).collect()).collect();
     let bound = divide_cores(&near, &cores(&allowed_cpus()));
@@ -33,8 +35,9 @@ pub fn plan_cpu_bindings(driver: &GpuDriver, replicas: &[Vec<Gpu>]) -> Vec<Optio
     bound.into_iter().map(Result::ok).collect()
 }
 
-/// Divides cores, each given by its CPUs, among replicas, each given by what is next to each of its GPUs. A core goes to one of the replicas
-/// that have it next to them, so that those with the same neighbours get equal parts.
+/// Divides cores, each given by its CPUs, among replicas, each given by the locality of its GPUs. A
+/// core goes to one of the replicas that are next to it, so that replicas with the same neighbours
+/// get equal parts.
 fn divide_cores(near: &[Vec<GpuLocality>], cores: &[Vec<u32>]) -> Vec<Result<CpuBinding, String>> {
     let is_near = |gpus: &[GpuLocality], core: &[u32]| gpus.iter().any(|gpu| core.iter().any(|cpu| gpu.cpus.contains(cpu)));
     let mut classes: BTreeMap<Vec<usize>, Vec<&Vec<u32>>> = BTreeMap::new();
@@ -85,7 +88,7 @@ fn cores(cpus: &[u32]) -> Vec<Vec<u32>> {
         match core.first() {
             None => cores.push(vec![cpu]),
             Some(&first) if first == cpu => cores.push(core),
-            // It came with its first thread.
+            // Already added with its first thread.
             Some(_) => {}
         }
     }

@@ -13,10 +13,9 @@ use super::locality::GpuLocality;
 use super::nvml::{self, LibraryError};
 use super::{Gpu, GpuReadings, NvlinkTopology};
 
-/// The driver normally answers within 20 ms; one with a lost GPU may never do.
+/// The driver normally answers within 20 ms; with a lost GPU it may never answer.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The driver's library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// Why the driver names no GPUs.
@@ -59,7 +58,7 @@ impl GpuDriver {
     pub async fn open(library: Option<&Path>) -> Result<Self, DriverError> {
         let library: PathBuf = library.map_or_else(|| LIBRARY.into(), Path::to_owned);
         let (answer, answered) = oneshot::channel();
-        // Not one of the runtime's threads: the end of the program waits for those.
+        // Not a thread of the runtime: the program waits for those when it exits.
         let asked = std::thread::Builder::new().name("gpu-discovery".to_owned()).spawn(move || {
             let _ = answer.send(discover(&library));
         });
@@ -73,7 +72,6 @@ impl GpuDriver {
         }
     }
 
-    /// The driver's version.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.shared.version
@@ -136,7 +134,8 @@ fn discover(library: &Path) -> Result<DriverShared, DriverError> {
                 wholes.push(WholeGpu { gpu: whole, locality: neighbourhood, thread });
                 gpus.append(&mut visible);
             }
-            // One GPU that is lost must not hide the others; where it was asked for by name, `select` says that it is not there.
+            // One lost GPU must not hide the others. If it was asked for by name, `select` says
+            // that it is missing.
             Err(error) => tracing::warn!(gpu = index, %error, "a GPU does not describe itself and is left out"),
         }
     }

@@ -28,7 +28,6 @@ pub(super) struct DriverThread {
 }
 
 impl DriverThread {
-    /// Starts the thread.
     pub(super) fn start(name: String, driver: Arc<Nvml>) -> std::io::Result<Self> {
         let (questions, waiting): (_, Receiver<DriverCall>) = sync_channel(MAX_QUEUED_CALLS);
         std::thread::Builder::new().name(name).spawn(move || {
@@ -39,7 +38,6 @@ impl DriverThread {
         Ok(Self { calls: questions })
     }
 
-    /// Has the thread ask the driver something.
     pub(super) async fn call<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static,
@@ -49,7 +47,7 @@ impl DriverThread {
             let _ = answer.send(question(driver));
         });
         self.calls.try_send(question).map_err(|_| DriverTimeout)?;
-        // An answer that nobody sends any more is that of a question that panicked.
+        // Only a question that panicked sends no answer.
         timeout(CALL_TIMEOUT, answered).await.ok().and_then(Result::ok).ok_or(DriverTimeout)
     }
 }

@@ -17,7 +17,8 @@ impl NvlinkTopology {
         Self { pairs: pairs.into_iter().map(ordered).collect() }
     }
 
-    /// Whether each of these GPUs reaches each other one over NVLink. A single GPU does; slices never do, not even those of one GPU.
+    /// Whether each of these GPUs reaches each other one over NVLink. A single GPU does; slices
+    /// never do, not even those of one GPU.
     #[must_use]
     pub fn is_one_domain(&self, gpus: &[Gpu]) -> bool {
         let joined = |one: &Gpu, other: &Gpu| {

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// What is next to a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct GpuLocality {
     pub(super) cpus: BTreeSet<u32>,

@@ -20,15 +20,16 @@ pub use readings::{GpuReading, GpuReadings};
 /// One GPU, or one slice of a GPU, as the driver describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gpu {
-    /// Position in PCI order, which is the driver's order and not CUDA's default one; a slice has its GPU's.
+    /// Position in PCI order, which is the driver's order and not CUDA's default one; a slice has
+    /// its GPU's.
     pub index: u32,
     /// The driver's name for this one device, `GPU-…` or `MIG-…`.
     pub uuid: String,
-    /// The product name.
     pub name: String,
     /// Its memory; 0 where the driver does not say.
     pub memory_bytes: u64,
-    /// Its address on the PCI bus as sysfs writes it, `0000:1b:00.0`; empty where the driver does not say.
+    /// Its address on the PCI bus as sysfs writes it, `0000:1b:00.0`; empty where the driver does
+    /// not say.
     pub pci: String,
     /// CUDA compute capability, major and minor.
     pub compute: Option<(u32, u32)>,
@@ -36,28 +37,23 @@ pub struct Gpu {
     pub slice: Option<MigSlice>,
 }
 
-/// A MIG slice's place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MigSlice {
     /// The UUID of the GPU that was sliced.
     pub parent: String,
-    /// Which of its slices.
     pub position: u32,
 }
 
-/// A slice has no index of its own, and this engine takes nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("GPU {index} is divided into MIG slices, which this vLLM cannot be given ({uuid}): use vLLM 0.24 or newer, or whole GPUs")]
 pub struct MigSliceNeedsUuid {
-    /// The GPU.
     pub index: u32,
-    /// The slice.
     pub uuid: String,
 }
 
 impl Gpu {
-    /// What an engine gets in `CUDA_VISIBLE_DEVICES` for it. `takes_uuid` is whether the engine reads anything but numbers there; the number
-    /// holds with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    /// What an engine gets in `CUDA_VISIBLE_DEVICES` for it. `takes_uuid` is whether the engine
+    /// reads anything but numbers there; the number holds with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     ///
     /// # Errors
     /// For a slice where it would have to be a number.
@@ -69,7 +65,8 @@ impl Gpu {
         }
     }
 
-    /// The UUID of the whole GPU that this is or is a slice of. Faults, links and CPUs are those of the whole.
+    /// The UUID of the whole GPU that this is or is a slice of. Faults, links and CPUs are those of
+    /// the whole.
     #[must_use]
     pub fn whole_uuid(&self) -> &str {
         self.slice.as_ref().map_or(&self.uuid, |slice| &slice.parent)

@@ -19,18 +19,19 @@ use tokio::sync::mpsc;
 use super::links::NvlinkTopology;
 use super::{Gpu, GpuReading, MigSlice};
 
-/// How long the driver is asked to wait for an event. It may turn in circles meanwhile: with 580.159 on H200s, threads that waited in it
-/// took a whole core all the time. So it is asked for what has happened already; events stay in their set until they are taken.
+/// How long one call waits for an event. The driver may spin meanwhile: with 580.159 on H200s,
+/// threads that waited took a whole core all the time. So calls only collect past events, which
+/// stay in their set until they are taken.
 const EVENT_WAIT_MS: u32 = 1;
 
-/// How often it is asked, and how often it is looked at whether anybody still wants events.
+/// How often events are collected, and how often it is checked whether anybody still wants them.
 const EVENT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// XIDs, uncorrected memory errors, and two that the wrapper has no name for: the GPU is unavailable, its recovery action has changed. What
-/// they mean is read from the GPU.
+/// XIDs, uncorrected memory errors, and two that the wrapper has no name for: the GPU is
+/// unavailable, its recovery action has changed. What they mean is read from the GPU.
 const EVENTS: u64 = EventTypes::CRITICAL_XID_ERROR.bits() | EventTypes::DOUBLE_BIT_ECC_ERROR.bits() | 0x4000 | 0x8000;
 
-/// What drivers of all ages tell.
+/// The events that drivers of all ages report.
 const BASIC_EVENTS: u64 = EventTypes::CRITICAL_XID_ERROR.bits() | EventTypes::DOUBLE_BIT_ECC_ERROR.bits();
 
 /// CPUs in one word of the mask that the driver gives.
@@ -42,23 +43,20 @@ const MAX_CPUS: usize = 4096;
 /// The kernel's part of the driver, where it is loaded and this process may see it.
 const DRIVER_DEVICE: &str = "/dev/nvidiactl";
 
-/// Why there is no library to ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LibraryError {
-    /// There is none.
     Absent,
-    /// It does not work.
     Broken(String),
 }
 
-/// Loads the library.
 pub(super) fn load(library: &Path) -> Result<Nvml, LibraryError> {
     let loaded = Nvml::builder().lib_path(library.as_os_str()).init();
     loaded.map_err(|error| classify_load_error(&error, library.is_absolute(), Path::new(DRIVER_DEVICE).exists()))
 }
 
-/// What it means that the library does not load. Hosts without GPUs, such as login nodes, may have it all the same; a container with GPUs may lack
-/// it, and to run on the CPU there would be a surprise.
+/// What it means that the library does not load. Hosts without GPUs, such as login nodes, may have
+/// the library all the same. A container with GPUs may lack it, and running on the CPU there would
+/// be a surprise.
 fn classify_load_error(error: &NvmlError, named: bool, has_driver: bool) -> LibraryError {
     match error {
         NvmlError::LibloadingError(_) if has_driver && !named => {
@@ -112,7 +110,7 @@ fn slices(device: &Device<'_>, whole: &Gpu) -> Vec<Gpu> {
     (0..places).filter_map(slice).collect()
 }
 
-/// A GPU that shares its host's memory has none of its own to name.
+/// `None` for a GPU that shares its host's memory, because it has none of its own.
 fn memory(device: &Device<'_>) -> Option<u64> {
     device.memory_info().ok().map(|memory| memory.total)
 }
@@ -158,11 +156,12 @@ pub(crate) enum GpuHealth {
     Reachable,
     /// It has fallen off the bus.
     Lost,
-    /// It works no more before it is reset.
+    /// It does not work until it is reset.
     NeedsReset,
 }
 
-/// Reads a whole GPU and gives a reading to each of `gpus`, which is itself or its slices. The last XID is not known here.
+/// Reads a whole GPU and gives a reading to each of `gpus`, which is itself or its slices. The last
+/// XID is not known here.
 pub(crate) fn read(driver: &Nvml, index: u32, gpus: &[Gpu]) -> (GpuHealth, Vec<GpuReading>) {
     let mut standing = GpuHealth::Reachable;
     let whole = match driver.device_by_index(index) {
@@ -215,7 +214,8 @@ fn read_whole(device: &Device<'_>, standing: &mut GpuHealth) -> GpuReading {
     }
 }
 
-/// The reasons that cost speed, in words. An idle GPU's clocks are low because nothing asks for more.
+/// The reasons that cost speed, in words. An idle GPU's clocks are low because nothing asks for
+/// more.
 fn throttle_reasons(reasons: ThrottleReasons) -> Vec<&'static str> {
     let words = [
         (ThrottleReasons::SW_POWER_CAP, "power limit"),
@@ -252,16 +252,14 @@ pub(super) struct GpuProcess {
     pub(super) bytes: Option<u64>,
 }
 
-/// Who and what is on a GPU or slice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct GpuUsage {
     /// The processes that compute there, as far as the driver shows them.
     pub(super) processes: Vec<GpuProcess>,
-    /// All of the memory that can be had, and what of it is in use by anybody.
+    /// All available memory, and how much of it is in use by any process.
     pub(super) memory: Option<(u64, u64)>,
 }
 
-/// Who and what is on a GPU or slice now.
 pub(super) fn read_usage(driver: &Nvml, gpu: &Gpu) -> (GpuHealth, GpuUsage) {
     let mut standing = GpuHealth::Reachable;
     let whole = driver.device_by_index(gpu.index);
@@ -291,8 +289,9 @@ pub(super) fn read_usage(driver: &Nvml, gpu: &Gpu) -> (GpuHealth, GpuUsage) {
 /// What the driver reports by itself: an XID, or that something has changed.
 pub(crate) type GpuEvent = Option<u64>;
 
-/// Tells the events of one GPU until nobody listens. A set of events belongs to one thread, so each GPU has a thread for this too; that also
-/// says which GPU it was, which a lost one may not be able to.
+/// Forwards the events of one GPU until nobody listens. A set of events belongs to one thread, so
+/// each GPU has a thread for this. The thread also identifies the GPU, which a lost one may not be
+/// able to.
 pub(crate) fn forward_events(driver: &Arc<Nvml>, index: u32, events: &mpsc::Sender<GpuEvent>) {
     let set = match register_events(driver, index, EVENTS).or_else(|_| register_events(driver, index, BASIC_EVENTS)) {
         Ok(set) => set,
@@ -321,7 +320,7 @@ pub(crate) fn forward_events(driver: &Arc<Nvml>, index: u32, events: &mpsc::Send
                 None
             }
         };
-        // When many wait to be dealt with, one more says nothing new.
+        // When many events wait already, one more says nothing new.
         let _ = events.try_send(event);
     }
 }

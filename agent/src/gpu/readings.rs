@@ -10,19 +10,16 @@ pub struct GpuReadings {
 /// One GPU, or one slice. What the driver does not say is `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuReading {
-    /// The GPU or slice.
     pub uuid: String,
     /// Memory in use, by anybody.
     pub memory_used_bytes: Option<u64>,
     /// Percent of the last second in which a kernel ran.
     pub utilisation: Option<u32>,
-    /// Power now.
     pub watts: Option<f32>,
     /// Power at which its clocks are lowered.
     pub watts_limit: Option<f32>,
     /// Clock of its multiprocessors.
     pub sm_mhz: Option<u32>,
-    /// Its temperature.
     pub celsius: Option<u32>,
     /// Why its clocks are held down, in words.
     pub throttled: Vec<&'static str>,
@@ -39,7 +36,6 @@ pub struct GpuReading {
 }
 
 impl GpuReadings {
-    /// The reading of one GPU.
     #[must_use]
     pub fn of(&self, uuid: &str) -> Option<&GpuReading> {
         self.readings.iter().find(|reading| reading.uuid == uuid)

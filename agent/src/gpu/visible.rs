@@ -2,7 +2,6 @@
 
 use super::Gpu;
 
-/// Why a value of the variable gives no GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VisibleDevicesError {
     /// The scheduler gave this job no GPU.
@@ -10,20 +9,10 @@ pub enum VisibleDevicesError {
         "CUDA_VISIBLE_DEVICES is set but names no GPU, so this job has none: ask the scheduler for GPUs, unset the variable, or use --engine simulated"
     )]
     Nothing,
-    /// An entry of the variable matches nothing.
     #[error("CUDA_VISIBLE_DEVICES names `{entry}`, but the GPUs of this host are {known}")]
-    Unknown {
-        /// The entry.
-        entry: String,
-        /// The GPUs there are.
-        known: String,
-    },
-    /// An entry of the variable matches several GPUs.
+    Unknown { entry: String, known: String },
     #[error("CUDA_VISIBLE_DEVICES names `{entry}`, which is the beginning of several UUIDs")]
-    Ambiguous {
-        /// The entry.
-        entry: String,
-    },
+    Ambiguous { entry: String },
 }
 
 /// The GPUs that a value of the variable allows.
@@ -31,13 +20,14 @@ pub enum VisibleDevicesError {
 pub struct GpuSelection {
     /// In the variable's order; all when it is not set.
     pub gpus: Vec<Gpu>,
-    /// The entry that is not here, where the list ends; for the log.
+    /// The entry that matches nothing here, where the list ends; for the log.
     pub unknown_entry: Option<String>,
 }
 
-/// The GPUs that a value of `CUDA_VISIBLE_DEVICES` allows. Entries are positions in PCI order or beginnings of UUIDs, also of MIG slices. The
-/// list ends where CUDA ends it: at an empty entry, a negative one, or one that is not here. A GPU that is divided stands for all its
-/// slices, of which CUDA would show one process the first: each engine is a process of its own.
+/// The GPUs that a value of `CUDA_VISIBLE_DEVICES` allows. Entries are positions in PCI order or
+/// beginnings of UUIDs, also of MIG slices. The list ends where CUDA ends it: at an empty entry, a
+/// negative one, or one that is not here. A divided GPU stands for all its slices. CUDA would show
+/// one process only the first, but each engine is a process of its own.
 ///
 /// # Errors
 /// When it allows none, or begins with what is not there.
@@ -86,7 +76,6 @@ fn find<'a>(devices: &'a [Gpu], entry: &str) -> Result<Vec<&'a Gpu>, VisibleDevi
     Ok(found)
 }
 
-/// The GPUs there are, for people.
 pub(crate) fn describe(devices: &[Gpu]) -> String {
     if devices.is_empty() {
         return "none at all".to_owned();

@@ -3,31 +3,27 @@
 
 use super::xid::{self, XidClass};
 
-/// Something that the driver told.
+/// What the driver reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IncidentKind {
     /// It reported a fault, once.
     Xid(u64),
-    /// The GPU cannot be reached. Told again with each reading.
+    /// The GPU cannot be reached. Reported again with each reading.
     Lost,
-    /// The GPU works no more before it is reset. Told again with each reading.
+    /// The GPU does not work until it is reset. Reported again with each reading.
     NeedsReset,
-    /// A row of its memory could not be replaced. Told again with each reading.
+    /// A row of its memory could not be replaced. Reported again with each reading.
     RemapFailed,
-    /// Rows of its memory wait for a reset to be replaced, which they did not before.
+    /// Rows of its memory now wait for a reset to be replaced; they did not before.
     RemapPending,
-    /// The driver does not answer questions about it.
     Silent,
-    /// The driver answers again.
     Answers,
 }
 
 /// Something that happened to a whole GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GpuIncident {
-    /// Its UUID.
     pub(super) whole_uuid: String,
-    /// Its index.
     pub(super) index: u32,
     pub(super) kind: IncidentKind,
 }
@@ -47,8 +43,8 @@ pub(super) enum IncidentResponse {
     },
 }
 
-/// What becomes of an engine of which this GPU, or a slice of it, is a part. A quarantine's reason ends with what must be done first: that
-/// `hostler release` ends it is said of every quarantine.
+/// What to do with an engine that uses this GPU or a slice of it. A quarantine's reason ends with
+/// what must be done first; that `hostler release` ends it is added to every quarantine.
 pub(super) fn respond(incident: &GpuIncident, on_slice: bool) -> IncidentResponse {
     let gpu = incident.index;
     let at_once = |reason: String| IncidentResponse::Quarantine { reason, at_once: true };
@@ -60,7 +56,8 @@ pub(super) fn respond(incident: &GpuIncident, on_slice: bool) -> IncidentRespons
             let told = format!("XID {number} on GPU {gpu}: {meaning}");
             match class {
                 XidClass::Logged => IncidentResponse::Log(told),
-                // It belongs to one slice, and the driver's library does not tell which; the engine that it hit gets an error and ends.
+                // The fault is in one slice, but the driver's library does not say in which. The
+                // engine that it hit gets an error and ends.
                 XidClass::RestartEngine if on_slice => IncidentResponse::Log(told),
                 XidClass::RestartEngine => {
                     IncidentResponse::Fail(format!("{told}: the engine is restarted; reset the GPU when convenient"))

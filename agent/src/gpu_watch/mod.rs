@@ -23,18 +23,14 @@ const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// Incidents and events that wait. They are dealt with at once.
 const MAX_QUEUED_EVENTS: usize = 64;
 
-/// A replica whose GPUs are watched.
 #[derive(Debug)]
 pub struct WatchedReplica {
     /// Its name in the fleet, `node/index`.
     pub name: String,
-    /// Its GPUs or slices.
     pub gpus: Vec<Gpu>,
-    /// The engine on them.
     pub engine: Engine,
 }
 
-/// Watches until `end`.
 pub async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end: CancellationToken) {
     let used: Vec<Gpu> = replicas.iter().flat_map(|replica| replica.gpus.iter().cloned()).collect();
     let unread = |gpu: &Gpu| GpuReading { uuid: gpu.uuid.clone(), ..GpuReading::default() };
@@ -64,8 +60,8 @@ pub async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end: Cancel
     }
 }
 
-/// Has the engine of one replica do what follows. `told` is the life of the engine that was quarantined last: what stays true of a GPU is
-/// told with each reading, and the first reason is the one to show.
+/// Makes the engine of one replica respond. `told` is the life that was quarantined last. A lasting
+/// fault is reported with each reading, but the first reason is the one to show.
 fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) {
     let Some(gpu) = replica.gpus.iter().find(|gpu| gpu.whole_uuid() == incident.whole_uuid) else { return };
     match respond(incident, gpu.slice.is_some()) {
@@ -91,11 +87,10 @@ fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) 
     }
 }
 
-/// One whole GPU that is watched.
 struct GpuWatch {
     driver: GpuDriver,
     uuid: String,
-    /// It, or those of its slices that have engines.
+    /// The GPU, or those of its slices that have engines.
     gpus: Vec<Gpu>,
     incidents: mpsc::Sender<GpuIncident>,
 }
@@ -107,7 +102,7 @@ impl GpuWatch {
         tokio::join!(self.listen(events), self.forward_events(told, &look), self.read_periodically(&look));
     }
 
-    /// Starts the thread that waits for events; it ends when nobody hears it.
+    /// Starts the thread that waits for events; it ends when the receiver is dropped.
     async fn listen(&self, events: mpsc::Sender<GpuEvent>) {
         let Some(whole) = self.driver.whole_gpu(&self.uuid) else { return };
         let index = whole.gpu.index;
@@ -171,7 +166,7 @@ impl GpuWatch {
     }
 }
 
-/// What the reading before told.
+/// What the previous reading said.
 #[derive(Debug, Default)]
 struct PreviousReading {
     silent: bool,
@@ -179,7 +174,7 @@ struct PreviousReading {
 }
 
 impl PreviousReading {
-    /// What a reading says that must be dealt with; `None` is a driver that did not answer.
+    /// The incidents in a reading; `None` is a driver that did not answer.
     fn detect_incidents(&mut self, answer: Option<&(GpuHealth, Vec<GpuReading>)>) -> Vec<IncidentKind> {
         let Some((standing, readings)) = answer else {
             let is_news = !std::mem::replace(&mut self.silent, true);

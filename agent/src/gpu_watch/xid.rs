@@ -5,10 +5,9 @@
 //! number does not say which process on the GPU it was, and one whose context is broken gets an error from CUDA, ends, and is restarted
 //! because it has ended.
 
-/// What is to be done about an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum XidClass {
-    /// The fault of a process, a consequence of another fault, or a note: it is only logged.
+    /// The fault of a process, a consequence of another fault, or a note.
     Logged,
     /// The GPU goes on; what ran on it is damaged.
     RestartEngine,

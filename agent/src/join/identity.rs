@@ -6,13 +6,10 @@ use std::sync::Arc;
 
 use hostler_tls::{CertificateInfo, ClientConfig, Fingerprint, NodeKey, TlsError, member_config, write_private};
 
-/// In the node's folder.
 const CERTIFICATE: &str = "node.der";
 
-/// In the node's folder.
 const AUTHORITY: &str = "ca.der";
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(super) certified: CertificateInfo,
@@ -31,7 +28,7 @@ impl Identity {
         Ok(Self { certified, fleet, config, authority: authority.to_vec(), certificate: certificate.to_vec() })
     }
 
-    /// What an earlier life has left, if it can be used by this node with this key.
+    /// The identity that an earlier life has saved, if this node can use it with this key.
     pub(super) fn load(folder: &Path, node: &str, key: &NodeKey) -> Option<Self> {
         let (authority, certificate) = (std::fs::read(folder.join(AUTHORITY)).ok()?, std::fs::read(folder.join(CERTIFICATE)).ok()?);
         match Self::new(&authority, &certificate, key, folder) {
@@ -43,13 +40,12 @@ impl Identity {
         }
     }
 
-    /// Leaves it to the agent's next life.
+    /// Saves it for the agent's next life.
     pub(super) fn save(&self, folder: &Path) -> Result<(), TlsError> {
         write_private(&folder.join(AUTHORITY), &self.authority)?;
         write_private(&folder.join(CERTIFICATE), &self.certificate)
     }
 
-    /// Whether it has not expired.
     pub(super) fn is_valid(&self) -> bool {
         self.certified.expires_at > hostler_tls::now()
     }

@@ -23,16 +23,12 @@ use crate::dial::{DialError, dial};
 use crate::run_dir;
 pub(crate) use identity::Identity;
 
-/// How long a router may take to sign.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Why the node is in no fleet.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Files of the node, or its token.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// No place for the key.
     #[error("there is no home directory to keep the node's key in: name a folder with --identity-dir")]
     NoFolder,
     /// Nothing on standard input.
@@ -49,7 +45,6 @@ pub enum JoinError {
 /// How the agent speaks with routers.
 #[derive(Debug, Clone)]
 pub enum RouterAccess {
-    /// In plain text.
     Plain {
         /// With routers on other hosts, too.
         beyond_host: bool,
@@ -58,7 +53,6 @@ pub enum RouterAccess {
     Fleet(Arc<Membership>),
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Membership {
     node: String,
@@ -68,11 +62,10 @@ pub struct Membership {
     token: Arc<TokenSource>,
     key: NodeKey,
     identity: Mutex<Option<Arc<Identity>>>,
-    /// Who asks for a certificate; the others wait for it.
+    /// Held while one task requests a certificate; the others wait for it.
     enroll_lock: Semaphore,
 }
 
-/// Where the token comes from.
 #[derive(Debug)]
 enum TokenSource {
     File(PathBuf),
@@ -90,7 +83,7 @@ impl TokenSource {
         Ok(Self::Stdin(JoinToken::parse(&text)?))
     }
 
-    /// The token; of a file as it is now, so that a new one counts at once.
+    /// The token. A file is read again each time, so that a new token counts at once.
     fn token(&self) -> Result<JoinToken, TlsError> {
         match self {
             Self::Stdin(token) => Ok(token.clone()),
@@ -106,7 +99,8 @@ impl RouterAccess {
     /// As the settings have it.
     ///
     /// # Errors
-    /// When a node of a fleet has neither a certificate that holds nor a token to get one with, or no place for its key.
+    /// When a node of a fleet has neither a certificate that holds nor a token to get one with, or
+    /// no place for its key.
     pub async fn open(config: &AgentConfig, node: &str) -> Result<Self, JoinError> {
         if config.join_token_file.as_os_str().is_empty() {
             return Ok(Self::Plain { beyond_host: config.allow_plain_text });
@@ -118,7 +112,8 @@ impl RouterAccess {
         Ok(Self::Fleet(Arc::new(opened.expect("opening a folder does not panic")?)))
     }
 
-    /// What a connection to the router at `address` needs: nothing in plain text, else a certificate, which that router may have to sign first.
+    /// What a connection to the router at `address` needs: nothing in plain text, else a
+    /// certificate, which that router may have to sign first.
     pub(crate) async fn identity(&self, address: SocketAddr) -> Result<Option<Arc<Identity>>, JoinError> {
         match self {
             Self::Fleet(membership) => membership.identity(address).await.map(Some),
@@ -130,7 +125,7 @@ impl RouterAccess {
         }
     }
 
-    /// A router does not take this certificate: the next connection gets another one.
+    /// A router refuses this certificate: the next connection gets another one.
     pub(crate) fn discard(&self, identity: &Identity) {
         if let Self::Fleet(membership) = self {
             let mut known = membership.identity.lock();
@@ -166,7 +161,6 @@ impl Membership {
         }
     }
 
-    /// Joins by the token.
     async fn enroll(&self, address: SocketAddr) -> Result<Arc<Identity>, JoinError> {
         let source = self.token.clone();
         let token = tokio::task::spawn_blocking(move || source.token()).await.expect("reading a token does not panic")?;
@@ -193,7 +187,8 @@ impl Membership {
         Ok(self.store(identity).await)
     }
 
-    /// Takes a new certificate into use, and writes it down for the agent's next life. One that cannot be written down serves this life.
+    /// Uses a new certificate, and saves it for the agent's next life. One that cannot be saved
+    /// still serves this life.
     async fn store(&self, identity: Identity) -> Arc<Identity> {
         let identity = Arc::new(identity);
         let (folder, saved) = (self.folder.clone(), identity.clone());
@@ -233,7 +228,8 @@ fn identity_folder(configured: &Path) -> Result<PathBuf, JoinError> {
     Ok(run_dir::state_home().ok_or(JoinError::NoFolder)?.join("hostler/identity"))
 }
 
-/// The job as a token names it: of an array the whole where the scheduler has a word for it.
+/// The job as a token names it. For an array it is the whole array, where the scheduler has a
+/// variable for that.
 fn scheduler_job(variable: impl Fn(&str) -> Option<String>) -> String {
     ["PBS_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"].into_iter().find_map(variable).unwrap_or_default()
 }

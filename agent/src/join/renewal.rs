@@ -11,11 +11,12 @@ use tonic::transport::Channel;
 
 use super::{Identity, JoinError, Membership, RouterAccess, await_signature};
 
-/// The clock is looked at this often: it may be set, and the host may sleep.
+/// How often the clock is read: it may be set, and the host may sleep.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 impl RouterAccess {
-    /// Keeps the certificate of this connection from expiring, for as long as the caller goes on with it. Other connections renew theirs.
+    /// Renews the certificate of this connection before it expires, while this future is polled.
+    /// Other connections renew theirs.
     pub(crate) async fn keep_renewed(self, channel: Channel, identity: Option<Arc<Identity>>) {
         match (self, identity) {
             (Self::Fleet(membership), Some(identity)) => membership.keep_renewed(channel, identity).await,

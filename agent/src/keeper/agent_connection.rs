@@ -15,31 +15,26 @@ use super::wire::{self, KeeperNotice, KeeperRequest, LaunchSpec};
 /// Bytes waiting for the agent, beyond which output is dropped.
 const MAX_UNSENT_BYTES: usize = 1024 * 1024;
 
-/// One agent.
 #[derive(Debug)]
 pub(super) struct AgentConnection {
     reader: OwnedReadHalf,
     input: BytesMut,
     writer: OwnedWriteHalf,
     out: BytesMut,
-    /// Bytes of output that were dropped and not yet told.
+    /// Bytes of output that were dropped and not yet reported.
     lost_bytes: usize,
 }
 
-/// The reading half.
 pub(super) struct AgentReader<'a>(&'a mut OwnedReadHalf, &'a mut BytesMut);
 
-/// The writing half.
 pub(super) struct AgentWriter<'a>(&'a mut OwnedWriteHalf, &'a mut BytesMut);
 
 impl AgentConnection {
-    /// The agent at the other end of a connected stream.
     pub(super) fn new(stream: std::os::unix::net::UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self::of(UnixStream::from_std(stream)?))
     }
 
-    /// The agent at the other end of a stream.
     pub(super) fn of(stream: UnixStream) -> Self {
         let (reader, writer) = stream.into_split();
         Self { reader, input: BytesMut::new(), writer, out: BytesMut::new(), lost_bytes: 0 }
@@ -50,7 +45,7 @@ impl AgentConnection {
         (AgentReader(&mut self.reader, &mut self.input), AgentWriter(&mut self.writer, &mut self.out))
     }
 
-    /// Queues words. They are few and short.
+    /// Queues a notice. Notices are few and short.
     pub(super) fn queue_notice(&mut self, notice: &KeeperNotice) {
         wire::write_message(notice, &mut self.out);
     }
@@ -68,7 +63,7 @@ impl AgentConnection {
         wire::write_output(piece, &mut self.out);
     }
 
-    /// Waits for the order that begins everything.
+    /// Waits for the launch spec, which is the agent's first message.
     pub(super) async fn read_launch_spec(&mut self) -> io::Result<LaunchSpec> {
         let (reader, _) = self.split();
         match read_request(Some(reader)).await? {
@@ -85,13 +80,13 @@ impl AgentConnection {
 }
 
 impl AgentWriter<'_> {
-    /// Whether anything is queued.
     pub(super) fn has_work(&self) -> bool {
         !self.1.is_empty()
     }
 }
 
-/// The agent's next request; `None` when it has gone. Never without an agent. Loses nothing when it is dropped.
+/// The agent's next request; `None` when it has gone. Never without an agent. Loses nothing when it
+/// is dropped.
 pub(super) async fn read_request(reader: Option<AgentReader<'_>>) -> io::Result<Option<KeeperRequest>> {
     let Some(AgentReader(reader, input)) = reader else { return pending().await };
     loop {

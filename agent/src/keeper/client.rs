@@ -25,20 +25,20 @@ use crate::vllm::{CommandLine, VllmVersion};
 /// How long a keeper may take to say who it is. It does nothing else that takes time.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the order may take to be taken; it fits into the socket's buffer.
+/// How long sending the launch spec may take; it fits into the socket's buffer.
 const LAUNCH_SPEC_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes read from a keeper at once.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
-/// Tells a keeper what to do, from anywhere and without waiting. When the last clone and the `Notices` are gone, the keeper takes its agent for dead.
+/// Sends requests to a keeper, from anywhere and without waiting. When the last clone and the
+/// `KeeperNotices` are gone, the keeper takes its agent for dead.
 #[derive(Debug, Clone)]
 pub(crate) struct KeeperClient {
     stream: Arc<StdStream>,
     keeper: Option<Pid>,
 }
 
-/// What a keeper tells.
 #[derive(Debug)]
 pub(crate) struct KeeperNotices {
     stream: UnixStream,
@@ -46,7 +46,8 @@ pub(crate) struct KeeperNotices {
 }
 
 impl KeeperClient {
-    /// Sends a request. They are few and short: the socket's buffer holds thousands, so it is never full but for a keeper that does not run.
+    /// Sends a request. They are few and short: the socket's buffer holds thousands, so it is never
+    /// full but for a keeper that does not run.
     pub(crate) fn send(&self, request: &KeeperRequest) {
         let mut out = BytesMut::new();
         wire::write_message(request, &mut out);
@@ -64,7 +65,8 @@ impl KeeperClient {
 }
 
 impl KeeperNotices {
-    /// The next thing that the keeper tells; `None` when it is gone. Loses nothing when it is dropped.
+    /// The next frame from the keeper; `None` when it is gone. Cancel safe: nothing is lost when it
+    /// is dropped.
     pub(crate) async fn next(&mut self) -> io::Result<Option<KeeperFrame>> {
         loop {
             if let Some(frame) = wire::parse_keeper_frame(&mut self.input)? {
@@ -84,15 +86,15 @@ fn connect(stream: StdStream, input: BytesMut, keeper: Option<Pid>) -> io::Resul
     Ok((KeeperClient { stream: Arc::new(stream), keeper }, KeeperNotices { stream: reader, input }))
 }
 
-/// Starts a keeper that starts the engine.
 pub(crate) fn start(order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotices)> {
     let (ours, theirs) = StdStream::pair()?;
     let mut command = Command::new(&order.keeper);
     command.arg("keeper").env(KEEPER_OF, &order.directory).env(ALLOCATOR_SETTING.0, ALLOCATOR_SETTING.1);
-    // A group of its own: a Ctrl-C at the terminal is for the agent, which then decides.
+    // A process group of its own: Ctrl-C at the terminal is for the agent, which then decides.
     command.process_group(0).stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn()?;
-    // With the command goes our copy of their end. The child is reaped by the runtime, whenever it ends.
+    // Dropping the command drops our copy of the keeper's end. The runtime reaps the child whenever
+    // it ends.
     drop(command);
     let keeper = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
     ours.set_write_timeout(Some(LAUNCH_SPEC_TIMEOUT))?;
@@ -107,9 +109,8 @@ pub(crate) fn start(order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotice
 pub(crate) struct SurvivingEngine {
     /// Its directory, which stays where it is.
     pub(crate) directory: PathBuf,
-    /// Its first process.
     pub(crate) leader: LeaderProcess,
-    /// What the dead agent has noted of it.
+    /// What the dead agent has recorded about it.
     pub(crate) life_record: LifeRecord,
     stream: StdStream,
     input: BytesMut,
@@ -119,7 +120,7 @@ pub(crate) struct SurvivingEngine {
 /// Why an engine cannot be taken over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AdoptionError {
-    /// Nobody answers for it.
+    /// No keeper answers for it.
     #[error("it has no keeper that answers: {0}")]
     NoKeeper(String),
     /// It is another node's.
@@ -134,20 +135,23 @@ pub(crate) enum AdoptionError {
     /// Keeper, record and kernel do not agree.
     #[error("its first process is not the one that was recorded")]
     OtherProcess,
-    /// It was ready, and now nobody listens.
+    /// It was ready, but nothing listens on its socket now.
     #[error("nobody listens at its socket")]
     NoSocket,
 }
 
 impl SurvivingEngine {
-    /// Asks the keeper at an engine's directory, and believes it only where it is this node's and the record in the directory, the kernel and the engine's socket agree. Blocks for a second at most.
+    /// Asks the keeper in an engine's directory. Believes it only if it is this node's, and the
+    /// record in the directory, the kernel and the engine's socket agree. Blocks for a second at
+    /// most.
     pub(crate) fn find(directory: &Path, node: &str) -> Result<Self, AdoptionError> {
         let no_keeper = |error: io::Error| AdoptionError::NoKeeper(error.to_string());
         let stream = StdStream::connect(socket_path(directory)).map_err(no_keeper)?;
         stream.set_read_timeout(Some(HELLO_TIMEOUT)).map_err(no_keeper)?;
         let mut input = BytesMut::new();
         let (leader, life) = match read_hello(&stream, &mut input).map_err(no_keeper)? {
-            // Before anything else: what cannot be proven is ended, and that is for its own node to do.
+            // Before anything else: an engine that cannot be verified is ended, but only by its own
+            // node.
             (_, Some((_, life))) if life.node != node => return Err(AdoptionError::OtherNode(life.node)),
             (PROTOCOL, Some(running)) => running,
             (PROTOCOL, None) => return Err(AdoptionError::NoKeeper("it keeps no engine".to_owned())),
@@ -165,7 +169,7 @@ impl SurvivingEngine {
         Ok(Self { directory: directory.to_owned(), leader, life_record: life, stream, input, keeper })
     }
 
-    /// Whether it is what this agent would start: `Some(true)` where it is with the second command line.
+    /// Whether it is what this agent would start. `Some(true)` means with the second command line.
     pub(crate) fn matches_command(
         &self,
         command: &CommandLine,
@@ -186,13 +190,13 @@ impl SurvivingEngine {
         Ok((link, notices))
     }
 
-    /// Ends the engine. Blocks until nothing of it lives, as `end_orphans`.
+    /// Ends the engine. Like `end_orphans`, blocks until none of its processes lives.
     pub(crate) fn end(self) -> Result<usize, Vec<i32>> {
         end_orphans(&self.directory)
     }
 }
 
-/// Reads the keeper's first words: its protocol, and what it keeps.
+/// Reads the keeper's first message: its protocol, and what it keeps.
 fn read_hello(mut stream: &StdStream, input: &mut BytesMut) -> io::Result<(u32, Option<(LeaderProcess, LifeRecord)>)> {
     let mut chunk = [0; 4096];
     loop {

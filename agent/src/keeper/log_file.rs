@@ -15,10 +15,11 @@ const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 /// Older files kept, as `NAME.1` and `NAME.2`.
 const MAX_ROTATED_FILES: u32 = 2;
 
-/// Chunks waiting for the disk, 2 MiB in all; what comes while it is full is not written to the file.
+/// Chunks waiting for the disk, 2 MiB in all; what comes while it is full is not written to the
+/// file.
 const MAX_QUEUED_CHUNKS: usize = 128;
 
-/// Complaints waiting to be told.
+/// Error messages that wait to be reported.
 const MAX_QUEUED_ERRORS: usize = 8;
 
 /// The file as the keeper holds it; dropping it ends the thread once all is written.
@@ -29,7 +30,7 @@ pub(super) struct LogFileWriter {
     lost_bytes: usize,
 }
 
-/// What the file's thread tells.
+/// What the file's thread reports.
 #[derive(Debug)]
 pub(super) struct LogFileThread {
     /// Why the file cannot be written, once for each reason in a row.
@@ -46,13 +47,14 @@ impl LogFileWriter {
         let (done, written) = oneshot::channel();
         std::thread::Builder::new().name("engine-log".to_owned()).spawn(move || {
             write_all(&path, &waiting, &complain);
-            // Nobody may be waiting any more.
+            // The receiver may be gone.
             let _ = done.send(());
         })?;
         Ok((Self { chunks, lost_bytes: 0 }, LogFileThread { errors: complaints, written }))
     }
 
-    /// Hands a chunk to the thread. When the disk is slower than the engine talks, the engine matters more: the file then says how much it lacks.
+    /// Hands a chunk to the thread. If the disk is slower than the engine's output, the engine
+    /// matters more; the file then says how much it lacks.
     pub(super) fn write(&mut self, chunk: Bytes) {
         if self.lost_bytes > 0 {
             let notice = format!("\n[{} bytes of output are missing here]\n", self.lost_bytes);
@@ -67,7 +69,6 @@ impl LogFileWriter {
     }
 }
 
-/// Writes until the output is dropped.
 fn write_all(path: &Path, waiting: &Receiver<Bytes>, complain: &mpsc::Sender<String>) {
     let mut file = LogFile::new(path.to_owned(), MAX_FILE_BYTES);
     let mut failing = false;
@@ -77,7 +78,7 @@ fn write_all(path: &Path, waiting: &Receiver<Bytes>, complain: &mpsc::Sender<Str
             Err(error) if !failing => {
                 failing = true;
                 let text = format!("cannot write the engine's log {}: {error}; the engine goes on without it", path.display());
-                // Enough complaints wait already.
+                // Enough error messages wait already.
                 let _ = complain.try_send(text);
             }
             Err(_) => {}
@@ -85,7 +86,7 @@ fn write_all(path: &Path, waiting: &Receiver<Bytes>, complain: &mpsc::Sender<Str
     }
 }
 
-/// A file that is set aside when it is full.
+/// A log file that is rotated when it is full.
 #[derive(Debug)]
 struct LogFile {
     path: PathBuf,
@@ -113,7 +114,8 @@ impl LogFile {
         Ok(())
     }
 
-    /// Opens for appending: an agent that is started again goes on where the last one was. Prompts may be in a log, so nobody else may read it.
+    /// Opens for appending, so that a restarted agent goes on where the last one was. A log may
+    /// have prompts in it, so nobody else may read it.
     fn append(&self) -> io::Result<(File, u64)> {
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
         let size = file.metadata()?.len();

@@ -28,21 +28,19 @@ use crate::config::IfAgentDies;
 use crate::vllm::CommandLine;
 use crate::vllm::version::VllmVersion;
 
-/// What becomes of an engine whose agent dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentDeathPolicy {
     /// Nothing of it survives.
     Kill,
     /// It lives on for the next agent.
-    Keep {
-        /// How long it waits for that one.
-        wait: Duration,
-    },
+    Keep { wait: Duration },
 }
 
 impl AgentDeathPolicy {
-    /// What a setting means for a process with this environment. `auto` keeps engines only under systemd, which starts the agent again: in a batch
-    /// job or a terminal nobody would come for them. Every program that a service starts inherits its variables, so only the service's first process counts.
+    /// What a setting means for a process with this environment. `auto` keeps engines only under
+    /// systemd, which restarts the agent. In a batch job or a terminal no other agent would come.
+    /// Every program that a service starts inherits its variables, so only the service's first
+    /// process counts.
     pub(crate) fn of(setting: IfAgentDies, wait: Duration, variable: impl Fn(&str) -> Option<String>) -> Self {
         let own_id = std::process::id().to_string();
         let is_first = variable("SYSTEMD_EXEC_PID").is_none_or(|first| first == own_id);
@@ -64,16 +62,19 @@ impl AgentDeathPolicy {
     }
 }
 
-/// The name under which keepers appear in lists of processes; 15 bytes are shown. It does not begin with the program's own: who kills that by name must leave the keepers to do their work.
+/// The name under which process lists show keepers; 15 bytes are shown. It does not begin with the
+/// program's own name, so that killing the program by name leaves the keepers to do their work.
 const PROCESS_NAME: &std::ffi::CStr = c"engine-keeper";
 
-/// Has the allocator take memory as it is needed: else the first small piece takes 8 MiB of huge pages, as was seen, for a keeper that needs 2.
+/// Makes the allocator take memory only as needed. Otherwise the first small allocation takes 8 MiB
+/// of huge pages, as was seen, for a keeper that needs 2.
 const ALLOCATOR_SETTING: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
 
-/// Environment that may differ between two agents without making another engine: what it says depends on how much memory was free, or on the shell.
+/// Environment variables that do not make two engines different: their values depend on how much
+/// memory was free, or on the shell.
 const FINGERPRINT_IGNORED: [&str; 2] = ["VLLM_CPU_KVCACHE_SPACE", "PYTHONPATH"];
 
-/// Inherited variables that make another engine begin with these.
+/// Inherited variables with these prefixes make two engines different.
 const FINGERPRINT_PREFIXES: [&[u8]; 3] = [b"VLLM_", b"CUDA_", b"NCCL_"];
 
 /// Where the keeper of an engine with this directory waits for the next agent.
@@ -81,13 +82,14 @@ fn socket_path(directory: &Path) -> PathBuf {
     directory.join("keeper.sock")
 }
 
-/// Where the step before the engine says why there is none.
+/// Where the `exec` step writes why there is no engine.
 fn exec_error_path(directory: &Path) -> PathBuf {
     directory.join("not-started")
 }
 
-/// The subcommand `keeper` of the program, with what follows it: nothing for the keeper itself, whose agent is at its standard input; for the
-/// step that becomes the engine `exec`, its keeper's process id, the engine's directory, the program and its arguments.
+/// The subcommand `keeper` of the program, with its arguments. Without any it is the keeper itself,
+/// whose agent is at its standard input. The step that becomes the engine gets `exec`, its keeper's
+/// process id, the engine's directory, the program and its arguments.
 #[must_use]
 pub fn run_subcommand(arguments: &[OsString]) -> ExitCode {
     let ended = match arguments {
@@ -97,7 +99,7 @@ pub fn run_subcommand(arguments: &[OsString]) -> ExitCode {
         }
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the agent starts keepers, nobody else")),
     };
-    // There is nobody to complain to: the agent sees that the connection ends.
+    // Nobody reads a message here: the agent sees that the connection ends.
     if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -109,7 +111,8 @@ fn run_keeper() -> io::Result<()> {
     runtime.block_on(server::run(agent))
 }
 
-/// Becomes the engine's first process, which the kernel kills when its keeper dies. Returns only if that fails.
+/// Becomes the engine's first process, which the kernel kills when its keeper dies. Returns only if
+/// that fails.
 fn exec_engine(keeper: &OsString, directory: &Path, program: &OsString, arguments: &[OsString]) -> io::Error {
     let keeper = keeper.to_str().and_then(|id| Pid::from_raw(id.parse().ok()?));
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
@@ -125,7 +128,8 @@ fn exec_engine(keeper: &OsString, directory: &Path, program: &OsString, argument
     error
 }
 
-/// Names a command line for an engine in a given directory, run by this release of vLLM: equal where the same engine would be started again.
+/// Names a command line in a given directory with this release of vLLM. Equal fingerprints mean
+/// that the same engine would be started again.
 pub(crate) fn fingerprint(line: &CommandLine, version: Option<VllmVersion>) -> String {
     let mut hash = Sha256::new();
     let mut add = |part: &[u8]| {

@@ -8,7 +8,6 @@ const MAX_HEAD_BYTES: usize = 128 * 1024;
 /// Bytes kept of the end, which is about 300 lines.
 const MAX_TAIL_BYTES: usize = 48 * 1024;
 
-/// The output of one life.
 #[derive(Debug, Default)]
 pub(super) struct OutputReplay {
     head: Vec<u8>,
@@ -32,7 +31,7 @@ impl OutputReplay {
     pub(super) fn chunks(&self) -> Vec<Vec<u8>> {
         let mut tail: Vec<u8> = self.tail.iter().copied().collect();
         if self.dropped_bytes > 0 {
-            // What is left of a line that was cut is no line.
+            // The rest of a line that was cut is not a line.
             let cut = tail.iter().position(|byte| *byte == b'\n').map_or(tail.len(), |end| end + 1);
             tail.drain(..cut);
             let notice = format!("\n[{} bytes of output are in the log file only]\n", self.dropped_bytes + cut);

@@ -28,38 +28,38 @@ use crate::process::leftovers::SharedMemoryLeftovers;
 use crate::process::record::ProcessRecord;
 use crate::process::{KEEPER_OF, LeaderProcess, STUCK_AFTER, table};
 
-/// How long the agent that started this keeper may take to say what is wanted.
+/// How long the agent that started this keeper may take to send the launch spec.
 const LAUNCH_SPEC_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the rest of a dead engine's output may take to be read. A process that was let go to another parent may hold the pipe open; what it prints is nobody's.
+/// How long the rest of a dead engine's output may take to be read. A process that went to another
+/// parent may hold the pipe open; its output does not matter.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long the last words may take to reach the agent and the last lines the disk.
+/// How long the last notices may take to reach the agent, and the last lines the disk.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Processes that do not die within this time of SIGKILL are in the kernel's hands; they die when it lets go of them. An agent that waits for
-/// them is told so again and again instead: with the keeper's end it would take the engine's memory for free.
+/// Processes that outlive SIGKILL by this time are stuck in the kernel and die when it releases
+/// them. An agent that waits for them is told so again and again instead of losing its keeper:
+/// otherwise it would take the engine's memory for free.
 const MAX_KILL_WAIT: Duration = Duration::from_secs(5 * 60);
 
-/// Pauses between two looks at a group that was killed.
+/// Pauses between two checks of a killed group, the first and the longest.
 const KILL_RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
-/// How long a kill waits for a look at what the engine has in shared memory: milliseconds as a rule, for ever while a driver holds a process.
+/// How long a kill waits while the engine's shared memory is listed: milliseconds as a rule,
+/// forever while a driver holds a process.
 const LEFTOVERS_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Between two tries to take a connection, when there are no file descriptors for it.
+/// Between two attempts to accept a connection when there are no file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Bytes read from the engine at once.
 const READ_CHUNK_BYTES: usize = 16 * 1024;
 
-/// One engine's keeper.
 #[derive(Debug)]
 struct Keeper {
     agent: Option<AgentConnection>,
     /// For the next agent; `None` where the engine ends with this one.
     listener: Option<UnixListener>,
-    /// How long the engine lives without an agent.
     adoption_timeout: Option<Duration>,
     /// When that time is over; `None` while an agent has it.
     adoption_deadline: Option<Instant>,
@@ -83,11 +83,10 @@ struct KillProgress {
     since: Instant,
     next_attempt: Instant,
     pause: Duration,
-    /// When the agent is told next what is left.
+    /// When the agent is next told what is left.
     next_report: Instant,
 }
 
-/// What happens to a keeper.
 enum KeeperStep {
     Requested(io::Result<Option<KeeperRequest>>),
     Sent(io::Result<()>),
@@ -100,7 +99,8 @@ enum KeeperStep {
     Nothing,
 }
 
-/// Keeps one engine, for the agent at the other end of `agent`. Returns when nothing is left of the engine.
+/// Keeps one engine, for the agent at the other end of `agent`. Returns when nothing is left of the
+/// engine.
 pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()> {
     let mut agent = AgentConnection::new(agent)?;
     agent.queue_notice(&KeeperNotice::Hello { protocol: PROTOCOL, running: None });
@@ -109,7 +109,8 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
         Ok(Err(error)) => return Err(error),
         Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, "no order came")),
     };
-    // Before the engine is there: the exit of a process that nobody listens for would be missed. Handlers do not pass on to the engine.
+    // Before the engine exists, because the exit of a process would be missed without a listener.
+    // The engine does not inherit the handlers.
     let mut children = unix::signal(SignalKind::child())?;
     let mut signals = [unix::signal(SignalKind::terminate())?, unix::signal(SignalKind::interrupt())?, unix::signal(SignalKind::hangup())?];
     let mut guard = match Keeper::start(agent, &order) {
@@ -218,7 +219,8 @@ impl Keeper {
             KeeperStep::ChildEnded => {
                 self.reap();
             }
-            // As long as an agent is there it decides: a batch system's signal to everybody must not cut short what the agent drains.
+            // While an agent is there, it decides: a batch system's signal to all processes must
+            // not cut short what the agent drains.
             KeeperStep::Signalled if self.agent.is_none() => self.kill(),
             KeeperStep::Tick if self.killing.is_none() => self.kill(),
             KeeperStep::Sent(Ok(())) | KeeperStep::Signalled | KeeperStep::Tick | KeeperStep::Nothing => {}
@@ -239,7 +241,7 @@ impl Keeper {
             }
             KeeperRequest::Note(life) => {
                 self.life_record = life;
-                // It is ready now; later, all of it may be killed at once.
+                // Record it now that it is ready; later all of it may be killed at once.
                 self.leftovers.record_mappings(self.processes(), Duration::ZERO);
             }
             KeeperRequest::Terminate if self.is_leader_unreaped => {
@@ -247,7 +249,7 @@ impl Keeper {
                 let _ = kill_process(self.group, Signal::TERM);
             }
             KeeperRequest::Kill => self.kill(),
-            // Only the first agent gives an order, and it has.
+            // Only the first agent sends a launch spec, and it has.
             KeeperRequest::Terminate | KeeperRequest::Start(_) => {}
         }
     }
@@ -256,7 +258,8 @@ impl Keeper {
         self.agent = None;
         match self.adoption_timeout {
             Some(wait) if self.is_leader_unreaped => {
-                // An agent that came and left without taking the engine over has not prolonged its life.
+                // An agent that came and left without taking the engine over has not prolonged the
+                // wait.
                 self.adoption_deadline.get_or_insert_with(|| Instant::now() + wait);
             }
             _ => self.kill(),
@@ -265,7 +268,7 @@ impl Keeper {
 
     fn forward_output(&mut self, chunk: Bytes) {
         self.replay.push(&chunk);
-        // An agent that has not taken the engine over yet gets this with all the rest when it does.
+        // An agent that has not taken the engine over yet gets this with the replay when it does.
         if let Some(agent) = self.agent.as_mut().filter(|_| self.adoption_deadline.is_none()) {
             agent.queue_output(&chunk);
         }
@@ -274,8 +277,9 @@ impl Keeper {
         }
     }
 
-    /// Collects every process that has ended, adopted ones included. Returns whether any is left: whoever lives has an ancestor here, so this is
-    /// certain, which a look at `/proc` is not while processes are made and adopted.
+    /// Collects every process that has ended, adopted ones included. Returns whether any is left.
+    /// Every living one has an ancestor here, so this is certain; a look at `/proc` is not while
+    /// processes are made and adopted.
     fn reap(&mut self) -> bool {
         loop {
             let (pid, status) = match rustix::process::wait(WaitOptions::NOHANG) {
@@ -311,16 +315,18 @@ impl Keeper {
         });
     }
 
-    /// Kills what is left; done when nothing is. All of the engine's processes are descendants, also those that left its group or their parent: orphans come to this process.
+    /// Kills what is left, and breaks when nothing is. All of the engine's processes are
+    /// descendants, even those that left their group or parent, because orphans come to this
+    /// process.
     fn retry_kill(&mut self) -> ControlFlow<()> {
         if self.is_leader_unreaped {
-            // At once, so that no member can make another one meanwhile.
+            // The whole group at once, so that no member can start another one meanwhile.
             let _ = kill_process_group(self.group, Signal::KILL);
         }
         let any = self.reap();
         let left = self.processes();
         for pid in left.iter().filter_map(|pid| Pid::from_raw(*pid)) {
-            // One that is gone is what was wanted.
+            // One that is already gone is fine.
             let _ = kill_process(pid, Signal::KILL);
         }
         let Some(killing) = &mut self.killing else { return ControlFlow::Continue(()) };
@@ -343,7 +349,7 @@ impl Keeper {
         table::descendants(getpid().as_raw_nonzero().get())
     }
 
-    /// The last lines and the last word.
+    /// Flushes the last lines to the disk and the last notices to the agent.
     async fn finish(mut self) {
         self.leftovers.remove();
         let deadline = Instant::now() + OUTPUT_DRAIN_TIMEOUT;
@@ -386,7 +392,8 @@ async fn read_output(output: Option<&mut pipe::Receiver>, chunk: &mut BytesMut) 
     }
 }
 
-/// An agent that connects. Its directory is closed to others already; this is for a directory that somebody has opened.
+/// Accepts an agent. Others cannot reach the directory anyway; this check is for a directory that
+/// somebody has opened.
 fn check_agent(accepted: io::Result<UnixStream>) -> KeeperStep {
     let Ok(stream) = accepted else { return KeeperStep::Nothing };
     match stream.peer_cred() {
@@ -395,8 +402,9 @@ fn check_agent(accepted: io::Result<UnixStream>) -> KeeperStep {
     }
 }
 
-/// Restricts this process, and with it all that it starts, to these CPUs. The memory of each process then comes from the nearest node by
-/// itself, because Linux takes it where it is first touched; there is no safe way to set a memory policy, nor a need.
+/// Restricts this process, and all that it starts, to these CPUs. Memory then comes from the
+/// nearest node by itself, because Linux takes it where it is first touched. A memory policy cannot
+/// be set safely, nor is one needed.
 fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
@@ -408,7 +416,8 @@ fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Creates the engine through `exec`, with a group of its own but in the agent's session: a batch system's clean-up must still reach it.
+/// Creates the engine through `exec`, in a group of its own but in the agent's session: a batch
+/// system's clean-up must still reach it.
 fn spawn(order: &LaunchSpec) -> io::Result<(LeaderProcess, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
     let mut command = std::process::Command::new(&order.keeper);
@@ -420,7 +429,8 @@ fn spawn(order: &LaunchSpec) -> io::Result<(LeaderProcess, pipe::Receiver)> {
     command.env_remove(KEEPER_OF).env_remove(super::ALLOCATOR_SETTING.0).envs(order.set.iter().map(|(name, value)| (name, value)));
     // Also takes signals back to their defaults, except those that the agent was started to ignore.
     let child = command.process_group(0).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
-    // Our copies of the writing end live in the command; with them gone, the pipe ends when the engine does.
+    // The command holds our copies of the writing end. When they are gone, the pipe ends with the
+    // engine.
     drop(command);
     // Our child, and not yet reaped, so it is there even if it has ended.
     let record = ProcessRecord::of(child.id().cast_signed())?;

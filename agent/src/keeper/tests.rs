@@ -9,7 +9,8 @@ use super::*;
 pub(crate) fn program(directory: &Path) -> PathBuf {
     let path = directory.join("keeper");
     let tests = std::env::current_exe().unwrap();
-    // The test harness prints a line of its own before it begins a test, which must not look like the engine's.
+    // The test harness prints a line of its own before it begins a test, which must not look like
+    // the engine's.
     let script = format!(
         "#!/bin/sh\nexec 3>&1 >/dev/null\nexec '{}' --ignored --exact --nocapture --test-threads 1 keeper::tests::plays_the_keeper -- \"$@\"\n",
         tests.display()
@@ -29,7 +30,7 @@ fn plays_the_keeper() {
     let _ = run_subcommand(&arguments);
 }
 
-/// Who must end however the test does.
+/// A keeper and its engine, which must end however the test does.
 struct Kept {
     /// `None` once the agent is gone.
     connection: Option<(KeeperClient, KeeperNotices)>,
@@ -84,7 +85,7 @@ impl Kept {
         tokio::time::timeout(Duration::from_secs(20), notices.next()).await.expect("the keeper says nothing").unwrap()
     }
 
-    /// The next thing that is told besides output.
+    /// The next notice besides output.
     async fn told(&mut self) -> Option<wire::KeeperNotice> {
         loop {
             match self.next().await? {
@@ -102,7 +103,6 @@ impl Kept {
         }
     }
 
-    /// Waits for a line of output.
     async fn printed(&mut self, line: &str) {
         while !String::from_utf8_lossy(&self.output).lines().any(|printed| printed == line) {
             match self.next().await {

@@ -11,30 +11,27 @@ use crate::process::LeaderProcess;
 /// Grows when an agent and a keeper of different builds would misunderstand each other; such a keeper is ended, not adopted.
 pub(crate) const PROTOCOL: u32 = 2;
 
-/// The longest frame: an order with all its arguments is some kilobytes, a piece of output 16 KiB.
+/// The longest frame. A launch spec with all its arguments has some kilobytes, a piece of output 16
+/// KiB.
 const MAX_FRAME_BYTES: usize = 4 * 1024 * 1024;
 
 const MESSAGE_FRAME: u8 = 0;
 const OUTPUT_FRAME: u8 = 1;
 
-/// Everything that a keeper must know to start its engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaunchSpec {
     /// The program that has the subcommand `keeper`, for the step before the engine.
     pub(crate) keeper: OsString,
-    /// What is run.
     pub(crate) program: OsString,
-    /// Its arguments.
     pub(crate) arguments: Vec<OsString>,
-    /// Variables that are set.
     pub(crate) set: Vec<(OsString, OsString)>,
     /// Variables that are not passed on unless `set` names them.
     pub(crate) unset: Vec<OsString>,
     /// The engine's directory, which exists.
     pub(crate) directory: OsString,
-    /// Where its output goes.
     pub(crate) log: OsString,
-    /// How many seconds the engine lives on without an agent; `None` means that it ends with the agent.
+    /// How many seconds the engine lives on without an agent; `None` means that it ends with the
+    /// agent.
     pub(crate) wait_seconds: Option<u64>,
     /// CPUs for the whole tree; empty leaves it to the kernel.
     pub(crate) cpus: Vec<u32>,
@@ -42,16 +39,13 @@ pub(crate) struct LaunchSpec {
     pub(crate) life: LifeRecord,
 }
 
-/// One life of an engine, as one agent tells it to the next.
+/// One life of an engine, recorded for the next agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LifeRecord {
-    /// The node's name in the fleet.
     pub(crate) node: String,
-    /// Which replica of the node.
     pub(crate) index: u32,
     /// Names what is run and how, see `fingerprint`.
     pub(crate) fingerprint: String,
-    /// Which life this is.
     pub(crate) epoch: u64,
     /// Lives so far, this one included.
     pub(crate) lives: u32,
@@ -59,66 +53,53 @@ pub(crate) struct LifeRecord {
     pub(crate) ready_in_ms: Option<u64>,
 }
 
-/// From the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum KeeperRequest {
-    /// Start the engine.
     Start(Box<LaunchSpec>),
     /// This agent takes the running engine over.
     Adopt {
         /// As in `LaunchSpec`, from now on.
         wait_seconds: Option<u64>,
     },
-    /// What the next agent must know has changed.
+    /// The life's record has changed.
     Note(LifeRecord),
-    /// Send SIGTERM to the first process.
     Terminate,
-    /// Kill every process, tell `Empty`, and end.
+    /// Kill every process, send `Empty`, and end.
     Kill,
 }
 
-/// From the keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum KeeperNotice {
     /// The first of all.
     Hello {
-        /// `PROTOCOL` of the keeper.
         protocol: u32,
         /// The engine that runs, if one does.
         running: Option<(LeaderProcess, LifeRecord)>,
     },
-    /// The engine's first process exists.
     Started(LeaderProcess),
-    /// The engine could not be started.
     StartFailed(String),
-    /// Something is not as it was ordered, and the engine runs all the same.
+    /// Something is not as requested, but the engine runs all the same.
     Warning(String),
     /// Bytes of output that this agent does not get: it read too slowly.
     Lost(usize),
     /// The first process has ended with this wait status.
     Exited(i32),
-    /// These processes do not die, though killed.
+    /// These processes do not die although they were killed.
     Stuck(Vec<i32>),
-    /// No process is left; the keeper ends.
     Empty,
 }
 
-/// One frame from a keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum KeeperFrame {
-    /// Words.
     Notice(KeeperNotice),
-    /// What the engine printed.
     Output(Bytes),
 }
 
-/// Appends words as one frame.
 pub(crate) fn write_message(words: &impl Serialize, out: &mut BytesMut) {
     let body = serde_json::to_vec(words).expect("these types have no map with keys other than strings");
     write_frame(MESSAGE_FRAME, &body, out);
 }
 
-/// Appends a piece of output as one frame.
 pub(crate) fn write_output(piece: &[u8], out: &mut BytesMut) {
     write_frame(OUTPUT_FRAME, piece, out);
 }

@@ -10,12 +10,9 @@ const SLICE_MEMORY_FACTOR: f64 = 0.95;
 /// More GPUs than one host has.
 const MAX_GPUS: u32 = 64;
 
-/// What was described.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DescribedGpus {
-    /// The GPUs.
     pub gpus: Vec<Gpu>,
-    /// Which of them are joined.
     pub links: NvlinkTopology,
 }
 
@@ -23,11 +20,11 @@ pub struct DescribedGpus {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{part:?} describes no GPUs: write COUNTxGIB, as 4x80, or COUNTxSLICE, as 2x3g.40gb; several kinds are separated by commas")]
 pub struct GpuDescriptionError {
-    /// The part that is not understood.
     pub part: String,
 }
 
-/// Reads a description. GPUs of one kind are joined by NVLink in domains of so many; 0 or 1 joins none.
+/// Reads a description. GPUs of one kind are joined by NVLink in domains of this size; 0 or 1 joins
+/// none.
 ///
 /// # Errors
 /// When it cannot be read.

@@ -7,51 +7,24 @@ use super::memory::MemoryBudget;
 use crate::gpu::Gpu;
 use crate::sizes::format_gib;
 
-/// Why nothing can be planned.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// The model does not fit the GPUs.
     #[error("{0}")]
     DoesNotFit(Box<ModelDoesNotFit>),
     /// There are not enough GPUs.
     #[error("{}", describe_too_many(*.requested, *.possible, *.gpus, *.tp))]
-    TooManyReplicas {
-        /// Asked for.
-        requested: u32,
-        /// How many there could be.
-        possible: u32,
-        /// GPUs there are.
-        gpus: u32,
-        /// GPUs that each one takes.
-        tp: u32,
-    },
-    /// The model's heads cannot be shared among so many GPUs.
+    TooManyReplicas { requested: u32, possible: u32, gpus: u32, tp: u32 },
     #[error(
         "--tp {tp} cannot be: the model's {heads} attention heads are not shared evenly by so many GPUs; possible are {}",
         list(possible)
     )]
-    DoesNotDivide {
-        /// Asked for.
-        tp: u32,
-        /// What the model has.
-        heads: u32,
-        /// What could be.
-        possible: Vec<u32>,
-    },
-    /// Slices of GPUs do not work together.
+    DoesNotDivide { tp: u32, heads: u32, possible: Vec<u32> },
     #[error(
         "--tp {tp} cannot be: the GPUs are MIG slices, and slices cannot exchange data as one replica must; leave --tp out, or use whole GPUs"
     )]
-    SlicesTogether {
-        /// Asked for.
-        tp: u32,
-    },
-    /// There is no GPU to divide a model over.
+    SlicesTogether { tp: u32 },
     #[error("--tp {tp} cannot be: this host has no GPU; leave --tp out to serve on the CPU")]
-    NoGpus {
-        /// Asked for.
-        tp: u32,
-    },
+    NoGpus { tp: u32 },
     /// The model is a path, and nothing is there.
     #[error(
         "--model {path}: there is no such file or folder{}",
@@ -65,10 +38,7 @@ pub enum PlanError {
     },
     /// The Rust front-end was asked for and is not there.
     #[error("--front-end rust cannot be: {because}; use --front-end auto")]
-    NoRustFrontEnd {
-        /// Why.
-        because: String,
-    },
+    NoRustFrontEnd { because: String },
 }
 
 fn describe_too_many(asked: u32, possible: u32, gpus: u32, tp: u32) -> String {
@@ -102,18 +72,10 @@ pub struct ModelDoesNotFit {
     pub(super) alternatives: Vec<Alternative>,
 }
 
-/// What would fit instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Alternative {
     /// The model in a smaller format on these GPUs.
-    Format {
-        /// Which.
-        name: &'static str,
-        /// The size of its weights.
-        weight_bytes: u64,
-        /// GPUs of a replica.
-        tp: u32,
-    },
+    Format { name: &'static str, weight_bytes: u64, tp: u32 },
     /// The model as it is on more such GPUs.
     Gpus {
         /// How many of them, joined by NVLink.

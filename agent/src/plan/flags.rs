@@ -11,19 +11,16 @@ use crate::vllm::releases::{
     ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SHUTDOWN_TIMEOUT_SINCE, STREAM_INTERVAL_SINCE,
 };
 
-/// A limit below this would turn away bursts that a single replica can well hold.
+/// A lower limit would refuse bursts that a single replica can well hold.
 const MIN_QUEUE_LIMIT: u64 = 256;
 
 /// What the flags of one replica depend on, besides the setup.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReplicaContext<'a> {
-    /// Its first GPU; `None` on the CPU.
     pub(super) gpu: Option<&'a Gpu>,
-    /// Its number of GPUs.
     pub(super) tp: u32,
-    /// The context to which it is held because the model's own does not fit.
+    /// The shorter context that it gets because the model's own does not fit.
     pub(super) shortened_context: Option<u32>,
-    /// Its front-end.
     pub(super) front_end: FrontEndInUse,
     /// There is room for a process around its model.
     pub(super) has_workers: bool,
@@ -49,7 +46,7 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
     list.choices
 }
 
-/// Collects choices; what the user gave is the user's.
+/// Collects flags; a flag that the user gave stays as it is.
 struct FlagList<'a> {
     given: EngineArguments<'a>,
     choices: Vec<FlagChoice>,
@@ -68,7 +65,7 @@ impl FlagList<'_> {
 fn add_shutdown_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
     if setup.is_at_least(SHUTDOWN_TIMEOUT_SINCE) {
         let seconds = setup.drain_timeout.as_secs().to_string();
-        // A batch system may send SIGTERM to the engine just when it sends it to the agent.
+        // A batch system may send SIGTERM to engine and agent at the same time.
         list.add(
             "--shutdown-timeout",
             seconds,
@@ -124,7 +121,8 @@ fn add_step_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu, f
     list.add("--max-num-batched-tokens", steps.tokens.to_string(), origin(steps.tokens != default.tokens), small);
     let limited = setup.profile != Profile::Conservative && setup.is_at_least(QUEUE_LIMIT_SINCE) && front_end == FrontEndInUse::Python;
     if limited && steps.sequences > 0 {
-        // As many again as run: a burst waits, and what comes beyond it is better off at another replica.
+        // As many again as run: a burst waits, and requests beyond it are better off at another
+        // replica.
         let most = (2 * u64::from(steps.sequences)).max(MIN_QUEUE_LIMIT).to_string();
         list.add(
             "--max-num-queued-reqs",
@@ -180,7 +178,7 @@ fn add_graph_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu) 
     }
 }
 
-/// With several GPUs the engine has such processes by itself.
+/// With several GPUs the engine has such processes anyway.
 fn add_executor_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &ReplicaContext<'_>) {
     if setup.profile == Profile::Throughput && place.tp == 1 && place.has_workers {
         list.add(
@@ -192,8 +190,9 @@ fn add_executor_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &R
     }
 }
 
-/// The numbers of tokens for which there are graphs; a step takes the next larger one. Eight for each doubling, so that at most an eighth of a
-/// step is padding: up to 4,096 tokens that makes 59, where vLLM makes 51 up to 512, in the same four seconds (H200, 1.7B).
+/// The numbers of tokens for which there are graphs; a step takes the next larger one. Eight for
+/// each doubling, so that at most an eighth of a step is padding: up to 4,096 tokens that makes 59,
+/// where vLLM makes 51 up to 512, in the same four seconds (H200, 1.7B).
 fn graph_sizes(most: u32) -> Vec<u32> {
     let fine = (8..=64).step_by(8);
     let coarse =

@@ -17,7 +17,6 @@ use crate::vllm::releases::RUST_TOKENIZE_SINCE;
 /// The front-end of all engines of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontEndChoice {
-    /// Which.
     pub in_use: FrontEndInUse,
     /// Ends a sentence.
     pub because: String,
@@ -25,7 +24,7 @@ pub struct FrontEndChoice {
     pub may_fall_back: bool,
 }
 
-/// Decides. `binary` is the Rust front-end of the installed vLLM, if it has one.
+/// Chooses the front-end. `binary` is the Rust front-end of the installed vLLM, if it has one.
 ///
 /// # Errors
 /// When the Rust one was asked for and is not there.

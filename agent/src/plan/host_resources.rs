@@ -17,17 +17,15 @@ pub(super) const CPUS_PER_ENGINE: usize = 8;
 /// little unless there are images; a container has 64 MiB unless it was given more.
 pub(super) const SHARED_BYTES_PER_ENGINE: u64 = 512 << 20;
 
-/// See the module.
 #[derive(Debug, Clone, Copy)]
 pub struct HostResources {
-    /// CPUs that this job may use.
     pub cpus: usize,
-    /// Size of `/dev/shm`, free or not: what is free changes, and an agent that starts again under its engines must plan what they were started with.
+    /// Size of `/dev/shm`, free or not. What is free changes, but an agent that restarts beside its
+    /// engines must plan what they were started with.
     pub shared_bytes: u64,
 }
 
 impl HostResources {
-    /// That of this host.
     #[must_use]
     pub fn detect() -> Self {
         let shared = rustix::fs::statvfs("/dev/shm");
@@ -37,13 +35,13 @@ impl HostResources {
         }
     }
 
-    /// That of a host that is only described: as much as anybody could want.
+    /// The resources of a host that is only described: as much as anybody could want.
     #[must_use]
     pub fn unlimited() -> Self {
         Self { cpus: usize::MAX, shared_bytes: u64::MAX }
     }
 
-    /// Whether so many engines may have a process more each.
+    /// Whether so many engines may have one process more each.
     pub(super) fn allows_workers(self, engines: usize) -> bool {
         self.cpus / CPUS_PER_ENGINE >= engines && self.shared_bytes / SHARED_BYTES_PER_ENGINE >= engines as u64
     }

@@ -13,7 +13,8 @@ use crate::prompt_files;
 use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
 
-/// Which vLLM is behind a program; `None` for the simulated engine, and for a vLLM that does not tell its version. Takes seconds.
+/// Which vLLM a program is. `None` for the simulated engine, and for a vLLM that does not report
+/// its version. Takes seconds.
 ///
 /// # Errors
 /// When the program cannot be started.
@@ -29,22 +30,20 @@ pub async fn probe_installed(engine: &EngineProgram) -> Result<Option<InstalledV
     }
 }
 
-/// What there is to run engines with, or is supposed to be.
+/// What there is to run engines with, or what a preview assumes.
 #[derive(Debug)]
 pub struct Inventory {
-    /// Which program becomes an engine.
     pub engine: EngineProgram,
     /// The installed vLLM, if it is one and said what it is.
     pub installed: Option<InstalledVllm>,
-    /// The GPUs that may be used.
     pub gpus: Vec<Gpu>,
-    /// Which of them are joined by NVLink.
     pub links: NvlinkTopology,
-    /// What else there is for engines.
+    /// CPUs and shared memory for engines.
     pub resources: HostResources,
 }
 
-/// Reads the model's folder and plans. On a thread of its own, since the folder may be on a slow disk.
+/// Reads the model's folder and plans, on a thread of its own, because the folder may be on a slow
+/// disk.
 ///
 /// # Errors
 /// When the model does not fit, or what the settings ask for cannot be.
@@ -67,28 +66,27 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
     planned.await.expect("planning does not panic")
 }
 
-/// What is planned for somebody who asks, instead of what is here.
+/// What a preview assumes instead of what is here.
 #[derive(Debug, Clone, Default)]
 pub struct PreviewRequest {
-    /// GPUs.
     pub described_gpus: Option<DescribedGpus>,
     /// A release of vLLM. It is taken to have the Rust front-end where such releases have it.
     pub version: Option<VllmVersion>,
 }
 
-/// A plan that nothing is started from.
+/// A plan from which nothing is started.
 #[derive(Debug, Clone)]
 pub struct PlanPreview {
-    /// The plan.
     pub plan: Plan,
-    /// What it supposes, a sentence each.
+    /// What it assumes, a sentence each.
     pub assumptions: Vec<String>,
 }
 
 /// Plans as the agent would, also on a host that lacks vLLM or GPUs.
 ///
 /// # Errors
-/// As the agent's start: when nothing can be run, the model does not fit, or what the settings ask for cannot be.
+/// As the agent's start: when nothing can be run, the model does not fit, or what the settings ask
+/// for cannot be.
 pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<PlanPreview, AgentError> {
     let mut supposes = Vec::new();
     if supposed.described_gpus.is_some() && config.model.is_empty() && config.engine != EngineKind::Simulated {

@@ -9,13 +9,14 @@ use super::weights::quantized_sizes;
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::sizes::GIB;
 
-/// The least context with which a model is started where its own does not fit.
+/// The shortest context with which a model is started where its own does not fit.
 const MIN_CONTEXT: u32 = 8_192;
 
-/// A cache of less than a tenth of the memory serves so few requests at once that a quantized model, or one more GPU, gives many times more.
+/// A cache of less than a tenth of the memory serves so few requests at once that a quantized
+/// model, or one more GPU, gives many times more.
 const MIN_CACHE_DIVISOR: u64 = 10;
 
-/// A cache that holds so many full contexts is large enough, whatever its part of the memory.
+/// A cache that holds this many full contexts is large enough, whatever its part of the memory.
 const AMPLE_CONTEXTS: u64 = 4;
 
 /// GPUs of one replica, at most: hosts have no more that are joined.
@@ -24,24 +25,19 @@ const MAX_GPUS_PER_REPLICA: u32 = 16;
 /// Contexts that are chosen here are multiples of this.
 const CONTEXT_STEP: u32 = 1_024;
 
-/// What a layout depends on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayoutRequest<'a> {
-    /// What shall be served.
     pub(super) model: &'a ModelInfo,
-    /// The GPUs that may be used.
     pub(super) gpus: &'a [Gpu],
-    /// Which of them are joined by NVLink.
     pub(super) links: &'a NvlinkTopology,
     /// GPUs of one replica, when the user has decided; 0 otherwise.
     pub(super) tp: u32,
     /// Number of replicas, when the user has decided; 0 otherwise.
     pub(super) replicas: u32,
-    /// How the engines are set up.
     pub(super) setup: &'a EnginePlanSetup,
 }
 
-/// What is made of all GPUs.
+/// How all GPUs are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuLayout {
     /// One for each kind of GPU that is used.
@@ -50,14 +46,13 @@ pub struct GpuLayout {
     pub spare: Vec<UnusedGpu>,
 }
 
-/// What is made of the GPUs of one kind.
+/// How the GPUs of one kind are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuGroupLayout {
     /// The GPUs of each replica, in the order of its ranks. They are all of one size.
     pub replicas: Vec<Vec<Gpu>>,
-    /// GPUs of one replica.
     pub tp: u32,
-    /// Why so many.
+    /// Why this many.
     pub why: SizeReason,
     /// Where each GPU's memory goes; `None` where the model or the memory is unknown.
     pub memory: Option<MemoryBudget>,
@@ -67,7 +62,7 @@ pub struct GpuGroupLayout {
     pub is_context_shortened: bool,
     /// Whether the GPUs of a replica are not all joined by NVLink.
     pub over_pcie: bool,
-    /// The arithmetic of half as many GPUs, where that is why there are so many.
+    /// The arithmetic of half as many GPUs, where that is why there are this many.
     pub rejected: Option<MemoryBudget>,
 }
 
@@ -78,7 +73,7 @@ pub enum SizeReason {
     Smallest,
     /// The user said so.
     Requested,
-    /// Nothing is known that would say otherwise.
+    /// The model or its memory is unknown.
     Unknown,
     /// They are slices of GPUs, which cannot work together.
     Slices,
@@ -87,21 +82,20 @@ pub enum SizeReason {
 /// A GPU without a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusedGpu {
-    /// Which.
     pub gpu: Gpu,
     /// Ends a sentence.
     pub because: String,
 }
 
-/// How a size of a replica fits.
+/// Whether a size of a replica fits.
 enum SizeFit {
-    /// With the whole context, or with so much of it.
+    /// It fits with this context, which may be shorter than the model's own.
     Context { tokens: u32, shortened: bool },
     /// Not, or hardly.
     Not,
 }
 
-/// Decides.
+/// Lays out the replicas over the GPUs.
 ///
 /// # Errors
 /// When the model does not fit, or what the user asked for cannot be.
@@ -138,7 +132,6 @@ pub(super) fn plan_layout(question: &LayoutRequest<'_>) -> Result<GpuLayout, Pla
     Ok(whole)
 }
 
-/// Leaves no more replicas than were asked for.
 fn limit_replicas(layout: &mut GpuLayout, question: &LayoutRequest<'_>) -> Result<(), PlanError> {
     let possible: usize = layout.shares.iter().map(|share| share.replicas.len()).sum();
     let asked = usize::try_from(question.replicas).unwrap_or(usize::MAX);
@@ -180,7 +173,6 @@ fn group_gpus(gpus: &[Gpu]) -> Vec<Vec<Gpu>> {
     groups
 }
 
-/// What becomes of GPUs of one kind.
 fn plan_group(question: &LayoutRequest<'_>, group: &[Gpu]) -> Result<GpuGroupLayout, PlanError> {
     let sliced = group[0].slice.is_some();
     if question.tp > 1 && sliced {
@@ -231,7 +223,6 @@ impl SizeSearch<'_> {
         MemoryBudget::new(self.facts, &self.group[0], tp, self.question.setup)
     }
 
-    /// The context that shall fit.
     fn context(&self) -> u32 {
         self.question.setup.context().unwrap_or(self.facts.context)
     }
@@ -254,7 +245,8 @@ impl SizeSearch<'_> {
         SizeFit::Not
     }
 
-    /// The smallest size that fits: first with the whole context and NVLink, then with a shorter one, and over PCIe only when all that fails.
+    /// The smallest size that fits: first with the whole context and NVLink, then with a shorter
+    /// one, and over PCIe only when all that fails.
     fn smallest(&self) -> Result<GpuGroupLayout, PlanError> {
         let slices = self.group[0].slice.is_some();
         let sizes: Vec<u32> = self.candidate_sizes().take_while(|tp| !slices || *tp == 1).collect();
@@ -284,7 +276,8 @@ impl SizeSearch<'_> {
         Err(PlanError::DoesNotFit(Box::new(self.misfit(sizes.last().copied().unwrap_or(1)))))
     }
 
-    /// What the user asked for, unless it cannot be: weights that do not fit will not fit in spite of it, while the rest is an estimate.
+    /// What the user asked for, unless the weights do not fit. The rest is only an estimate, which
+    /// the user may overrule.
     fn plan_requested(&self) -> Result<GpuGroupLayout, PlanError> {
         let tp = self.question.tp;
         let in_group = u32::try_from(self.group.len()).unwrap_or(u32::MAX);
@@ -363,14 +356,16 @@ impl SizeSearch<'_> {
     }
 }
 
-/// Whether vLLM can divide the model by so many: query heads evenly, key and value heads evenly or each to an equal number of GPUs.
+/// Whether vLLM can divide the model by this number: query heads evenly, key and value heads evenly
+/// or each to an equal number of GPUs.
 fn is_divisible(facts: &ModelFacts, tp: u32) -> bool {
     let shape = &facts.shape;
     let shared = shape.latent.is_some() || shape.kv_heads.is_multiple_of(tp) || tp.is_multiple_of(shape.kv_heads);
     tp > 0 && shape.heads.is_multiple_of(tp) && shared
 }
 
-/// Disjoint sets of so many GPUs, each within one NVLink domain where `links` are given, in the order of the GPUs.
+/// Disjoint sets of this many GPUs, each within one NVLink domain if `links` are given, in the
+/// order of the GPUs.
 fn partition(group: &[Gpu], size: u32, links: Option<&NvlinkTopology>) -> Vec<Vec<Gpu>> {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     let mut left: Vec<&Gpu> = group.iter().collect();

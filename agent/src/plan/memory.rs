@@ -6,16 +6,17 @@ use super::shape::ModelShape;
 use crate::gpu::Gpu;
 use crate::sizes::{GIB, scaled};
 
-/// CUDA's context, the libraries' workspaces, fragmentation and CUDA graphs: 1.5 GiB. An estimate on the safe side: contexts and workspaces
-/// take half to three quarters of a GiB, vLLM's graphs of small and large models 0.3 to 0.8; the driver also counts half a GiB as memory of
-/// the GPU that it does not give out.
+/// CUDA's context, the libraries' workspaces, fragmentation and CUDA graphs: 1.5 GiB. An estimate
+/// on the safe side: contexts and workspaces take half to three quarters of a GiB, vLLM's graphs of
+/// small and large models 0.3 to 0.8; the driver also counts half a GiB as memory of the GPU that
+/// it does not give out.
 const RUNTIME_BYTES: u64 = 3 * GIB / 2;
 
 /// Buffers of NCCL and of the direct all-reduce, on each GPU of a replica that has several.
 const EXCHANGE_BYTES: u64 = GIB / 2;
 
-/// Copies of a token's hidden state that are alive at once in a layer, and of its feed-forward state: residual, input, attention's query, key,
-/// value and output; gate, up and their product.
+/// Copies of a token's hidden state that are alive at once in a layer, and of its feed-forward
+/// state: residual, input, attention's query, key, value and output; gate, up and their product.
 const HIDDEN_COPIES: u64 = 6;
 const FEED_FORWARD_COPIES: u64 = 3;
 
@@ -25,19 +26,16 @@ const LOGIT_BYTES: u64 = 8;
 /// Where the memory of one GPU goes, for one size of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryBudget {
-    /// All of it.
     pub total: u64,
-    /// What the engine may use of it.
     pub usable: u64,
-    /// The GPU's part of the weights.
     pub weights: u64,
-    /// What it takes to run at all: CUDA, graphs, the exchange between GPUs.
+    /// CUDA, graphs and the exchange between GPUs.
     pub runtime: u64,
-    /// What one step needs on its way.
+    /// Activations of one step.
     pub activations: u64,
     /// What is left for the KV cache; 0 when nothing is.
     pub cache: u64,
-    /// What is missing before anything could be cached.
+    /// How much memory is missing before anything could be cached.
     pub missing: u64,
     tp: u64,
     shape: ModelShape,
@@ -70,7 +68,7 @@ impl MemoryBudget {
         }
     }
 
-    /// What one request of so many tokens takes of one GPU's cache.
+    /// What one request of this many tokens takes of one GPU's cache.
     #[must_use]
     pub fn context_bytes(&self, tokens: u64) -> u64 {
         let layer = self.layer_token_bytes();
@@ -79,7 +77,7 @@ impl MemoryBudget {
         if !self.format.limits_windowed_layers {
             return (full + windowed) * layer * tokens;
         }
-        // A window's blocks are let go when a step has passed them.
+        // The blocks of a window are freed when a step has passed them.
         let in_window = tokens.min(u64::from(self.shape.window) + u64::from(self.step));
         full * layer * tokens + windowed * layer * in_window
     }
@@ -91,8 +89,8 @@ impl MemoryBudget {
         u64::from(self.shape.full_layers + kept) * self.layer_token_bytes()
     }
 
-    /// Bytes of one token in one layer on one GPU. A key or value head that more GPUs need than there are heads is kept by each of them, as is
-    /// what latent attention keeps.
+    /// Bytes of one token in one layer on one GPU. A key or value head that more GPUs need than
+    /// there are heads is kept by each of them, as is what latent attention keeps.
     fn layer_token_bytes(&self) -> u64 {
         let elements = match self.shape.latent {
             Some(latent) => u64::from(latent),
@@ -101,7 +99,8 @@ impl MemoryBudget {
         elements * self.format.element_bytes
     }
 
-    /// Requests of so many tokens whose cache fits at once; `None` when nothing is cached by token.
+    /// Requests of this many tokens whose cache fits at once; `None` when nothing is cached by
+    /// token.
     #[must_use]
     pub fn requests_of(&self, tokens: u64) -> Option<u64> {
         self.cache.checked_div(self.context_bytes(tokens))

@@ -38,20 +38,15 @@ pub use crate::vllm::{FlagChoice, FlagOrigin};
 /// Simulated engines on a host that names no number: two, so that placement has a choice.
 const SIMULATED_REPLICAS: u32 = 2;
 
-/// What a plan is made from, besides the settings.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanInput<'a> {
-    /// Which program becomes an engine.
     pub engine: &'a EngineProgram,
-    /// The installed vLLM's release, if known.
     pub version: Option<crate::vllm::version::VllmVersion>,
     /// Its Rust front-end, if it has one.
     pub rust_front_end: Option<&'a Path>,
-    /// The GPUs that may be used.
     pub gpus: &'a [Gpu],
-    /// Which of them are joined by NVLink.
     pub links: &'a NvlinkTopology,
-    /// What else there is for engines.
+    /// CPUs and shared memory for engines.
     pub resources: HostResources,
     /// Where downloaded models are.
     pub downloads: &'a Path,
@@ -62,23 +57,18 @@ pub struct PlanInput<'a> {
 pub struct Plan {
     /// The model as it was named; empty for the simulated engine's own.
     pub name: String,
-    /// The replicas, in their order.
     pub replicas: Vec<ReplicaPlan>,
-    /// What is known of the model.
     pub model: ModelInfo,
-    /// What is made of the GPUs; `None` where there are none.
     pub layout: Option<GpuLayout>,
-    /// The HTTP front-end of all engines.
     pub front_end: FrontEndChoice,
-    /// How the engines are set up.
     pub setup: EnginePlanSetup,
-    /// There is room for a process around the model of each engine.
+    /// Each engine has room for a process around its model.
     pub has_workers: bool,
     /// What somebody should know before it runs, a sentence each.
     pub warnings: Vec<String>,
 }
 
-/// Decides. Reads the model's folder, which may take a while on a network's disk.
+/// Makes the plan. Reads the model's folder, which may take a while on a network disk.
 ///
 /// # Errors
 /// When the model does not fit, or what the settings ask for cannot be.
@@ -93,7 +83,7 @@ pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, P
     plan_for_model(ground, config, setup, model)
 }
 
-/// As `plan`, for a model that was read before.
+/// As `make_plan`, for a model that was read before.
 fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePlanSetup, model: ModelInfo) -> Result<Plan, PlanError> {
     let setup = setup.for_model(&model);
     let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
@@ -129,7 +119,7 @@ fn plan_cpu_replicas(config: &AgentConfig, setup: &EnginePlanSetup) -> Result<Ve
 }
 
 impl Plan {
-    /// What was made of the GPUs of a replica's kind; `None` on the CPU.
+    /// How the GPUs of this replica's kind are used; `None` on the CPU.
     #[must_use]
     pub fn share(&self, replica: &ReplicaPlan) -> Option<&GpuGroupLayout> {
         self.layout.as_ref()?.shares.iter().find(|share| share.replicas.contains(&replica.gpus))
@@ -167,7 +157,6 @@ impl Plan {
         text::page(self)
     }
 
-    /// The plan for programs.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         text::json::of(self)

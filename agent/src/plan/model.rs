@@ -15,9 +15,8 @@ use crate::vllm::arguments::value_of;
 /// What is known of the model that shall be served.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelInfo {
-    /// Its size and shape.
     Known(Box<ModelFacts>),
-    /// Nothing, and why; one GPU per replica is assumed then.
+    /// Nothing is known, for this reason; one GPU per replica is assumed then.
     Unknown {
         /// Ends a sentence.
         because: String,
@@ -25,7 +24,6 @@ pub enum ModelInfo {
 }
 
 impl ModelInfo {
-    /// The facts, where there are any.
     #[must_use]
     pub fn facts(&self) -> Option<&ModelFacts> {
         match self {
@@ -35,7 +33,6 @@ impl ModelInfo {
     }
 }
 
-/// A model's size and shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelFacts {
     /// The class that implements it, as `LlamaForCausalLM`; empty where none is named.
@@ -44,7 +41,6 @@ pub struct ModelFacts {
     pub parameters: u64,
     /// What its weights take in memory, over all GPUs of a replica.
     pub weight_bytes: u64,
-    /// Where that number comes from.
     pub size_source: WeightSizeSource,
     /// How its weights are kept.
     pub format: WeightFormat,
@@ -57,9 +53,7 @@ pub struct ModelFacts {
 /// Where the size of the weights comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightSizeSource {
-    /// The index of the weight files.
     Index,
-    /// The sizes of the weight files.
     Files,
     /// The shapes in `config.json`: there are no weight files.
     Shapes,
@@ -73,7 +67,8 @@ impl ModelFacts {
         self.architecture.is_empty() || ends.iter().any(|end| self.architecture.ends_with(end))
     }
 
-    /// Reads a model's folder, or its place in the cache of downloaded ones. `arguments` are the engine's: some change what is loaded.
+    /// Reads a model's folder, or its place in the cache of downloaded ones. `arguments` are the
+    /// engine's: some change what is loaded.
     #[must_use]
     pub fn read(model: &str, arguments: &[String], downloads: &Path) -> ModelInfo {
         let revision = value_of(arguments, "--revision");
@@ -98,7 +93,8 @@ impl ModelFacts {
         Self::from_config(&config, on_disk, arguments).ok_or_else(|| format!("{} does not name the model's shapes", path.display()))
     }
 
-    /// The facts of a `config.json`, with the size of the weights on disk where there are any. `None` when it lacks what is needed.
+    /// The facts of a `config.json`, with the size of the weights on disk where there are any.
+    /// `None` when it lacks what is needed.
     pub(super) fn from_config(config: &Value, on_disk: Option<(u64, WeightSizeSource)>, arguments: &[String]) -> Option<Self> {
         // Models that see or hear keep their language model's shapes one level down.
         let nested =
@@ -109,7 +105,8 @@ impl ModelFacts {
         let by_shape = weights::count_parameters(text.0, &shape);
         let (weight_bytes, parameters, measured) = match on_disk {
             Some((bytes, measured)) => {
-                // What is not quantized has as many parameters as its bytes say, whatever the model is.
+                // An unquantized model has as many parameters as its bytes say, whatever the model
+                // is.
                 let parameters = if format.is_plain() { bytes / format.stored_bytes() } else { by_shape.total() };
                 (format.loaded_bytes(bytes, &by_shape), parameters, measured)
             }
@@ -195,15 +192,15 @@ impl TextConfig<'_> {
         }
         match (window, self.number_u32(&["sliding_window_pattern"]).filter(|pattern| *pattern > 0)) {
             (Some(_), Some(pattern)) => (layers / pattern, layers - layers / pattern, 0),
-            // Gemma 2 said so in its code alone before layer types were written down.
+            // Before layer types were written down, Gemma 2 had them only in its code.
             (Some(_), None) if self.0.get("model_type").and_then(Value::as_str) == Some("gemma2") => (layers / 2, layers - layers / 2, 0),
             (Some(_), None) => (0, layers, 0),
             (None, _) => (layers, 0, 0),
         }
     }
 
-    /// As vLLM derives it: what the model was trained for, times a scaling of its positions that is not in that number yet. What a tokenizer
-    /// says is not followed.
+    /// As vLLM derives it: the length that the model was trained for, times a scaling of its
+    /// positions unless the number includes it. A tokenizer's limit is ignored.
     fn context(&self) -> u32 {
         let names = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length"];
         let made_for = self.number_u32(&names).unwrap_or(2_048);
@@ -221,7 +218,8 @@ impl TextConfig<'_> {
     }
 }
 
-/// The bytes of the weights in a folder: what their index says, else the sizes of the files that the engine would load.
+/// The bytes of the weights in a folder: what their index says, else the sizes of the files that
+/// the engine would load.
 fn weight_files(folder: &Path) -> Option<(u64, WeightSizeSource)> {
     for index in ["model.safetensors.index.json", "pytorch_model.bin.index.json"] {
         let text = fs::read_to_string(folder.join(index)).ok();

@@ -13,10 +13,11 @@ use crate::vllm::arguments::{expand_config_file, value_of};
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::VllmVersion;
 
-/// vLLM makes graphs for steps of at most this many tokens by itself.
+/// By default vLLM makes graphs for steps of at most this many tokens.
 const DEFAULT_GRAPH_TOKENS: u32 = 512;
 
-/// Steps with more tokens than this take so long to compute that the time to start their kernels is hidden behind it.
+/// Steps with more tokens than this take so long to compute that the time to start their kernels is
+/// hidden behind it.
 const MAX_GRAPH_TOKENS: u32 = 4_096;
 
 /// A user who gives an argument that begins like this decides about graphs, or about something that graphs must fit.
@@ -33,31 +34,27 @@ const GRAPH_ARGUMENTS: [&str; 10] = [
     "-sc",
 ];
 
-/// What the conservative profile uses of a GPU: room for another process, or for a model that vLLM measures too small.
+/// The share of a GPU that the conservative profile uses: room for another process, or for a model
+/// that vLLM measures too small.
 const CONSERVATIVE_UTILIZATION: f64 = 0.85;
 
-/// The simulated engine's own defaults.
 const SIMULATED_STEPS: StepLimits = StepLimits { tokens: 8_192, sequences: 256 };
 
-/// vLLM's defaults on a CPU.
 const CPU_STEPS: StepLimits = StepLimits { tokens: 2_048, sequences: 128 };
 
 /// How the engines of a node are set up.
 #[derive(Debug, Clone)]
 pub struct EnginePlanSetup {
-    /// Whether it is the simulated engine.
     pub simulated: bool,
     /// vLLM's release; unknown counts as older than every one.
     pub version: Option<VllmVersion>,
-    /// What the engines are tuned for.
     pub profile: Profile,
     /// The user's own arguments for the engines, those of their `--config` file included.
     pub arguments: Vec<String>,
-    /// Whether the size of a step is the engine's to decide, because of the model. See `for_model`.
+    /// Whether the engine decides the size of a step, because of the model. See `for_model`.
     pub leaves_steps_to_engine: bool,
-    /// Whether the engines tell of their caches.
+    /// Whether the engines send KV events.
     pub kv_events: bool,
-    /// How long running requests may take on a drain.
     pub drain_timeout: Duration,
 }
 
@@ -73,9 +70,9 @@ pub struct StepLimits {
 /// How the cache is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheFormat {
-    /// Bytes of one element.
     pub element_bytes: u64,
-    /// Whether layers with a window keep no more than that. Some releases cannot while they tell of their cache.
+    /// Whether layers with a window keep no more than that. Some releases cannot while they send KV
+    /// events.
     pub limits_windowed_layers: bool,
 }
 
@@ -94,8 +91,9 @@ impl EnginePlanSetup {
         }
     }
 
-    /// The same for this model. A model with states has room for so many requests only, and the engine does not start when it is to take more; one
-    /// that generates no text reads prompts whole, however long they are.
+    /// The same for this model. A model with states has room for only so many requests, and the
+    /// engine does not start if it is to take more. A model that generates no text reads prompts
+    /// whole, however long they are.
     #[must_use]
     pub(super) fn for_model(self, model: &ModelInfo) -> Self {
         let own_steps = model.facts().is_some_and(|facts| facts.shape.recurrent_layers > 0 || !facts.is_generative());
@@ -108,7 +106,6 @@ impl EnginePlanSetup {
         self.version.is_some_and(|version| version >= release)
     }
 
-    /// The longest context that the user wants.
     #[must_use]
     pub fn context(&self) -> Option<u32> {
         value_of(&self.arguments, "--max-model-len").and_then(parse_human_number).filter(|tokens| *tokens > 0)
@@ -125,33 +122,34 @@ impl EnginePlanSetup {
         }
     }
 
-    /// The same, as the release does it by itself.
+    /// The release's own default of it.
     #[must_use]
     pub fn default_utilization(&self) -> f64 {
         if self.is_at_least(GRAPHS_COUNTED_SINCE) { 0.92 } else { 0.9 }
     }
 
-    /// What the user has each GPU keep in the host's memory of its part of the weights.
+    /// How much of its part of the weights each GPU keeps in host memory, as the user set it.
     #[must_use]
     pub fn offloaded_bytes(&self) -> u64 {
         let gib = value_of(&self.arguments, "--cpu-offload-gb").and_then(|given| given.trim().parse::<f64>().ok());
         scaled(GIB, gib.unwrap_or(0.0).clamp(0.0, 100_000.0))
     }
 
-    /// The most work of one step on that GPU, or on the CPU.
     #[must_use]
     pub fn steps(&self, gpu: Option<&Gpu>) -> StepLimits {
         let chosen = self.profile_steps(gpu);
         let wanted = chosen.unwrap_or_else(|| self.default_steps(gpu));
         let given = |flag, otherwise| value_of(&self.arguments, flag).map_or(otherwise, |value| parse_human_number(value).unwrap_or(0));
-        // No step has more requests than tokens: the engine does not start with that. What the user gave is not changed.
+        // No step has more requests than tokens: the engine does not start with that. The user's
+        // own values are not changed.
         let least = if chosen.is_some() { given("--max-num-seqs", 0) } else { 0 };
         let tokens = given("--max-num-batched-tokens", wanted.tokens.max(least));
         let most = if tokens == 0 { u32::MAX } else { tokens };
         StepLimits { tokens, sequences: given("--max-num-seqs", wanted.sequences.min(most)) }
     }
 
-    /// What the profile makes of it; `None` leaves it to the engine, as does a file or a mode of the user's own that may say otherwise.
+    /// What the profile makes of it. `None` leaves it to the engine, as does a file or a mode of
+    /// the user's own that may say otherwise.
     #[must_use]
     pub fn profile_steps(&self, gpu: Option<&Gpu>) -> Option<StepLimits> {
         let gpu = gpu.filter(|gpu| !self.simulated && gpu.memory_bytes > 0)?;
@@ -163,8 +161,9 @@ impl EnginePlanSetup {
             return None;
         }
         let default = self.default_steps(Some(gpu));
-        // 1,024 is vLLM's own on 70 GiB and more, except on an A100, where it found larger steps to be slower and says nothing of more requests. The
-        // doubled and the latency profile's numbers are choices, not measured.
+        // 1,024 is vLLM's own on 70 GiB and more, except on an A100, where it found larger steps to
+        // be slower and says nothing of more requests. The doubled and the latency profile's
+        // numbers are choices, not measured.
         match (self.profile, gpu.memory_bytes / GIB) {
             (Profile::Conservative, _) => None,
             (Profile::Latency, _) => Some(StepLimits { tokens: default.tokens.min(2_048), sequences: 128 }),
@@ -180,8 +179,9 @@ impl EnginePlanSetup {
         self.arguments.iter().any(decides)
     }
 
-    /// Most tokens of a step for which there is a CUDA graph, where that is not left to the engine: a release that counts the graphs' memory and
-    /// a profile and user that leave the steps to the agent.
+    /// Most tokens of a step for which there is a CUDA graph, where that is not left to the engine:
+    /// a release that counts the graphs' memory and a profile and user that leave the steps to the
+    /// agent.
     #[must_use]
     pub fn graph_tokens(&self, gpu: Option<&Gpu>) -> Option<u32> {
         if self.profile != Profile::Throughput || !self.is_at_least(GRAPHS_COUNTED_SINCE) || self.decides_about_graphs() {
@@ -191,7 +191,7 @@ impl EnginePlanSetup {
         Some(self.steps(gpu).tokens.min(MAX_GRAPH_TOKENS)).filter(|tokens| *tokens > DEFAULT_GRAPH_TOKENS)
     }
 
-    /// What the release does by itself. What vLLM makes of it for models with unusual limits is not followed.
+    /// The release's own default. vLLM's changes for models with unusual limits are not followed.
     #[must_use]
     pub fn default_steps(&self, gpu: Option<&Gpu>) -> StepLimits {
         if self.simulated {
@@ -215,7 +215,6 @@ impl EnginePlanSetup {
         if in_file && !self.simulated { 0 } else { self.steps(gpu).tokens }
     }
 
-    /// How the cache is kept.
     #[must_use]
     pub fn cache_format(&self, facts: &ModelFacts) -> KvCacheFormat {
         let element_bytes = match value_of(&self.arguments, "--kv-cache-dtype") {
@@ -226,7 +225,8 @@ impl EnginePlanSetup {
     }
 }
 
-/// A number as vLLM's arguments take it: plain, in thousands (`8k`, `2.5k`) or in 1,024s (`8K`), and so on for millions.
+/// A number as vLLM's arguments take it: plain, in thousands (`8k`, `2.5k`) or in 1,024s (`8K`),
+/// and so on for millions.
 pub(super) fn parse_human_number(text: &str) -> Option<u32> {
     let text = text.trim();
     let (number, factor) = match text.char_indices().last()? {
@@ -237,7 +237,8 @@ pub(super) fn parse_human_number(text: &str) -> Option<u32> {
         _ => return text.parse().ok(),
     };
     let number = number.parse::<f64>().ok()? * factor;
-    // Truncated as the engine does it; what is negative, or too large for a budget, is none.
+    // Truncated as the engine does it. A number that is negative, or too large for a budget, counts
+    // as none.
     format!("{:.0}", number.trunc()).parse().ok()
 }
 

@@ -18,15 +18,15 @@ const TYPICAL_REQUEST_TOKENS: u64 = 2_048;
 /// GPUs of this compute capability and newer have bfloat16.
 const BFLOAT16_SINCE: (u32, u32) = (8, 0);
 
-/// A model of up to so many bytes makes more tokens on a GPU of at least so many than the Python front-end can send: measured with 1.7 billion
-/// parameters on an H200, where it sent two thirds of them.
+/// A model of up to this many bytes, on a GPU of at least this size, makes more tokens than the
+/// Python front-end can send. Measured with 1.7 billion parameters on an H200, where it sent two
+/// thirds of them.
 const FAST_MODEL_BYTES: u64 = 8 << 30;
 const FAST_GPU_BYTES: u64 = 70 << 30;
 
 /// A part of the memory with less than this cached is worth a warning.
 const SMALL_CACHE_PART: u64 = 10;
 
-/// The plan for people.
 pub(super) fn page(plan: &Plan) -> String {
     let mut lines = Vec::new();
     let mut section = |title: &str, sentences: Vec<String>| {
@@ -54,7 +54,6 @@ pub(super) fn page(plan: &Plan) -> String {
     page.trim_end().to_owned()
 }
 
-/// The plan in one paragraph.
 pub(super) fn summary(plan: &Plan) -> String {
     let mut sentences = vec![layout(plan).remove(0)];
     if let (ModelInfo::Unknown { because }, true) = (&plan.model, plan.layout.is_some()) {
@@ -133,7 +132,7 @@ fn device_noun(gpu: &Gpu) -> &'static str {
     if gpu.slice.is_some() { "MIG slice of GPU" } else { "GPU" }
 }
 
-/// What becomes of the GPUs, and why.
+/// How the GPUs are used, and why.
 fn layout(plan: &Plan) -> Vec<String> {
     let Some(layout) = &plan.layout else {
         return vec![format!("{} on the CPU", count(plan.replicas.len(), "replica"))];

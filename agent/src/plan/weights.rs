@@ -6,7 +6,8 @@ use super::shape::ModelShape;
 use crate::sizes::scaled;
 use crate::vllm::arguments::value_of;
 
-/// Bits of a parameter in the four-bit formats with their scales: a 16-bit scale and a zero point for each group of 128.
+/// Bits of a parameter in the four-bit formats with their scales: a 16-bit scale and a zero point
+/// for each group of 128.
 const FOUR_BIT_BITS: f64 = 4.25;
 
 /// A model's parameters, by whether quantization takes them.
@@ -14,7 +15,6 @@ const FOUR_BIT_BITS: f64 = 4.25;
 pub(super) struct ParameterCounts {
     /// Token embeddings and output head: they keep 16 bits.
     pub(super) embeddings: u64,
-    /// The attention of all layers.
     pub(super) attention: u64,
     /// The feed-forward parts of all layers, all experts included.
     pub(super) feed_forward: u64,
@@ -50,7 +50,7 @@ impl WeightFormat {
         let stored = named(text).or_else(|| named(config)).unwrap_or_else(|| "bfloat16".to_owned());
         let stored_bytes = type_bytes(&stored);
         let given = value_of(arguments, "--dtype").filter(|given| *given != "auto");
-        // Left to itself the engine loads 32-bit checkpoints as 16-bit ones.
+        // By default the engine loads 32-bit checkpoints as 16-bit ones.
         let plain_bytes = given.map_or(stored_bytes.min(2), type_bytes);
         let plain = match given.unwrap_or(&stored) {
             "float16" | "half" => "fp16",
@@ -77,7 +77,6 @@ impl WeightFormat {
         self.bits.is_none() || self.online
     }
 
-    /// Whether nothing is quantized.
     #[must_use]
     pub fn is_unquantized(&self) -> bool {
         self.bits.is_none()
@@ -87,7 +86,7 @@ impl WeightFormat {
         self.stored_bytes
     }
 
-    /// What so many bytes on disk take in memory.
+    /// What this many bytes on disk take in memory.
     pub(super) fn loaded_bytes(&self, on_disk: u64, parameters: &ParameterCounts) -> u64 {
         match self.bits {
             Some(_) if self.online => self.bytes_of(parameters),
@@ -96,7 +95,7 @@ impl WeightFormat {
         }
     }
 
-    /// What parameters that are nowhere on disk would take.
+    /// The memory for parameters that are nowhere on disk.
     pub(super) fn bytes_of(&self, parameters: &ParameterCounts) -> u64 {
         let Some(bits) = self.bits else { return parameters.total() * self.plain_bytes };
         let kept = parameters.embeddings + if self.experts_only { parameters.attention } else { 0 };
@@ -104,7 +103,8 @@ impl WeightFormat {
     }
 }
 
-/// What the weights would take in the two formats to which people turn when a model does not fit: one byte a parameter, and four bits.
+/// What the weights would take in the two usual formats for a model that does not fit: one byte a
+/// parameter, and four bits.
 pub(super) fn quantized_sizes(parameters: u64) -> [(&'static str, u64); 2] {
     [("fp8", parameters), ("4-bit (AWQ or GPTQ)", scaled(parameters, FOUR_BIT_BITS / 8.0))]
 }
@@ -129,7 +129,8 @@ fn parse_quantization(config: &Value) -> Option<(String, f64)> {
         "compressed-tensors" => parse_compressed_bits(config).unwrap_or(8.0),
         "modelopt" | "modelopt_fp4" if text("quant_algo").is_some_and(|name| name.contains("FP4")) => 4.5,
         "modelopt" => 8.0,
-        // Scales and zero points go with each group of four-bit weights; eight bits hardly have any.
+        // Scales and zero points go with each group of four-bit weights; eight bits hardly have
+        // any.
         _ => bits.map_or(FOUR_BIT_BITS, |bits| if bits < 8.0 { bits + 0.25 } else { bits }),
     };
     Some((method, bits))
@@ -144,12 +145,14 @@ fn parse_compressed_bits(config: &Value) -> Option<f64> {
 /// Parameters from shapes. Norms and biases are left out: less than one in a thousand.
 pub(super) fn count_parameters(config: &Value, shape: &ModelShape) -> ParameterCounts {
     let number = |names: &[&str]| names.iter().find_map(|name| config.get(*name)?.as_u64());
-    // Gemma's configurations leave out that theirs are tied; others are counted as not tied, on the safe side.
+    // Gemma's configurations do not say that theirs are tied. Others count as not tied, on the safe
+    // side.
     let gemma = || config.get("model_type").and_then(Value::as_str).is_some_and(|kind| kind.starts_with("gemma"));
     let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or_else(gemma);
     let layers = u64::from(shape.layers);
     let experts = number(&["num_local_experts", "n_routed_experts", "num_experts"]).unwrap_or(0);
-    // Gate, up and down. Old models have no gate; theirs comes out half too large, on the safe side.
+    // Gate, up and down. Old models have no gate; theirs comes out half too large, on the safe
+    // side.
     let gated = |width: u64| 3 * shape.hidden * width;
     let feed_forward = if experts == 0 {
         layers * gated(shape.intermediate)
@@ -168,7 +171,8 @@ pub(super) fn count_parameters(config: &Value, shape: &ModelShape) -> ParameterC
     }
 }
 
-/// The attention of one layer. A layer with a state in place of attention is counted alike; theirs are of the same order.
+/// The attention of one layer. A layer with a state in place of attention is counted alike; its
+/// parameters are of the same order.
 fn count_attention(config: &Value, shape: &ModelShape) -> u64 {
     let number = |name: &str| config.get(name).and_then(Value::as_u64);
     let (heads, hidden) = (u64::from(shape.heads), shape.hidden);

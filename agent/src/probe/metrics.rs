@@ -17,9 +17,9 @@ pub struct EngineMetrics {
     pub prompt_tokens: u64,
     /// Tokens generated since the engine started.
     pub generation_tokens: u64,
-    /// Engine steps since it started: the sign that it moves.
+    /// Engine steps since it started; they show that it makes progress.
     pub steps: u64,
-    /// Requests pushed out of the batch for want of blocks since the engine started.
+    /// Requests preempted for lack of blocks since the engine started.
     pub preemptions: u64,
     /// Prompt tokens looked up in the prefix cache since the engine started.
     pub prefix_queries: u64,
@@ -34,7 +34,8 @@ impl EngineMetrics {
     }
 }
 
-/// The names of the changing metrics. Where two are given, the second is what old releases say, and the first counts where both are.
+/// The names of the changing metrics. Where two are given, the second is that of old releases, and
+/// the first counts where both are present.
 const NAMES: [(EngineMetric, &str, Option<&str>); 9] = [
     (EngineMetric::Running, "vllm:num_requests_running", None),
     (EngineMetric::Waiting, "vllm:num_requests_waiting", None),
@@ -47,7 +48,6 @@ const NAMES: [(EngineMetric, &str, Option<&str>); 9] = [
     (EngineMetric::PrefixHits, "vllm:prefix_cache_hits_total", Some("vllm:gpu_prefix_cache_hits_total")),
 ];
 
-/// The name of the sample whose labels hold the cache's size.
 const CACHE_CONFIG: &str = "vllm:cache_config_info";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,14 +63,14 @@ enum EngineMetric {
     PrefixHits,
 }
 
-/// The sum of one name's samples.
 #[derive(Debug, Clone, Copy, Default)]
 struct SampleSum {
     value: f64,
     samples: u32,
 }
 
-/// The path that asks for the metrics alone: 0.4 ms of the engine's time instead of 5 ms for the whole page. The trailing slash is needed.
+/// The path that asks for the metrics alone: 0.4 ms of the engine's time instead of 5 ms for the
+/// whole page. The trailing slash is needed.
 pub(crate) fn filtered_path() -> String {
     path_of(NAMES.iter().flat_map(|(_, name, older)| [Some(*name), *older]).flatten().chain([CACHE_CONFIG]))
 }
@@ -110,7 +110,7 @@ pub(crate) fn parse_metrics(page: &str) -> EngineMetrics {
 
 impl SampleSum {
     fn add(&mut self, value: f64) {
-        // NaN is what an empty gauge says.
+        // An empty gauge has the value NaN.
         if value.is_finite() {
             self.value += value;
             self.samples += 1;
@@ -161,7 +161,6 @@ impl EngineMetrics {
     }
 }
 
-/// One line of the text format.
 #[derive(Debug, PartialEq)]
 struct PrometheusSample<'a> {
     name: &'a str,

@@ -14,20 +14,16 @@ pub use self::metrics::{EngineDetails, EngineMetrics};
 use crate::engine_client::{ApiClient, FetchError};
 use crate::traffic::Traffic;
 
-/// How long one reading may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An idle engine is read this many times less often.
 const IDLE_FACTOR: u32 = 10;
 
-/// What was last read from an engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LoadSample {
-    /// The metrics.
     pub metrics: EngineMetrics,
-    /// When they were read.
     pub at: Instant,
-    /// A later reading failed; the metrics are the last that are known.
+    /// A later reading failed; these are the last known metrics.
     pub is_stale: bool,
 }
 
@@ -37,7 +33,8 @@ impl LoadSample {
     }
 }
 
-/// Reads one engine until dropped. `interval` is the time between two readings of a busy engine; a request that arrives at an idle one is seen at once.
+/// Reads one engine until dropped. `interval` is the time between two readings of a busy engine.
+/// When a request comes to an idle one, the next reading follows at once.
 pub(crate) async fn watch(socket: &Path, traffic: &Arc<Traffic>, interval: Duration, samples: &watch::Sender<Option<LoadSample>>) {
     let mut reader = MetricsReader::new(socket, metrics::filtered_path());
     let mut failing = false;
@@ -85,18 +82,15 @@ fn publish(samples: &watch::Sender<Option<LoadSample>>, figures: Option<EngineMe
     });
 }
 
-/// Why a reading failed.
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
-    /// No answer.
     #[error(transparent)]
     Get(#[from] FetchError),
-    /// The engine refused.
     #[error("the metrics page has status {}", .0.as_u16())]
     Status(StatusCode),
 }
 
-/// Knows which of the two pages this engine has: the filtered one, or the whole.
+/// Remembers which page this engine has: the filtered one, or only the whole.
 #[derive(Debug)]
 struct MetricsReader {
     client: ApiClient,
@@ -125,24 +119,23 @@ impl MetricsReader {
     }
 }
 
-/// Reads the details of one engine, when asked.
 #[derive(Debug)]
 pub(crate) struct DetailReader {
     reader: MetricsReader,
 }
 
 impl DetailReader {
-    /// For the engine at this socket.
     pub(crate) fn new(socket: &Path) -> Self {
         Self { reader: MetricsReader::new(socket, metrics::detailed_path()) }
     }
 
-    /// The details now; `None` when the engine does not report, which `watch` has a word about.
+    /// The details now; `None` when the engine does not report them, which `watch` logs.
     pub(crate) async fn read(&mut self) -> Option<EngineDetails> {
         self.reader.read().await.ok().map(|page| metrics::parse_details(&page))
     }
 
-    /// To be called when another life of the engine begins: it may have the other front-end, and other pages.
+    /// To be called when another life of the engine begins: it may have the other front-end, and
+    /// other pages.
     pub(crate) fn reset(&mut self) {
         self.reader.path = metrics::detailed_path();
     }

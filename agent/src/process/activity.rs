@@ -6,34 +6,34 @@ use std::time::Duration;
 
 use super::table;
 
-/// The processes in which vLLM schedules and computes begin with these names, as the kernel cuts them, at 15 bytes. With tensor parallelism the
-/// core may sleep while its workers compute.
+/// The processes in which vLLM schedules and computes begin with these names, as the kernel cuts
+/// them, at 15 bytes. With tensor parallelism the core may sleep while its workers compute.
 const CORE_PROCESS_NAMES: [&str; 2] = ["VLLM::EngineCor", "VLLM::Worker"];
 
-/// Linux counts CPU time for user space in hundredths of a second, on every architecture that vLLM runs on (USER_HZ, proc(5)).
+/// Linux counts CPU time for user space in hundredths of a second, on every architecture that vLLM
+/// runs on (USER_HZ, proc(5)).
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A core that uses less of a CPU than this does nothing. An idle vLLM core was seen at 0 to 1 %.
 const CORE_BUSY_SHARE: f64 = 0.05;
 
-/// A front-end that uses more of a CPU than this may be at a request that has not reached the core yet, as with a long video. Answering probes
-/// alone costs it up to a tenth: 20 metrics pages a second of 5 ms each.
+/// A front-end that uses more of a CPU than this may be at a request that has not reached the core
+/// yet, as with a long video. Answering probes alone costs it up to a tenth: 20 metrics pages a
+/// second of 5 ms each.
 const FRONT_END_BUSY_SHARE: f64 = 0.5;
 
-/// What the processes of an engine were found to do.
+/// What the processes of an engine do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ProcessActivity {
     /// This one was stopped, by SIGSTOP as a rule, and does nothing before it is continued.
     Stopped(String),
     /// Its core, or what comes before it, computes.
     Computing,
-    /// Nothing computes.
+    /// No process computes.
     Idle,
-    /// There is nothing to be seen.
     Unknown,
 }
 
-/// One process at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ProcessSample {
     pid: i32,
@@ -42,11 +42,9 @@ struct ProcessSample {
     stopped: bool,
     /// It waits for a disk or a driver, as while it reads an adapter from a filesystem far away.
     blocked: bool,
-    /// CPU time that it has used.
     ticks: u64,
 }
 
-/// The processes of an engine at one moment.
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessSnapshot {
     /// The first process of the group.
@@ -55,7 +53,9 @@ pub(crate) struct ProcessSnapshot {
 }
 
 impl ProcessSnapshot {
-    /// Looks at the process group of an engine and at all that descends from its leader: compilers, for one, may have groups of their own. On a thread of its own: on a large host `/proc` has tens of thousands of entries.
+    /// Examines the process group of an engine and all that descends from its leader, because
+    /// compilers, for example, may have groups of their own. Runs on a thread of its own: on a
+    /// large host `/proc` has tens of thousands of entries.
     pub(crate) async fn take(group: Option<u32>) -> Self {
         let leader = group.and_then(|group| i32::try_from(group).ok()).unwrap_or(0);
         let read = move || {
@@ -66,7 +66,8 @@ impl ProcessSnapshot {
         Self { leader, processes }
     }
 
-    /// A process in which vLLM schedules or computes that an earlier look saw and that has ended since. An engine does not live on without it.
+    /// A process in which vLLM schedules or computes that was in an earlier snapshot and has ended
+    /// since. An engine does not live on without it.
     pub(crate) fn process_lost_since(&self, earlier: &Self) -> Option<String> {
         let is_here =
             |lost: &ProcessSample| self.processes.iter().any(|process| (process.pid, process.started) == (lost.pid, lost.started));
@@ -74,7 +75,8 @@ impl ProcessSnapshot {
         Some(format!("{} (pid {})", lost.name, lost.pid))
     }
 
-    /// What the processes did since an earlier look, within `elapsed` of work. Where they also rested in between, they seem to have done more than they did, never less.
+    /// What the processes did since an earlier snapshot, within `elapsed` of work. If they also
+    /// rested in between, they seem to have done more than they did, never less.
     pub(crate) fn activity_since(&self, earlier: &Self, elapsed: Duration) -> ProcessActivity {
         if let Some(stopped) = self.processes.iter().find(|process| process.stopped) {
             return ProcessActivity::Stopped(format!("{} (pid {})", stopped.name, stopped.pid));
@@ -82,12 +84,14 @@ impl ProcessSnapshot {
         let others = |process: &&ProcessSample| process.pid != self.leader;
         let (has_core, has_others) =
             (self.processes.iter().any(ProcessSample::is_core), self.processes.iter().any(|process| others(&process)));
-        // Without the names, the processes that the first one has started; without these, the first one.
+        // Without the names, the processes that the first one has started. If there are none, the
+        // first one.
         let is_core = |process: &&ProcessSample| if has_core { process.is_core() } else { !has_others || others(process) };
         let share = |process: &ProcessSample| process.cpu_share_since(&earlier.processes, elapsed);
         let computes = |process: &ProcessSample| match share(process) {
             _ if process.blocked && is_core(&process) => true,
-            // An engine that hangs starts nothing; one that compiles a kernel starts a compiler after the other.
+            // An engine that hangs starts nothing; one that compiles a kernel starts one compiler
+            // after another.
             None => true,
             Some(share) => share >= if is_core(&process) { CORE_BUSY_SHARE } else { FRONT_END_BUSY_SHARE },
         };
@@ -103,7 +107,7 @@ impl ProcessSample {
     fn read(pid: i32, started: u64) -> Option<Self> {
         let sample = Self::parse(pid, started, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         let mut title = Vec::new();
-        // Whoever sets its title need not set the kernel's name as well.
+        // A process that sets its title need not set the kernel's name as well.
         let titled = fs::File::open(format!("/proc/{pid}/cmdline")).and_then(|file| file.take(64).read_to_end(&mut title)).is_ok();
         let title = String::from_utf8_lossy(&title);
         let title = title.split(['\0', ' ']).next().unwrap_or_default();

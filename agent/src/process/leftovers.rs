@@ -12,27 +12,26 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-/// Where POSIX shared memory is on Linux.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Beginnings of names that only a library makes up, for one group of processes: Python's segments and semaphores, NCCL's and PyTorch's
-/// segments. Other files may be somebody's model or a cache that engines share.
+/// Prefixes of names that only libraries generate, for one group of processes: segments and
+/// semaphores of Python, segments of NCCL and PyTorch. Other files may be a user's model, or a
+/// cache that engines share.
 const GENERATED_PREFIXES: [&str; 4] = ["psm_", "sem.mp-", "nccl-", "torch_"];
 
 /// How much older than the engine a file may seem: the kernel's clock for files goes in ticks.
 const CLOCK_TICK: Duration = Duration::from_millis(20);
 
-/// What one life of an engine has in shared memory, as far as it was seen.
+/// What one life of an engine has in shared memory, as far as recorded.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedMemoryLeftovers {
     directory: PathBuf,
     since: SystemTime,
-    /// Inodes, since a semaphore is mapped under a name that is gone before it gets the one it keeps.
+    /// Inodes, because a semaphore is first mapped under a temporary name.
     seen: Arc<Mutex<BTreeSet<u64>>>,
 }
 
 impl SharedMemoryLeftovers {
-    /// For a life that begins now.
     pub(crate) fn new() -> Self {
         Self::in_directory(Path::new(SHARED_MEMORY))
     }
@@ -41,8 +40,8 @@ impl SharedMemoryLeftovers {
         Self { directory: directory.to_owned(), since: SystemTime::now(), seen: Arc::default() }
     }
 
-    /// Notes what these processes have mapped. On a thread of its own, of which `patience` is waited for: the kernel lets nobody read the
-    /// mappings of a process that a driver holds, for as long as it holds it.
+    /// Records what these processes have mapped. Runs on a thread of its own and waits for it for
+    /// `patience`: the kernel lets nobody read the mappings of a process while a driver holds it.
     pub(crate) fn record_mappings(&self, pids: Vec<i32>, patience: Duration) {
         let (done, looked) = channel::<()>();
         let leftovers = self.clone();
@@ -54,12 +53,13 @@ impl SharedMemoryLeftovers {
             drop(done);
         });
         if thread.is_ok() {
-            // Both ways it ends are fine: what was seen by then is removed, and nothing else.
+            // Either end is fine: only what was recorded by then is removed.
             let (Ok(()) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected)) = looked.recv_timeout(patience);
         }
     }
 
-    /// Removes what was seen, if it is ours and was made during this life; returns how many. For when no process is left.
+    /// Removes the recorded files that are ours and were made during this life; returns how many.
+    /// Call it when no process is left.
     pub(crate) fn remove(&self) -> usize {
         let seen = std::mem::take(&mut *self.seen.lock());
         if seen.is_empty() {

@@ -11,10 +11,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Every keeper has this variable in its environment, with its engine's directory: a later agent finds it by that.
+/// Every keeper has this variable in its environment, with its engine's directory. A later agent
+/// finds the keeper by it.
 pub(crate) const KEEPER_OF: &str = "HOSTLER_KEEPER_OF";
 
-/// How long one wait for the end of killed processes lasts before they are called stuck. A process inside a GPU driver call can take seconds to die.
+/// How long to wait for killed processes before they are called stuck. A process inside a GPU
+/// driver call can take seconds to die.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// The engine's first process.

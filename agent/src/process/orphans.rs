@@ -9,7 +9,8 @@ use super::record::ProcessRecord;
 use super::table::ProcessStat;
 use super::{KEEPER_OF, STUCK_AFTER};
 
-/// The living processes of an engine whose agent is dead, found by the record in its directory and by the environment that every engine is given.
+/// The living processes of an engine whose agent is dead, found by the record in its directory and
+/// by the environment that every engine is given.
 pub(crate) fn orphans(directory: &Path) -> Vec<i32> {
     let mut found = ProcessRecord::read(directory).map_or_else(Vec::new, |record| record.members());
     let mark = format!("VLLM_RPC_BASE_PATH={}", directory.display());
@@ -45,10 +46,10 @@ pub(crate) fn end_orphans(directory: &Path) -> Result<usize, Vec<i32>> {
             return Err([orphans, keepers].concat());
         }
         found = found.max(orphans.len());
-        // The engine first: a keeper that goes takes only the first process with it.
+        // The engine first: when a keeper dies, only the first process dies with it.
         for pid in orphans.into_iter().chain(keepers) {
             if let Some(pid) = Pid::from_raw(pid) {
-                // One that is already gone is what was wanted.
+                // One that is already gone is fine.
                 let _ = kill_process(pid, Signal::KILL);
             }
         }

@@ -44,7 +44,6 @@ impl ProcessRecord {
         })
     }
 
-    /// The first process.
     pub(crate) fn leader(&self) -> LeaderProcess {
         LeaderProcess { pid: self.leader, started: self.started }
     }
@@ -55,7 +54,8 @@ impl ProcessRecord {
         lives && self.leader() == leader && !self.is_foreign()
     }
 
-    /// Whether its ids mean nothing here: of an earlier run of the machine, or of another container.
+    /// Whether its ids mean nothing here: of an earlier run of the machine, or of another
+    /// container.
     pub(crate) fn is_foreign(&self) -> bool {
         self.boot_and_namespace != table::boot_and_namespace()
     }
@@ -65,7 +65,8 @@ impl ProcessRecord {
         if self.is_foreign() {
             return Vec::new();
         }
-        // The id of a group is not reused while it has members: another process under the leader's id proves that the group ended.
+        // The id of a group is not reused while it has members: another process under the leader's
+        // id proves that the group ended.
         match ProcessStat::read(self.leader) {
             Some(leader) if leader.started != self.started => return Vec::new(),
             _ => {}

@@ -3,30 +3,25 @@
 use std::fs;
 use std::io::Read;
 
-/// One process at the moment of reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessStat {
-    /// Its id.
     pub(crate) pid: i32,
-    /// Its parent.
     pub(crate) parent: i32,
-    /// Its process group.
     pub(crate) group: i32,
-    /// Its session.
     pub(crate) session: i32,
-    /// When it started, in clock ticks since the machine did. Together with the id it names one process for as long as the machine is up.
+    /// When it started, in clock ticks since the machine did. Together with the id it names one
+    /// process for as long as the machine is up.
     pub(crate) started: u64,
-    /// It has ended and waits to be reaped. Where nothing reaps orphans, as in some containers, it stays so for ever.
+    /// It has ended and waits to be reaped. Where nothing reaps orphans, as in some containers, it
+    /// stays so forever.
     pub(crate) is_zombie: bool,
 }
 
 impl ProcessStat {
-    /// The process with this id, if there is one.
     pub(crate) fn read(pid: i32) -> Option<Self> {
         Self::parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Every process that can be seen.
     pub(crate) fn all() -> Vec<Self> {
         let Ok(entries) = fs::read_dir("/proc") else {
             return Vec::new();
@@ -34,7 +29,8 @@ impl ProcessStat {
         entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter_map(Self::read).collect()
     }
 
-    /// Reads a line of `/proc/PID/stat`: the name in parentheses may contain anything, so fields count from the last parenthesis.
+    /// Reads a line of `/proc/PID/stat`: the name in parentheses may contain anything, so fields
+    /// count from the last parenthesis.
     fn parse(pid: i32, line: &str) -> Option<Self> {
         let fields: Vec<&str> = line[line.rfind(')')? + 1..].split_whitespace().collect();
         let state = *fields.first()?;
@@ -45,12 +41,13 @@ impl ProcessStat {
             group: fields.get(2)?.parse().ok()?,
             session: fields.get(3)?.parse().ok()?,
             started: fields.get(19)?.parse().ok()?,
-            // A first thread that ended while others live looks the same but for the count.
+            // A first thread that ended while others live looks the same except for the count.
             is_zombie: matches!(state, "Z" | "X") && threads <= 1,
         })
     }
 
-    /// Whether the process was started with this environment entry, `NAME=value`. A process that rewrote its title may have overwritten it.
+    /// Whether the process was started with this environment entry, `NAME=value`. A process that
+    /// rewrote its title may have overwritten it.
     pub(crate) fn has_environment(&self, entry: &str) -> bool {
         let mut environment = Vec::new();
         let read = fs::File::open(format!("/proc/{}/environ", self.pid)).and_then(|file| file.take(1 << 20).read_to_end(&mut environment));
@@ -58,7 +55,6 @@ impl ProcessStat {
     }
 }
 
-/// The living processes of a group.
 pub(crate) fn members(group: i32) -> Vec<ProcessStat> {
     let mut processes = ProcessStat::all();
     processes.retain(|process| process.group == group && !process.is_zombie);
@@ -84,7 +80,8 @@ pub(crate) fn descendants(of: i32) -> Vec<i32> {
 /// The ids of a process and its descendants among these.
 fn with_descendants(of: i32, processes: &[ProcessStat]) -> Vec<i32> {
     let mut family = vec![of];
-    // A child may have a smaller id than its parent, since ids begin again: a pass for each generation.
+    // A child may have a smaller id than its parent, because ids wrap around. So each generation
+    // needs a pass.
     loop {
         let before = family.len();
         for process in processes {
@@ -104,7 +101,8 @@ pub(crate) fn oom_kills() -> Option<u64> {
     counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
-/// Names this run of the machine and this process-id namespace: ids and start times mean nothing outside of them.
+/// Names this boot of the machine and this process-id namespace. Ids and start times mean nothing
+/// outside of them.
 pub(crate) fn boot_and_namespace() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();

@@ -38,7 +38,6 @@ const MAX_BUNDLE_BYTES: u64 = 64 * 1024 * 1024;
 /// How long reading may take. A cold parallel filesystem needs seconds.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The prompt files of one model. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Bundle {
     /// SHA-256 of the bytes.
@@ -60,58 +59,31 @@ impl Bundle {
     }
 }
 
-/// Why there is no bundle. The replica serves all the same.
+/// Why there is no bundle. The replica serves requests all the same.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptFilesError {
     /// The model has another kind of tokenizer, or is not there.
     #[error("no {TOKENIZER_FILE} in {place}")]
-    NoTokenizer {
-        /// Where it was looked for.
-        place: String,
-    },
-    /// The model is no folder, and not among the downloaded ones.
+    NoTokenizer { place: String },
     #[error("{model} is neither a folder nor downloaded to {}", cache.display())]
-    NotDownloaded {
-        /// The model, or its tokenizer, as it was named.
-        model: String,
-        /// The folder of downloaded models.
-        cache: PathBuf,
-    },
-    /// The engine does something with text that no file describes.
+    NotDownloaded { model: String, cache: PathBuf },
+    /// The engine handles text in a way that no file describes.
     #[error("the engine runs with {argument}, and only a Hugging Face tokenizer can be shared with routers")]
-    OtherTokenizer {
-        /// The argument that says so.
-        argument: String,
-    },
-    /// More than anybody should send or keep.
+    OtherTokenizer { argument: String },
+    /// More than an agent sends or a router keeps.
     #[error("the tokenizer's files in {place} hold more than {} MiB", MAX_BUNDLE_BYTES >> 20)]
-    TooLarge {
-        /// Where they are.
-        place: String,
-    },
-    /// A file is there and cannot be read.
+    TooLarge { place: String },
     #[error("cannot read {}: {source}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The simulated engine does not tell.
+    Unreadable { path: PathBuf, source: io::Error },
+    /// The simulated engine does not send them.
     #[error("cannot read {path} from the simulated engine: {reason}")]
-    EngineUnavailable {
-        /// What was asked for.
-        path: String,
-        /// What happened.
-        reason: String,
-    },
-    /// The disk does not answer.
+    EngineUnavailable { path: String, reason: String },
     #[error("the files could not be read within {} s", READ_TIMEOUT.as_secs())]
     Timeout,
 }
 
 impl PromptFilesError {
-    /// Whether it may be otherwise in a while.
+    /// Whether trying again later may help.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self, Self::Unreadable { .. } | Self::EngineUnavailable { .. } | Self::Timeout)
     }
@@ -139,7 +111,8 @@ impl PromptFileSource {
         }
     }
 
-    /// Reads the files for the engine that listens at `socket` and has just become ready; takes a minute at most.
+    /// Reads the files for the engine that listens at `socket` and has just become ready; takes a
+    /// minute at most.
     ///
     /// # Errors
     /// When the model has no tokenizer that can be shared, or it cannot be read.

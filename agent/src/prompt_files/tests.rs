@@ -7,7 +7,6 @@ use tempfile::TempDir;
 use super::*;
 use crate::engine_client::api_client::tests::Scripted;
 
-/// A folder with these files.
 fn folder(files: &[(&str, &str)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), files);

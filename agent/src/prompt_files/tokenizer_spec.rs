@@ -14,7 +14,7 @@ use crate::vllm::arguments::{is_given, value_of};
 /// Modes in which vLLM takes the model's Hugging Face tokenizer.
 const HF_TOKENIZER_MODES: [&str; 3] = ["auto", "hf", "slow"];
 
-/// A model as the engine was told of it.
+/// A model as the engine's arguments name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TokenizerSpec {
     /// Path or Hugging Face id of its tokenizer.
@@ -73,7 +73,8 @@ impl TokenizerSpec {
     }
 }
 
-/// The folder of a model, or of its tokenizer: itself one, or a snapshot of a downloaded repository.
+/// The folder of a model, or of its tokenizer: itself one, or a snapshot of a downloaded
+/// repository.
 pub(crate) fn resolve_folder(named: &str, revision: Option<&str>, cache: &Path) -> Option<PathBuf> {
     let itself = PathBuf::from(named);
     if itself.is_dir() {
@@ -100,7 +101,7 @@ fn read_template(template: &str) -> Result<Bytes, PromptFilesError> {
 /// A whole file; `None` when there is none.
 fn read_file(path: &Path) -> Result<Option<Bytes>, PromptFilesError> {
     let unreadable = |source| PromptFilesError::Unreadable { path: path.to_owned(), source };
-    // Looked at before it is opened: opening a pipe waits for whoever writes to it.
+    // Checked before it is opened, because opening a pipe waits for its writer.
     match fs::metadata(path) {
         Ok(about) if about.is_file() => {}
         Ok(_) => return Err(unreadable(std::io::Error::other("not a file"))),

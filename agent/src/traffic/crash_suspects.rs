@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use crate::crashes::RequestFingerprint;
 
-/// How long a request that ended badly counts as having been there. vLLM's front-end ends its streams when its core is gone, and exits 2 to 5 s later.
+/// How long a failed request still counts as in flight at a crash. vLLM's front-end ends its
+/// streams when its core is gone, and exits 2 to 5 s later.
 const FAILED_RETENTION: Duration = Duration::from_secs(10);
 
 /// The most requests that are remembered after they ended badly.
@@ -22,7 +23,7 @@ struct TrackedRequest {
     fingerprint: RequestFingerprint,
 }
 
-/// The requests of one replica that have names.
+/// The requests of one replica that have fingerprints.
 #[derive(Debug, Default)]
 pub(super) struct SuspectTracker(Mutex<SuspectState>);
 
@@ -35,7 +36,8 @@ struct SuspectState {
 }
 
 impl SuspectTracker {
-    /// The engine of this life has got the request. The number, which is never zero, is for `close`.
+    /// The engine of this life has received the request. The returned number, never zero, is for
+    /// `untrack`.
     pub(super) fn track(&self, epoch: u64, fingerprint: RequestFingerprint) -> u64 {
         let mut state = self.0.lock();
         state.next += 1;
@@ -61,7 +63,7 @@ impl SuspectTracker {
         state.recently_failed.push_back((now, sent));
     }
 
-    /// What this life of the engine had when it ended, just now: each request once.
+    /// The requests of this life of the engine, which has just ended; each once.
     pub(super) fn crash_suspects(&self, epoch: u64) -> Vec<RequestFingerprint> {
         let now = Instant::now();
         let state = self.0.lock();

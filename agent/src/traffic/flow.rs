@@ -26,7 +26,8 @@ impl Default for ResponseFlow {
 }
 
 impl ResponseFlow {
-    /// Requests that wait for the engine: not those whose body is still on its way to it, nor those whose client does not take what is there.
+    /// Requests that wait for the engine. Those whose body is still on its way, or whose client
+    /// does not read what is there, are not counted.
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -36,7 +37,6 @@ impl ResponseFlow {
         self.last_progress.load(Ordering::Relaxed)
     }
 
-    /// The pauses of streams.
     pub fn gaps(&self) -> &GapHistogram {
         &self.gaps
     }
@@ -47,12 +47,11 @@ impl ResponseFlow {
 pub struct EngineWait<'a> {
     flow: &'a ResponseFlow,
     is_waiting: bool,
-    /// When its last event came, unless it was held up since.
+    /// When its last event came; `None` if it was held up since.
     last: Option<Instant>,
 }
 
 impl<'a> EngineWait<'a> {
-    /// A request that does not wait yet.
     pub(super) fn new(flow: &'a ResponseFlow) -> Self {
         Self { flow, is_waiting: false, last: None }
     }
@@ -70,7 +69,7 @@ impl<'a> EngineWait<'a> {
         }
     }
 
-    /// The engine gave something.
+    /// The engine sent something.
     pub fn record_progress(&mut self) {
         let now = Instant::now();
         let micros = now.saturating_duration_since(self.flow.origin).as_micros();
@@ -80,7 +79,8 @@ impl<'a> EngineWait<'a> {
         }
     }
 
-    /// Passes something on. While the other side does not take it, the request does not wait for the engine, and the pause is not the engine's.
+    /// Passes something on. While the receiver does not take it, the request does not wait for the
+    /// engine, and the pause is not the engine's.
     pub async fn pause_during<F: Future>(&mut self, passing: F) -> F::Output {
         let mut passing = pin!(passing);
         if let std::task::Poll::Ready(output) = poll!(passing.as_mut()) {

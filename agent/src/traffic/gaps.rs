@@ -3,19 +3,20 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Each doubling of the time has this many buckets, as a power of two: their bounds are 19 to 25 % apart.
+/// Each doubling of the time has this many buckets, as a power of two: their bounds are 19 to 25 %
+/// apart.
 const SUB_BUCKET_BITS: u32 = 2;
 
 /// Gaps from 2^36 µs on, 19 hours, share the last bucket.
 const BUCKETS: usize = 36 << SUB_BUCKET_BITS;
 
-/// Fewer gaps than these say nothing about the slowest hundredth.
+/// Fewer gaps than this say nothing about the slowest hundredth.
 const MIN_SAMPLES: u32 = 100;
 
-/// With this many gaps half of each bucket is forgotten: a few seconds of a busy engine, some minutes of a single stream.
+/// With this many gaps half of each bucket is forgotten: a few seconds of a busy engine, some
+/// minutes of a single stream.
 const DECAY_THRESHOLD: u32 = 20_000;
 
-/// Counts of gaps by their length.
 #[derive(Debug)]
 pub struct GapHistogram {
     buckets: [AtomicU32; BUCKETS],
@@ -28,12 +29,12 @@ impl Default for GapHistogram {
 }
 
 impl GapHistogram {
-    /// Counts one gap.
     pub fn record(&self, gap: Duration) {
         self.buckets[bucket_of(gap)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What ninety-nine of a hundred gaps do not exceed, rounded up to a bucket's bound; nothing before there were enough.
+    /// The gap that 99 % of all gaps do not exceed, rounded up to a bucket's bound; `None` before
+    /// there are enough.
     pub fn p99(&self) -> Option<Duration> {
         let counts: [u32; BUCKETS] = std::array::from_fn(|index| self.buckets[index].load(Ordering::Relaxed));
         let total: u32 = counts.iter().sum();
@@ -49,7 +50,7 @@ impl GapHistogram {
         index.map(bucket_end)
     }
 
-    /// Forgets half when there is much. To be called now and then.
+    /// Halves the counts when there are many. To be called now and then.
     pub fn decay(&self) {
         let total: u32 = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum();
         if total < DECAY_THRESHOLD {
@@ -71,7 +72,6 @@ fn bucket_of(gap: Duration) -> usize {
     usize::try_from(index).map_or(BUCKETS - 1, |index| index.min(BUCKETS - 1))
 }
 
-/// Where a bucket ends.
 fn bucket_end(index: usize) -> Duration {
     let (doublings, fine) = (index >> SUB_BUCKET_BITS, index as u64 & ((1 << SUB_BUCKET_BITS) - 1));
     Duration::from_micros(((1 << SUB_BUCKET_BITS) + fine + 1) << doublings)

@@ -36,7 +36,6 @@ proptest! {
     }
 }
 
-/// What the chosen guards say of themselves.
 fn sum(guards: &[InFlight], chosen: impl Fn(&InFlight) -> bool) -> InFlightTotals {
     guards.iter().filter(|guard| chosen(guard)).fold(InFlightTotals::default(), |sum, guard| InFlightTotals {
         requests: sum.requests + 1,

@@ -8,7 +8,6 @@ const MIN_DELAY: Duration = Duration::from_millis(100);
 /// The longest pause. A router that comes back is served again within about this time.
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(1);
 
-/// The pauses of one outage.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
@@ -21,13 +20,13 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The pause after one more attempt at a router that is away.
+    /// The pause after one more failed attempt to reach a router.
     pub fn next_delay(&mut self) -> Duration {
         self.next_delay_up_to(MAX_DELAY)
     }
 
-    /// The pause after one more attempt; the next one is no longer than `longest`. Between half and all of what is due, so that the agents of
-    /// a fleet do not come back in step.
+    /// The pause after one more attempt; the next one is no longer than `longest`. It is random
+    /// between half and all of what is due, so that the agents of a fleet do not come back in step.
     pub(super) fn next_delay_up_to(&mut self, longest: Duration) -> Duration {
         let pause = self.next.mul_f64(0.5 + 0.5 * fastrand::f64());
         self.next = (self.next * 2).min(longest);

@@ -23,10 +23,10 @@ use crate::join::RouterAccess;
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
 
-/// How often the routers' names are looked up again: a router that was added to a name is served after this.
+/// How often the routers' names are resolved again: a router that was added to a name is served
+/// after this time.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How long a look-up may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Lanes per router: the work of very many streams is spread over as many tasks. HTTP/2 servers allow some 200 streams a connection.
@@ -35,15 +35,12 @@ pub const LANES: u32 = 4;
 /// What all sessions share.
 #[derive(Debug)]
 pub struct Uplink {
-    /// The engines and what is to be said of them.
+    /// The node's engines and what is reported about them.
     pub state: Arc<NodeState>,
-    /// Name of this node.
     pub node: String,
-    /// Random number of this life of the agent.
     pub life: u64,
     /// How routers are spoken with.
     pub access: RouterAccess,
-    /// Where relayed requests are counted.
     pub metrics: Arc<AgentMetrics>,
     /// The requests being relayed.
     pub requests: TaskTracker,
@@ -52,8 +49,9 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// Serves every router that `targets` (`HOST:PORT`) name, until `end`. A name of several addresses means a router at each,
-    /// but for loopback names, whose addresses are one host's.
+    /// Serves every router that `targets` (`HOST:PORT`) name, until `end`. A name with several
+    /// addresses means a router at each. Loopback names are the exception: their addresses are one
+    /// host's.
     pub async fn run(self: Arc<Self>, targets: Vec<String>, end: CancellationToken) {
         let sessions = TaskTracker::new();
         let mut known: FxHashMap<SocketAddr, RouterSession> = FxHashMap::default();
@@ -68,7 +66,7 @@ impl Uplink {
                 match found {
                     Ok(addresses) => {
                         unresolved.remove(target);
-                        // An address that has left its name is left.
+                        // A session ends when its name no longer has the address.
                         known.retain(|address, session| session.target != *target || addresses.contains(address) || session.cancel());
                         for address in addresses {
                             known.entry(address).or_insert_with(|| {

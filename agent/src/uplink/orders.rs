@@ -11,8 +11,8 @@ use crate::engine::Phase;
 use crate::engine::control::{ControlRequest, LoraAdapter, phase_label};
 use crate::node::Replica;
 
-/// Has an order carried out on all of its replicas and answers when the last is done. Each engine has deadlines of its own, and goes on even if
-/// the session that waits here ends.
+/// Carries an order out on all of its replicas and answers when the last is done. Each engine has
+/// deadlines of its own. It goes on even if the session that waits here ends.
 pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Order) -> wire::Answer {
     let Some((order, replicas)) = parse_order(order) else {
         return wire::Answer { id, error: "the order is not known here".to_owned(), log_lines: Vec::new() };
@@ -58,7 +58,7 @@ fn replica_name(uplink: &Uplink, replica: &Replica) -> String {
     format!("{}/{}", uplink.node, replica.index)
 }
 
-/// What went wrong where, and where it did not; empty when nothing did.
+/// Which replicas failed and why, and which did not; empty when none failed.
 fn summarize_failures(outcomes: &[(String, Result<(), String>)]) -> String {
     let failed: Vec<String> = outcomes.iter().filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?))).collect();
     let done: Vec<&str> = outcomes.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(name, _)| name.as_str()).collect();

@@ -19,7 +19,8 @@ use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
 use crate::traffic::{EngineWait, InFlight, PromptEstimate, RouterKey};
 
-/// Serves one request to its end, or until the router cancels it: the connection to the engine is then dropped, and the engine aborts.
+/// Serves one request to its end, or until the router cancels it. A cancel drops the connection to
+/// the engine, and the engine aborts.
 pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, router: RouterKey, metrics: Arc<AgentMetrics>) {
     let IncomingRequest { head, stream } = incoming;
     let is_counted = !head.aside;
@@ -48,7 +49,8 @@ pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, route
 
 async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState, router: RouterKey) -> Result<(), StreamFault> {
     let replica = node.replica(head.replica).ok_or_else(|| not_ready(format!("this node has no replica {}", head.replica)))?;
-    // Counted before the phase is looked at, so that a drain either sees this request or is seen by it.
+    // Counted before the phase is read, so that either a drain sees this request or this request
+    // sees the drain.
     let prompt = PromptEstimate { tokens: head.prompt_tokens, uncached: head.uncached_tokens };
     let in_flight = (!head.aside).then(|| replica.engine.traffic().enter_with(router, prompt));
     let (phase, epoch) = {
@@ -87,19 +89,20 @@ struct Exchange<'a> {
     client: &'a EngineClient,
     serving: &'a RequestStream,
     in_flight: Option<&'a InFlight>,
-    /// For a request whose answer the engine has to compute.
+    /// For a request whose answer needs the engine's core.
     wait: Option<EngineWait<'a>>,
-    /// The life of the engine, and what the request is called there, until it is sent.
+    /// The engine's life and the request's fingerprint, until it is sent.
     fingerprint: Option<(u64, RequestFingerprint)>,
-    /// The engine has got all of it.
+    /// The engine has received all of it.
     is_sent: bool,
 }
 
 impl<'a> Exchange<'a> {
-    /// The request to the engine, and its answer back, or why there is none.
+    /// Sends the request to the engine and its answer back; returns why there is none.
     async fn run(&mut self, request: OutgoingRequest) -> Result<(), RequestError> {
         let (status, mut answer) = self.send_request(request).await?;
-        // A body of known length ends with its last byte: the end then leaves in the same batch, before the router can think of cancelling.
+        // A body of known length ends with its last byte. The end then leaves in the same batch,
+        // before the router can cancel.
         while !answer.is_complete()
             && let Some(piece) = answer.next_chunk().await
         {
@@ -111,7 +114,6 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Sends the request, and begins the answer when the engine does.
     async fn send_request(&mut self, request: OutgoingRequest) -> Result<(StatusCode, EngineResponse<'a>), RequestError> {
         let Self { client, in_flight, wait, fingerprint, is_sent, .. } = self;
         let sent = || {
@@ -130,23 +132,25 @@ impl<'a> Exchange<'a> {
         Ok((status, answer))
     }
 
-    /// Takes note of a piece of the answer.
     fn observe(&mut self, piece: &[u8], status: StatusCode) {
         if is_keep_alive_comment(piece) {
             return;
         }
         self.in_flight.inspect(|in_flight| in_flight.mark_prefilled());
-        // vLLM's front-end alone refuses requests, and begins answers, whether or not its core still moves: neither is a sign of life.
+        // vLLM's front-end refuses requests and begins answers by itself, whether or not its core
+        // still works. Neither counts as progress.
         if status.is_success() {
             self.wait.as_mut().map(EngineWait::record_progress);
         }
-        // So it ends its streams when its core has died, each event in a piece of its own. The process exits seconds later.
+        // This is how vLLM's front-end ends its streams when its core has died, each event in a
+        // piece of its own. The process exits seconds later.
         if piece.starts_with(b"data: {\"error\"") {
             self.in_flight.inspect(|in_flight| in_flight.mark_failed());
         }
     }
 
-    /// Passes a piece on. While the router has no room for it, the rest of the request goes on to the engine.
+    /// Passes a piece on. While the router has no room for it, the rest of the request goes on to
+    /// the engine.
     async fn forward(&mut self, piece: Bytes, answer: &mut EngineResponse<'_>) {
         let sending = async {
             tokio::select! {
@@ -162,7 +166,8 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Counts the prompt as computed after `prefill_estimate`, unless that is zero: an answer that does not stream shows its first byte with its last.
+/// Counts the prompt as computed after `prefill_estimate`, unless that is zero: an answer that does
+/// not stream shows its first byte with its last.
 async fn assume_prefilled_after(in_flight: Option<&InFlight>, prefill_estimate: Duration) -> Infallible {
     if !prefill_estimate.is_zero() {
         tokio::time::sleep(prefill_estimate).await;
@@ -171,7 +176,8 @@ async fn assume_prefilled_after(in_flight: Option<&InFlight>, prefill_estimate: 
     std::future::pending().await
 }
 
-/// Whether the engine's core has to do something for the answer. vLLM's front-end gives the others by itself, even while the core hangs.
+/// Whether the answer needs the engine's core. vLLM's front-end gives other answers by itself, even
+/// while the core hangs.
 fn needs_engine_core(head: &RequestHead) -> bool {
     let path = head.path.split('?').next().unwrap_or_default();
     head.method == "POST"

@@ -17,14 +17,12 @@ use crate::vllm::FrontEndInUse;
 pub(super) struct Reporter {
     router: RouterKey,
     sequence: u64,
-    /// What the router knows of each replica.
     last_reports: Vec<ReplicaSnapshot>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
 struct ReplicaSnapshot {
     epoch: u64,
-    /// Crashes so far.
     crashes: u64,
     state: Option<wire::ReplicaState>,
     load: Option<wire::Load>,
@@ -36,7 +34,7 @@ impl Reporter {
         Self { router, sequence: 0, last_reports: Vec::new() }
     }
 
-    /// Everything, as if nothing had been reported.
+    /// Everything, as if nothing had been reported before.
     pub(super) fn snapshot(&mut self, node: &NodeState) -> wire::Report {
         self.last_reports = vec![ReplicaSnapshot::default(); node.replicas().len()];
         self.sequence = 0;
@@ -84,7 +82,7 @@ fn engine_crash(crash: &Crash) -> wire::EngineCrash {
 
 fn current_snapshot(replica: &Replica, router: RouterKey) -> ReplicaSnapshot {
     let status = replica.engine.status().borrow().clone();
-    // A reading that could not be renewed says nothing any more; the agent's own counts stay true.
+    // A reading that could not be renewed says nothing any more; the agent's own counts stay valid.
     let sample = replica.engine.samples().borrow().filter(|sample| !sample.is_stale);
     let counts = replica.engine.traffic().subscribe();
     let counts = counts.borrow();
@@ -205,10 +203,10 @@ fn finding(finding: &Finding) -> wire::Finding {
     wire::Finding { kind: kind.as_str().to_owned(), evidence, advice }
 }
 
-/// Without the version of the blocks: the state is not sent again for each of them.
+/// Without the version of the blocks, so that their changes alone do not send the state again.
 fn cache_watch(watched: &CacheStatus, epoch: u64) -> wire::CacheWatch {
     if watched.epoch != epoch {
-        // It reports the life before, for a moment.
+        // For a moment it still reports the life before.
         return wire::CacheWatch { reason: "the engine has just started".into(), ..wire::CacheWatch::default() };
     }
     let CacheStatus { exact, reason, block_size, has_holes, .. } = watched.clone();

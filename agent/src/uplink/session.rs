@@ -34,22 +34,21 @@ use crate::lane::Lane;
 use crate::node::REPORT_INTERVAL;
 use crate::traffic::RouterKey;
 
-/// The pause after a refusal that will not change by itself soon.
+/// The pause after a refusal that will probably last.
 const REFUSED_DELAY: Duration = Duration::from_secs(10);
 
-/// How long a router may take to welcome the agent.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reports without news are not sent more often than this, whatever the router's lease.
+/// The shortest interval of empty reports, whatever the router's lease.
 const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
 
 /// Reports and answers that may wait for the connection.
 const QUEUE_CAPACITY: usize = 16;
 
-/// Places in the queue that transfers leave free, so that a report waits for a few of its parts at most and never for a place.
+/// Places in the queue that transfers leave free. A report then waits for a few parts of a transfer
+/// at most, and never for a place.
 const TRANSFER_RESERVE: usize = 12;
 
-/// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 enum SessionEnd {
     #[error("cannot connect: {0}")]
@@ -84,7 +83,8 @@ impl From<JoinError> for SessionEnd {
     }
 }
 
-/// Keeps a session with the router at `address` until `end`. A router that is away is dialled on and on, and mentioned once.
+/// Keeps a session with the router at `address` until `end`. A router that is away is dialled again
+/// and again, but logged once.
 pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, name: String, end: CancellationToken) {
     let mut redial = Backoff::default();
     let mut mentioned = String::new();
@@ -98,7 +98,8 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
             (redial, mentioned) = (Backoff::default(), String::new());
         }
         let reason = ended.to_string();
-        // One line an outage, whatever its further symptoms are; but a refusal needs somebody to act.
+        // One log line per outage, whatever further symptoms follow. But a refusal needs somebody
+        // to act.
         if mentioned.is_empty() || (matches!(ended, SessionEnd::Refused(_)) && reason != mentioned) {
             match &ended {
                 SessionEnd::Duplicate => tracing::debug!(router = name, %address, reason),
@@ -148,7 +149,6 @@ impl Drop for RouterClaim {
     }
 }
 
-/// An attachment that lives.
 struct Session {
     claim: RouterClaim,
     to_router: mpsc::Sender<wire::AttachRequest>,
@@ -157,9 +157,10 @@ struct Session {
     transfers: TransferQueue,
     /// An empty report goes out this often.
     heartbeat: Duration,
-    /// The end of one is the session's: a lane is only ever lost with its connection. Without a status the router closed it.
+    /// The end of one lane ends the session, because a lane is lost only with its connection.
+    /// Without a status the router closed it.
     lanes: Vec<AbortOnDropHandle<Option<Status>>>,
-    /// Orders at work, to be answered when they are done.
+    /// Orders being carried out, to be answered when they are done.
     orders: FuturesUnordered<BoxFuture<'static, wire::Answer>>,
     /// Keeps the connection's certificate from expiring.
     _renewal: AbortOnDropHandle<()>,
@@ -195,7 +196,7 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Se
         .await
         .map_err(|_| SessionEnd::Lost(format!("no welcome within {} s", WELCOME_TIMEOUT.as_secs())))?;
     let (from_router, first) = welcomed.map_err(|status| {
-        // With another certificate it could be welcome.
+        // Another certificate could be accepted.
         if status.code() == Code::Unauthenticated {
             identity.iter().for_each(|identity| uplink.access.discard(identity));
         }
@@ -253,7 +254,7 @@ async fn open_lane(
     })))
 }
 
-/// Loses its lane when the task that reads it ends, however it ends.
+/// Closes its lane when the task that reads it ends, however it ends.
 struct LaneGuard(Arc<Lane>);
 
 impl Drop for LaneGuard {
@@ -263,7 +264,6 @@ impl Drop for LaneGuard {
 }
 
 impl Session {
-    /// Reports and obeys until the connection ends.
     async fn run(mut self) -> SessionEnd {
         let uplink = self.claim.uplink.clone();
         let mut state = uplink.state.changed();
@@ -271,7 +271,7 @@ impl Session {
         let mut lanes: FuturesUnordered<_> = std::mem::take(&mut self.lanes).into_iter().collect();
         let mut next_report = Instant::now();
         loop {
-            // What happens until the next report is due leaves together.
+            // Changes until the next report is due leave together.
             let news = async {
                 sleep_until(next_report).await;
                 state.changed().await
@@ -293,7 +293,8 @@ impl Session {
                     self.report().await
                 }
                 _ = heartbeat.tick() => self.report().await,
-                // One part a turn, and only while the queue is nearly empty: nothing above ever waits for long.
+                // One part per turn, and only while the queue is nearly empty, so that no branch
+                // above waits for long.
                 room = room, if self.transfers.is_due() => match (room, self.transfers.next(|index| self.reporter.reported_epoch(index))) {
                     (Err(ended), _) => Err(ended),
                     (Ok(()), None) => Ok(()),
@@ -321,7 +322,7 @@ impl Session {
         send(&self.to_router, ToRouter::Report(report)).await
     }
 
-    /// An order is done or has failed. What it changed is reported first.
+    /// Answers an order that is done or has failed. What it changed is reported first.
     async fn answer_order(&mut self, answer: wire::Answer) -> Result<(), SessionEnd> {
         self.report().await?;
         send(&self.to_router, ToRouter::Answer(answer)).await
@@ -366,7 +367,8 @@ impl Session {
                 tracing::info!(replicas = ?replicas.indices, "directive from router: release");
                 answer.error = orders::release(&uplink, &replicas);
             }
-            // These take seconds or minutes: they are answered when they are done, and the session goes on meanwhile.
+            // These take seconds or minutes. They are answered when they are done, and the session
+            // goes on meanwhile.
             Some(order @ (Order::Sleep(_) | Order::Wake(_) | Order::Lora(_))) => {
                 self.orders.push(Box::pin(orders::execute(uplink, answer.id, order)));
                 return Ok(());

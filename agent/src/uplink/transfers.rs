@@ -14,7 +14,6 @@ use crate::prompt_files::Bundle;
 /// Blocks in one message: 256 KiB of keys.
 const MAX_BLOCKS_PER_MESSAGE: usize = 32 * 1024;
 
-/// Bytes of a bundle in one message.
 const MAX_FILE_BYTES_PER_MESSAGE: usize = 256 * 1024;
 
 /// What waits to be sent to one router.
@@ -22,7 +21,7 @@ const MAX_FILE_BYTES_PER_MESSAGE: usize = 256 * 1024;
 pub(super) struct TransferQueue {
     caches: CacheTransfers,
     files: FileTransfers,
-    /// Whose turn it is when both have something.
+    /// Whether files go next when both have something to send.
     files_next: bool,
 }
 
@@ -32,12 +31,12 @@ impl TransferQueue {
         Self { caches: CacheTransfers::new(logs), files: FileTransfers::default(), files_next: false }
     }
 
-    /// Whether there may be something to send.
     pub(super) fn is_due(&self) -> bool {
         !self.files.sending.is_empty() || self.caches.are_due()
     }
 
-    /// A report goes out: what it announces may be followed by blocks, and every change of a cache comes with one.
+    /// A report goes out. Blocks may follow what it announces, and every change of a cache comes
+    /// with a report.
     pub(super) fn mark_caches_due(&mut self) {
         self.caches.replicas.iter_mut().for_each(|cache| cache.is_due = true);
     }
@@ -57,7 +56,8 @@ impl TransferQueue {
         self.files.push(bundle);
     }
 
-    /// The next part, if there is one. `reported_epoch` is the life of each replica in the last report to the router.
+    /// The next part, if there is one. `reported_epoch` is the life of each replica in the last
+    /// report to the router.
     pub(super) fn next(&mut self, reported_epoch: impl Fn(usize) -> u64) -> Option<Message> {
         let Self { caches, files, files_next } = self;
         *files_next = !*files_next;
@@ -81,7 +81,7 @@ struct CacheTransfer {
     cursor: Cursor,
     /// There may be something to read.
     is_due: bool,
-    /// Belongs to a life that the router has not heard of.
+    /// Its life has not been reported to the router yet.
     deferred: Option<CacheDelta>,
 }
 
@@ -95,7 +95,8 @@ impl CacheTransfers {
         self.replicas.iter().any(|cache| cache.is_due)
     }
 
-    /// What is to be said next. `reported_epoch` is the life of each replica in the last report to the router.
+    /// The next cache report. `reported_epoch` is the life of each replica in the last report to
+    /// the router.
     fn next(&mut self, reported_epoch: impl Fn(usize) -> u64) -> Option<wire::CacheReport> {
         for _ in 0..self.replicas.len() {
             let at = self.next_replica;

@@ -21,8 +21,9 @@ fn is_flag(argument: &str, flag: &str) -> bool {
     name.starts_with('-') && name.replace('_', "-") == flag
 }
 
-/// The arguments with those of the file that `--config` names, of which the engine makes arguments that come before the others. Of what the file
-/// nests only the names are told. A file that cannot be read adds nothing: the engine will say so.
+/// The arguments, with those of the file that `--config` names. The engine puts the file's
+/// arguments before the others. Of nested entries only the names are used. A file that cannot be
+/// read adds nothing: the engine will report it.
 pub(crate) fn expand_config_file(arguments: &[String]) -> Vec<String> {
     let text = value_of(arguments, "--config").and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
     let argument = |line: &str| {
@@ -37,11 +38,11 @@ pub(crate) fn expand_config_file(arguments: &[String]) -> Vec<String> {
     text.lines().filter_map(argument).chain(arguments.iter().cloned()).collect()
 }
 
-/// The engine arguments of the configuration.
 pub(crate) struct EngineArguments<'a>(pub(crate) &'a [String]);
 
 impl EngineArguments<'_> {
-    /// Whether a flag was given, as `--flag`, `--flag=value` or with underscores, or negated as `--no-flag`.
+    /// Whether a flag was given, as `--flag`, `--flag=value` or with underscores, or negated as
+    /// `--no-flag`.
     pub(crate) fn has(&self, flag: &str) -> bool {
         let bare = flag.trim_start_matches('-');
         self.0.iter().any(|argument| {
@@ -57,7 +58,8 @@ impl EngineArguments<'_> {
         self.0.iter().any(|argument| argument.replace('_', "-") == negated)
     }
 
-    /// What a flag was given as its value: empty where it takes none, `off` where it was negated; `None` where it was not given.
+    /// The value that a flag was given: empty where it takes none, `off` where it was negated,
+    /// `None` where it was not given.
     pub(crate) fn display_value(&self, flag: &str) -> Option<String> {
         if self.negates(flag) {
             return Some("off".to_owned());

@@ -17,10 +17,12 @@ use crate::host::{EngineProgram, HostError, ReplicaPlan};
 /// What the simulated engine serves when no model is named.
 pub const SIMULATED_MODEL: &str = "simulated";
 
-/// Messages about the cache that an engine keeps, to tell them again where some were missed: one for each of its steps. vLLM's own default.
+/// Messages about its cache that an engine keeps to send again if some were missed, one per step.
+/// vLLM's own default.
 const REPLAY_BUFFER_EVENTS: u32 = 10_000;
 
-/// How long vLLM keeps an idle connection, in seconds. Its default of 5 would close pooled connections just as they are used.
+/// How long vLLM keeps an idle connection, in seconds. Its default of 5 would close pooled
+/// connections just as they are used.
 const KEEP_ALIVE_SECONDS: &str = "3600";
 
 /// Unlocks the engine's routes for sleeping, among others.
@@ -29,7 +31,7 @@ const SLEEP_ROUTES_VARIABLE: &str = "VLLM_SERVER_DEV_MODE";
 /// Whether vLLM serves with its Rust front-end. Releases without one do not read it.
 const RUST_FRONT_END_VARIABLE: &str = "VLLM_USE_RUST_FRONTEND";
 
-/// Arguments that would take the engine out of the agent's hands.
+/// Arguments that only the agent may give.
 const RESERVED_ARGUMENTS: [(&str, &str); 13] = [
     ("--uds", "the agent gives each engine a socket of its own"),
     ("--api-key", "an engine is reachable through the agent only; guard the router instead"),
@@ -46,42 +48,36 @@ const RESERVED_ARGUMENTS: [(&str, &str); 13] = [
     ("-dp", "the agent runs one engine per replica; use --replicas"),
 ];
 
-/// Inherited variables that would change an engine without anyone having asked for it: a port from Kubernetes, a key that locks the agent out, one that is for operators. `CUDA_VISIBLE_DEVICES` is kept where the agent sets none: it may be a scheduler's limit.
+/// Inherited variables that would change an engine although nobody asked for it: a port from
+/// Kubernetes, a key that locks the agent out, a key for operators. `CUDA_VISIBLE_DEVICES` is kept
+/// where the agent sets none, because it may be a scheduler's limit.
 const NOT_INHERITED: [&str; 3] = ["VLLM_PORT", "VLLM_API_KEY", "HOSTLER_ADMIN_KEY"];
 
 /// Everything the command line depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchContext<'a> {
-    /// Which program becomes the engine.
     pub engine: &'a EngineProgram,
     /// vLLM's version; unknown counts as older than every release.
     pub version: Option<VllmVersion>,
-    /// Which replica of this node.
     pub replica: &'a ReplicaPlan,
-    /// CPU cores for an engine without a GPU that shares this host with other engines: its part of them. `None` leaves the whole host to it.
+    /// CPU cores for an engine without a GPU that shares this host with other engines: its part of
+    /// them. `None` leaves the whole host to it.
     pub cores: Option<u32>,
     /// GiB of memory for the KV cache of an engine without a GPU; `None` leaves it to the engine.
     pub kv_cache_gib: Option<u64>,
     /// The engine's own directory, see `RunDir::engine`.
     pub directory: &'a Path,
-    /// The agent's settings.
     pub config: &'a AgentConfig,
-    /// The flags that the plan chose for it.
     pub choices: &'a [FlagChoice],
-    /// The HTTP front-end that the flags are for.
     pub front_end: FrontEndInUse,
     /// The agent's own `PYTHONPATH`; empty where it has none.
     pub python_path: &'a OsStr,
 }
 
-/// A program with its arguments and its changes to the inherited environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandLine {
-    /// What is run.
     pub program: PathBuf,
-    /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Variables that are set.
     pub set: Vec<(&'static str, OsString)>,
     /// Variables that are not passed on unless `set` names them.
     pub unset: Vec<&'static str>,
@@ -114,8 +110,8 @@ impl CommandLine {
     }
 }
 
-/// Where the engine tells what it has cached: on Unix sockets in its own directory, where no other user of the host can read prompts in the
-/// events or forge them.
+/// Where the engine sends KV events: on Unix sockets in its own directory, where no other user of
+/// the host can read prompts in the events or forge them.
 pub fn cache_source(launch: &LaunchContext<'_>) -> KvEventSource {
     match cache_events_obstacle(launch) {
         Some(because) => KvEventSource::Nothing { because },
@@ -146,7 +142,7 @@ fn cache_events_obstacle(launch: &LaunchContext<'_>) -> Option<String> {
     }
 }
 
-/// The flag that makes the engine tell what it caches, if it is to.
+/// The flag that makes the engine send KV events, if it is to.
 fn cache_event_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
     let KvEventSource::Sockets { live, replay } = cache_source(launch) else { return Vec::new() };
     let config = serde_json::json!({
@@ -160,7 +156,8 @@ fn cache_event_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
     vec!["--kv-events-config".into(), config.to_string().into()]
 }
 
-/// The command line for one engine. Fails when the configured engine arguments contain one that only the agent may give.
+/// The command line for one engine. Fails when the configured engine arguments contain one that
+/// only the agent may give.
 pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError> {
     let given = expand_config_file(&launch.config.engine_args);
     check_reserved(&EngineArguments(&given))?;
@@ -194,7 +191,8 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
         ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE_SECONDS.into()),
         ("VLLM_NO_USAGE_STATS", "1".into()),
     ];
-    // The routes behind `hostler sleep` and `hostler lora`. They are reachable by the engine's socket alone, which is this user's.
+    // The routes behind `hostler sleep` and `hostler lora`. They are reachable only through the
+    // engine's socket, which is this user's.
     let given = EngineArguments(&launch.config.engine_args);
     for (flag, unlocks) in [("--enable-sleep-mode", SLEEP_ROUTES_VARIABLE), ("--enable-lora", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")] {
         if given.has(flag) && !given.negates(flag) {
@@ -211,17 +209,20 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
             set.push(("CUDA_VISIBLE_DEVICES", entries.join(",").into()));
         }
         ([], Some(cores)) => {
-            // Left to itself each engine binds one thread to every core, so that all engines of one host would sit on the same cores; a batch system's value counts the cores of the whole job.
+            // By default each engine binds one thread to every core, so that all engines of a host
+            // would sit on the same cores. A batch system's value counts the cores of the whole
+            // job.
             set.push(("OMP_NUM_THREADS", cores.max(1).to_string().into()));
             set.push(("VLLM_CPU_OMP_THREADS_BIND", "nobind".into()));
         }
         ([], None) => {}
     }
     if let Some(gib) = launch.kv_cache_gib.filter(|_| !EngineArguments(&launch.config.engine_args).has("--gpu-memory-utilization")) {
-        // Left to itself each engine wants nine tenths of the host's memory, and fails where they are not free.
+        // By default each engine wants nine tenths of the host's memory, and fails if that is not
+        // free.
         set.push(("VLLM_CPU_KVCACHE_SPACE", gib.to_string().into()));
     }
-    // Always one or the other, so that an inherited variable does not decide.
+    // Always set to one or the other, so that an inherited variable does not decide.
     set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
     if matches!(launch.engine, EngineProgram::Vllm { .. }) && needs_plugin(launch, all_given) {
         set.extend(plugin::environment(launch.directory, launch.python_path).into_iter().flatten());
@@ -229,8 +230,9 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
     Ok(set)
 }
 
-/// Whether the plugin has the threads of the engine's core take turns: where one of them sends events, and none of them runs the model (which was not
-/// measured), as one does in an engine with a single GPU and no process around its model.
+/// Whether the plugin makes the threads of the engine's core take turns. It does where one of them
+/// sends events and none runs the model. A thread of the core runs the model in an engine with a
+/// single GPU and no process around its model; that case was not measured.
 fn needs_plugin(launch: &LaunchContext<'_>, all_given: &[String]) -> bool {
     let config = launch.config;
     let planned = || launch.choices.iter().find(|choice| choice.flag == EXECUTOR_FLAG).map(|choice| choice.value.as_str());

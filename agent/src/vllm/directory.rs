@@ -6,18 +6,17 @@ use std::path::{Path, PathBuf};
 
 use super::plugin;
 
-/// Where an engine with this directory listens.
 pub(crate) fn socket_path(directory: &Path) -> PathBuf {
     directory.join("engine.sock")
 }
 
-/// Where an engine with this directory keeps temporary files.
 pub(crate) fn temporary_path(directory: &Path) -> PathBuf {
     directory.join("tmp")
 }
 
-/// Empties the directory: sockets of an earlier life would make vLLM fail, and its temporary files are never removed by itself. What an engine finds in it
-/// is a place for new ones, and the plugin, should its environment name that.
+/// Empties the directory. Sockets of an earlier life would make vLLM fail, and vLLM never removes
+/// its temporary files. Leaves a folder for new ones, and the plugin if the engine's environment
+/// names it.
 pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     match fs::remove_dir_all(directory) {

@@ -1,6 +1,7 @@
 //! One flag of an engine: its value, who decided about it, and why.
 
-/// Whether the model of an engine on one GPU runs in its core's process (`uni`) or in one of its own (`mp`), see `room`.
+/// Whether the model of an engine on one GPU runs in its core's process (`uni`) or in one of its
+/// own (`mp`).
 pub(crate) const EXECUTOR_FLAG: &str = "--distributed-executor-backend";
 
 /// Who decided.
@@ -15,7 +16,6 @@ pub enum FlagOrigin {
 }
 
 impl FlagOrigin {
-    /// In a word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -31,16 +31,14 @@ impl FlagOrigin {
 pub struct FlagChoice {
     /// With its dashes.
     pub flag: &'static str,
-    /// Several values have a space between them; empty for a flag without a value.
+    /// Several values are separated by spaces; empty for a flag without a value.
     pub value: String,
-    /// Who decided.
     pub origin: FlagOrigin,
-    /// A sentence.
     pub because: String,
 }
 
 impl FlagChoice {
-    /// The flag as people read it: of many values the first and the last.
+    /// The flag for display: of many values the first and the last.
     #[must_use]
     pub fn display_short(&self) -> String {
         let shown = match *self.value.split(' ').collect::<Vec<_>>() {
@@ -50,7 +48,7 @@ impl FlagChoice {
         shown.trim_end().to_owned()
     }
 
-    /// The words of the command line; none for what the agent does not give.
+    /// The words on the command line; none for what the agent does not give.
     pub fn to_arguments(&self) -> impl Iterator<Item = &str> {
         let given = self.origin == FlagOrigin::Hostler;
         std::iter::once(self.flag).chain(self.value.split(' ')).filter(move |word| given && !word.is_empty())

@@ -10,10 +10,9 @@ use super::version::VllmVersion;
 /// Which of its HTTP front-ends an engine runs with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FrontEndInUse {
-    /// The one that every release has; also the simulated engine's.
+    /// Every release has it, and so does the simulated engine.
     #[default]
     Python,
-    /// The fast one.
     Rust,
 }
 
@@ -65,7 +64,8 @@ pub(crate) const RUST_UNSUPPORTED_FLAGS: [&str; 44] = [
     "--uvicorn-log-level",
 ];
 
-/// Flags with which it refuses to start before these releases, as far as releases were looked at: 0.24, 0.26 to 0.29, 0.32 and 0.33.
+/// Flags with which it refuses to start before these releases. Releases 0.24, 0.26 to 0.29, 0.32
+/// and 0.33 were examined.
 pub(crate) const RUST_FLAGS_SINCE: [(&str, VllmVersion); 11] = [
     ("--limit-mm-per-prompt", VllmVersion::new(0, 27)),
     ("--generation-config", VllmVersion::new(0, 29)),

@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Tells the plugin how long a thread waits, in seconds.
+/// The variable that gives the plugin the switch interval, in seconds.
 pub(crate) const SWITCH_INTERVAL_VARIABLE: &str = "HOSTLER_SWITCH_INTERVAL";
 
 /// A tenth of Python's own; 1 ms gave about the same (docs/gpus.md).
@@ -33,7 +33,6 @@ fn folder_path(directory: &Path) -> PathBuf {
     directory.join("python")
 }
 
-/// Writes the folder.
 pub(super) fn write(directory: &Path) -> io::Result<()> {
     for (name, text) in FILES {
         let path = folder_path(directory).join(name);
@@ -45,7 +44,7 @@ pub(super) fn write(directory: &Path) -> io::Result<()> {
 
 /// The variables that have an engine load it, for this inherited `PYTHONPATH`; `None` where the directory's name cannot be on such a path.
 pub(super) fn environment(directory: &Path, inherited: &OsStr) -> Option<[(&'static str, OsString); 2]> {
-    // Nothing inherited is no entry: an empty one would stand for the working directory.
+    // An empty `PYTHONPATH` adds no entry: an empty entry would mean the working directory.
     let inherited = std::env::split_paths(inherited).filter(|_| !inherited.is_empty());
     let path = std::env::join_paths(std::iter::once(folder_path(directory)).chain(inherited)).ok()?;
     Some([("PYTHONPATH", path), (SWITCH_INTERVAL_VARIABLE, SWITCH_INTERVAL_SECONDS.into())])

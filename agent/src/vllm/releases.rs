@@ -2,13 +2,14 @@
 
 use super::version::VllmVersion;
 
-/// Events about the cache have an encoding that we read since this release.
+/// Since this release we can read the encoding of KV events.
 pub(crate) const CACHE_EVENTS_SINCE: VllmVersion = VllmVersion::new(0, 11);
 
-/// `--async-scheduling` does without structured outputs before this release, and is called experimental there.
+/// Before this release `--async-scheduling` does not support structured outputs and is called
+/// experimental.
 pub(crate) const ASYNC_SINCE: VllmVersion = VllmVersion::new(0, 12);
 
-/// The engine decides about asynchronous scheduling by itself since this release.
+/// Since this release the engine itself decides about asynchronous scheduling.
 pub(crate) const ASYNC_AUTO_SINCE: VllmVersion = VllmVersion::new(0, 14);
 
 /// `--stream-interval`.
@@ -20,19 +21,22 @@ pub(crate) const PERFORMANCE_MODE_SINCE: VllmVersion = VllmVersion::new(0, 17);
 /// `--shutdown-timeout`.
 pub(crate) const SHUTDOWN_TIMEOUT_SINCE: VllmVersion = VllmVersion::new(0, 18);
 
-/// From this release on vLLM counts CUDA graphs as memory that it uses, and uses 0.92 of a GPU by default instead of 0.9.
+/// From this release on vLLM counts CUDA graphs as memory that it uses, and uses 0.92 of a GPU by
+/// default instead of 0.9.
 pub(crate) const GRAPHS_COUNTED_SINCE: VllmVersion = VllmVersion::new(0, 20);
 
-/// Before this release an engine that tells of its cache keeps whole contexts in layers with a window.
+/// Before this release an engine that sends KV events keeps whole contexts in layers with a window.
 pub(crate) const WINDOWS_WITH_EVENTS_SINCE: VllmVersion = VllmVersion::new(0, 20);
 
-/// The first release that comes with it, where it comes for GPUs.
+/// The first release that ships the Rust front-end, in its builds for GPUs.
 pub(crate) const RUST_FRONT_END_SINCE: VllmVersion = VllmVersion::new(0, 22);
 
-/// The first release whose Rust front-end has `/tokenize`, without which routers do not place by the exact prompt.
+/// The first release whose Rust front-end has `/tokenize`, without which routers do not place by
+/// the exact prompt.
 pub(crate) const RUST_TOKENIZE_SINCE: VllmVersion = VllmVersion::new(0, 24);
 
-/// `CUDA_VISIBLE_DEVICES` may hold a UUID since this release; earlier ones read every entry as a number and crash.
+/// `CUDA_VISIBLE_DEVICES` may hold a UUID since this release; earlier ones read every entry as a
+/// number and crash.
 pub(crate) const GPU_UUID_SINCE: VllmVersion = VllmVersion::new(0, 24);
 
 /// GPUs of 160 GiB and more have larger steps by default since this release.
@@ -41,5 +45,5 @@ pub(crate) const LARGE_STEPS_SINCE: VllmVersion = VllmVersion::new(0, 28);
 /// `--max-num-queued-reqs`. The Rust front-end refuses to start with it, up to 0.33 at least.
 pub(crate) const QUEUE_LIMIT_SINCE: VllmVersion = VllmVersion::new(0, 29);
 
-/// The release that is planned for where none is installed: the newest whose flags were looked at.
+/// The release that is assumed where none is installed: the newest whose flags were examined.
 pub(crate) const NEWEST_KNOWN: VllmVersion = VllmVersion::new(0, 33);

@@ -11,7 +11,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
-/// `vllm --version` imports all of vLLM: 17 s on two slow cores, more on a cold parallel filesystem.
+/// `vllm --version` imports all of vLLM: 17 s on two slow cores, more on a cold parallel
+/// filesystem.
 const FULL_PROBE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Reading the installed package's version imports nothing of vLLM: 0.1 s on the same machine.
@@ -25,19 +26,17 @@ const OUTPUT_CAP: u64 = 256 * 1024;
 pub struct VllmVersion {
     /// Always 0 so far.
     pub major: u32,
-    /// What flags depend on.
     pub minor: u32,
-    /// A bug-fix release.
     pub patch: u32,
 }
 
 impl VllmVersion {
-    /// A release by its first two numbers.
     pub const fn new(major: u32, minor: u32) -> Self {
         Self { major, minor, patch: 0 }
     }
 
-    /// Finds the version in the output of `vllm --version`: the last line that is one, since warnings come before it.
+    /// Finds the version in the output of `vllm --version`: the last line that is one, since
+    /// warnings come before it.
     pub fn parse(output: &str) -> Option<Self> {
         output.lines().rev().find_map(|line| Self::parse_word(line.trim()))
     }
@@ -66,54 +65,33 @@ fn parse_digits(text: &str) -> Option<u32> {
     text[..end].parse().ok()
 }
 
-/// Why the version is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum VllmVersionError {
-    /// The program cannot be started.
     #[error("cannot start {}: {source}", program.display())]
-    Start {
-        /// What was started.
-        program: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The program did not finish in time.
+    Start { program: PathBuf, source: io::Error },
     #[error("`{} --version` did not finish within {} s", program.display(), deadline.as_secs())]
-    Timeout {
-        /// What was started.
-        program: PathBuf,
-        /// How long it was given.
-        deadline: Duration,
-    },
-    /// The program said something else.
+    Timeout { program: PathBuf, deadline: Duration },
     #[error("`{} --version` printed no version; it ended with {status} and its last line was: {last_line}", program.display())]
-    Unreadable {
-        /// What was started.
-        program: PathBuf,
-        /// How it ended.
-        status: String,
-        /// Its last line.
-        last_line: String,
-    },
+    Unreadable { program: PathBuf, status: String, last_line: String },
 }
 
-/// What is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledVllm {
-    /// The release.
     pub version: VllmVersion,
     /// The Rust front-end that came with it.
     pub rust_front_end: Option<PathBuf>,
 }
 
-/// Prints the package's folder, then its version. Imports nothing of vLLM: a package's place is found without running it.
+/// Prints the package's folder, then its version. Imports nothing of vLLM: a package's place is
+/// found without running it.
 const VERSION_SCRIPT: &str = "\
 import importlib.metadata as m, importlib.util as u
 for folder in getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or []:
     print('folder ' + folder)
 print(m.version('vllm'))";
 
-/// Asks the vLLM behind `program`, at first through the Python that its first line names, else by `program --version`, which says nothing of a front-end. Takes up to 135 s in the worst case.
+/// Asks the vLLM behind `program`: first through the Python that its first line names, else by
+/// `program --version`, which says nothing of a front-end. Takes up to 135 s.
 pub async fn probe(program: &Path) -> Result<InstalledVllm, VllmVersionError> {
     if let Some(interpreter) = read_interpreter(program) {
         let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(VERSION_SCRIPT)], QUICK_PROBE_TIMEOUT).await;
@@ -152,7 +130,8 @@ fn read_interpreter(program: &Path) -> Option<PathBuf> {
     (is_python && path.is_absolute()).then(|| path.to_owned())
 }
 
-/// Runs a program in a group of its own and returns how it ended and what it printed, standard output last.
+/// Runs a program in a group of its own and returns how it ended and what it printed, standard
+/// output last.
 async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VllmVersionError> {
     let start_error = |source| VllmVersionError::Start { program: program.to_owned(), source };
     let mut child = Command::new(program)
@@ -184,7 +163,7 @@ async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -
         Ok(Err(source)) => Err(start_error(source)),
         Err(_) => {
             if let Some(group) = group {
-                // Nothing can be done about a group that is already gone.
+                // The group may be gone already.
                 let _ = kill_process_group(group, Signal::KILL);
             }
             Err(VllmVersionError::Timeout { program: program.to_owned(), deadline })

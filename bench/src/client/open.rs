@@ -9,14 +9,14 @@ use bytes::{Buf, Bytes};
 use hostler_http1::{BodyFraming, Connection, Framing, HttpError, Stream};
 use http::StatusCode;
 
-/// An open connection. Dropped, it is closed, and the target stops answering.
+/// An open connection. Dropping it closes it, and the target stops answering.
 pub(super) struct Open {
     connection: Connection,
-    /// What the target has not been sent of the request: of its head, and of its body.
+    /// What is still to be sent of the request: of its head, and of its body.
     unsent: [Bytes; 2],
-    /// What is to come of the answer, and whether another may follow.
+    /// How the rest of the answer is framed, and whether another may follow.
     body: BodyFraming,
-    /// What had been read when the request was begun.
+    /// Bytes read before the request began.
     heard_before: u64,
 }
 
@@ -26,7 +26,8 @@ impl Open {
         Self { connection: Connection::new(stream), unsent: Default::default(), body, heard_before: 0 }
     }
 
-    /// Whether another request may be sent on it: the answer before has been read to its end, and the target has not closed it since.
+    /// Whether another request may be sent on it: the previous answer was read to its end, and the
+    /// target has not closed it since.
     pub(super) fn is_free(&mut self) -> bool {
         self.body.keeps_alive && self.body.framing == Framing::Complete && self.is_sent() && self.connection.is_idle()
     }
@@ -45,12 +46,13 @@ impl Open {
             self.connection.poll_head(context, false, |status, _| status)
         })
         .await?;
-        // A target that has answered before it knew all of the request may close the connection, and may not.
+        // A target that answered before it had all of the request may or may not close the
+        // connection.
         self.body = BodyFraming { keeps_alive: self.body.keeps_alive && body.keeps_alive, ..body };
         StatusCode::from_u16(status).map_err(|_| HttpError::Malformed("its status is none"))
     }
 
-    /// Waits for the next piece of the answer and has it looked at; nothing after the last.
+    /// Waits for the next piece of the answer and calls `look` with it; `None` after the last.
     pub(super) async fn piece<T>(&mut self, mut look: impl FnMut(&[u8]) -> T) -> Result<Option<T>, HttpError> {
         poll_fn(|context| {
             self.send(context);
@@ -69,7 +71,8 @@ impl Open {
 
     fn send(&mut self, context: &mut Context<'_>) {
         if let Poll::Ready(Err(_)) = self.poll_send(context) {
-            // A target that does not want the rest may say so and close: its answer, or the lack of one, is there to be read.
+            // A target that does not want the rest may answer and close. Its answer, or the lack of
+            // one, can still be read.
             self.unsent = Default::default();
             self.body.keeps_alive = false;
         }

@@ -15,7 +15,8 @@ const EVENT: &str = "2a\r\ndata: {\"choices\":[{\"text\":\"a\",\"index\":0}]}\r\
 const LAST: &str = "39\r\ndata: {\"choices\":[{\"text\":\"b\",\"finish_reason\":\"stop\"}]}\n\n\r\n";
 const DONE: &str = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
 
-/// A target that says these on its connections, one after each request, and closes a connection when `None` comes after an answer.
+/// A target that sends these answers on its connections, one per request, and closes a connection
+/// when `None` follows an answer.
 struct Target {
     client: Client,
     /// All that was sent to it, a text for each connection.

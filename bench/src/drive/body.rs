@@ -5,7 +5,7 @@ use std::io::Write;
 use crate::args::Api;
 use crate::session::Session;
 
-/// What a body says beside the conversation.
+/// The fields of a body besides the conversation.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestOptions {
     pub(crate) api: Api,
@@ -14,7 +14,7 @@ pub(crate) struct RequestOptions {
     pub(crate) ignore_eos: bool,
 }
 
-/// The request of a turn, whose earlier turns were answered so.
+/// The request of a turn, with the answers to the earlier turns.
 pub(crate) fn body(form: &RequestOptions, session: &Session, turn: usize, answers: &[String]) -> Vec<u8> {
     let turns = &session.turns[..=turn];
     let text: usize = turns.iter().map(|turn| turn.says.len()).sum::<usize>() + answers.iter().map(String::len).sum::<usize>();
@@ -53,7 +53,6 @@ pub(crate) fn body(form: &RequestOptions, session: &Session, turn: usize, answer
     }
     let all = if form.ignore_eos { ",\"ignore_eos\":true" } else { "" };
     let stream = if form.stream { ",\"stream\":true,\"stream_options\":{\"include_usage\":true}" } else { "" };
-    // Writing to memory does not fail.
     let _ = write!(body, ",\"max_tokens\":{}{stream}{all}}}", turns[turn].most_tokens);
     body
 }

@@ -14,19 +14,17 @@ use crate::sample::{Outcome, Sample};
 use crate::session::Session;
 use crate::target::Target;
 
-/// How long a client of a closed loop waits after a failure: a target that refuses at once would be asked a million times a second.
+/// How long a client of a closed loop waits after a failure. Without it, a target that refuses at
+/// once would be asked a million times a second.
 const FAILED_PAUSE: Duration = Duration::from_millis(50);
 
-/// A target, and how it is asked.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) name: String,
     pub(super) target: Target,
     pub(super) key: Option<HeaderValue>,
     pub(super) form: RequestOptions,
-    /// Most time for one request.
     pub(super) request_timeout: Duration,
-    /// Its page of metrics.
     pub(super) metrics: Option<Target>,
 }
 
@@ -45,7 +43,7 @@ pub(super) struct LoadContext {
 }
 
 impl LoadContext {
-    /// Whether nothing may begin any more.
+    /// Whether no request may begin any more.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now >= until) || self.is_exhausted()
     }
@@ -61,7 +59,7 @@ impl LoadContext {
         left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
-    /// Has a conversation. Its first question is due when the session says, or now.
+    /// Runs a conversation. Its first question is due when the session says, or now.
     pub(super) async fn run_conversation(&self, session: Session, due: Option<Instant>) {
         let mut client = self.idle.lock().pop().unwrap_or_else(|| Client::new(self.endpoint.target.place.clone()));
         let mut answers = Vec::new();

@@ -31,7 +31,6 @@ struct Model {
     id: String,
 }
 
-/// All targets, in their order.
 pub(super) async fn endpoints(args: &BenchArgs) -> Result<Vec<Arc<Endpoint>>, Error> {
     let key = key(&args.common.key_env)?;
     let mut endpoints = Vec::new();
@@ -58,7 +57,8 @@ fn key(variable: &str) -> Result<Option<HeaderValue>, Error> {
     Ok(Some(value))
 }
 
-/// The model to ask for. The target is asked in any case, so that one which is not there is noticed before a load is made.
+/// The model to ask for. The target is asked in any case, so that a missing one is noticed before
+/// the load begins.
 async fn model(target: &Target, key: Option<HeaderValue>, wanted: Option<&str>) -> Result<String, Error> {
     let page = Client::new(target.place.clone()).get(&format!("{}/models", target.path), key, MODELS_TIMEOUT).await;
     if let Err(error @ (ClientError::Connect(_) | ClientError::ConnectTimeout)) = page {
@@ -73,7 +73,8 @@ async fn model(target: &Target, key: Option<HeaderValue>, wanted: Option<&str>) 
     models.data.into_iter().next().map(|model| model.id).ok_or_else(|| unnamed("its list of models is empty".to_owned()))
 }
 
-/// A page that was named has to say something; one that was not is used if it does.
+/// The page of metrics. One that was named must have samples; the target's own is used if it has
+/// some.
 async fn metrics(target: &Target, named: Option<&Target>) -> Result<Option<Target>, Error> {
     let page = named.cloned().unwrap_or_else(|| target.metrics());
     let unusable = |reason: String| match named {

@@ -18,13 +18,12 @@ use crate::progress::{Phase, Progress};
 use crate::record::{Limits, Recorder};
 use crate::session::Session;
 
-/// How often progress is told and metrics are asked for.
+/// How often progress is reported and metrics are read.
 const TICK: Duration = Duration::from_secs(1);
 
 /// What a load is to be.
 pub(super) struct Plan {
     pub(super) endpoint: Arc<Endpoint>,
-    /// Conversations at once at most.
     pub(super) at_once: u32,
     /// Before counting begins.
     pub(super) warm_up: Duration,
@@ -33,14 +32,15 @@ pub(super) struct Plan {
     /// Counted requests at most.
     pub(super) requests: Option<u64>,
     pub(super) limits: Limits,
-    /// Whether it is the same all the time, so that what comes within its duration is what the target gives.
+    /// Whether the load is even over time, so that what comes within its duration is the target's
+    /// rate.
     pub(super) is_even: bool,
     /// How it is called while it runs.
     pub(super) phase: Phase,
 }
 
-/// Makes the load and waits until all that began has ended. The warm-up has the first of the sessions, and counting begins in their midst, so
-/// that the target is found in the middle of its work.
+/// Makes the load and waits until all that began has ended. The warm-up uses the first sessions.
+/// Counting begins in their midst, so that the target is already at work.
 pub(super) async fn load<S>(plan: &Plan, sessions: S, show: &mut impl FnMut(Progress)) -> Result<Figures, Error>
 where
     S: Iterator<Item = Session> + Send + 'static,
@@ -89,7 +89,7 @@ where
     Ok(talks.recorder.figures(fleet))
 }
 
-/// Asks the fleet once a second, for as long as it is waited for.
+/// Reads the fleet's metrics once a second, for as long as this is polled.
 async fn watch(fleet: Option<&mut FleetProbe>, from: Instant, kv_use: &Mutex<Option<f64>>) {
     let Some(fleet) = fleet else { return std::future::pending().await };
     let mut next = from;
@@ -111,11 +111,14 @@ struct SessionStarter {
 }
 
 impl SessionStarter {
-    /// Begins them and waits until they are over: each of their requests has a time within which it ends.
+    /// Begins them and waits until they are over: each of their requests has a time within which it
+    /// ends.
     async fn all(mut self, at_once: u32) {
-        // They end with this, since a load may be given up; a flag that each of them watches would cost a lock for each event.
+        // They end with this set when a load is given up. A flag that each of them watches would
+        // cost a lock per event.
         let mut begun = JoinSet::new();
-        // What is due begins late where the target holds all clients, but not for ever.
+        // A session that is due begins late if the target holds all clients, but it does not wait
+        // forever.
         match self.talks.until.map(|until| until + self.talks.endpoint.request_timeout) {
             None => self.begin(at_once, &mut begun).await,
             Some(at) => {
@@ -136,7 +139,7 @@ impl SessionStarter {
             let free = clients.clone().acquire_owned();
             let free = match self.talks.until.filter(|_| due.is_none()) {
                 None => free.await,
-                // In a closed loop there is nothing due after the end.
+                // In a closed loop nothing is due after the end.
                 Some(until) => match timeout_at(until.into(), free).await {
                     Ok(free) => free,
                     Err(_) => return,
@@ -147,7 +150,7 @@ impl SessionStarter {
             if self.talks.is_exhausted() || (due.is_none() && self.talks.is_over(Instant::now())) {
                 return;
             }
-            // Those that are over are forgotten.
+            // Forgets those that are over.
             while begun.try_join_next().is_some() {}
             let talks = self.talks.clone();
             begun.spawn(async move {
@@ -157,7 +160,7 @@ impl SessionStarter {
         }
     }
 
-    /// Counts what was due and did not begin.
+    /// Counts the sessions that were due and did not begin.
     async fn give_up(&mut self) {
         let mut next = self.waiting.take();
         while let Some(session) = next {
@@ -169,12 +172,12 @@ impl SessionStarter {
     }
 }
 
-/// What was told of a load while it ran.
+/// What was reported of a load while it ran.
 struct ProgressTracker<'a> {
     plan: &'a Plan,
     began: Instant,
     counted_from: Instant,
-    /// When it is told again.
+    /// When it is next reported.
     next: Instant,
     at: Instant,
     tokens: u64,

@@ -5,7 +5,6 @@ use std::thread::available_parallelism;
 
 use crate::report::Machine;
 
-/// This machine, as far as it tells.
 pub(super) fn machine() -> Machine {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let (processors, release, kernel) = (read("/proc/cpuinfo"), read("/etc/os-release"), read("/proc/sys/kernel/osrelease"));

@@ -23,12 +23,11 @@ use load::{Plan, load};
 /// Clients of a warm-up that is a load of its own.
 const WARM_UP_CLIENTS: u32 = 4;
 
-/// Measures, and tells `show` about once a second how far it is.
+/// Measures, and calls `show` with the progress about once a second.
 ///
 /// # Errors
-///
-/// When there is nothing to measure: flags that do not go together, a target that is not there, a trace that cannot be read. Requests that
-/// fail are figures.
+/// When nothing can be measured: flags that contradict each other, a target that is not there, a
+/// trace that cannot be read. Failed requests are not errors but figures.
 pub async fn run(args: &BenchArgs, mut show: impl FnMut(Progress)) -> Result<Report, Error> {
     args.check()?;
     let began = SystemTime::now();
@@ -66,7 +65,8 @@ fn empty_report(endpoint: &Endpoint) -> TargetReport {
     }
 }
 
-/// The targets of a round: forwards and backwards in turn, so that a machine which becomes slower or faster does so for all of them.
+/// The targets of a round, alternately forwards and backwards, so that a machine that becomes
+/// slower or faster does so for all of them.
 fn order(targets: usize, round: u32) -> Vec<usize> {
     if round.is_multiple_of(2) { (0..targets).collect() } else { (0..targets).rev().collect() }
 }
@@ -78,13 +78,13 @@ fn add_reason(reasons: &mut Option<String>, why: Option<String>, round: u32, rou
     *reasons = Some(reasons.take().map_or(why.clone(), |before| format!("{before}; {why}")));
 }
 
-/// Seeds of words, none of which comes twice: neither in this measurement nor in another one.
+/// Seeds of words. None comes twice, in this measurement or another.
 struct WordSeeds(u64);
 
 impl WordSeeds {
     fn new(began: SystemTime) -> Self {
         let since = began.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // Nanoseconds since 1970 fit until 2554; whatever their lower part is, it will do.
+        // Nanoseconds since 1970 fit until 2554, and any lower part will do.
         #[expect(clippy::cast_possible_truncation, reason = "any number will do")]
         Self(since.as_nanos() as u64)
     }
@@ -107,7 +107,8 @@ impl TargetRun<'_> {
     async fn round(&mut self, show: &mut impl FnMut(Progress)) -> Result<Figures, Error> {
         let plan = Plan { phase: Phase::Round { number: self.round + 1, of: self.args.common.rounds }, ..self.plan(self.args.at_once()) };
         let shape = self.args.shape();
-        // Load that comes at times of its own does not begin in its midst: it would lack its first burst, or a trace its beginning.
+        // A load with times of its own cannot begin in the middle: it would lack its first burst,
+        // or a trace its beginning.
         let plan = if self.args.has_own_times() && !plan.warm_up.is_zero() {
             self.warm_up(&plan, show).await?;
             Plan { warm_up: Duration::ZERO, ..plan }
@@ -129,7 +130,7 @@ impl TargetRun<'_> {
         Ok(())
     }
 
-    /// Step by step until it breaks, which it says then.
+    /// Runs step by step until the target breaks; its report says when.
     async fn sweep(&mut self, steps: &[u32], done: &mut Vec<SweepStep>, show: &mut impl FnMut(Progress)) -> Result<Option<String>, Error> {
         let first = done.len();
         for (number, concurrency) in (0..).zip(steps.iter().copied()) {
@@ -160,7 +161,7 @@ impl TargetRun<'_> {
         }
     }
 
-    /// All targets of a round meet the same lengths and times, in other words.
+    /// All targets of a round get the same lengths and times, with different words.
     fn seed(&mut self, step: u64) -> Seed {
         let shape = self.args.common.seed.wrapping_add(u64::from(self.round) << 32).wrapping_add(step);
         Seed { shape, words: self.words.next() }

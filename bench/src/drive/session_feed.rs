@@ -8,13 +8,15 @@ use tokio::sync::mpsc;
 
 use crate::session::Session;
 
-/// Sessions that are ready before a client takes them. What is beyond waits in the thread and is late, as its figures say.
+/// Sessions that are ready before a client takes them. Further ones wait in the thread and are
+/// late, which the figures show.
 const READY_CAPACITY: usize = 256;
 
-/// How long the thread sleeps before it looks whether anybody still wants sessions.
+/// How long the thread sleeps between checks whether the receiver still exists.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Begins sessions from `start` on; those due at `until` or later do not begin. It ends with the receiver.
+/// Begins sessions from `start` on; those due at `until` or later do not begin. It ends when the
+/// receiver is dropped.
 pub(super) fn feed_sessions(
     sessions: impl Iterator<Item = Session> + Send + 'static,
     start: Instant,
@@ -24,7 +26,7 @@ pub(super) fn feed_sessions(
     thread::Builder::new().name("sessions".to_owned()).spawn(move || {
         for session in sessions {
             if let Some(begins) = session.begins {
-                // A time that no clock can reach is after any end.
+                // A time that the clock cannot represent is after any end.
                 let Some(due) = start.checked_add(begins).filter(|due| until.is_none_or(|until| *due < until)) else { return };
                 if !wait(due, || sender.is_closed()) {
                     return;

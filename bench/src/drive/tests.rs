@@ -14,10 +14,8 @@ use super::*;
 use crate::args::tests::parsed;
 use crate::figures::Totals;
 
-/// Longest wait for anything in these tests.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A simulated engine on a socket in a directory of its own, until it is dropped.
 struct RunningEngine {
     socket: PathBuf,
     _directory: TempDir,
@@ -56,7 +54,8 @@ fn only_totals(report: &Report) -> &Totals {
     &report.targets[0].rounds[0].all
 }
 
-/// A server that says the same to everybody, byte for byte, and closes the connection after so many answers on it.
+/// A server that gives everybody the same answer, byte for byte, and closes a connection after this
+/// many answers.
 async fn saying(answer: String, answers_a_connection: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -77,7 +77,6 @@ impl Histogram {
     }
 }
 
-/// The bucket of a time in microseconds.
 pub(super) fn bucket(micros: u64) -> u16 {
     let index = if micros < STEPS {
         micros
@@ -95,7 +94,7 @@ pub(super) fn upper_bound(bucket: u16) -> u64 {
         index
     } else {
         let power = index / STEPS - 1;
-        // The last bucket's end would be one more than there is.
+        // The end of the last bucket would overflow.
         ((u128::from(index % STEPS + STEPS + 1) << power) - 1).try_into().unwrap_or(u64::MAX)
     }
 }

@@ -20,14 +20,13 @@ use tally::{CountedOutput, Tally};
 /// More than most machines that make a load have processors for it.
 const SHARDS: usize = 8;
 
-/// What counts as good; nothing is asked for where there is no limit.
+/// What counts as a good request; `None` sets no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Longest time to the first token, or to the whole answer when it does not come as a stream.
     pub(crate) ttft: Option<Duration>,
     /// Longest mean time between the tokens of an answer.
     pub(crate) itl: Option<Duration>,
-    /// Longest time to the end.
     pub(crate) e2e: Option<Duration>,
 }
 
@@ -45,14 +44,15 @@ impl Limits {
     }
 }
 
-/// What is counted of one load.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     limits: Limits,
-    /// When counting begins: requests that were due before do not count, though they show in the series as what they were.
+    /// When counting begins. Requests that were due before do not count, but they show in the
+    /// series.
     start: Instant,
-    /// When what comes no longer counts in what the target gives in a second; `None` is the last request's end. Were it the last request's
-    /// end where a load is even, then the work for requests of the warm-up would be in that time and not count.
+    /// The end of the time that counts for the rates; `None` is the last request's end. If that
+    /// were so for an even load, work for requests of the warm-up would be in that time and not
+    /// count.
     end: Option<Instant>,
     shards: [Mutex<Shard>; SHARDS],
     next: AtomicU32,
@@ -75,7 +75,6 @@ struct Tick {
     kv_use: Option<f64>,
 }
 
-/// What can be seen while the load runs.
 #[derive(Debug, Default)]
 pub(crate) struct LiveCounters {
     pub(crate) in_flight: AtomicU32,
@@ -121,7 +120,8 @@ impl Recorder {
         Self { limits, start, end, shards, next: AtomicU32::new(0), ticks, live }
     }
 
-    /// Takes a request that ended: when it was due, what it came to, and the microseconds between its events.
+    /// Records a request that ended: when it was due, its sample, and the microseconds between its
+    /// events.
     pub(crate) fn record(&self, due: Instant, sample: Sample, gaps: &[u32]) {
         let counted = due >= self.start;
         let complete = sample.outcome == Outcome::Complete;
@@ -150,7 +150,7 @@ impl Recorder {
         }
     }
 
-    /// What came of a complete answer in the time that is counted; it was due at this microsecond.
+    /// What a complete answer adds to the counted time; it was due at this microsecond.
     #[expect(clippy::cast_precision_loss, reason = "tokens of an answer are far below 2^52")]
     fn counted_output(&self, sample: &Sample, due: i64, gaps: &[u32]) -> CountedOutput {
         let end = self.end.map_or(i64::MAX, |end| micros_between(self.start, end));
@@ -172,13 +172,12 @@ impl Recorder {
         }
     }
 
-    /// Takes what can only be seen at its time, at the end of each second.
+    /// Records, at the end of each second, what can only be seen then.
     pub(crate) fn tick(&self, kv_use: Option<f64>) {
         let in_flight = self.live.in_flight.load(Ordering::Relaxed);
         self.ticks.lock().push(Tick { in_flight, kv_use });
     }
 
-    /// What it all came to.
     pub(crate) fn figures(&self, fleet: Option<FleetFigures>) -> Figures {
         let (mut kinds, mut seconds, mut last_end) = (BTreeMap::<&'static str, Tally>::new(), Seconds::default(), 0);
         for shard in &self.shards {
@@ -223,7 +222,7 @@ impl Recorder {
     }
 }
 
-/// From one time to another, which may be before it.
+/// Microseconds from `start` to `time`; negative where `time` is earlier.
 fn micros_between(start: Instant, time: Instant) -> i64 {
     let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
     time.checked_duration_since(start).map_or_else(|| -micros(start - time), micros)

@@ -5,25 +5,25 @@ use std::time::Duration;
 
 use super::histogram::upper_bound;
 
-/// Seconds that are told apart; what comes later is left out of the series, though not of the figures. It is a day.
+/// Seconds in the series, a day. Later ones are left out of the series, but not out of the figures.
 const MOST_SECONDS: usize = 86_400;
 
-/// Counts for each second.
 #[derive(Debug, Default)]
 pub(super) struct Seconds(Vec<Counts>);
 
-/// Counts of one second.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Counts {
     pub(super) complete: u32,
     pub(super) failed: u32,
     pub(super) tokens: u32,
-    /// Times to first tokens, as buckets of the histogram in their order and how many are in each: few are not empty within a second.
+    /// Times to first tokens: the histogram's buckets in order, and the count in each. Few are not
+    /// empty within a second.
     first: Vec<(u16, u32)>,
 }
 
 impl Seconds {
-    /// The counts of the second with this microsecond after the start; `None` before the start, and long after it.
+    /// The counts of the second with this microsecond after the start; `None` before the start, and
+    /// long after it.
     pub(super) fn at(&mut self, micros: i64) -> Option<&mut Counts> {
         let second = usize::try_from(micros.div_euclid(1_000_000)).ok().filter(|second| *second < MOST_SECONDS)?;
         if self.0.len() <= second {

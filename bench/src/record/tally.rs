@@ -20,20 +20,19 @@ pub(super) struct CountedOutput {
     pub(super) prompt_tokens: u64,
 }
 
-/// Sums of samples.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tally {
     requests: u64,
     complete: u64,
     failed: BTreeMap<Outcome, u64>,
-    /// Of complete answers' prompts, where the target counted them, and of the answers.
+    /// Tokens of complete answers: here of their prompts, where the target counted them.
     prompt_tokens: u64,
     output_tokens: u64,
     cached_tokens: u64,
     /// Prompt tokens of the answers that said how many were cached.
     told_tokens: u64,
     met: u64,
-    /// What came in the time that is counted, whenever it was due.
+    /// Output within the counted time, whenever it was due.
     came: CountedOutput,
     ttft: Histogram,
     itl: Histogram,
@@ -43,7 +42,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts what came of an answer.
+    /// Adds what an answer contributed.
     pub(super) fn add_output(&mut self, came: CountedOutput) {
         self.came.complete += came.complete;
         self.came.met += came.met;
@@ -102,7 +101,7 @@ impl Tally {
         }
     }
 
-    /// What it comes to, when so many seconds are counted.
+    /// The totals over this many counted seconds.
     #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
     pub(super) fn totals(&self, limits: &Limits, seconds: f64) -> Totals {
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };

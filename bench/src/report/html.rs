@@ -10,13 +10,11 @@ use crate::figures::{Figures, Quantiles, Second, Totals};
 
 const STYLE: &str = include_str!("page.css");
 
-/// What a chart or a column is of.
 type QuantilesOf = fn(&Totals) -> &Quantiles;
 type Quantile = fn(&Quantiles) -> f64;
 type Total = fn(&Totals) -> f64;
 type OverTime = fn(&Second) -> Option<f64>;
 
-/// What the abbreviations mean.
 const GLOSSARY: [(&str, &str); 6] = [
     ("TTFT", "from when a request was due to its first token"),
     ("ITL", "between two tokens that follow each other, of all requests together"),
@@ -26,12 +24,10 @@ const GLOSSARY: [(&str, &str); 6] = [
     ("goodput", "complete requests per second that met every limit that was set"),
 ];
 
-/// The whole page.
 #[must_use]
 pub fn html(report: &Report) -> String {
     let mut page = String::new();
     let title = escape(&format!("hostler bench {}", report.scenario));
-    // Writing to a string does not fail.
     let _ = write!(
         page,
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::Report;
 
-/// Of the format. Fields are added without a new version; one that changes its meaning or goes away makes a new one.
+/// Version of the format. New fields do not change it; a field that changes its meaning or goes
+/// away does.
 const VERSION: u32 = 1;
 
 #[derive(Serialize)]
@@ -15,7 +16,7 @@ struct Document<'a> {
     report: &'a Report,
 }
 
-/// The whole report, with a line for each field and one at the end.
+/// The whole report, one field per line, with a line break at the end.
 #[must_use]
 pub fn json(report: &Report) -> String {
     let document = Document { format: "hostler-bench", version: VERSION, report };

@@ -16,16 +16,13 @@ pub use table::table;
 
 use crate::figures::Figures;
 
-/// A measurement of one target or several.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// Name of the scenario, as on the command line.
     pub scenario: String,
     /// When it began, as people write it, in UTC.
     pub began: String,
     /// What was asked for, by the names of the flags; never a key.
     pub settings: BTreeMap<String, String>,
-    /// The machine on which the load was made.
     pub machine: Machine,
     /// In the order of the command line; the first is the one that the others are compared with.
     pub targets: Vec<TargetReport>,
@@ -36,28 +33,24 @@ pub struct Report {
 pub struct Machine {
     /// Its processor, or its architecture where the system does not tell.
     pub processor: String,
-    /// Processors that this program may use.
     pub cores: usize,
-    /// Its operating system.
     pub system: String,
-    /// This program's version.
     pub hostler: String,
 }
 
-/// What one target came to.
+/// The results of one target.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TargetReport {
     /// As on the command line, or its URL.
     pub name: String,
-    /// Where it is.
     pub url: String,
-    /// The model that was asked for.
     pub model: String,
     /// One for each round; empty for a sweep.
     pub rounds: Vec<Figures>,
     /// The steps of a sweep in order, all rounds after each other; empty for other scenarios.
     pub sweep: Vec<SweepStep>,
-    /// Where the sweep ended and why; `None` when it reached its last step, and for other scenarios.
+    /// Where the sweep ended and why; `None` when it reached its last step, and for other
+    /// scenarios.
     pub broke: Option<String>,
 }
 
@@ -68,7 +61,6 @@ pub struct SweepStep {
     pub round: u32,
     /// Requests in flight at any time.
     pub concurrency: u32,
-    /// What they came to.
     pub figures: Figures,
 }
 

@@ -8,40 +8,38 @@ use super::rows::{Spread, number};
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 296.0;
-/// What is around the area of a chart: numbers of the vertical axis, title, labels of the horizontal one.
+/// The margins of a chart: numbers of the vertical axis, title, labels of the horizontal axis.
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 542.0;
 const TOP: f64 = 54.0;
 const BOTTOM: f64 = 242.0;
 
-/// Numbers above bars narrower than this would run into each other.
+/// Numbers above bars narrower than this would overlap.
 const LEAST_LABELLED: f64 = 26.0;
-/// So many colours are told apart; targets beyond them begin again.
+/// This many colours can be told apart; further targets reuse them.
 pub(super) const COLOURS: usize = 8;
 
-/// What is smaller or larger than these is no time, rate or number of a load, and would only make axes that cannot be drawn.
+/// Values outside these limits are no times, rates or counts of a load. They would only make axes
+/// that cannot be drawn.
 const LEAST: f64 = 1e-9;
 const MOST: f64 = 1e15;
 
-/// What is written around a chart.
 pub(super) struct Labels<'a> {
     pub(super) title: &'a str,
     pub(super) x: &'a str,
     pub(super) y: &'a str,
 }
 
-/// Bars that stand beside each other.
 pub(super) struct Group<'a> {
     pub(super) name: &'a str,
     /// Of each target.
     pub(super) bars: Vec<Option<Spread>>,
 }
 
-/// One line of a chart.
 pub(super) struct Curve {
-    /// Whose it is.
+    /// The target that it belongs to.
     pub(super) target: usize,
-    /// What it says when it is pointed at.
+    /// The text shown on hover.
     pub(super) name: String,
     pub(super) points: Vec<Point>,
     pub(super) marks: Marks,
@@ -56,7 +54,6 @@ pub(super) enum Marks {
     Clients,
 }
 
-/// A point of a line.
 pub(super) struct Point {
     pub(super) x: f64,
     pub(super) y: f64,
@@ -84,7 +81,8 @@ impl Axis {
         Self { low: 0.0, high: ticks[ticks.len() - 1], logarithmic: false, ticks }
     }
 
-    /// From zero, or logarithmic where the largest value would make the smallest ones look alike. Of values above zero.
+    /// From zero, or logarithmic where the largest value would make the smallest ones look alike.
+    /// Values must be above zero.
     pub(super) fn fitting(values: impl Iterator<Item = f64> + Clone) -> Self {
         let most = values.clone().fold(0.0, f64::max);
         let least = values.filter(|value| *value > 0.0).fold(f64::MAX, f64::min);
@@ -127,8 +125,8 @@ impl Axis {
         if self.logarithmic { format!("{label} (logarithmic)") } else { label.to_owned() }
     }
 
-    /// Without zeros that say nothing, and with the same unit as all of this axis: thousands as `k`, millions as `M`. A logarithmic axis
-    /// has values of all sizes, so each has its own.
+    /// The number without needless zeros, in the axis' unit: thousands as `k`, millions as `M`. On
+    /// a logarithmic axis each value has its own unit.
     fn written(&self, value: f64) -> String {
         let (value, unit) = match if self.logarithmic { value } else { self.high } {
             _ if value == 0.0 => (0.0, ""),
@@ -149,7 +147,8 @@ impl Axis {
     }
 }
 
-/// Quantiles of several targets: a bar ends at the median of its rounds, its whisker goes from the least to the most of them.
+/// Quantiles of several targets. A bar ends at the median of its rounds; its whisker goes from
+/// their minimum to their maximum.
 pub(super) fn bars(labels: &Labels<'_>, groups: &[Group<'_>], names: &[String]) -> String {
     let most = groups.iter().flat_map(|group| group.bars.iter().flatten()).map(|bar| bar.most).fold(0.0, f64::max);
     let axis = Axis::linear(most);
@@ -202,7 +201,7 @@ pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -
     let mut free = f64::MIN;
     for tick in &x.ticks {
         let across = x.across(*tick);
-        // Numbers that would run into the one before them are left out.
+        // Numbers that would overlap the previous one are left out.
         if across - free >= 30.0 {
             let _ = writeln!(text, "<path class=\"grid\" d=\"M{across:.1} {BOTTOM}v5\"/>");
             write_label(&mut text, (across, BOTTOM + 17.0), "class=\"tick\" text-anchor=\"middle\"", &x.written(*tick));
@@ -224,7 +223,8 @@ pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -
                 "<circle class=\"f{colour}\" cx=\"{across:.1}\" cy=\"{up:.1}\" r=\"3.5\"><title>{}</title></circle>",
                 escape(&told)
             );
-            // The first target's labels stand above its points, those of the others below, as their curves are often close.
+            // The first target's labels stand above its points, those of the others below, as their
+            // curves are often close.
             let beside = if curve.target == 0 { up - 7.0 } else { up + 15.0 };
             if curve.marks == Marks::Clients {
                 let look = format!("class=\"small f{colour}\" text-anchor=\"middle\"");

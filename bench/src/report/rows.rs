@@ -6,25 +6,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Report, SweepStep, TargetReport};
 use crate::figures::{Figures, Quantiles, Totals};
 
-/// One line of a table.
 pub(super) struct Measure {
     pub(super) name: &'static str,
     pub(super) form: NumberFormat,
     of: fn(&Figures) -> Option<f64>,
 }
 
-/// How a number is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum NumberFormat {
     Count,
     Number,
-    /// A number whose ratio to the first target's says something.
+    /// A number that is also shown as a ratio to the first target's.
     Compared,
     /// 0 to 1, as a percentage.
     Share,
 }
 
-/// A number of several rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Spread {
     pub(super) median: f64,
@@ -39,7 +36,7 @@ pub(super) struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// What its measure is of, where several are of the same: rows of a group stand together.
+    /// The quantity that it measures, if several rows measure the same; they stand together.
     pub(super) fn group(&self) -> &'static str {
         let first = self.measure.name.split(' ').next().unwrap_or_default();
         if ["TTFT", "ITL", "TPOT", "E2E"].contains(&first) { first } else { "" }
@@ -49,7 +46,7 @@ impl Row<'_> {
         self.cells[target].map_or_else(|| "–".into(), |cell| self.measure.form.format_value(cell.median))
     }
 
-    /// Least and most; empty if they are the same as they are written.
+    /// Minimum and maximum; empty if both are written alike.
     pub(super) fn range(&self, target: usize) -> String {
         let Some(Spread { least, most, .. }) = self.cells[target] else { return String::new() };
         let (least, most) = (self.measure.form.format_value(least), self.measure.form.format_value(most));
@@ -60,7 +57,8 @@ impl Row<'_> {
         (0..self.cells.len()).any(|target| !self.range(target).is_empty())
     }
 
-    /// To the first target, for rates and times; empty for others, and where there is none.
+    /// The ratio to the first target, for rates and times; empty for others, and where there is
+    /// none.
     pub(super) fn ratio(&self, target: usize) -> String {
         match (self.measure.form, self.cells[target], self.cells[0]) {
             (NumberFormat::Compared, Some(cell), Some(first)) if first.median > 0.0 => format!("×{:.2}", cell.median / first.median),
@@ -82,7 +80,8 @@ fn time(quantiles: &Quantiles, of: fn(&Quantiles) -> f64) -> Option<f64> {
     (quantiles.count > 0).then(|| of(quantiles))
 }
 
-/// In the order of the tables. Prompts are made without the model's tokenizer, so their mean shows what they really are.
+/// In the order of the tables. Prompts are made without the model's tokenizer, so their mean shows
+/// their real length.
 static MEASURES: [Measure; 30] = [
     row("requests", NumberFormat::Count, |figures| Some(count(figures.all.requests))),
     row("failed", NumberFormat::Count, |figures| Some(count(figures.all.failed.values().sum()))),
@@ -116,7 +115,7 @@ static MEASURES: [Measure; 30] = [
     row("seconds", NumberFormat::Number, |figures| Some(figures.all.seconds)),
 ];
 
-/// Those of the measures that anything was measured of, for the rounds of each target.
+/// The measures for which there is a value, with the rounds of each target.
 pub(super) fn rows(targets: &[Vec<&Figures>]) -> Vec<Row<'static>> {
     let cells = |measure: &Measure| -> Vec<Option<Spread>> {
         targets.iter().map(|rounds| Spread::of(rounds.iter().filter_map(|figures| (measure.of)(figures)))).collect()
@@ -125,7 +124,6 @@ pub(super) fn rows(targets: &[Vec<&Figures>]) -> Vec<Row<'static>> {
     MEASURES.iter().map(measured).filter(|row| row.cells.iter().any(Option::is_some)).collect()
 }
 
-/// The rounds of each target.
 pub(super) fn rounds(report: &Report) -> Vec<Vec<&Figures>> {
     report.targets.iter().map(|target| target.rounds.iter().collect()).collect()
 }
@@ -183,7 +181,7 @@ fn everything(target: &TargetReport) -> impl Iterator<Item = &Figures> {
     target.rounds.iter().chain(target.sweep.iter().map(|step| &step.figures))
 }
 
-/// What a reader has to know before believing the numbers.
+/// What a reader must know before trusting the numbers.
 pub(super) fn cautions(report: &Report) -> Vec<String> {
     let mut cautions = Vec::new();
     for target in &report.targets {
@@ -193,7 +191,8 @@ pub(super) fn cautions(report: &Report) -> Vec<String> {
             requests += all.requests;
             failed += all.failed.values().sum::<u64>();
             fewest = fewest.min(all.complete);
-            // Below 5 ms it is the jitter of timers, and below a tenth of what is measured it changes no conclusion.
+            // Below 5 ms it is the jitter of timers. Below a tenth of what is measured it changes
+            // no conclusion.
             if all.late_ms.p99 > 5.0 && all.late_ms.p99 > all.ttft_ms.p50.max(all.e2e_ms.p50 / 10.0) / 10.0 {
                 late = late.max(all.late_ms.p99);
             }
@@ -214,7 +213,7 @@ pub(super) fn cautions(report: &Report) -> Vec<String> {
         if target.sweep.is_empty() && fewest < 100 {
             cautions.push(format!("{name}: a round had only {fewest} complete answers, so its p99 is little more than its longest time."));
         }
-        // With less than two answers for each client, a step is mostly its own beginning and end.
+        // With fewer than two answers per client, a step is mostly its own start and end.
         let short = target.sweep.iter().find(|step| step.figures.all.complete < 2 * u64::from(step.concurrency));
         if let Some(step) = short {
             let (clients, complete) = (step.concurrency, step.figures.all.complete);
@@ -228,7 +227,7 @@ pub(super) fn cautions(report: &Report) -> Vec<String> {
 }
 
 impl Spread {
-    /// `None` of nothing.
+    /// `None` without values.
     pub(super) fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);

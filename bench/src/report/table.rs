@@ -9,11 +9,9 @@ use super::{Report, TargetReport};
 const KIND_MEASURES: [&str; 8] =
     ["requests", "failed", "output tokens/s", "TTFT p50, ms", "TTFT p99, ms", "ITL p50, ms", "E2E p50, ms", "E2E p99, ms"];
 
-/// The whole report.
 #[must_use]
 pub fn table(report: &Report) -> String {
     let mut text = format!("{}, {}\n", report.scenario, report.began);
-    // Writing to a string does not fail.
     for (name, value) in &report.settings {
         let _ = writeln!(text, "  {name} {value}");
     }
@@ -57,7 +55,8 @@ fn heads(report: &Report) -> Vec<String> {
 }
 
 fn write_comparison(text: &mut String, report: &Report, rows: Vec<Row<'_>>) {
-    // Each target has up to three columns: median, range, ratio to the first. Those that nobody needs are left out.
+    // Each target has up to three columns: median, range, ratio to the first. Those that nobody
+    // needs are left out.
     let ranges = rows.iter().any(Row::has_ranges);
     let mut head = vec![String::new()];
     for (number, target) in report.targets.iter().enumerate() {

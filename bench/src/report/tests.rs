@@ -11,7 +11,7 @@ fn times(p50: f64) -> Quantiles {
     Quantiles { count: 1200, mean: p50 * 1.1, p50, p90: p50 * 1.8, p99: p50 * 3.5, max: p50 * 6.0 }
 }
 
-/// A load whose times are so many times as long as usual.
+/// A load whose times are this many times as long as usual.
 fn totals(slower: f64) -> Totals {
     Totals {
         requests: 1200,

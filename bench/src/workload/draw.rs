@@ -1,18 +1,13 @@
 //! Randomness of a workload. Each number of a load has draws of its own for each purpose, so that a conversation does not change because an
 //! earlier one took more of them.
 
-/// What is drawn for; purposes share no sequence.
+/// What a sequence is drawn for; no two purposes share a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The time to the next conversation.
     Gap = 1,
-    /// Lengths, kinds and groups.
     Shape = 2,
-    /// The words of a conversation.
     Words = 3,
-    /// The words of a system prompt.
     System = 4,
-    /// The words of a block of a trace.
     Block = 5,
 }
 
@@ -30,7 +25,7 @@ impl Draw {
         self.0.f64()
     }
 
-    /// With this mean: the time between events that know nothing of each other.
+    /// With this mean: the time between independent events.
     pub(super) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
@@ -46,7 +41,8 @@ impl Draw {
     }
 }
 
-/// Spreads numbers that are close to each other over all of them, each to another one (the last steps of `SplitMix64`).
+/// Scatters numbers that are close to each other; distinct numbers stay distinct (the last steps of
+/// `SplitMix64`).
 pub(super) fn mix(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,7 +50,7 @@ pub(super) fn mix(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// Which of several, the k-th with a frequency of 1/k to the power of a skew.
+/// Picks one of several, the k-th with a frequency of 1/k to the power of a skew.
 #[derive(Debug, Clone)]
 pub(super) struct Zipf {
     /// The share of the first k, for each k.
@@ -74,7 +70,7 @@ impl Zipf {
         Self { up_to: sums.into_iter().map(|up_to| up_to / sum).collect() }
     }
 
-    /// The one at this place between 0 and 1.
+    /// The one at this point between 0 and 1.
     pub(super) fn pick(&self, place: f64) -> usize {
         self.up_to.partition_point(|up_to| *up_to <= place).min(self.up_to.len() - 1)
     }

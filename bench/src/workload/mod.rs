@@ -17,17 +17,20 @@ use trace::{Trace, prompt};
 
 use crate::session::{Session, Turn};
 
-/// What decides everything that is random.
+/// The seed of everything random.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed {
-    /// When conversations begin, how long they are, which group they are of. The same for all targets that are compared.
+    /// When conversations begin, how long they are, and their groups. The same for all targets that
+    /// are compared.
     pub shape: u64,
-    /// Their words. Loads of the same shape with other words find nothing of each other in a cache: no target is served by what another
-    /// one over the same engines, or its own last round, has left there.
+    /// Their words. Loads of the same shape with other words share nothing in a cache. So no target
+    /// is served by what another target over the same engines, or its own last round, has left
+    /// there.
     pub words: u64,
 }
 
-/// The conversations of a scenario, in the order in which they begin. Without an end, but for a trace.
+/// The conversations of a scenario, in the order in which they begin. Without an end, but for a
+/// trace.
 ///
 /// # Errors
 /// When a trace cannot be read.
@@ -47,7 +50,6 @@ pub fn sessions(scenario: &Scenario, shape: &Shape, seed: Seed) -> Result<Sessio
     Ok(Sessions { kind, lengths, rate, seed, number: 0, clock: 0.0 })
 }
 
-/// See [`sessions`].
 #[derive(Debug, Clone)]
 pub struct Sessions {
     kind: Kind,
@@ -76,7 +78,8 @@ enum Kind {
     Prefix {
         tokens: u32,
         zipf: Zipf,
-        /// Those that have been asked for; they are long, so each is written once and only when needed.
+        /// The system prompts used so far. They are long, so each is made once and only when
+        /// needed.
         systems: Vec<Option<Arc<str>>>,
     },
     Trace {
@@ -145,8 +148,9 @@ impl Sessions {
     }
 }
 
-/// The most tokens of an answer, evenly spread: with one limit for all, the clients of a closed loop would begin and end in step, which no
-/// users do, and engines would compute steps that are purer than those of real work.
+/// The most tokens of an answer, evenly spread. With one limit for all, the clients of a closed
+/// loop would begin and end in step, as no users do. The engines' steps would be less mixed than in
+/// real work.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part, from 0 to 1, of a u32")]
 fn answer(lengths: Lengths, shape: &mut Draw) -> u32 {
     let off = (f64::from(lengths.output) * lengths.spread) as u32;
@@ -165,7 +169,7 @@ fn mixed(longest: Lengths, shape: &mut Draw) -> (&'static str, u32, u32) {
     }
 }
 
-/// A time that no clock can reach stands for the end of time; the load's own end comes long before.
+/// A time that the clock cannot represent becomes the largest; the load ends long before.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }

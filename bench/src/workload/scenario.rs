@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::Subcommand;
 use clap::builder::RangedU64ValueParser;
 
-/// Clients of a sweep: close together where one GPU's batch is filled, far apart where only a fleet is still quick.
+/// Clients of a sweep: close together where one GPU's batch is filled, far apart where only a fleet
+/// is still quick.
 const STEPS: &str = "1,5,10,50,100,250,500,1000,2000";
 
 /// Which conversations.
@@ -67,11 +68,12 @@ pub enum Scenario {
     },
 }
 
-/// What all scenarios but a trace let one choose.
+/// Parameters of all scenarios except traces.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Shape {
-    /// Conversations that begin in a second, in the mean and at random (a Poisson process), whether or not the target keeps up: an open
-    /// loop. `None` is a closed loop, where the next begins when a client is free; but bursts come at their times.
+    /// Conversations that begin in a second, in the mean and at random (a Poisson process), whether
+    /// or not the target keeps up: an open loop. `None` is a closed loop, where the next begins
+    /// when a client is free; but bursts come at their times.
     pub rate: Option<f64>,
     /// Whether clients of a closed loop replay a trace instead of its times.
     pub closed: bool,
@@ -79,11 +81,12 @@ pub struct Shape {
     pub input_tokens: Option<u32>,
     /// Tokens of an answer at most; default by scenario.
     pub output_tokens: Option<u32>,
-    /// How far off that the limits of answers are at most, as a part of it; default: a tenth. Of `mixed` and of traces the lengths are their own.
+    /// How far off that the limits of answers are at most, as a part of it; default: a tenth. Of
+    /// `mixed` and of traces the lengths are their own.
     pub output_spread: Option<f64>,
 }
 
-/// How far off answers are where nothing else was asked: enough that clients of a closed loop do not begin and end in step.
+/// The default spread: enough that clients of a closed loop do not begin and end in step.
 const SPREAD: f64 = 0.1;
 
 /// Tokens of prompts without what a chat template adds, and of answers.
@@ -110,7 +113,8 @@ impl Scenario {
         }
     }
 
-    /// Its tokens. The defaults are what such users send: a page with a question in it, a question within a conversation, a long document.
+    /// Its lengths in tokens. The defaults are typical of such users: a page with a question in it,
+    /// a question within a conversation, a long document.
     pub(super) fn lengths(&self, shape: &Shape) -> Lengths {
         let (input, output) = match self {
             Self::Mixed => (8000, 1500),
@@ -124,14 +128,12 @@ impl Scenario {
         }
     }
 
-    /// What it asks, for people.
     #[must_use]
     pub fn describe(&self, shape: &Shape) -> Description {
         Description { scenario: self.clone(), shape: *shape }
     }
 }
 
-/// See [`Scenario::describe`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Description {
     scenario: Scenario,

@@ -56,7 +56,7 @@ proptest! {
         prop_assert_eq!(&ours, &load(seed));
         prop_assert!(ours.is_sorted_by_key(|session| session.begins));
         prop_assert!(ours.iter().all(|session| session.begins.is_none() == (ALL[which] == "sweep")));
-        // Other words, but all else the same.
+        // Different words, but all else the same.
         let others = load(Seed { words: words ^ 1, ..seed });
         for (one, other) in ours.iter().zip(&others) {
             prop_assert_eq!((one.kind, one.begins, one.turns.len()), (other.kind, other.begins, other.turns.len()));

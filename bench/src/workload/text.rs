@@ -8,8 +8,9 @@ use super::draw::{Draw, mix};
 /// Bytes of a word with its space, in the mean of [`WORDS`].
 pub(super) const BYTES_PER_TOKEN: usize = 4;
 
-/// Words with which a prompt of its own begins: they say its number, so that no two have the same. Four of them tell 2^32 apart, and are
-/// fewer than the 16 tokens of the smallest block that engines cache.
+/// A prompt of its own begins with this many words that encode its number, so that no two prompts
+/// begin alike. Four words distinguish 2^32 prompts, and are fewer than the 16 tokens of the
+/// smallest block that engines cache.
 const NUMBER_WORDS: u32 = 4;
 
 /// Adds so many words, each followed by a space.
@@ -23,10 +24,10 @@ pub(super) fn write(text: &mut String, draw: &mut Draw, tokens: u32) {
     }
 }
 
-/// A prompt of its own, of at least [`NUMBER_WORDS`].
+/// A prompt of its own, at least [`NUMBER_WORDS`] long.
 pub(super) fn own(seed: u64, number: u64, draw: &mut Draw, tokens: u32) -> Arc<str> {
     let mut text = String::with_capacity(tokens.max(NUMBER_WORDS) as usize * (BYTES_PER_TOKEN + 1));
-    // Another order for each seed: loads with other words share not even these.
+    // Each seed has another order, so loads with different words do not share even these.
     let number = number ^ mix(seed);
     for byte in number.to_le_bytes().into_iter().take(NUMBER_WORDS as usize) {
         push(&mut text, byte);
@@ -41,7 +42,7 @@ fn push(text: &mut String, word: u8) {
     text.push(' ');
 }
 
-/// As many as a byte tells apart.
+/// One word per value of a byte.
 #[rustfmt::skip]
 pub(super) const WORDS: [&str; 256] = [
     "act", "add", "age", "ago", "aid", "aim", "air", "all", "also", "am", "an", "and", "any", "are", "area", "army", "art", "as", "ask",

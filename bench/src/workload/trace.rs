@@ -9,7 +9,8 @@ use hostler_simulate::trace::{TraceRequest, read_requests};
 use super::draw::{Draw, Purpose};
 use super::text;
 
-/// More requests than this would take gigabytes of memory; the published traces have some ten thousand.
+/// More requests than this would take gigabytes of memory; the published traces have some ten
+/// thousand.
 const MOST_REQUESTS: usize = 2_000_000;
 
 /// What was recorded, in the order in which it came; clones share it.
@@ -17,7 +18,8 @@ const MOST_REQUESTS: usize = 2_000_000;
 pub(super) struct Trace(Arc<[TraceRequest]>);
 
 impl Trace {
-    /// The trace in a file. Requests are put in the order of their times, and the first one's time becomes the beginning.
+    /// The trace in a file. Requests are put in the order of their times, and the first one's time
+    /// becomes the beginning.
     ///
     /// # Errors
     /// When it cannot be read or is not in the format.

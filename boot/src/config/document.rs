@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 use super::Section;
 
-/// The manual, in Markdown.
 #[must_use]
 pub fn markdown(sections: &[Section]) -> String {
     let mut page = String::from(

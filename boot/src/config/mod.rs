@@ -17,55 +17,19 @@ use toml::{Table, Value};
 pub use document::{example_file, markdown};
 pub use schema::{Section, Setting, ValueKind};
 
-/// What is wrong with the configuration, and where.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
     #[error("cannot read the configuration file {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's words.
-        source: std::io::Error,
-    },
-    /// The file is not TOML.
+    Read { path: PathBuf, source: std::io::Error },
     #[error("{path} is not valid TOML: {message}")]
-    Syntax {
-        /// The file.
-        path: PathBuf,
-        /// Position and cause.
-        message: String,
-    },
-    /// A key that no setting has.
+    Syntax { path: PathBuf, message: String },
     #[error("{origin}: unknown key `{key}`{}", nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default())]
-    Unknown {
-        /// File and line, or environment variable.
-        origin: String,
-        /// The full key.
-        key: String,
-        /// The known key closest to it.
-        nearest: Option<String>,
-    },
-    /// A key that a setting had in an earlier release.
+    Unknown { origin: String, key: String, nearest: Option<String> },
+    /// A setting of an earlier release.
     #[error("{origin}: `{key}` is no setting any more: {instead}")]
-    Removed {
-        /// File and line.
-        origin: String,
-        /// The full key.
-        key: String,
-        /// What to do.
-        instead: &'static str,
-    },
-    /// A value of the wrong kind.
+    Removed { origin: String, key: String, instead: &'static str },
     #[error("{origin}: {key}: {message}")]
-    Value {
-        /// File and line, environment variable, or flag.
-        origin: String,
-        /// The full key.
-        key: String,
-        /// What was expected and what was found.
-        message: String,
-    },
+    Value { origin: String, key: String, message: String },
 }
 
 /// Settings of earlier releases, and what to do without them.
@@ -96,14 +60,12 @@ const REMOVED_SETTINGS: [(&str, &str); 14] = [
     ("agent.keep_for", "it is called agent.takeover_timeout now"),
 ];
 
-/// Where settings come from besides their defaults.
 #[derive(Debug, Default)]
 pub struct SettingSources<'a> {
-    /// A configuration file.
     pub file: Option<&'a Path>,
     /// Environment variables, usually `std::env::vars()`.
     pub environment: Vec<(String, String)>,
-    /// Flags, of a command that has `Settings::flags`.
+    /// Flags, of a command built with `Settings::flags`.
     pub flags: Option<&'a ArgMatches>,
 }
 
@@ -133,7 +95,8 @@ impl Settings {
             }
         }
         for setting in sections.iter().flat_map(|section| &section.settings) {
-            // Other variables that begin alike are left alone: Kubernetes sets HOSTLER_ROUTER_PORT for a service of that name.
+            // Other variables with the prefix are left alone: Kubernetes sets HOSTLER_ROUTER_PORT
+            // for a service of that name.
             let name = setting.environment();
             if let Some(text) = environment.get(name.as_str()) {
                 settings.insert(setting, setting.kind.parse_list(text), format!("environment variable {name}"))?;
@@ -181,7 +144,8 @@ impl Settings {
         self.origins.contains_key(&format!("{section}.{key}"))
     }
 
-    /// One flag a setting. Two sections that have the same key share the flag, which then sets both.
+    /// One flag a setting. Two sections that have the same key share the flag, which then sets
+    /// both.
     #[must_use]
     pub fn flags(sections: &[Section]) -> Vec<Arg> {
         let mut flags: Vec<Arg> = Vec::new();

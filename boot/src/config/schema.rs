@@ -6,20 +6,15 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use toml::Value;
 
-/// What values a setting takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueKind {
     /// Text: a path, an address, a duration.
     Text,
-    /// A whole number.
     Integer,
-    /// A number.
     Number,
-    /// `true` or `false`.
     Bool,
     /// Several texts; the flag may be repeated, the environment variable is split at commas.
     List,
-    /// One of these words.
     Choice(Vec<String>),
 }
 
@@ -38,7 +33,7 @@ impl ValueKind {
         }
     }
 
-    /// One environment variable's text as a value.
+    /// Parses an environment variable's text.
     pub(super) fn parse_list(&self, text: &str) -> Result<Value, String> {
         if self.is_list() {
             let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
@@ -47,7 +42,7 @@ impl ValueKind {
         self.parse_one(text)
     }
 
-    /// A flag's values as one value.
+    /// Parses a flag's values as one value.
     pub(super) fn parse(&self, texts: &[&String]) -> Result<Value, String> {
         if self.is_list() {
             return Ok(Value::Array(texts.iter().map(|text| Value::String((*text).clone())).collect()));
@@ -68,7 +63,6 @@ impl ValueKind {
     }
 }
 
-/// One setting.
 #[derive(Debug, Clone)]
 pub struct Setting {
     /// Section it belongs to, such as `router`.
@@ -77,7 +71,6 @@ pub struct Setting {
     pub key: &'static str,
     /// The field's doc comment on one line.
     pub doc: String,
-    /// What it takes.
     pub kind: ValueKind,
     /// The value without any source.
     pub default: Json,
@@ -89,7 +82,6 @@ pub(super) fn environment_name(section: &str, key: &str) -> String {
 }
 
 impl Setting {
-    /// `section.key`.
     #[must_use]
     pub fn full_key(&self) -> String {
         format!("{}.{}", self.section, self.key)
@@ -115,7 +107,6 @@ impl Setting {
     }
 }
 
-/// A struct of settings and its name in the file.
 #[derive(Debug, Clone)]
 pub struct Section {
     /// Name of the table in the file.
@@ -125,7 +116,8 @@ pub struct Section {
 }
 
 impl Section {
-    /// Reads the list of settings off `T`: keys, doc comments and kinds from its schema, defaults from `T::default()`.
+    /// Reads the list of settings off `T`: keys, doc comments and kinds from its schema, defaults
+    /// from `T::default()`.
     ///
     /// # Panics
     /// When `T` is not a struct of plain fields, which its first test shows.

@@ -9,7 +9,8 @@ const SLOWNESS: (f64, f64) = (0.25, 8.0);
 /// Share of the decoding that is charged.
 const DECODE_SHARE: f64 = 0.15;
 
-/// One term: how it is made, with names and with numbers (none where it is 0 for a reason), and what comes out, in milliseconds.
+/// One term: its formula with names and with numbers (none where it is 0 for a reason), and its
+/// value in milliseconds.
 #[derive(Debug)]
 pub(super) struct TermBreakdown {
     pub(super) term: &'static str,
@@ -27,7 +28,7 @@ pub(super) fn milliseconds(seconds: f64) -> f64 {
 pub(super) fn figure(value: f64) -> String {
     let scientific = format!("{value:.3e}");
     let exponent = scientific.split_once('e').and_then(|(_, exponent)| exponent.parse::<i32>().ok());
-    // Infinity and what is no number have no exponent.
+    // Infinity and NaN have no exponent.
     let Some(exponent) = exponent else { return value.to_string() };
     let decimals = usize::try_from(3 - exponent).unwrap_or(0);
     let plain = format!("{value:.decimals$}");
@@ -59,7 +60,7 @@ pub(super) fn break_down(decision: &Decision, scored: &Scored) -> Vec<String> {
     lines
 }
 
-/// `t` and the six terms, from the figures that the router told.
+/// `t` and the six terms, from the figures that the router sent.
 pub(super) fn terms(decision: &Decision, scored: &Scored) -> Vec<TermBreakdown> {
     let step = step(scored);
     vec![
@@ -148,7 +149,7 @@ fn memory(decision: &Decision, scored: &Scored, step: f64) -> TermBreakdown {
     breakdown("memory", "min(1, ceil(excess·n/held)/n)·output·t, excess = held + u + output − capacity", numbers, share * output * step)
 }
 
-/// What the arrivals say is known only by its outcome: the sum follows from the term itself.
+/// The share of arrivals is known only by its effect: the sum follows from the term itself.
 fn congestion(decision: &Decision, scored: &Scored) -> TermBreakdown {
     let utilisation = decision.utilisation;
     let price = 2.0 * utilisation / (1.0 - utilisation);

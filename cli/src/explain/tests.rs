@@ -31,7 +31,7 @@ fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
     }
 }
 
-/// What a router would tell of this decision.
+/// What a router would send of this decision.
 fn told(placed: &Placed, tokens: u32, output: f64) -> Decision {
     Decision {
         id: "00000000000000ab".into(),

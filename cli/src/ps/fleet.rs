@@ -4,7 +4,6 @@ use hostler_proto::agent::v1 as agent;
 use hostler_proto::fleet::v1 as wire;
 use serde::Serialize;
 
-/// A node.
 #[derive(Debug, Serialize)]
 pub(crate) struct Node {
     pub(crate) node: String,
@@ -13,29 +12,26 @@ pub(crate) struct Node {
     pub(crate) replicas: Vec<Replica>,
 }
 
-/// A replica.
 #[derive(Debug, Serialize)]
 pub(crate) struct Replica {
     pub(crate) id: String,
-    /// A phase's word, or `suspect` when the agent is silent.
+    /// The name of a phase, or `suspect` when the agent is silent.
     pub(crate) phase: &'static str,
     pub(crate) reason: String,
     pub(crate) models: Vec<String>,
-    /// The name of its GPU.
     pub(crate) gpu: String,
     pub(crate) gpus: Vec<Gpu>,
-    /// How far its start has come, while it starts.
     pub(crate) progress: Option<Progress>,
-    /// What its last life died of; `null` after a good one.
+    /// The failure of its last life; `null` after a good one.
     pub(crate) failure: Option<Failure>,
-    /// What could be better, the gravest first.
+    /// What costs its engine speed, the gravest first.
     pub(crate) findings: Vec<Finding>,
     pub(crate) launch: Option<Launch>,
     pub(crate) epoch: u64,
     pub(crate) restarts: u32,
     /// Over all routers, counted by the agent.
     pub(crate) in_flight: u32,
-    /// Of the router that was asked.
+    /// Counted by the router that was asked.
     pub(crate) local_in_flight: u32,
     pub(crate) served: u64,
     pub(crate) running: u32,
@@ -49,7 +45,7 @@ pub(crate) struct Replica {
     pub(crate) engine_socket: String,
 }
 
-/// A GPU of a replica and how it does; `null` is what its driver does not say.
+/// A GPU of a replica and its reading; `null` is what its driver does not report.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Gpu {
     /// In PCI order.
@@ -64,7 +60,6 @@ pub(crate) struct Gpu {
     pub(crate) watts_limit: Option<f32>,
     pub(crate) sm_mhz: Option<u32>,
     pub(crate) celsius: Option<u32>,
-    /// Why its clocks are held down.
     pub(crate) throttled: Vec<String>,
     pub(crate) ecc_corrected: Option<u64>,
     pub(crate) ecc_uncorrected: Option<u64>,
@@ -112,7 +107,7 @@ pub(crate) struct Cache {
     pub(crate) blocks: u64,
     /// Number and digest of the blocks are those that the agent last reported.
     pub(crate) matches: bool,
-    /// How often they were not.
+    /// How often they differed.
     pub(crate) resyncs: u64,
     /// The agent's reports contradict themselves.
     pub(crate) distrusted: bool,
@@ -255,7 +250,6 @@ impl From<wire::Replica> for Replica {
 }
 
 impl Replica {
-    /// Whether it is still on its way to be ready.
     pub(crate) fn is_coming(&self) -> bool {
         matches!(self.phase, "starting" | "loading" | "suspect")
     }

@@ -3,7 +3,7 @@ use hostler_proto::fleet::v1 as wire;
 
 use super::*;
 
-/// A node with one replica, which is given as the router would tell of it.
+/// A node with one replica, as the router would report it.
 pub(crate) fn node(name: &str, state: agent::ReplicaState, change: impl FnOnce(&mut wire::Replica)) -> Node {
     let mut replica = wire::Replica { id: format!("{name}/0"), state: Some(state), ..wire::Replica::default() };
     change(&mut replica);
@@ -48,7 +48,6 @@ fn reading(index: u32) -> agent::GpuReading {
     }
 }
 
-/// One replica of each sort.
 fn fleet() -> Vec<Node> {
     let progress = agent::Progress { stage: "loading weights".into(), percent: 45, seconds_left: 20 };
     let failure = agent::Failure {

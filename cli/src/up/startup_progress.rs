@@ -8,7 +8,7 @@ use crate::ps::Replica;
 /// How often the same stage is told again, when it has come further. Loading takes minutes.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Remembers what was said of each replica.
+/// Remembers the last line about each replica.
 #[derive(Debug, Default)]
 pub(super) struct StartupProgress {
     last_lines: HashMap<String, LastLine>,
@@ -17,7 +17,7 @@ pub(super) struct StartupProgress {
 #[derive(Debug)]
 struct LastLine {
     phase: &'static str,
-    /// The stage of its start; for one that is down, what it is down for.
+    /// The stage of its start; for one that is down, the reason.
     what: String,
     lines: Vec<String>,
     at: Instant,
@@ -50,7 +50,7 @@ impl StartupProgress {
     }
 }
 
-/// What a replica is down for, and the lines about it.
+/// Why a replica is down, and the lines about it.
 fn down(replica: &Replica) -> (String, Vec<String>) {
     let Some(failure) = &replica.failure else {
         return (replica.first_reason().to_owned(), vec![format!("{}  {}: {}", replica.id, replica.phase, replica.first_reason())]);

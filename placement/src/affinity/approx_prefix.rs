@@ -14,7 +14,8 @@ use self::lru_prefix_tree::LruPrefixTree;
 use super::ReplicaSlot;
 use crate::block_keys::BlockKey;
 
-/// For each replica the blocks that it was sent lately. About 100 bytes for each block of a replica's capacity at worst.
+/// For each replica the blocks that were lately sent there. At most about 100 bytes per block of a
+/// replica's capacity.
 #[derive(Debug, Default)]
 pub struct ApproxPrefixIndex {
     slots: RwLock<ApproxSlotTable>,
@@ -27,10 +28,10 @@ struct ApproxSlotTable {
 }
 
 impl ApproxPrefixIndex {
-    /// A new life of a replica whose cache has room for so many blocks; nothing is there.
+    /// Opens a slot for a new life of a replica with room for so many blocks; it starts empty.
     ///
     /// # Panics
-    /// When four billion seats are open.
+    /// When four billion slots are open.
     pub fn open(&self, capacity_blocks: usize) -> ReplicaSlot {
         let mut seats = self.slots.write();
         let seat = seats.free.pop_front().unwrap_or_else(|| {
@@ -41,7 +42,7 @@ impl ApproxPrefixIndex {
         seat
     }
 
-    /// Ends a life. Its seat is used again: nobody may use it for this life any more.
+    /// Ends a life. Its slot is reused, so nobody may use it for this life any more.
     pub fn close(&self, seat: ReplicaSlot) {
         let mut seats = self.slots.write();
         if seats.trees.get_mut(seat.index()).and_then(Option::take).is_some() {
@@ -49,22 +50,24 @@ impl ApproxPrefixIndex {
         }
     }
 
-    /// A prompt has been sent there: it will be cached, at the expense of what has not been used for longest.
+    /// A prompt was sent there: it will be cached, in place of the blocks that were used least
+    /// recently.
     pub fn record_sent(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
         if let Some(blocks) = self.tree(seat) {
             blocks.lock().touch(keys);
         }
     }
 
-    /// The engine has said that only so many leading blocks of this prompt were cached: all that follows on them is forgotten, also in
-    /// other chains. The engine has computed this prompt anew since; when its answer has come, say so with [`record_sent`](Self::record_sent).
+    /// The engine reported that only so many leading blocks of this prompt were cached: all blocks
+    /// after them are forgotten, also in other chains. The engine has computed this prompt again
+    /// meanwhile; when its answer has come, call [`record_sent`](Self::record_sent).
     pub fn correct(&self, seat: ReplicaSlot, keys: &[BlockKey], cached_blocks: u32) {
         if let Some(blocks) = self.tree(seat) {
             blocks.lock().remove_after(keys, cached_blocks as usize);
         }
     }
 
-    /// The leading blocks of a chain that each seat probably holds; 0 for a seat that is not open.
+    /// The leading blocks of a chain that each slot probably holds; 0 for a slot that is not open.
     #[must_use]
     pub fn matched_blocks(&self, keys: &[BlockKey], seats: &[ReplicaSlot]) -> Vec<u32> {
         let known = self.slots.read();

@@ -3,7 +3,7 @@
 
 use super::ReplicaSlot;
 
-/// The highest number of a seat, so that three of them (plus one each, 0 being no seat) fit into 63 bits.
+/// The highest slot number: three of them, each plus one because 0 means none, fit into 63 bits.
 pub(super) const MAX_SLOT: u32 = (1 << FIELD_BITS) - 2;
 
 const FIELD_BITS: u32 = 21;
@@ -11,11 +11,11 @@ const FIELDS: u32 = 3;
 const FIELD: u64 = (1 << FIELD_BITS) - 1;
 const MASK_FLAG: u64 = 1 << 63;
 
-/// A set of seats; the top bit says whether the rest is the number of a mask or three fields.
+/// A set of slots. The top bit says whether the rest is the number of a mask or three slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Holders(u64);
 
-/// What [`Holders`] are, unpacked.
+/// [`Holders`], unpacked.
 enum HoldersForm {
     Few([u32; FIELDS as usize]),
     Mask(u32),
@@ -42,7 +42,7 @@ impl Holders {
         self.0 == 0
     }
 
-    /// Adds a seat; `false` when it was there.
+    /// Adds a slot; `false` when it was there.
     pub(super) fn insert(&mut self, seat: ReplicaSlot, masks: &mut Masks) -> bool {
         match self.unpack() {
             HoldersForm::Mask(slot) => masks.insert(slot, seat),
@@ -64,8 +64,9 @@ impl Holders {
         }
     }
 
-    /// Removes a seat; `false` when it was not there. A mask is given back when two seats are left, not three, so that a block that
-    /// comes and goes on a fourth replica does not change its form each time.
+    /// Removes a slot; `false` when it was not there. A mask is given back when two slots are left,
+    /// not three, so that a block that comes and goes on a fourth replica does not change its form
+    /// each time.
     pub(super) fn remove(&mut self, seat: ReplicaSlot, masks: &mut Masks) -> bool {
         match self.unpack() {
             HoldersForm::Few(mut fields) => {
@@ -90,7 +91,8 @@ impl Holders {
         true
     }
 
-    /// Writes the seats that are also in `among` into `out`; both have the same length. Seats beyond it are nobody's interest.
+    /// Writes the slots that are also in `among` into `out`, which has the same length. Higher
+    /// slots are ignored.
     pub(super) fn intersect(self, masks: &Masks, among: &[u64], out: &mut [u64]) {
         out.fill(0);
         match self.unpack() {
@@ -111,7 +113,7 @@ impl Holders {
     }
 }
 
-/// The word and the bit of a seat in a bitmask.
+/// The word and the bit of a slot in a bitmask.
 pub(super) fn bit_of(seat: ReplicaSlot) -> (usize, u64) {
     (seat.index() / 64, 1 << (seat.0 % 64))
 }
@@ -128,7 +130,8 @@ pub(super) fn set_bits(words: &[u64]) -> impl Iterator<Item = u32> + '_ {
     })
 }
 
-/// Bitmasks of one width, in one allocation. The width is that of the highest seat so far: 8 bytes for each 64 seats.
+/// Bitmasks of one width, in one allocation. The width is that of the highest slot so far: 8 bytes
+/// for each 64 slots.
 #[derive(Debug, Default)]
 pub(super) struct Masks {
     words: Vec<u64>,
@@ -166,7 +169,7 @@ impl Masks {
         had
     }
 
-    /// An empty mask that can hold this seat.
+    /// An empty mask with room for this slot.
     fn take(&mut self, seat: ReplicaSlot) -> u32 {
         self.widen(bit_of(seat).0 + 1);
         if let Some(slot) = self.free.pop() {
@@ -174,7 +177,8 @@ impl Masks {
         }
         let slot = u32::try_from(self.words.len() / self.width).expect("a shard with 2^32 masks would be larger than any memory");
         if self.words.capacity() < self.words.len() + self.width {
-            // A quarter instead of the usual doubling: these are most of the memory where many replicas share a prefix.
+            // Grows by a quarter instead of doubling: these masks are most of the memory where many
+            // replicas share a prefix.
             self.words.reserve_exact((self.words.len() / 4).next_multiple_of(self.width).max(4 * self.width));
         }
         self.words.resize(self.words.len() + self.width, 0);

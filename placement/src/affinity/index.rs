@@ -16,15 +16,14 @@ use super::prefix_search::{bisect, walk};
 use super::{ChainGaps, ReplicaSlot};
 use crate::block_keys::BlockKey;
 
-/// With 31 million blocks, a table has 30,000: a reader that meets one as it grows waits for less than a millisecond.
+/// With 31 million blocks, a table has 30,000: a reader waits less than a millisecond for one that
+/// grows.
 const SHARDS: usize = 1024;
 
-/// A set of keys in 16 bytes: how many there are, and all of them combined with XOR.
+/// A set of keys in 16 bytes: their number and their XOR.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct KeySetDigest {
-    /// How many keys.
     pub count: u64,
-    /// Their XOR.
     pub xor: u64,
 }
 
@@ -35,12 +34,12 @@ impl KeySetDigest {
     }
 }
 
-/// Which seats hold a block. About 40 bytes for each block on one replica at worst, less for each further one.
+/// Which slots hold a block. At most about 40 bytes for a block on one replica, less for each
+/// further one.
 #[derive(Debug)]
 pub struct CacheIndex {
     shards: Box<[RwLock<Shard>]>,
     slots: RwLock<SlotTable>,
-    /// The shard that a sweep looks at next.
     next_shard: Mutex<usize>,
 }
 
@@ -53,11 +52,11 @@ struct Shard {
 #[derive(Debug, Default)]
 struct SlotTable {
     digests: Vec<KeySetDigest>,
-    /// A bitmask of those that are open.
+    /// A bitmask of the open slots.
     open: Vec<u64>,
-    /// Closed, with something left of them.
+    /// Closed slots with entries left.
     closed: Vec<ReplicaSlot>,
-    /// Nothing is left of them. The one that has been free for longest is used first.
+    /// Slots without entries. The one that was free for longest is used first.
     free: VecDeque<ReplicaSlot>,
 }
 
@@ -68,16 +67,15 @@ impl Default for CacheIndex {
 }
 
 impl CacheIndex {
-    /// An index of nothing.
     #[must_use]
     pub fn new() -> Self {
         Self { shards: (0..SHARDS).map(|_| RwLock::default()).collect(), slots: RwLock::default(), next_shard: Mutex::new(0) }
     }
 
-    /// A new life, of which nothing is stored.
+    /// Opens a slot for a new life; it starts empty.
     ///
     /// # Panics
-    /// When two million seats are open or closed and not swept.
+    /// When two million slots are open or closed and not swept.
     pub fn open(&self) -> ReplicaSlot {
         let mut seats = self.slots.write();
         let seat = seats.free.pop_front().unwrap_or_else(|| {
@@ -94,8 +92,8 @@ impl CacheIndex {
         seat
     }
 
-    /// Ends a life: readers see nothing of it any more. What is left of it is removed by [`sweep`](Self::sweep), and then the seat is used
-    /// again. A seat that is not open is ignored.
+    /// Ends a life: readers see nothing of it any more. [`sweep`](Self::sweep) removes its entries,
+    /// and then the slot is reused. A slot that is not open is ignored.
     pub fn close(&self, seat: ReplicaSlot) {
         let mut seats = self.slots.write();
         if !seats.is_open(seat) {
@@ -110,7 +108,8 @@ impl CacheIndex {
         }
     }
 
-    /// The seat holds these blocks. Those that it held already change nothing, and a seat that is not open holds none.
+    /// Stores that the slot holds these blocks. Blocks that it held already change nothing, and a
+    /// slot that is not open is ignored.
     pub fn store(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
         if !self.slots.read().is_open(seat) {
             return;
@@ -128,7 +127,8 @@ impl CacheIndex {
         digest.xor ^= new.xor;
     }
 
-    /// The seat does not hold these blocks any more. Those that it did not hold change nothing.
+    /// Stores that the slot no longer holds these blocks. Blocks that it did not hold change
+    /// nothing.
     pub fn remove(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
         if self.slots.read().is_open(seat) {
             self.remove_keys(seat, keys);
@@ -153,15 +153,16 @@ impl CacheIndex {
         digest.xor ^= gone.xor;
     }
 
-    /// What is stored of an open seat; of another one nothing.
+    /// The digest of an open slot's blocks; empty for any other.
     #[must_use]
     pub fn digest(&self, seat: ReplicaSlot) -> KeySetDigest {
         let seats = self.slots.read();
         if seats.is_open(seat) { seats.digests[seat.index()] } else { KeySetDigest::default() }
     }
 
-    /// Removes what is left of closed seats, one table after the other, until it has looked at `most` blocks (and one table, so that it
-    /// always gets on). `true` while something is left. The writer calls it now and then; readers hardly notice.
+    /// Removes entries of closed slots, one table after another, until it has looked at `most`
+    /// blocks (at least one table, so that it always advances). `true` while any are left. The
+    /// writer calls it now and then; readers hardly notice.
     pub fn sweep(&self, most: usize) -> bool {
         let mut next = self.next_shard.lock();
         let mut looked = 0;
@@ -179,7 +180,8 @@ impl CacheIndex {
         !closed.is_empty()
     }
 
-    /// Removes what one table has of the closed seats, and gives back memory that it does not need; the number of blocks looked at.
+    /// Removes one table's entries of the closed slots and releases memory that it does not need;
+    /// returns the number of blocks looked at.
     fn sweep_shard(&self, number: usize, closed: &[u64]) -> usize {
         let shard = self.shards[number].read();
         let looked = shard.blocks.len();
@@ -203,7 +205,8 @@ impl CacheIndex {
         looked
     }
 
-    /// The leading blocks of a chain that each seat holds, in the order of `seats`; 0 for a seat that is not open.
+    /// The leading blocks of a chain that each slot holds, in the order of `seats`; 0 for a slot
+    /// that is not open.
     #[must_use]
     pub fn matched_blocks(&self, keys: &[BlockKey], seats: &[(ReplicaSlot, ChainGaps)]) -> Vec<u32> {
         let width = seats.iter().map(|(seat, _)| bit_of(*seat).0 + 1).max().unwrap_or(0);
@@ -225,25 +228,24 @@ impl CacheIndex {
         seats.iter().map(|(seat, _)| matched[seat.index()]).collect()
     }
 
-    /// Whether anybody holds this block, or held it until it was closed.
+    /// Whether any slot holds this block, closed ones that were not swept included.
     #[must_use]
     pub fn has(&self, key: BlockKey) -> bool {
         self.shard(key).read().blocks.contains_key(&key)
     }
 
-    /// Blocks that somebody holds, or held until it was closed.
+    /// Blocks that any slot holds, closed ones that were not swept included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().blocks.len()).sum()
     }
 
-    /// Nobody holds anything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// An estimate of the memory that this takes, from the capacities of its tables.
+    /// Estimated memory in bytes, from the capacities of its tables.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let tables: usize = self.shards.iter().map(|shard| shard.read().bytes()).sum();
@@ -257,14 +259,16 @@ impl CacheIndex {
 }
 
 impl Shard {
-    /// A table of the standard library is at most seven eighths full, and has one byte for each place beside the entry.
+    /// A table of the standard library is at most seven eighths full, and has one byte per place
+    /// beside the entry.
     fn bytes(&self) -> usize {
         self.blocks.capacity() / 7 * 8 * (size_of::<(BlockKey, Holders)>() + 1) + self.masks.bytes()
     }
 }
 
 impl SlotTable {
-    /// A bitmask of the closed seats of which something is left, as long as the highest needs; empty when there is none.
+    /// A bitmask of the closed slots with entries left, as long as the highest needs; empty when
+    /// there is none.
     fn closed(&self) -> Vec<u64> {
         let mut words = vec![0; self.closed.iter().map(|seat| bit_of(*seat).0 + 1).max().unwrap_or(0)];
         for (word, bit) in self.closed.iter().map(|seat| bit_of(*seat)) {
@@ -273,7 +277,7 @@ impl SlotTable {
         words
     }
 
-    /// Frees the closed seats of which nothing is left. Counts are exact, so that they tell.
+    /// Frees the closed slots without entries. Counts are exact, so they tell.
     fn free_closed_slots(&mut self) {
         let Self { digests, closed, free, .. } = self;
         closed.retain(|seat| {

@@ -14,8 +14,9 @@ pub use index::{CacheIndex, KeySetDigest};
 pub use overlay::{InFlightBlocks, InFlightOverlay, PromptKeys, PromptToMatch};
 pub use popularity::{Arrivals, Popularity};
 
-/// One life of one replica's cache. Seats are small numbers, so that a set of them is a bitmask; a number is used again when nothing is
-/// left of the life before. The seats of an [`CacheIndex`] and those of a [`ApproxPrefixIndex`] have nothing to do with each other.
+/// One life of one replica's cache. Slots are small numbers, so that a set of them is a bitmask; a
+/// number is reused when nothing is left of its last life. The slots of a [`CacheIndex`] and those
+/// of an [`ApproxPrefixIndex`] have nothing to do with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReplicaSlot(u32);
 
@@ -28,8 +29,9 @@ impl ReplicaSlot {
 /// Whether a replica's cache may hold a block without holding those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainGaps {
-    /// It never does: engines free the ends of chains first. The match is found by bisection.
+    /// No: engines free the ends of chains first. The match is found by bisection.
     None,
-    /// It may: sliding windows free the beginning first. The chain is walked until the first missing block.
+    /// Yes: sliding windows free the beginning first. The chain is walked until the first missing
+    /// block.
     Possible,
 }

@@ -12,26 +12,28 @@ use super::prefix_search::count;
 use super::{ChainGaps, ReplicaSlot};
 use crate::block_keys::BlockKey;
 
-/// Requests in flight that are compared with a prompt whose first block they share, the newest first. Where that block is a system prompt
-/// of thousands of requests, an older one is likely to be in the index by now.
+/// Requests in flight that are compared with a prompt whose first block they share, the newest
+/// first. Where that block is a system prompt of thousands of requests, older ones are likely to be
+/// in the index by now.
 const MAX_COMPARED: usize = 256;
 
-/// Prompts of requests in flight, by the key of their first block and the order in which they came. As large as what is in flight: the
-/// bound is that of admission.
+/// Prompts of requests in flight, by the key of their first block and the order of arrival.
+/// Admission bounds their number.
 #[derive(Debug, Default)]
 pub struct InFlightOverlay {
     prompts: RwLock<BTreeMap<(BlockKey, u64), InFlightPrompt>>,
     next_number: AtomicU64,
-    /// Prompts that were not read to their end.
+    /// Number of prompts that were not read to their end.
     partly_read: AtomicUsize,
 }
 
-/// A prompt as far as it is known. Of a long one that nobody has cached only the beginning is read into tokens.
+/// A prompt as far as it is known. Of a long prompt that nobody has cached, only the beginning is
+/// read into tokens.
 #[derive(Debug, Clone, Default)]
 pub struct PromptKeys {
-    /// Keys of its blocks of tokens, as far as it was read.
+    /// Keys of its token blocks, as far as it was read.
     pub keys: Arc<[BlockKey]>,
-    /// Keys of the blocks of all its text, if it was not read to its end.
+    /// Keys of all its text blocks, if it was not read to its end.
     pub text: Arc<[BlockKey]>,
 }
 
@@ -42,7 +44,6 @@ impl PromptKeys {
         Self { keys, text: Arc::default() }
     }
 
-    /// Whether it was not read to its end.
     fn is_partly_read(&self) -> bool {
         !self.text.is_empty()
     }
@@ -51,23 +52,25 @@ impl PromptKeys {
 /// A prompt that is compared with those in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptToMatch<'a> {
-    /// Keys of its blocks of tokens, as far as it was read.
+    /// Keys of its token blocks, as far as it was read.
     pub keys: &'a [BlockKey],
-    /// Blocks of tokens that it has in all; an estimate where it was not read.
+    /// Number of its token blocks; an estimate where it was not read.
     pub blocks: u32,
-    /// Keys of the blocks of its text. Only needed when [`has_partly_read`](InFlightOverlay::has_partly_read).
+    /// Keys of its text blocks. Only needed when
+    /// [`has_partly_read`](InFlightOverlay::has_partly_read).
     pub text: &'a [BlockKey],
 }
 
 #[derive(Debug)]
 struct InFlightPrompt {
-    /// `None` while it is not known where it goes.
+    /// `None` until its replica is chosen.
     slot: Option<ReplicaSlot>,
     keys: PromptKeys,
 }
 
-/// A prompt's place in the overlay. Drop it when the prompt has been computed and its blocks are reported, and when the request fails or
-/// its replica's life ends: a seat that is used again must find nothing here.
+/// A prompt's entry in the overlay. Drop it when the prompt has been computed and its blocks are
+/// reported, and when the request fails or its replica's life ends: a reused slot must find nothing
+/// here.
 #[derive(Debug)]
 #[must_use = "the prompt leaves the overlay when this is dropped"]
 pub struct InFlightBlocks {
@@ -76,12 +79,13 @@ pub struct InFlightBlocks {
 }
 
 impl InFlightOverlay {
-    /// A prompt has been sent to a replica.
+    /// Adds a prompt that was sent to a replica.
     pub fn add_placed(self: &Arc<Self>, seat: ReplicaSlot, extent: PromptKeys) -> InFlightBlocks {
         self.insert(Some(seat), extent)
     }
 
-    /// A prompt will be sent somewhere: until then nothing matches it, but whoever reads a prompt like it knows that there is another.
+    /// Adds a prompt that will be sent somewhere. Until then nothing matches it, but a reader of a
+    /// similar prompt learns that it exists.
     pub fn add_unplaced(self: &Arc<Self>, extent: PromptKeys) -> InFlightBlocks {
         self.insert(None, extent)
     }
@@ -102,8 +106,9 @@ impl InFlightOverlay {
         self.partly_read.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a prompt in flight shares all blocks that were read of this one and goes on, as far as its tokens tell; or in its text shares
-    /// the block after the first `text_read`, too. Looks at the 256 newest requests that share the first block.
+    /// Whether a prompt in flight shares all blocks that were read of this one and goes on, as far
+    /// as its tokens tell; or its text shares the block after the first `text_read` too. Looks at
+    /// the 256 newest requests that share the first block.
     #[must_use]
     pub fn goes_beyond(&self, ours: &PromptToMatch<'_>, text_read: usize) -> bool {
         let (Some(first), Some(last)) = (ours.keys.first(), ours.keys.last()) else { return false };
@@ -115,8 +120,9 @@ impl InFlightOverlay {
         newest_prompts(&self.prompts.read(), *first).any(|prompt| beyond(&prompt.keys))
     }
 
-    /// Raises `matched` (in the order of `seats`, which are all different) where a request in flight shares more with this prompt than what
-    /// is cached. Compares with the 256 newest requests that share the first block.
+    /// Raises `matched` (in the order of `seats`, all different) where a request in flight shares
+    /// more with this prompt than is cached. Compares with the 256 newest requests that share the
+    /// first block.
     pub fn raise_matches(&self, ours: &PromptToMatch<'_>, seats: &[(ReplicaSlot, ChainGaps)], matched: &mut [u32]) {
         let Some(first) = ours.keys.first() else { return };
         let prompts = self.prompts.read();
@@ -138,13 +144,11 @@ impl InFlightOverlay {
         }
     }
 
-    /// Prompts in flight.
     #[must_use]
     pub fn len(&self) -> usize {
         self.prompts.read().len()
     }
 
-    /// None is in flight.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -164,21 +168,23 @@ impl<'a> PromptToMatch<'a> {
         Self { keys, blocks: count(keys.len()), text: &[] }
     }
 
-    /// Whether the other prompt has the same tokens as far as both were read: else their texts are beside the point.
+    /// Whether the other prompt has the same tokens as far as both were read. If not, their texts
+    /// are not compared.
     fn shares_read_tokens(&self, theirs: &PromptKeys) -> bool {
         let both = self.keys.len().min(theirs.keys.len());
         both > 0 && self.keys[both - 1] == theirs.keys[both - 1]
     }
 
-    /// The blocks of tokens that stand for the blocks of text that are the same, if each has as many.
+    /// The token blocks that correspond to the common text blocks, in proportion.
     fn matched_text_blocks(&self, theirs: &[BlockKey]) -> u32 {
         let blocks = common_blocks(self.text, theirs, 0) as u64 * u64::from(self.blocks) / self.text.len().max(1) as u64;
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 }
 
-/// The blocks that two chains have in common, or `known` if that is more. Equal keys mean equal beginnings, so one comparison beyond
-/// `known` tells whether there is more, and the end is bisected.
+/// The number of blocks that two chains have in common, or `known` if that is more. Equal keys mean
+/// equal beginnings, so one comparison beyond `known` tells whether there is more, and the end is
+/// found by bisection.
 fn common_blocks(left: &[BlockKey], right: &[BlockKey], known: usize) -> usize {
     let most = left.len().min(right.len());
     if known >= most || left[known] != right[known] {

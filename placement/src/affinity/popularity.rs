@@ -13,14 +13,16 @@ use crate::block_keys::BlockKey;
 /// Seconds after which an arrival counts for 1/e.
 const DECAY_SECONDS: f64 = 2.0;
 
-/// Positions that are counted: 0, 1, 2, 3, 4, 6, 8, 12, 16 and so on, up to block 2^19.
+/// Number of counted positions: 0, 1, 2, 3, 4, 6, 8, 12, 16 and so on, up to block 2^19.
 const SAMPLES: usize = 40;
 
-/// Entries of each of two generations by default: what fits into tables of 6.5 MB each. A prefix that is asked for once in each generation
-/// is never forgotten, and a generation is 8,800 requests at least, even if they are all long and share nothing.
+/// Default size of each of two generations: what fits into tables of 6.5 MB each. A prefix that is
+/// requested once in each generation is never forgotten, and a generation is at least 8,800
+/// requests, even if they are all long and share nothing.
 const MAX_ENTRIES: usize = 7 << 15;
 
-/// Decayed counts of arrivals by block, bounded: of two generations of entries the older is forgotten when the newer is full.
+/// Decayed, bounded counts of arrivals by block: of two generations of entries the older is dropped
+/// when the newer is full.
 #[derive(Debug)]
 pub struct Popularity {
     max_entries: usize,
@@ -39,7 +41,7 @@ struct DecayedCount {
     time: f64,
 }
 
-/// How many requests have lately come through each block of a prompt, before this one.
+/// How many requests have lately had each block of a prompt, before this one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arrivals {
     counts: [f32; SAMPLES],
@@ -54,34 +56,34 @@ impl Default for Popularity {
 }
 
 impl Popularity {
-    /// Remembers at most twice as many entries, at 26 for a prompt of 6,250 blocks and fewer for a shorter one.
+    /// Keeps at most twice as many entries; a prompt of 6,250 blocks takes 26, a shorter one fewer.
     #[must_use]
     pub fn new(entries: usize) -> Self {
         Self { max_entries: entries.max(1), generations: Mutex::default() }
     }
 
-    /// Counts a request for this chain and says how many came before it. `now` is in seconds; a clock that goes back counts as standing.
+    /// Counts a request for this chain and returns how many came before it. `now` is in seconds; if
+    /// it goes back, time stands still.
     pub fn arrive(&self, keys: &[BlockKey], block_tokens: u32, now: f64) -> Arrivals {
         let mut arrivals = Arrivals { blocks: u32::try_from(keys.len()).unwrap_or(u32::MAX), block_tokens, ..Arrivals::empty() };
         let mut generations = self.generations.lock();
         let mut most = f32::INFINITY;
         for (sample, count) in arrivals.counts.iter_mut().enumerate() {
             let Some(key) = keys.get(sample_block(sample) as usize) else { break };
-            // Everyone who came through a block came through those before it; only forgetting could make it look otherwise.
+            // A request with this block also had those before it, so the counts cannot rise; only
+            // forgetting could make it look otherwise.
             most = most.min(generations.arrive(*key, now, self.max_entries));
             *count = most;
         }
         arrivals
     }
 
-    /// Entries that are remembered.
     #[must_use]
     pub fn len(&self) -> usize {
         let generations = self.generations.lock();
         generations.new.len() + generations.old.len()
     }
 
-    /// Nothing is remembered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -89,7 +91,7 @@ impl Popularity {
 }
 
 impl Generations {
-    /// Counts one arrival; the decayed number of those before it.
+    /// Counts one arrival and returns the decayed number of those before it.
     #[expect(clippy::cast_possible_truncation, reason = "seven digits of a count are enough")]
     fn arrive(&mut self, key: BlockKey, now: f64, entries: usize) -> f32 {
         if let Some(count) = self.new.get_mut(&key) {
@@ -115,13 +117,14 @@ impl DecayedCount {
 }
 
 impl Arrivals {
-    /// Nobody has come: every block has its full weight.
+    /// No arrivals: every block has its full weight.
     #[must_use]
     pub const fn empty() -> Self {
         Self { counts: [0.0; SAMPLES], blocks: 0, block_tokens: 0 }
     }
 
-    /// Decayed arrivals through a block: those of the nearest block that is counted. Never more than through a block before it.
+    /// Decayed arrivals with this block, by the nearest block that is counted. Never more than with
+    /// an earlier block.
     #[must_use]
     pub fn through_block(&self, block: u32) -> f64 {
         if block >= self.blocks {
@@ -131,8 +134,9 @@ impl Arrivals {
         f64::from(self.counts[sample])
     }
 
-    /// Tokens from `matched_tokens` up to `tokens`, each divided by one more than the arrivals through its block. Tokens beyond the last
-    /// whole block are never shared and count in full.
+    /// Sums the tokens from `matched_tokens` to `tokens`, each divided by one more than the
+    /// arrivals with its block. Tokens beyond the last whole block are never shared and count in
+    /// full.
     #[must_use]
     pub fn discounted_tokens(&self, matched_tokens: u32, tokens: u32) -> f64 {
         let (matched, tokens, block_tokens) = (u64::from(matched_tokens), u64::from(tokens), u64::from(self.block_tokens));
@@ -151,7 +155,6 @@ impl Arrivals {
     }
 }
 
-/// The block at which a sample is taken.
 #[expect(clippy::cast_possible_truncation, reason = "there are forty samples")]
 const fn sample_block(sample: usize) -> u32 {
     match sample {

@@ -6,15 +6,16 @@
 
 use super::holders::set_bits;
 
-/// Raises `matched` of each seat in `seats` from 0 to the leading blocks that it holds, out of `blocks`, where no seat has holes. While a
-/// batch of changes is being written that is not quite true; an answer of that moment may be off, nothing else.
+/// Raises `matched` of each slot in `seats` from 0 to the leading blocks that it holds, out of
+/// `blocks`, where no slot has gaps. While a batch of changes is being written that may not hold;
+/// then only this answer may be off.
 pub(super) fn bisect(blocks: usize, seats: &[u64], matched: &mut [u32], lookup: impl FnMut(usize, &[u64], &mut [u64])) {
     let width = seats.len();
     let mut search = Bisection { width, sets: seats.to_vec(), matched, lookup };
     if blocks == 0 || seats.iter().all(|word| *word == 0) {
         return;
     }
-    // Most seats hold nothing of a prompt, so the first block decides about most of them.
+    // Most slots hold nothing of a prompt, so the first block decides about most of them.
     let held = search.look_up(0, 0);
     search.ended(0, held, 0);
     if search.set(held).iter().all(|word| *word == 0) {
@@ -27,8 +28,8 @@ pub(super) fn bisect(blocks: usize, seats: &[u64], matched: &mut [u32], lookup: 
     search.between(0, held, blocks - 1, last);
 }
 
-/// Raises `matched` of each seat in `seats` from 0 to the leading blocks that it holds, by walking them: a block after a missing one counts
-/// for nothing.
+/// Raises `matched` of each slot in `seats` from 0 to the leading blocks that it holds, by walking
+/// them: a block after a missing one does not count.
 pub(super) fn walk(blocks: usize, seats: &[u64], matched: &mut [u32], mut lookup: impl FnMut(usize, &[u64], &mut [u64])) {
     let mut alive = seats.to_vec();
     let mut held = vec![0; seats.len()];
@@ -46,12 +47,12 @@ pub(super) fn walk(blocks: usize, seats: &[u64], matched: &mut [u32], mut lookup
     set_bits(&alive).for_each(|seat| matched[seat as usize] = count(blocks));
 }
 
-/// As many blocks, in the type that matches have.
+/// A number of blocks in the type of matches.
 pub(super) fn count(blocks: usize) -> u32 {
     u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 
-/// The sets looked up on the way down, one after the other in one allocation: as many as halvings, whatever the chain's length.
+/// The sets on the way down, one after another in one allocation: as many as there are halvings.
 struct Bisection<'a, L> {
     width: usize,
     sets: Vec<u64>,
@@ -64,7 +65,7 @@ impl<L: FnMut(usize, &[u64], &mut [u64])> Bisection<'_, L> {
         &self.sets[number * self.width..(number + 1) * self.width]
     }
 
-    /// Looks up a block for the seats of set `among`; the number of the new set.
+    /// Looks up which slots of set `among` hold a block; returns the number of the new set.
     fn look_up(&mut self, block: usize, among: usize) -> usize {
         let number = self.sets.len() / self.width;
         self.sets.resize(self.sets.len() + self.width, 0);
@@ -73,7 +74,7 @@ impl<L: FnMut(usize, &[u64], &mut [u64])> Bisection<'_, L> {
         number
     }
 
-    /// The seats of set `before` that are not in `after` hold `blocks` blocks.
+    /// The slots of set `before` that are not in `after` hold `blocks` blocks.
     fn ended(&mut self, before: usize, after: usize, blocks: usize) {
         for word in 0..self.width {
             let gone = self.sets[before * self.width + word] & !self.sets[after * self.width + word];
@@ -81,9 +82,11 @@ impl<L: FnMut(usize, &[u64], &mut [u64])> Bisection<'_, L> {
         }
     }
 
-    /// Finds where the seats end that hold block `low` (set `held`), but not block `high` (set `left`).
+    /// Finds where the slots end that hold block `low` (set `held`) but not block `high` (set
+    /// `left`).
     fn between(&mut self, low: usize, held: usize, high: usize, left: usize) {
-        // Not for equality: between two lookups a block may have been stored, and a seat that has already ended stays so.
+        // Not for equality: between two lookups a block may have been stored, and a slot that has
+        // ended already stays so.
         if (0..self.width).all(|word| self.sets[held * self.width + word] & !self.sets[left * self.width + word] == 0) {
             return;
         }

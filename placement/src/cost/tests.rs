@@ -75,7 +75,8 @@ fn every_term_can_be_worked_out_by_hand() {
     assert_close(terms.prefill, (1e-4 * 2_000.0 + 1e-8 * 2_000.0 * (1_000.0 + 1_000.0)) * 2.0);
     let step = 0.01 + 1e-3 * 4.0 + 1e-6 * 8_000.0;
     assert_close(terms.steps, 3.0 * step);
-    // 1,100 tokens too many: of the four sequences of 2,000 one has to end, and one does every 25 steps.
+    // 1,100 tokens too many: one of the four sequences of 2,000 has to end, which happens every 25
+    // steps.
     assert_close(terms.memory, 25.0 * step);
     assert_close(terms.congestion, 2.0 * 1e-4 * 2_000.0);
     assert_close(terms.decode, 0.15 * 100.0 * (step + 4.0 * (1e-3 + 1e-6 * (3_000.0 + 50.0))));
@@ -140,7 +141,7 @@ fn equal_replicas_share_evenly_over_seeds_and_within_one() {
 
 #[test]
 fn among_near_ties_the_longest_match_wins() {
-    // A few tokens ahead outweigh the short match, but by less than the estimates are good for.
+    // A few tokens ahead outweigh the short match, but by less than the estimates' error.
     let matched = Candidate { matched: 160, pending: 200, ..idle(1) };
     for seed in 0..50 {
         let decision = decide(8_000, &[idle(0), matched, idle(2)], 0.0, seed);
@@ -332,7 +333,7 @@ proptest! {
 
     #[test]
     fn of_many_candidates_the_chosen_one_and_then_the_cheapest_others_are_remembered(loads in prop::collection::vec(0..40_u64, 1..300), seed: u64) {
-        // Few different loads, so that many candidates cost the same.
+        // Few distinct loads, so that many candidates cost the same.
         let candidates: Vec<Candidate> =
             loads.iter().enumerate().map(|(replica, load)| Candidate { pending: load * 1_000, ..idle(replica) }).collect();
         let decision = decide(1_000, &candidates, 0.5, seed);

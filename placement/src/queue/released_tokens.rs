@@ -2,14 +2,15 @@
 
 use rustc_hash::FxHashMap;
 
-/// The time in which work released for a tenant loses all but 1/e of its weight.
+/// Time after which released tokens count for 1/e.
 const DECAY_SECONDS: f64 = 30.0;
 
-/// Tenants of whom less than a token is left are looked for this often, so it holds those of the last few minutes.
+/// How often tenants with less than a token left are removed, so that only those of the last few
+/// minutes are kept.
 const SWEEP_INTERVAL_SECONDS: f64 = 60.0;
 
-/// Tokens released for each tenant. They are kept as of one moment, and what comes later is added for more: so nothing has to be decayed
-/// when it is compared.
+/// Tokens released for each tenant. They are kept as of one moment, and later tokens are scaled up
+/// instead, so that comparisons need no decay.
 #[derive(Debug, Default)]
 pub(super) struct ReleasedTokens {
     reference_time: f64,
@@ -17,24 +18,23 @@ pub(super) struct ReleasedTokens {
 }
 
 impl ReleasedTokens {
-    /// Counts tokens as released now.
     pub(super) fn add(&mut self, tenant: u64, tokens: f64, now: f64) {
         self.sweep(now);
         *self.by_tenant.entry(tenant).or_default() += tokens / self.decay(now);
     }
 
-    /// What was released for a tenant, as it counts now.
+    /// What was released for a tenant, decayed to `now`.
     pub(super) fn of_tenant(&self, tenant: u64, now: f64) -> f64 {
         self.by_tenant.get(&tenant).map_or(0.0, |tokens| tokens * self.decay(now))
     }
 
     fn decay(&self, now: f64) -> f64 {
         let age = now - self.reference_time;
-        // Beyond a few sweeps, or at no time at all, nobody adds anything.
+        // Beyond a few sweeps, or at a time that is no number, nothing is added.
         if age > 0.0 { (-age.min(10.0 * SWEEP_INTERVAL_SECONDS) / DECAY_SECONDS).exp() } else { 1.0 }
     }
 
-    /// Brings all to this moment when the last one is long ago.
+    /// Rebases all counts to this moment when the last one is long ago.
     pub(super) fn sweep(&mut self, now: f64) {
         if now.is_finite() && now - self.reference_time > SWEEP_INTERVAL_SECONDS {
             let factor = self.decay(now);

@@ -2,17 +2,18 @@
 
 use rustc_hash::FxHashMap;
 
-/// A tenant of weight 1 may have this many times as many places as are free. One that floods alone therefore gets four fifths of them and
-/// two get four ninths each; whoever comes then still finds a place, at once and without anybody being sent away who was let in.
+/// A tenant of weight 1 may have this many times as many places as are free. One that floods alone
+/// gets four fifths of them, and two get four ninths each; a tenant that comes later still finds a
+/// place at once, without anybody being put out.
 const SHARE_OF_FREE: f64 = 4.0;
 
-/// Whether a tenant that has `own` of something may have more of it while so much is `free`. Its first needs only be there.
+/// Whether a tenant that has `own` of something may have more while so much is `free`. Its first is
+/// granted if any is free.
 #[must_use]
 pub fn has_fair_share(own: u64, free: u64, weight: f64) -> bool {
     own == 0 || (own as f64) < SHARE_OF_FREE * super::clamp_weight(weight) * free as f64
 }
 
-/// The places of a queue, or of several.
 #[derive(Debug)]
 pub struct SlotQuota {
     limits: SlotUsage,
@@ -20,24 +21,23 @@ pub struct SlotQuota {
     by_tenant: FxHashMap<u64, SlotUsage>,
 }
 
-/// Requests and the bytes of their bodies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct SlotUsage {
     requests: u64,
     bytes: u64,
 }
 
-/// Which bound is in a request's way.
+/// Which limit blocks a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueFull {
-    /// As many wait, of all or of this tenant, as may.
+    /// The number of requests, in all or of this tenant.
     Requests,
-    /// Their bodies have as many bytes as they may.
+    /// The bytes of their bodies.
     Bytes,
 }
 
 impl SlotQuota {
-    /// For at most so many requests, whose bodies have at most so many bytes.
+    /// `most` requests, whose bodies have at most `most_bytes` bytes together.
     #[must_use]
     pub fn new(most: usize, most_bytes: u64) -> Self {
         Self { limits: SlotUsage { requests: most as u64, bytes: most_bytes }, used: SlotUsage::default(), by_tenant: FxHashMap::default() }
@@ -46,7 +46,7 @@ impl SlotQuota {
     /// Whether a tenant may take one more place.
     ///
     /// # Errors
-    /// When it may not: which bound is in its way.
+    /// When it may not: which limit blocks it.
     pub fn check(&self, tenant: u64, weight: f64, bytes: u64) -> Result<(), QueueFull> {
         let own = self.by_tenant.get(&tenant).copied().unwrap_or_default();
         let may = |own: u64, more: u64, taken: u64, most: u64| {
@@ -65,7 +65,7 @@ impl SlotQuota {
     /// Takes a place.
     ///
     /// # Errors
-    /// When the tenant may not have one more.
+    /// When the tenant may not have one more: which limit blocks it.
     pub fn reserve(&mut self, tenant: u64, weight: f64, bytes: u64) -> Result<(), QueueFull> {
         self.check(tenant, weight, bytes)?;
         for taken in [&mut self.used, self.by_tenant.entry(tenant).or_default()] {
@@ -75,7 +75,6 @@ impl SlotQuota {
         Ok(())
     }
 
-    /// Gives back a place that was taken for this many bytes.
     pub fn release(&mut self, tenant: u64, bytes: u64) {
         let Some(own) = self.by_tenant.get_mut(&tenant) else { return };
         for taken in [&mut self.used, &mut *own] {
@@ -87,13 +86,11 @@ impl SlotQuota {
         }
     }
 
-    /// Places that are taken.
     #[must_use]
     pub fn queued(&self) -> u64 {
         self.used.requests
     }
 
-    /// Bytes of the bodies of those who wait.
     #[must_use]
     pub fn queued_bytes(&self) -> u64 {
         self.used.bytes

@@ -5,27 +5,25 @@ use std::collections::VecDeque;
 
 use super::TurnFactors;
 
-/// After this many seconds a request counts as much as two that just came; from there its weight grows with the square of its wait.
+/// After this many seconds a request counts as much as two new ones; its weight grows with the
+/// square of its wait.
 const PATIENCE_SECONDS: f64 = 4.0;
 
-/// The order is that of at most so long ago: what changes it is how long requests have waited, and that changes slowly.
+/// How old the order may be: only the length of waits changes it, and that is slow.
 const REORDER_SECONDS: f64 = 0.1;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct TenantQueue<T> {
     /// In the order of their turns at `at`.
     entries: VecDeque<Entry<T>>,
     sorted_at: f64,
-    /// Its tenant's weight, as the last one that came had it.
+    /// Its tenant's weight, by its latest request.
     pub(super) weight: f64,
-    /// Prompt tokens to be computed.
     pub(super) uncached_tokens: u64,
-    /// Those, and the tokens of the answers.
+    /// Those, and the expected tokens of the answers.
     pub(super) tokens: f64,
 }
 
-/// A request that waits.
 #[derive(Debug)]
 pub(super) struct Entry<T> {
     pub(super) number: u64,
@@ -42,12 +40,12 @@ impl<T> TenantQueue<T> {
         self.entries.is_empty()
     }
 
-    /// The first one, as of when it was last put in order.
+    /// The first request, as of the last sort.
     pub(super) fn first(&self) -> Option<&Entry<T>> {
         self.entries.front()
     }
 
-    /// How two first ones of different lines compare.
+    /// Compares the first requests of two tenants.
     pub(super) fn cmp_first(&self, other: &Self, now: f64) -> Ordering {
         match (self.first(), other.first()) {
             (Some(one), Some(other)) => one.cmp_turn(other, now),
@@ -63,9 +61,9 @@ impl<T> TenantQueue<T> {
         self.entries.insert(index, entry);
     }
 
-    /// Brings it into the order of this moment, if the last time is too long ago.
+    /// Sorts again if the last time is too long ago.
     pub(super) fn resort(&mut self, now: f64) {
-        // Also where a time is not a number.
+        // Also false where a time is not a number.
         let is_recent = (now - self.sorted_at).abs() <= REORDER_SECONDS;
         if !is_recent && self.entries.len() > 1 {
             self.entries.make_contiguous().sort_by(|one, other| one.cmp_turn(other, now));
@@ -75,7 +73,8 @@ impl<T> TenantQueue<T> {
         }
     }
 
-    /// Takes out the first of at most `looked_at` that may go, and puts those whose tokens were corrected where they belong.
+    /// Takes out the first of at most `looked_at` that may go, and moves those whose tokens were
+    /// corrected to their new positions.
     pub(super) fn take_first_where(
         &mut self,
         looked_at: usize,
@@ -100,7 +99,7 @@ impl<T> TenantQueue<T> {
         }
         let looked = found.map_or(upto, |index| index + 1);
         let entry = found.and_then(|index| self.take(index));
-        // What stands before the last one that was corrected, itself included unless it has gone.
+        // All up to the last corrected one, which is included unless it has gone.
         let displaced: Vec<Entry<T>> = self.entries.drain(..corrected.min(found.unwrap_or(corrected))).collect();
         for entry in displaced {
             let index = self.entries.partition_point(|other| other.cmp_turn(&entry, self.sorted_at).is_lt());
@@ -109,7 +108,6 @@ impl<T> TenantQueue<T> {
         (looked, entry)
     }
 
-    /// Takes out the request of this number.
     pub(super) fn remove(&mut self, number: u64) -> Option<Entry<T>> {
         let index = self.entries.iter().position(|entry| entry.number == number)?;
         self.take(index)
@@ -122,7 +120,7 @@ impl<T> TenantQueue<T> {
         Some(entry)
     }
 
-    /// Prompt tokens, and all tokens, of those whose turn comes before that of one like this.
+    /// Prompt tokens, and all tokens, of the requests whose turn comes before one like this.
     pub(super) fn tokens_before(&self, waiting: &TurnFactors, now: f64) -> (u64, f64) {
         let own = TurnKey::of(waiting, now);
         let before = self.entries.iter().map(|entry| &entry.factors).filter(|other| TurnKey::of(other, now).cmp_turn(&own).is_lt());
@@ -137,7 +135,6 @@ impl<T> Entry<T> {
     }
 }
 
-/// What two requests of one tenant are compared by.
 struct TurnKey {
     urgency: f64,
     queued_at: f64,

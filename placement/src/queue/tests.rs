@@ -29,7 +29,7 @@ fn short_requests_go_first_and_equal_ones_in_the_order_in_which_they_came() {
 
 #[test]
 fn a_long_wait_outweighs_length() {
-    // After 12 s a request weighs ten times what it did.
+    // After 12 s a request weighs ten times as much.
     let mut queue = queue([waiting(1_000, 0.0), waiting(110, 12.0), waiting(90, 12.0)]);
     assert_eq!(order(&mut queue, 12.0), [2, 0, 1]);
 }
@@ -103,7 +103,8 @@ fn a_full_queue_refuses_and_has_room_again_after_one_left() {
 #[test]
 fn an_old_long_request_is_released_before_fresh_short_ones_starve_it() {
     let mut queue = queue(std::iter::once(waiting(100_000, 0.0)).chain((0..5).map(|_| waiting(500, 0.0))));
-    // Each second a short request comes and one finds room: without aging, a short one would always be there to take it.
+    // Each second a short request comes and one is released: without aging, there would always be a
+    // short one to take.
     let left = (1..200).find(|&second| {
         let now = f64::from(second);
         queue.push(waiting(500, now), 1).unwrap();
@@ -191,7 +192,7 @@ proptest! {
         let mut queue = queue(all.clone());
         let ahead = queue.uncached_tokens_ahead(&all[asked], 50.0);
         let before: u64 = order(&mut queue, 50.0).iter().take_while(|&&number| number != asked).map(|&number| u64::from(all[number].uncached_tokens)).sum();
-        // Two that are equal in all are not ahead of each other.
+        // Two requests that are equal in all are not ahead of each other.
         let twins = all.iter().filter(|other| other.uncached_tokens == all[asked].uncached_tokens && other.queued_at == all[asked].queued_at).count() as u64 - 1;
         prop_assert!(ahead <= before && before <= ahead + twins * u64::from(all[asked].uncached_tokens), "{} instead of {}", ahead, before);
     }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An engine whose coefficients are known here and to be found out there.
+/// An engine with known coefficients, which the learner has to find.
 struct Engine {
     rates: Rates,
     noise: fastrand::Rng,
@@ -13,7 +13,8 @@ impl Engine {
         Self { rates, noise: fastrand::Rng::with_seed(seed) }
     }
 
-    /// One first token and one interval, with up to a fifth of noise either way and now and then an outlier.
+    /// One first token and one interval, with up to a fifth of noise either way and now and then an
+    /// outlier.
     fn serve(&mut self, learner: &mut RateLearner, quiet: bool) {
         let noise = &mut self.noise;
         let (uncached, matched) = (noise.u32(300..16_000), noise.u32(0..8_000));
@@ -276,7 +277,7 @@ fn nonsense_of_one_replica_does_not_reach_the_others() {
 
 #[test]
 fn equal_replicas_that_learned_different_shapes_at_one_load_cost_the_same_at_any() {
-    // Seen on two H200s: at some 450 sequences both take 21 ms, and that is all that either knows.
+    // Seen on two H200s: at some 450 sequences both take 21 ms, and neither knows more.
     let with = |step, decode, load| LearnedRates {
         rates: Rates { step, decode, ..Rates::default() },
         intervals: samples(100.0),

@@ -86,7 +86,7 @@ fn the_prompt_ends_before_the_first_image() {
     ));
     assert_eq!(chat(&parts, &body).unwrap().tokens, of(&parts, "<|im_start|>user\none<|im_end|><|im_start|>user\ntwo"));
 
-    // Here the words for images come before all text of the message.
+    // Here the placeholders for images come before all text of the message.
     let first = fixture::encoder(&format!(
         "{head}{{% for p in m.content %}}{{% if p.type == 'image' %}}<img>{{% endif %}}{{% endfor %}}{{% for p in m.content %}}{{% if p.type == 'text' %}}{{{{ p.text }}}}{{% endif %}}{{% endfor %}}{tail}"
     ));

@@ -7,20 +7,20 @@ use super::{MessageRules, invalid};
 use crate::template::ContentShape;
 use crate::{Dialect, EncodeError};
 
-/// Stands before the first token that media can have. Private characters, so that no template changes them; a user who writes them beside an
-/// image loses affinity, nothing else.
+/// Stands before the first token that media can have. It has private characters, so that no
+/// template changes it; a user who writes them beside an image loses only affinity.
 pub(crate) const MEDIA_MARKER: &str = "\u{f8ff}\u{e0a7}media\u{e0a7}\u{f8ff}";
 
-/// What is done with a part that is not text.
+/// What to do with a part that is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MediaMode {
-    /// The mark takes its place.
+    /// It is replaced by the marker.
     Marked,
-    /// It stays, as the template of the engine sees it.
+    /// It stays, as the engine's template gets it.
     Kept,
 }
 
-/// Fields of parts that have a meaning; engines pass on the others.
+/// Fields of parts with a meaning; engines pass on the others.
 const KNOWN_PARTS: [&str; 18] = [
     "type",
     "text",
@@ -55,10 +55,10 @@ const MEDIA_PARTS: [(&str, &str); 10] = [
     ("prompt_embeds", "image"),
 ];
 
-/// A client for coding writes this line into its system prompt, with a value that changes with every request; engines drop it.
+/// A coding client writes this line into its system prompt, with a value that changes with every
+/// request; engines drop it.
 const BILLING_LINE: &str = "x-anthropic-billing-header";
 
-/// What a part is.
 enum ContentPart {
     Text { text: String, others: Map<String, Value> },
     ToolReference(String),
@@ -66,7 +66,7 @@ enum ContentPart {
     Empty,
 }
 
-/// The content as the template sees it, and whether there are media in it.
+/// The content as the template gets it, and whether it has media.
 pub(super) fn prepare_content(role: &str, content: Option<&Value>, rules: MessageRules) -> Result<(Value, bool), EncodeError> {
     let mut parts = match content {
         None | Some(Value::Null) => Vec::new(),
@@ -87,7 +87,8 @@ pub(super) fn prepare_content(role: &str, content: Option<&Value>, rules: Messag
     Ok((content, has_media))
 }
 
-/// Results of tools are one text for most templates, whatever they do with other messages; references to tools stay parts.
+/// Most templates get a tool's result as one text, whatever they get of other messages; references
+/// to tools stay parts.
 pub(super) fn flatten(content: Value) -> Value {
     let Value::Array(parts) = content else { return content };
     if parts.iter().any(|part| part.get("type").and_then(Value::as_str) != Some("text")) {
@@ -97,8 +98,8 @@ pub(super) fn flatten(content: Value) -> Value {
     Value::from(texts.join("\n"))
 }
 
-/// Engines put the words for media at the front of a message's text, or between its parts if told so. The front is right for both: what
-/// comes before it is certain.
+/// Engines put the placeholders of media at the front of a message's text, or between its parts if
+/// configured so. The front is right for both: only what comes before it is certain.
 fn join_with_media(parts: Vec<ContentPart>, has_media: bool) -> String {
     let texts: Vec<String> = parts
         .into_iter()
@@ -111,7 +112,7 @@ fn join_with_media(parts: Vec<ContentPart>, has_media: bool) -> String {
     if has_media { format!("{MEDIA_MARKER}{text}") } else { text }
 }
 
-/// The Rust front-end puts nothing between texts, and the words for media where they stand.
+/// The Rust front-end joins texts without a separator, with the placeholders where the media stand.
 fn join_texts(parts: Vec<ContentPart>) -> String {
     let texts = parts.into_iter().map(|part| match part {
         ContentPart::Text { text, .. } | ContentPart::ToolReference(text) => text,
@@ -147,7 +148,7 @@ fn parse_part(value: &Value) -> Result<ContentPart, EncodeError> {
     let fields = value.as_object().ok_or_else(|| invalid("a part of a message is an object or a text"))?;
     let others = || fields.iter().filter(|(name, _)| !KNOWN_PARTS.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect();
     let named = fields.get("type").and_then(Value::as_str);
-    // A part without a type, or with an id of its own, is what its fields say.
+    // A part without a type, or with a `uuid`, is identified by its fields.
     let implied = named.is_none() || fields.get("uuid").is_some_and(|uuid| !uuid.is_null());
     let media = MEDIA_PARTS.iter().find(|(name, _)| named == Some(*name) || (implied && fields.contains_key(*name)));
     if let Some((_, kind)) = media {

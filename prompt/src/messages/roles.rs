@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-/// The messages as a template without `developer` sees them.
+/// The messages as a template that does not know `developer` gets them.
 pub(crate) fn without_developers(mut messages: Vec<Value>) -> Vec<Value> {
     let has_role = |message: &Value, role: &str| message.get("role").is_some_and(|own| own == role);
     if !messages.iter().any(|message| has_role(message, "developer")) {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::invalid;
 use crate::{Dialect, EncodeError};
 
-/// The tools of a request. A field that is missing but known is null.
+/// The tools of a request. A known field that is missing is `null`.
 pub(crate) fn prepare_tools(tools: &[Value]) -> Result<Vec<Value>, EncodeError> {
     tools.iter().map(prepare_tool).collect()
 }
@@ -71,14 +71,14 @@ fn prepare_call(call: &Value, dialect: Dialect) -> Result<Value, EncodeError> {
     Ok(Value::Object(whole))
 }
 
-/// An engine's validation puts the known fields first.
+/// Engines' validation moves the known fields to the front.
 fn order_fields(fields: &Map<String, Value>, first: &[&str]) -> Map<String, Value> {
     let known = first.iter().filter_map(|name| Some(((*name).to_owned(), fields.get(*name)?.clone())));
     let others = fields.iter().filter(|(name, _)| !first.contains(&name.as_str())).map(|(name, value)| (name.clone(), value.clone()));
     known.chain(others).collect()
 }
 
-/// Templates expect an object; clients send the text that the model wrote, which need not be JSON.
+/// Templates expect an object; clients send the model's text, which need not be JSON.
 fn object(arguments: &str) -> Value {
     match serde_json::from_str(arguments) {
         Ok(object @ Value::Object(_)) => object,

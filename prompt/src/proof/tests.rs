@@ -43,7 +43,7 @@ fn samples_that_the_engine_refuses_prove_nothing_and_do_no_harm_while_others_of_
     assert!(proof(|_| Ok(Agreement::Refusal)).unwrap_err().contains("neither"));
 }
 
-/// What is proved when this comes of each sample.
+/// The result when each sample is compared in this way.
 fn proof(compared: impl Fn(&Value) -> Result<Agreement, Difference>) -> Result<ProofResult, String> {
     let mut coverage = Coverage::default();
     samples().iter().for_each(|sample| coverage.record(sample, compared(sample)));

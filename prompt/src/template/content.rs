@@ -6,12 +6,10 @@
 use minijinja::machinery::ast::{Call, CallArg, Expr, ForLoop, Macro, Set, Stmt};
 use minijinja::machinery::parse;
 
-/// The shape of a message's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContentShape {
-    /// One text; the texts of several parts are joined by line ends.
+    /// One text; the texts of several parts are joined by line feeds.
     Text,
-    /// A list of parts.
     Parts,
 }
 
@@ -24,7 +22,7 @@ impl ContentShape {
     }
 }
 
-/// What of a template matters to the question.
+/// The parts of a template that decide its content shape.
 #[derive(Default)]
 struct TemplateTree<'t, 's> {
     assignments: Vec<&'t Set<'s>>,
@@ -35,7 +33,8 @@ struct TemplateTree<'t, 's> {
 }
 
 impl<'t, 's> TemplateTree<'t, 's> {
-    /// `None` when something is assigned to other than a plain name; engines give up there and pass texts.
+    /// `None` when something other than a plain name is assigned to; engines then give up and pass
+    /// texts.
     fn iterates_content(&self) -> Option<bool> {
         let messages = self.names_of_messages()?;
         let mut message_names = Vec::new();
@@ -57,7 +56,7 @@ impl<'t, 's> TemplateTree<'t, 's> {
         Some(false)
     }
 
-    /// `messages`, and every name that is given them or a part of them.
+    /// `messages`, and every name that they or a part of them are assigned to.
     fn names_of_messages(&self) -> Option<Vec<&'s str>> {
         let mut names = vec!["messages"];
         let mut next = 0;
@@ -75,7 +74,7 @@ impl<'t, 's> TemplateTree<'t, 's> {
         Some(names)
     }
 
-    /// The parameters of a macro that some call passes the content of a message to.
+    /// The parameters of a macro that some call passes a message's content to.
     fn content_parameters(&self, macro_: &Macro<'s>, is_content: &impl Fn(&Expr<'s>) -> bool) -> Vec<&'s str> {
         let parameters: Vec<&'s str> = macro_.args.iter().filter_map(name_of).collect();
         let mut given = Vec::new();
@@ -213,7 +212,8 @@ fn is_name(expression: &Expr<'_>, name: &str) -> bool {
     name_of(expression) == Some(name)
 }
 
-/// The expression below filters, tests and slices: `messages[1:]|list` is about `messages`.
+/// The expression below filters, tests and slices: `messages[1:]
+/// list` gives `messages`.
 fn strip_filters<'t, 's>(mut expression: &'t Expr<'s>) -> &'t Expr<'s> {
     loop {
         expression = match expression {

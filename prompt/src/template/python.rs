@@ -11,7 +11,7 @@ use super::strftime::strftime;
 
 mod json;
 
-/// Makes the environment one for chat templates.
+/// Adds what chat templates expect to the environment.
 pub(super) fn extend(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
@@ -65,7 +65,7 @@ fn trim(value: &Value, characters: Option<&str>) -> String {
     strip_text(&value.to_string(), characters, true, true).to_owned()
 }
 
-/// Undefined is empty, as in Jinja.
+/// The length of undefined is 0, as in Jinja.
 fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() {
         return Ok(0);
@@ -73,7 +73,7 @@ fn length(value: &Value) -> Result<usize, Error> {
     value.len().ok_or_else(|| Error::new(ErrorKind::InvalidOperation, format!("an object of type {} has no length", value.kind())))
 }
 
-/// Jinja asks for a length and for items, which texts, mappings and what is undefined have too.
+/// As in Jinja: whatever has a length and items, also texts, mappings and undefined.
 fn is_sequence(value: &Value) -> bool {
     value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
 }
@@ -103,7 +103,7 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
     pycompat::unknown_method_callback(state, value, name, arguments)
 }
 
-/// Python takes four control characters for white space that Unicode does not.
+/// Python treats four control characters as white space that Unicode does not.
 fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }

@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 
 use super::*;
 
-/// Made with transformers 5: idioms of the templates of well-known models, and what Python does in them.
+/// Made with transformers 5: idioms of well-known models' templates, and what Python does with
+/// them.
 const CASES: &str = include_str!("tests/cases.json");
 
 #[derive(serde::Deserialize)]

@@ -8,24 +8,24 @@ use rustc_hash::FxHashMap;
 
 use super::PiecePosition;
 
-/// What stands for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct SegmentKey {
     pub(super) hash: u128,
     pub(super) bytes: usize,
-    /// Which kind of place it has in its text.
+    /// The kind of its position in the text.
     pub(super) position: Discriminant<PiecePosition>,
 }
 
-/// A segment that would fill more than this share of the cache is not kept: it would drive out the many small ones that come again.
+/// A segment larger than this fraction of the cache is not kept: it would drive out many small ones
+/// that come again.
 const MAX_ENTRY_DIVISOR: usize = 8;
 
-/// Memory for an entry besides its tokens: the slab, the map with its free places, the count of the shared slice.
+/// Bytes of an entry besides its tokens: the slab, the map with its free places, the reference
+/// count.
 const ENTRY_OVERHEAD_BYTES: usize = 160;
 
 const NONE: usize = usize::MAX;
 
-/// A bounded cache.
 #[derive(Debug)]
 pub(super) struct SegmentCache {
     max_bytes: usize,
@@ -46,7 +46,7 @@ struct CachedSegment {
 }
 
 impl SegmentCache {
-    /// Holds at most this many bytes.
+    /// `most` is in bytes.
     pub(super) fn new(most: usize) -> Self {
         Self { max_bytes: most, bytes: 0, slots: FxHashMap::default(), entries: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE }
     }

@@ -8,13 +8,14 @@ use memchr::memchr_iter;
 use rustc_hash::FxHashSet;
 use tokenizers::Tokenizer;
 
-/// Bytes of the first piece, at least: about 64 tokens, which is four blocks of most engines.
+/// Least bytes of the first piece: about 64 tokens, which is four blocks of most engines.
 pub(super) const FIRST_PIECE_BYTES: usize = 256;
 
-/// Bytes of the longest pieces, but for the way to the next gap between words. A piece that nobody has cached costs 0.2 ms to read.
+/// Bytes of the longest pieces, apart from the rest up to the next gap between words. A piece that
+/// nobody has cached costs 0.2 ms to read.
 const MAX_PIECE_BYTES: usize = 1024;
 
-/// Cuts segments at places that depend on nothing but the segment before them.
+/// Cuts segments at places that depend only on the segment before them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cutter {
     first: usize,
@@ -22,10 +23,11 @@ pub(super) struct Cutter {
 }
 
 impl Cutter {
-    /// `None` when a token that is looked for within segments reaches over a gap between words.
+    /// `None` when a token that occurs within segments spans a gap between words.
     pub(super) fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let vocabulary = tokenizer.get_vocab(false);
-        // Added tokens are where segments end, whatever is in them; but for those that are matched after normalization.
+        // Segments end at added tokens, whatever these contain, except those that are matched after
+        // normalization.
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         let ends: FxHashSet<&str> = added.values().filter(|token| !token.normalized).map(|token| token.content.as_str()).collect();
         let within = added.values().filter(|token| token.normalized).map(|token| token.content.as_str());
@@ -33,18 +35,18 @@ impl Cutter {
         (!within.any(spans_word_gap)).then_some(Self { first: FIRST_PIECE_BYTES, longest: MAX_PIECE_BYTES })
     }
 
-    /// One that never cuts.
+    /// Never cuts.
     pub(super) fn whole() -> Self {
         Self { first: usize::MAX, longest: usize::MAX }
     }
 
-    /// One that cuts wherever it can, to be tried.
+    /// Cuts wherever it can, for tests of the tokenizer.
     pub(super) fn finest() -> Self {
         Self { first: 1, longest: 1 }
     }
 
-    /// The pieces of a segment, in order: of at least 256 bytes, then 512, then always 1,024. Together they are the segment; only an empty
-    /// one has none.
+    /// The pieces of a segment, in order: of at least 256 bytes, then 512, then always 1,024.
+    /// Together they are the segment; an empty segment has none.
     pub(super) fn pieces(self, segment: &str) -> impl Iterator<Item = &str> {
         let (mut rest, mut least) = (segment, self.first);
         std::iter::from_fn(move || {
@@ -56,7 +58,7 @@ impl Cutter {
     }
 }
 
-/// The first place to cut at that has at least so many bytes before it.
+/// The first place to cut with at least so many bytes before it.
 fn find_cut(text: &str, least: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let is_letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
@@ -64,7 +66,8 @@ fn find_cut(text: &str, least: usize) -> Option<usize> {
     memchr_iter(b' ', bytes.get(from..)?).map(|at| from + at).find(|at| is_letter(at - 1) && is_letter(at + 1))
 }
 
-/// Whether a token of a vocabulary has a space somewhere after a letter. Byte-level vocabularies write `Ġ` for it, those by `SentencePiece` `▁`.
+/// Whether a token of the vocabulary has a space after a letter. Byte-level vocabularies write it
+/// as `Ġ`, those of `SentencePiece` as `▁`.
 fn spans_word_gap(token: &str) -> bool {
     let mut chars = token.chars().peekable();
     while let Some(char) = chars.next() {

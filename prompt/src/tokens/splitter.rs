@@ -4,12 +4,10 @@
 use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 use tokenizers::Tokenizer;
 
-/// A piece of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece<'t> {
     /// Text without added tokens; never empty.
     Text(&'t str),
-    /// An added token.
     Added(u32),
 }
 
@@ -17,30 +15,31 @@ pub(super) enum Piece<'t> {
 #[derive(Debug)]
 pub(super) struct Splitter {
     search: AhoCorasick,
-    /// Ids and texts, in the order of the search's patterns.
+    /// Ids and texts, in the order of the search patterns.
     tokens: Vec<(u32, String)>,
 }
 
-/// See [`Splitter::pieces`].
 pub(super) struct Pieces<'s, 't> {
     tokens: &'s [(u32, String)],
     found: FindIter<'s, 't>,
     text: &'t str,
-    /// Where what was not given out yet begins.
+    /// The offset of what was not yielded yet.
     from: usize,
-    /// The token after the text that was given out.
+    /// The added token after the text that was yielded.
     next: Option<u32>,
 }
 
 impl Splitter {
-    /// `None` when an added token takes white space beside it or stands for whole words only: then where a segment ends depends on more.
+    /// `None` when an added token takes white space beside it or stands for whole words only: then
+    /// a segment's end depends on more.
     pub(super) fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let mut tokens: Vec<(u32, String)> = Vec::new();
         for (id, token) in tokenizer.get_added_vocabulary().get_added_tokens_decoder() {
             if token.lstrip || token.rstrip || token.single_word {
                 return None;
             }
-            // Tokens that are matched after normalization are found by the tokenizer, within a segment.
+            // The tokenizer itself finds tokens that are matched after normalization, within a
+            // segment.
             if !token.normalized && !token.content.is_empty() {
                 tokens.push((*id, token.content.clone()));
             }
@@ -50,13 +49,12 @@ impl Splitter {
         Some(Self { search, tokens })
     }
 
-    /// The text of an added token.
     pub(super) fn text_of(&self, id: u32) -> Option<&str> {
         let place = self.tokens.binary_search_by_key(&id, |(id, _)| *id).ok()?;
         Some(&self.tokens[place].1)
     }
 
-    /// The pieces of a text, in order, each found when it is asked for.
+    /// The pieces of a text, in order, found lazily.
     pub(super) fn pieces<'s, 't>(&'s self, text: &'t str) -> Pieces<'s, 't> {
         Pieces { tokens: &self.tokens, found: self.search.find_iter(text), text, from: 0, next: None }
     }

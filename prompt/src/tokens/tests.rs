@@ -43,7 +43,8 @@ fn segments_are_used_where_they_are_independent() {
 
 #[test]
 fn a_tokenizer_whose_pieces_reach_over_added_tokens_is_used_whole() {
-    // A pre-tokenizer is asked for every segment, but a normalizer that strips sees the text that the segment is.
+    // A pre-tokenizer is tested with every segment, but a normalizer that strips sees the segment
+    // as its whole text.
     let mut tokenizer = fixture::byte_level();
     tokenizer["normalizer"] = json!({ "type": "Strip", "strip_left": true, "strip_right": true });
     let encoder = plain(&tokenizer);
@@ -163,7 +164,7 @@ fn texts() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
 }
 
-/// Each kind of tokenizer, as it is and by segments.
+/// Each kind of tokenizer, on its own and by segments.
 static KINDS: LazyLock<Vec<(Tokenizer, SegmentTokenizer)>> = LazyLock::new(|| {
     let kinds = [
         fixture::byte_level(),

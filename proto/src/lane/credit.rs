@@ -6,7 +6,8 @@ use parking_lot::Mutex;
 
 use super::WINDOW_BYTES;
 
-/// The sending side's allowance; it begins with one window and grows by the other side's credit frames.
+/// Body bytes that the sender may still send: one window at first, and what the other side's credit
+/// frames add.
 #[derive(Debug)]
 pub struct Credit(Mutex<CreditState>);
 
@@ -23,7 +24,7 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// Takes up to `wanted` bytes of allowance; 0 when there is none.
+    /// Takes up to `wanted` bytes of credit; returns 0 when there is none.
     pub fn try_take(&self, wanted: usize) -> usize {
         let mut state = self.0.lock();
         let taken = wanted.min(state.available);
@@ -31,7 +32,7 @@ impl Credit {
         taken
     }
 
-    /// The other side has room for `bytes` more. More than a window at once is never available, whatever a peer grants.
+    /// Adds `bytes` of credit, capped at one window whatever the peer grants.
     pub fn grant(&self, bytes: u32) {
         let waker = {
             let mut state = self.0.lock();
@@ -41,7 +42,7 @@ impl Credit {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Ready with up to `wanted` (at least 1) bytes taken, as soon as there is allowance.
+    /// Ready with up to `wanted` bytes of credit (at least 1), as soon as there is any.
     pub fn poll_take(&self, context: &Context<'_>, wanted: usize) -> Poll<usize> {
         let mut state = self.0.lock();
         if state.available == 0 {

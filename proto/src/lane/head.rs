@@ -16,72 +16,66 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header on its way out.
     #[must_use]
     pub fn new(name: &HeaderName, value: &HeaderValue) -> Self {
         Self { name: name.as_str().as_bytes().to_vec().into(), value: value.as_bytes().to_vec().into() }
     }
 
-    /// A header that has come; `None` when HTTP does not allow it.
+    /// A received header; `None` when HTTP does not allow it.
     #[must_use]
     pub fn parse(self) -> Option<(HeaderName, HeaderValue)> {
         Some((HeaderName::from_bytes(&self.name).ok()?, HeaderValue::from_maybe_shared(self.value).ok()?))
     }
 }
 
-/// How a request begins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestHead {
     /// Index of the replica on its node.
     pub replica: u32,
-    /// Of HTTP.
     pub method: String,
     /// With the query, if there is one.
     pub path: String,
-    /// Without the body's length.
+    /// Without `Content-Length`.
     pub headers: Vec<Header>,
-    /// Length of the body.
     pub body_bytes: u64,
-    /// Tokens of its prompt, or an estimate.
+    /// Prompt tokens, or an estimate.
     pub prompt_tokens: u32,
-    /// Those among them that the engine has to compute, or an estimate.
+    /// Prompt tokens that the engine has to compute, or an estimate.
     pub uncached_tokens: u32,
-    /// When the prompt counts as computed, in milliseconds from now; 0 when the answer's first byte tells.
+    /// When the prompt counts as computed, in milliseconds from now; 0 when the answer's first byte
+    /// shows it.
     pub prefill_estimate_ms: u32,
-    /// Hostler's own question: not one of the requests that are counted.
+    /// Hostler's own request, which is not counted.
     pub aside: bool,
-    /// Names the request if the engine dies over it.
+    /// Names the request if the engine dies with it.
     pub fingerprint: Option<u128>,
-    /// Its answer is bound to a grammar, for which the engine's core compiles.
+    /// Its answer is bound to a grammar, which the engine core compiles.
     pub guided: bool,
 }
 
-/// How an answer begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseHead {
-    /// Of HTTP; 65,535 for a number that is none.
+    /// The HTTP status; 65,535 if the wire's number is out of range.
     pub status: u16,
     /// As the engine sent them.
     pub headers: Vec<Header>,
 }
 
-/// Whose fault it is that an answer will never be complete.
+/// Why an answer will never be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The engine takes no requests now; it has seen nothing of this one.
+    /// The engine takes no requests now and has seen nothing of this one.
     NotReady,
     /// The engine died, or closed its connection.
     EngineLost,
-    /// The other side broke the contract.
+    /// The other side broke the lane's contract.
     Protocol,
-    /// The engine was stopped on purpose.
     EngineStopped,
-    /// The connection between agent and router was lost.
     LaneLost,
 }
 
 impl Fault {
-    /// The fault that an end of the contract carries; `None` for an end without any.
+    /// The fault in an end frame; `None` for a complete body.
     pub(super) fn from_wire(fault: wire::Fault) -> Option<Self> {
         match fault {
             wire::Fault::None => None,

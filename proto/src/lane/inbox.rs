@@ -15,14 +15,13 @@ use crate::agent::v1::frame::Kind;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct StreamFault {
-    /// Whose fault it is.
     pub fault: Fault,
     /// One sentence for people.
     pub message: String,
 }
 
 impl StreamFault {
-    /// The lane, and with it the connection to the agent, is gone.
+    /// The fault of a lost lane, and so of the connection to the agent.
     #[must_use]
     pub fn lane_lost() -> Self {
         Self { fault: Fault::LaneLost, message: "the connection to the node was lost".into() }
@@ -35,40 +34,42 @@ impl StreamFault {
     }
 }
 
-/// Takes pieces of a body as they come, in the place of its reader, while that waits for the next one: who has them goes on without a wake.
+/// Takes pieces of a body on the lane's own task while the body's reader waits, so that passing
+/// them on costs no wake-up.
 pub trait InlineConsumer: Debug + Send + Sync {
-    /// Takes a piece, or gives it back for the reader. It must not touch the inbox.
+    /// Takes a piece, or gives it back for the reader. Must not touch the inbox.
     fn consume(&self, piece: Bytes) -> ConsumeOutcome;
 }
 
-/// What became of a piece.
 #[derive(Debug)]
 pub enum ConsumeOutcome {
-    /// It is where it should be.
+    /// It was passed on.
     Consumed,
-    /// It is taken, but the reader has something to do before the next one.
+    /// It was passed on, but the reader must run before the next one.
     ConsumedAndWake,
     /// The reader must take it.
     Declined(Bytes),
 }
 
-/// Head, unread body and outcome of one request, as one end of a lane receives them. `H` is the head's type.
+/// Head, unread body and outcome of one request, as one end of a lane receives them. `H` is the
+/// head's type.
 #[derive(Debug)]
 pub struct Inbox<H>(Mutex<InboxState<H>>);
 
 #[derive(Debug)]
 struct InboxState<H> {
     head: Option<H>,
-    /// What the reader gets next: a slice of the buffer that the lane was read into.
+    /// The next piece for the reader: a slice of the buffer that the lane was read into.
     first: Bytes,
-    /// What came while `first` was unread, copied together: a slow reader must not hold a large read buffer for each small event.
+    /// What came while `first` was unread, copied together: a slow reader must not hold a large
+    /// read buffer for each small event.
     rest: BytesMut,
     /// Bytes read since the last credit.
     uncredited_bytes: usize,
     end: Option<Result<(), StreamFault>>,
     waker: Option<Waker>,
     consumer: Option<Arc<dyn InlineConsumer>>,
-    /// The reader has all that came, and the taker may go on.
+    /// The reader has all pieces so far, and the inline consumer may take the next.
     inline_active: bool,
 }
 
@@ -88,7 +89,7 @@ impl<H> Default for Inbox<H> {
 }
 
 impl<H> Inbox<H> {
-    /// The head has come.
+    /// Stores the head and wakes the reader.
     pub fn set_head(&self, head: H) {
         self.change(|state| {
             if state.end.is_none() {
@@ -97,14 +98,15 @@ impl<H> Inbox<H> {
         });
     }
 
-    /// A piece of the body has come. A sender that goes past its credit breaks the request. Credit for what is taken
-    /// on the spot leaves by `outbox`, in the name of request `id`.
+    /// Takes in a piece of the body. A sender that exceeds its credit breaks the request. Credit
+    /// for a piece that is consumed inline leaves by `outbox` for request `id`.
     pub fn push_body(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
         self.push_piece(bytes, false, id, outbox);
     }
 
-    /// As [`push_body`](Self::push_body), where more of the body or its end is at hand already and follows at once: it is left for the reader, who is not
-    /// woken before that has come, and so passes on all of it together.
+    /// Like [`push_body`](Self::push_body), when more of the body or its end is at hand and follows
+    /// at once: the piece is left for the reader, who is woken only after that, and so passes on
+    /// all of it together.
     pub fn push_body_before_more(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
         self.push_piece(bytes, true, id, outbox);
     }
@@ -112,7 +114,7 @@ impl<H> Inbox<H> {
     fn push_piece(&self, bytes: Bytes, more: bool, id: u64, outbox: &Outbox) {
         let mut state = self.0.lock();
         if state.end.is_some() || bytes.is_empty() {
-            // An empty piece may be what the reader was left asleep for.
+            // The reader may have been left asleep for this empty piece.
             return wake(state);
         }
         let length = bytes.len();
@@ -120,7 +122,7 @@ impl<H> Inbox<H> {
             Some(taker) if state.inline_active && !more => taker.consume(bytes),
             _ => ConsumeOutcome::Declined(bytes),
         };
-        // Nothing may overtake what the reader has to deal with.
+        // No piece may overtake one that the reader has to handle.
         state.inline_active &= matches!(taken, ConsumeOutcome::Consumed);
         let ConsumeOutcome::Declined(bytes) = taken else {
             state.uncredited_bytes += length;
@@ -150,19 +152,18 @@ impl<H> Inbox<H> {
         });
     }
 
-    /// Has `taker` take what comes while the reader waits, until `take_back`.
+    /// From now until `detach`, `taker` gets the pieces that come while the reader waits.
     pub fn attach(&self, taker: Arc<dyn InlineConsumer>) {
         self.0.lock().consumer = Some(taker);
     }
 
-    /// All that comes is the reader's again.
+    /// From now on the reader gets all pieces.
     pub fn detach(&self) {
         let mut state = self.0.lock();
         state.inline_active = false;
         state.consumer = None;
     }
 
-    /// Whether `end` was called.
     pub fn has_ended(&self) -> bool {
         self.0.lock().end.is_some()
     }
@@ -186,8 +187,8 @@ impl<H> Inbox<H> {
         }
     }
 
-    /// The next piece of the body, then how it ended: what had come before a break is still delivered. Credit for what has been
-    /// read leaves by `outbox`, in the name of request `id`.
+    /// The next piece of the body, then how it ended: pieces from before a fault are still
+    /// delivered. Credit for what was read leaves by `outbox` for request `id`.
     pub fn poll_body(&self, context: &Context<'_>, id: u64, outbox: &Outbox) -> Poll<Result<Option<Bytes>, StreamFault>> {
         let mut state = self.0.lock();
         let piece = if state.first.is_empty() { state.rest.split().freeze() } else { std::mem::take(&mut state.first) };
@@ -216,14 +217,14 @@ impl<H> Inbox<H> {
     }
 }
 
-/// The sender may send so many bytes more, 0 as a rule.
+/// Sends a credit frame, unless `credit` is 0.
 fn grant(credit: u32, id: u64, outbox: &Outbox) {
     if credit > 0 {
         outbox.push(Frame::new(id, Kind::Credit(credit)));
     }
 }
 
-/// Wakes the reader, who will want the lock.
+/// Releases the lock first, which the woken reader will want.
 fn wake<H>(mut state: MutexGuard<'_, InboxState<H>>) {
     let waker = state.waker.take();
     drop(state);
@@ -231,7 +232,7 @@ fn wake<H>(mut state: MutexGuard<'_, InboxState<H>>) {
 }
 
 impl<H> InboxState<H> {
-    /// Credit goes back half a window at a time, so that it costs one frame in 128 KiB.
+    /// Credit is returned half a window at a time, one frame per 128 KiB.
     fn take_credit(&mut self) -> u32 {
         if self.uncredited_bytes < WINDOW_BYTES / 2 || self.end.is_some() {
             return 0;

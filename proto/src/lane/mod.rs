@@ -16,15 +16,16 @@ pub use outbox::Outbox;
 use crate::agent::v1::frame::Kind;
 use crate::agent::v1::{self as wire, End, Frame};
 
-/// The most body bytes in one frame. Small enough that a large body does not hold up its neighbours' events.
+/// The most body bytes in one frame: small enough that a large body does not delay its neighbours'
+/// events.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
-/// Body bytes that may be on the way before the first credit, each way and for each request: also the most that a stalled
-/// reader makes its end hold. At 10 ms of round trip it lets one stream run at 25 MB/s, a thousand times what tokens need.
+/// Body bytes that may be sent before the first credit, each way and per request: also the most
+/// that a stalled reader makes the receiving end hold. At 10 ms of round trip it lets one stream
+/// run at 25 MB/s, a thousand times what tokens need.
 pub const WINDOW_BYTES: usize = 256 * 1024;
 
 impl Frame {
-    /// A frame of request `id`.
     #[must_use]
     pub fn new(id: u64, kind: Kind) -> Self {
         Self { id, kind: Some(kind) }
@@ -45,7 +46,7 @@ impl End {
     /// `Err` when the body will never be complete.
     ///
     /// # Errors
-    /// The fault that the frame carried.
+    /// The fault in the frame.
     pub fn outcome(self) -> Result<(), StreamFault> {
         let message = self.message;
         match wire::Fault::try_from(self.fault).map(Fault::from_wire) {
@@ -56,8 +57,8 @@ impl End {
     }
 }
 
-/// Whether a piece of a body is nothing but comments of an event stream. Engines send them while a request still waits, to keep its
-/// connection alive (`--sse-keep-alive-interval`).
+/// Whether a piece of a body has only comments of an event stream. Engines send them to keep the
+/// connection of a waiting request alive (`--sse-keep-alive-interval`).
 #[must_use]
 pub fn is_keep_alive_comment(piece: &[u8]) -> bool {
     piece.starts_with(b":") && piece.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line == b"\r" || line.starts_with(b":"))

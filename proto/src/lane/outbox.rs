@@ -15,14 +15,13 @@ use prost::Message;
 use crate::agent::v1::frame::Kind;
 use crate::agent::v1::{Frame, FrameBatch};
 
-/// About the most bytes in one batch, heads included: it goes beyond by its last frame at most. A message of this size still leaves
-/// the others of the connection their turn.
+/// About the most bytes of one batch, heads included; its last frame may exceed it. A message of
+/// this size still leaves the connection's other lanes their turn.
 const BATCH_BYTES: usize = 128 * 1024;
 
-/// The most frames in one batch.
 const BATCH_FRAMES: usize = 1024;
 
-/// Frames in the order in which they were pushed.
+/// Frames that wait to leave on a lane, in order.
 #[derive(Debug, Default)]
 pub struct Outbox(Mutex<OutboxState>);
 
@@ -47,8 +46,9 @@ impl Outbox {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Takes back what waits of a request that nobody wants any more, so that its body is not kept for a peer that reads slowly. Whether its
-    /// beginning was among it: then the peer has never heard of it.
+    /// Removes the queued frames of a request that nobody wants any more, so that its body is not
+    /// kept for a peer that reads slowly. `true` if its head was among them: then the peer has
+    /// never heard of it.
     pub fn withdraw(&self, id: u64) -> bool {
         let mut state = self.0.lock();
         let mut unheard = false;
@@ -59,7 +59,7 @@ impl Outbox {
         unheard
     }
 
-    /// Nothing more will leave; the stream of batches ends at once.
+    /// Nothing more is sent; the stream of batches ends at once.
     pub fn close(&self) {
         let waker = {
             let mut state = self.0.lock();
@@ -70,7 +70,7 @@ impl Outbox {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// All that is ready, up to the size of one batch; `None` when nothing is.
+    /// All ready frames, up to the size of one batch; `None` when there are none.
     pub fn take_batch(&self) -> Option<FrameBatch> {
         self.0.lock().take_batch()
     }
@@ -97,7 +97,6 @@ impl OutboxState {
     }
 }
 
-/// See [`Outbox::batches`].
 #[derive(Debug)]
 pub struct Batches(Arc<Outbox>);
 

@@ -11,23 +11,21 @@ use crate::config::AccessFormat;
 use crate::outcome::AnswerOutcome;
 use crate::sse::TokenUsage;
 
-/// Bytes of a client's own word that are written; the rest is cut.
+/// Bytes of a client's own text that are written; the rest is cut.
 const MAX_TEXT_BYTES: usize = 128;
 
-/// What is known of a request.
 #[derive(Debug)]
 pub(super) struct AccessLine {
-    /// When it ended.
     pub(super) ended_at: SystemTime,
     pub(super) received_at: Instant,
     pub(super) method: Method,
-    /// A copy: a slice would keep all that was read with the request's head as long as the request lives.
+    /// A copy: a slice would keep the request's whole head in memory.
     pub(super) path: Option<Box<str>>,
     pub(super) client_id: Option<Arc<str>>,
     pub(super) trace: Option<u128>,
     pub(super) key: Arc<str>,
     pub(super) tenant: Arc<str>,
-    /// 0: it has none.
+    /// 0 means none.
     pub(super) id: u64,
     pub(super) model: Option<Box<str>>,
     pub(super) replica: Option<Arc<str>>,
@@ -36,7 +34,7 @@ pub(super) struct AccessLine {
     pub(super) first_byte: Option<Duration>,
     pub(super) total: Duration,
     pub(super) usage: Option<TokenUsage>,
-    /// Of an answer that had begun.
+    /// `None` where no answer had begun.
     pub(super) outcome: Option<AnswerOutcome>,
     pub(super) cause: Option<&'static str>,
     /// None: the client left before there was an answer.
@@ -70,7 +68,6 @@ impl AccessLine {
         }
     }
 
-    /// How it ended, in a word.
     fn outcome(&self) -> &'static str {
         match (self.outcome, self.status) {
             (Some(outcome), _) => outcome.as_str(),
@@ -80,7 +77,6 @@ impl AccessLine {
         }
     }
 
-    /// Why, where it was not answered well.
     fn cause(&self) -> Option<&'static str> {
         let of_status = |status: u16| match status {
             // An engine's own refusal is an answer.
@@ -125,12 +121,11 @@ impl AccessLine {
     }
 }
 
-/// A client's word, cut.
 pub(super) fn truncate(word: &str) -> Box<str> {
     word[..word.floor_char_boundary(MAX_TEXT_BYTES)].into()
 }
 
-/// A number in so many hexadecimal digits.
+/// A number and how many hexadecimal digits it is written in.
 struct Hex(u128, usize);
 
 impl fmt::Display for Hex {
@@ -139,7 +134,7 @@ impl fmt::Display for Hex {
     }
 }
 
-/// To a tenth of a millisecond, without the detour through a number of floating point.
+/// Written to a tenth of a millisecond, without floating point.
 struct Seconds(Duration);
 
 impl fmt::Display for Seconds {
@@ -179,14 +174,15 @@ impl LineFormatter<'_> {
         self.number(name, value.map(Seconds));
     }
 
-    /// A word of ours, which needs no escape.
+    /// Writes a value of our own, which needs no escape.
     fn word(&mut self, name: &str, value: Option<impl fmt::Display>) {
         let Some(value) = value else { return };
         self.name(name);
         let _ = if self.json { write!(self.out, "\"{value}\"") } else { write!(self.out, "{value}") };
     }
 
-    /// Somebody else's word: cut, and whatever could end the value, the line or the terminal's good mood is escaped.
+    /// Writes a client's text: cut, with all escaped that could end the value or the line, or
+    /// control a terminal.
     fn text(&mut self, name: &str, value: Option<&str>) {
         let Some(value) = value else { return };
         self.name(name);

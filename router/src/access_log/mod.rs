@@ -31,15 +31,15 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// On a request: what its client calls it.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What a client calls its request is remembered up to this many bytes.
+/// A client's name for its request is remembered up to this many bytes.
 const MAX_CLIENT_ID_BYTES: usize = 128;
 
-/// Where lines go.
 #[derive(Debug, Clone, Default)]
 pub struct AccessLog(Option<LineSender>);
 
 impl AccessLog {
-    /// Writes to the file at `path`, or to standard error when that is empty. Lines for which there is no room are counted as `dropped`.
+    /// Writes to the file at `path`, or to standard error when that is empty. Lines for which there
+    /// is no room are counted as `dropped`.
     ///
     /// # Errors
     /// When the file cannot be opened.
@@ -51,7 +51,6 @@ impl AccessLog {
         Ok((Self(Some(lines)), writing))
     }
 
-    /// The entry of a request that has just come.
     #[must_use]
     pub fn start_entry(&self, method: &Method, path: Option<&PathAndQuery>, headers: &HeaderMap) -> AccessEntry {
         let Some(lines) = &self.0 else { return AccessEntry::none() };
@@ -66,7 +65,8 @@ impl AccessLog {
     }
 }
 
-/// What is noted of one request. Clones share it; the line is written when the last of them is dropped.
+/// What is noted of one request. Clones share it; the line is written when the last of them is
+/// dropped.
 #[derive(Debug, Clone, Default)]
 pub struct AccessEntry(Option<Arc<OpenEntry>>);
 
@@ -88,13 +88,12 @@ impl Drop for OpenEntry {
 }
 
 impl AccessEntry {
-    /// Notes nothing: for whoever is no client's request.
+    /// For requests that no client has sent: notes nothing.
     #[must_use]
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// Who sends the request is known.
     pub fn set_caller(&self, caller: &Caller) {
         self.update(|line| {
             line.key = caller.key.clone();
@@ -102,7 +101,6 @@ impl AccessEntry {
         });
     }
 
-    /// The router has given it a number, and the model that it names is known.
     pub fn set_request(&self, id: u64, model: Option<&str>) {
         self.update(|line| {
             line.id = id;
@@ -119,17 +117,16 @@ impl AccessEntry {
         });
     }
 
-    /// The first of its answer has come.
     pub fn record_first_byte(&self) {
         self.update(|line| line.first_byte = line.first_byte.or(Some(line.received_at.elapsed())));
     }
 
-    /// It gets no engine's answer, because of `cause`. The first cause counts.
+    /// Notes that no engine answers, because of `cause`. Only the first cause is logged.
     pub fn record_refusal(&self, cause: &'static str) {
         self.update(|line| line.cause = line.cause.or(Some(cause)));
     }
 
-    /// The answer that had begun has ended; `cause` says why, where it broke.
+    /// Notes the end of an answer that had begun; `cause` says why it broke.
     pub fn record_end(&self, outcome: AnswerOutcome, cause: Option<&'static str>, usage: Option<TokenUsage>) {
         self.update(|line| {
             line.outcome = Some(outcome);
@@ -138,12 +135,12 @@ impl AccessEntry {
         });
     }
 
-    /// So many bytes of an engine's answer were passed on.
+    /// Bytes of an engine's answer that were passed on.
     pub fn set_bytes(&self, bytes: u64) {
         self.update(|line| line.bytes = bytes);
     }
 
-    /// What the client is told, and how long the body is where the router makes it itself.
+    /// Notes the status, and the length of a body that the router makes itself.
     pub fn set_status(&self, status: u16, own_bytes: Option<u64>) {
         self.update(|line| {
             line.status = Some(status);
@@ -160,13 +157,13 @@ impl AccessEntry {
     }
 }
 
-/// What a client calls its request.
 pub(crate) fn client_id(headers: &HeaderMap) -> Option<Arc<str>> {
     let name = headers.get(REQUEST_ID)?.to_str().ok()?;
     (name.len() <= MAX_CLIENT_ID_BYTES).then(|| name.into())
 }
 
-/// The trace that a request is part of, by W3C's `traceparent`: version, trace, parent and flags in hexadecimal, with hyphens between.
+/// The trace id in W3C's `traceparent`: version, trace, parent and flags in hexadecimal, separated
+/// by hyphens.
 fn trace_id(parent: &[u8]) -> Option<u128> {
     let is_apart = |at: usize| parent.get(at) == Some(&b'-');
     let digits = parent.get(3..35).filter(|_| is_apart(2) && is_apart(35))?;

@@ -14,22 +14,21 @@ use prometheus_client::metrics::counter::Counter;
 use super::line::AccessLine;
 use crate::config::AccessFormat;
 
-/// Lines that may wait, of about 400 bytes. At 20 ms a round that is 400,000 requests a second; more wait only where writing is stuck.
+/// Queued lines, of about 400 bytes each. With a batch every 20 ms this is 400,000 requests a
+/// second; the queue fills only where writing is stuck.
 const MAX_QUEUED_LINES: usize = 8192;
 
-/// How long lines gather.
 const BATCH_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often a file is looked for where it ought to be.
+/// How often the file is checked for having been moved away.
 const ROTATION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the last lines may take on shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Bytes that are written at once, about.
+/// Bytes per write, about.
 const WRITE_BYTES: usize = 64 * 1024;
 
-/// The log cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("router.access_log_file: cannot open {}: {source}", path.display())]
 pub struct AccessLogError {
@@ -37,10 +36,10 @@ pub struct AccessLogError {
     source: std::io::Error,
 }
 
-/// What the queue carries: a line, or nothing, which is the end. The queue has all its places from the beginning, so they are small.
+/// A line, or `None` at the end. The queue allocates all its places at the start, so they are
+/// small.
 type QueuedLine = Option<Box<AccessLine>>;
 
-/// The requests' end.
 #[derive(Debug, Clone)]
 pub(super) struct LineSender {
     sender: SyncSender<QueuedLine>,
@@ -48,7 +47,7 @@ pub(super) struct LineSender {
 }
 
 impl LineSender {
-    /// Never waits: a line for which there is no room is counted and lost.
+    /// Never waits: a line for which there is no room is counted and dropped.
     pub(super) fn send(&self, line: Box<AccessLine>) {
         if self.sender.try_send(Some(line)).is_err() {
             self.dropped.inc();
@@ -56,12 +55,12 @@ impl LineSender {
     }
 }
 
-/// The thread; [`AccessLogWriter::flush`] has it write what is left.
+/// The thread that writes; [`AccessLogWriter::flush`] has it write what is left.
 #[derive(Debug, Default)]
 pub struct AccessLogWriter(Option<(SyncSender<QueuedLine>, JoinHandle<()>)>);
 
 impl AccessLogWriter {
-    /// Waits a moment until what was sent is written. A thread that is stuck is left behind.
+    /// Waits briefly until what was sent is written. A thread that is stuck is left behind.
     pub async fn flush(self) {
         let Some((sender, thread)) = self.0 else { return };
         let deadline = tokio::time::Instant::now() + FLUSH_TIMEOUT;
@@ -73,7 +72,6 @@ impl AccessLogWriter {
     }
 }
 
-/// Opens the file and starts the thread.
 pub(super) fn start(format: AccessFormat, path: &Path, dropped: Counter) -> Result<(LineSender, AccessLogWriter), AccessLogError> {
     let failed = |source| AccessLogError { path: path.to_owned(), source };
     let sink = LogSink::new(path).map_err(failed)?;
@@ -85,7 +83,7 @@ pub(super) fn start(format: AccessFormat, path: &Path, dropped: Counter) -> Resu
 fn write_lines(receiver: &Receiver<QueuedLine>, format: AccessFormat, mut sink: LogSink) {
     let mut text = String::new();
     let mut looked = Instant::now();
-    // The router holds a sender, and so does every request.
+    // The router and every request hold a sender.
     while let Ok(first) = receiver.recv() {
         let mut ends = append_line(first, format, &mut text);
         if !ends {
@@ -95,7 +93,6 @@ fn write_lines(receiver: &Receiver<QueuedLine>, format: AccessFormat, mut sink: 
             looked = Instant::now();
             sink.reopen_if_moved();
         }
-        // Until nothing is left of what has gathered.
         while !ends && let Ok(line) = receiver.try_recv() {
             ends = append_line(line, format, &mut text);
             if text.len() >= WRITE_BYTES {
@@ -109,7 +106,7 @@ fn write_lines(receiver: &Receiver<QueuedLine>, format: AccessFormat, mut sink: 
     }
 }
 
-/// Appends a line; true at the end.
+/// Appends a line; `true` at the end of the log.
 fn append_line(line: QueuedLine, format: AccessFormat, text: &mut String) -> bool {
     if let Some(line) = &line {
         line.write(format, text);
@@ -117,18 +114,18 @@ fn append_line(line: QueuedLine, format: AccessFormat, text: &mut String) -> boo
     line.is_none()
 }
 
-/// Lets lines gather. Whoever waits at the channel instead is woken for each of them, at the cost of the request that sends it.
+/// Lets lines gather. A thread that waited at the channel instead would be woken for each line, at
+/// the cost of the request that sends it.
 #[expect(clippy::disallowed_methods, reason = "this thread is no runtime's")]
 fn wait_for_batch() {
     std::thread::sleep(BATCH_INTERVAL);
 }
 
-/// Where lines end up.
 #[derive(Debug)]
 struct LogSink {
     /// None: standard error.
     file: Option<(PathBuf, File)>,
-    /// Said once, until it works again.
+    /// A failure is logged once, until writing works again.
     is_failing: bool,
 }
 
@@ -138,7 +135,7 @@ impl LogSink {
         Ok(Self { file, is_failing: false })
     }
 
-    /// Opens the file anew where it was moved away or removed, as whoever rotates logs does.
+    /// Opens the file anew where log rotation has moved or removed it.
     fn reopen_if_moved(&mut self) {
         let Some((path, file)) = &mut self.file else { return };
         let id = |of: std::fs::Metadata| (of.dev(), of.ino());
@@ -148,7 +145,7 @@ impl LogSink {
         }
     }
 
-    /// Writes the text, which is empty then.
+    /// Writes the text and clears it.
     fn write(&mut self, text: &mut String) {
         let written = match &mut self.file {
             Some((_, file)) => file.write_all(text.as_bytes()),

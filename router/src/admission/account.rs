@@ -6,25 +6,25 @@ use super::daily_window::DailyWindow;
 use super::rate_limits::{RateLimit, RateLimits};
 use crate::keys::KeyLimits;
 
-/// A caller whose requests all run may try again after this: nobody knows when the first of them ends.
+/// When a caller at its limit of requests in flight may try again: nobody knows when the first of
+/// them ends.
 const IN_FLIGHT_RETRY_MS: u64 = 1000;
 
-/// A limit of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitKind {
-    /// The router's own, of requests in flight.
+    /// The router's own limit of requests in flight.
     Router,
-    /// Of requests in flight.
+    /// The caller's requests in flight.
     InFlight,
-    /// Of requests per minute.
+    /// Requests per minute.
     Requests,
-    /// Of prompt tokens per minute.
+    /// Prompt tokens per minute.
     Input,
-    /// Of generated tokens per minute.
+    /// Generated tokens per minute.
     Output,
-    /// Of prompt tokens per day.
+    /// Prompt tokens per day.
     DailyInput,
-    /// Of generated tokens per day.
+    /// Generated tokens per day.
     DailyOutput,
 }
 
@@ -47,7 +47,7 @@ impl LimitHit {
     }
 }
 
-/// Use of the limits that a caller has; of those that it has not, nothing is counted.
+/// A caller's use of the limits that it has; nothing else is counted.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     in_flight: u32,
@@ -58,7 +58,7 @@ pub(super) struct Account {
     daily_output: Option<Box<DailyWindow>>,
 }
 
-/// Use of prompt tokens and of generated ones within a day.
+/// Prompt tokens and generated tokens of the last day.
 #[derive(Debug)]
 pub(super) struct DailyUsage(Option<Box<DailyWindow>>, Option<Box<DailyWindow>>);
 
@@ -95,7 +95,7 @@ impl Account {
         Ok(())
     }
 
-    /// A request that entered `then` as `asked` has used so many tokens.
+    /// Replaces the estimate of a request that entered at `then` by the tokens that it has used.
     pub(super) fn reconcile(&mut self, limits: &KeyLimits, (asked, then): (&UsageEstimate, u64), (input, output): (u64, u64), now: u64) {
         limits.input_per_minute.inspect(|limit| self.input.reconcile(*limit, asked.prompt_tokens, input, now));
         limits.output_per_minute.inspect(|limit| self.output.reconcile(*limit, asked.output_tokens, output, now));
@@ -105,12 +105,12 @@ impl Account {
             .inspect(|_| window_or_default(&mut self.daily_output).reconcile(then, asked.most_output_tokens(), output, now));
     }
 
-    /// Its use within the last day.
     pub(super) fn daily_usage(&self) -> DailyUsage {
         DailyUsage(self.daily_input.clone(), self.daily_output.clone())
     }
 
-    /// The limits of somebody who had used so much were changed to these. Limits may be changed back, so what is known here already counts once.
+    /// Carries use over when a caller's limits change. They may change back, so use that is known
+    /// here already counts once.
     pub(super) fn carry_over(&mut self, day: DailyUsage, now: u64) {
         for (own, before) in [(&mut self.daily_input, day.0), (&mut self.daily_output, day.1)] {
             if let Some(before) = before {
@@ -126,7 +126,7 @@ impl Account {
         self.daily_output.iter_mut().for_each(|window| window.release(asked.most_output_tokens()));
     }
 
-    /// How its caller stands: of its limits of tokens, the one of which the smallest share is left.
+    /// The caller's rate limits; of its limits of tokens, the one with the smallest share left.
     pub(super) fn rate_limits(&mut self, limits: &KeyLimits, now: u64) -> RateLimits {
         let rate = |limit: u64, (remaining, reset_ms): (u64, u64)| RateLimit { limit, remaining, reset_ms };
         let tokens = [

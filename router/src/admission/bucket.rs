@@ -1,20 +1,21 @@
 //! What was used of a limit per minute: it fills with use and drains evenly, a whole limit in a minute. So no more than the limit can be
 //! used at once, and on average no more than the limit in a minute, also where an answer used more than was expected of it.
 
-/// Milliseconds of a minute: what is used is counted in parts of this size, of which a limit of `n` drains `n` in a millisecond.
+/// Milliseconds of a minute. A unit of use is counted as 60,000 parts, so a limit of `n` per minute
+/// drains `n` parts a millisecond.
 const MINUTE_MS: u64 = 60_000;
 
-/// Use of one limit per minute.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LeakyBucket {
-    /// In parts of which a unit has 60,000.
+    /// In parts, 60,000 to the unit.
     used_parts: u64,
-    /// Until when it has drained, in milliseconds.
+    /// The time up to which it has drained, in milliseconds.
     drained_until: u64,
 }
 
 impl LeakyBucket {
-    /// Milliseconds until `amount` fits; 0 when it fits now. What is more than the whole limit fits when nothing else is used.
+    /// Milliseconds until `amount` fits; 0 when it fits now. An amount above the whole limit fits
+    /// when nothing else is used.
     pub(super) fn wait_ms(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
         self.drain(limit, now);
         if limit == 0 {
@@ -24,20 +25,18 @@ impl LeakyBucket {
         self.used_parts.saturating_sub(room).div_ceil(limit)
     }
 
-    /// Counts `amount` as used.
     pub(super) fn add(&mut self, limit: u64, amount: u64, now: u64) {
         self.drain(limit, now);
         self.used_parts = self.used_parts.saturating_add(to_parts(amount));
     }
 
-    /// What was counted as `reserved` turns out to have been `used`.
     pub(super) fn reconcile(&mut self, limit: u64, reserved: u64, used: u64, now: u64) {
         self.drain(limit, now);
         self.used_parts =
             self.used_parts.saturating_add(to_parts(used.saturating_sub(reserved))).saturating_sub(to_parts(reserved.saturating_sub(used)));
     }
 
-    /// What may still be used at once, and the milliseconds until that is the whole limit again.
+    /// What may still be used at once, and the milliseconds until the whole limit is free again.
     pub(super) fn remaining(&mut self, limit: u64, now: u64) -> (u64, u64) {
         self.drain(limit, now);
         let left = to_parts(limit).saturating_sub(self.used_parts) / MINUTE_MS;

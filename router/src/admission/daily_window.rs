@@ -1,17 +1,13 @@
 //! What was used in the last 24 hours, to the quarter of an hour: a budget for a day that nothing refills before its time.
 
-/// Milliseconds of a slot.
 const SLOT_MS: u64 = 15 * 60 * 1000;
 
-/// Slots of a day.
 const SLOTS: usize = 96;
 
-/// Use within the last day.
 #[derive(Debug, Clone)]
 pub(super) struct DailyWindow {
-    /// By the number of their quarter, modulo their count.
+    /// Indexed by the number of the quarter of an hour, modulo [`SLOTS`].
     slots: [u64; SLOTS],
-    /// The number of the newest one.
     newest_slot: u64,
     sum: u64,
     /// What requests in flight have reserved of it.
@@ -25,7 +21,8 @@ impl Default for DailyWindow {
 }
 
 impl DailyWindow {
-    /// Milliseconds until `amount` fits into `limit`; 0 when it fits now, and a day when it never does.
+    /// Milliseconds until `amount` fits into `limit`; 0 when it fits now, and a day when it never
+    /// does.
     pub(super) fn wait_ms(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
         self.advance(now);
         let mut sum = self.sum;
@@ -81,7 +78,7 @@ impl DailyWindow {
         }
     }
 
-    /// Counts what another has counted, as far as it is more.
+    /// Takes over the other window's counts where they are larger.
     pub(super) fn merge(&mut self, before: &Self, now: u64) {
         self.advance(now);
         for number in before.newest_slot.saturating_sub(SLOTS as u64 - 1)..=before.newest_slot {
@@ -94,7 +91,7 @@ impl DailyWindow {
         }
     }
 
-    /// What may still be used, and the milliseconds until that is the whole limit again.
+    /// What may still be used, and the milliseconds until the whole limit is free again.
     pub(super) fn remaining(&mut self, limit: u64, now: u64) -> (u64, u64) {
         let reset = if self.is_empty(now) { 0 } else { self.wait_ms(self.sum, self.sum, now) };
         (limit.saturating_sub(self.sum), reset)
@@ -105,7 +102,6 @@ impl DailyWindow {
         self.sum == 0
     }
 
-    /// Forgets what is older than a day.
     fn advance(&mut self, now: u64) {
         let number = now / SLOT_MS;
         for gone in self.newest_slot + 1..=number.min(self.newest_slot + SLOTS as u64) {

@@ -26,10 +26,11 @@ pub use rate_limits::{RateLimit, RateLimits};
 
 use crate::keys::{Caller, KeyLimits};
 
-/// Accounts of callers that have nothing left to be counted are looked for this often, in milliseconds.
+/// How often idle accounts are removed, in milliseconds.
 const SWEEP_INTERVAL_MS: u64 = 60_000;
 
-/// Counts the requests in flight and what callers use, and keeps both below their bounds. Cheap to clone.
+/// Counts the requests in flight and what callers use, and keeps both below their bounds. Cheap to
+/// clone.
 #[derive(Debug, Clone)]
 pub struct Admission(Arc<AdmissionState>);
 
@@ -48,11 +49,9 @@ struct TenantAccounts {
     by_owner: FxHashMap<AccountOwner, Arc<TenantAccount>>,
     /// By key, the account that it has used last.
     last_owner: FxHashMap<Arc<str>, AccountOwner>,
-    /// When the next look for idle ones is due.
     next_sweep: u64,
 }
 
-/// Who shares an account.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct AccountOwner {
     /// Tenant, or key where there is no tenant.
@@ -60,22 +59,20 @@ struct AccountOwner {
     limits: [Option<u64>; 6],
 }
 
-/// An account and the limits that it is for.
 #[derive(Debug)]
 struct TenantAccount {
     limits: Arc<KeyLimits>,
     account: Mutex<Account>,
 }
 
-/// Proof that a request was admitted; its place is free again when it is dropped. What it was expected to use stays counted unless it is
-/// reconciled.
+/// Proof that a request was admitted; its place is free again when it is dropped. What it was
+/// expected to use stays counted unless it is reconciled.
 #[derive(Debug)]
 pub struct Permit {
     shared: Arc<AdmissionState>,
     reservation: Option<Reservation>,
 }
 
-/// What a request was expected to use of its caller's limits.
 #[derive(Debug)]
 struct Reservation {
     account: Arc<TenantAccount>,
@@ -83,16 +80,14 @@ struct Reservation {
     reserved_at: u64,
 }
 
-/// What a request is expected to use.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct UsageEstimate {
-    /// Prompt tokens, by the length of its text.
+    /// Estimated from the length of its text.
     pub prompt_tokens: u64,
-    /// Tokens of its answer, as those before it let expect.
+    /// Estimated from earlier answers.
     pub output_tokens: u64,
     /// Tokens that its answer may have, as far as its body says so. Of a budget for a day so many are reserved.
     pub max_output_tokens: Option<u64>,
-    /// Bytes of its body.
     pub body_bytes: u64,
 }
 
@@ -102,25 +97,21 @@ impl UsageEstimate {
     }
 }
 
-/// What a request has used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActualUsage {
-    /// Prompt tokens, if its engine said how many; else what was expected.
+    /// `None` where the engine did not report them: the estimate then counts.
     pub prompt_tokens: Option<u64>,
-    /// Tokens of its answer.
     pub output_tokens: OutputTokens,
 }
 
-/// What is known of the length of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputTokens {
-    /// Its engine said how many tokens it has.
+    /// As the engine reported.
     Exact(u64),
-    /// Nobody said, but so many were seen: what was expected counts, or these if they are more.
+    /// Not reported: the estimate counts, or the tokens seen if they are more.
     AtLeast(u64),
 }
 
-/// Why a request may not enter now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct LimitExceeded {
@@ -128,14 +119,12 @@ pub struct LimitExceeded {
     pub message: String,
     /// Seconds after which it may try again; `None` where waiting does not help.
     pub retry_after: Option<u64>,
-    /// Which limit.
     pub limit: LimitKind,
     /// Whether a budget for a day has too little left, so that trying again soon is of no use.
     pub is_quota: bool,
 }
 
 impl Admission {
-    /// At most `max_in_flight` requests at once.
     #[must_use]
     pub fn new(max_in_flight: usize) -> Self {
         Self(Arc::new(AdmissionState {
@@ -146,10 +135,6 @@ impl Admission {
         }))
     }
 
-    /// A permit, unless the router is full or the caller has reached a limit.
-    ///
-    /// # Errors
-    /// When one of them is the case.
     pub fn admit(&self, caller: &Caller, estimate: UsageEstimate) -> Result<Permit, LimitExceeded> {
         let shared = &self.0;
         let place = shared.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -169,7 +154,7 @@ impl Admission {
         Ok(permit)
     }
 
-    /// How a caller stands; `None` when it has no limits.
+    /// `None` when the caller has no limits.
     #[must_use]
     pub fn rate_limits(&self, caller: &Caller) -> Option<RateLimits> {
         let whose = AccountOwner::for_caller(caller)?;
@@ -179,7 +164,6 @@ impl Admission {
         Some(rates)
     }
 
-    /// Requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.0.in_flight.load(Ordering::Relaxed)
@@ -207,7 +191,7 @@ impl TenantAccounts {
     fn open(&mut self, whose: AccountOwner, caller: &Caller, now: u64) -> Arc<TenantAccount> {
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP_INTERVAL_MS;
-            // One that somebody holds besides is about to be used, or has a request in flight.
+            // An account that somebody else holds is about to be used, or has a request in flight.
             self.by_owner.retain(|_, open| Arc::strong_count(open) > 1 || !open.account.lock().is_idle(&open.limits, now));
             self.last_owner.retain(|_, whose| self.by_owner.contains_key(whose));
         }
@@ -218,7 +202,7 @@ impl TenantAccounts {
         let name = whose.name.clone();
         let open = || Arc::new(TenantAccount { limits: caller.limits.clone(), account: Mutex::default() });
         let open = self.by_owner.entry(whose).or_insert_with(open).clone();
-        // A key that has moved to another tenant brings nothing of what its former one has used.
+        // A key that has moved to another tenant brings nothing of its former tenant's use.
         if let Some(before) = before.filter(|before| before.name == name).and_then(|whose| self.by_owner.get(&whose)) {
             let day = before.account.lock().daily_usage();
             open.account.lock().carry_over(day, now);
@@ -228,7 +212,7 @@ impl TenantAccounts {
 }
 
 impl Permit {
-    /// The request has ended, having used this: what was expected of it is corrected as far as that is known. Where nothing is, it is left out.
+    /// Replaces the reservation by what the ended request has used, as far as that is known.
     pub fn reconcile_usage(&mut self, used: ActualUsage) {
         if let Some(Reservation { account, estimate, reserved_at }) = &mut self.reservation {
             let now = self.shared.now();

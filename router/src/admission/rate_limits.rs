@@ -2,35 +2,31 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// One limit: how much it allows, how much is left of that, and the milliseconds until all of it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateLimit {
-    /// What may be used.
     pub limit: u64,
-    /// What may be used now.
     pub remaining: u64,
-    /// Milliseconds until the whole limit may be used.
+    /// Milliseconds until the whole limit may be used again.
     pub reset_ms: u64,
 }
 
 impl RateLimit {
-    /// The one of two of which the smaller share is left.
+    /// Of two limits, the one with the smaller share left.
     pub(super) fn min_by_share(self, other: Self) -> Self {
         let share = |one: &Self, of: &Self| u128::from(one.remaining) * u128::from(of.limit);
         if share(&other, &self) < share(&self, &other) { other } else { self }
     }
 }
 
-/// How a caller stands with its limits of requests and of tokens, where it has any.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RateLimits {
-    /// Of requests per minute.
+    /// Requests per minute.
     pub requests: Option<RateLimit>,
-    /// Of tokens: the one of its limits of which the smallest share is left.
+    /// The limit of tokens with the smallest share left.
     pub tokens: Option<RateLimit>,
 }
 
-/// Their names, for requests and for tokens.
+/// For requests and for tokens.
 const HEADER_NAMES: [[HeaderName; 3]; 2] = [
     [
         HeaderName::from_static("x-ratelimit-limit-requests"),
@@ -45,7 +41,6 @@ const HEADER_NAMES: [[HeaderName; 3]; 2] = [
 ];
 
 impl RateLimits {
-    /// Adds the headers of the limits that there are.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         for ([limit, left, reset], rate) in HEADER_NAMES.into_iter().zip([self.requests, self.tokens]) {
             if let Some(rate) = rate {

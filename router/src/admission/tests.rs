@@ -320,7 +320,8 @@ fn the_scarcest_tokens_are_those_that_are_told() {
 }
 
 proptest! {
-    /// However requests come, what a limit per minute lets in within any time is at most the limit and what it drains meanwhile.
+    /// However requests come, a limit per minute lets in at most the limit and what drains
+    /// meanwhile.
     #[test]
     fn a_bucket_lets_in_no_more_than_its_rate(limit in 1..500_u64, comes in prop::collection::vec((0..5000_u64, 1..60_u64), 1..200)) {
         let mut bucket = LeakyBucket::default();
@@ -348,7 +349,7 @@ proptest! {
         }
     }
 
-    /// And a budget for a day no more than that within 23 3/4 hours of any time.
+    /// A daily budget lets in no more than that within any 23 3/4 hours.
     #[test]
     fn a_window_lets_in_no_more_than_its_limit_in_a_day(
         limit in 1..500_u64, comes in prop::collection::vec((0..DAY / 6, 1..200_u64, 0..200_u64), 1..100),

@@ -4,7 +4,6 @@ use crate::fleet::{InFlightCost as Cost, LocalLoad};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Bookings on one replica, for two callers.
 struct Fixture {
     own: Arc<LocalLoad>,
     admission: Admission,

@@ -4,19 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Names a request by its content and whose it is.
+/// A hash of a request's content and its tenant.
 pub type Fingerprint = u128;
 
-/// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ban {
     /// The replicas whose engines crashed, each with how long ago that was.
     pub crashes: Vec<(Arc<str>, Duration)>,
-    /// For how much longer.
+    /// How much longer the ban lasts.
     pub remaining: Duration,
 }
 
-/// What may become of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SuspectStanding {
     Clear,

@@ -23,11 +23,12 @@ const MAX_CRASHES_PER_REQUEST: usize = 64;
 pub(super) enum CrashVerdict {
     /// It may have been the cause.
     Counts,
-    /// So may others: so many were on trial together.
+    /// So many were on trial together, and any of them may have been the cause.
     Shared(usize),
     /// It had passed its trial and ran on beside others, one of which was the cause.
     Spared,
-    /// It was answered well since: it was not the cause, whoever says again that it was there.
+    /// It has been answered well since, so it was not the cause, even if the death is reported
+    /// again.
     Acquitted,
 }
 
@@ -38,11 +39,10 @@ pub(super) struct ChargedCrash {
     pub(super) crashed_at: Instant,
     pub(super) expires_at: Instant,
     pub(super) verdict: CrashVerdict,
-    /// This router had sent it there; otherwise there is only the agent's word.
+    /// This router had sent the request there; otherwise only the agent says so.
     pub(super) is_witnessed: bool,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct SuspectRecord {
     crashes: Vec<ChargedCrash>,
@@ -76,7 +76,8 @@ impl SuspectRecord {
         SuspectStanding::Banned(Ban { crashes, remaining: until.saturating_duration_since(now) })
     }
 
-    /// The most that may be on trial together with it, and whether its trial lasts as long as its answer.
+    /// How many may be on trial together with it, and whether its trial lasts as long as its
+    /// answer.
     pub(super) fn trial_terms(&self, now: Instant) -> (usize, bool) {
         let is_long = self.spared_crashes(now) >= MAX_SPARED_CRASHES;
         let shared = self.crashes.iter().filter(|crash| crash.expires_at > now).filter_map(|crash| match crash.verdict {
@@ -130,14 +131,14 @@ impl SuspectRecord {
         verdict
     }
 
-    /// It was not the cause of any of these, whoever says so again before `until`.
+    /// Acquits it of these deaths, even if they are reported again before `until`.
     pub(super) fn acquit(&mut self, until: Instant) {
         for crash in &mut self.crashes {
             (crash.verdict, crash.expires_at) = (CrashVerdict::Acquitted, until);
         }
     }
 
-    /// Forgets what has lapsed; whether anything is left.
+    /// Forgets what has expired; `true` while anything is left.
     pub(super) fn remove_expired(&mut self, now: Instant) -> bool {
         self.crashes.retain(|crash| crash.expires_at > now);
         !self.crashes.is_empty()

@@ -20,7 +20,8 @@ pub(super) const UNCONFIRMED_TTL: Duration = Duration::from_secs(10);
 /// when this is full.
 pub(super) const MAX_REPORTED_RECORDS: usize = 65_536;
 
-/// Those that this router has lost itself are remembered up to this number: agents that report more than there are do not displace them.
+/// Records in all. The second half is for requests that this router has lost itself, so that agents
+/// which report too much do not displace them.
 const MAX_RECORDS: usize = 2 * MAX_REPORTED_RECORDS;
 
 /// Requests of one crash; an honest agent reports no more.
@@ -32,29 +33,25 @@ pub(super) const MAX_CRASHES: usize = 1024;
 /// How long a crashed engine may look ready: its connections break first, its process ends up to 8 s later.
 const CRASHED_BUT_READY_PERIOD: Duration = Duration::from_secs(10);
 
-/// How often what has lapsed is looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A crash of an engine.
 #[derive(Debug)]
 struct EngineCrash {
     life: EngineLife,
-    /// When that became known.
     known_at: Instant,
-    /// Who of this router's suspects was there then.
     scene: CrashScene,
 }
 
-/// Where a suspect may be tried now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TrialConstraints {
-    /// The only engine, if it is bound to one.
+    /// The only engine allowed, if the suspect is bound to one.
     pub(super) required_engine: Option<EngineLife>,
-    /// Not these: others are on trial there.
+    /// Not allowed: others are on trial there.
     pub(super) closed_replicas: Vec<Arc<str>>,
     /// Not these: they have just crashed.
     pub(super) crashed_engines: Vec<EngineLife>,
-    /// These only if there are no others.
+    /// Allowed only if there are no others.
     pub(super) occupied_replicas: Vec<Arc<str>>,
     /// How many may be on trial together.
     pub(super) max_concurrent: usize,
@@ -63,13 +60,11 @@ pub(crate) struct TrialConstraints {
 /// What a crash made of a request that was lost in it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct BlameOutcome {
-    /// It is refused from now on.
     pub(super) ban: Option<Ban>,
-    /// It was there beside those that are to blame.
+    /// Others are to blame.
     pub(super) is_excused: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct SuspectTable {
     /// How long a crash counts.
@@ -93,7 +88,7 @@ impl SuspectTable {
         self.suspect_count
     }
 
-    /// The trials, for what changes nobody's standing.
+    /// For changes that affect no suspect's standing.
     pub(super) fn trials(&mut self) -> &mut Trials {
         &mut self.trials
     }
@@ -102,7 +97,7 @@ impl SuspectTable {
         self.records.get(&fingerprint).map_or(SuspectStanding::Clear, |record| record.standing(now))
     }
 
-    /// An engine was lost to this request, which it was sent at `sent`.
+    /// Records that a request, sent at `sent`, was lost with its engine.
     pub(super) fn blame(&mut self, fingerprint: Fingerprint, life: &EngineLife, sent: Instant, now: Instant) -> BlameOutcome {
         // A request that came to a crashed engine has not crashed it.
         if self.crashes.iter().any(|crash| crash.life == *life && crash.known_at <= sent) {
@@ -127,7 +122,7 @@ impl SuspectTable {
         }
         let requests = &requests[..requests.len().min(MAX_REQUESTS_PER_CRASH)];
         let seen = self.record_crash(life, at, now);
-        // What never got there, or was over, is not to blame.
+        // A request that never got there, or was answered before, is not to blame.
         let named: FxHashSet<Fingerprint> = requests.iter().copied().collect();
         let kept = |list: &[Fingerprint]| list.iter().copied().filter(|one| named.contains(one)).collect();
         let suspects =
@@ -141,16 +136,15 @@ impl SuspectTable {
         charged.collect()
     }
 
-    /// The request was answered well; whether that changed anything.
+    /// Clears a request that was answered well; `true` if that changed anything.
     pub(super) fn acquit(&mut self, fingerprint: Fingerprint, now: Instant) -> bool {
         let Some(record) = self.records.get_mut(&fingerprint).filter(|record| record.is_suspect()) else { return false };
-        // Agents may report it again for as long.
+        // Agents may report the same death again for as long.
         record.acquit(now + self.ttl);
         self.suspect_count -= 1;
         true
     }
 
-    /// Where this suspect may be tried.
     pub(super) fn trial_constraints(&self, fingerprint: Fingerprint, demand: TrialDemand, now: Instant) -> TrialConstraints {
         let max_concurrent = self.trials.max_concurrent(demand);
         let recent = self.crashes.iter().filter(move |crash| crash.known_at + CRASHED_BUT_READY_PERIOD > now);
@@ -163,12 +157,11 @@ impl SuspectTable {
         }
     }
 
-    /// Whether the same request is on trial already.
     pub(super) fn is_on_trial(&self, fingerprint: Fingerprint, now: Instant) -> bool {
         self.trials.is_on_trial(fingerprint, now)
     }
 
-    /// Lets a suspect go to this engine; `None` when it may not.
+    /// Begins a suspect's trial at this engine; `None` when it may not.
     pub(super) fn begin_trial(
         &mut self,
         fingerprint: Fingerprint,
@@ -186,7 +179,7 @@ impl SuspectTable {
         TrialCandidate { fingerprint, max_concurrent, is_long }
     }
 
-    /// Forgets what has lapsed; it looks every second at most.
+    /// Forgets what has expired, at most once a second.
     pub(super) fn sweep(&mut self, now: Instant) {
         if now < self.last_sweep + SWEEP_INTERVAL {
             return;

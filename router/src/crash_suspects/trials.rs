@@ -13,52 +13,47 @@ use crate::engine_life::EngineLife;
 /// eight at a time, five hundred take nine rounds on seven engines.
 pub(super) const MAX_CONCURRENT_TRIALS: usize = 8;
 
-/// Suspects are tried one at a time on each replica as long as the trials of all have begun after about this time, and together where not.
+/// As long as all trials can begin within about this time, each replica tries one suspect at a
+/// time; otherwise several together.
 pub(super) const TRIAL_START_TARGET: Duration = Duration::from_secs(3);
 
-/// A trial lasts no longer: longer than a hang takes to be noticed (10 s, unless the agent is configured otherwise).
+/// The longest trial: longer than an agent takes to notice a hang (10 s unless configured
+/// otherwise).
 pub(super) const MAX_TRIAL_DURATION: Duration = Duration::from_secs(30);
 
-/// Beyond twice the predicted time to the first token, so much longer an engine may take before it looks as if it hung, and a plain answer, which shows its
-/// first token with its last, is on trial.
+/// Added to twice the predicted time to the first token: after that an engine looks hung, and a
+/// plain answer, whose first token comes with its last, has passed its trial.
 const HANG_MARGIN: Duration = Duration::from_secs(1);
 
-/// After its first byte, an answer is on trial no longer than this, whether or not its client reads on.
+/// After its first byte, an answer's trial lasts no longer, whether or not its client reads on.
 const TRIAL_AFTER_FIRST_BYTE: Duration = Duration::from_secs(1);
 
-/// One that was given up on trial, before its engine had answered anything, keeps its place for so long at most: the engine may hang, and who comes
-/// next would be blamed for it. An agent notices a hang after 10 s, unless configured otherwise.
+/// How long a suspect that was given up on trial, before its engine answered anything, keeps its
+/// place: the engine may hang, and the next request would be blamed for it. An agent notices a hang
+/// after 10 s unless configured otherwise.
 const ABANDONED_TRIAL_TTL: Duration = Duration::from_secs(15);
 
-/// A suspect that wants to be tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TrialCandidate {
     pub(super) fingerprint: Fingerprint,
     /// The most that may be on trial together with it, itself included.
     pub(super) max_concurrent: usize,
-    /// Its trial lasts as long as its answer: it may be one that kills late.
+    /// Its trial lasts as long as its answer, since it may kill late.
     pub(super) is_long: bool,
 }
 
-/// How many want to be tried, and where.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TrialDemand {
-    /// Suspects that wait.
     pub(super) waiting: usize,
-    /// Replicas that they may go to.
+    /// Replicas that the waiting suspects may go to.
     pub(super) eligible: usize,
-    /// How long this one has waited.
     pub(super) waited: Duration,
 }
 
-/// What a trial begins with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TrialEstimate {
-    /// Predicted time to the first token.
     pub(crate) first_token: Duration,
-    /// Whether it shows each token when it is there.
     pub(crate) is_stream: bool,
-    /// How many may be on trial together.
     pub(crate) max_concurrent: usize,
 }
 
@@ -69,18 +64,17 @@ struct Trial {
     life: EngineLife,
     candidate: TrialCandidate,
     began_at: Instant,
-    /// When an engine that does not hang has answered.
+    /// By then an engine that does not hang has answered.
     answer_due_at: Instant,
-    /// When it has passed, unless something else is known before.
+    /// When the trial is passed, unless it ends before.
     ends_at: Instant,
-    /// Whoever had it has left.
+    /// Nobody waits for its answer any more.
     is_abandoned: bool,
 }
 
 /// Who was at an engine when it crashed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CrashScene {
-    /// Those on trial.
     pub(super) on_trial: Vec<Fingerprint>,
     /// Those that had passed their trial and ran on, in order.
     pub(super) passed: Vec<Fingerprint>,
@@ -88,15 +82,14 @@ pub(super) struct CrashScene {
     pub(super) reported_suspects: usize,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Trials {
-    /// Those that have not passed.
+    /// Trials not passed yet.
     active: Vec<Trial>,
-    /// Those that have, by request, as long as their answers last.
+    /// Trials passed, by request, as long as their answers last.
     passed: FxHashMap<Fingerprint, Vec<Trial>>,
     next_id: u64,
-    /// How long trials last, on average over the last few.
+    /// Average over the last few trials.
     mean_duration: Option<Duration>,
 }
 
@@ -107,7 +100,7 @@ impl Trial {
 }
 
 impl Trials {
-    /// How many may be on trial together, for all that wait to have begun in time.
+    /// How many may be on trial together so that all that wait begin in time.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -117,7 +110,7 @@ impl Trials {
     pub(super) fn max_concurrent(&self, demand: TrialDemand) -> usize {
         let Some(mean_duration) = self.mean_duration else { return 1 };
         let left = TRIAL_START_TARGET.saturating_sub(demand.waited).as_secs_f64();
-        // Rounds in what is left of the time, this one included.
+        // Rounds in the time that is left, this one included.
         let rounds = 1.0 + (left / mean_duration.as_secs_f64().max(0.001)).floor();
         if left == 0.0 {
             return MAX_CONCURRENT_TRIALS;
@@ -126,7 +119,7 @@ impl Trials {
         (group.ceil() as usize).clamp(1, MAX_CONCURRENT_TRIALS)
     }
 
-    /// The replicas where this one may not begin, as the others there stand.
+    /// The replicas where this candidate may not begin because of the trials there.
     pub(super) fn closed_replicas(&self, candidate: TrialCandidate, max_concurrent: usize, now: Instant) -> Vec<Arc<str>> {
         // How many are on trial at each, and how many may be. All that wait ask for this many times a second, so each trial is looked at once.
         let mut replicas: FxHashMap<&Arc<str>, (usize, usize)> = FxHashMap::default();
@@ -139,7 +132,8 @@ impl Trials {
         replicas.into_iter().filter(|(_, (beside, most))| beside >= most).map(|(replica, _)| replica.clone()).collect()
     }
 
-    /// Replicas where some that have passed run on, if there may be others: one of them may be one that kills late.
+    /// Replicas where several suspects that passed their trial run on, of which one may kill late,
+    /// if there may be other replicas.
     pub(super) fn occupied_replicas(&self, replicas: usize) -> Vec<Arc<str>> {
         if self.passed.len() >= replicas {
             return Vec::new();
@@ -147,12 +141,12 @@ impl Trials {
         self.passed.values().flatten().map(|trial| trial.life.replica.clone()).collect()
     }
 
-    /// Whether the same request is on trial.
     pub(super) fn is_on_trial(&self, fingerprint: Fingerprint, now: Instant) -> bool {
         self.active.iter().any(|trial| trial.candidate.fingerprint == fingerprint && trial.is_active(now))
     }
 
-    /// Where the same request has passed its trial and runs on: nowhere else may another copy of it go for a while, lest one that kills late kill several.
+    /// The engine where the same request has passed its trial and runs on. No copy of it may go
+    /// elsewhere for a while, so that a request that kills late does not kill several engines.
     pub(super) fn bound_engine(&self, fingerprint: Fingerprint, now: Instant) -> Option<&EngineLife> {
         let running = self.passed.get(&fingerprint)?.iter();
         running.filter(|trial| trial.began_at + MAX_TRIAL_DURATION > now).map(|trial| &trial.life).next()
@@ -188,14 +182,14 @@ impl Trials {
         Some(self.next_id)
     }
 
-    /// An answer on trial has begun.
     pub(super) fn mark_answered(&mut self, number: u64, now: Instant) {
         if let Some(trial) = self.active.iter_mut().find(|trial| trial.id == number && !trial.candidate.is_long) {
             trial.ends_at = trial.ends_at.min(now + TRIAL_AFTER_FIRST_BYTE);
         }
     }
 
-    /// Its engine has given the first tokens and lives: the trial is over, the answer not yet. Whether that changed anything.
+    /// Records that the engine has given the first tokens: the trial is over, the answer not yet.
+    /// `true` if that changed anything.
     pub(super) fn pass(&mut self, number: u64, now: Instant) -> bool {
         let Some(at) = self.active.iter().position(|trial| trial.id == number && !trial.candidate.is_long) else { return false };
         let trial = self.active.swap_remove(at);
@@ -204,7 +198,6 @@ impl Trials {
         true
     }
 
-    /// The answer has ended, `well` or not.
     pub(super) fn end(&mut self, number: u64, fingerprint: Fingerprint, well: bool, now: Instant) {
         if let Some(at) = self.active.iter().position(|trial| trial.id == number) {
             let trial = self.active.swap_remove(at);
@@ -219,7 +212,7 @@ impl Trials {
         }
     }
 
-    /// It was given up before there was an answer.
+    /// The request was given up before there was an answer.
     pub(super) fn abandon(&mut self, number: u64, fingerprint: Fingerprint, now: Instant) {
         match self.active.iter_mut().find(|trial| trial.id == number && trial.ends_at > now) {
             Some(trial) => (trial.ends_at, trial.is_abandoned) = (trial.ends_at.min(now + ABANDONED_TRIAL_TTL), true),
@@ -227,7 +220,6 @@ impl Trials {
         }
     }
 
-    /// Who is there.
     pub(super) fn scene_at(&self, life: &EngineLife, now: Instant) -> CrashScene {
         let (mut on_trial, mut passed) = (Vec::new(), Vec::new());
         for trial in self.active.iter().filter(|trial| trial.life == *life && (trial.is_active(now) || !trial.is_abandoned)) {
@@ -240,13 +232,14 @@ impl Trials {
         CrashScene { on_trial, passed, reported_suspects: 1 }
     }
 
-    /// Those whose time on trial is over have passed, or are forgotten where nobody waits for them any more.
+    /// Trials whose time is over are passed, or forgotten where nobody waits for them any more.
     pub(super) fn expire(&mut self, now: Instant) {
         for trial in self.active.extract_if(.., |trial| !trial.is_active(now)).collect::<Vec<_>>() {
             if trial.is_abandoned {
                 continue;
             }
-            // A stream that shows nothing for so long says nothing of the others.
+            // A stream that shows nothing for so long says nothing about how long other trials
+            // take.
             if trial.ends_at <= trial.answer_due_at {
                 self.record_duration(trial.began_at, trial.ends_at);
             }
@@ -254,7 +247,6 @@ impl Trials {
         }
     }
 
-    /// Trials that are remembered.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.active.len() + self.passed.values().map(Vec::len).sum::<usize>()

@@ -21,13 +21,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// A chunk up to this size is copied together with its frame, which is cheaper than to have the kernel gather three parts.
+/// A chunk up to this size is copied together with its frame, which is cheaper than a vectored
+/// write of three parts.
 const MAX_COPIED_BYTES: usize = 1024;
 
 /// The most bytes of a chunk's head: the length in hexadecimal, and the line's end.
 const MAX_CHUNK_HEAD_BYTES: usize = 18;
 
-/// A connection in plain text.
+/// The write side of a plain-text connection.
 #[derive(Debug)]
 pub(crate) struct DirectWriter {
     socket: OwnedWriteHalf,
@@ -36,37 +37,38 @@ pub(crate) struct DirectWriter {
 
 #[derive(Debug, Default)]
 struct DirectWriterState {
-    /// The library has nothing left to write.
+    /// The HTTP library has nothing left to write.
     is_idle: bool,
-    /// What the client did not take of a chunk; it goes before all that follows.
+    /// The part of a chunk that the socket did not take; it goes before all that follows.
     unsent: Bytes,
 }
 
 impl DirectWriter {
-    /// The two sides of a connection. The outlet is not free before its first flush.
+    /// Splits a connection into its two sides. Direct writing begins after the first flush.
     pub(crate) fn split(socket: TcpStream) -> (OwnedReadHalf, Arc<Self>) {
         let (read, socket) = socket.into_split();
         (read, Arc::new(Self { socket, state: Mutex::default() }))
     }
 
-    /// Ready when the client has all that came before: the library has nothing left to write.
+    /// Ready when all earlier bytes are written, so that the HTTP library has nothing left to
+    /// write.
     pub(crate) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_unsent(context))?.is_idle = true;
         Poll::Ready(Ok(()))
     }
 
-    /// The library is about to get something to write.
+    /// The HTTP library is about to get something to write.
     pub(crate) fn mark_busy(&self) {
         self.state.lock().is_idle = false;
     }
 
-    /// The right to write a chunk now, unless something goes before it.
+    /// The right to write a chunk now; `None` while something else goes first.
     pub(crate) fn try_acquire(&self) -> Option<DirectWriteGuard<'_>> {
         let state = self.state.lock();
         state.is_idle.then_some(DirectWriteGuard { socket: &self.socket, state })
     }
 
-    /// Writes what is left of a chunk; then nothing comes between until the guard is dropped.
+    /// Writes the rest of a chunk. Nothing comes between until the guard is dropped.
     fn poll_unsent(&self, context: &mut Context<'_>) -> Poll<io::Result<MutexGuard<'_, DirectWriterState>>> {
         let mut state = self.state.lock();
         while !state.unsent.is_empty() {
@@ -79,7 +81,7 @@ impl DirectWriter {
         Poll::Ready(Ok(state))
     }
 
-    /// Tries as often as the socket becomes writable.
+    /// Repeats `attempt` whenever the socket becomes writable.
     fn poll_write_with(&self, context: &mut Context<'_>, attempt: impl Fn() -> io::Result<usize>) -> Poll<io::Result<usize>> {
         loop {
             match attempt() {
@@ -90,19 +92,18 @@ impl DirectWriter {
     }
 }
 
-/// See [`DirectWriter::try_acquire`].
 pub(crate) struct DirectWriteGuard<'a> {
     socket: &'a OwnedWriteHalf,
     state: MutexGuard<'a, DirectWriterState>,
 }
 
 impl DirectWriteGuard<'_> {
-    /// Writes `bytes`, which are not empty, as one chunk of HTTP/1.1. Where the client does not take all of it at once, the connection's task must be
-    /// woken, which writes the rest: `false`.
+    /// Writes `bytes`, which must not be empty, as one chunk of HTTP/1.1. `false` where the socket
+    /// does not take all of it: the connection's task must then be woken to write the rest.
     pub(crate) fn write_chunk(mut self, bytes: &[u8]) -> bool {
         let mut head = [0; MAX_CHUNK_HEAD_BYTES];
         let mut free = &mut head[..];
-        // It has room for any length.
+        // The buffer has room for any length.
         let _ = write!(free, "{:X}\r\n", bytes.len());
         let unused = free.len();
         let head = &head[..MAX_CHUNK_HEAD_BYTES - unused];
@@ -116,7 +117,7 @@ impl DirectWriteGuard<'_> {
         } else {
             self.socket.try_write_vectored(&[IoSlice::new(head), IoSlice::new(bytes), IoSlice::new(b"\r\n")])
         };
-        // Whatever is wrong with the socket, the connection's task finds it as well.
+        // The connection's task meets the same fault of the socket.
         let written = written.unwrap_or(0);
         if written == length {
             return true;
@@ -131,14 +132,12 @@ impl DirectWriteGuard<'_> {
 /// A client's connection, as the HTTP library reads and writes it.
 #[derive(Debug)]
 pub(crate) enum ClientStream {
-    /// In plain text.
     Plain(OwnedReadHalf, Arc<DirectWriter>),
-    /// With TLS, which nobody else may write to.
+    /// Nobody but the HTTP library may write.
     Tls(Box<Stream>),
 }
 
 impl ClientStream {
-    /// The connection, with TLS upon it or without.
     pub(crate) fn new(stream: Stream) -> Self {
         match stream {
             Stream::Plain(socket) => {
@@ -149,7 +148,7 @@ impl ClientStream {
         }
     }
 
-    /// Where others may write.
+    /// `None` with TLS.
     pub(crate) fn direct_writer(&self) -> Option<Arc<DirectWriter>> {
         match self {
             Self::Plain(_, outlet) => Some(outlet.clone()),

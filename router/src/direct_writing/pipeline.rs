@@ -13,33 +13,25 @@ use crate::crash_suspects::TrialProgress;
 use crate::response_affinity::ResponseIdReader;
 use crate::sse::{AnswerParser, ChunkOutcome, FinishState, SseScanner};
 
-/// An answer on its way, shared by the two that may pass it on.
+/// An answer on its way, shared by the relay and the lane's task, either of which may pass it on.
 #[derive(Debug)]
 pub(crate) struct AnswerPipeline(Mutex<PipelineState>);
 
-/// How far an answer has come.
 #[derive(Debug)]
 pub(crate) struct PipelineState {
-    /// Follows an event stream.
     pub(crate) scanner: Option<SseScanner>,
     /// Reads a plain answer that is too long to be read whole before it is passed on.
     pub(crate) answer_parser: Option<Box<AnswerParser>>,
-    /// Reads which response it is, where that is remembered.
     pub(crate) response_id_reader: Option<ResponseIdReader>,
-    /// Ends its trial, where it is on trial.
     pub(crate) trial_progress: Option<TrialProgress>,
-    /// Bytes of the body that were passed on.
     pub(crate) sent_bytes: u64,
-    /// When something last came.
     pub(crate) last_progress_at: Instant,
-    /// Where chunks may be written at once.
     pub(crate) direct_writer: Option<Arc<DirectWriter>>,
-    /// What the lane's task has found wrong with a piece, for the relay.
+    /// A fault that the lane's task has found in a piece, for the relay.
     pub(crate) failure: Option<ChunkOutcome>,
 }
 
 impl AnswerPipeline {
-    /// An answer of which nothing has been passed on, with a `scanner` for an event stream.
     pub(crate) fn new(
         scanner: Option<SseScanner>,
         response_id_reader: Option<ResponseIdReader>,
@@ -58,14 +50,13 @@ impl AnswerPipeline {
         })))
     }
 
-    /// For a moment.
     pub(crate) fn lock(&self) -> MutexGuard<'_, PipelineState> {
         self.0.lock()
     }
 }
 
 impl PipelineState {
-    /// Takes a piece in; what is to be sent of it, if anything.
+    /// Reads a piece and returns what is to be sent of it.
     pub(crate) fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
         if self.response_id_reader.as_mut().is_some_and(|watch| watch.push(&bytes)) {
             self.response_id_reader = None;
@@ -90,7 +81,7 @@ impl PipelineState {
 impl InlineConsumer for AnswerPipeline {
     fn consume(&self, piece: Bytes) -> ConsumeOutcome {
         let mut flow = self.lock();
-        // Nothing follows what has failed.
+        // Nothing is passed on after a failure.
         if flow.failure.is_some() {
             return ConsumeOutcome::Declined(piece);
         }

@@ -14,25 +14,25 @@ use crate::placement::{ChosenReplica, DispatchTurn, Prompt};
 /// A replica that a request may be sent to now.
 pub(super) struct Binding {
     pub(super) chosen: ChosenReplica,
-    /// How long the request was queued before.
     pub(super) queued_for: Duration,
-    /// Dropped when the request has been counted.
+    /// Dropped when the request has been counted at its replica.
     pub(super) turn: Option<DispatchTurn>,
 }
 
 impl Binding {
-    /// Whether the replica has room, as far as is known: then sending a request there that another was too full for is no retry that
-    /// would multiply a failing fleet's load.
+    /// Whether the replica has room, as far as is known. Sending a request there after a full
+    /// replica is then no retry that would multiply a failing fleet's load.
     pub(super) fn has_room(&self) -> bool {
         self.chosen.has_room() && !self.chosen.decision.choice().candidate.doubtful
     }
 }
 
 impl Dispatch {
-    /// A replica for the next attempt of a request that came back from those it has `tried`; `None` when there is none.
+    /// A replica for the next attempt, other than those that were `tried`; `None` when there is
+    /// none.
     ///
     /// # Errors
-    /// When it may not wait, or is refused.
+    /// When the request may not wait, or is refused.
     pub(super) async fn bind(
         &self,
         prompt: &Arc<Prompt>,

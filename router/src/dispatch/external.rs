@@ -10,21 +10,18 @@ use crate::crash_suspects::{self, Clearance};
 use crate::fleet::{InFlight, Replica};
 use crate::placement::PlacementDecision;
 
-/// When to ask again for a place for a request that engines may die of.
+/// When a caller may ask again for a placement of a crash suspect.
 const SUSPECT_RETRY_SECONDS: u64 = 5;
 
-/// Most that a prompt is taken to be computed for, whatever was predicted.
+/// Upper bound of a prompt's predicted time of computing, in seconds.
 const MAX_PREFILL_SECONDS: f64 = 600.0;
 
-/// A replica that was chosen for a request of somebody else's.
+/// A replica chosen for a request that the caller sends itself.
 #[derive(Debug)]
 pub(crate) struct ExternalPlacement {
     pub(crate) replica: Arc<Replica>,
-    /// Counts it there.
     pub(crate) in_flight: InFlight,
-    /// Why there.
     pub(crate) decision: Arc<PlacementDecision>,
-    /// How long its prompt takes, as predicted.
     pub(crate) prefill_estimate: Duration,
 }
 

@@ -18,22 +18,22 @@ use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::fleet::Replica;
 use crate::placement::Prompt;
 
-/// How often an attempt without an answer looks at its replica's lease, which is seconds long.
+/// How often an attempt without an answer checks its replica's lease, which lasts seconds.
 const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A request that is tried on one replica after the other.
 pub(super) struct RetryContext<'a> {
     pub(super) prompt: &'a Prompt,
     pub(super) outgoing: &'a OutboundRequest,
-    /// The replicas so far.
     pub(super) tried: &'a mut Vec<Arc<str>>,
     pub(super) policy: &'a mut RetryPolicy,
     pub(super) crash_watch: &'a mut CrashWatch,
 }
 
 impl Dispatch {
-    /// Sends the request to the replica that it is bound to, notes that as tried, and waits for its answer to begin; so again on another
-    /// replica each time that the agent falls silent. What a silent agent still answers is cancelled. Gives back where the answer or the loss
+    /// Sends the request to the replica that it is bound to, adds that to the tried ones, and waits
+    /// for the answer to begin. When the agent falls silent it does the same with another replica,
+    /// and cancels what the silent agent may still answer. Returns where the answer or the loss
     /// came from.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Dispatch {
         if chosen.decision.choice().candidate.doubtful || !self.retries.lost.withdraw() {
             return None;
         }
-        // It was a suspect and is cleared.
+        // It was a suspect and has been cleared.
         crash_watch.end_trial();
         Some(Binding { chosen, queued_for: Duration::ZERO, turn: None })
     }

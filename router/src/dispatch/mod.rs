@@ -39,71 +39,57 @@ use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::sse::{AnswerParser, Dialect, FinishState, TokenUsage, is_engine_death};
 use binding::Binding;
 
-/// A plain answer's prompt counts as computed after this at the latest, whatever was predicted.
+/// Upper bound of a plain answer's predicted time until its prompt counts as computed, in seconds.
 const MAX_PREFILL_SECONDS: f64 = 600.0;
 
-/// How often a router in its startup grace looks for a candidate.
+/// How often a router in its startup grace looks for a replica.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Without this word no plain answer says that its engine was stopped under it.
+/// A plain answer without this text was not cut short by stopping its engine.
 static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 
-/// In words, why an answer was given up that says so.
 const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";
 
-/// What every dispatch needs.
 #[derive(Debug)]
 pub struct Dispatch {
-    /// Where the replicas are.
     pub fleet: Fleet,
-    /// Which of them a request goes to.
     pub placer: Arc<Placer>,
-    /// Where requests wait while their replica has no room.
     pub queue: RequestQueue,
-    /// Keep retries from multiplying the load of a failing fleet.
     pub retries: RetryBudgets,
     /// The requests that were in flight when engines crashed.
     pub crash_suspects: Arc<CrashSuspects>,
-    /// Where outcomes are counted.
     pub metrics: Arc<RouterMetrics>,
-    /// How long the first byte of an answer may take.
+    /// Until the first byte of an answer.
     pub answer_timeout: Duration,
-    /// How long an answer may pause.
+    /// Between two pieces of an answer.
     pub idle_timeout: Duration,
 }
 
 /// A request as it will be sent, to one replica or several in turn.
 #[derive(Debug)]
 pub struct OutboundRequest {
-    /// What placement needs to know of it.
     pub placement_request: PlacementRequest,
     /// The router's own number of it.
     pub id: u64,
-    /// Its turn among those that wait: a lower one goes first.
+    /// Position in the queue: a lower number goes first.
     pub priority: i32,
-    /// Whose it is: the hash of its tenant's name, or of its key's where that has none; zero where there are no keys.
+    /// The hash of its tenant's name, or of its key's where that has none; zero where there are no
+    /// keys.
     pub tenant: u64,
-    /// Who it shares the fleet's attention with, and what it takes of the place to wait.
+    /// Whom it shares the queue with, and how much of the queue it takes.
     pub queue_share: QueueShare,
-    /// Its place to wait, from the moment at which it was seen that it may have to.
+    /// Its place in the queue, taken as soon as it may have to wait.
     pub queue_slot: Option<QueueSlot>,
-    /// What the client calls it.
     pub client_id: Option<Arc<str>>,
-    /// Its head; the replica's index and the estimates are filled in.
+    /// The replica's index and the estimates are filled in for each attempt.
     pub head: RequestHead,
-    /// Its body, complete; its memory counts as taken until nobody holds any of it.
     pub body: Bytes,
-    /// The dialect of its event stream, should the answer be one.
     pub dialect: Dialect,
-    /// What it has an engine compute.
     pub work: Work,
-    /// Its line in the access log.
     pub log_entry: AccessEntry,
-    /// Which response it names.
     pub referenced_response: ResponseReference,
-    /// Whose response its answer is, where the engine keeps it.
+    /// Records whose response the answer is, where the engine keeps it.
     pub stored_response: Option<ResponseRecorder>,
-    /// When it was taken.
     pub received_at: Instant,
 }
 
@@ -115,30 +101,26 @@ impl OutboundRequest {
     }
 }
 
-/// An answer that has begun.
 #[derive(Debug)]
 pub struct Answer {
-    /// Status and headers as the engine sent them.
     pub head: ResponseHead,
-    /// The body.
     pub body: Box<Relay>,
-    /// Why it comes from where it comes.
     pub decision: Arc<PlacementDecision>,
 }
 
-/// An attempt that has got as far as its first bytes.
+/// An attempt of which the head and the first bytes have come.
 struct StartedAnswer {
     head: ResponseHead,
     first_chunk: Option<Bytes>,
     exchange: Exchange,
-    /// Gone when another replica is tried.
+    /// Taken when another replica is tried.
     in_flight: Option<InFlight>,
     replica: Arc<Replica>,
     feedback: PlacementFeedback,
     decision: Arc<PlacementDecision>,
-    /// Of an answer that was read whole.
+    /// Known if the answer was read whole.
     usage: Option<TokenUsage>,
-    /// Of a plain answer more comes than was read, which may say what was used.
+    /// More of a plain answer follows, which may say what was used.
     has_unread_body: bool,
     /// Only comments have come so far.
     awaits_first_event: bool,
@@ -151,9 +133,10 @@ impl StartedAnswer {
         matches!(self.head.status, 500 | 503) || fails_at_once()
     }
 
-    /// Engines write JSON at once, when it is complete, so the rest of it is waited for as far as one window: should it break off, or
-    /// be a generation cut short by an engine that was stopped under it, nothing has reached the client yet. Where nothing was to be computed,
-    /// what looks like that, or like usage, is the client's own.
+    /// Waits for the rest of a JSON answer, up to one credit window: engines write it at once, when
+    /// it is complete. If it breaks off, or is a generation cut short because its engine was
+    /// stopped, nothing has reached the client yet. Where nothing was to be computed, a text that
+    /// looks like that, or like usage, is the client's own.
     async fn buffer_json_body(&mut self, work: Work) -> Result<(), StreamFault> {
         if !self.has_content_type(b"application/json") {
             return Ok(());
@@ -187,10 +170,9 @@ impl StartedAnswer {
     }
 }
 
-/// One try's result.
 enum AttemptOutcome {
     Started(Box<StartedAnswer>),
-    /// Nothing came; the replica is avoided for a moment.
+    /// Nothing came; the replica is avoided for a second.
     Lost(StreamFault),
 }
 
@@ -206,7 +188,7 @@ impl Dispatch {
         let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint;
         let mut crash_watch = self.crash_suspects.watch(fingerprint);
-        // Before its prompt is read: that may be the dearer part.
+        // Checked before the prompt is read, which may be the more expensive part.
         crash_watch.clearance()?;
         outgoing.queue_slot = self.queue.take_slot_if_contended(outgoing.placement_request.model.as_deref(), outgoing.queue_share)?;
         let deadline = outgoing.received_at + self.answer_timeout;
@@ -225,7 +207,7 @@ impl Dispatch {
                 None
             };
             let Some(bound) = bound.filter(|bound| self.retries.pay(policy.payment(bound.has_room()))) else {
-                // The one that it will not stand.
+                // The trial that it had there will not take place.
                 crash_watch.end_trial();
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit)),
@@ -280,11 +262,11 @@ impl Dispatch {
         }
     }
 
-    /// Counts the request where it goes, remembers why, and sends it.
+    /// Counts the request at its replica, records the decision, and sends it.
     fn send_to(&self, prompt: &Prompt, outgoing: &OutboundRequest, bound: Binding, attempt: usize) -> SentAttempt {
         let Binding { chosen, queued_for, turn } = bound;
         let in_flight = self.placer.count_in_flight(prompt, &chosen, Instant::now());
-        // Whoever is next sees this one counted.
+        // The next request sees this one counted.
         drop(turn);
         let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
@@ -343,7 +325,7 @@ impl Dispatch {
         if !awaits_first_event {
             in_flight.start_answer();
             self.queue.notify_change();
-            // An error comes fast, and says nothing of how fast the engine computes.
+            // An error comes fast, and says nothing about how fast the engine computes.
             if begun.head.status == 200 && !begun.is_retryable() {
                 begun.feedback.record_start();
             }
@@ -358,8 +340,9 @@ impl Dispatch {
         }
     }
 
-    /// Waits for the head and the first bytes of an answer. Engines send their head before they have done anything; until the first byte of
-    /// the body there is nothing to lose. After `prefill_estimate` the prompt counts as computed.
+    /// Waits for the head and the first bytes of an answer. Engines send their head before they
+    /// compute anything, so until the first byte of the body nothing is lost by trying elsewhere.
+    /// After `prefill_estimate` the prompt counts as computed.
     async fn read_first_bytes(
         &self,
         exchange: &Exchange,
@@ -386,7 +369,7 @@ impl Dispatch {
 
     fn relay_answer(&self, begun: StartedAnswer, outgoing: &OutboundRequest, mut crash_watch: CrashWatch, mut permit: Permit) -> Answer {
         let streams = begun.is_stream();
-        // Front-ends begin a response's stream before they have asked their core.
+        // Front-ends begin a response's stream before they have asked their engine core.
         let is_front_ends = streams && outgoing.dialect == Dialect::Responses;
         if !begun.awaits_first_event && !is_front_ends {
             crash_watch.mark_answered();
@@ -434,7 +417,8 @@ impl Dispatch {
     }
 }
 
-/// What an attempt came to. An engine that was stopped on purpose, or a node that is gone, is nobody's doing.
+/// What an attempt came to. If the engine was stopped on purpose, or the node is gone, no request
+/// is to blame.
 fn attempt_end(attempt: &AttemptOutcome, replica: &Replica, crash_watch: &mut CrashWatch) -> AttemptEnd {
     match attempt {
         AttemptOutcome::Lost(broken) => {
@@ -446,13 +430,13 @@ fn attempt_end(attempt: &AttemptOutcome, replica: &Replica, crash_watch: &mut Cr
     }
 }
 
-/// A request that is counted where it went.
+/// A request that is counted at the replica it was sent to.
 struct SentAttempt {
     replica: Arc<Replica>,
     exchange: Result<Exchange, StreamFault>,
     in_flight: InFlight,
     feedback: PlacementFeedback,
-    /// When the prompt of a plain answer is taken to have been computed.
+    /// After this a plain answer's prompt counts as computed.
     prefill_estimate: Duration,
     decision: Arc<PlacementDecision>,
 }

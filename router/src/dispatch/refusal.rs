@@ -9,7 +9,7 @@ use crate::crash_suspects::{Ban, TrialQueueFull};
 use crate::fleet::{Arrival, FleetView, Phase, Replica};
 use crate::placement::{MAX_QUEUED_BYTES, Overload};
 
-/// When a client may try again for which there was no place in the queue.
+/// When a client may try again if the queue was full.
 const QUEUE_FULL_RETRY_SECONDS: u64 = 5;
 
 /// When a client may try again where nobody knows when a replica comes. OpenAI's SDKs try twice more, which together is the start of a small model.
@@ -21,15 +21,13 @@ const STOPPING_RETRY_SECONDS: u64 = 1;
 /// A client is never told to wait for longer: OpenAI's SDKs do not heed more.
 const MAX_RETRY_SECONDS: f64 = 60.0;
 
-/// Why a request got no answer from any engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No replica serves the model, and it is known which models there are.
+    /// No replica serves the model, and all models of the fleet are known.
     #[error("The model `{model}` does not exist. Valid aliases: {known}.")]
     UnknownModel {
-        /// As the client named it.
         model: String,
-        /// The models there are, separated by commas.
+        /// The models that exist, separated by commas.
         known: String,
     },
     /// All replicas that serve the model have a front-end without this route.
@@ -43,41 +41,34 @@ pub enum Refusal {
     /// Nothing can take the request now.
     #[error("{message}")]
     NotReady {
-        /// For the client.
         message: String,
-        /// Seconds after which it may try again.
+        /// Seconds after which the client may try again.
         retry_after: u64,
     },
-    /// Every attempt was lost.
     #[error(
         "the answer was lost {attempts} times, the last time because {last}; nothing had reached you yet, so the request may be sent again"
     )]
     Lost {
-        /// Attempts that were made.
         attempts: usize,
-        /// What happened to the last one.
         last: String,
         /// Seconds after which the client may try again.
         retry_after: u64,
     },
-    /// The first byte did not come in time.
     #[error("no engine began to answer within {}", format_seconds(*.0))]
     TooSlow(Duration),
     /// Engines have crashed with it.
     #[error("{0}")]
     CrashSuspect(Ban),
-    /// The fleet has more to do than it can in time.
+    /// The fleet has more to do than it can do in time.
     #[error("{message}")]
     Overloaded {
-        /// For the client.
         message: String,
-        /// Seconds after which it may try again.
+        /// Seconds after which the client may try again.
         retry_after: u64,
     },
 }
 
 impl Refusal {
-    /// The word for it in the access log.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::UnknownModel { .. } => "unknown_model",
@@ -157,7 +148,7 @@ impl Refusal {
             return Refusal::MissingRoute { path: path.to_owned() };
         }
         let any_ready = view.replicas.iter().any(|replica| replica.is_ready());
-        // An engine that loads for the first time may yet serve it.
+        // An engine that loads for the first time may yet serve the model.
         let all_known = view.replicas.iter().all(|replica| replica.is_ready() || !replica.state.models.is_empty());
         let exists = |model: &&str| view.replicas.iter().any(|replica| replica.serves(Some(model)));
         if let Some(model) = model.filter(|model| any_ready && all_known && !exists(model)) {

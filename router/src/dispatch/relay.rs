@@ -28,49 +28,42 @@ use crate::placement::PlacementFeedback;
 use crate::response_affinity::ResponseIdReader;
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
 
-/// What lives as long as the answer does.
 #[derive(Debug)]
 pub struct RelayContext {
-    /// Counts the request on its replica, unless that has ended already.
+    /// Counts the request at its replica, unless that has ended already.
     pub in_flight: Option<InFlight>,
-    /// Counts the request in the router.
     pub permit: Permit,
-    /// Where it runs; for the log.
     pub replica: Arc<Replica>,
     /// Learns whether its engine crashes with it.
     pub crash_watch: CrashWatch,
-    /// Whether its end shows that it harms no engine: not where the engine had failed.
+    /// Whether a complete answer shows that the request harms no engine; not where the engine had
+    /// failed.
     pub clears_suspicion: bool,
-    /// Learns from how it ends.
     pub feedback: PlacementFeedback,
-    /// Only comments have come so far, which keep the connection alive while the request waits in its engine.
+    /// Only comments have come so far. They keep the connection alive while the request waits in
+    /// its engine.
     pub awaits_first_event: bool,
-    /// Of an answer that was read whole before it was passed on.
+    /// Known where the answer was read whole before it was passed on.
     pub usage: Option<TokenUsage>,
-    /// It was not, but may say what was used.
+    /// It was not read whole, but may say what was used.
     pub has_unread_body: bool,
-    /// The most that it can have used.
+    /// More usage than this is not believed.
     pub(crate) usage_bounds: UsageBounds,
-    /// Its line in the access log.
     pub log_entry: AccessEntry,
-    /// When the request was taken.
     pub received_at: Instant,
-    /// How long the answer may pause.
     pub idle_timeout: Duration,
-    /// Where the outcome is counted.
     pub metrics: Arc<RouterMetrics>,
 }
 
-/// One answer's body.
 #[derive(Debug)]
 pub struct Relay {
     state: RelayState,
-    /// Read before it was known whether the answer would be sent.
+    /// Read before it was decided that this answer is sent.
     first_chunk: Option<Bytes>,
     pipeline: Arc<AnswerPipeline>,
     exchange: Exchange,
     context: RelayContext,
-    /// The consumer is still to be attached to the lane.
+    /// The inline consumer is still to be attached to the lane.
     is_direct_writing_pending: bool,
     silence_timer: Option<Pin<Box<Sleep>>>,
     /// After so much silence the client of an event stream gets something to keep its connection alive.
@@ -84,7 +77,7 @@ enum RelayState {
     Streaming,
     /// The error event that is sent next.
     SendingError(Bytes, String),
-    /// The connection gets a moment to send what it has, then breaks.
+    /// The connection gets [`FLUSH_TIMEOUT`] to send what it has, then breaks.
     Flushing(Pin<Box<Sleep>>, String),
     Ended,
 }
@@ -107,7 +100,8 @@ fn flushing_state(message: String) -> RelayState {
 }
 
 impl Relay {
-    /// The rest of `exchange` after its head and `first_chunk`. `watch` reads which response it is, where that is remembered.
+    /// The rest of `exchange` after its head and `first_chunk`. `watch` reads the response's id,
+    /// where that is remembered.
     #[must_use]
     pub fn new(
         exchange: Exchange,
@@ -118,7 +112,7 @@ impl Relay {
     ) -> Self {
         let trial_progress = dialect.and_then(|dialect| context.crash_watch.trial_progress(dialect.token_marker()));
         let pipeline = AnswerPipeline::new(dialect.map(SseScanner::new), watch, trial_progress);
-        // The first piece comes by again.
+        // The pipeline is given the first piece again.
         pipeline.lock().answer_parser = context.has_unread_body.then(|| Box::new(AnswerParser::new("")));
         Self {
             state: RelayState::Streaming,
@@ -143,7 +137,8 @@ impl Relay {
         self.keep_alive = Some(period).filter(|period| !period.is_zero() && self.is_event_stream());
     }
 
-    /// Events may be written to the client's connection as chunks of HTTP/1.1, once the library has sent what comes before them.
+    /// Allows events to be written to the client's connection as HTTP/1.1 chunks, once the HTTP
+    /// library has sent what comes before them.
     pub(crate) fn enable_direct_writing(&mut self, outlet: Arc<DirectWriter>) {
         let mut flow = self.pipeline.lock();
         if flow.scanner.is_some() {
@@ -193,7 +188,7 @@ impl Relay {
         Poll::Pending
     }
 
-    /// From the first event on the lane's task may take the next ones.
+    /// From the first event on, the lane's task may pass on the next ones.
     fn attach_consumer(&mut self) {
         if self.is_direct_writing_pending && !self.context.awaits_first_event {
             self.is_direct_writing_pending = false;
@@ -201,7 +196,6 @@ impl Relay {
         }
     }
 
-    /// Gives the library something to send.
     fn emit(&self, bytes: Bytes) -> Poll<Option<Result<Frame<Bytes>, StreamFault>>> {
         let mut flow = self.pipeline.lock();
         flow.sent_bytes += bytes.len() as u64;
@@ -209,7 +203,7 @@ impl Relay {
         Poll::Ready(Some(Ok(Frame::data(bytes))))
     }
 
-    /// The answer broke: an event stream is told so first.
+    /// The answer broke: an event stream ends with an error event.
     fn fail(&mut self, cause: &'static str, message: String) {
         self.exchange.detach();
         let replica = &self.context.replica.id;
@@ -225,9 +219,8 @@ impl Relay {
         };
     }
 
-    /// Takes a piece in; what is to be sent of it, if anything.
     fn process_chunk(&mut self, bytes: Bytes) -> Bytes {
-        // The first event, where comments came before it.
+        // The first event after comments.
         if self.context.awaits_first_event && !is_keep_alive_comment(&bytes) {
             self.context.awaits_first_event = false;
             self.context.in_flight.as_mut().map(InFlight::start_answer);
@@ -239,7 +232,7 @@ impl Relay {
         self.apply_outcome(passed)
     }
 
-    /// What is to be sent of a piece that was looked at.
+    /// Returns what is to be sent of a piece that was read.
     fn apply_outcome(&mut self, passed: ChunkOutcome) -> Bytes {
         match passed {
             ChunkOutcome::Forward(bytes) => bytes,
@@ -267,13 +260,14 @@ impl Relay {
             self.complete();
             return rest;
         }
-        // Half an event would spoil the error event.
+        // After half an event, the client could not read the error event.
         self.fail("incomplete", "the engine ended the answer before it was complete".into());
         Bytes::new()
     }
 
-    /// Reconciles the caller's limits with what was used. Before its end no answer has said all of it, and some never do. Each event of a stream has a
-    /// token at least, but the first, which has only a role, and the last: so nobody pays less who leaves in time.
+    /// Reconciles the caller's limits with what was used. No answer has reported all of it before
+    /// its end, and some never do. Each event of a stream has at least one token, except the first,
+    /// which has only a role, and the last: so leaving early does not make an answer cheaper.
     fn reconcile_usage(&mut self, usage: Option<TokenUsage>, is_whole: bool) {
         let work = self.context.usage_bounds.work;
         if !work.is_some() {
@@ -289,7 +283,7 @@ impl Relay {
         self.context.permit.reconcile_usage(ActualUsage { prompt_tokens, output_tokens });
     }
 
-    /// What the engine says that was used, as far as that can be.
+    /// The usage that the engine reported, as far as it can be true.
     fn usage(&self) -> Option<TokenUsage> {
         let flow = self.pipeline.lock();
         let reported = match (&flow.scanner, &flow.answer_parser) {
@@ -300,7 +294,7 @@ impl Relay {
         self.context.usage_bounds.clamp(reported?)
     }
 
-    /// Whether nothing is left of an answer that needs no looking at.
+    /// Whether nothing is left of an answer that is not scanned.
     fn is_fully_read(&self) -> bool {
         self.pipeline.lock().scanner.is_none() && self.first_chunk.is_none() && self.exchange.is_finished()
     }
@@ -336,7 +330,8 @@ impl Body for Relay {
                 RelayState::Streaming => {
                     relay.state = RelayState::Streaming;
                     let polled = relay.poll_chunk(context);
-                    // Looked for after the inbox: until it was polled, the lane's task may have found it. What came behind it is of no use.
+                    // Checked after the inbox: until it was polled, the lane's task may have found
+                    // the fault. What came behind it is dropped.
                     let failed = relay.pipeline.lock().failure.take();
                     let sent = match (failed, polled) {
                         (Some(failed), _) => relay.apply_outcome(failed),
@@ -374,7 +369,7 @@ impl Body for Relay {
         }
     }
 
-    /// A plain answer may be known to be whole with its last piece: nothing more is asked for then.
+    /// A plain answer may be known to be complete with its last piece: then no more is asked for.
     fn is_end_stream(&self) -> bool {
         match self.state {
             RelayState::Streaming => self.is_fully_read(),
@@ -386,7 +381,7 @@ impl Body for Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // What is taken after this would not be counted.
+        // What the lane's task takes after this would not be counted.
         self.exchange.detach();
         if matches!(self.state, RelayState::Streaming) {
             self.record_disconnect();
@@ -396,9 +391,9 @@ impl Drop for Relay {
 }
 
 impl Relay {
-    /// Nobody asks for more.
+    /// The client has left, unless the answer was complete.
     fn record_disconnect(&mut self) {
-        // Whoever knows the length, or that there is no body, does not ask for the end.
+        // A client that knows the length, or that there is no body, does not ask for the end.
         if self.is_fully_read() {
             self.complete();
         } else {

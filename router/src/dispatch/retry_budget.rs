@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicI64, Ordering};
 /// A retry costs this much; requests deposit a fifth of it.
 const RETRY_COST: i64 = 5;
 
-/// Retries that a quiet router may make at once after engines have refused.
+/// Retries that are possible at once after engines have refused.
 const REFUSED_RESERVE: i64 = 256;
 
-/// And after attempts were lost: an engine, or a node of eight, may die with this many requests without a client noticing. It may be more
-/// than for refusals since a lost attempt leaves no work behind that the next would be added to.
+/// Retries that are possible at once after attempts were lost: an engine, or a node of eight, may
+/// die with this many requests without a client noticing. This may be more than for refusals
+/// because a lost attempt leaves no work behind.
 const LOST_RESERVE: i64 = 8 * 1024;
 
-/// What is retried, each out of a balance of its own: engines that die must not use up what is there for full ones, nor the other way round.
+/// Balances for the two causes of a retry: engines that die must not use up what is there for full
+/// ones, nor the other way round.
 #[derive(Debug)]
 pub struct RetryBudgets {
     /// Attempts that an engine answered with 500 or 503.
@@ -29,7 +31,6 @@ impl Default for RetryBudgets {
 }
 
 impl RetryBudgets {
-    /// Whether the next attempt can be paid for; if so it is.
     pub(super) fn pay(&self, payment: RetryPayment) -> bool {
         match payment {
             RetryPayment::Free => true,
@@ -38,14 +39,14 @@ impl RetryBudgets {
         }
     }
 
-    /// A request has been taken.
     pub fn deposit(&self) {
         self.refused.deposit();
         self.lost.deposit();
     }
 }
 
-/// A balance of retries: each request adds a fifth of one, each retry takes one, and at most a reserve is kept.
+/// A balance of retries: each request adds a fifth of one, each retry takes one, and at most a
+/// reserve is kept.
 #[derive(Debug)]
 pub struct RetryBudget {
     balance: AtomicI64,
@@ -53,21 +54,20 @@ pub struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// A full one.
+    /// Starts with a full balance.
     #[must_use]
     pub fn new(reserve: i64) -> Self {
         Self { balance: AtomicI64::new(reserve * RETRY_COST), reserve }
     }
 
-    /// A request has been taken.
     pub fn deposit(&self) {
-        // Racing deposits may lose one; that errs on the side of fewer retries.
+        // Deposits that race may lose one, which errs on the side of fewer retries.
         if self.balance.load(Ordering::Relaxed) < self.reserve * RETRY_COST {
             self.balance.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether one more retry may be made; if so it is counted.
+    /// Pays for one retry; `false` if the balance does not allow it.
     pub fn withdraw(&self) -> bool {
         let less = |balance| (balance >= RETRY_COST).then_some(balance - RETRY_COST);
         self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()

@@ -3,30 +3,29 @@
 /// Attempts for one request, the first included.
 const MAX_ATTEMPTS: usize = 3;
 
-/// The same for one that engines were too full for: they have done nothing for it, and another may have room.
+/// The same for a request that engines were too full for: they have done no work for it, and
+/// another may have room.
 const MAX_ATTEMPTS_WHEN_FULL: usize = 8;
 
-/// What an attempt came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AttemptEnd {
     /// An answer for the client, whatever its status.
     Answered,
-    /// 500, or an error as the very first event of a stream: the engine could not digest it, and others may.
+    /// 500, or an error as the first event of a stream: the engine failed on it, and another may
+    /// not.
     Failed,
     /// 503: the engine is full or dying.
     Full,
-    /// Nothing came. `excused` where another request crashed the engine.
+    /// Nothing came. `excused` if another request crashed the engine.
     Lost { excused: bool },
 }
 
-/// What to do after an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NextStep {
     RelayAnswer,
     TryAgain,
 }
 
-/// What pays for the next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryPayment {
     Free,
@@ -34,11 +33,10 @@ pub(super) enum RetryPayment {
     RefusedBudget,
 }
 
-/// The attempts of one request so far.
 #[derive(Debug, Default)]
 pub(super) struct RetryPolicy {
     attempts: usize,
-    /// Attempts that ended with an engine that another request crashed.
+    /// Lost attempts whose engine another request crashed.
     excused: usize,
     full: usize,
     /// Whether an engine has answered 500 or 503.
@@ -55,19 +53,19 @@ impl RetryPolicy {
         self.attempts += 1;
     }
 
-    /// Whether there may be one more attempt, if it can be paid for.
+    /// Whether there may be one more attempt, if the retry budget pays for it.
     pub(super) fn allows_attempt(&self) -> bool {
         let most = if self.last == Some(AttemptEnd::Full) { MAX_ATTEMPTS_WHEN_FULL } else { MAX_ATTEMPTS };
         self.attempts - self.excused < most
     }
 
-    /// Whether the attempt that runs may be given up for another one because its agent is silent.
+    /// Whether the running attempt may be given up for another because its agent is silent.
     pub(super) fn allows_failover(&self) -> bool {
         self.attempts - self.excused - self.full < MAX_ATTEMPTS
     }
 
-    /// What the next attempt costs on a replica that has room or not. Sending a request where there is room, after a replica that was full, does not
-    /// multiply a failing fleet's load.
+    /// Which budget pays for the next attempt. Sending a request to a replica that has room, after
+    /// one that was full, does not multiply a failing fleet's load.
     pub(super) fn payment(&self, has_room: bool) -> RetryPayment {
         match self.last {
             None => RetryPayment::Free,
@@ -77,7 +75,8 @@ impl RetryPolicy {
         }
     }
 
-    /// What follows from the end of an attempt. A 500 after a refusal is the request's own and goes to the client.
+    /// What follows from the end of an attempt. A 500 after a refusal is the request's own fault
+    /// and goes to the client.
     pub(super) fn end_attempt(&mut self, end: AttemptEnd) -> NextStep {
         let step = match end {
             AttemptEnd::Answered => NextStep::RelayAnswer,
@@ -117,7 +116,7 @@ mod tests {
             (vec![LOST], NextStep::TryAgain),
             (vec![Failed], NextStep::TryAgain),
             (vec![Full], NextStep::TryAgain),
-            // Two engines say 500: it is the request's own.
+            // After two engines' 500 it is the request's own fault.
             (vec![Failed, Failed], NextStep::RelayAnswer),
             (vec![Full, Failed], NextStep::RelayAnswer),
             (vec![LOST, Failed], NextStep::TryAgain),
@@ -140,7 +139,6 @@ mod tests {
             ([vec![EXCUSED; 3], vec![LOST; 3]].concat(), false),
             (vec![Full; 7], true),
             (vec![Full; 8], false),
-            // Eight only as long as engines are full.
             ([vec![Full; 3], vec![LOST]].concat(), false),
             (vec![Failed, Full, Full], true),
         ];

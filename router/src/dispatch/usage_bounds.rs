@@ -3,32 +3,31 @@
 
 use crate::sse::TokenUsage;
 
-/// What a request has an engine compute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Prompts, at most; none where the answer is made of what the client sent, usage and finish reasons included.
+    /// Prompts, at most; 0 where the answer, usage and finish reasons included, is made of what the
+    /// client sent.
     pub prompts: u64,
-    /// Answers to them, at most; none where nothing is generated.
+    /// Answers to them, at most; 0 where nothing is generated.
     pub answers: u64,
-    /// Times that each is computed, at most: one that has tools of the engine's own, once for each turn.
+    /// How often each is computed, at most: once per turn for a request that uses the engine's own
+    /// tools.
     pub turns: u64,
 }
 
 impl Work {
-    /// Whether there is any.
     #[must_use]
     pub fn is_some(self) -> bool {
         self.prompts > 0
     }
 
-    /// Whether tokens are generated.
     #[must_use]
     pub fn generates(self) -> bool {
         self.answers > 0
     }
 
-    /// The most tokens that it takes of an engine whose context has so many. What the client allows, as `max_tokens`, is no bound: engines
-    /// know other names and forms of it than the router.
+    /// The most tokens that it can use on an engine with this context length. `max_tokens` is no
+    /// bound: engines know other names and forms of it than the router.
     #[must_use]
     pub(super) fn usage_bounds(self, context_tokens: u64) -> UsageBounds {
         let tokens = self.turns.saturating_mul(context_tokens);
@@ -41,7 +40,6 @@ impl Work {
     }
 }
 
-/// The most that an answer can have used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UsageBounds {
     pub(super) work: Work,
@@ -52,7 +50,7 @@ pub(crate) struct UsageBounds {
 }
 
 impl UsageBounds {
-    /// What of a usage can be true.
+    /// The part of a reported usage that can be true.
     pub(super) fn clamp(&self, usage: TokenUsage) -> Option<TokenUsage> {
         let TokenUsage { prompt_tokens, completion_tokens, cached_tokens } = usage;
         let prompt_tokens = prompt_tokens.min(self.max_prompt_tokens);

@@ -16,49 +16,46 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-/// How long each wait may last.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionTimeouts {
-    /// For a request's head, and for the first request.
+    /// For the head of a request, and for the first request.
     pub(super) head: Duration,
-    /// For the next request.
+    /// For the next request on an idle connection.
     pub(super) idle: Duration,
     /// For the client to take anything of its answers.
     pub(super) stall: Duration,
 }
 
-/// One connection's waits. Moments are milliseconds since it began, and 0 means that this is not waited for.
+/// One connection's waits. Times are milliseconds since it began; 0 means that nothing is waited
+/// for.
 ///
-/// Each answer has its own: over HTTP/2 one that the client takes would hide others that it does not, and those would be held for ever.
+/// Each answer has its own: over HTTP/2, an answer that the client reads would hide another that it
+/// does not, which would be held for ever.
 #[derive(Debug)]
 pub(super) struct ConnectionClock {
     started_at: Instant,
     timeouts: ConnectionTimeouts,
     head_since: AtomicU64,
     idle_since: AtomicU64,
-    /// The requests whose answers have not ended, the newest last.
+    /// Requests whose answers have not ended, the newest last.
     open: Mutex<Vec<Arc<OpenAnswer>>>,
     /// Something of an answer of ours is still to be written.
     is_answering: AtomicBool,
 }
 
-/// A request whose answer has not ended.
 #[derive(Debug, Default)]
 struct OpenAnswer {
-    /// Since when its client is waited for.
+    /// Since when the client has been due to read.
     client_since: AtomicU64,
-    /// Over HTTP/2 the task of its stream. When that ends early the stream is reset.
+    /// With HTTP/2, the task of its stream; aborting it resets the stream.
     stream: OnceLock<AbortHandle>,
 }
 
-/// Why a connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Overdue {
-    /// The head of a request did not come.
     Head,
-    /// No further request came.
     Idle,
-    /// The client takes nothing of an answer that is the connection's only one.
+    /// The client reads nothing of the connection's only answer.
     Stalled,
 }
 
@@ -74,13 +71,14 @@ impl ConnectionClock {
         })
     }
 
-    /// How often it is worth asking.
+    /// How often [`Self::find_overdue`] is worth calling.
     pub(super) fn check_interval(&self) -> Duration {
         let shortest = self.timeouts.head.min(self.timeouts.idle).min(self.timeouts.stall);
         (shortest / 4).clamp(Duration::from_millis(20), Duration::from_millis(2500))
     }
 
-    /// Whether part of a head has come. Until the first request is taken its head is waited for, whatever comes instead.
+    /// Whether part of a head has come. Until the first request is taken, its head is waited for in
+    /// any case.
     pub(super) fn set_reading_head(&self, reading: bool) {
         let never_asked = self.idle_since.load(Ordering::Relaxed) == 0 && self.open.lock().is_empty();
         if !reading && !never_asked {
@@ -90,7 +88,6 @@ impl ConnectionClock {
         }
     }
 
-    /// A request has been taken; it is open until the guard is dropped.
     pub(super) fn open_request(self: &Arc<Self>) -> OpenRequest {
         self.head_since.store(0, Ordering::Relaxed);
         self.is_answering.store(true, Ordering::Relaxed);
@@ -111,7 +108,8 @@ impl ConnectionClock {
         }
     }
 
-    /// Whether a wait has lasted too long for the connection. One that is a stream's ends that stream.
+    /// Whether a wait has lasted too long for the connection. A stream's own wait ends that stream
+    /// alone.
     pub(super) fn find_overdue(&self) -> Option<Overdue> {
         let passed = |since: &AtomicU64, limit: Duration| {
             let since = since.load(Ordering::Relaxed);
@@ -134,13 +132,13 @@ impl ConnectionClock {
 }
 
 impl OpenAnswer {
-    /// Ends its stream, if it has one of its own: `false` where only the connection can end.
+    /// Ends its stream; `false` where it has none of its own and the connection must end.
     fn abort_stream(&self) -> bool {
         self.stream.get().inspect(|stream| stream.abort()).is_some()
     }
 }
 
-/// Runs the streams of an HTTP/2 connection, each as a task of its own.
+/// Runs each stream of an HTTP/2 connection as a task of its own.
 #[derive(Debug, Clone)]
 pub(super) struct StreamExecutor(pub(super) Arc<ConnectionClock>);
 
@@ -148,18 +146,19 @@ impl<F> Executor<F> for StreamExecutor
 where
     F: Future<Output: Send> + Send + 'static,
 {
-    /// The library calls this right after it has given the request to the service, so the newest one is this stream's.
+    /// hyper calls this right after it has given the request to the service, so the newest request
+    /// is this stream's.
     fn execute(&self, stream: F) {
         let newest = self.0.open.lock().last().cloned();
         let task = tokio::spawn(stream);
         if let Some(newest) = newest {
-            // What the library runs besides (upgrades, which this edge has none of) is of a request that has its task already.
+            // Other tasks of the library (upgrades, which this edge does not have) belong to a
+            // request that has its task already.
             let _ = newest.stream.set(task.abort_handle());
         }
     }
 }
 
-/// A request that is not yet answered to its end.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     clock: Arc<ConnectionClock>,
@@ -173,7 +172,8 @@ impl Drop for OpenRequest {
     }
 }
 
-/// An answer's body that tells the clock who is being waited for: after a piece was given it is the client, and while there is none the engine.
+/// An answer's body that tells the clock whom the connection waits for: the client after a piece
+/// was given, the engine while there is none.
 #[derive(Debug)]
 pub(super) struct TimedBody<B> {
     body: B,
@@ -181,7 +181,7 @@ pub(super) struct TimedBody<B> {
 }
 
 impl<B> TimedBody<B> {
-    /// The client is waited for from now on: without a window it is not even asked for a piece.
+    /// The client is waited for from now on: with a closed window the body is not even polled.
     pub(super) fn new(body: B, open: OpenRequest) -> Self {
         open.answering.client_since.store(open.clock.now(), Ordering::Relaxed);
         Self { body, open }

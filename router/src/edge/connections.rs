@@ -27,19 +27,21 @@ use crate::config::RouterConfig;
 use crate::direct_writing::ClientStream;
 use crate::inbound::Edge;
 
-/// The largest head of a request, and the most that is buffered of an answer beyond the socket's own buffer.
+/// The largest head of a request, and the most that is buffered of an answer beyond the socket's
+/// buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// How HTTP/2 begins, and no HTTP/1 request does.
+/// How HTTP/2 begins; no HTTP/1 request begins so.
 const HTTP2_PREFACE_START: &[u8; 4] = b"PRI ";
 
 /// Requests at once on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
 
-/// An HTTP/2 client that answers no ping within this time, sent as often, is gone.
+/// Interval of pings over HTTP/2, and the time in which a client must answer one.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Accepts clients until drain begins, with `tls` where the edge has it. Connections live on the shutdown's tracker.
+/// Accepts clients until drain begins, with `tls` where the edge has it. Connections live on the
+/// shutdown's tracker.
 pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
     let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let http1 = Arc::new(http1_builder());
@@ -53,7 +55,8 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
             accepted = accepted => accepted,
             () = &mut draining => return,
         };
-        // A client that takes nothing for so long is dropped by the kernel, which also watches a closed window.
+        // The kernel drops a client that takes nothing for so long; it also watches a closed
+        // window.
         if configure_stream(&stream, edge.config.client_stall_timeout).is_err() {
             continue;
         }
@@ -63,7 +66,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
             let stream = match handshake {
                 None => Some(Stream::Plain(stream)),
                 Some(handshake) => tokio::select! {
-                    // In a box, as all that not every connection needs.
+                    // Boxed, like all that only some connections need.
                     stream = Box::pin(accept_tls(stream, handshake, edge.config.header_timeout)) => stream,
                     () = shutdown.wait_stop() => None,
                 },
@@ -76,7 +79,7 @@ pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<E
     }
 }
 
-/// The connection with TLS upon it, when the client can, soon enough.
+/// Does the TLS handshake; `None` when it fails or takes longer than `limit`.
 async fn accept_tls(stream: TcpStream, handshake: Handshake, limit: Duration) -> Option<Stream> {
     let secured = hostler_tls::accept(stream, handshake, limit).await;
     secured.inspect_err(|error| tracing::debug!(%error, "a client's handshake failed")).ok()
@@ -85,14 +88,15 @@ async fn accept_tls(stream: TcpStream, handshake: Handshake, limit: Duration) ->
 /// The library's settings for a connection that speaks HTTP/1.1.
 fn http1_builder() -> http1::Builder {
     let mut http1 = http1::Builder::new();
-    // Slow heads are the clock's, which tells them from idle connections.
+    // The connection's clock watches slow heads, since it tells them from idle connections.
     http1.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
     http1
 }
 
-/// The library's settings for one of which it must find out.
+/// For a connection whose version must be detected.
 ///
-/// It does so by a first read of its own, of 24 bytes, and then has a buffer for the rest that is twice as large for the connection's whole life.
+/// hyper does so with a first read of 24 bytes, and then keeps a buffer for the rest that is twice
+/// as large for the connection's whole life.
 fn auto_builder(clock: &Arc<ConnectionClock>) -> auto::Builder<StreamExecutor> {
     let mut either = auto::Builder::new(StreamExecutor(clock.clone()));
     either.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
@@ -107,7 +111,7 @@ fn auto_builder(clock: &Arc<ConnectionClock>) -> auto::Builder<StreamExecutor> {
     either
 }
 
-/// Whether what its client says first may be how HTTP/2 begins.
+/// Whether the first bytes of the connection may be the beginning of HTTP/2.
 async fn may_be_http2(stream: &Stream) -> io::Result<bool> {
     let Stream::Plain(socket) = stream else { return Ok(true) };
     let mut first = [0; HTTP2_PREFACE_START.len()];
@@ -134,7 +138,8 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
         let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open_request());
         let direct_writer = direct_writer.clone().filter(|_| request.version() == Version::HTTP_11);
         let request = Box::new(request);
-        // The library keeps room for this future as long as the connection lives, and moves it: 16 bytes are better than thousands.
+        // hyper keeps room for this future as long as the connection lives, and moves it: 16 bytes
+        // are better than thousands.
         Box::pin(async move {
             let mut response = edge.answer(request, flaw).await;
             if let Some(direct_writer) = direct_writer.filter(|_| is_chunked(&response)) {
@@ -145,14 +150,14 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     });
     let wire = TokioIo::new(wire);
     if may_be_http2 {
-        // In a box: its state is twice as large, and the task of every HTTP/1 connection would keep room for it.
+        // Boxed: its state is twice as large, and the task of every HTTP/1 connection would have
+        // room for it.
         serve_connection(Box::pin(auto_builder(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown).await;
     } else {
         serve_connection(pin!(http1.serve_connection(wire, service)), &clock, shutdown).await;
     }
 }
 
-/// Serves a connection to its end.
 async fn serve_connection<C>(mut connection: Pin<&mut C>, clock: &ConnectionClock, shutdown: &Shutdown)
 where
     C: GracefulConnection<Error: fmt::Display>,
@@ -177,7 +182,7 @@ where
     }
 }
 
-/// Whether the library will send an HTTP/1.1 answer in chunks: when nothing says how long it is.
+/// Whether hyper will send an HTTP/1.1 answer in chunks: when nothing says how long it is.
 fn is_chunked(response: &Response<EdgeBody>) -> bool {
     let has = |name| response.headers().contains_key(name);
     !has(header::CONTENT_LENGTH) && !has(header::TRANSFER_ENCODING)

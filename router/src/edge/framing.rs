@@ -8,24 +8,22 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::connection_clock::ConnectionClock;
 
-/// Longest header name of interest, `transfer-encoding`.
+/// The longest header name that matters, `transfer-encoding`.
 const MAX_NAME_BYTES: usize = 17;
 
-/// What was noticed on a connection.
 #[derive(Debug, Clone)]
 pub(super) struct FramingVerdict(Arc<AtomicU8>);
 
 /// Why it is in doubt where a request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FramingFlaw {
-    /// Both framings.
+    /// `Content-Length` and `Transfer-Encoding` together.
     TwoFramings = 1,
-    /// A line feed without a carriage return, or the other way round.
+    /// A line feed without a carriage return, or the reverse.
     LineEnd,
 }
 
 impl FramingFlaw {
-    /// What its sender is told.
     pub(super) fn message(self) -> &'static str {
         match self {
             Self::TwoFramings => "a request has either Content-Length or Transfer-Encoding, not both",
@@ -35,7 +33,6 @@ impl FramingFlaw {
 }
 
 impl FramingVerdict {
-    /// What was wrong with a request of this connection.
     pub(super) fn flaw(&self) -> Option<FramingFlaw> {
         [FramingFlaw::TwoFramings, FramingFlaw::LineEnd].into_iter().find(|flaw| *flaw as u8 == self.0.load(Ordering::Relaxed))
     }
@@ -55,7 +52,7 @@ pub(super) fn watch_framing(clock: Arc<ConnectionClock>) -> (impl FnMut(&[u8]), 
     (watch, noticed)
 }
 
-/// Where in the stream of requests we are.
+/// The position in the stream of requests.
 #[derive(Debug, Default)]
 struct FramingParser {
     state: FramingState,
@@ -76,11 +73,11 @@ enum FramingState {
     /// This many bytes of a chunk are left, its line end included.
     Chunk(u64),
     Trailers,
-    /// HTTP/2, which has no such ambiguity.
+    /// HTTP/2, whose framing is unambiguous.
     Other,
 }
 
-/// The line being read, as far as it matters.
+/// The current line, as far as it matters.
 #[derive(Debug, Default)]
 struct FramingLine {
     name: [u8; MAX_NAME_BYTES],
@@ -88,14 +85,15 @@ struct FramingLine {
     in_value: bool,
     length: usize,
     number: u64,
-    /// The number with which the line begins if it is a chunk's size; the library refuses one that overflows.
+    /// The number that the line begins with, for a chunk's size; the HTTP library refuses one that
+    /// overflows.
     size: u64,
     after_size: bool,
     after_return: bool,
 }
 
 impl FramingLine {
-    /// The next bytes of the line, without its end.
+    /// Reads more of the line, without its end.
     fn push(&mut self, mut bytes: &[u8]) {
         self.length += bytes.len();
         if !self.after_size {
@@ -113,7 +111,7 @@ impl FramingLine {
             self.in_value = colon.is_some();
             bytes = rest;
         }
-        // Other values say nothing.
+        // Other headers' values do not matter.
         if self.in_value && self.name_text() == b"content-length" {
             let digits = bytes.iter().filter(|byte| byte.is_ascii_digit());
             self.number = digits.fold(self.number, |number, digit| number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')));
@@ -150,7 +148,7 @@ impl FramingParser {
                     }
                     let Some((&end, rest)) = rest.split_first() else { return };
                     bytes = rest;
-                    // A line feed comes after a carriage return, and nothing else does.
+                    // A line feed must follow a carriage return, and nothing else may.
                     self.check_line_end(self.line.after_return == (end == b'\n'));
                     self.line.after_return = end == b'\r';
                     if end == b'\n' {
@@ -161,7 +159,7 @@ impl FramingParser {
         }
     }
 
-    /// A line that does not end as lines do is a flaw.
+    /// A line with another end than CR LF is a flaw.
     fn check_line_end(&mut self, ends_well: bool) {
         if !ends_well {
             self.flaw = self.flaw.or(Some(FramingFlaw::LineEnd));
@@ -224,7 +222,8 @@ mod tests {
     const BOTH: &str = "POST / HTTP/1.1\r\ncontent-LENGTH: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
     const BOTH_REVERSED: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: a\r\nContent-Length: 4\r\n\r\n0\r\n\r\n";
     const BARE: &str = "POST / HTTP/1.1\r\nHost: a\nContent-Length: 0\r\n\r\n";
-    /// Its chunk's size is longer than any header's name, and its body looks like a request.
+    /// The chunk's size is longer than any header's name that matters, and its body looks like a
+    /// request.
     const LONG_SIZE: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0000000000000000000001f;name=\"a:b\"\r\n\
         X\r\n\r\nA / 1\r\nContent-Length: 999\r\n0;a-long-extension-at-the-end\r\n\r\n";
 

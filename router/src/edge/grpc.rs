@@ -19,10 +19,9 @@ use crate::keys::Caller;
 use crate::keys::Unauthenticated;
 use crate::outcome::RefusalReason;
 
-/// What every content type of gRPC begins with.
+/// The prefix of every gRPC content type.
 const GRPC_CONTENT_TYPE: &str = "application/grpc";
 
-/// Whether a request is gRPC, of whatever kind.
 pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
     content_type(headers).starts_with(GRPC_CONTENT_TYPE)
 }
@@ -31,14 +30,13 @@ fn content_type(headers: &HeaderMap) -> &str {
     headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// Whether its messages are protocol buffers, as they are unless it says otherwise.
+/// Whether its messages are protocol buffers, the default of gRPC.
 fn is_protobuf(headers: &HeaderMap) -> bool {
     let (kind, _) = content_type(headers).split_once(';').unwrap_or((content_type(headers), ""));
     matches!(kind.trim().strip_prefix(GRPC_CONTENT_TYPE), Some("" | "+proto"))
 }
 
 impl Edge {
-    /// Answers one call.
     pub(super) async fn answer_grpc(self: &Arc<Self>, request: Request<Incoming>, entry: &AccessEntry) -> Response<EdgeBody> {
         let begun = Instant::now();
         if request.version() != Version::HTTP_2 || !is_protobuf(request.headers()) {
@@ -78,7 +76,7 @@ impl Edge {
             }
             return Ok(response);
         }
-        // Tools may keep such a call open, which is no reason not to stop.
+        // Tools may keep such a call open, which must not delay the shutdown.
         let draining = self.shutdown.wait_drain();
         let request = request.map(|body| Body::new(StreamBody::new(BodyStream::new(body).take_until(Box::pin(draining)))));
         let response = grpc::answer_reflection(request).await;
@@ -89,7 +87,7 @@ impl Edge {
         Ok(response)
     }
 
-    /// The call with its one message, read within the bounds that all bodies have.
+    /// Reads the call's one message within the bounds of all bodies.
     async fn read_message(&self, caller: &Caller, request: Request<Incoming>, entry: &AccessEntry) -> Result<Request<Body>, Status> {
         let (head, body) = request.into_parts();
         let (body, _) = self.read_body_bytes(caller, &head.headers, body).await.map_err(|unread| {

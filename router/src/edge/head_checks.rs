@@ -7,7 +7,6 @@ use http::{Method, Request, Version};
 
 use crate::inbound::headers::hides_decisive_headers;
 
-/// Whether a request's head means one thing only; else what its sender is told.
 pub(super) fn check_head<B>(request: &Request<B>) -> Result<(), &'static str> {
     check_host(request)?;
     check_path(request.method(), request.uri().path())?;
@@ -17,9 +16,10 @@ pub(super) fn check_head<B>(request: &Request<B>) -> Result<(), &'static str> {
     check_coding(request.headers())
 }
 
-/// A path is written as engines see it, which undo percent encoding once and before they look for its route. So no route's name may be hidden
-/// by escapes, and whoever compares paths from here on compares what engines do. What cannot be written otherwise may be escaped: blanks and
-/// letters beyond ASCII. A line feed at a path's end must not be: Starlette takes the path for the one without it.
+/// Engines undo percent encoding once before they look for a route. A route's name must therefore
+/// not be hidden by escapes, so that the router and engines compare the same path. What cannot be
+/// written otherwise may be escaped: blanks and letters beyond ASCII. A line feed at a path's end
+/// must not be: Starlette treats the path like the one without it.
 fn check_path(method: &Method, path: &str) -> Result<(), &'static str> {
     if memchr::memchr2(b'%', b'.', path.as_bytes()).is_none() {
         return Ok(());
@@ -27,7 +27,7 @@ fn check_path(method: &Method, path: &str) -> Result<(), &'static str> {
     if path.split('/').any(|segment| matches!(segment, "." | "..")) {
         return Err("a path has no segments `.` and `..`: write where it leads");
     }
-    // The names of models have slashes, which clients escape. The router looks them up itself.
+    // Model names contain slashes, which clients escape. The router looks these models up itself.
     let is_model = *method == Method::GET && path.starts_with("/v1/models/");
     for escaped in path.split('%').skip(1) {
         let digits = escaped.as_bytes().get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
@@ -45,15 +45,16 @@ fn check_path(method: &Method, path: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// No value has blanks around it. Over HTTP/2 there may be none (RFC 9113 §8.2.1); an engine, which is sent every value over HTTP/1.1, would
-/// not see them, and so read another value than the router.
+/// No value has blanks around it. HTTP/2 forbids them (RFC 9113 §8.2.1); an engine, which gets
+/// every value over HTTP/1.1, would not see them and so would read another value than the router.
 fn check_values(headers: &HeaderMap) -> Result<(), &'static str> {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let is_padded = |value: &HeaderValue| is_blank(value.as_bytes().first()) || is_blank(value.as_bytes().last());
     if headers.values().any(is_padded) { Err("a header's value has no blanks before or behind it") } else { Ok(()) }
 }
 
-/// `Connection` takes away no header that counts: the router would decide by what the engine never gets.
+/// `Connection` must not take away a header that counts: the router would decide by what the engine
+/// never gets.
 fn check_connection(headers: &HeaderMap) -> Result<(), &'static str> {
     if hides_decisive_headers(headers) {
         return Err("the Connection header lists headers of the connection only, not those that say what the request is");
@@ -71,7 +72,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), &'static str> {
     }
 }
 
-/// One host, the same wherever it stands. HTTP/2 has it in `:authority`, and may have it in either place.
+/// One host, the same in both places. HTTP/2 has it in `:authority`, in `Host` or in both.
 fn check_host<B>(request: &Request<B>) -> Result<(), &'static str> {
     let target = request.uri().authority();
     let mut hosts = request.headers().get_all(header::HOST).iter();
@@ -90,12 +91,13 @@ fn check_host<B>(request: &Request<B>) -> Result<(), &'static str> {
     }
 }
 
-/// A host and perhaps a port, without anybody's name before it.
+/// A host and perhaps a port, without user information.
 fn authority(host: &HeaderValue) -> Option<Authority> {
     Authority::try_from(host.as_bytes()).ok().filter(|authority| !authority.as_str().contains('@'))
 }
 
-/// `Transfer-Encoding` is `chunked` and nothing else: the library looks at its last word only, and others may look at the first.
+/// `Transfer-Encoding` must be `chunked` alone: the HTTP library looks at its last coding only,
+/// others may look at the first.
 fn check_coding(headers: &HeaderMap) -> Result<(), &'static str> {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -170,7 +172,7 @@ mod tests {
             (Method::POST, "/v1/a.b/c..d/.e", true),
             (Method::POST, "/v1/./a", false),
             (Method::POST, "/v1/..", false),
-            // As engines have it: not there.
+            // As in engines, there is no such route.
             (Method::GET, "//v1/models", true),
             (Method::GET, "/v1/models/org%2Fmodel-1%2e5", true),
             (Method::GET, "/v1/models/..", false),
@@ -214,7 +216,7 @@ mod tests {
         }
     }
 
-    /// HTTP/1.1 values come without; those of HTTP/2 as they were sent (RFC 9113 §8.2.1).
+    /// HTTP/1.1 values come without blanks; those of HTTP/2 as they were sent (RFC 9113 §8.2.1).
     #[test]
     fn no_value_has_blanks_around_it() {
         for (name, value, fine) in [

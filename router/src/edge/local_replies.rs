@@ -8,12 +8,11 @@ use super::error_forms::messages_error_type;
 use super::reply::{EdgeBody, error, json, no_route};
 use crate::access_log::REQUEST_ID;
 
-/// What an answer of the router's own takes from its request.
+/// What the router's own answer needs from its request.
 #[derive(Debug)]
 pub(super) struct LocalReplyContext {
-    /// What the client calls its request.
     request_id: Option<HeaderValue>,
-    /// In the form of the Messages API.
+    /// Errors take the form of Anthropic's Messages API.
     is_messages_api: bool,
 }
 
@@ -22,7 +21,8 @@ impl LocalReplyContext {
         Self { request_id: request.headers().get(REQUEST_ID).cloned(), is_messages_api: request.uri().path().starts_with("/v1/messages") }
     }
 
-    /// Gives an answer that is the router's own what every engine's has. That of an engine is left as it is.
+    /// Gives the router's own answer the headers that every engine's answer has. An engine's answer
+    /// is left as it is.
     pub(super) fn add_common_headers(self, response: Response<EdgeBody>) -> Response<EdgeBody> {
         if !matches!(response.body(), EdgeBody::Local(_) | EdgeBody::Held(_)) {
             return response;
@@ -39,7 +39,7 @@ impl LocalReplyContext {
     }
 }
 
-/// The answer to a path that no engine is asked about: not there, or not with this method.
+/// The answer to a path that is not passed on: 404, or 405 for a wrong method.
 pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
     match path {
         "/health" | "/ping" => {
@@ -70,7 +70,7 @@ pub(super) fn base_url_hint(path: &str) -> Option<&'static str> {
     }
 }
 
-/// An error as the Messages API has it, made of one in OpenAI's form.
+/// Turns an error in OpenAI's form into one of the Messages API.
 fn to_messages_error(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     #[derive(Deserialize)]
     struct Told {
@@ -89,7 +89,8 @@ fn to_messages_error(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     response
 }
 
-/// A redirect without the host, which is the engine's and not where the client has asked: engines send away who writes a slash too many.
+/// Removes the engine's host from a redirect, which the client cannot reach: engines redirect a
+/// path with a slash too many.
 pub(super) fn make_location_relative(headers: &mut HeaderMap) {
     let path = |location: &HeaderValue| {
         let uri: http::Uri = location.to_str().ok()?.parse().ok()?;

@@ -20,23 +20,22 @@ use crate::dispatch::{Refusal, Relay};
 use crate::inbound::{BodyReadError, InflateError, Rejection};
 use crate::keys::Unauthenticated;
 
-/// A body of the edge: our own bytes, or an engine's answer passing through.
+/// A body of the edge: the router's own bytes, or an engine's answer passing through.
 #[derive(Debug)]
 pub(super) enum EdgeBody {
-    /// Ours.
+    /// The router's own bytes.
     Local(Option<Bytes>),
-    /// An engine's.
+    /// An engine's answer.
     Relay(Box<Relay>),
     /// An engine's, which it has not begun.
     Held(Box<HeldStream>),
     /// An engine's events in the words of another API.
     Translated(Box<TranslatedBody>),
-    /// Messages of gRPC.
     Grpc(tonic::body::Body),
 }
 
 impl EdgeBody {
-    /// An engine's events may be written to the client's connection as they come.
+    /// Allows an engine's events to be written to the client's connection as they come.
     pub(super) fn enable_direct_writing(&mut self, direct_writer: &Arc<DirectWriter>) {
         match self {
             Self::Relay(relay) => relay.enable_direct_writing(direct_writer.clone()),
@@ -56,7 +55,7 @@ impl Body for EdgeBody {
             Self::Relay(relay) => Pin::new(relay).poll_frame(context),
             Self::Held(held) => Pin::new(held).poll_frame(context),
             Self::Translated(body) => Pin::new(body).poll_frame(context),
-            // It ends in a status in any case, and so never with this error.
+            // A gRPC body always ends in a status, and so never with this error.
             Self::Grpc(body) => Pin::new(body)
                 .poll_frame(context)
                 .map_err(|status| StreamFault { fault: Fault::EngineLost, message: status.message().to_owned() }),
@@ -82,7 +81,6 @@ impl Body for EdgeBody {
     }
 }
 
-/// A JSON answer.
 pub(super) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<EdgeBody> {
     let mut response = Response::new(EdgeBody::Local(Some(body.into())));
     *response.status_mut() = status;
@@ -90,46 +88,43 @@ pub(super) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<EdgeB
     response
 }
 
-/// An error in OpenAI's form.
 pub(super) fn error(status: StatusCode, kind: &str, message: &str) -> Response<EdgeBody> {
     json(status, error_text(status, kind, message))
 }
 
-/// An error that a field of the request has made, in the form and with the words of engines.
+/// An error about one field of the request, in the form and with the words of engines.
 fn field_error(status: StatusCode, kind: &str, field: &str, message: &str) -> Response<EdgeBody> {
     let body = serde_json::json!({"error": {"message": message, "type": kind, "param": field, "code": status.as_u16()}});
     json(status, body.to_string())
 }
 
-/// A request that cannot be understood.
 pub(super) fn bad_request(message: &str) -> Response<EdgeBody> {
     close_after(error(StatusCode::BAD_REQUEST, "BadRequestError", message))
 }
 
-/// An answer after which the connection is closed: where the request ends is in doubt, or its body is not waited for.
+/// Closes the connection after the answer: it is in doubt where the request ends, or its body is
+/// not waited for.
 pub(super) fn close_after(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// An answer to a request whose body nobody reads. Where there is one, the connection is closed, and says so: a client that is still sending
-/// it would else find the connection gone under its next request.
+/// Answers a request whose body nobody reads. If there is a body, the connection is closed and says
+/// so: a client that is still sending would otherwise find it closed under its next request.
 pub(super) fn close_if_unread(body: &Incoming, response: Response<EdgeBody>) -> Response<EdgeBody> {
     if body.is_end_stream() { response } else { close_after(response) }
 }
 
-/// The form in which engines refuse a path.
 pub(super) fn no_route() -> Response<EdgeBody> {
     json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#)
 }
 
-/// A route that would change one replica behind the back of all routers.
+/// Refuses a route that would change one replica without the routers' knowledge.
 pub(super) fn operators_only() -> Response<EdgeBody> {
     let message = "adapters are loaded and unloaded by operators: `hostler lora load NAME PATH` and `hostler lora unload NAME`";
     close_after(error(StatusCode::FORBIDDEN, "ForbiddenError", message))
 }
 
-/// A request whose sender is not known.
 pub(super) fn unauthenticated(why: &Unauthenticated) -> Response<EdgeBody> {
     let message = why.to_string();
     let body =
@@ -139,7 +134,7 @@ pub(super) fn unauthenticated(why: &Unauthenticated) -> Response<EdgeBody> {
     response
 }
 
-/// A request whose body is not there; what is left of it is not waited for.
+/// The body could not be read; what is left of it is not waited for.
 pub(super) fn unread_body(why: &BodyReadError) -> Response<EdgeBody> {
     let message = why.to_string();
     let error = |status, kind| self::error(status, kind, &message);
@@ -182,7 +177,8 @@ pub(super) fn rejection_words(declined: &Rejection) -> (StatusCode, Bytes) {
     }
 }
 
-/// A caller, or the router, has reached a limit. OpenAI's SDKs send a request again unless they are told not to.
+/// A limit of the caller or the router is reached. OpenAI's SDKs repeat such a request unless they
+/// are told not to.
 fn limited(limited: &LimitExceeded) -> Response<EdgeBody> {
     let kind = match limited.limit {
         LimitKind::Router => "RateLimitError",
@@ -199,12 +195,10 @@ fn limited(limited: &LimitExceeded) -> Response<EdgeBody> {
     }
 }
 
-/// Too much at once; after so many seconds it may be tried again.
 pub(super) fn too_many_requests(message: &str, retry_after: u64) -> Response<EdgeBody> {
     add_retry_after(error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", message), retry_after)
 }
 
-/// Why no engine has answered.
 pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
     match refusal {
         Refusal::UnknownModel { .. } => {
@@ -217,7 +211,7 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
             add_retry_after(error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError", &refusal.to_string()), *retry_after)
         }
         Refusal::Overloaded { retry_after, .. } => too_many_requests(&refusal.to_string(), *retry_after),
-        // OpenAI's SDKs send neither this nor another 4xx again, but for 408, 409 and 429.
+        // OpenAI's SDKs repeat neither this nor another 4xx, except 408, 409 and 429.
         Refusal::CrashSuspect(_) => error(StatusCode::UNPROCESSABLE_ENTITY, "request_kills_engines", &refusal.to_string()),
         Refusal::TooSlow(_) => error(StatusCode::GATEWAY_TIMEOUT, "TimeoutError", &refusal.to_string()),
     }

@@ -23,8 +23,8 @@ use crate::inbound::{Edge, InboundRequest, PageAccess, allow_preflight, headers,
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
 
-/// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Others of its paths (metrics, sleep, weight
-/// updates, profiling) are for whoever runs it.
+/// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Its other
+/// paths (metrics, sleep, weight updates, profiling) are for operators.
 const PROXIED_PATHS: [&str; 14] = [
     "/tokenize",
     "/detokenize",
@@ -39,17 +39,17 @@ const PROXIED_PATHS: [&str; 14] = [
     "/cohere/v2/chat/render",
     "/version",
     "/invocations",
-    // Without a slash they are the router's own; with one, engines say where to go instead.
+    // Without a slash they are the router's own; with one, engines redirect.
     "/health/",
 ];
 
 impl Edge {
-    /// Answers one request; `flaw` is what is wrong with its framing. The request is in a box because each future on its way would have room
-    /// for it twice.
+    /// Answers one request; `flaw` is what is wrong with its framing. The request is boxed because
+    /// each future on its way would have room for it twice.
     pub(super) async fn answer(self: Arc<Self>, mut request: Box<Request<Incoming>>, flaw: Option<FramingFlaw>) -> Response<EdgeBody> {
         let entry = self.access_log.start_entry(request.method(), request.uri().path_and_query(), request.headers());
         keys::mark_sensitive(request.headers_mut());
-        // For whoever reads the request, by whatever API.
+        // For the code that reads the request, whichever API it is of.
         request.extensions_mut().insert(entry.clone());
         let page = self.allowed_origins.check(request.headers());
         let is_ollamas = ollama::is_ollama_path(request.uri().path());
@@ -80,7 +80,8 @@ impl Edge {
             return self.answer_preflight(&request, &access, entry);
         }
         if super::grpc::is_grpc(request.headers()) {
-            // Its future is larger than that of `pass`, which would pay for it with every request; and so is that of `ollama`.
+            // Boxed: its future is larger than that of `pass`, which every request would pay for;
+            // so is that of `ollama`.
             return Box::pin(self.answer_grpc(*request, entry)).await;
         }
         let caller = match self.keys.authenticate(request.headers()) {
@@ -120,7 +121,7 @@ impl Edge {
         response
     }
 
-    /// Has the request of a known caller answered, by its method and path.
+    /// Dispatches the request of a known caller by its method and path.
     async fn route(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
         let path = request.uri().path();
         match (request.method(), path) {
@@ -171,7 +172,6 @@ impl Edge {
         response
     }
 
-    /// Passes a request to an engine and the engine's answer to the client.
     async fn proxy(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
         let begun = Instant::now();
         let (mut head, body) = request.into_parts();

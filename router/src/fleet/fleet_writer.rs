@@ -17,72 +17,57 @@ use super::view::{FleetView, Node, Replica};
 use crate::background::BackgroundTasks;
 use crate::lanes::Lanes;
 
-/// How long a node that has lost its connection is still shown: long enough to see it go and come back.
+/// How long a node that has lost its connection is still shown, so that operators see it go and
+/// come back.
 const RETENTION_AFTER_LOSS: Duration = Duration::from_secs(60);
 
-/// How often leases are looked at. A lease is seconds long.
+/// How often leases are checked; a lease lasts seconds.
 const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Updates that may wait for the writer; a session whose update does not fit waits, and its agent's reports with it.
+/// Updates that may be queued for the writer. When the queue is full, a session waits, and its
+/// agent's reports with it.
 const MAX_QUEUED_UPDATES: usize = 1024;
 
-/// A view with nothing new but loads follows the one before after this time at the earliest. A view has a pointer to each replica, and agents report
-/// every few milliseconds: when a view was a copy of the whole fleet, 200 of them, of 1,000 idle replicas, took a third of a core without it.
+/// The shortest time between two views that differ only in loads. A view has a pointer to each
+/// replica, and agents report every few milliseconds: when a view was a copy of the whole fleet,
+/// 200 views a second of 1,000 idle replicas took a third of a core without this limit.
 pub(super) const LOAD_PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What a session tells the writer.
 #[derive(Debug)]
 pub enum FleetUpdate {
     /// An agent has attached. An earlier attachment of the same node is replaced.
     Attached {
-        /// Unique number of the attachment.
         attachment: u64,
-        /// Name of the node.
         node: Arc<str>,
-        /// Version of the agent.
         agent_version: String,
-        /// Random number of the agent's life.
         agent_run: u64,
-        /// How requests reach it.
         lanes: Arc<Lanes>,
-        /// How directives reach it.
         directives: Directives,
     },
-    /// A report has come; an empty one renews the lease.
+    /// A report, which renews the lease even if it is empty.
     Reported {
-        /// From which attachment.
         attachment: u64,
-        /// Whether `replicas` are all there are.
+        /// Whether `replicas` are all that the node has.
         snapshot: bool,
-        /// What changed.
         replicas: Vec<ReplicaChange>,
     },
-    /// What is known of a replica's cache has become whole, or counts no longer.
+    /// A replica's cache has become completely known, or counts no longer.
     CacheChanged {
-        /// Of which attachment.
         attachment: u64,
-        /// Index on its node.
         index: u32,
-        /// Of which life of its engine.
         epoch: u64,
-        /// What is known.
         cache: ReplicaCache,
     },
-    /// The agent's connection has ended.
     Detached {
-        /// Which attachment.
         attachment: u64,
     },
 }
 
-/// What changed of one replica.
 #[derive(Debug)]
 pub struct ReplicaChange {
-    /// Index on its node.
     pub index: u32,
-    /// Life of its engine.
     pub epoch: u64,
-    /// Absent when unchanged.
+    /// `None` when unchanged.
     pub state: Option<ReplicaStatus>,
     /// Absent when unchanged.
     pub load: Option<ReplicaLoad>,
@@ -90,7 +75,7 @@ pub struct ReplicaChange {
     pub report: AgentReport,
 }
 
-/// The readers' and sessions' handle on the fleet. Cheap to clone.
+/// The handle of readers and sessions on the fleet. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Fleet {
     view: Arc<ArcSwap<FleetView>>,
@@ -99,7 +84,6 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Starts the writer.
     #[must_use]
     pub fn start(lease: Duration, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
@@ -112,19 +96,18 @@ impl Fleet {
         fleet
     }
 
-    /// The fleet as it is now; the picture does not change under its reader.
+    /// The present fleet view; it does not change under its reader.
     #[must_use]
     pub fn view(&self) -> Guard<Arc<FleetView>> {
         self.view.load()
     }
 
-    /// Until when a report counts.
     #[must_use]
     pub fn lease(&self) -> Duration {
         self.lease
     }
 
-    /// Hands an update to the writer, waiting while its queue is full. After the writer's end it does nothing.
+    /// Queues an update, waiting while the queue is full. Does nothing once the writer has ended.
     pub async fn update(&self, update: FleetUpdate) {
         if self.updates.send(update).await.is_err() {
             tracing::debug!("the fleet's writer has ended; an update is dropped");
@@ -137,20 +120,18 @@ struct FleetWriter {
     fleet: Fleet,
     nodes: BTreeMap<Arc<str>, AttachedNode>,
     started: Instant,
-    /// When the last view was published.
     last_publish: Instant,
-    /// There are loads that no view has yet.
+    /// Some loads are in no view yet.
     has_unpublished_loads: bool,
 }
 
-/// A node as the writer keeps it.
 #[derive(Debug)]
 struct AttachedNode {
     attachment: u64,
     node: Node,
     lanes: Arc<Lanes>,
     replicas: BTreeMap<u32, Arc<Replica>>,
-    /// When the last report came, or when the connection was lost.
+    /// When the last report came, or the connection was lost.
     last_report: Instant,
 }
 
@@ -163,7 +144,7 @@ impl FleetWriter {
                 update = updates.recv() => {
                     let Some(update) = update else { return };
                     let mut is_urgent = self.apply(update);
-                    // What came meanwhile is published together.
+                    // Updates that came meanwhile are published together.
                     while let Ok(update) = updates.try_recv() {
                         is_urgent |= self.apply(update);
                     }
@@ -182,7 +163,7 @@ impl FleetWriter {
         }
     }
 
-    /// Takes an update in; whether readers must know it at once: of loads they may hear a little later.
+    /// Applies an update; `true` if it is to be published at once, unlike loads.
     fn apply(&mut self, update: FleetUpdate) -> bool {
         match update {
             FleetUpdate::Attached { attachment, node, agent_version, agent_run: life, lanes, directives } => {
@@ -193,9 +174,9 @@ impl FleetWriter {
                 } else {
                     tracing::info!(%node, agent_version, "agent attached");
                 }
-                // Our own in-flight counts go on: their guards may still live.
+                // The router's own in-flight counts go on: their guards may still live.
                 let mut replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
-                // Their caches are told again, to seats of their own.
+                // Their caches are reported again, to new replica slots.
                 replicas.values_mut().for_each(|replica| Arc::make_mut(replica).cache = ReplicaCache::default());
                 let described = Node { name: node.clone(), agent_version, agent_run: life, is_attached: true, directives };
                 self.nodes.insert(node, AttachedNode { attachment, node: described, lanes, replicas, last_report: Instant::now() });
@@ -227,7 +208,8 @@ impl FleetWriter {
         true
     }
 
-    /// Marks replicas whose agent has been silent, forgets nodes that stay away; `true` when that changed something.
+    /// Marks replicas whose agent is silent and forgets nodes that stay away; `true` if anything
+    /// changed.
     fn check_leases(&mut self) -> bool {
         let lease = self.fleet.lease;
         let before = self.nodes.len();
@@ -261,7 +243,7 @@ impl FleetWriter {
 }
 
 impl AttachedNode {
-    /// Takes a report in; whether it has more than loads.
+    /// Applies a report; `true` if it has more than loads.
     fn apply_report(&mut self, snapshot: bool, changes: Vec<ReplicaChange>) -> bool {
         let is_known = |change: &ReplicaChange| self.replicas.get(&change.index).is_some_and(|replica| replica.epoch == change.epoch);
         let is_urgent = snapshot
@@ -280,7 +262,8 @@ impl AttachedNode {
                     replica.epoch = change.epoch;
                     replica.lanes = self.lanes.clone();
                     if let Some(mut state) = change.state {
-                        // A request for them is then told what their engine does instead of that they do not exist.
+                        // A request for these models is then told what their engine is doing
+                        // instead of that they do not exist.
                         if state.models.is_empty() {
                             state.models.clone_from(&replica.state.models);
                         }
@@ -302,7 +285,8 @@ impl AttachedNode {
     }
 
     fn insert_replica(&mut self, change: ReplicaChange) {
-        // A replica without its state is of no use; the session asks for a snapshot when one is missing.
+        // A replica without a state is of no use; the session asks for a snapshot when one is
+        // missing.
         let Some(state) = change.state else { return };
         let replica = Replica {
             id: format!("{}/{}", self.node.name, change.index).into(),

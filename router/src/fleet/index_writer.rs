@@ -16,67 +16,50 @@ use super::fleet_writer::{Fleet, FleetUpdate};
 use super::replica_cache::{CacheStats, ReplicaCache};
 use crate::background::BackgroundTasks;
 
-/// Updates that may wait; a report that does not fit is dropped, and the whole cache asked for later.
+/// Updates that may be queued. A report that does not fit is dropped, and the whole cache is asked
+/// for later.
 const MAX_QUEUED_UPDATES: usize = 256;
 
-/// Keys that are applied between two chances for other tasks: about a millisecond.
+/// Keys applied between two yields to other tasks: about a millisecond.
 const KEYS_PER_YIELD: usize = 4096;
 
-/// Entries that a sweep looks at between two reports.
+/// Entries that one sweep looks at.
 const ENTRIES_PER_SWEEP: usize = 16 * 1024;
 
-/// How long the writer rests between two sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Resyncs in a row that end in yet another difference before an agent's reports are not believed any more.
+/// Failed resyncs in a row after which an agent's cache reports are no longer believed.
 const MAX_FAILED_RESYNCS: u32 = 3;
 
 /// What has changed in a replica's cache since its last report.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CacheReport {
-    /// Index of the replica on its node.
     pub(super) index: u32,
-    /// Generation of its engine.
     pub(super) epoch: u64,
-    /// All that it has cached begins here.
+    /// The report begins a snapshot of all that is cached.
     pub(super) snapshot: bool,
-    /// More of the same change follows.
+    /// More parts of the same change follow.
     pub(super) partial: bool,
-    /// Keys of the blocks that it has now.
     pub(super) stored: Vec<u64>,
-    /// Keys of those that it has no more.
+    /// Keys of the blocks that it no longer has.
     pub(super) removed: Vec<u64>,
-    /// How many it has then.
+    /// How many blocks it has after this change.
     pub(super) count: u64,
-    /// All their keys, combined by exclusive or.
+    /// All their keys, combined by XOR.
     pub(super) digest: u64,
 }
 
-/// What a session tells the writer of the index.
 #[derive(Debug)]
 pub(super) enum CacheUpdate {
-    /// A report has come.
-    Reported {
-        /// From which attachment.
-        attachment: u64,
-        /// How to ask it for more.
-        directives: Directives,
-        /// What it says.
-        report: CacheReport,
-    },
-    /// An attachment has ended.
-    Detached {
-        /// Which one.
-        attachment: u64,
-    },
+    Reported { attachment: u64, directives: Directives, report: CacheReport },
+    Detached { attachment: u64 },
 }
 
-/// The sessions' handle on the writer of the index. Cheap to clone.
+/// The sessions' handle on the index writer. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct CacheReportQueue(mpsc::Sender<CacheUpdate>);
 
 impl CacheReportQueue {
-    /// Starts the writer.
     #[must_use]
     pub fn start(index: Arc<CacheIndex>, fleet: Fleet, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
@@ -85,18 +68,18 @@ impl CacheReportQueue {
         Self(updates)
     }
 
-    /// Hands an update over if there is a place for it.
+    /// `false` when the queue is full.
     #[must_use]
     pub(super) fn try_send(&self, update: CacheUpdate) -> bool {
         self.0.try_send(update).is_ok()
     }
 
-    /// Whether the writer has caught up.
+    /// Whether the queue has room again.
     pub(super) fn has_room(&self) -> bool {
         self.0.capacity() > MAX_QUEUED_UPDATES / 2
     }
 
-    /// Hands an update over, waiting while the queue is full. After the writer's end it does nothing.
+    /// Queues an update, waiting while the queue is full. Does nothing once the writer has ended.
     pub(super) async fn send(&self, update: CacheUpdate) {
         if self.0.send(update).await.is_err() {
             tracing::debug!("the index's writer has ended; an update is dropped");
@@ -111,16 +94,16 @@ struct IndexWriter {
     replicas: FxHashMap<(u64, u32), ReportedCache>,
 }
 
-/// One life of one replica's cache.
+/// What is known of the cache of one life of a replica's engine.
 #[derive(Debug)]
 struct ReportedCache {
     epoch: u64,
     slot: ReplicaSlot,
-    /// Readers have been told of the seat.
+    /// Readers know the replica slot.
     is_published: bool,
     /// A snapshot was asked for and has not begun.
     awaits_snapshot: bool,
-    /// Differences in a row.
+    /// Reports in a row whose count or digest differed.
     consecutive_mismatches: u32,
     stats: Arc<CacheStats>,
 }
@@ -129,7 +112,8 @@ impl IndexWriter {
     async fn run(mut self, mut updates: mpsc::Receiver<CacheUpdate>) {
         let (mut leftovers, mut next_sweep) = (false, Instant::now());
         loop {
-            // Also while reports keep coming: a seat is used again only when nothing of its last life is left.
+            // Also while reports keep coming: a replica slot is used again only when nothing of its
+            // last life is left.
             if leftovers && next_sweep <= Instant::now() {
                 leftovers = self.index.sweep(ENTRIES_PER_SWEEP);
                 next_sweep = Instant::now() + SWEEP_INTERVAL;
@@ -164,7 +148,7 @@ impl IndexWriter {
             directives.resync_cache(vec![report.index]);
             return;
         };
-        // What was asked for anew is on its way; what comes before it is of no use.
+        // A snapshot is on its way; reports before it are of no use.
         if known.awaits_snapshot || known.stats.distrusted.load(Ordering::Relaxed) {
             return;
         }
@@ -188,7 +172,8 @@ impl IndexWriter {
         } else {
             known.record_mismatch(report.index, digest, directives);
         }
-        // A wrong index still mostly helps while the right one is on its way; only what contradicts itself is not used at all.
+        // A slightly wrong index still mostly helps until the snapshot comes; only reports that
+        // contradict themselves are not used at all.
         let usable = !known.stats.distrusted.load(Ordering::Relaxed);
         if usable != known.is_published {
             known.is_published = usable;
@@ -197,7 +182,7 @@ impl IndexWriter {
         }
     }
 
-    /// Another life, or the same one told from its beginning: what was known counts no longer.
+    /// A new life, or the same one reported from its beginning: what was known no longer counts.
     async fn begin_snapshot(&mut self, key: (u64, u32), epoch: u64) {
         let seat = self.index.open();
         let mut next = ReportedCache {
@@ -235,7 +220,7 @@ impl ReportedCache {
         }
         tracing::info!(index, blocks = ours.count, "the index differs from what an agent reports: asking for the whole cache");
         self.stats.resyncs.fetch_add(1, Ordering::Relaxed);
-        // Where the order could not be sent, the next report shows the difference again.
+        // If the order could not be sent, the next report shows the difference again.
         self.awaits_snapshot = directives.resync_cache(vec![index]);
     }
 }

@@ -9,11 +9,10 @@ use hostler_placement::affinity::{ApproxPrefixIndex, InFlightBlocks, ReplicaSlot
 use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, Rates, Samples};
 use parking_lot::Mutex;
 
-/// See the module.
 #[derive(Debug)]
 pub struct LocalLoad {
     in_flight: AtomicU32,
-    /// Prompt tokens that requests in flight still have computed.
+    /// Uncached prompt tokens of requests in flight that are still to be computed.
     pending_tokens: AtomicU64,
     /// Prompt tokens of the requests in flight.
     context_tokens: AtomicU64,
@@ -23,13 +22,14 @@ pub struct LocalLoad {
     /// A copy of what the learner has learned that is read without its lock. Its parts may be of two moments, which harms nobody.
     learned_bits: [AtomicU64; 12],
     unanswered: Mutex<Unanswered>,
-    /// When the answer of the oldest unanswered request was expected, in seconds of the router's clock, as bits.
+    /// When the oldest unanswered request was expected to be answered: seconds of the router's
+    /// clock, as the bits of an `f64`.
     earliest_due: AtomicU64,
-    /// Where the text that was sent to this life of its engine is remembered.
+    /// The approximate prefix slot of this life of the engine.
     approx_prefix: Mutex<Option<(u64, ApproxPrefixSlot)>>,
 }
 
-/// A seat that is given back with its replica.
+/// An approximate prefix slot, given back when it is dropped.
 #[derive(Debug)]
 struct ApproxPrefixSlot {
     index: Arc<ApproxPrefixIndex>,
@@ -42,10 +42,10 @@ impl Drop for ApproxPrefixSlot {
     }
 }
 
-/// When the answer of each unanswered request was expected to begin, the earliest first.
+/// When each unanswered request's answer was expected to begin, the earliest first.
 #[derive(Debug, Default)]
 struct Unanswered {
-    /// Positive floating point numbers are in the order of their bits.
+    /// Positive floating-point numbers are ordered like their bits.
     due_times: BTreeSet<(u64, u64)>,
     next_number: u64,
 }
@@ -68,19 +68,18 @@ impl Default for LocalLoad {
     }
 }
 
-/// What a request is expected to cost a replica.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct InFlightCost {
-    /// Tokens of its prompt.
     pub prompt_tokens: u32,
-    /// Those among them that are not cached there.
+    /// Prompt tokens that are not cached there.
     pub uncached_tokens: u32,
     /// When the first byte of its answer is expected, in seconds of the router's clock.
     pub first_byte_due: f64,
 }
 
 impl LocalLoad {
-    /// Counts a request until the guard is dropped. `pledge` lives until its prompt has been computed.
+    /// Counts a request until the guard is dropped. `pledge` is dropped when its prompt has been
+    /// computed.
     #[must_use]
     pub fn start_request(self: &Arc<Self>, booking: InFlightCost, pledge: Option<InFlightBlocks>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -94,31 +93,26 @@ impl LocalLoad {
         InFlight { load: self.clone(), cost: booking, due: Some(due), in_flight_blocks: Some(pledge) }
     }
 
-    /// Requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Prompt tokens that requests in flight still have computed.
     #[must_use]
     pub fn pending_tokens(&self) -> u64 {
         self.pending_tokens.load(Ordering::Relaxed)
     }
 
-    /// Prompt tokens of the requests in flight.
     #[must_use]
     pub fn context_tokens(&self) -> u64 {
         self.context_tokens.load(Ordering::Relaxed)
     }
 
-    /// Seconds for which the oldest unanswered request has waited beyond what was expected.
     #[must_use]
     pub fn overdue_seconds(&self, now: f64) -> f64 {
         (now - f64::from_bits(self.earliest_due.load(Ordering::Relaxed))).max(0.0)
     }
 
-    /// What the replica has shown of its speed.
     #[must_use]
     pub fn learned(&self) -> LearnedRates {
         let at = |index: usize| f64::from_bits(self.learned_bits[index].load(Ordering::Relaxed));
@@ -146,7 +140,7 @@ impl LocalLoad {
         self.publish_learned(&speed.learned());
     }
 
-    /// Where the text that is sent to the engine's life `epoch` is remembered; it holds `blocks` when it is new.
+    /// The approximate prefix slot of the engine's life `epoch`; a new one has room for `blocks`.
     #[must_use]
     pub fn approx_prefix_slot(&self, epoch: u64, index: &Arc<ApproxPrefixIndex>, blocks: impl FnOnce() -> u64) -> ReplicaSlot {
         let mut known = self.approx_prefix.lock();
@@ -181,21 +175,20 @@ impl LocalLoad {
 pub struct InFlight {
     load: Arc<LocalLoad>,
     cost: InFlightCost,
-    /// Until its answer has begun.
+    /// `None` once its answer has begun.
     due: Option<(u64, u64)>,
-    /// Until its prompt has been computed.
+    /// `None` once its prompt has been computed.
     in_flight_blocks: Option<Option<InFlightBlocks>>,
 }
 
 impl InFlight {
-    /// Its prompt has been computed: it is not ahead of others any more.
+    /// Its prompt has been computed, so it no longer delays others.
     pub fn finish_prefill(&mut self) {
         if self.in_flight_blocks.take().is_some() {
             self.load.pending_tokens.fetch_sub(self.cost.uncached_tokens.into(), Ordering::Relaxed);
         }
     }
 
-    /// Its answer has begun.
     pub fn start_answer(&mut self) {
         self.finish_prefill();
         if let Some(due) = self.due.take() {
@@ -205,7 +198,6 @@ impl InFlight {
         }
     }
 
-    /// Where it is counted.
     #[must_use]
     pub fn load(&self) -> &Arc<LocalLoad> {
         &self.load

@@ -32,44 +32,38 @@ use crate::prompt::{FilesHash, FilesPiece, Prompts};
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
-/// More requests are in flight on no replica, all routers together.
+/// No replica has more requests in flight, over all routers.
 const MAX_REQUESTS: u32 = 1 << 20;
 
-/// No replica has more tokens in its memory, or has more to compute: the largest hosts of today have room for some 100 million.
+/// No replica has more tokens in its memory or still to compute: the largest hosts of today have
+/// room for some 100 million.
 const MAX_TOKENS: u64 = 1 << 28;
 
-/// A cache that was asked for and does not come is asked for again after this: a large one takes a second or two.
+/// When a cache that was asked for and does not come is asked for again: a large one takes a second
+/// or two.
 const RESYNC_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What every session needs.
 #[derive(Debug)]
 pub struct SessionDeps {
-    /// Where sessions and lanes run.
     pub tasks: BackgroundTasks,
-    /// Where updates go.
     pub fleet: Fleet,
     /// Where the crashes of engines go.
     pub crash_suspects: Arc<CrashSuspects>,
-    /// Where reports of cached blocks go.
     pub cache_reports: CacheReportQueue,
-    /// Where the files of models go.
     pub prompts: Prompts,
-    /// Where the attachment's lanes will be looked for.
     pub tickets: Arc<Tickets>,
-    /// Random number of this life of the router.
     pub router_run: u64,
-    /// Numbers the attachments.
     pub next_attachment: AtomicU64,
 }
 
-/// The stream of messages to the agent.
 pub(crate) type ToAgentStream = Pin<Box<dyn Stream<Item = Result<wire::AttachResponse, Status>> + Send>>;
 
-/// Serves one `Attach` call: welcomes the agent, then follows its reports until its stream ends. `member` is whose certificate came with the
-/// connection, where agents need one.
+/// Serves one `Attach` call: welcomes the agent, then follows its reports until its stream ends.
+/// `member` is the node whose certificate the connection has, where agents need one.
 ///
 /// # Errors
-/// When the hello is missing, late, of another version, or of a node that the certificate does not name.
+/// When the hello is missing, late, of another version, or of a node that the certificate does not
+/// name.
 pub(crate) async fn attach(
     sessions: Arc<SessionDeps>,
     mut requests: Streaming<wire::AttachRequest>,
@@ -114,7 +108,8 @@ pub(crate) async fn attach(
         let ended = tokio::select! {
             ended = session.run(hello, requests) => ended,
             ended = wait_for_expiry(attached.as_ref()) => {
-                // It learns why where its queue has room; its stream ends in either case.
+                // The agent learns the reason if its queue has room; its stream ends in either
+                // case.
                 directives.close_with(ended.clone());
                 ended
             }
@@ -128,7 +123,8 @@ pub(crate) async fn attach(
     Ok(Box::pin(ReceiverStream::new(messages)))
 }
 
-/// Operators who wait for an agent's answer learn at once that none comes, also where the session is dropped because the router ends.
+/// Operators who wait for an agent's answer learn at once that none comes, also when the session is
+/// dropped because the router ends.
 struct PendingAnswersGuard(Directives);
 
 impl Drop for PendingAnswersGuard {
@@ -174,17 +170,18 @@ struct Session {
     attachment: u64,
     directives: Directives,
     lanes: Arc<Lanes>,
-    /// Sequence of the report that must come next.
+    /// The sequence number that the next report must have.
     next_sequence: u64,
-    /// Replicas whose cache reports found no place: nothing is passed on of them until they tell their caches anew.
+    /// Replicas whose cache reports found no room in the queue: their further reports are dropped
+    /// until the next snapshot.
     stale_caches: BTreeSet<u32>,
-    /// When they were last asked to.
     last_resync: Instant,
 }
 
 impl Session {
-    /// Follows the agent until its stream ends; gives back why it did. The agent joins the fleet with its first snapshot,
-    /// so that one that finds it is attached already, by another address, can leave before that.
+    /// Follows the agent until its stream ends and returns why it did. The agent joins the fleet
+    /// with its first snapshot: an agent that finds itself attached already, by another address,
+    /// can leave before that.
     async fn run(mut self, hello: wire::Hello, mut requests: Streaming<wire::AttachRequest>) -> Status {
         match next_message(&mut requests).await {
             Ok(FromAgent::Report(report)) if report.snapshot => {
@@ -223,7 +220,7 @@ impl Session {
             self.next_sequence = report.sequence;
         } else if report.sequence != self.next_sequence {
             tracing::warn!(expected = self.next_sequence, got = report.sequence, "a report is missing: asking for a snapshot");
-            // Should the order be lost, the next report shows again that it is needed.
+            // If the order is lost, the next report shows again that it is needed.
             self.directives.resync();
             return;
         }
@@ -244,8 +241,9 @@ impl Session {
 }
 
 impl Session {
-    /// Passes a cache report on, never waiting: load, phase and lease come by the same stream and must not be late. Where the writer of
-    /// the index is behind, the report is dropped and the whole cache asked for later.
+    /// Passes a cache report on without waiting: load, phase and lease come by the same stream and
+    /// must not be late. If the index writer is behind, the report is dropped and the whole cache
+    /// is asked for later.
     fn forward_cache_report(&mut self, report: CacheReport) {
         let index = report.index;
         if report.snapshot {
@@ -259,7 +257,7 @@ impl Session {
         }
     }
 
-    /// Asks for the caches of which reports were dropped, once the writer has caught up.
+    /// Asks for the caches of which reports were dropped, once the index writer has caught up.
     fn resync_stale_caches(&mut self) {
         if !self.stale_caches.is_empty() && self.last_resync.elapsed() > RESYNC_RETRY_INTERVAL && self.sessions.cache_reports.has_room() {
             self.last_resync = Instant::now();
@@ -277,7 +275,6 @@ impl Session {
         self.sessions.prompts.receive_part(&hash, FilesPiece { offset: part.offset, content });
     }
 
-    /// A replica has files that may not be here yet.
     fn offer_prompt_files(&self, files: &wire::PromptFiles) {
         let Some(hash) = files_hash(files) else { return };
         let fetch = || {

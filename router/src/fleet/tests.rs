@@ -27,7 +27,7 @@ pub(crate) async fn attach(fleet: &Fleet, attachment: u64, replicas: Vec<Replica
     attach_told(fleet, attachment, Directives::unconnected(), replicas).await
 }
 
-/// The same, of an agent that is told directives.
+/// The same, with directives that the agent receives.
 pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Directives, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
     let lanes = Arc::new(Lanes::default());
     let lane = Lane::new(Counter::default());
@@ -41,7 +41,7 @@ pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Dire
 
 pub(crate) async fn report(fleet: &Fleet, attachment: u64, snapshot: bool, replicas: Vec<ReplicaChange>) {
     fleet.update(FleetUpdate::Reported { attachment, snapshot, replicas }).await;
-    // The clock is paused: this lets the writer publish, and takes no time.
+    // The clock is paused: this lets the writer publish and takes no time.
     sleep(LOAD_PUBLISH_INTERVAL).await;
 }
 
@@ -111,7 +111,7 @@ async fn a_silent_agent_makes_its_replicas_suspect_and_an_empty_report_clears_th
 #[tokio::test(start_paused = true)]
 async fn whether_a_replica_is_silent_is_told_by_the_newest_view_however_old_the_replicas_own_is() {
     let fleet = fleet();
-    // Ten and more: their order is that of numbers.
+    // Ten and more: they are ordered as numbers.
     attach(&fleet, 1, (0..12).map(ready).collect()).await;
     let before = fleet.view().replicas.clone();
     let silent = || before.iter().filter(|replica| fleet.view().has_lapsed_lease(replica)).count();

@@ -16,52 +16,44 @@ use super::replica_status::{Model, Phase, ReplicaLoad, ReplicaStatus};
 use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
 
-/// How long a replica is avoided after a request on it was lost: until its agent has certainly reported what happened to the engine.
+/// How long a replica is avoided after a request on it was lost: until its agent has surely
+/// reported what happened to the engine.
 const AVOIDANCE_AFTER_LOSS: Duration = Duration::from_secs(1);
 
-/// A router this young may not have heard of all its agents: they dial again within a second of losing one.
+/// A younger router may not know all agents yet: they dial again within a second of losing a
+/// router.
 const STARTUP_GRACE: Duration = Duration::from_secs(2);
 
 /// No model takes a longer context, in tokens: the longest today takes 10 million.
 pub(super) const MAX_CONTEXT_TOKENS: u64 = 1 << 24;
 
-/// One schedulable copy of a model.
 #[derive(Debug, Clone)]
 pub struct Replica {
-    /// `node/index`.
     pub id: Arc<str>,
-    /// Name of its node.
     pub node: Arc<str>,
-    /// Index on its node.
     pub index: u32,
-    /// Life of its engine.
     pub epoch: u64,
-    /// What seldom changes.
     pub state: Arc<ReplicaStatus>,
     /// What often changes.
     pub load: ReplicaLoad,
     /// As its agent reported it, for operators.
     pub report: AgentReport,
-    /// Its agent's lease has lapsed.
+    /// Its agent has been silent for longer than the lease.
     pub lease_lapsed: bool,
     /// When its agent last reported, or was lost.
     pub last_report: Instant,
-    /// Our own requests there.
     pub local_load: Arc<LocalLoad>,
-    /// What is known of the blocks that its engine has cached.
     pub cache: ReplicaCache,
-    /// How requests reach it.
     pub lanes: Arc<Lanes>,
 }
 
 impl Replica {
-    /// Tokens of the longest context that it takes, as its agent says.
+    /// The longest context, in tokens, that its agent reports.
     #[must_use]
     pub fn max_context_tokens(&self) -> u64 {
         self.state.launch.as_ref().and_then(|launch| launch.max_context_tokens).unwrap_or(MAX_CONTEXT_TOKENS)
     }
 
-    /// Whether a request may be sent there.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.state.phase == Phase::Ready && self.lanes.is_available()
@@ -91,13 +83,12 @@ impl Replica {
         self.epoch == life.epoch && self.id == life.replica
     }
 
-    /// Whether a request for `model` may be sent there.
     #[must_use]
     pub fn accepts(&self, model: Option<&str>) -> bool {
         self.is_ready() && self.serves(model)
     }
 
-    /// Whether it serves `model`; without a name, any will do.
+    /// Whether it serves `model`; any does where no model is named.
     #[must_use]
     pub fn serves(&self, model: Option<&str>) -> bool {
         model.is_none_or(|name| self.state.models.iter().any(|model| model.id == name))
@@ -107,24 +98,18 @@ impl Replica {
 /// A host and its agent.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Its name.
     pub name: Arc<str>,
-    /// Version of its agent.
     pub agent_version: String,
-    /// Random number of its agent's life.
     pub agent_run: u64,
-    /// Whether its agent is connected.
     pub is_attached: bool,
-    /// How directives reach it.
     pub directives: Directives,
 }
 
 /// All nodes and replicas at one moment, sorted by name.
 #[derive(Debug, Clone)]
 pub struct FleetView {
-    /// The nodes.
     pub nodes: Vec<Node>,
-    /// The replicas of all nodes, each as it was when it last changed: the next picture shares what has not.
+    /// Each as it was when it last changed: views share the replicas that have not.
     pub replicas: Vec<Arc<Replica>>,
     /// When the router began; zero of `LocalLoad::avoided_until`.
     started: Instant,
@@ -137,7 +122,8 @@ impl FleetView {
         Self { nodes: Vec::new(), replicas: Vec::new(), started, lease }
     }
 
-    /// The replicas that a request for `model` may go to, by their index here, without those that were `tried`.
+    /// The replicas that a request for `model` may go to, with their index here, except those that
+    /// were `tried`.
     pub fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Arc<Replica>)> {
         self.replicas.iter().enumerate().filter(move |(_, replica)| replica.accepts(model) && !tried.contains(&replica.id))
     }
@@ -162,15 +148,17 @@ impl FleetView {
         self.replicas.iter().filter(may_serve).map(arrival).min().unwrap_or(Arrival::Unknown)
     }
 
-    /// Whether a replica is to be used only when nothing else is left: its lease has lapsed, or a request on it was just lost.
+    /// Whether a replica is used only when nothing else is left: its lease has lapsed, or a request
+    /// on it was just lost.
     #[must_use]
     pub fn is_last_resort(&self, replica: &Replica, now: Instant) -> bool {
         let avoided_until = replica.local_load.avoided_until.load(Ordering::Relaxed);
-        // Most have never lost a request, and every placement asks this of every replica.
+        // Most have never lost a request, and every placement checks every replica.
         replica.lease_lapsed || (avoided_until > 0 && avoided_until > self.millis_since_start(now))
     }
 
-    /// Whether the lease of `replica`'s agent has lapsed since the view that it is from; also when it was forgotten.
+    /// Whether the lease of `replica`'s agent has lapsed since the view that it is from; also when
+    /// the replica was forgotten.
     #[must_use]
     pub fn has_lapsed_lease(&self, replica: &Replica) -> bool {
         let place = self.replicas.binary_search_by(|other| (&other.node, other.index).cmp(&(&replica.node, replica.index)));
@@ -183,24 +171,25 @@ impl FleetView {
         self.replicas.iter().any(|replica| replica.has_life(life))
     }
 
-    /// Seconds since the router began: the clock of placement.
+    /// Seconds since the router started: placement's clock.
     #[must_use]
     pub fn seconds(&self, now: Instant) -> f64 {
         now.saturating_duration_since(self.started).as_secs_f64()
     }
 
-    /// Whether the router has begun so lately that agents of the one before may still be on their way.
+    /// Whether the router has started so lately that agents of the previous one may still be on
+    /// their way.
     #[must_use]
     pub fn is_in_startup_grace(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.started) < STARTUP_GRACE
     }
 
-    /// A request on `replica` was lost through no fault of its own: the replica is used last for a second.
+    /// A request on `replica` was lost through no fault of its own: the replica is used last for a
+    /// second.
     pub fn avoid(&self, replica: &Replica, now: Instant) {
         replica.local_load.avoided_until.store(self.millis_since_start(now + AVOIDANCE_AFTER_LOSS), Ordering::Relaxed);
     }
 
-    /// The models of the fleet, each once, sorted by name.
     #[must_use]
     pub fn models(&self) -> Vec<&Model> {
         let mut models: Vec<&Model> = self.replicas.iter().flat_map(|replica| &replica.state.models).collect();
@@ -209,7 +198,8 @@ impl FleetView {
         models
     }
 
-    /// Whether a live agent other than that of `life` has this name: two would push each other out for ever.
+    /// Whether a living agent other than that of `life` has this name: the two would push each
+    /// other out for ever.
     #[must_use]
     pub fn is_name_taken(&self, name: &str, life: u64) -> bool {
         let heard = || self.replicas.iter().any(|replica| &*replica.node == name && !replica.lease_lapsed);

@@ -16,7 +16,7 @@ use crate::placement::PlacementDecision;
 /// The largest whole answer that is read; log probabilities of long answers make the largest.
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
-/// A whole answer that went well, in its type.
+/// Reads a whole successful answer and parses it.
 ///
 /// # Errors
 /// When it is the engine's refusal, has broken, or is something else.
@@ -28,7 +28,6 @@ pub(super) async fn parse_answer<T: DeserializeOwned>(mut answer: Answer) -> Res
     serde_json::from_slice(&body).map_err(|error| status::unreadable_answer(&error.to_string()))
 }
 
-/// The whole body of an answer.
 pub(super) async fn read_body(relay: &mut Relay) -> Result<Bytes, Status> {
     let mut only: Option<Bytes> = None;
     let mut all = BytesMut::new();
@@ -47,7 +46,6 @@ pub(super) async fn read_body(relay: &mut Relay) -> Result<Bytes, Status> {
     Ok(only.unwrap_or_else(|| all.freeze()))
 }
 
-/// A generation's whole answer.
 pub(super) fn generate_response(mut answered: EngineAnswer, record: &PlacementDecision) -> wire::GenerateResponse {
     let prompt = prompt_token_ids(&mut answered);
     let choices = answered.choices.unwrap_or_default();
@@ -61,7 +59,6 @@ pub(super) fn generate_response(mut answered: EngineAnswer, record: &PlacementDe
     }
 }
 
-/// The vectors of an answer.
 pub(super) fn embed_response(embedded: EngineEmbeddings, record: &PlacementDecision) -> wire::EmbedResponse {
     let vectors = embedded.data.into_iter().zip(0..);
     wire::EmbedResponse {
@@ -73,14 +70,13 @@ pub(super) fn embed_response(embedded: EngineEmbeddings, record: &PlacementDecis
     }
 }
 
-/// The prompt's tokens, wherever the engine put them.
+/// The prompt's tokens, from whichever field has them.
 pub(super) fn prompt_token_ids(answered: &mut EngineAnswer) -> Vec<u32> {
     let beside = answered.prompt_token_ids.take();
     let within = || answered.choices.iter().flatten().find_map(|choice| choice.prompt_token_ids.clone());
     beside.or_else(within).unwrap_or_default()
 }
 
-/// Where a request went and why.
 pub(super) fn placement(record: &PlacementDecision) -> wire::Placement {
     let (replica, choice) = record.choice();
     wire::Placement {
@@ -130,7 +126,7 @@ fn choice(choice: EngineChoice) -> wire::Choice {
     }
 }
 
-/// A piece of a choice; `None` where it brings nothing, as the event that only says who speaks.
+/// A piece of a choice; `None` where it has no content, as the event that only names the role.
 pub(super) fn delta(choice: EngineChoice) -> Option<wire::Delta> {
     let index = choice.index.unwrap_or(0);
     let EngineMessage { content, reasoning, reasoning_content, refusal, tool_calls } = choice.delta.unwrap_or_default();
@@ -155,7 +151,7 @@ pub(super) fn delta(choice: EngineChoice) -> Option<wire::Delta> {
     (delta != wire::Delta { index, ..wire::Delta::default() }).then_some(delta)
 }
 
-/// How a choice ended, if it has.
+/// How a choice ended; `None` while it has not.
 pub(super) fn finish(choice: &EngineChoice) -> Option<wire::Finish> {
     let word = choice.finish_reason.clone()?;
     let reason = match word.as_str() {
@@ -185,7 +181,7 @@ fn logprobs(logprobs: EngineLogprobs) -> Vec<wire::TokenLogprob> {
         let top = tops.next().flatten().unwrap_or_default().into_iter();
         let alternatives =
             top.map(|(token, logprob)| wire::Alternative { token, logprob: logprob.as_f64().unwrap_or(0.0), bytes: Bytes::new() });
-        // The first token of a prompt has none.
+        // The first token of a prompt has no probability.
         wire::TokenLogprob {
             token,
             logprob: probabilities.next().flatten().unwrap_or(0.0),

@@ -9,26 +9,27 @@ use tonic::{Code, Status};
 
 use super::status;
 
-/// Longest value that is taken at its word; tokio's clock cannot hold the longest one that can be written.
+/// A longer timeout is cut to this; tokio's clock cannot hold the longest one that can be written.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// When a client stops waiting, if it ever does.
+/// When the client stops waiting; `None` if never.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// The deadline of a request that came at `begun`. What cannot be understood counts for nothing, as in other implementations.
+    /// The deadline of a request that came at `begun`. As in other implementations, a header that
+    /// cannot be parsed is ignored.
     pub(super) fn from_headers(headers: &HeaderMap, begun: Instant) -> Self {
         let timeout = headers.get("grpc-timeout").and_then(|value| parse_timeout(value.to_str().ok()?));
         Self(timeout.map(|timeout| begun + timeout.min(MAX_TIMEOUT)))
     }
 
-    /// The moment, if there is one.
     pub(super) fn instant(self) -> Option<Instant> {
         self.0
     }
 
-    /// What comes of `future`, unless the client has stopped waiting first: then it is dropped, and with it what it runs in an engine.
+    /// Runs `future` until the client stops waiting. Then it is dropped, and with it what it runs
+    /// in an engine.
     pub(super) async fn apply<T>(self, future: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         match self.0 {
             None => future.await,
@@ -37,7 +38,6 @@ impl Deadline {
     }
 }
 
-/// The client has stopped waiting.
 pub(super) fn exceeded() -> Status {
     status::with_reason(Code::DeadlineExceeded, "DEADLINE_PASSED", "the deadline that the request came with has passed", &[])
 }

@@ -26,11 +26,11 @@ pub(super) struct EngineAnswer {
 pub(super) struct EngineChoice {
     #[serde(deserialize_with = "lenient")]
     pub(super) index: Option<u32>,
-    /// Of a text.
+    /// In a completion.
     pub(super) text: Option<String>,
-    /// Of a chat that is answered whole.
+    /// In a chat that is not streamed.
     pub(super) message: Option<EngineMessage>,
-    /// Of a chat that is streamed.
+    /// In a chat that is streamed.
     pub(super) delta: Option<EngineMessage>,
     #[serde(deserialize_with = "lenient")]
     pub(super) logprobs: Option<EngineLogprobs>,
@@ -38,7 +38,7 @@ pub(super) struct EngineChoice {
     pub(super) stop_reason: Option<Value>,
     #[serde(deserialize_with = "lenient")]
     pub(super) token_ids: Option<Vec<u32>>,
-    /// Texts have it here, chats beside the choices.
+    /// Completions have it here, chats beside the choices.
     #[serde(deserialize_with = "lenient")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
 }
@@ -55,7 +55,7 @@ pub(super) struct EngineMessage {
     pub(super) tool_calls: Option<Vec<EngineToolCall>>,
 }
 
-/// A call, or a piece of one.
+/// A tool call, or a piece of one.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineToolCall {
@@ -72,7 +72,7 @@ pub(super) struct EngineFunction {
     pub(super) arguments: Option<String>,
 }
 
-/// Of chats it is `content`, of texts the other three lists.
+/// Chats have `content`, completions the other three lists.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineLogprobs {
@@ -114,7 +114,6 @@ pub(super) struct CompletionDetails {
     pub(super) reasoning_tokens: Option<u64>,
 }
 
-/// Vectors.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineEmbeddings {
@@ -132,7 +131,6 @@ pub(super) struct EngineEmbedding {
     pub(super) embedding: Vec<f32>,
 }
 
-/// An error in OpenAI's form.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineError {
@@ -144,7 +142,7 @@ pub(super) struct EngineError {
 }
 
 impl EngineError {
-    /// The status code that it would have had as an answer of its own.
+    /// The HTTP status that the error would have as an answer of its own.
     pub(super) fn http_status(&self) -> Option<u32> {
         let code = self.code.as_ref()?;
         let number = code.as_u64().or_else(|| code.as_str()?.parse().ok())?;
@@ -152,7 +150,8 @@ impl EngineError {
     }
 }
 
-/// The body of a refusal: an error in OpenAI's form, the same without a frame as older engines have it, or FastAPI's `detail`.
+/// The body of a refusal: an error in OpenAI's form, the same without a wrapper as in older
+/// engines, or FastAPI's `detail`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineRefusal {
@@ -170,7 +169,7 @@ impl EngineRefusal {
     }
 }
 
-/// A value if it is what is expected: an engine that says it in another way has not said it.
+/// A value of the expected type; any other counts as absent.
 fn lenient<'de, T: DeserializeOwned, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     let raw = Option::<&RawValue>::deserialize(deserializer)?;
     Ok(raw.and_then(|raw| serde_json::from_str(raw.get()).ok()))

@@ -16,21 +16,20 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use crate::health_watches::MAX_WATCHES;
 use crate::inbound::Edge;
 
-/// How often the fleet is looked at for whoever watches it.
+/// How often the fleet's state is checked for health watchers.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The largest message of a health check: the name of a service.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// How long one lasts; who wants to watch on calls again.
+/// How long one call lasts; a client that wants to watch on calls again.
 const MAX_WATCH_TIME: Duration = Duration::from_secs(3600);
 
-/// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct HealthEndpoint(pub(super) Arc<Edge>);
 
 impl HealthEndpoint {
-    /// Whether `service` serves: the whole, which has no name, or the one service that there is.
+    /// Whether `service` serves: the empty name means the whole router.
     fn status(&self, service: &str) -> ServingStatus {
         if !matches!(service, "" | SERVICE_NAME) {
             return ServingStatus::ServiceUnknown;
@@ -41,7 +40,7 @@ impl HealthEndpoint {
     }
 }
 
-/// Each change of what `look` sees, until that is nothing or time is up.
+/// Yields each change of what `look` returns, until that is `None` or time is up.
 fn changes(
     look: impl FnMut() -> Option<ServingStatus>,
     place: OwnedSemaphorePermit,
@@ -75,7 +74,8 @@ impl health_server::Health for HealthEndpoint {
         }
     }
 
-    /// Tells each change. It ends soon after drain has begun: a connection that is watched for ever would keep the router from leaving.
+    /// Yields each change. The stream ends soon after drain has begun: otherwise a watched
+    /// connection would keep the router from leaving.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (health, service) = (self.clone(), request.into_inner().service);
         let Some(place) = self.0.health_watches.try_begin() else {
@@ -83,7 +83,7 @@ impl health_server::Health for HealthEndpoint {
                 "{MAX_WATCHES} calls of Watch are open, the most that may be: call Check now and then"
             )));
         };
-        // Who begins to watch while it drains is told so before the end.
+        // A watcher that comes during the drain is told so before the end.
         let mut is_last = false;
         let look = move || {
             let ended = std::mem::replace(&mut is_last, health.0.shutdown.is_draining());

@@ -4,10 +4,9 @@ use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use serde_json::{Map, Number, Value as Json};
 
-/// Whole numbers up to this size are exact as floating ones.
+/// Integers up to this size are exact as `f64`.
 const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
-/// The object that a struct says.
 pub(super) fn object(of: Struct) -> Map<String, Json> {
     of.fields.into_iter().map(|(name, value)| (name, json(value))).collect()
 }
@@ -23,7 +22,7 @@ fn json(value: Value) -> Json {
     }
 }
 
-/// JSON has no word for infinity or for what is no number.
+/// JSON has no infinity and no NaN.
 fn number(value: f64) -> Json {
     #[allow(clippy::cast_possible_truncation, reason = "whole and within what is exact")]
     let whole = (value.fract() == 0.0 && value.abs() <= MAX_EXACT_INTEGER).then_some(value as i64);

@@ -33,19 +33,17 @@ use deadline::Deadline;
 use request::EngineRequest;
 use stream::GenerateEvents;
 
-/// Which service a path is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Service {
     /// Needs no key.
     Health,
-    /// Its requests are one message, which is read whole before.
+    /// Each request is one message, which is read whole first.
     Inference,
-    /// Reflection, and what nobody serves.
+    /// Reflection, and unknown services.
     Other,
 }
 
 impl Service {
-    /// The service of a path.
     pub(crate) fn of(path: &str) -> Self {
         match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
             Some((health_server::SERVICE_NAME, _)) => Self::Health,
@@ -55,8 +53,8 @@ impl Service {
     }
 }
 
-/// Answers a call of a health check. Whoever makes it has shown no key, so its message is small, comes within the time of a head, and takes nothing of
-/// the memory that requests share.
+/// Answers a call of a health check. Its caller has shown no key, so its message must be small,
+/// must come within the time of a head, and takes nothing of the body memory.
 pub(crate) async fn answer_health_check(edge: Arc<Edge>, request: http::Request<Incoming>) -> Response<Body> {
     let limit = edge.config.header_timeout;
     let server = HealthServer::new(health::HealthEndpoint(edge)).max_decoding_message_size(health::MAX_MESSAGE_BYTES);
@@ -68,13 +66,12 @@ pub(crate) async fn answer_health_check(edge: Arc<Edge>, request: http::Request<
     }
 }
 
-/// Answers a call of reflection, or of what is not there.
 pub(crate) async fn answer_reflection(request: http::Request<Body>) -> Response<Body> {
     let Ok(response) = reflection::REFLECTION.clone().oneshot(request).await;
     response
 }
 
-/// Answers a call of the service, of which the message has been read.
+/// Answers a call whose message has been read.
 pub(crate) async fn answer_inference(
     edge: Arc<Edge>,
     request: http::Request<Body>,
@@ -101,7 +98,7 @@ struct InferenceCall {
 }
 
 impl InferenceCall {
-    /// The same in the engine's words, for the way that all requests take.
+    /// The request in the engine's form, for the path of all requests.
     fn inbound_request(&self, request: EngineRequest) -> InboundRequest {
         InboundRequest {
             method: Method::POST,
@@ -123,7 +120,6 @@ impl InferenceCall {
         Ok(answer)
     }
 
-    /// What comes of `future` while the client waits.
     async fn with_deadline<T>(&self, future: impl Future<Output = Result<T, Status>>) -> Result<tonic::Response<T>, Status> {
         let kept = self.deadline.apply(future).await;
         kept.map(tonic::Response::new).inspect_err(|status| {

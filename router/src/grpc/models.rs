@@ -8,7 +8,6 @@ use serde::Deserialize;
 use crate::fleet::{FleetView, Replica};
 use crate::keys::Caller;
 
-/// What an engine says of a model.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ModelCard {
@@ -16,7 +15,6 @@ struct ModelCard {
     max_model_len: Option<u64>,
 }
 
-/// The models that a caller may use.
 pub(super) fn list(view: &FleetView, caller: &Caller) -> Vec<wire::Model> {
     let allowed = view.models().into_iter().filter(|model| caller.may_use(&model.id));
     let model = allowed.map(|model| {

@@ -16,13 +16,11 @@ use crate::placement::PlacementDecision;
 /// How long a booking lasts if its caller does not say.
 const DEFAULT_BOOKING_TIME: Duration = Duration::from_secs(30);
 
-/// The longest that one lasts: a caller that has died would count for as long.
+/// The longest booking: a caller that has died counts for as long.
 const MAX_BOOKING_TIME: Duration = Duration::from_secs(600);
 
-/// Candidates that are told.
 const MAX_CANDIDATES: usize = 64;
 
-/// Where a request that was placed belongs, and its booking.
 pub(super) fn place_response(
     reserved: ExternalPlacement,
     permit: Permit,
@@ -44,7 +42,6 @@ pub(super) fn place_response(
     }
 }
 
-/// Gives a booking back.
 pub(super) fn release(bookings: &Bookings, caller: &Caller, name: &str) -> Result<(), Status> {
     let id = u64::from_str_radix(name, 16).map_err(|_| status::invalid_field("booking", "this is no booking's id"))?;
     if bookings.release(id, caller) {
@@ -53,7 +50,6 @@ pub(super) fn release(bookings: &Bookings, caller: &Caller, name: &str) -> Resul
     Err(status::with_reason(Code::NotFound, "BOOKING_NOT_FOUND", "there is no such booking: it has expired, or was released before", &[]))
 }
 
-/// How long a booking is to last.
 pub(super) fn booking_time(hold: Option<&prost_types::Duration>) -> Result<Duration, Status> {
     let Some(hold) = hold else { return Ok(DEFAULT_BOOKING_TIME) };
     let hold = Duration::try_from(*hold).ok().filter(|hold| !hold.is_zero());

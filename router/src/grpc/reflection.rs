@@ -7,7 +7,7 @@ use tonic::service::Routes;
 use tonic_reflection::pb;
 use tonic_reflection::server::Builder;
 
-/// Both versions. A path that is neither's is answered as unimplemented.
+/// Both versions. Unknown paths are answered as unimplemented.
 pub(super) static REFLECTION: LazyLock<Routes> = LazyLock::new(|| {
     let services = || {
         Builder::configure()

@@ -14,10 +14,9 @@ use wire::response_format::Format;
 use super::json::object;
 use super::status::invalid_field;
 
-/// Names of a conversation and of a request are passed on up to this many bytes.
+/// Ids of conversations and requests are passed on up to this many bytes.
 const MAX_NAME_BYTES: usize = 256;
 
-/// A request in an engine's own API.
 #[derive(Debug)]
 pub(super) struct EngineRequest {
     pub(super) path: &'static str,
@@ -25,7 +24,7 @@ pub(super) struct EngineRequest {
     pub(super) body: Bytes,
 }
 
-/// A generation; `streams` says whether its answer is a stream.
+/// `streams` says whether the answer is a stream.
 pub(super) fn generate_request(request: wire::GenerateRequest, mut headers: HeaderMap, streams: bool) -> Result<EngineRequest, Status> {
     let wire::GenerateRequest { model, prompt, sampling, tools, tool_choice, response_format, .. } = request;
     let prompt = prompt.ok_or_else(|| invalid_field("prompt", "set one of text, chat and tokens"))?;
@@ -66,7 +65,6 @@ pub(super) fn generate_request(request: wire::GenerateRequest, mut headers: Head
     build_request(path, headers, body, request.extra)
 }
 
-/// Vectors.
 pub(super) fn embed_request(request: wire::EmbedRequest, mut headers: HeaderMap) -> Result<EngineRequest, Status> {
     use wire::embed_request::Input;
     let mut body = Map::new();
@@ -84,7 +82,7 @@ pub(super) fn embed_request(request: wire::EmbedRequest, mut headers: HeaderMap)
     build_request("/v1/embeddings", headers, body, request.extra)
 }
 
-/// The request with what its caller added to it, and headers that are right for the new body.
+/// Builds the request with its caller's extra fields, and headers that fit the new body.
 fn build_request(
     path: &'static str,
     mut headers: HeaderMap,
@@ -99,7 +97,7 @@ fn build_request(
     }
     let of_grpc = |name: &HeaderName| name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin");
     let names: Vec<HeaderName> = headers.keys().filter(|name| of_grpc(name)).cloned().collect();
-    // The answer is read here, so it comes as it is.
+    // The router reads the answer itself, so it must not be compressed.
     for name in names.iter().chain(&[header::TE, header::ACCEPT_ENCODING, header::ACCEPT, header::CONTENT_LENGTH]) {
         headers.remove(name);
     }
@@ -114,7 +112,7 @@ fn put(body: &mut Map<String, Value>, name: &str, value: Option<impl Into<Value>
     }
 }
 
-/// Without a word means absent.
+/// An empty string means absent.
 fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
@@ -139,7 +137,8 @@ fn put_name_header(headers: &mut HeaderMap, field: &str, header: &'static str, n
     Ok(())
 }
 
-/// The turn is the router's. Engines refuse a `priority` unless they schedule by it; whoever wants that says it in `extra`.
+/// The router's own queue uses it. Engines refuse a `priority` unless they schedule by it; a client
+/// that wants that sets it in `extra`.
 fn put_priority_header(headers: &mut HeaderMap, priority: Option<i32>) {
     if let Some(priority) = priority {
         headers.insert("x-hostler-priority", HeaderValue::from(priority));
@@ -150,7 +149,7 @@ fn put_chat(body: &mut Map<String, Value>, chat: wire::Chat) -> Result<(), Statu
     let messages: Vec<Value> = chat.messages.into_iter().enumerate().map(|(index, of)| message(index, of)).collect::<Result<_, _>>()?;
     body.insert("messages".into(), messages.into());
     put(body, "chat_template_kwargs", chat.template_arguments.map(object));
-    // Engines refuse both at once, and the one is the other's default.
+    // Engines refuse both together, and each is the other's default.
     let opens = chat.add_generation_prompt.or(chat.continue_final_message.then_some(false));
     put(body, "add_generation_prompt", opens);
     put(body, "continue_final_message", true_or_none(chat.continue_final_message));
@@ -164,7 +163,7 @@ fn message(index: usize, message: wire::Message) -> Result<Value, Status> {
     let mut json = Map::new();
     json.insert("role".into(), message.role.into());
     let content = match <[_; 1]>::try_from(message.content) {
-        // Templates know a text by itself best.
+        // Templates handle a plain text best.
         Ok([wire::ContentPart { part: Some(Part::Text(text)) }]) => Value::String(text),
         Ok(one) => Value::Array(parts(index, one.into())?),
         Err(none) if none.is_empty() && message.tool_calls.is_empty() => Value::String(String::new()),
@@ -227,7 +226,7 @@ fn put_format(body: &mut Map<String, Value>, format: Option<Format>) -> Result<(
         Some(Format::JsonObject(true)) => ("response_format", json!({"type": "json_object"})),
         Some(Format::JsonSchema(schema)) => {
             let schema = parse_json("response_format.json_schema", &schema)?;
-            // OpenAI's form wants a name, and engines make nothing of it.
+            // OpenAI's form requires a name, which engines ignore.
             ("response_format", json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}))
         }
         Some(Format::Regex(regex)) => guide("regex", regex.into()),
@@ -281,7 +280,6 @@ fn put_sampling(body: &mut Map<String, Value>, sampling: wire::Sampling, is_chat
     Ok(())
 }
 
-/// JSON that came as text.
 fn parse_json(field: &str, json: &str) -> Result<Value, Status> {
     let not_json = |error: &dyn Display| invalid_field(field, &format!("this is no JSON: {error}"));
     serde_json::from_str(json).map_err(|error| not_json(&error))

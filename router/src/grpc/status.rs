@@ -13,31 +13,29 @@ use crate::dispatch::Refusal;
 use crate::inbound::{BodyReadError, Rejection};
 use crate::keys::Unauthenticated;
 
-/// Who names the reasons.
 pub(super) const DOMAIN: &str = "hostler";
 
-/// Bytes of a message: it travels in trailers, of which clients take 8 KiB and engines' messages may repeat the request.
+/// The longest message: it travels in trailers, of which clients take 8 KiB, and engines' messages
+/// may repeat the request.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// Bytes of a value in the details, likewise.
+/// The longest value in the details, for the same reason.
 const MAX_VALUE_BYTES: usize = 256;
 
-/// What an engine that is full says nothing about: when to come back.
+/// When to come back to a full engine, which does not say so itself.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// A status of ours with its reason and what belongs to that.
 pub(super) fn with_reason(code: Code, reason: &str, message: &str, metadata: &[(&str, &str)]) -> Status {
     with_details(code, reason, message, metadata, |_| {})
 }
 
-/// The same after which trying again helps.
+/// The same for an error after which a retry helps.
 fn retryable(code: Code, reason: &str, message: &str, after: Duration) -> Status {
     with_details(code, reason, message, &[], |details| {
         details.set_retry_info(Some(after));
     })
 }
 
-/// A field of the request is wrong.
 pub(super) fn invalid_field(field: &str, why: &str) -> Status {
     with_details(Code::InvalidArgument, "INVALID_FIELD", &format!("{field}: {why}"), &[("field", field)], |details| {
         details.add_bad_request_violation(truncate(field, MAX_VALUE_BYTES), truncate(why, MAX_VALUE_BYTES));
@@ -52,17 +50,14 @@ fn with_details(code: Code, reason: &str, message: &str, metadata: &[(&str, &str
     Status::with_error_details(code, truncate(message, MAX_MESSAGE_BYTES), details)
 }
 
-/// The beginning of a text that fits.
 fn truncate(text: &str, most: usize) -> String {
     if text.len() <= most { text.to_owned() } else { format!("{}…", &text[..text.floor_char_boundary(most)]) }
 }
 
-/// The caller is not known.
 pub(crate) fn unauthenticated(why: &Unauthenticated) -> Status {
     with_reason(Code::Unauthenticated, "UNAUTHENTICATED", &why.to_string(), &[])
 }
 
-/// The request's bytes did not arrive.
 pub(crate) fn body_error(why: &BodyReadError) -> Status {
     let message = why.to_string();
     match why {
@@ -75,7 +70,6 @@ pub(crate) fn body_error(why: &BodyReadError) -> Status {
     }
 }
 
-/// The request found no engine's answer.
 pub(super) fn rejection(declined: &Rejection) -> Status {
     let message = declined.to_string();
     match declined {
@@ -105,7 +99,7 @@ fn refusal(refusal: &Refusal) -> Status {
             })
         }
         Refusal::TooSlow(_) => with_reason(Code::DeadlineExceeded, "ENGINE_TOO_SLOW", &message, &[]),
-        // Clients do not send it again by themselves, which is what matters.
+        // Clients do not retry this code by themselves, which is what matters.
         Refusal::CrashSuspect(_) => with_reason(Code::FailedPrecondition, "REQUEST_KILLS_ENGINES", &message, &[]),
         Refusal::Overloaded { retry_after, .. } => {
             retryable(Code::ResourceExhausted, "OVERLOADED", &message, Duration::from_secs(*retry_after))
@@ -113,17 +107,15 @@ fn refusal(refusal: &Refusal) -> Status {
     }
 }
 
-/// An answer that had begun has broken. What came of it is not the whole; nobody may take it for that.
+/// An answer broke after it had begun. Nobody may take it for complete.
 pub(super) fn broken_answer(broken: &StreamFault) -> Status {
     with_reason(Code::Unavailable, "ANSWER_BROKEN", &format!("the answer broke after it had begun: {}", broken.message), &[])
 }
 
-/// The engine's answer is not what such an engine answers.
 pub(super) fn unreadable_answer(what: &str) -> Status {
     with_reason(Code::Internal, "ANSWER_NOT_UNDERSTOOD", &format!("the engine's answer is not understood: {what}"), &[])
 }
 
-/// An engine's refusal, with its status code and headers.
 pub(super) fn engine_refusal(http: u16, headers: &[Header], body: &[u8]) -> Status {
     let error = serde_json::from_slice::<EngineRefusal>(body).ok().and_then(EngineRefusal::into_error).unwrap_or_default();
     let after = headers.iter().find(|header| header.name.eq_ignore_ascii_case(b"retry-after"));
@@ -131,7 +123,7 @@ pub(super) fn engine_refusal(http: u16, headers: &[Header], body: &[u8]) -> Stat
     engine_error(http.into(), &error, after.map(Duration::from_secs))
 }
 
-/// An engine's error within a stream, which has begun with 200.
+/// An engine's error within a stream that began with 200.
 pub(super) fn engine_stream_error(error: &EngineError) -> Status {
     engine_error(error.http_status().unwrap_or(500), error, None)
 }
@@ -141,7 +133,7 @@ fn engine_error(http: u32, error: &EngineError, after: Option<Duration>) -> Stat
         400 | 422 => Code::InvalidArgument,
         401 => Code::Unauthenticated,
         403 => Code::PermissionDenied,
-        // A model that is gone, and else a route that this engine does not have.
+        // A missing model; any other 404 is a route that this engine does not have.
         404 if error.kind.as_deref() == Some("NotFoundError") => Code::NotFound,
         404 | 405 | 501 => Code::Unimplemented,
         408 | 504 => Code::DeadlineExceeded,

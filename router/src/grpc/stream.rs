@@ -25,10 +25,9 @@ use crate::placement::PlacementDecision;
 /// The longest event that is read. Log probabilities of a long prompt make the longest.
 const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
 
-/// The events of one answer.
 #[derive(Debug)]
 pub(super) struct GenerateEvents {
-    /// Gone when the answer has ended, in whatever way.
+    /// `None` when the answer has ended, in whatever way.
     relay: Option<Box<Relay>>,
     deadline: Option<Pin<Box<Sleep>>>,
     decoder: SseDecoder,
@@ -51,7 +50,6 @@ impl GenerateEvents {
         }
     }
 
-    /// Reads a piece of the answer, or its end.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Status>> {
         let Some(relay) = &mut self.relay else { return Poll::Ready(Ok(())) };
         if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
@@ -108,13 +106,13 @@ impl Stream for GenerateEvents {
     }
 }
 
-/// The data of an event stream's events, one after the other, as its bytes come in.
+/// Splits the bytes of an event stream into the data of its events.
 #[derive(Debug, Default)]
 struct SseDecoder {
     buffer: BytesMut,
     /// The buffer has no end of line before this.
     searched_bytes: usize,
-    /// Of the event whose end has not come.
+    /// Data of the incomplete event.
     data: Option<Vec<u8>>,
 }
 
@@ -123,12 +121,12 @@ impl SseDecoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// No more will come. Some engines leave out the last blank line.
+    /// Ends the input. Some engines leave out the last blank line.
     fn finish(&mut self) {
         self.buffer.extend_from_slice(b"\n\n");
     }
 
-    /// The next event's data, if the event is there. Comments and other fields are passed over.
+    /// The next complete event's data. Comments and other fields are skipped.
     fn next_event(&mut self) -> Result<Option<Vec<u8>>, Status> {
         while let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched_bytes..]) {
             let line = self.buffer.split_to(self.searched_bytes + at + 1);
@@ -157,7 +155,6 @@ impl SseDecoder {
     }
 }
 
-/// From an engine's events to ours.
 #[derive(Debug)]
 struct EventTranslator {
     placement: wire::Placement,
@@ -192,7 +189,7 @@ impl EventTranslator {
         Ok(())
     }
 
-    /// What is told of the whole answer.
+    /// The last message, about the whole answer.
     fn finish(&mut self) -> Option<wire::GenerateEvent> {
         self.usage.take().map(|usage| event(Event::Usage(answer::usage(&usage))))
     }

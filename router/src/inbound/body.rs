@@ -20,17 +20,19 @@ use super::headers::is_forbidden_in_trailers;
 use crate::config::RouterConfig;
 use crate::placement::QueueShare;
 
-/// Memory is counted in pieces of this size, and each body takes one from its beginning: connections have buffers too.
+/// Memory is counted in pieces of this size. Each body takes one at its start, because connections
+/// have buffers too.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// Up to this a body is small: most conversations are.
+/// A body of up to so many pieces is small; most conversations are.
 const SMALL_PIECES: usize = 4;
 
-/// Of the whole memory, this part is for small bodies alone.
+/// This fraction of the memory is for small bodies alone.
 const SMALL_BODY_DIVISOR: usize = 8;
 
-/// Memory for bodies that arrive, and for those of requests that no answer has begun of, shared by all connections: among tenants by what is free, as
-/// the places to wait are. Large bodies do not take all of it, so that there is room for what others say.
+/// Memory for bodies that arrive, and for those of requests whose answer has not begun, shared by
+/// all connections. Tenants share what is free, as they share the queue. Large bodies must leave
+/// room for small ones.
 #[derive(Debug, Clone)]
 pub struct BodyMemory(Arc<BodyMemoryPool>);
 
@@ -47,20 +49,21 @@ struct BodyMemoryUsage {
 }
 
 impl BodyMemory {
-    /// For so many bytes at once.
+    /// `most` is in bytes.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self(Arc::new(BodyMemoryPool { max_pieces: (most / PIECE_BYTES).max(1), usage: Mutex::default() }))
     }
 
-    /// Room for a guest's body that is there already.
+    /// Room for a body that is already complete.
     pub(crate) fn reserve(&self, guest: QueueShare) -> Result<BodyReservation, BodyMemoryFull> {
         let mut room = BodyReservation { memory: self.clone(), tenant: guest.tenant, weight: guest.weight, pieces: 0 };
         room.grow(usize::try_from(guest.bytes).unwrap_or(usize::MAX))?;
         Ok(room)
     }
 
-    /// Whether a body of so many bytes finds room when there is no other, within what is for large ones.
+    /// Whether a body of so many bytes would fit if it were the only one, within what is for large
+    /// ones.
     pub(crate) fn can_fit(&self, bytes: usize) -> bool {
         self.0.large_body_pieces() > bytes / PIECE_BYTES
     }
@@ -81,13 +84,12 @@ pub(crate) struct BodyReservation {
     pieces: usize,
 }
 
-/// The memory for bodies is taken.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("the bodies of other requests, all or yours, take the memory that router.max_buffered_body_bytes allows: try again soon")]
 pub(crate) struct BodyMemoryFull;
 
 impl BodyReservation {
-    /// The same reservation for the whole body of `share`, now that it is known whose it is.
+    /// Extends the reservation to the whole body once its owner is known.
     pub(crate) fn transfer_to(mut self, share: QueueShare) -> Result<Self, BodyMemoryFull> {
         if self.tenant != share.tenant {
             let memory = self.memory.clone();
@@ -118,7 +120,8 @@ impl BodyReservation {
         Ok(())
     }
 
-    /// The body that it is for, which has the room for as long as any part of it is held anywhere.
+    /// The body that this is for; the memory stays taken as long as any part of it is held
+    /// anywhere.
     pub(crate) fn wrap(self, body: Bytes) -> Bytes {
         Bytes::from_owner(ReservedBody { body, _reservation: self })
     }
@@ -151,7 +154,6 @@ impl Drop for BodyReservation {
     }
 }
 
-/// Why a request's body is not there.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum BodyReadError {
     #[error("the request body is larger than the {0} bytes that router.max_body_bytes allows")]
@@ -172,7 +174,7 @@ pub(crate) enum BodyReadError {
     MemoryFull(#[from] BodyMemoryFull),
 }
 
-/// A request's body, decompressed, for which `room` is taken as it arrives.
+/// Reads and decompresses a request's body, taking `room` as it arrives.
 pub(super) async fn read_body<B>(
     config: &RouterConfig,
     room: &mut BodyReservation,
@@ -191,7 +193,8 @@ where
     }
     let read = async {
         match coding {
-            // Few bodies are compressed, and the others have no room for what that needs.
+            // Boxed: few bodies are compressed, and the others should not have room for what that
+            // needs.
             Some(coding) => Box::pin(read_compressed(Inflater::new(coding, most), body, room)).await,
             None => read_plain(body, most, room).await,
         }
@@ -199,7 +202,6 @@ where
     timeout(config.body_timeout, read).await.unwrap_or(Err(BodyReadError::TooSlow(config.body_timeout)))
 }
 
-/// The next bytes of a body.
 async fn next_bytes<B>(body: &mut B) -> Result<Option<Bytes>, BodyReadError>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -225,7 +227,7 @@ where
 {
     let Some(first) = next_bytes(&mut body).await? else { return Ok(Bytes::new()) };
     let mut all = BytesMut::new();
-    // Most bodies come in one piece, which then is the body.
+    // Most bodies come in one piece, which then is not copied.
     let mut only = Some(first);
     loop {
         let length = all.len() + only.as_ref().map_or(0, Bytes::len);
@@ -248,7 +250,8 @@ where
     B::Error: std::fmt::Display,
 {
     while let Some(bytes) = next_bytes(&mut body).await? {
-        // Some thousand bytes may become a million, which takes a millisecond: others get their turn between.
+        // Some thousand bytes may become a million, which takes a millisecond: other tasks get
+        // their turn in between.
         for part in bytes.chunks(inflate::STEP_BYTES) {
             inflate.push(part).map_err(BodyReadError::Decompression)?;
             room.grow(inflate.output_bytes())?;
@@ -258,7 +261,7 @@ where
     inflate.finish().map_err(BodyReadError::Decompression)
 }
 
-/// How the body is compressed, if it is and we take that.
+/// The body's compression, if there is one and it is accepted.
 fn content_coding(headers: &HeaderMap, allowed: bool) -> Result<Option<inflate::ContentCoding>, BodyReadError> {
     let mut codings = headers.get_all(header::CONTENT_ENCODING).iter();
     let (Some(first), second) = (codings.next(), codings.next()) else { return Ok(None) };

@@ -3,14 +3,13 @@
 
 use http::header::{self, HeaderMap};
 
-/// What a body is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BodyFormat<'a> {
-    /// JSON, under any name that some engine takes for it: `application/json`, one that ends in `+json`, or none.
+    /// JSON, under any content type that some engine accepts for it: `application/json`, one that
+    /// ends in `+json`, or none.
     Json,
     /// A multipart form, with its whole content type.
     Form(&'a str),
-    /// Something that no engine reads.
     Other,
 }
 

@@ -19,39 +19,27 @@ use crate::health_watches::HealthWatchPermits;
 use crate::keys::{Caller, Keys};
 use crate::response_affinity::ResponseAffinity;
 
-/// What answering a request needs.
 #[derive(Debug)]
 pub struct Edge {
-    /// The router's settings.
     pub config: RouterConfig,
-    /// Who sends it?
     pub keys: Keys,
-    /// Where is it written down?
     pub access_log: AccessLog,
     /// Which web pages may send it?
     pub allowed_origins: AllowedOrigins,
-    /// What may engines fetch for it?
     pub media_hosts: MediaHosts,
-    /// How is it kept apart from other tenants' requests, if it is?
     pub isolation: Option<Isolation>,
-    /// May it enter?
     pub admission: Admission,
-    /// Is there memory for what it sends?
     pub body_memory: BodyMemory,
-    /// Which engine keeps what it speaks of?
     pub response_affinity: ResponseAffinity,
-    /// Where does it go?
     pub dispatch: Dispatch,
-    /// Is there a place for who watches its health?
     pub health_watches: HealthWatchPermits,
-    /// What do callers send themselves?
     pub bookings: Bookings,
-    /// Does the router go on?
     pub shutdown: Shutdown,
 }
 
 impl Edge {
-    /// A request's body, decompressed, within the bounds that all bodies have, and the memory that it has.
+    /// Reads and decompresses a request's body within the bounds of all bodies; returns it with its
+    /// memory reservation.
     pub(crate) async fn read_body_bytes<B>(
         &self,
         caller: &Caller,
@@ -67,7 +55,7 @@ impl Edge {
         Ok((body, reservation))
     }
 
-    /// The names of the models that a caller may use, for a sentence.
+    /// The names of the models that a caller may use, for an error message.
     pub(crate) fn known_models(&self, caller: &Caller) -> String {
         let view = self.dispatch.fleet.view();
         let known = view.models().into_iter().map(|model| model.id.as_str()).filter(|model| caller.may_use(model));

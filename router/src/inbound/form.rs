@@ -8,17 +8,18 @@ use memchr::memmem::Finder;
 
 use super::peek::Peek;
 
-/// Fields in front of the file are short; a longer value is none of ours.
+/// Fields in front of the file are short. The router does not need any that is longer.
 const MAX_VALUE_BYTES: usize = 1024;
 
 /// A boundary has at most 70 characters (RFC 2046 §5.1.1).
 const MAX_BOUNDARY_BYTES: usize = 70;
 
-/// Starlette takes no more fields, and no more files.
+/// Starlette accepts no more fields, and no more files.
 const MAX_PARTS: usize = 1000;
 
-/// The fields of vLLM 0.32 with which nobody can guess at another's prompt: a sound, a number, or a choice from a list. The languages are
-/// such choices, although their names may stand in a prompt.
+/// The fields of vLLM 0.32 that cannot be used to guess another tenant's prompt: a sound, a number,
+/// or a choice from a list. The languages are such choices, although their names may stand in a
+/// prompt.
 const SAFE_FIELDS: [&str; 23] = [
     "file",
     "model",
@@ -45,36 +46,29 @@ const SAFE_FIELDS: [&str; 23] = [
     "max_completion_tokens",
 ];
 
-/// Why a form is not understood.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FormError {
-    /// Its parts cannot be told apart.
     #[error(
         "the multipart form has no plain boundary: send `content-type: multipart/form-data; boundary=...` with one boundary of at most \
          70 letters, digits and hyphens, and with no other parameter than `charset=utf-8`"
     )]
     Boundary,
-    /// Its boundary stands where a reader may or may not see a part's end.
+    /// Readers may differ in where a part ends.
     #[error(
         "the multipart form is not whole: it begins with `--` and its boundary and ends with `--`, its boundary and `--`, each part ends \
          with a line of its own with `--` and the boundary, and nowhere else it has them"
     )]
     Incomplete,
-    /// A part does not say plainly which field it is.
     #[error("a part of the multipart form has no plain name: write one header `content-disposition: form-data; name=\"...\"`")]
     NoName,
-    /// The model is not plain text.
     #[error("the field `model` of the multipart form is a short text in UTF-8, without a file's name and without any encoding")]
     ModelNotText,
-    /// It has more parts than engines take.
     #[error("the multipart form has more than {MAX_PARTS} parts")]
     TooMany,
-    /// A field that decides where the request goes is there twice.
     #[error("the multipart form has the field `{0}` twice")]
     DuplicateField(&'static str),
 }
 
-/// Reads a form of this content type.
 pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, FormError> {
     let mut peek = Peek::default();
     for (before, part) in FormParts::new(body, parse_boundary(content_type).ok_or(FormError::Boundary)?)?.enumerate() {
@@ -89,7 +83,7 @@ pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, F
                 let is = |word: &&str| part.value.eq_ignore_ascii_case(word.as_bytes());
                 peek.is_stream = ["true", "1", "yes", "on", "t", "y"].iter().any(is);
             }
-            // A field that is not known may be a prompt in a later release.
+            // An unknown field may be part of the prompt in a later vLLM.
             name if peek.prompt_field.is_none()
                 && !part.value.is_empty()
                 && !SAFE_FIELDS.iter().any(|setting| setting.as_bytes() == name) =>
@@ -102,8 +96,9 @@ pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, F
     Ok(peek)
 }
 
-/// The boundary that a content type names, where there can be no doubt about it: parameters may stand twice, in quotes with escapes, or be
-/// encoded (RFC 2231), and the character set is that of the fields' names.
+/// The boundary that a content type names, if it is unambiguous: parameters may stand twice, in
+/// quotes with escapes, or be encoded (RFC 2231), and the character set is that of the fields'
+/// names.
 fn parse_boundary(content_type: &str) -> Option<&str> {
     let mut parameters = content_type.split(';');
     parameters.next().filter(|kind| kind.trim_ascii_end().eq_ignore_ascii_case("multipart/form-data"))?;
@@ -142,7 +137,8 @@ impl<'a> Iterator for FormParts<'a> {
     type Item = Result<&'a [u8], FormError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // Some clients end with an empty line. Readers skip line ends there, and some of them words too.
+        // Some clients end with an empty line. Readers skip line ends there, and some of them other
+        // text too.
         let is_end = |end: &[u8]| end.chunks(2).all(|line_end| line_end == b"\r\n");
         if self.is_over || self.rest.strip_prefix(b"--").is_some_and(is_end) {
             return None;
@@ -157,9 +153,7 @@ impl<'a> Iterator for FormParts<'a> {
     }
 }
 
-/// A part's headers, but for the one with its name, and its value.
 struct FormPart<'a> {
-    /// Whether it is a file.
     is_file: bool,
     content_type: Option<&'a [u8]>,
     encoding: Option<&'a [u8]>,
@@ -167,7 +161,7 @@ struct FormPart<'a> {
 }
 
 impl<'a> FormPart<'a> {
-    /// Reads a part, and the field that it is for.
+    /// Splits a part into its value and the field that it is for.
     fn parse(part: &'a [u8]) -> Result<(&'a [u8], Self), FormError> {
         let mut named = None;
         let (mut content_type, mut encoding) = (None, None);
@@ -194,10 +188,11 @@ impl<'a> FormPart<'a> {
         Ok((name, Self { is_file, content_type, encoding, value: rest }))
     }
 
-    /// Its value as text, if it is that to every reader.
+    /// The value as text, if every reader decodes it alike.
     fn text(&self) -> Option<&'a str> {
         let text = std::str::from_utf8(self.value).ok().filter(|text| text.len() <= MAX_VALUE_BYTES)?;
-        // Some readers undo an encoding, others do not; and some read in the character set that the part names.
+        // Some readers undo a transfer encoding, others do not; some use the character set that the
+        // part names.
         let is_plain = self
             .encoding
             .is_none_or(|encoding| [&b"7bit"[..], b"8bit", b"binary"].iter().any(|plain| encoding.eq_ignore_ascii_case(plain)));
@@ -212,7 +207,8 @@ impl<'a> FormPart<'a> {
     }
 }
 
-/// A header's name and value; nothing where the line is no header, or one that a reader joins with its neighbours.
+/// A header's name and value; `None` where the line is no header, or one that some readers join
+/// with its neighbours.
 fn parse_header(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let colon = memchr::memchr(b':', line)?;
     let (name, value) = (&line[..colon], &line[colon + 1..]);
@@ -221,8 +217,9 @@ fn parse_header(line: &[u8]) -> Option<(&[u8], &[u8])> {
     (is_name && is_value).then(|| (name, value.trim_ascii()))
 }
 
-/// The field that a disposition names, and whether it is a file. The name stands first, as all clients have it, and whatever follows is taken
-/// apart at every semicolon, also within quotes, since readers differ in where quotes end: nowhere may another name stand.
+/// The field that a disposition names, and whether it is a file. The name must come first, as all
+/// clients have it. The rest is split at every semicolon, also within quotes, because readers
+/// differ in where quotes end: no other name may stand anywhere.
 fn parse_disposition(value: &[u8]) -> Option<(&[u8], bool)> {
     let mut parameters = value.split(|byte| *byte == b';');
     parameters.next().filter(|kind| kind.trim_ascii_end().eq_ignore_ascii_case(b"form-data"))?;

@@ -7,14 +7,13 @@ use http::HeaderMap;
 
 use super::peek::Peek;
 
-/// The route.
 pub(super) const PATH: &str = "/invocations";
 
-/// The header with the model, which need not be an adapter.
+/// The header that names the model, which need not be an adapter.
 pub(super) const ADAPTER_HEADER: &str = "x-amzn-sagemaker-adapter-identifier";
 
-/// The route that a request is for. What can be neither chat nor completion generates nothing: it is embedded, classified or scored, all of
-/// which are the same to the router.
+/// The route that a request is effectively for. What can be neither chat nor completion generates
+/// nothing: it is embedded, classified or scored, which are the same to the router.
 pub(super) fn effective_route<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
     match path {
         PATH if peek.is_chat => "/v1/chat/completions",
@@ -24,10 +23,10 @@ pub(super) fn effective_route<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
     }
 }
 
-/// The model that engines take for a request of this path, if it is an invocation that names one.
+/// The model that engines use for a request of this path, if it is an invocation that names one.
 ///
 /// # Errors
-/// When two are named; in words for the client.
+/// When two are named; the message is for the client.
 pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Option<String>, String> {
     if path != PATH {
         return Ok(None);
@@ -40,7 +39,7 @@ pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Optio
     }
 }
 
-/// What a caller is told that may not use all models and names none where engines look.
+/// For a caller that may not use all models and names none where engines look.
 pub(super) fn missing_model_message() -> String {
     format!(
         "engines take the model of `{PATH}` from the header `{ADAPTER_HEADER}`, not from the body: say there which, since this key is for some models only"

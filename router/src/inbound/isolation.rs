@@ -15,21 +15,19 @@ use super::peek::Peek;
 use crate::keys::{KeyFileError, read_private};
 use crate::random::random;
 
-/// SHA-256 hashes blocks of so many bytes; RFC 2104 pads its key to one.
+/// Block size of SHA-256 in bytes; RFC 2104 pads its key to one block.
 const HASH_BLOCK: usize = 64;
 
-/// Bytes of a secret that the router makes itself.
 const SECRET_BYTES: usize = 32;
 
-/// Routes with prompts whose requests have no salt, as of vLLM 0.32; with what to use instead.
+/// Routes with prompts whose requests have no salt in vLLM 0.32, and what to use instead.
 const UNSALTED_ROUTES: [(&str, &str); 2] = [("/v2/embed", "/v1/embeddings"), ("/cohere/v2/chat", "/v1/chat/completions")];
 
-/// Makes salts.
 pub struct Isolation {
     secret: Vec<u8>,
 }
 
-/// Not the secret.
+/// Does not show the secret.
 impl std::fmt::Debug for Isolation {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("Isolation")
@@ -37,7 +35,7 @@ impl std::fmt::Debug for Isolation {
 }
 
 impl Isolation {
-    /// Reads the secret, which is made first where there is none.
+    /// Reads the secret, and creates it first where there is none.
     ///
     /// # Errors
     /// When it cannot be read or written, or others may read it.
@@ -56,18 +54,18 @@ impl Isolation {
         Ok(Self { secret })
     }
 
-    /// The salt of a tenant's prompts; those that the client salts itself are apart from its others too.
+    /// The salt of a tenant's prompts. A salt of the client's own separates them further.
     fn salt(&self, tenant: &str, own: &str) -> String {
-        // With the length of the first, no two pairs are the same text.
+        // With the length of the first part, no two pairs give the same text.
         let length = (tenant.len() as u64).to_le_bytes();
         let salt = hmac(&self.secret, &[&length, tenant.as_bytes(), own.as_bytes()]);
         hex(&salt)
     }
 
-    /// The request's body with its tenant's salt; `None` where there is no prompt that it could be for.
+    /// The request's body with its tenant's salt; `None` where there is no prompt that needs one.
     ///
     /// # Errors
-    /// When the request cannot be kept apart; in words for the client.
+    /// When the request cannot be kept apart; the message is for the client.
     pub(super) fn add_salt(&self, request: &UnsaltedRequest<'_>) -> Result<Option<SaltedBody>, String> {
         let UnsaltedRequest { tenant, route, content, body, peek } = request;
         if body.is_empty() {
@@ -78,7 +76,8 @@ impl Isolation {
         }
         match content {
             BodyFormat::Json => {}
-            // Sounds come so, and have no salt: whoever can ask for the same answer has the same sound. Words beside them may be guessed.
+            // Sounds come as forms and have no salt: whoever can ask for the same answer has the
+            // same sound. Text beside them could be guessed.
             BodyFormat::Form(_) => {
                 let refused = |field| {
                     format!("tenants' caches are kept apart here, which engines cannot do for the field `{field}` of a form: leave it out")
@@ -89,7 +88,7 @@ impl Isolation {
                 return Err("tenants' caches are kept apart here, for which a request has the content type application/json".into());
             }
         }
-        // Anything else is a prompt to no engine.
+        // Engines take nothing else for a prompt.
         if !body.trim_ascii_start().starts_with(b"{") {
             return Ok(None);
         }
@@ -102,7 +101,6 @@ impl Isolation {
     }
 }
 
-/// A request as its client sent it.
 #[derive(Debug)]
 pub(super) struct UnsaltedRequest<'a> {
     pub(super) tenant: &'a str,
@@ -112,7 +110,6 @@ pub(super) struct UnsaltedRequest<'a> {
     pub(super) peek: &'a Peek<'a>,
 }
 
-/// Writes a new secret; one that another router has written meanwhile is left alone, and never seen half written.
 fn create_secret(path: &Path) -> std::io::Result<()> {
     let random: [u8; SECRET_BYTES] = random()?;
     let secret = hex(&random);
@@ -126,7 +123,7 @@ fn create_secret(path: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         linked => linked,
     });
-    // The link is the secret now, and a draft that stays harms nobody.
+    // The link is the secret now; a draft that stays does no harm.
     let _ = std::fs::remove_file(&draft);
     written
 }
@@ -144,7 +141,6 @@ fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     begin(0x5c).chain_update(inner).finalize().into()
 }
 
-/// A body with another salt than it came with.
 #[derive(Debug)]
 pub(super) struct SaltedBody {
     pub(super) body: Bytes,
@@ -154,8 +150,9 @@ pub(super) struct SaltedBody {
 }
 
 impl SaltedBody {
-    /// `body`, a JSON object in which the values `own` are the client's salts, with `salt` instead of each of them. Engines differ in what
-    /// they make of a name that stands twice: some take the last, some refuse; so none is added where there is one.
+    /// `body`, a JSON object, with `salt` in place of each of the client's salts `own`. Engines
+    /// differ in how they treat a repeated name (some take the last, some refuse), so none is added
+    /// where there is one.
     fn new(body: &Bytes, own: &[&str], salt: String) -> Self {
         let value = format!("\"{salt}\"");
         let mut salted = BytesMut::with_capacity(body.len() + value.len() + 32);
@@ -169,7 +166,7 @@ impl SaltedBody {
         let end = body.trim_ascii_end().len().saturating_sub(1);
         if own.is_empty() {
             let within = body[..end].trim_ascii_end();
-            // At the end, so that everything else stays where it is.
+            // At the end, so that everything else keeps its place.
             salted.extend_from_slice(within);
             let comma = if within.ends_with(b"{") { "" } else { "," };
             salted.extend_from_slice(format!("{comma}\"cache_salt\":{value}}}").as_bytes());
@@ -179,7 +176,7 @@ impl SaltedBody {
         Self { body: salted.freeze(), salt, replaced }
     }
 
-    /// Where the value `part` of the `old` body is now.
+    /// The new place of the value `part` of the `old` body.
     pub(super) fn relocate(&self, old: &Bytes, part: &str) -> Bytes {
         let at = offset(old, part);
         let before = self.replaced.iter().filter(|(replaced, _)| *replaced < at);
@@ -189,7 +186,7 @@ impl SaltedBody {
     }
 }
 
-/// Where a part of the body begins.
+/// The offset of a part within the body.
 fn offset(body: &Bytes, part: &str) -> usize {
     part.as_ptr().addr() - body.as_ptr().addr()
 }

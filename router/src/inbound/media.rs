@@ -13,29 +13,23 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Bytes of a client's host that an error repeats.
+/// Bytes of a client's host that an error message repeats.
 const MAX_SHOWN_HOST_BYTES: usize = 80;
 
-/// The hosts that engines may fetch media from.
 #[derive(Debug, Clone, Default)]
 pub struct MediaHosts {
     allow_all: bool,
     /// In lower case.
     exact: Vec<String>,
-    /// What names end in, with the dot before it.
+    /// Suffixes of allowed names, with the dot in front.
     suffixes: Vec<String>,
 }
 
-/// An entry of the list is no host.
 #[derive(Debug, thiserror::Error)]
 #[error("router.media_hosts: {0:?} is no host: write `example.org`, `*.example.org`, or `*` for all; ports and paths do not count")]
 pub struct InvalidMediaHost(String);
 
 impl MediaHosts {
-    /// Reads the setting.
-    ///
-    /// # Errors
-    /// When an entry is no host.
     pub fn new(hosts: &[String]) -> Result<Self, InvalidMediaHost> {
         let mut known = Self::default();
         for host in hosts {
@@ -50,18 +44,18 @@ impl MediaHosts {
         Ok(known)
     }
 
-    /// Looks at every URL of a JSON body that an engine would fetch; and, where tenants are kept apart, for names of media that an engine
-    /// would remember for all of them.
+    /// Checks every URL of a JSON body that an engine would fetch. Where tenants are kept apart,
+    /// also refuses names of media that an engine would remember for all tenants.
     ///
     /// # Errors
-    /// When one of them may not be used; in words for the client.
+    /// When one of them is not allowed; the message is for the client.
     pub(super) fn check(&self, body: &[u8], apart: bool) -> Result<(), String> {
         if !may_have_urls(body) && (!apart || memmem::find(body, b"uuid").is_none()) {
             return Ok(());
         }
         let mut found = MediaReferences::default();
         let mut json = serde_json::Deserializer::from_slice(body);
-        // Engines read deeper nesting than this does, so that it must not be passed on unseen.
+        // Engines read deeper nesting than this parser, so deeper bodies must not pass unseen.
         let walked = MediaWalker { found: &mut found, position: MediaPosition::Body }.deserialize(&mut json);
         walked.map_err(|error| format!("the body cannot be searched for the URLs of media: {error}"))?;
         if apart && found.has_uuid {
@@ -83,7 +77,7 @@ impl MediaHosts {
         }
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let host = authority.split_once(':').map_or(authority, |(host, port)| {
-            // Something else than a port makes a host that is none.
+            // Anything but a port makes the host invalid.
             if port.bytes().all(|byte| byte.is_ascii_digit()) { host } else { authority }
         });
         let name = host.to_ascii_lowercase();
@@ -104,7 +98,8 @@ impl MediaHosts {
     }
 }
 
-/// Whether this could be a host's name or an IPv4 address, in lower case. Addresses count as the text that they are.
+/// Whether this could be a host's name or an IPv4 address, in lower case. Addresses are compared as
+/// text.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
@@ -112,8 +107,8 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether a body has what a medium's name looks like, also where a letter of it is escaped (`\u005f` to `\u007a`). Nearly none has,
-/// and is not looked at closer.
+/// Whether a body contains what looks like a media field, also with a letter escaped (`\u005f` to
+/// `\u007a`). Hardly any does, and the others are not parsed.
 fn may_have_urls(body: &[u8]) -> bool {
     static NAMES: LazyLock<[Finder<'static>; 5]> =
         LazyLock::new(|| ["url\"", "\"source\"", "\"images\"", "\"audio\"", "\"videos\""].map(Finder::new));
@@ -122,20 +117,17 @@ fn may_have_urls(body: &[u8]) -> bool {
     NAMES.iter().any(|name| name.find(body).is_some()) || ESCAPES.find_iter(body).any(is_letter)
 }
 
-/// What was found in a body.
 #[derive(Debug, Default)]
 struct MediaReferences<'de> {
     urls: Vec<Cow<'de, str>>,
-    /// A medium has a name that the client gave it.
+    /// The client gave a medium a name of its own.
     has_uuid: bool,
 }
 
-/// Where in a body a value stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MediaPosition {
-    /// It is the body.
     Body,
-    /// Somewhere below.
+    /// Somewhere within.
     Within,
     /// The value of a name such as `image_url`: a URL, or an object with one.
     Medium,
@@ -147,7 +139,8 @@ enum MediaPosition {
     Opaque,
 }
 
-/// Names whose values are a client's own business, of which engines fetch nothing: schemas, arguments of tools, and the like.
+/// Fields whose values are the client's own, of which engines fetch nothing: schemas, arguments of
+/// tools, and the like.
 const OPAQUE_FIELDS: [&str; 11] = [
     "tools",
     "tool_choice",
@@ -162,11 +155,10 @@ const OPAQUE_FIELDS: [&str; 11] = [
     "logit_bias",
 ];
 
-/// Names of media in a part of a message.
 const MEDIA_FIELDS: [&str; 9] =
     ["image_url", "audio_url", "video_url", "file_url", "input_audio", "image_pil", "image_embeds", "audio_embeds", "video_embeds"];
 
-/// Walks through a value and collects what is to be looked at.
+/// Walks through a value and collects what has to be checked.
 struct MediaWalker<'a, 'de> {
     found: &'a mut MediaReferences<'de>,
     position: MediaPosition,
@@ -208,7 +200,7 @@ impl<'de> Visitor<'de> for MediaWalker<'_, 'de> {
                     has_name |= map.next_value::<&RawValue>()?.get() != "null";
                     continue;
                 }
-                // Arguments of a tool; the whole prompt where it stands above all.
+                // A tool's arguments; at the top level the whole prompt.
                 (MediaPosition::Body, "input") => MediaPosition::Within,
                 (_, "input") => MediaPosition::Opaque,
                 (_, name) if OPAQUE_FIELDS.contains(&name) => MediaPosition::Opaque,

@@ -7,47 +7,46 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// What the router looks at. Fields of another type than expected count as absent: it is the engine that judges them.
+/// The fields that the router looks at. A field of an unexpected type counts as absent: the engine
+/// judges it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Peek<'a> {
-    /// The model that the request names.
     pub(super) model: Option<String>,
-    /// Whether the answer is to be a stream.
     pub(super) is_stream: bool,
-    /// Most tokens that the answer may have. The larger one where it is said twice, and none where it is said in a form that only engines
-    /// may know: they also differ in which of the names they go by.
+    /// Most tokens that the answer may have: the larger number where it is said twice, none where
+    /// it is in a form that only engines may read. Engines also differ in which of the names they
+    /// use.
     pub(super) max_output: RequestedCount,
-    /// Answers that are wanted to each prompt.
     pub(super) choices: RequestedCount,
-    /// Whether the answer is to be computed while nobody waits for it, in whatever form engines take for a yes.
+    /// Whether the answer is to be computed in the background, in any form that engines take for a
+    /// yes.
     pub(super) background: bool,
-    /// Its turn among those that wait, as vLLM has it: a lower one goes first.
+    /// Its priority in the queue, as in vLLM: a lower one goes first.
     pub(super) priority: Option<i32>,
-    /// Whether it has a priority that is not plainly 0 or more. Engines read texts, fractions of zero and larger numbers too.
+    /// Whether it has a priority that is not plainly 0 or more. Engines also read strings,
+    /// fractions of zero and larger numbers.
     pub(super) is_urgent: bool,
-    /// The client's own user.
     pub(super) user: Option<String>,
-    /// Keeps the cached blocks of those who share it apart from others'.
+    /// The `cache_salt`, which separates cached blocks from those of other salts.
     pub(super) salt: Option<String>,
-    /// Its salts as they stand in the body: nearly always none, and the last one counts.
+    /// Its salts as they stand in the body: nearly always none; the last one counts.
     pub(super) raw_salts: Vec<&'a str>,
-    /// What the client calls the response that is made.
+    /// The client's own id for the response that is made.
     pub(super) response_id: Option<String>,
     /// The response that it continues.
     pub(super) previous_response_id: Option<String>,
-    /// Whether the answer has to follow a schema or a grammar.
+    /// Whether the answer must follow a schema or a grammar.
     pub(super) is_guided: bool,
     /// Whether it has messages, as chats do.
     pub(super) is_chat: bool,
-    /// Whether it has a prompt, be it one of embeddings, as completions do.
+    /// Whether it has a prompt, also of embeddings, as completions do.
     pub(super) is_completion: bool,
-    /// Of a form: a field whose words may become part of a prompt.
+    /// In a form: a field whose text may become part of a prompt.
     pub(super) prompt_field: Option<String>,
-    /// What makes the prompt, in the order in which it stands in the body.
+    /// What makes the prompt, in the order of the body.
     pub(super) prompt_parts: Vec<&'a str>,
 }
 
-/// Why a body is not JSON.
 #[derive(Debug, thiserror::Error)]
 #[error("the body is not valid JSON: {0}")]
 pub(super) struct JsonError(#[from] serde_json::Error);
@@ -62,8 +61,8 @@ pub(super) fn peek(body: &[u8]) -> Result<Peek<'_>, JsonError> {
     Ok(Peek::default())
 }
 
-/// Whether a body that is not JSON is none to engines either. Python's reader takes more: other encodings, numbers that are none, and halves
-/// of characters.
+/// Whether a body that is not JSON is invalid for engines too. Python's parser accepts more: other
+/// encodings, `NaN`, and lone surrogates.
 pub(super) fn is_invalid_for_engines(body: &[u8]) -> bool {
     let has = |word: &[u8]| memchr::memmem::find(body, word).is_some();
     let is_plain = std::str::from_utf8(body).is_ok() && !body.contains(&0) && !body.starts_with(b"\xef\xbb\xbf");
@@ -85,7 +84,7 @@ impl<'de> Visitor<'de> for PeekVisitor {
         formatter.write_str("an object")
     }
 
-    /// A name that stands twice counts as the engine counts it: the last one wins.
+    /// For a repeated name the last value wins, as in engines.
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Peek<'de>, A::Error> {
         let mut peek = Peek::default();
         while let Some(name) = map.next_key::<FieldName<'de>>()? {
@@ -101,7 +100,7 @@ impl<'de> Visitor<'de> for PeekVisitor {
                             max_tokens.inspect(|most| peek.max_output.merge(most));
                             n.inspect(|choices| peek.choices.merge(choices));
                         }
-                        // As where a name is said twice: engines take the last one.
+                        // As with a repeated name: engines take the last one.
                         Err(_) => (peek.max_output, peek.choices) = (RequestedCount::Unreadable, RequestedCount::Unreadable),
                     }
                 }
@@ -121,7 +120,7 @@ impl<'de> Visitor<'de> for PeekVisitor {
                 "user" => peek.user = typed_value(&mut map)?,
                 "response_format" => peek.is_guided |= typed_value::<ResponseFormat, _>(&mut map)?.is_some_and(|format| format.is_guided()),
                 "text" => peek.is_guided |= typed_value::<ResponsesTextOptions, _>(&mut map)?.is_some_and(|text| text.format.is_guided()),
-                // One tool has to be called: the engine makes a schema of the tools.
+                // If a tool must be called, the engine makes a schema of the tools.
                 "tool_choice" => peek.is_guided |= requires_tool(map.next_value::<&RawValue>()?.get()),
                 "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" => {
                     peek.is_guided |= map.next_value::<&RawValue>()?.get() != "null";
@@ -141,20 +140,19 @@ impl<'de> Visitor<'de> for PeekVisitor {
     }
 }
 
-/// Whether a priority is plainly 0 or more: digits, and nothing that a reader could take for something else.
+/// Whether a priority is plainly 0 or more: digits, and nothing that a reader could take for
+/// something else.
 pub(super) fn is_plain_priority(priority: &[u8]) -> bool {
     !priority.is_empty() && priority.iter().all(u8::is_ascii_digit)
 }
 
-/// The most of something that a body asks for.
+/// How many of something a body asks for, at most.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum RequestedCount {
-    /// It does not say.
     #[default]
     Unset,
-    /// So many.
     Count(u64),
-    /// It says so in a form that the router does not read: a number in a string is one to engines.
+    /// In a form that the router does not read: to engines, a number in a string is a number.
     Unreadable,
 }
 
@@ -168,13 +166,13 @@ impl RequestedCount {
         };
     }
 
-    /// The number, if there is a clear one.
+    /// The number, if it is unambiguous.
     pub(super) fn count(self) -> Option<u64> {
         if let Self::Count(number) = self { Some(number) } else { None }
     }
 }
 
-/// What `/inference/v1/generate` has below `sampling_params`.
+/// The fields of `/inference/v1/generate` below `sampling_params`.
 #[derive(Default, Deserialize)]
 struct SamplingParams<'a> {
     #[serde(borrow)]
@@ -188,7 +186,6 @@ fn typed_value<'de, T: Deserialize<'de>, A: MapAccess<'de>>(map: &mut A) -> Resu
     Ok(serde_json::from_str(map.next_value::<&RawValue>()?.get()).ok())
 }
 
-/// What an answer has to be.
 #[derive(Deserialize)]
 struct ResponseFormat {
     r#type: String,
@@ -200,20 +197,19 @@ impl ResponseFormat {
     }
 }
 
-/// The same in the Responses API.
 #[derive(Deserialize)]
 struct ResponsesTextOptions {
     format: ResponseFormat,
 }
 
-/// A choice of tools that leaves none, as a word.
+/// A choice of tools that requires a call, as a word.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum RequiredToolWord {
     Required,
 }
 
-/// Or as the tool itself; in the Messages API any tool may be it.
+/// Or as the tool itself; in the Messages API also any tool.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum RequiredToolObject {
@@ -222,7 +218,6 @@ enum RequiredToolObject {
     Any,
 }
 
-/// Whether a choice of tools leaves none.
 fn requires_tool(choice: &str) -> bool {
     serde_json::from_str::<RequiredToolWord>(choice).is_ok() || serde_json::from_str::<RequiredToolObject>(choice).is_ok()
 }

@@ -13,37 +13,30 @@ use crate::dispatch::Refusal;
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
 
-/// A request for an engine, in the engine's own API, and who sends it.
+/// A request in an engine's own API, and who sends it.
 #[derive(Debug)]
 pub(crate) struct InboundRequest {
     pub(crate) method: Method,
     pub(crate) path: PathAndQuery,
-    /// As the client sent them; those of one connection are left out on the way.
+    /// As the client sent them; hop-by-hop headers are removed later.
     pub(crate) headers: HeaderMap,
-    /// Complete.
     pub(crate) body: Bytes,
-    /// What the body took as it came; `None` for one that was made here.
+    /// The memory taken as the body came; `None` for a body made by the router.
     pub(crate) reservation: Option<BodyReservation>,
     pub(crate) caller: Caller,
-    /// Its line in the access log.
     pub(crate) log_entry: AccessEntry,
-    /// When it came.
     pub(crate) received_at: Instant,
 }
 
-/// Why a request got no engine's answer. Each API tells it in its own form.
+/// Why a request got no engine's answer. Each API reports it in its own form.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Rejection {
-    /// It cannot be understood.
     #[error("{0}")]
     Malformed(String),
-    /// Its caller may not send it.
     #[error("{0}")]
     Forbidden(String),
-    /// Its caller, or the router, has too much in flight.
     #[error(transparent)]
     Limited(#[from] LimitExceeded),
-    /// The fleet cannot answer it.
     #[error(transparent)]
     Fleet(#[from] Refusal),
     /// It names a response that its caller does not have.
@@ -52,7 +45,6 @@ pub(crate) enum Rejection {
 }
 
 impl Rejection {
-    /// How it is counted.
     pub(super) fn refusal_reason(&self) -> RefusalReason {
         match self {
             Self::Malformed(_)
@@ -66,7 +58,6 @@ impl Rejection {
         }
     }
 
-    /// The word for it in the access log.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Malformed(_) => "malformed",

@@ -9,19 +9,21 @@ use super::headers;
 use crate::keys::Caller;
 use crate::placement::QueueShare;
 
-/// Who has a turn together: a tenant's callers, or whoever has one key; `None` where there are no keys.
+/// The hash that requests share turns by: of the tenant, or of the key where that has none; `None`
+/// where there are no keys.
 pub(super) fn tenant_hash(caller: &Caller) -> Option<u64> {
     let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
     (!name.is_empty()).then(|| xxh3_64(name.as_bytes()))
 }
 
-/// Who shares the router's room with whom, and how many `bytes` of it a request takes. Without keys a client may say which `user` it is for.
+/// Whom the request shares the queue with, and how many `bytes` it takes. Without keys a client may
+/// name its `user`.
 pub(super) fn queue_share(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> QueueShare {
     let tenant = tenant_hash(caller).unwrap_or_else(|| headers::tenant_hash(headers, user));
     QueueShare { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
 }
 
-/// Whose a response is: a tenant's, or of one key alone; everybody's where there are no keys.
+/// The owner of a response: a tenant, or a key where it has none; empty where there are no keys.
 pub(super) fn response_owner(caller: &Caller) -> &Arc<str> {
     if caller.tenant.is_empty() { &caller.key } else { &caller.tenant }
 }

@@ -24,18 +24,19 @@ use crate::placement::PlacementRequest;
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::sse::Dialect;
 
-/// Said to callers whose use is limited.
+/// For callers with limits.
 const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
     with `stream` if it takes long";
 
 impl Edge {
-    /// Has an engine answer a request. It is read and admitted when this is called, and counted from then on: the future is to be awaited at once.
+    /// Has an engine answer a request. The request is read, admitted and counted in this call, so
+    /// the future is to be awaited at once.
     ///
     /// # Errors
-    /// When no engine does; an engine's own refusal is an answer.
+    /// When no engine answers; an engine's own refusal is an answer.
     pub(crate) fn submit(&self, inquiry: InboundRequest) -> impl Future<Output = Result<Answer, Rejection>> {
         let (entry, caller) = (inquiry.log_entry.clone(), inquiry.caller.clone());
-        // Not within the future, which would keep room for the inquiry as long as the request waits.
+        // Outside the future, which would keep room for the request as long as it waits.
         let prepared = self.prepare(inquiry);
         self.send(prepared, caller, entry)
     }
@@ -58,7 +59,8 @@ impl Edge {
         submitted.await.inspect_err(|declined| self.count_rejection(declined, &entry))
     }
 
-    /// Has a replica chosen for a request that its caller sends itself, which counts like any other until it is dropped.
+    /// Chooses a replica for a request that its caller sends itself. It counts like any other until
+    /// the result is dropped.
     ///
     /// # Errors
     /// When it may not be sent, or no replica can take it.
@@ -77,7 +79,7 @@ impl Edge {
         self.dispatch.metrics.count_refusal(declined.refusal_reason());
     }
 
-    /// A refusal that does not name models which its caller may not use.
+    /// Removes from a refusal the models that its caller may not use.
     fn hide_other_models(&self, refusal: Refusal, caller: &Caller) -> Refusal {
         match refusal {
             Refusal::UnknownModel { model, .. } if caller.models.is_some() => {
@@ -87,13 +89,15 @@ impl Edge {
         }
     }
 
-    /// Whether it depends on what a body says what its caller may do. Of a form that is which model it asks for, and nothing else.
+    /// Whether the caller's permissions depend on what the body says. For a form that is the model
+    /// alone.
     fn needs_readable_body(&self, content: BodyFormat<'_>, caller: &Caller) -> bool {
         let by_key = if matches!(content, BodyFormat::Form(_)) { caller.models.is_some() } else { self.keys.are_required() };
         by_key || self.isolation.is_some()
     }
 
-    /// Looks at what an engine would fetch for a request. A sound has any bytes; whatever else a body is called, an engine might read it as JSON.
+    /// Checks what an engine would fetch for a request. A sound may be any bytes; any other body
+    /// might be read as JSON by an engine, whatever its type.
     fn check_media(&self, content: BodyFormat<'_>, body: &[u8], entry: &AccessEntry) -> Result<(), Rejection> {
         if matches!(content, BodyFormat::Form(_)) {
             return Ok(());
@@ -104,7 +108,7 @@ impl Edge {
         })
     }
 
-    /// A request that may enter, as it will be sent.
+    /// Checks and admits a request; returns it as it will be sent.
     pub(crate) fn prepare(&self, inquiry: InboundRequest) -> Result<(Box<OutboundRequest>, Permit), Rejection> {
         let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inquiry;
         let content = BodyFormat::from_headers(&headers);
@@ -148,7 +152,8 @@ impl Edge {
         let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| part(text)).collect() };
         let unsalted = || (body.clone(), peek.salt.unwrap_or_default());
         let (body, salt) = salted.map_or_else(unsalted, |SaltedBody { body, salt, .. }| (body, salt));
-        // Not the texts, which go when it has been chosen where the request goes: an answer may have begun while the rest of the body waits to be sent.
+        // The texts are not kept: they are dropped when the replica has been chosen, and an answer
+        // may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
         let outgoing = Box::new(OutboundRequest {
             id,
@@ -202,13 +207,14 @@ fn memory_limit_exceeded(full: &BodyMemoryFull) -> LimitExceeded {
     LimitExceeded::of_router(full.to_string())
 }
 
-/// The band in which a caller's request waits. Where there are keys, only admins go before the others: everybody would.
+/// The priority that a caller gets. Where there are keys, only admins may go before others:
+/// otherwise everybody would.
 fn clamp_priority(caller: &Caller, asked: i32) -> i32 {
     if caller.role == Role::Admin { asked } else { asked.max(0) }
 }
 
-/// Whether a caller may send this request. What an invocation has `named` is the model that engines take; the body's must be allowed too, since
-/// other releases may read it.
+/// Whether a caller may send this request. `named` is the model of an invocation's header, which
+/// engines use; the body's must be allowed too, since other releases may read it.
 fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
     if path != invocation::PATH || caller.models.is_none() {
         return caller.check_permission(method, path, peek.model.as_deref());
@@ -217,13 +223,13 @@ fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<
     [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.check_permission(method, path, Some(model)))
 }
 
-/// What a caller is told that may not go before others, where engines schedule by priority.
+/// For a caller that may not go before others where engines schedule by priority.
 fn priority_refused_message(caller: &Caller) -> String {
     format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key)
 }
 
-/// What a body says of the request. Bodies of other types are for the engine alone to understand, and so is what is wrong with this one,
-/// unless what its caller may do depends on it.
+/// Reads the fields of a body. Bodies of other types are for the engine to judge, and so are faults
+/// of this one unless permissions depend on it.
 fn peek_body<'a>(content: BodyFormat<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
     match content {
         _ if body.is_empty() => Ok(Peek::default()),

@@ -66,7 +66,7 @@ fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_
     let most = |body: &str| peek(body.as_bytes()).unwrap().max_output.count();
     assert_eq!(most(r#"{"max_completion_tokens":1000,"max_tokens":1}"#), Some(1000));
     assert_eq!(most(r#"{"max_tokens":1000,"max_output_tokens":null}"#), Some(1000));
-    // Engines take numbers in strings, too, and whole ones with a point.
+    // Engines also accept numbers in strings, and integers written with a decimal point.
     assert_eq!(most(r#"{"max_tokens":"1000","max_output_tokens":1}"#), None);
     assert_eq!(most(r#"{"max_output_tokens":1,"max_tokens":1e3}"#), None);
     assert_eq!(most(r#"{"sampling_params":{"max_tokens":70,"n":4},"max_tokens":1}"#), Some(70));
@@ -179,7 +179,7 @@ fn a_body_is_left_to_the_engine_to_refuse_only_if_it_surely_does() {
     for refused in ["", "{", "{'a': 1}", "[1,]", "\"\n\"", "{} x", "01", "\u{1f682}"] {
         assert!(peek(refused.as_bytes()).is_err() && is_invalid_for_engines(refused.as_bytes()), "{refused}");
     }
-    // Python reads these.
+    // Python's parser accepts these.
     for read in [&b"{\"model\": NaN}"[..], b"-Infinity", b"\xef\xbb\xbf{}", b"{\0}\0", b"\xff\xfe{\0}\0", br#"{"\ud800":1}"#] {
         assert!(peek(read).is_err() && !is_invalid_for_engines(read), "{read:?}");
     }

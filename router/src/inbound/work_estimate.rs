@@ -3,19 +3,21 @@
 use super::peek::{Peek, RequestedCount};
 use crate::dispatch::Work;
 
-/// Bytes of text that make a token, about.
+/// About how many bytes of text make a token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Of a list of prompts each takes so many bytes at least, one of them for the comma.
+/// In a list of prompts each takes at least so many bytes, the comma included.
 const MIN_PROMPT_BYTES: usize = 2;
 
-/// Engines answer no prompt more often: vLLM's `VLLM_MAX_N_SEQUENCES`.
+/// Engines give no more answers to a prompt: vLLM's `VLLM_MAX_N_SEQUENCES`.
 const MAX_CHOICES: u64 = 16_384;
 
-/// A response with tools of the engine's own is computed in turns, each with the whole prompt. Nothing bounds them; longer ones are not paid for.
+/// A response with the engine's own tools is computed in turns, each with the whole prompt. Nothing
+/// bounds their number; further ones are not charged.
 const MAX_TURNS: u64 = 64;
 
-/// What a request of this route has an engine compute. With a list of prompts it is as much as its body has room for.
+/// What a request of this route can have an engine compute. A list of prompts counts as many as its
+/// body has room for.
 pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> Work {
     if computes_nothing(route) {
         return Work::default();
@@ -30,7 +32,7 @@ pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> 
         _ if !is_generation(route) => return Work { prompts: listed, answers: 0, turns: 1 },
         "/v1/completions" if peek.prompt_parts.iter().all(|prompt| is_single_prompt(prompt)) => 1,
         "/v1/completions" | "/v1/chat/completions/batch" => listed,
-        // A sound is read in pieces.
+        // A sound is computed in pieces.
         "/v1/audio/transcriptions" | "/v1/audio/translations" => listed,
         _ => 1,
     };
@@ -38,12 +40,13 @@ pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> 
     Work { prompts, answers: prompts.saturating_mul(choices), turns }
 }
 
-/// Whether a completion's prompt is one: a text, or the tokens of one.
+/// Whether a completion's `prompt` is one prompt: a text, or one list of tokens.
 fn is_single_prompt(prompt: &str) -> bool {
     prompt.starts_with('"') || token_ids(prompt).is_some()
 }
 
-/// About how many tokens a part of a body has that is prompt: a list of them as many as it has, a text by its length.
+/// About how many prompt tokens a part of a body has: of a list of tokens their number, of a text
+/// by its length.
 pub(super) fn estimate_tokens(text: &str) -> u64 {
     match token_ids(text) {
         Some(ids) => memchr::memchr_iter(b',', ids.as_bytes()).count() as u64 + 1,
@@ -51,18 +54,18 @@ pub(super) fn estimate_tokens(text: &str) -> u64 {
     }
 }
 
-/// What follows the bracket of a list of tokens.
+/// The inside of a list of tokens.
 fn token_ids(text: &str) -> Option<&str> {
     text.strip_prefix('[').map(str::trim_start).filter(|ids| ids.starts_with(|first: char| first.is_ascii_digit()))
 }
 
-/// Routes that ask the engine for nothing that its accelerator computes.
+/// Routes that need nothing computed on the accelerator.
 pub(super) fn computes_nothing(path: &str) -> bool {
     const NOTHING: [&str; 5] = ["/tokenize", "/detokenize", "/tokenizer_info", "/version", "/v1/messages/count_tokens"];
     NOTHING.contains(&path) || path.ends_with("/render") || path.ends_with("/derender") || path.starts_with("/v1/responses/")
 }
 
-/// Routes whose answers are generated, a token a step.
+/// Routes whose answers are generated token by token.
 fn is_generation(path: &str) -> bool {
     const GENERATE: [&str; 9] = [
         "/v1/chat/completions",

@@ -19,19 +19,18 @@ use crate::member::{Member, NewestCertificates};
 use crate::tls::FleetAuthority;
 pub(crate) use peer::{Connection, Peer};
 
-/// How long looking at tokens and signing may take: the folder may be on a network file system.
+/// How long checking tokens and signing may take: the folder may be on a network file system.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Nodes that are looked at, at once; each takes a thread for as long as the file system takes.
+/// Nodes that are checked at once; each takes a thread for as long as the file system takes.
 const MAX_CONCURRENT: usize = 8;
 
-/// The largest request: a signing request is some hundred bytes.
+/// The largest request; a certificate signing request has some hundred bytes.
 const MAX_REQUEST_BYTES: usize = 64 * 1024;
 
-/// What is logged of a name that may be anything, in characters.
+/// Characters of an unchecked name that are logged.
 const MAX_LOGGED_CHARS: usize = 64;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct JoinEndpoint {
     fleet: Fleet,
@@ -41,13 +40,12 @@ pub(crate) struct JoinEndpoint {
 }
 
 impl JoinEndpoint {
-    /// The calls for nodes that join.
     pub(crate) fn into_server(fleet: Fleet, admitting: FleetAuthority, fence: Arc<NewestCertificates>) -> JoinServer<Self> {
         let joining = Self { fleet, authority: admitting, fence, permits: Semaphore::new(MAX_CONCURRENT) };
         JoinServer::new(joining).max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 
-    /// Does what needs the folder or the key, away from the runtime's threads.
+    /// Runs what needs the folder or the key away from the runtime's threads.
     async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(FleetAuthority) -> Result<T, Status> + Send + 'static,
@@ -72,7 +70,7 @@ impl JoinEndpoint {
         }
         // Before the token is used.
         hostler_tls::check_name(&request.node).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        // No life is 0: the name is taken by whoever has it.
+        // No life is 0: any agent that has the name counts.
         if self.fleet.view().is_name_taken(&request.node, 0) {
             return Err(Status::failed_precondition(format!(
                 "another agent is attached as node `{}`, so nobody can join by that name now: give each agent a name of its own with --node",
@@ -103,7 +101,7 @@ impl JoinEndpoint {
             let key = Authority::requested_key(&signing_request).map_err(|error| Status::invalid_argument(error.to_string()))?;
             match admitting.tokens.claim(&node, key, issued) {
                 Ok(()) => {}
-                // A folder that cannot be written is no reason for a node to leave.
+                // A folder that cannot be written is no reason to make a node leave.
                 Err(TokenError::Folder(error)) => tracing::warn!(node, %error, "whose the node's name is cannot be written down"),
                 Err(taken) => return Err(token_refusal(&taken)),
             }
@@ -118,7 +116,7 @@ fn truncate(text: &str) -> String {
     text.chars().take(MAX_LOGGED_CHARS).collect()
 }
 
-/// For a token that does not count. A folder that does not work may work again soon.
+/// The status for a token that is not accepted. A folder's fault may pass, so that a retry helps.
 fn token_refusal(refused: &TokenError) -> Status {
     match refused {
         TokenError::Folder(_) => Status::unavailable(refused.to_string()),
@@ -131,7 +129,7 @@ impl Join for JoinEndpoint {
     async fn enroll(&self, request: Request<wire::EnrollRequest>) -> Result<Response<wire::EnrollResponse>, Status> {
         let peer = Peer::of(&request);
         let request = request.into_inner();
-        // For the log; until they are checked they may be anything.
+        // For the log: until they are checked they may be anything.
         let (node, token) = (truncate(&request.node), truncate(&request.token_id));
         match JoinEndpoint::enroll(self, request).await {
             Ok(IssuedCertificate { certificate, info }) => {

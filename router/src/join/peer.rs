@@ -16,25 +16,24 @@ use tonic::transport::server::Connected;
 
 use crate::member::{Member, NewestCertificates};
 
-/// How long a connection without a certificate may last where agents need one: it is for asking for one, which takes up to 15 s (`agent/src/join`).
+/// How long a connection without a certificate may last where agents need one: it only serves to
+/// ask for one, which takes up to 15 s (`agent/src/join`).
 const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Who is at the other end of a connection.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Peer {
     pub(crate) address: Option<SocketAddr>,
-    /// The node whose certificate it has shown.
     pub(crate) member: Option<Arc<Member>>,
 }
 
 impl Peer {
-    /// Of the connection that a call came by.
+    /// The peer of the connection that a call came by.
     pub(crate) fn of<T>(request: &Request<T>) -> Self {
         request.extensions().get::<Self>().cloned().unwrap_or_default()
     }
 }
 
-/// A connection, with or without TLS.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: Stream,
@@ -45,7 +44,6 @@ pub(crate) struct Connection {
 /// A connection without a certificate where agents need one.
 #[derive(Debug)]
 struct UnauthenticatedPeer {
-    /// When it has lasted long enough.
     deadline: Pin<Box<Sleep>>,
     _permit: OwnedSemaphorePermit,
 }

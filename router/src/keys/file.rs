@@ -16,41 +16,39 @@ use super::{KeyLimits, Role};
 const FILE_HEADER: &str =
     "# Keys of Hostler, written by `hostler keys`: only their SHA-256, never the keys themselves. Comments are not kept.\n";
 
-/// The largest key file that is read: some 40,000 keys.
+/// The largest key file that is read, in bytes: some 40,000 keys.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Longest name of a key, a tenant or a model.
+/// Bytes of the longest name of a key, a tenant or a model.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The last second of the year 9999: the notation has no more.
+/// The last second of the year 9999, the last that the notation can write.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// How long another program may be changing the file.
+/// How long to wait while another program changes the file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the lock is tried.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A moment, as precise as the file: whole seconds.
+/// A time in whole seconds, as precise as the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Timestamp(SystemTime);
 
 impl Timestamp {
-    /// This time, without its fraction of a second.
+    /// Cuts off the fraction of a second.
     #[must_use]
     pub fn of(time: SystemTime) -> Self {
         let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         Self(SystemTime::UNIX_EPOCH + Duration::from_secs(since.min(LAST_SECOND)))
     }
 
-    /// So long after this time; the end of time if that is too far.
+    /// `span` after `time`, at most the end of the year 9999.
     #[must_use]
     pub fn after(time: SystemTime, span: Duration) -> Self {
         Self::of(time.checked_add(span).unwrap_or(SystemTime::UNIX_EPOCH + Duration::from_secs(LAST_SECOND)))
     }
 
-    /// The time.
     #[must_use]
     pub fn time(self) -> SystemTime {
         self.0
@@ -72,50 +70,41 @@ impl From<Timestamp> for String {
     }
 }
 
-/// One key of the file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyEntry {
     /// Its public name, the middle part of its text.
     pub id: String,
-    /// What its owner calls it; several keys may have one name, as two do while one replaces the other.
+    /// Several keys may have one name, as two do while one replaces the other.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Whom it shares limits and its turn with.
+    /// Whom it shares limits and turns with.
     pub tenant: String,
-    /// What it is good for.
     pub role: Role,
-    /// How it is known.
     pub sha256: Digest,
-    /// When it was made.
     pub created: Timestamp,
-    /// From when on it is no longer valid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
-    /// From when on it is no longer valid, because somebody said so.
+    /// From then on it is not accepted, because somebody revoked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked: Option<Timestamp>,
-    /// The models that it may ask for; absent means all.
+    /// The models that it may use; absent means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
-    /// How much it may use.
     #[serde(default, skip_serializing_if = "KeyLimits::is_empty")]
     pub limits: KeyLimits,
 }
 
-/// How a key stands at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyStatus {
-    /// It is accepted.
     Valid,
-    /// Its time is over.
     Expired,
-    /// Somebody revoked it, and the time that was left to it is over.
+    /// Somebody revoked it, and any grace period is over.
     Revoked,
 }
 
 impl KeyEntry {
-    /// A key made now, for sending requests, without limits or an end.
+    /// A new key for sending requests, without limits or expiry.
     #[must_use]
     pub fn new(secret: &Secret, tenant: &str, now: SystemTime) -> Self {
         Self {
@@ -132,7 +121,6 @@ impl KeyEntry {
         }
     }
 
-    /// How it stands at this time.
     #[must_use]
     pub fn status(&self, now: SystemTime) -> KeyStatus {
         let is_past = |moment: Option<Timestamp>| moment.is_some_and(|moment| moment.time() <= now);
@@ -143,7 +131,7 @@ impl KeyEntry {
         }
     }
 
-    /// What makes it no key that anybody can have meant.
+    /// Why nobody can have meant this entry, in words.
     fn fault(&self) -> Option<String> {
         let is_name = |text: &str| text.len() <= MAX_NAME_BYTES && !text.chars().any(char::is_control);
         if !is_id(&self.id) {
@@ -163,7 +151,6 @@ impl KeyEntry {
     }
 }
 
-/// The file's outline.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeyFile {
@@ -171,50 +158,26 @@ struct KeyFile {
     key: Vec<KeyEntry>,
 }
 
-/// Why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    /// There is none.
     #[error(
         "the key file {0} does not exist: make a first key with `hostler keys create --file {0} --role admin`, or leave router.keys_file empty \
          to ask for no keys"
     )]
     Missing(PathBuf),
-    /// Others may read or change it.
     #[error("{path} has mode {mode:04o}, so others than its owner may use it: `chmod 600 {path}`")]
-    TooPermissive {
-        /// The file.
-        path: PathBuf,
-        /// Its mode.
-        mode: u32,
-    },
-    /// The operating system refuses.
+    TooPermissive { path: PathBuf, mode: u32 },
     #[error("cannot {verb} the key file {path}: {source}")]
-    Io {
-        /// What was tried.
-        verb: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Its words.
-        source: std::io::Error,
-    },
-    /// What is in it is no key file.
+    Io { verb: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{path}: {message}")]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What, and where.
-        message: String,
-    },
-    /// Another program has it.
+    Invalid { path: PathBuf, message: String },
     #[error("another program has been changing {0} for 5 s: try again when it has ended")]
     Busy(PathBuf),
-    /// The change itself was refused.
     #[error("{0}")]
     ChangeRefused(String),
 }
 
-/// The keys in a text.
+/// Parses a key file.
 ///
 /// # Errors
 /// What is wrong with it, in one sentence.
@@ -232,18 +195,18 @@ pub(super) fn parse(text: &str) -> Result<Vec<KeyEntry>, String> {
     Ok(entries)
 }
 
-/// The text that holds these keys.
+/// The text of a key file.
 ///
 /// # Errors
-/// When one of them is no sound key.
+/// When one of the keys is invalid.
 pub(super) fn to_toml(entries: Vec<KeyEntry>) -> Result<String, String> {
     let text = toml::to_string(&KeyFile { key: entries }).map_err(|error| error.to_string())?;
-    // What is written must be what a router reads.
+    // What is written must be readable by a router.
     parse(&text)?;
     Ok(format!("{FILE_HEADER}\n{text}"))
 }
 
-/// What tells one state of a file from the next, without reading it.
+/// Tells two states of a file apart without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileVersion {
     device: u64,
@@ -264,13 +227,13 @@ impl FileVersion {
         }
     }
 
-    /// The state of the file at `path` now; `None` when there is none that one may look at.
+    /// The present state of the file; `None` when it does not exist or may not be looked at.
     pub(super) fn now(path: &Path) -> Option<Self> {
         std::fs::metadata(path).ok().as_ref().map(Self::of)
     }
 }
 
-/// Reads the whole file, and the state in which it was before that.
+/// Reads the whole file, and its version from before the read.
 pub(super) fn read(path: &Path) -> Result<(Vec<KeyEntry>, FileVersion), KeyFileError> {
     let mut file = File::open(path).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => KeyFileError::Missing(path.to_owned()),
@@ -285,7 +248,7 @@ fn read_open(file: &mut File, path: &Path) -> Result<(Vec<KeyEntry>, FileVersion
     Ok((entries, stamp))
 }
 
-/// The text of a file that nobody but its owner may read or change.
+/// Reads a file that nobody but its owner may read or change.
 ///
 /// # Errors
 /// When there is none, or others may.
@@ -316,16 +279,16 @@ fn read_private_file(file: &mut File, path: &Path) -> Result<(String, FileVersio
     }
 }
 
-/// The keys in the file at `path`.
+/// Reads the keys of the file at `path`.
 ///
 /// # Errors
-/// When it cannot be read, or others may read it, or it holds something else.
+/// When it cannot be read, others may read it, or it is no key file.
 pub fn list(path: &Path) -> Result<Vec<KeyEntry>, KeyFileError> {
     read(path).map(|(entries, _)| entries)
 }
 
-/// Replaces the file by one with the keys that `change` leaves, whole or not at all. Other programs that change it wait meanwhile. A file that
-/// does not exist is made when `create` is set.
+/// Replaces the file by one with the keys that `change` leaves, atomically. Other programs that
+/// change it wait meanwhile. With `create`, a missing file is created.
 ///
 /// # Errors
 /// When the file cannot be used, or `change` refuses.
@@ -338,7 +301,8 @@ pub fn change<T>(path: &Path, create: bool, change: impl FnOnce(&mut Vec<KeyEntr
     Ok(changed)
 }
 
-/// The file, locked. Whoever had the lock before may have put another file into its place: then that one is locked.
+/// Opens and locks the file. If the previous holder of the lock has replaced the file, the new file
+/// is locked.
 #[allow(clippy::disallowed_methods, reason = "only the command line changes the file, and it has nothing else to do")]
 fn lock(path: &Path, create: bool) -> Result<File, KeyFileError> {
     let io = |verb| move |source| KeyFileError::Io { verb, path: path.to_owned(), source };
@@ -368,13 +332,13 @@ fn lock(path: &Path, create: bool) -> Result<File, KeyFileError> {
     }
 }
 
-/// Puts a file with this text into the place of the one at `path`, which its readers see whole, before or after. A link is followed.
+/// Replaces the file at `path` by one with this text; readers see either whole. A link is followed.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let path = std::fs::canonicalize(path)?;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let new = folder.join(format!(".{name}.{}.new", std::process::id()));
-    // Only a program that died while it had the lock, and whose number this one has, can have left one.
+    // Left by a program that died while it held the lock and had this process's number.
     let _ = std::fs::remove_file(&new);
     let before = std::fs::metadata(&path)?;
     let written = (|| {
@@ -387,7 +351,7 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, &path)?;
-        // So that the new name outlives a loss of power, too.
+        // So that the new name also survives a power failure.
         File::open(folder)?.sync_all()
     })();
     written.inspect_err(|_| {

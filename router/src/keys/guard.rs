@@ -18,26 +18,22 @@ use super::secret::{Digest, Secret};
 use super::{Keys, Role, Unauthenticated, presented_key};
 use crate::config::{NeedKey, RouterConfig};
 
-/// What decides who may call.
+/// Decides who may use the admin listener and the operators' socket.
 #[derive(Debug)]
 pub(crate) struct AdminGuard {
     keys: Keys,
-    /// The key of this process itself, which `hostler up` has.
+    /// The key of this process itself, which `hostler up` uses.
     process_key: Digest,
-    /// Whether the metrics page needs a key.
     metrics_need_key: bool,
-    /// The admin listener's address as it was configured, whose name loopback may be called by.
+    /// The admin listener's configured address, by whose name loopback may be called.
     listen_address: String,
-    /// Where operators need no key, for those who are refused.
+    /// Where operators need no key, for the message of a refusal.
     socket_hint: String,
 }
 
-/// What a path is, for a guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageKind {
-    /// Says whether this router lives and serves.
     Health,
-    /// What it counts.
     Metrics,
     /// All else: what operators see and do.
     Operators,
@@ -54,7 +50,6 @@ impl PageKind {
     }
 }
 
-/// Why a call is refused.
 #[derive(Debug, thiserror::Error)]
 enum AdminRefusal {
     #[error("{0}; an admin key: `hostler` reads it from --admin-key-file FILE or from HOSTLER_ADMIN_KEY{1}")]
@@ -76,7 +71,7 @@ enum AdminRefusal {
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
 
 impl AdminGuard {
-    /// The guard of an admin listener at this address, and of the operators' socket.
+    /// `own` is the key of this process; `socket` is where operators need no key.
     pub(crate) fn new(config: &RouterConfig, keys: Keys, own: &Secret, listens: IpAddr, socket: Option<&Path>) -> Self {
         let metrics = match config.metrics_need_key {
             NeedKey::Auto => !listens.is_loopback(),
@@ -109,7 +104,6 @@ impl AdminGuard {
         }
     }
 
-    /// Whether there is a key of an admin.
     fn check_admin(&self, headers: &HeaderMap) -> Result<(), AdminRefusal> {
         if presented_key(headers).is_ok_and(|shown| shown.parse().is_ok_and(|secret: Secret| secret.digest().matches(&self.process_key))) {
             return Ok(());
@@ -122,8 +116,9 @@ impl AdminGuard {
     }
 }
 
-/// Refuses what a web page can have its reader's browser send, whatever key or address is behind it. A page reaches loopback, and without
-/// asking first it may send what a form sends: not gRPC. These headers are the browser's own, which a page cannot change.
+/// Refuses what a web page can make its reader's browser send, whatever key or address is behind
+/// it. A page can reach loopback and, without a preflight, send what a form sends, but not gRPC.
+/// The browser sets these headers itself, and a page cannot change them.
 fn refuse_browsers(request: &Request) -> Result<(), AdminRefusal> {
     let headers = request.headers();
     if headers.contains_key(ORIGIN) {
@@ -135,14 +130,13 @@ fn refuse_browsers(request: &Request) -> Result<(), AdminRefusal> {
     if is_grpc(request) { Ok(()) } else { Err(AdminRefusal::NotGrpc) }
 }
 
-/// Whether this is gRPC: over HTTP/2, and not gRPC-Web, which is for browsers.
+/// Whether this is gRPC over HTTP/2; gRPC-Web is for browsers.
 fn is_grpc(request: &Request) -> bool {
     let kind = request.headers().get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
     let is_kind = kind.strip_prefix(b"application/grpc").is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')));
     is_kind && request.version() == Version::HTTP_2
 }
 
-/// These pages, behind a guard.
 pub(crate) fn guard_pages(pages: Router, guard: AdminGuard) -> Router {
     pages.layer(from_fn_with_state(Arc::new(guard), check_request))
 }

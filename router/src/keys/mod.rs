@@ -21,27 +21,24 @@ pub(crate) use reload::watch_file;
 use ring::KeyRing;
 pub use secret::{Digest, InvalidKey, Secret, find_key_id};
 
-/// Where Anthropic's SDKs put the key.
+/// Anthropic's SDKs put the key here.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// What a key is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Sending requests.
     Use,
-    /// That, and the operators' pages.
+    /// Sending requests, and the operators' pages.
     Admin,
 }
 
-/// How much a key may use; what is absent is unbounded.
+/// How much a key may use; what is absent is unlimited.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeyLimits {
-    /// Requests in flight at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u32>,
-    /// Requests begun in a minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<u64>,
     /// Prompt tokens in a minute.
@@ -56,13 +53,13 @@ pub struct KeyLimits {
     /// Generated tokens in a day.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_per_day: Option<u64>,
-    /// Its tenant's share beside others', when the fleet is full; absent means 1.
+    /// Its tenant's share against others' when the fleet is full; absent means 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
 }
 
 impl KeyLimits {
-    /// Whether what requests use is bounded, and not only how many are sent.
+    /// Whether the use of tokens is limited, and not only the number of requests.
     #[must_use]
     pub fn has_usage_limits(&self) -> bool {
         let Self { in_flight, input_per_minute, input_per_day, output_per_minute, output_per_day, requests_per_minute: _, weight: _ } =
@@ -71,13 +68,13 @@ impl KeyLimits {
         in_flight.is_some() || tokens.into_iter().any(Option::is_some)
     }
 
-    /// Whether nothing is bounded.
+    /// Whether nothing is limited.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What makes them limits that nobody can have meant.
+    /// Why nobody can have meant these limits, in words.
     fn fault(&self) -> Option<String> {
         let counts = [
             ("requests_per_minute", self.requests_per_minute),
@@ -98,35 +95,33 @@ impl KeyLimits {
 /// Who sends a request. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    /// The public name of its key, which may be logged; empty where there are no keys.
+    /// The public id of its key, which may be logged; empty where there are no keys.
     pub key: Arc<str>,
-    /// Whom it shares limits and its turn with; empty where nobody said.
+    /// Whom it shares limits and turns with; empty where there is none.
     pub tenant: Arc<str>,
-    /// What it may do.
     pub role: Role,
-    /// How much it may use.
     pub limits: Arc<KeyLimits>,
-    /// The models that it may ask for; absent means all.
+    /// The models that it may use; absent means all.
     pub models: Option<Arc<[String]>>,
 }
 
 impl Caller {
-    /// Whoever sends a request where there are no keys.
+    /// The caller of every request where there are no keys.
     #[must_use]
     pub fn anonymous(tenant: Arc<str>) -> Self {
-        // Made for every request of a router without keys.
+        // Needed for every request of a router without keys.
         static UNLIMITED: LazyLock<Arc<KeyLimits>> = LazyLock::new(Arc::default);
         Self { key: Arc::default(), tenant, role: Role::Admin, limits: UNLIMITED.clone(), models: None }
     }
 
-    /// Whether it may ask for this model.
     #[must_use]
     pub fn may_use(&self, model: &str) -> bool {
         self.models.as_ref().is_none_or(|models| models.iter().any(|allowed| allowed == model))
     }
 
-    /// Whether it may send this request, which names this model. What names none is for an engine's default, which may be any: a caller that
-    /// may not use all models has to say which, unless the request computes nothing.
+    /// Whether it may send this request for this model. A request without a model gets an engine's
+    /// default, which may be any: a caller that may not use all models must name one, unless
+    /// nothing is computed.
     ///
     /// # Errors
     /// When it may not; the sentence is for the client.
@@ -142,44 +137,37 @@ impl Caller {
     }
 }
 
-/// Why a request has no caller.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthenticated {
-    /// It shows no key.
     #[error("this router wants a key: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`; whoever runs the router makes them")]
     Missing,
-    /// It shows two different ones.
     #[error("this request shows two different keys, in `authorization` and `x-api-key` or twice in one of them: send one")]
     Conflicting,
-    /// Its key is none of ours.
     #[error("this key is not known here")]
     Unknown,
-    /// Its key was valid once.
     #[error("the key {0} has expired")]
     Expired(Arc<str>),
-    /// Its key was valid until somebody revoked it.
     #[error("the key {0} was revoked")]
     Revoked(Arc<str>),
 }
 
-/// The keys that are valid now; all clones see the same. By default there are none, and anybody may send requests.
+/// The keys that are valid now; all clones see the same. By default there are none, and anybody may
+/// send requests.
 #[derive(Debug, Clone, Default)]
 pub struct Keys(Option<Arc<KeyStore>>);
 
-/// Keys and where they come from.
 #[derive(Debug)]
 struct KeyStore {
     path: PathBuf,
-    /// The state of the file when it was first read.
     initial_version: Option<file::FileVersion>,
     ring: ArcSwap<KeyRing>,
 }
 
 impl Keys {
-    /// Those of the file at `path`; none for an empty path.
+    /// Reads the key file at `path`; an empty path means no keys.
     ///
     /// # Errors
-    /// When it cannot be read, or others may read it, or it holds something else.
+    /// When it cannot be read, others may read it, or it is no key file.
     pub fn open(path: &Path) -> Result<Self, KeyFileError> {
         if path.as_os_str().is_empty() {
             return Ok(Self::default());
@@ -192,16 +180,15 @@ impl Keys {
         Self(Some(Arc::new(KeyStore { path: path.to_owned(), initial_version: first, ring: ArcSwap::from_pointee(KeyRing::new(entries)) })))
     }
 
-    /// Whether requests need a key.
     #[must_use]
     pub fn are_required(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Who shows the key that is in these headers.
+    /// Finds the caller by the key in these headers.
     ///
     /// # Errors
-    /// When keys are wanted and none that is valid is there.
+    /// When keys are required and none that is valid is there.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Unauthenticated> {
         let Some(kept) = &self.0 else { return Ok(Caller::anonymous(Arc::default())) };
         let shown = presented_key(headers)?;
@@ -209,8 +196,8 @@ impl Keys {
     }
 }
 
-/// The key that a request shows, as OpenAI's SDKs send it or as Anthropic's do. Who sends two must mean the same, since nobody
-/// could tell which of them counts.
+/// The key of a request, from OpenAI's or Anthropic's header. Two keys must be the same, since
+/// nobody could tell which counts.
 fn presented_key(headers: &HeaderMap) -> Result<&str, Unauthenticated> {
     let bearers = headers.get_all(AUTHORIZATION).iter().filter_map(bearer);
     let others = headers.get_all(X_API_KEY).iter().filter_map(|value| Some(value.to_str().ok()?.trim()));
@@ -219,18 +206,18 @@ fn presented_key(headers: &HeaderMap) -> Result<&str, Unauthenticated> {
     if keys.all(|key| key == first) { Ok(first) } else { Err(Unauthenticated::Conflicting) }
 }
 
-/// The token of `Bearer TOKEN`; RFC 9110 leaves the scheme's case open.
+/// The token of `Bearer TOKEN`; the scheme is case-insensitive (RFC 9110).
 fn bearer(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Whether a header says who sends the request, which engines need not know.
+/// Whether a header has the caller's credentials, which engines need not know.
 pub(crate) fn is_credential(name: &HeaderName) -> bool {
     *name == AUTHORIZATION || *name == X_API_KEY
 }
 
-/// Has whoever prints these headers leave the keys out.
+/// Keeps keys out of any output of these headers.
 pub(crate) fn mark_sensitive(headers: &mut HeaderMap) {
     for (name, value) in headers.iter_mut() {
         if is_credential(name) {

@@ -10,10 +10,10 @@ use super::ring::KeyRing;
 use super::{KeyStore, Keys};
 use crate::metrics::RouterMetrics;
 
-/// How often the file is looked at. A notification by the kernel would come sooner, but not from a network's file system.
+/// How often the file is checked. A kernel notification would come sooner, but not from a network
+/// file system.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Follows the file of these keys until `end`.
 pub(crate) async fn watch_file(keys: Keys, metrics: Arc<RouterMetrics>, end: CancellationToken) {
     let Keys(Some(kept)) = keys else { return };
     let mut seen = kept.initial_version;
@@ -32,7 +32,7 @@ pub(crate) async fn watch_file(keys: Keys, metrics: Arc<RouterMetrics>, end: Can
     }
 }
 
-/// Reads the file again if it is another than the one that was `seen`, and gives back which one it is now.
+/// Reads the file again if its version is not the one that was `seen`; returns the present one.
 fn reload_if_changed(kept: &KeyStore, seen: Option<FileVersion>, metrics: &RouterMetrics) -> Option<FileVersion> {
     let now = FileVersion::now(&kept.path);
     if now == seen {

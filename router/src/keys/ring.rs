@@ -8,11 +8,9 @@ use super::file::{KeyEntry, KeyStatus};
 use super::secret::{Digest, Secret};
 use super::{Caller, Unauthenticated};
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct KeyRing(HashMap<Box<str>, KeyRingEntry>);
 
-/// One key.
 #[derive(Debug)]
 struct KeyRingEntry {
     digest: Digest,
@@ -21,7 +19,6 @@ struct KeyRingEntry {
 }
 
 impl KeyRing {
-    /// The ring of these keys.
     pub(super) fn new(entries: Vec<KeyEntry>) -> Self {
         let known = entries.into_iter().map(|entry| {
             let caller = Caller {
@@ -36,11 +33,12 @@ impl KeyRing {
         Self(known.collect())
     }
 
-    /// Whose key this is. Ids are public: whether one exists may show in the time that this takes, how much of a secret is right may not.
+    /// The caller with this key. Ids are public: the time taken may show whether one exists, but
+    /// not how much of a secret is right.
     pub(super) fn find(&self, text: &str, now: SystemTime) -> Result<&Caller, Unauthenticated> {
         let secret: Secret = text.parse().map_err(|_| Unauthenticated::Unknown)?;
         let known = self.0.get(secret.id()).filter(|known| known.digest.matches(&secret.digest())).ok_or(Unauthenticated::Unknown)?;
-        // Only whoever has the whole key learns what became of it.
+        // Only a caller that has the whole key learns its status.
         match known.entry.status(now) {
             KeyStatus::Valid => Ok(&known.caller),
             KeyStatus::Expired => Err(Unauthenticated::Expired(known.caller.key.clone())),
@@ -48,7 +46,6 @@ impl KeyRing {
         }
     }
 
-    /// Keys that are valid at this time.
     pub(super) fn count_valid(&self, now: SystemTime) -> usize {
         self.0.values().filter(|known| known.entry.status(now) == KeyStatus::Valid).count()
     }

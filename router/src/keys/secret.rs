@@ -9,53 +9,53 @@ use subtle::ConstantTimeEq;
 
 use crate::random::random;
 
-/// Every key begins so: scanners for leaked secrets find it, and people see what it is.
+/// The prefix of every key, which people and scanners for leaked secrets recognize.
 const KEY_PREFIX: &str = "hk_";
 
-/// RFC 4648's letters, small: no sign among them needs quoting anywhere, and a double click selects the whole key.
+/// RFC 4648's letters in lower case: none of them needs quoting anywhere, and a double click
+/// selects the whole key.
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
-/// Letters of a key's public id: 50 bits. Whoever makes a key looks whether the id is taken.
+/// Letters of a key's public id: 50 bits. Creating a key checks that its id is new.
 const ID_LETTERS: usize = 10;
 
-/// Letters of its secret part: 260 bits, of which the system's generator fills every one.
+/// Letters of the secret part: 260 bits, all of them random.
 const SECRET_LETTERS: usize = 52;
 
-/// A whole key, `hk_ID_SECRET`. It is shown to whoever asked for it and nowhere else: not in a log, not by `Debug`.
+/// A whole key, `hk_ID_SECRET`. It is shown only to the user who asked for it: not in a log, not by
+/// `Debug`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// A text that cannot be a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this is no key: keys look like {KEY_PREFIX}ID_SECRET, {} letters and digits in all", KEY_PREFIX.len() + ID_LETTERS + 1 + SECRET_LETTERS)]
 pub struct InvalidKey;
 
 impl Secret {
-    /// A key that nobody has seen.
+    /// A new random key.
     ///
     /// # Errors
-    /// When the system has no random numbers.
+    /// When the system gives no random numbers.
     pub fn random() -> std::io::Result<Self> {
         let random: [u8; ID_LETTERS + SECRET_LETTERS] = random()?;
-        // 256 is a multiple of the number of letters, so that each is as likely as the others.
+        // 256 is a multiple of the number of letters, so that all are equally likely.
         let letters: String = random.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)])).collect();
         let (id, secret) = letters.split_at(ID_LETTERS);
         Ok(Self(format!("{KEY_PREFIX}{id}_{secret}")))
     }
 
-    /// Its public part.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.0[KEY_PREFIX.len()..KEY_PREFIX.len() + ID_LETTERS]
     }
 
-    /// The text itself, for its owner's eyes and for the header that carries it.
+    /// The whole text, for its owner and for the header that carries it.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// What is kept of it.
+    /// What is stored of it.
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(Sha256::digest(self.0.as_bytes()).into())
@@ -72,14 +72,14 @@ impl std::str::FromStr for Secret {
     }
 }
 
-/// The id of what may be a whole key, in the wrong place.
+/// The id of what may be a whole key in the wrong place.
 #[must_use]
 pub fn find_key_id(text: &str) -> Option<&str> {
     let id = text.strip_prefix(KEY_PREFIX)?.split('_').next()?;
     is_id(id).then_some(id)
 }
 
-/// Whether this can be a key's id.
+/// Whether this has the form of a key's id.
 pub(super) fn is_id(text: &str) -> bool {
     text.len() == ID_LETTERS && has_only_letters(text)
 }
@@ -94,13 +94,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The SHA-256 of a key's text. A key has 256 bits that nobody can guess, so a slow hash would add nothing.
+/// The SHA-256 of a key's text. A key has 256 random bits, so a slow hash would add nothing.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// Whether both are the same, in a time that does not depend on where they differ.
+    /// Compares in a time that does not depend on where the two differ.
     #[must_use]
     pub fn matches(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()

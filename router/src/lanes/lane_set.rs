@@ -12,35 +12,33 @@ use rustc_hash::FxHashMap;
 use super::{Exchange, Lane};
 use crate::random::random;
 
-/// The lanes of one attachment. Requests take turns on them.
+/// The lanes of one attachment; requests use them in turn.
 #[derive(Debug, Default)]
 pub struct Lanes {
     lanes: ArcSwap<Vec<Arc<Lane>>>,
-    /// Whether there are any, which every placement asks of every replica.
+    /// Whether there are any; every placement reads this of every replica.
     is_available: AtomicBool,
-    /// Held while they change, so that `is_available` is true of the last change.
+    /// Held while the lanes change, so that `is_available` matches the last change.
     change_lock: Mutex<()>,
-    /// Ids are never used twice, so a late frame of a cancelled request can never reach another one.
+    /// Ids are never reused, so that a late frame of a cancelled request reaches no other one.
     next_id: AtomicU64,
 }
 
 impl Lanes {
-    /// Adds a lane, and forgets those that are lost.
+    /// Adds a lane and removes those that are lost.
     pub fn add(&self, lane: &Arc<Lane>) {
         self.update(|lanes| live_lanes(lanes).chain([lane.clone()]).collect());
     }
 
-    /// Takes a lost lane out.
     pub fn remove_lost(&self) {
         self.update(|lanes| live_lanes(lanes).collect());
     }
 
-    /// The attachment has ended: every lane is lost.
+    /// The attachment has ended, so that every lane is lost.
     pub fn mark_lost(&self) {
         self.update(|_| Vec::new()).iter().for_each(|lane| lane.mark_lost());
     }
 
-    /// Exchanges the lanes for others; those that were.
     fn update(&self, change: impl FnOnce(&[Arc<Lane>]) -> Vec<Arc<Lane>>) -> Arc<Vec<Arc<Lane>>> {
         let _alone = self.change_lock.lock();
         let lanes = change(&self.lanes.load());
@@ -50,7 +48,6 @@ impl Lanes {
         before
     }
 
-    /// Whether a request can be sent.
     #[must_use]
     pub fn is_available(&self) -> bool {
         self.is_available.load(Ordering::Acquire)
@@ -72,22 +69,22 @@ fn live_lanes(lanes: &[Arc<Lane>]) -> impl Iterator<Item = Arc<Lane>> {
     lanes.iter().filter(|lane| !lane.is_lost()).cloned()
 }
 
-/// The attachments that lanes may join, by their unguessable ticket.
+/// The attachments that lanes may join, by their secret ticket.
 #[derive(Debug, Default)]
 pub struct Tickets(Mutex<FxHashMap<Bytes, Arc<Lanes>>>);
 
 impl Tickets {
-    /// Makes a ticket for `lanes`; it is good until the returned guard is dropped, which also loses the lanes.
+    /// Makes a ticket for `lanes`. It is valid until the returned guard is dropped, which also
+    /// marks the lanes lost.
     ///
     /// # Errors
-    /// When the operating system has no randomness to give.
+    /// When the operating system gives no random numbers.
     pub fn issue(self: &Arc<Self>, lanes: &Arc<Lanes>) -> std::io::Result<Ticket> {
         let secret = Bytes::copy_from_slice(&random::<16>()?);
         self.0.lock().insert(secret.clone(), lanes.clone());
         Ok(Ticket { secret, tickets: self.clone() })
     }
 
-    /// The lanes that this ticket admits to.
     #[must_use]
     pub fn redeem(&self, secret: &[u8]) -> Option<Arc<Lanes>> {
         self.0.lock().get(secret).cloned()
@@ -102,7 +99,6 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// What the agent must show.
     #[must_use]
     pub fn secret(&self) -> &Bytes {
         &self.secret

@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 
 pub use lane_set::{Lanes, Tickets};
 
-/// One lane: the requests that are open on it, and what waits to leave.
+/// One lane: its open requests, and the frames that wait to leave.
 #[derive(Debug)]
 pub struct Lane {
     outbox: Arc<Outbox>,
@@ -35,18 +35,17 @@ struct LaneState {
 #[derive(Debug)]
 struct LaneRequest {
     inbox: Arc<Inbox<ResponseHead>>,
-    /// The part of the request's body that has no credit yet.
+    /// The part of the body that there is no credit for yet.
     unsent_body: Bytes,
 }
 
 impl Lane {
-    /// A lane without requests; frames for ids that nobody knows are counted in `unknown_frames`.
+    /// Frames for unknown ids are counted in `unknown_frames`.
     #[must_use]
     pub fn new(unknown_frames: Counter) -> Arc<Self> {
         Arc::new(Self { outbox: Arc::default(), state: Mutex::default(), unknown_frames })
     }
 
-    /// The frames that wait to leave.
     #[must_use]
     pub fn outbox(&self) -> &Arc<Outbox> {
         &self.outbox
@@ -68,11 +67,11 @@ impl Lane {
         Ok(Exchange { id, lane: self.clone(), inbox })
     }
 
-    /// Takes in what the agent sent.
     pub fn receive(&self, batch: FrameBatch) {
         let mut frames = batch.frames.into_iter().peekable();
         while let Some(Frame { id, kind }) = frames.next() {
-            // Not held while a piece of a body is taken, which may be a write to its client.
+            // The lock is not held while a piece of a body is consumed, which may write to the
+            // client.
             let mut open = self.state.lock();
             let (Some(call), Some(kind)) = (open.requests.get_mut(&id), kind) else {
                 self.unknown_frames.inc();
@@ -82,7 +81,8 @@ impl Lane {
                 Kind::Body(bytes) => {
                     let inbox = call.inbox.clone();
                     drop(open);
-                    // The last event of a stream, the line that says so and the end of the answer are one write to the client, not three.
+                    // The last event of a stream, its `[DONE]` line and the end of the answer
+                    // become one write to the client instead of three.
                     if frames.peek().is_some_and(|next| next.id == id && matches!(next.kind, Some(Kind::Body(_) | Kind::End(_)))) {
                         inbox.push_body_before_more(bytes, id, &self.outbox);
                     } else {
@@ -107,7 +107,7 @@ impl Lane {
         }
     }
 
-    /// The lane's stream has ended: every open request breaks, later ones are refused.
+    /// The lane's stream has ended: open requests break, and later ones are refused.
     pub fn mark_lost(&self) {
         let calls = {
             let mut open = self.state.lock();
@@ -118,19 +118,18 @@ impl Lane {
         calls.into_values().for_each(|call| call.inbox.end(Err(StreamFault::lane_lost())));
     }
 
-    /// Whether its stream has ended.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.state.lock().is_lost
     }
 
-    /// Requests that are open.
     #[must_use]
     pub fn open_request_count(&self) -> usize {
         self.state.lock().requests.len()
     }
 
-    /// Sends as much of `body` as `credit` allows, and its end with the last byte; gives back what remains.
+    /// Sends as much of `body` as `credit` allows, with the end after the last byte; returns the
+    /// rest.
     fn send_body(&self, id: u64, mut body: Bytes, mut credit: usize) -> Bytes {
         while !body.is_empty() && credit > 0 {
             let piece = body.split_to(body.len().min(credit).min(MAX_BODY_BYTES));
@@ -144,7 +143,8 @@ impl Lane {
     }
 }
 
-/// One request and its answer. Dropping it before the answer has ended cancels the request at the agent.
+/// One request and its answer. Dropping it before the answer has ended cancels the request at the
+/// agent.
 #[derive(Debug)]
 pub struct Exchange {
     id: u64,
@@ -164,7 +164,7 @@ impl Exchange {
         self.inbox.is_finished()
     }
 
-    /// Has `consumer` take what comes of the body while nothing of it waits to be read, until `detach`.
+    /// From now until `detach`, `consumer` takes the body's pieces while none waits to be read.
     pub fn attach(&self, consumer: Arc<dyn InlineConsumer>) {
         self.inbox.attach(consumer);
     }

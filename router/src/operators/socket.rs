@@ -13,15 +13,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::CLOSE_TIMEOUT;
 
-/// How often the file is looked for, and how soon a socket that could not be made is tried again.
+/// How often the file is checked, and how soon a socket that could not be made is tried again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where the socket belongs.
 #[derive(Debug, Clone)]
 pub(crate) struct OperatorsSocket {
-    /// `router.operators_socket`; empty for the usual places.
+    /// `router.operators_socket`; empty for the usual folders.
     pub(crate) configured: PathBuf,
-    /// The admin listener's port, which sets apart the routers of one user.
+    /// The admin listener's port, which tells the routers of one user apart.
     pub(crate) port: u16,
 }
 
@@ -38,7 +37,8 @@ impl OperatorsSocket {
         !self.configured.as_os_str().is_empty()
     }
 
-    /// Listens there. The error is about the last of the paths, which does not depend on a login.
+    /// Listens on one of the paths. The error is about the last of them, which does not depend on a
+    /// login.
     async fn bind(&self) -> Result<PrivateSocket, SocketError> {
         let mut refused = None;
         for path in self.paths(&home::run_dirs()) {
@@ -50,11 +50,11 @@ impl OperatorsSocket {
         Err(refused.expect("there is a path"))
     }
 
-    /// Listens there before the router runs. A path that was chosen must do. Where none of the usual ones does, the router serves its clients
-    /// nevertheless, and operators need a key.
+    /// Listens before the router runs. A configured path must work. If none of the usual ones does,
+    /// the router still serves its clients, and operators need a key.
     ///
     /// # Errors
-    /// When the configured path will not do.
+    /// When the configured path cannot be used.
     pub(crate) async fn open(&self) -> Result<Option<PrivateSocket>, SocketError> {
         match self.bind().await {
             Ok(socket) => Ok(Some(socket)),
@@ -67,7 +67,6 @@ impl OperatorsSocket {
         }
     }
 
-    /// Serves these pages until `end`.
     pub(crate) async fn serve(self, first: Option<PrivateSocket>, pages: Router, end: CancellationToken) {
         let mut next = first;
         while !end.is_cancelled() {
@@ -86,7 +85,7 @@ impl OperatorsSocket {
                     tracing::warn!(socket = %file.path().display(), "the operators' socket was removed; it is made anew");
                     leaving.cancel();
                     next = self.bind().await.ok();
-                    // Calls that still run on the old one get the time that they get when the router ends.
+                    // Running calls on the old socket get as much time as at the router's end.
                     let _ = timeout(CLOSE_TIMEOUT, serving).await;
                 }
             }
@@ -94,14 +93,14 @@ impl OperatorsSocket {
     }
 }
 
-/// Waits until the file is not there any more.
 async fn wait_removed(file: &SocketFile) {
     while file.exists() {
         sleep(CHECK_INTERVAL).await;
     }
 }
 
-/// The sockets of routers that run in the usual places, for a program of the same user that looks for one; for root, those of all users.
+/// Finds the sockets of running routers in the usual folders, for a program of the same user; for
+/// root, those of all users.
 pub async fn find_operators_sockets() -> Vec<PathBuf> {
     let mut found = find_private_sockets(&home::run_dirs()).await;
     if rustix::process::geteuid().is_root() {
@@ -112,7 +111,7 @@ pub async fn find_operators_sockets() -> Vec<PathBuf> {
     found
 }
 
-/// Of those folders that are this user's: what is told there is believed.
+/// Only in folders of this user: what is answered there is believed.
 async fn find_private_sockets(folders: &[PathBuf]) -> Vec<PathBuf> {
     find_live_sockets(folders.iter().filter(|folder| is_private_folder(folder)).cloned().collect()).await
 }

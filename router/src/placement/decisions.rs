@@ -11,55 +11,44 @@ use parking_lot::Mutex;
 use super::{ChosenReplica, Prompt};
 use crate::cache_level::CacheLevel;
 
-/// Bytes of a path that are remembered. It is the client's, and may be long.
+/// Bytes of a path that are kept. It is the client's, and may be long.
 const MAX_PATH_BYTES: usize = 128;
 
-/// One decision and what came of it.
 #[derive(Debug)]
 pub struct PlacementDecision {
-    /// The router's own number of the request.
     pub id: u64,
-    /// What the client called it (`x-request-id`).
+    /// The client's `x-request-id`.
     pub client_id: Option<Arc<str>>,
-    /// Path of the request.
     pub path: Arc<str>,
-    /// The model that it names.
     pub model: Option<Arc<str>>,
-    /// When it was decided.
     pub decided_at: SystemTime,
-    /// Which attempt of the request this was, from 1.
     pub attempt: u32,
-    /// Seconds for which it was queued in the router before.
+    /// Seconds that it was queued in the router before.
     pub queued_seconds: f32,
-    /// How the chosen replica's cache is known.
     pub level: CacheLevel,
-    /// Why the prompt's tokens are not known; empty when they are or are not needed.
+    /// Why the prompt's tokens are not known; empty when they are, or are not needed.
     pub fallback_reason: &'static str,
-    /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens that the answer was expected to have.
     pub expected_output_tokens: f64,
-    /// What was decided, with the candidates that are remembered and their costs.
+    /// The decision, with the candidates that are kept and their costs.
     pub decision: Decision,
-    /// Their names, in the same order.
+    /// The candidates' names, in the same order.
     pub replica_names: Vec<Arc<str>>,
-    /// Seconds since the last report about each.
+    /// Seconds since the last report about each candidate.
     pub report_ages: Vec<f32>,
-    /// What came of it.
     pub outcome: Mutex<PlacementOutcome>,
 }
 
-/// What came of a decision, as far as is known.
+/// The outcome of a decision, as far as it is known.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PlacementOutcome {
-    /// Seconds from its dispatch to the first token of a stream.
+    /// Seconds from the dispatch to a stream's first token.
     pub first_token_seconds: Option<f64>,
-    /// Prompt tokens that the engine says it had cached.
+    /// Prompt tokens that were cached, as the engine reports.
     pub cached_tokens: Option<u32>,
 }
 
 impl PlacementDecision {
-    /// The record of `chosen`.
     #[must_use]
     pub fn new(id: u64, prompt: &Prompt, chosen: ChosenReplica) -> Self {
         let ChosenReplica { decision, view, chosen_at, level, expected_output_tokens, .. } = chosen;
@@ -85,7 +74,6 @@ impl PlacementDecision {
         }
     }
 
-    /// Why that one, in a word.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self.decision.why {
@@ -96,14 +84,13 @@ impl PlacementDecision {
         }
     }
 
-    /// The chosen candidate and its name.
     #[must_use]
     pub fn choice(&self) -> (&str, &Scored) {
         (&self.replica_names[self.decision.chosen], self.decision.choice())
     }
 }
 
-/// The reason in a line, for a response header.
+/// The reason in one line, for a response header.
 impl fmt::Display for PlacementDecision {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, choice) = self.choice();
@@ -123,32 +110,30 @@ impl fmt::Display for PlacementDecision {
     }
 }
 
-/// The last decisions.
 #[derive(Debug)]
 pub struct DecisionLog {
     capacity: usize,
-    /// In the order in which they were made.
+    /// The oldest first.
     decisions: Mutex<VecDeque<Arc<PlacementDecision>>>,
 }
 
 impl DecisionLog {
-    /// A ring of this many decisions.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self { capacity: most.max(1), decisions: Mutex::default() }
     }
 
-    /// Remembers a decision and forgets the oldest.
     pub fn push(&self, record: Arc<PlacementDecision>) {
         let mut records = self.decisions.lock();
         let forgotten = if records.len() >= self.capacity { records.pop_front() } else { None };
         records.push_back(record);
         drop(records);
-        // Outside the lock, as it may be the last to hold it.
+        // Outside the lock: this may drop the last reference.
         drop(forgotten);
     }
 
-    /// The decisions of a request, by our number in hexadecimal or by what the client called it; the latest first.
+    /// The decisions about a request, the latest first; `name` is the router's number in
+    /// hexadecimal or the client's id.
     #[must_use]
     pub fn find(&self, name: &str) -> Vec<Arc<PlacementDecision>> {
         let id = u64::from_str_radix(name, 16).ok();

@@ -13,13 +13,12 @@ use super::{PlacementDecision, Placer, Prompt};
 use crate::fleet::{InFlight, LocalLoad};
 use crate::sse::TokenUsage;
 
-/// Tokens of an answer of which nothing is known.
+/// Tokens expected of an answer before any has been seen.
 const DEFAULT_OUTPUT_TOKENS: f64 = 256.0;
 
-/// How much one answer moves the mean length.
+/// The weight of one answer in the moving average of lengths.
 const OUTPUT_WEIGHT: f64 = 0.02;
 
-/// The mean length of answers.
 #[derive(Debug)]
 pub(super) struct OutputLengths(AtomicU64);
 
@@ -30,14 +29,14 @@ impl Default for OutputLengths {
 }
 
 impl OutputLengths {
-    /// Tokens that an answer of at most `most` is expected to have.
+    /// Tokens expected of an answer of at most `most`.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
     pub(super) fn expected(&self, most: Option<u64>) -> f64 {
         let mean = f64::from_bits(self.0.load(Ordering::Relaxed));
         most.map_or(mean, |most| mean.min(most as f64))
     }
 
-    /// An answer had this many tokens. Two at the same moment may count as one.
+    /// Adds an answer's length. Of two at the same moment one may be lost.
     fn observe(&self, tokens: f64) {
         let mean = f64::from_bits(self.0.load(Ordering::Relaxed));
         self.0.store((mean + OUTPUT_WEIGHT * (tokens - mean)).to_bits(), Ordering::Relaxed);
@@ -50,16 +49,16 @@ pub struct PlacementFeedback {
     placer: Arc<Placer>,
     decision: Arc<PlacementDecision>,
     local_load: Arc<LocalLoad>,
-    /// Where its text was noted, if its tokens are not known.
+    /// The approximate prefix slot and the blocks that were added to it, if its tokens are not
+    /// known.
     approx_prefix_blocks: Option<(ReplicaSlot, Arc<[BlockKey]>)>,
     sent_at: Instant,
     first_token_at: Option<Instant>,
-    /// Sequences and their tokens when the answer began.
+    /// Sequences in the engine and their tokens when the answer began.
     load_at_start: (u32, u64),
     is_stream: bool,
     /// Its tokens are known well enough to learn from.
     is_reliable: bool,
-    /// Tokens that its answer may have.
     max_output_tokens: Option<u64>,
 }
 
@@ -69,7 +68,8 @@ impl PlacementFeedback {
         self.decision.id
     }
 
-    /// Follows the request of `decision`, which was just counted by `in_flight`; `approx_prefix_slot` is where its text was noted.
+    /// Follows the request of `decision`, which `in_flight` counts; `approx_prefix_slot` is where
+    /// its text was added.
     #[must_use]
     pub fn new(
         placer: &Arc<Placer>,
@@ -92,13 +92,13 @@ impl PlacementFeedback {
         }
     }
 
-    /// The first byte of a good answer's body has come.
+    /// The first byte of a successful answer's body has come.
     pub fn record_start(&mut self) {
         let now = Instant::now();
         self.first_token_at = Some(now);
         let took = now.duration_since(self.sent_at).as_secs_f64();
         self.load_at_start = (self.local_load.in_flight(), self.local_load.context_tokens());
-        // A plain answer begins when it is complete.
+        // A plain answer begins only when it is complete.
         if !self.is_stream {
             return;
         }
@@ -119,8 +119,9 @@ impl PlacementFeedback {
         self.decision.outcome.lock().first_token_seconds = Some(took);
     }
 
-    /// What was generated has ended whole, after `events` of a stream, of an engine that takes so long a `context`. All callers share what is
-    /// learned of lengths, so only `one` answer teaches, and no more than it could have.
+    /// A generation has ended completely, after `events` of a stream, on an engine with this
+    /// `context` length. All callers share what is learned of lengths, so only a single answer
+    /// (`one`) teaches, and no more than its engine could generate.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
     pub fn record_end(&self, usage: Option<TokenUsage>, events: u64, context: u64, one: bool) {
         let completion = usage.map_or(events, |usage| usage.completion_tokens);
@@ -140,7 +141,7 @@ impl PlacementFeedback {
         let predicted = self.decision.decision.choice().candidate.matched;
         self.placer.metrics.record_cached_tokens(self.decision.level, predicted, cached_tokens);
         if let Some((seat, keys)) = &self.approx_prefix_blocks {
-            // In the unit of the approximate prefix, whose tokens are only estimated.
+            // In the unit of the approximate prefix, whose tokens are estimates.
             let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));
             self.placer.correct_approx_prefix(*seat, keys, predicted, cached);
         }
@@ -148,7 +149,6 @@ impl PlacementFeedback {
     }
 }
 
-/// The part of `tokens` that `cached` is of `prompt`, which is an engine's word.
 fn scale_tokens(tokens: u32, cached: u64, prompt: u64) -> u32 {
     let part = u128::from(tokens) * u128::from(cached) / u128::from(prompt.max(1));
     u32::try_from(part).map_or(tokens, |part| part.min(tokens))

@@ -33,81 +33,70 @@ use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;
 use feedback::OutputLengths;
 
-/// Decisions that can be explained afterwards.
+/// Decisions that can still be explained.
 const MAX_RECORDED_DECISIONS: usize = 10_000;
 
-/// Blocks of text that a replica of unknown size is taken to hold.
+/// Text blocks that a replica of unknown cache size is taken to hold.
 const DEFAULT_TEXT_BLOCKS: u64 = 8192;
 
-/// Tokens by which an approximate prefix may be wrong without anything having been evicted: blocks of text and of tokens end in different places.
+/// Tokens by which an approximate prefix may be wrong without any eviction: blocks of text and of
+/// tokens end in different places.
 const APPROX_PREFIX_SLACK_TOKENS: u32 = 2 * TEXT_BLOCK_TOKENS;
 
-/// A plain answer that takes this many times as long as its longest could at the learned speed is late.
+/// A plain answer is late after this many times the longest that it could take at the learned
+/// speed.
 const LATE_FACTOR: f64 = 2.0;
 
-/// Other routers send requests too, but their share is not taken for more than this many times our own.
+/// The load of all routers is estimated as at most this many times this router's own.
 const MAX_FLEET_SHARE: f64 = 16.0;
 
-/// What every placement needs.
 #[derive(Debug)]
 pub struct Placer {
-    /// Where the replicas are.
     pub fleet: Fleet,
-    /// Which blocks they have cached, as their agents report.
     pub index: Arc<CacheIndex>,
-    /// Encodes prompts.
     pub prompts: Prompts,
-    /// What was decided lately.
     pub decisions: DecisionLog,
-    /// Where predictions and what came of them are counted.
     pub metrics: Arc<RouterMetrics>,
-    /// Which blocks requests in flight will have cached.
     overlay: Arc<InFlightOverlay>,
     popularity: Popularity,
-    /// Which blocks of text replicas probably have cached.
     approx_prefix: Arc<ApproxPrefixIndex>,
     offered_load: OfferedWork,
     output_lengths: OutputLengths,
     prefill_windows: PrefillWindows,
 }
 
-/// A replica that was chosen.
+/// The replica that was chosen, and how.
 #[derive(Debug)]
 pub struct ChosenReplica {
-    /// The replica.
     pub replica: Arc<Replica>,
-    /// How it was chosen.
     pub decision: Decision,
-    /// The fleet that it was chosen from; `replica` of a candidate is the index of its replica there.
+    /// The fleet view that it was chosen from; a candidate's `replica` is an index into its
+    /// replicas.
     pub view: Arc<FleetView>,
-    /// When.
     pub chosen_at: Instant,
-    /// How the chosen one's cache is known.
     pub level: CacheLevel,
-    /// Tokens that the answer was expected to have.
     pub expected_output_tokens: f64,
-    /// Where its blocks will be, when that is known.
+    /// Its replica slot in the cache index, if its cache is known.
     slot: Option<ReplicaSlot>,
-    /// Tokens of a block there.
     block_tokens: u32,
-    /// Whether it is given prompts now.
+    /// Whether its prefill window is open.
     is_window_open: bool,
 }
 
 impl ChosenReplica {
-    /// Whether the request would begin to be computed there as soon as anything can, and the replica is given prompts now.
+    /// Whether the request would be computed there at once, and the replica's prefill window is
+    /// open.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.is_window_open && has_room(&self.decision.choice().candidate)
     }
 
-    /// Seconds until the first token, as predicted.
     #[must_use]
     pub fn first_token_seconds(&self) -> f64 {
         self.decision.choice().terms.first_token()
     }
 
-    /// What a request that waits is given of it.
+    /// What a waiting request keeps of the choice.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
     pub fn wait_estimate(&self) -> WaitEstimate {
@@ -115,52 +104,49 @@ impl ChosenReplica {
         WaitEstimate { first_token_seconds: self.first_token_seconds(), seconds_per_token: self.decision.nominal.prefill / candidates }
     }
 
-    /// Where the prompt's text is noted, if its tokens are not known.
+    /// Where the prompt's text is added, if its tokens are not known.
     #[must_use]
     pub fn approx_prefix_slot(&self) -> Option<ReplicaSlot> {
         self.slot.filter(|_| self.level == CacheLevel::Text)
     }
 
-    /// Tokens of the prompt that the chosen replica has still to compute.
     #[must_use]
     pub fn uncached_tokens(&self) -> u32 {
         self.decision.choice().uncached
     }
 }
 
-/// What is known of one candidate's cache.
 #[derive(Debug, Clone, Copy)]
 enum CacheKnowledge {
-    /// The index has it, in blocks of so many tokens.
+    /// The cache index has it, in blocks of so many tokens.
     Exact(ReplicaSlot, ChainGaps, u32),
-    /// It is an approximate prefix, from what this router has sent there.
+    /// By the approximate prefix: what this router has sent there.
     Approximate(ReplicaSlot),
-    /// The prompt is not understood.
+    /// Nothing, since the prompt is not understood.
     Unknown,
 }
 
 impl CacheKnowledge {
-    /// Tokens of a block, where the index has it.
     fn block_tokens(&self) -> Option<u32> {
         if let Self::Exact(.., block_tokens) = self { Some(*block_tokens) } else { None }
     }
 }
 
-/// What one choice works out of the replicas that it may fall on. Each thread keeps the memory for its next choice, so that none asks for
-/// more in a larger fleet; only the index, the approximate prefix and the overlay still answer in memory of their own, some bytes for each replica.
+/// What one choice computes for its candidates. Each thread keeps the memory for its next choice,
+/// so that a larger fleet needs no allocations; only the cache index, the approximate prefix and
+/// the overlay still allocate some bytes for each replica.
 #[derive(Debug, Default)]
 struct PlacementScratch {
-    /// A row for each.
+    /// One row per candidate.
     candidates: Vec<Candidate>,
-    /// What is known of the cache of each, in as many rows.
+    /// What is known of each candidate's cache, in the same rows.
     cache_knowledge: Vec<CacheKnowledge>,
-    /// What each costs.
+    /// The cost of each candidate.
     priced: Vec<CandidateCost>,
-    /// Rows that are looked up together.
     rows: Vec<usize>,
-    /// Where the index has their blocks.
+    /// Their replica slots in the cache index.
     exact_slots: Vec<(ReplicaSlot, ChainGaps)>,
-    /// The blocks of text that they probably have cached.
+    /// Their slots in the approximate prefix.
     approx_prefix_slots: Vec<ReplicaSlot>,
 }
 
@@ -169,7 +155,6 @@ thread_local! {
 }
 
 impl Placer {
-    /// A placer that has learned nothing yet.
     #[must_use]
     pub fn new(
         fleet: Fleet,
@@ -193,19 +178,20 @@ impl Placer {
         }
     }
 
-    /// Whether there are replicas for a model, but none that has room.
+    /// Whether a model has replicas, but none with room.
     fn is_full(&self, view: &FleetView, model: Option<&str>, now: Instant) -> bool {
         let mut eligible = view.eligible(model, &[]).peekable();
         eligible.peek().is_some() && !eligible.any(|(_, replica)| self.has_room(view, replica, now))
     }
 
-    /// Whether any request would be sent to that replica now, rather than be queued.
+    /// Whether a request would be sent to that replica now rather than queued.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
         let candidate = candidate(view, replica, now, view.seconds(now));
         has_room(&candidate) && self.prefill_windows.is_open(candidate.in_flight, now)
     }
 
-    /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is none.
+    /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is
+    /// none.
     #[must_use]
     pub fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<ChosenReplica> {
         SCRATCH.with_borrow_mut(|tables| self.choose_with_scratch(tables, prompt, tried, now))
@@ -231,14 +217,15 @@ impl Placer {
             ours += replica.local_load.in_flight();
             others = others.saturating_add(replica.load.in_flight_elsewhere);
         }
-        // A prompt arrives once, counted by the blocks of those that it may go to.
+        // A prompt's arrival is counted once, in blocks of those that it may go to.
         if tables.candidates.is_empty() {
             return None;
         }
         self.look_up_caches(prompt, tables);
         let PlacementScratch { candidates, priced, .. } = tables;
         let mean = pool.mean(seconds);
-        // Read once more: to keep what each has learned until all are known would cost more. It may have learned something meanwhile.
+        // Read once more: keeping each candidate's rates until all are known would cost more. They
+        // may have changed a little meanwhile.
         for candidate in &mut *candidates {
             candidate.rates = mean.rates_of(&view.replicas[candidate.replica].local_load.learned());
         }
@@ -268,14 +255,14 @@ impl Placer {
         })
     }
 
-    /// Tokens that an answer of at most `most` is expected to have.
+    /// Tokens expected of an answer of at most `most`.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^53 tokens, and `as` saturates")]
     pub fn expected_output_tokens(&self, most: Option<u64>) -> u64 {
         self.output_lengths.expected(most).ceil() as u64
     }
 
-    /// Counts the request on the chosen replica, and its blocks as cached there soon.
+    /// Counts the request on the chosen replica, and its blocks as soon to be cached there.
     #[must_use]
     pub fn count_in_flight(&self, prompt: &Prompt, chosen: &ChosenReplica, now: Instant) -> InFlight {
         let seconds = self.fleet.view().seconds(now);
@@ -292,7 +279,8 @@ impl Placer {
         let work = rates.work_seconds(choice.uncached, choice.candidate.matched, chosen.expected_output_tokens);
         self.offered_load.add_request(work, seconds);
         let first_token = seconds + chosen.first_token_seconds();
-        // A plain answer comes when it is complete, and nobody knows how long it will be: only beyond all that it may have is it late.
+        // A plain answer comes when it is complete, and its length is not known: it is late only
+        // after the time for the longest possible one.
         let due = match prompt.max_output_tokens() {
             _ if prompt.is_stream() => first_token,
             #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
@@ -323,11 +311,11 @@ impl Placer {
         CacheKnowledge::Approximate(replica.local_load.approx_prefix_slot(replica.epoch, &self.approx_prefix, blocks))
     }
 
-    /// Notes how many tokens of the prompt each candidate has cached, or will have.
+    /// Looks up how many prompt tokens each candidate has cached or will have.
     fn look_up_caches(&self, prompt: &Prompt, tables: &mut PlacementScratch) {
         let PlacementScratch { candidates, cache_knowledge, rows, exact_slots, approx_prefix_slots, .. } = tables;
         let mut size = 0;
-        // One size of blocks after the other, of which there is mostly one.
+        // One block size after another; mostly there is only one.
         while let Some(larger) = cache_knowledge.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
             size = larger;
             rows.clear();
@@ -344,7 +332,8 @@ impl Placer {
             let mut blocks = self.index.matched_blocks(&keys, exact_slots);
             let text: &[BlockKey] = if self.overlay.has_partly_read() { prompt.text_keys() } else { &[] };
             self.overlay.raise_matches(&PromptToMatch { keys: &keys, blocks: prompt.block_count(size), text }, exact_slots, &mut blocks);
-            // An engine computes at least the last token of a prompt, and with it the block that the token is in.
+            // An engine computes at least the last token of a prompt, and with it that token's
+            // whole block.
             let most = prompt.token_count().saturating_sub(1) / size;
             for (row, blocks) in rows.iter().zip(blocks) {
                 candidates[*row].matched = blocks.min(most) * size;
@@ -365,7 +354,8 @@ impl Placer {
         }
     }
 
-    /// The engine said how much of an approximate prefix was really cached. By then it has computed, and so cached, all of it again.
+    /// Corrects an approximate prefix by what the engine says was cached. By now it has computed,
+    /// and so cached, all of it again.
     fn correct_approx_prefix(&self, seat: ReplicaSlot, keys: &[BlockKey], predicted: u32, cached: u32) {
         if cached.saturating_add(APPROX_PREFIX_SLACK_TOKENS) < predicted {
             self.approx_prefix.correct(seat, keys, cached / TEXT_BLOCK_TOKENS);
@@ -374,8 +364,8 @@ impl Placer {
     }
 }
 
-/// What the choice is told of a replica, whatever the prompt; the tokens and requests of all routers. `seconds` is `now` on the router's clock, which is
-/// worked out once for all.
+/// What placement knows of a replica, whatever the prompt, over all routers. `seconds` is `now` on
+/// the router's clock, computed once for all.
 fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
     let (local, load) = (&replica.local_load, &replica.load);
     Candidate {
@@ -393,13 +383,13 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
     }
 }
 
-/// Tokens that a block of a replica's KV cache holds, if that is known.
+/// Tokens of a block of a replica's KV cache, if known.
 fn block_tokens(replica: &Replica) -> Option<u32> {
     // Before its first block is stored, only the engine's metrics have it.
     [replica.state.block_tokens, replica.load.engine.block_tokens].into_iter().find(|size| *size > 0)
 }
 
-/// Tokens that a replica's KV cache holds; 0 when unknown.
+/// Tokens that fit into a replica's KV cache; 0 when unknown.
 fn kv_capacity_tokens(replica: &Replica) -> u64 {
     let engine = &replica.load.engine;
     engine.kv_blocks.saturating_mul(u64::from(engine.block_tokens))

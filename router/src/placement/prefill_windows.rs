@@ -6,44 +6,46 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-/// A replica with fewer requests in flight than this is given prompts at any time: its steps are short anyway, and few streams are slowed.
+/// A replica with fewer requests in flight gets prompts at any time: its steps are short anyway,
+/// and few streams are slowed.
 const BUSY_IN_FLIGHT: u32 = 64;
 
-/// The part of the time in which prompts are given out.
+/// The share of the time in which prefill windows are open.
 const OPEN_SHARE: f64 = 0.125;
 
-/// A window is at least this long, in seconds: those that wait are looked at every ten milliseconds.
+/// The shortest window in seconds: waiting requests are scanned every ten milliseconds.
 const MIN_WINDOW_SECONDS: f64 = 0.02;
 
-/// Windows are no farther apart than this: whoever wants more does not want a first token.
+/// The longest interval between windows: a longer one would delay first tokens too much.
 const MAX_INTERVAL: Duration = Duration::from_secs(5);
 
-/// When busy replicas are given prompts. It follows from the time of day alone, so that all routers give theirs at the same moments, and all
-/// replicas are open at once: a request then goes to the best of them, and not to the one whose turn it is.
+/// When busy replicas are given prompts. It follows from the time of day alone, so that all routers
+/// have the same windows, and all replicas are open at once: a request then goes to the best
+/// replica, not to the one whose turn it is.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillWindows {
-    /// Seconds from one window to the next; 0 when there is no pause between them.
+    /// Seconds between the starts of two windows; 0 means always open.
     interval_seconds: f64,
-    /// A moment, and what time of day it was, in seconds.
+    /// A moment and its time of day in seconds.
     reference: Instant,
     reference_unix_seconds: f64,
 }
 
 impl PrefillWindows {
-    /// Windows that are `every` so long apart, zero for none.
+    /// Windows at intervals of `every`; zero means always open.
     #[must_use]
     pub fn from_now(every: Duration) -> Self {
         Self::new(every, Instant::now(), SystemTime::now())
     }
 
-    /// The same, where it is `time` now.
+    /// The same, with `now` at the time of day `time`.
     #[must_use]
     pub fn new(every: Duration, now: Instant, time: SystemTime) -> Self {
         let time = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { interval_seconds: every.min(MAX_INTERVAL).as_secs_f64(), reference: now, reference_unix_seconds: time.as_secs_f64() }
     }
 
-    /// Whether a replica that has so many requests in flight is given prompts now.
+    /// Whether a replica with so many requests in flight is given prompts now.
     #[must_use]
     pub fn is_open(&self, in_flight: u32, now: Instant) -> bool {
         if self.interval_seconds == 0.0 || in_flight < BUSY_IN_FLIGHT {

@@ -16,36 +16,32 @@ use crate::engine_life::EngineLife;
 use crate::fleet::{FleetView, Replica};
 use crate::prompt::{EncoderKey, NotEncoded};
 
-/// Bytes of text that a token stands for, where tokens are not counted.
+/// Bytes of text per token, where tokens are not counted.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// What stands in a request's JSON where a medium is, by URL or as its bytes. Quotes within strings are escaped, so a text that only speaks
-/// of them is no match.
+/// Text that stands in a request's JSON where a medium is, by URL or as bytes. Quotes within
+/// strings are escaped, so a text that only mentions them does not match.
 static MEDIA_MARKERS: LazyLock<[Finder<'static>; 5]> =
     LazyLock::new(|| ["_url\"", "\"input_audio\"", "\"input_image\"", "\"base64\"", "\"file_data\""].map(Finder::new));
 
 /// Routes whose prompts are read as tokens.
 const TOKENIZED_PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
-/// A prompt that is shorter than this many blocks is not read: what it could find cached is less than what reading it costs.
+/// A shorter prompt is not tokenized: what it could find cached is worth less than tokenizing
+/// costs.
 const MIN_PROMPT_BLOCKS: usize = 2;
 
-/// What placement is asked with.
 #[derive(Debug, Clone, Default)]
 pub struct PlacementRequest {
-    /// The model that the request names.
     pub model: Option<String>,
-    /// The route that it is for: its path without its query, or what an invocation carries.
+    /// Its effective route: the path without its query, or what an invocation carries.
     pub path: String,
-    /// Its whole body.
     pub body: Bytes,
-    /// The parts of the body that make its prompt, as they stand there.
+    /// The parts of the body that make its prompt, unchanged.
     pub prompt_parts: Vec<Bytes>,
     /// Its `cache_salt`; empty when it has none. Engines keep the blocks of different salts apart.
     pub cache_salt: String,
-    /// Tokens that its answer may have.
     pub max_output_tokens: Option<u64>,
-    /// Whether its answer is a stream.
     pub is_stream: bool,
     /// The only engine that can answer it, as the one that keeps what it is about.
     pub required_engine: Option<EngineLife>,
@@ -57,44 +53,42 @@ pub struct Prompt {
     request: PlacementRequest,
     text: Arc<PromptText>,
     tokenized: Option<TokenizedPrompt>,
-    /// Why it has no tokens, for operators; empty when it has or needs none.
+    /// Why it has no tokens, for operators; empty when it has some or needs none.
     pub fallback_reason: &'static str,
     arrivals: OnceLock<Arrivals>,
-    /// That it is here and was not read to its end.
+    /// Set while the prompt is here but not read to its end.
     in_flight_blocks: Option<InFlightBlocks>,
 }
 
 #[derive(Debug)]
 struct TokenizedPrompt {
     reader: EncoderKey,
-    /// Another one that has the same tokens of it.
+    /// Another encoder that gives the same tokens.
     equivalent_reader: Option<EncoderKey>,
-    /// Those that were read.
+    /// The tokens that were read.
     tokens: Vec<u32>,
-    /// About how many follow that were not.
+    /// About how many further tokens were not read.
     unread_tokens: u32,
-    /// All its tokens and those of the further prompts of a batch.
+    /// All its tokens, those of a batch's further prompts included.
     total_tokens: u32,
     chain: KeyChain,
-    /// Keys for each block size that was asked for; nearly always one.
+    /// Block keys for each block size that was asked for; nearly always one.
     keys: Mutex<Vec<(u32, Arc<[BlockKey]>)>>,
 }
 
 impl Prompt {
-    /// The prompt of a request for which tokens are not wanted, or could not be had because of `fallback_reason`.
+    /// A prompt without tokens: they are not needed, or `fallback_reason` says why there are none.
     #[must_use]
     pub fn from_text(mut request: PlacementRequest, fallback_reason: &'static str) -> Self {
         let text = Arc::new(request.take_prompt_text());
         Self { request, text, tokenized: None, fallback_reason, arrivals: OnceLock::new(), in_flight_blocks: None }
     }
 
-    /// The model that the request names.
     #[must_use]
     pub fn model(&self) -> Option<&str> {
         self.request.model.as_deref()
     }
 
-    /// The only engine that can answer it, if there is one.
     #[must_use]
     pub fn required_engine(&self) -> Option<&EngineLife> {
         self.request.required_engine.as_ref()
@@ -106,19 +100,16 @@ impl Prompt {
         replica.has_route(&self.request.path) && self.required_engine().is_none_or(|only| replica.has_life(only))
     }
 
-    /// Path of the request.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.request.path
     }
 
-    /// Whether its answer is a stream.
     #[must_use]
     pub fn is_stream(&self) -> bool {
         self.request.is_stream
     }
 
-    /// Tokens that its answer may have.
     #[must_use]
     pub fn max_output_tokens(&self) -> Option<u64> {
         self.request.max_output_tokens
@@ -131,13 +122,14 @@ impl Prompt {
         self.tokenized.as_ref().map_or_else(estimate, |exact| exact.total_tokens)
     }
 
-    /// Whether its tokens are those that a replica with this reader sees.
+    /// Whether a replica with this encoder sees exactly these tokens.
     #[must_use]
     pub fn is_exact_for(&self, reader: Option<EncoderKey>) -> bool {
         self.tokenized.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.equivalent_reader == reader))
     }
 
-    /// Keys of its whole blocks of `size` tokens, as far as it was read; none where its tokens are not known.
+    /// Block keys of its whole blocks of `size` tokens, as far as it was read; empty where its
+    /// tokens are not known.
     #[must_use]
     pub fn token_keys(&self, size: u32) -> Arc<[BlockKey]> {
         let Some(exact) = &self.tokenized else { return Arc::default() };
@@ -150,37 +142,35 @@ impl Prompt {
         keys
     }
 
-    /// What a request in flight with this prompt will have cached, in blocks of `size` tokens.
+    /// The blocks of `size` tokens that a request in flight with this prompt will have cached.
     #[must_use]
     pub fn extent(&self, size: u32) -> PromptKeys {
         PromptKeys { keys: self.token_keys(size), text: if self.is_partially_read() { self.text_keys().clone() } else { Arc::default() } }
     }
 
-    /// Whether it was read, but not to its end.
     fn is_partially_read(&self) -> bool {
         self.tokenized.as_ref().is_some_and(|exact| exact.unread_tokens > 0)
     }
 
-    /// Whether most of its tokens are only estimated, because they were not read.
+    /// Whether most of its tokens are estimated because they were not read.
     #[must_use]
     pub fn is_estimate(&self) -> bool {
         self.tokenized.as_ref().is_some_and(|exact| exact.unread_tokens as usize > exact.tokens.len())
     }
 
-    /// Whole blocks of `size` tokens, those that were not read included.
+    /// Number of whole blocks of `size` tokens, those not read included.
     #[must_use]
     pub fn block_count(&self, size: u32) -> u32 {
         let tokens = |exact: &TokenizedPrompt| u32::try_from(exact.tokens.len()).unwrap_or(u32::MAX).saturating_add(exact.unread_tokens);
         self.tokenized.as_ref().map_or(0, tokens) / size.max(1)
     }
 
-    /// Keys of its whole blocks of text.
     #[must_use]
     pub fn text_keys(&self) -> &Arc<[BlockKey]> {
         self.text.block_keys()
     }
 
-    /// How often the beginnings of the prompt have lately been asked for; `count` is called once.
+    /// How often the beginnings of the prompt have lately been requested; `count` is called once.
     pub fn arrivals(&self, count: impl FnOnce(&[BlockKey], u32) -> Arrivals) -> &Arrivals {
         self.arrivals.get_or_init(|| {
             let size = self.tokenized.as_ref().and_then(|exact| exact.keys.lock().first().map(|(size, _)| *size));
@@ -193,7 +183,7 @@ impl Prompt {
 }
 
 impl PlacementRequest {
-    /// The text that can be counted and compared, which is moved out.
+    /// Takes out the text that can be counted and compared.
     fn take_prompt_text(&mut self) -> PromptText {
         let mut parts = std::mem::take(&mut self.prompt_parts);
         truncate_at_media(&mut parts);
@@ -201,7 +191,8 @@ impl PlacementRequest {
     }
 }
 
-/// Leaves only what stands before the first image, sound or video: how many tokens one is nobody here knows, least of all from its bytes.
+/// Keeps only what stands before the first image, sound or video: the router cannot know how many
+/// tokens one is.
 fn truncate_at_media(text: &mut Vec<Bytes>) {
     for (index, part) in text.iter_mut().enumerate() {
         if let Some(at) = MEDIA_MARKERS.iter().filter_map(|marker| marker.find(part)).min() {
@@ -213,12 +204,13 @@ fn truncate_at_media(text: &mut Vec<Bytes>) {
 }
 
 impl Placer {
-    /// Reads a request's prompt, into tokens where and as far as that can change the choice. One that will have to wait, because others do or
-    /// no replica has room, is read whole: meanwhile a cache may get what none has now.
+    /// Reads a request's prompt, into tokens where and as far as they can change the choice. If the
+    /// request will have to wait, because others do or no replica has room, the whole prompt is
+    /// read: by then a cache may have more of it.
     pub async fn read_prompt(&self, asked: PlacementRequest, others_wait: bool) -> Prompt {
         let mut prompt = Prompt::from_text(asked, "");
         if let Some(wanted) = self.plan_reading(&prompt) {
-            // A request that is not read has no room for what reading needs.
+            // Boxed: a request that is not tokenized has no room for what that needs.
             Box::pin(self.tokenize(&mut prompt, wanted, others_wait)).await;
         }
         prompt
@@ -230,7 +222,7 @@ impl Placer {
         let waits = others_wait || self.is_full(&self.fleet.view(), prompt.model(), Instant::now());
         let sizes_read: &[u32] = if waits { &[] } else { &block_sizes };
         let mut encoded = self.encode(&reader, prompt, chain, sizes_read).await;
-        // An engine of the other dialect may be one that agrees about this form.
+        // An engine of the other dialect may agree about this form.
         if let Err(NotEncoded::FormNotProved(_)) = encoded
             && let Some(other) = self.find_other_dialect(reader, prompt)
             && let Ok(by_other) = self.encode(&other, prompt, chain, sizes_read).await
@@ -239,7 +231,8 @@ impl Placer {
         }
         match encoded {
             Ok(encoded) => {
-                // What comes after the first image or sound is not counted: nobody here knows how many tokens it is.
+                // Tokens after the first image or sound are not counted: the router does not know
+                // how many it is.
                 let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX).saturating_add(encoded.unread_tokens);
                 prompt.tokenized = Some(TokenizedPrompt {
                     reader,
@@ -265,7 +258,8 @@ impl Placer {
         }
     }
 
-    /// The tokens of a prompt, until nobody can have cached what was read in blocks of these sizes; all where there are none.
+    /// Reads tokens until no cache can have more of the prompt in blocks of these sizes; all of
+    /// them where there are no sizes.
     async fn encode(&self, reader: &EncoderKey, prompt: &Prompt, chain: KeyChain, sizes: &[u32]) -> Result<EncodedPrompt, NotEncoded> {
         let mut reading = PromptReading {
             index: self.index.clone(),
@@ -276,8 +270,9 @@ impl Placer {
         self.prompts.encode(reader, prompt.path(), prompt.request.body.clone(), move |progress| reading.has_more_to_match(progress)).await
     }
 
-    /// Where a model is served by engines of both dialects: the other one, if it has the same tokens. It has unless there are tools, or
-    /// messages of several parts. What was encoded a moment ago is remembered, so this costs little.
+    /// Where a model is served by engines of both dialects: the other encoder, if it gives the same
+    /// tokens. It does unless there are tools, or messages of several parts. Recent encodings are
+    /// remembered, so this costs little.
     async fn find_equivalent_reader(&self, reader: EncoderKey, prompt: &Prompt, encoded: &EncodedPrompt) -> Option<EncoderKey> {
         let other = self.find_other_dialect(reader, prompt)?;
         let read = encoded.tokens.len();
@@ -286,27 +281,27 @@ impl Placer {
         by_other.await.is_ok_and(|other| other == *encoded).then_some(other)
     }
 
-    /// The same files with the other dialect, where a replica that the request may go to has them.
+    /// The same files with the other dialect, if a replica that the request may go to has them.
     fn find_other_dialect(&self, reader: EncoderKey, prompt: &Prompt) -> Option<EncoderKey> {
         let view = self.fleet.view();
         let mut readers = view.eligible(prompt.model(), &[]).filter_map(|(_, replica)| replica.state.encoder_key());
         readers.find(|other| other.files == reader.files && other.dialect != reader.dialect)
     }
 
-    /// How to read a prompt; `None` when its tokens cannot change the choice.
+    /// How to tokenize a prompt; `None` when its tokens cannot change the choice.
     fn plan_reading(&self, prompt: &Prompt) -> Option<ReadingPlan> {
         if !TOKENIZED_PATHS.contains(&prompt.path()) {
             return None;
         }
         let view = self.fleet.view();
-        // Among fewer than two there is no choice.
+        // With fewer than two replicas there is no choice.
         view.eligible(prompt.model(), &[]).nth(1)?;
         let (mut proved, mut unproved): (Option<EncoderKey>, Option<EncoderKey>) = (None, None);
         let mut block_sizes = Vec::new();
         for replica in view.replicas.iter().filter(|replica| replica.cache.slot.is_some()) {
             let size = block_tokens(replica);
             let block_bytes = size.map_or(0, |tokens| tokens as usize) * BYTES_PER_TOKEN;
-            // What most replicas are passed over for comes first: every request asks this of each.
+            // The test that rules out most replicas comes first: every request makes it for each.
             if prompt.text.byte_len() < MIN_PROMPT_BLOCKS * block_bytes || !replica.accepts(prompt.model()) {
                 continue;
             }
@@ -321,23 +316,22 @@ impl Placer {
         }
         match proved {
             Some(reader) => Some(ReadingPlan { reader, lora_adapter: adapter_name(&view, prompt.model()), block_sizes }),
-            // To be told that none is ready.
+            // Reports that no encoder is ready.
             None => Some(ReadingPlan { reader: unproved?, lora_adapter: String::new(), block_sizes }),
         }
     }
 }
 
-/// How to read a prompt.
 #[derive(Debug, PartialEq, Eq)]
 struct ReadingPlan {
     reader: EncoderKey,
-    /// The LoRA adapter that it is for; empty when for none.
+    /// The LoRA adapter that it is for; empty for none.
     lora_adapter: String,
-    /// Tokens of a block, of all replicas that it may go to and whose caches are known.
+    /// Block sizes in tokens of all replicas that it may go to and whose caches are known.
     block_sizes: Vec<u32>,
 }
 
-/// The name by which an engine keeps the blocks of a LoRA adapter apart; empty for the model itself.
+/// The name by which an engine separates the blocks of a LoRA adapter; empty for the model itself.
 fn adapter_name(view: &FleetView, model: Option<&str>) -> String {
     let Some(model) = model else { return String::new() };
     let is_adapter = view.replicas.iter().flat_map(|replica| &replica.state.models).any(|known| known.id == model && known.is_adapter);

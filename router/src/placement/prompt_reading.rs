@@ -8,11 +8,11 @@ use hostler_placement::affinity::{CacheIndex, InFlightOverlay, PromptToMatch};
 use hostler_placement::block_keys::{BlockKey, KeyChain, text_keys};
 use hostler_prompt::Progress;
 
-/// The text of a prompt, as its request has it, and the keys of its blocks, made when they are first asked for.
+/// The text of a prompt as in the request, and its block keys, made on first use.
 #[derive(Debug, Default)]
 pub(super) struct PromptText {
     parts: Vec<Bytes>,
-    /// Where its chain of keys begins.
+    /// The model's name starts the chain of keys.
     model: String,
     salt: String,
     block_keys: OnceLock<Arc<[BlockKey]>>,
@@ -27,7 +27,6 @@ impl PromptText {
         self.parts.iter().map(Bytes::len).sum()
     }
 
-    /// Keys of its whole blocks.
     pub(super) fn block_keys(&self) -> &Arc<[BlockKey]> {
         self.block_keys.get_or_init(|| {
             let chain = KeyChain::new(&self.model, &self.salt);
@@ -40,17 +39,16 @@ impl PromptText {
     }
 }
 
-/// Compares what is read of a prompt with what is cached, and will be.
+/// Decides how far a prompt is read, by what is cached and will be.
 #[derive(Debug)]
 pub(super) struct PromptReading {
     pub(super) index: Arc<CacheIndex>,
     pub(super) overlay: Arc<InFlightOverlay>,
     pub(super) text: Arc<PromptText>,
-    /// For each size of blocks that replicas have.
+    /// One chain per block size of the replicas.
     pub(super) block_chains: Vec<BlockChain>,
 }
 
-/// The blocks of one size that have been read.
 #[derive(Debug)]
 pub(super) struct BlockChain {
     block_size: usize,
@@ -70,8 +68,9 @@ impl BlockChain {
 }
 
 impl PromptReading {
-    /// Whether more may be cached than what was read, or that cannot be told: there is no whole block yet, or the request's text does not stand
-    /// for its prompt, as where it has long tools or further prompts.
+    /// Whether more may be cached than what was read, or that cannot be told: there is no whole
+    /// block yet, or the request's text does not stand for its prompt, as with long tools or
+    /// further prompts.
     pub(super) fn has_more_to_match(&mut self, progress: Progress<'_>) -> bool {
         let Self { index, overlay, text, block_chains } = self;
         let is_told = !block_chains.is_empty() && (progress.total_bytes / 2..4 * progress.total_bytes).contains(&text.byte_len());
@@ -81,7 +80,8 @@ impl PromptReading {
                 let Some(last) = blocks.keys.last() else { return true };
                 index.has(*last) || {
                     let text: &[BlockKey] = if overlay.has_partly_read() { text.block_keys() } else { &[] };
-                    // The text stands in the request in other words than in what is read, but its parts are about as long.
+                    // The request has the text in another form than what is read, but its parts are
+                    // about as long.
                     let text_read = text.len() * progress.bytes / progress.total_bytes.max(1);
                     overlay.goes_beyond(&PromptToMatch { text, ..PromptToMatch::whole(&blocks.keys) }, text_read)
                 }

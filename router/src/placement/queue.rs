@@ -16,17 +16,18 @@ use super::{ChosenReplica, Placer, Prompt};
 use crate::background::BackgroundTasks;
 use crate::fleet::{Arrival, FleetView};
 
-/// While somebody waits, replicas are scanned this often even if nothing was heard: reports come every 10 ms at most.
+/// How often replicas are scanned for waiting requests without being notified: reports come at most
+/// every 10 ms.
 const SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
-/// And no more often than this, however much is heard: a scan places up to `SCAN_DEPTH` requests in thought.
+/// The shortest pause between two scans: each tries to place up to `SCAN_DEPTH` requests.
 const MIN_SCAN_PAUSE: Duration = Duration::from_millis(1);
 
-/// Requests that a scan looks at, in the order of their turns. One whose replica is busy keeps its turn and holds up nobody behind it. The
-/// simulator's figures are for the same number.
+/// Requests that one scan looks at, in queue order. A request whose replica is busy keeps its turn
+/// and delays nobody behind it. The simulator's figures are for the same number.
 const SCAN_DEPTH: usize = 32;
 
-/// How long a request that was woken may take to be placed before the next one is woken all the same.
+/// How long a woken request may take to be placed before the next one is woken anyway.
 const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How often a request that has waited for long looks whether there is a replica at all.
@@ -36,23 +37,21 @@ const ABSENCE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_UNSERVED_MODELS: usize = 256;
 const MAX_UNSERVED_NAME_BYTES: usize = 256;
 
-/// Why a request may not wait.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Overload {
-    /// As many wait as may, of all or of its tenant.
+    /// The queue is full, for all or for the tenant.
     Full(QueueFull),
-    /// The router stops.
     Stopping,
-    /// Its first token would come later than is allowed.
+    /// Its first token would come too late.
     TooLate {
-        /// Seconds until then, as predicted.
+        /// Predicted seconds until then.
         predicted: f64,
-        /// Seconds that are allowed.
+        /// Allowed seconds.
         allowed: f64,
     },
 }
 
-/// The requests that wait, for each model. Cheap to clone.
+/// The queues of waiting requests, one per model. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct RequestQueue(Arc<QueueState>);
 
@@ -60,33 +59,30 @@ pub struct RequestQueue(Arc<QueueState>);
 struct QueueState {
     placer: Arc<Placer>,
     queues: Mutex<ModelQueues>,
-    /// Counts the looks, so that each begins with another model.
+    /// Counts the scans, so that each begins with another model.
     scan_count: AtomicUsize,
     waiting_count: AtomicUsize,
-    /// Places that are taken, by those who wait and by those who may have to.
+    /// Queue slots in use, by requests that wait and by those that may have to.
     slot_count: AtomicUsize,
     limits: QueueLimits,
     change_notify: Notify,
     shutdown: Shutdown,
 }
 
-/// Who waits.
 #[derive(Debug)]
 struct ModelQueues {
     /// One for each model that had to wait once; an emptied one is kept, since places are unique within a queue and it remembers what it
     /// has released for whom. Only models that are served get here, and few others, so there are few.
     by_model: FxHashMap<String, Queue<QueuedRequest>>,
-    /// Of all queues together.
+    /// Shared by all queues.
     slots: SlotQuota,
 }
 
-/// Most bytes that the bodies of waiting requests may have together: as much as a router reads of bodies at once.
+/// Most bytes of all waiting requests' bodies: as much as a router reads of bodies at once.
 pub const MAX_QUEUED_BYTES: u64 = 1 << 30;
 
-/// How much may wait.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueLimits {
-    /// Requests.
     pub max_requests: usize,
     /// Bytes of their bodies.
     pub max_bytes: u64,
@@ -94,40 +90,38 @@ pub struct QueueLimits {
     pub max_wait: Duration,
 }
 
-/// Who wants a place, and for how much.
+/// Who wants a queue slot, and how large the request is.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueShare {
-    /// Who shares with whom.
+    /// The hash that requests share turns by.
     pub tenant: u64,
-    /// The tenant's share beside others'.
+    /// The tenant's share against others'.
     pub weight: f64,
     /// Bytes of the request's body.
     pub bytes: u64,
 }
 
-/// How soon a request would be answered, as far as the choice of a replica tells: what is kept of one while the request waits. The whole of it would keep
-/// a view of the fleet for each.
+/// How soon a request would be answered, by the last choice of a replica. Keeping the whole choice
+/// would keep a fleet view for each waiting request.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitEstimate {
-    /// Seconds until its first token.
     pub first_token_seconds: f64,
-    /// Seconds that all candidates together need for a prompt token of those before it.
+    /// Seconds that all candidates together need for one token of the prompts before it.
     pub seconds_per_token: f64,
 }
 
-/// A request that waits.
 #[derive(Debug)]
 struct QueuedRequest {
     prompt: Arc<Prompt>,
     turn_sender: oneshot::Sender<(Option<ChosenReplica>, DispatchTurn)>,
 }
 
-/// The right to be sent now, until dropped: then the next request is woken.
+/// The right to be sent now. Dropping it wakes the next request.
 #[derive(Debug)]
 pub struct DispatchTurn(#[allow(dead_code, reason = "dropping it is the message")] oneshot::Sender<()>);
 
-/// Room for one request that waits, until dropped. It is taken before the request's prompt is read, so that of a flood only those prompts
-/// are read that may wait then.
+/// Room for one waiting request, until dropped. It is taken before the prompt is read, so that in a
+/// flood only the prompts of requests that may wait are read.
 #[derive(Debug)]
 pub struct QueueSlot {
     queue: Arc<QueueState>,
@@ -141,13 +135,13 @@ impl Drop for QueueSlot {
     }
 }
 
-/// A place in the queue that is given up when dropped.
+/// A position in the queue, given up on drop.
 struct QueueEntryGuard<'a> {
     queue: &'a QueueState,
     model: &'a str,
     /// `None` once the request has been taken out.
     place: Option<QueueKey>,
-    /// Given back last.
+    /// Dropped last.
     _slot: QueueSlot,
 }
 
@@ -169,7 +163,7 @@ impl ModelQueues {
 }
 
 impl RequestQueue {
-    /// Starts the task that wakes.
+    /// Starts the task that wakes requests.
     #[must_use]
     pub fn start(placer: Arc<Placer>, limits: QueueLimits, tasks: &BackgroundTasks, shutdown: Shutdown) -> Self {
         let shared = QueueState {
@@ -191,13 +185,11 @@ impl RequestQueue {
         queue
     }
 
-    /// Requests that wait.
     #[must_use]
     pub fn waiting_count(&self) -> usize {
         self.0.waiting_count.load(Ordering::Relaxed)
     }
 
-    /// Whether requests for this model wait, so that a new one may not overtake them.
     #[must_use]
     pub fn has_waiting(&self, model: Option<&str>) -> bool {
         self.waiting_count() > 0 && self.0.queues.lock().has_waiting(model.unwrap_or_default())
@@ -221,11 +213,11 @@ impl RequestQueue {
         Some(WaitEstimate { first_token_seconds: left.as_secs_f64(), seconds_per_token: 0.0 })
     }
 
-    /// Takes a place for a request whose prompt has still to be read, if it may have to wait because others do. So a refusal costs next to
-    /// nothing and comes at once, however many there are.
+    /// Takes a queue slot for a request whose prompt is still to be read, if others wait already. A
+    /// refusal then comes at once and costs next to nothing.
     ///
     /// # Errors
-    /// When others wait for its model and it finds no place.
+    /// When others wait for its model and no slot is free.
     pub fn take_slot_if_contended(&self, model: Option<&str>, share: QueueShare) -> Result<Option<QueueSlot>, Overload> {
         if self.0.slot_count.load(Ordering::Relaxed) == 0 {
             return Ok(None);
@@ -233,29 +225,25 @@ impl RequestQueue {
         match self.take_slot(share) {
             Ok(slot) => Ok(Some(slot)),
             Err(full) if self.has_waiting(model) => Err(full),
-            // Another model's requests wait; for this one there may be room.
+            // Only another model's requests wait; this one may find room.
             Err(_) => Ok(None),
         }
     }
 
-    /// Takes a place.
-    ///
-    /// # Errors
-    /// When there is none.
     pub fn take_slot(&self, share: QueueShare) -> Result<QueueSlot, Overload> {
         self.0.queues.lock().slots.reserve(share.tenant, share.weight, share.bytes).map_err(Overload::Full)?;
         self.0.slot_count.fetch_add(1, Ordering::Relaxed);
         Ok(QueueSlot { queue: self.0.clone(), share })
     }
 
-    /// A request that does not have to wait is sent: it counts for its tenant like those that had to.
+    /// Counts a request that did not have to wait for its tenant, like those that did.
     pub fn record_bypass(&self, model: Option<&str>, waiting: &TurnFactors) {
         if let Some(queue) = self.0.queues.lock().by_model.get_mut(model.unwrap_or_default()) {
             queue.record_unqueued(waiting, waiting.queued_at);
         }
     }
 
-    /// Something has ended or begun to be answered: there may be room.
+    /// A request has ended or begun to be answered, so there may be room.
     pub fn notify_change(&self) {
         if self.waiting_count() > 0 {
             self.0.change_notify.notify_one();
@@ -303,7 +291,7 @@ impl RequestQueue {
                 return Ok((None, DispatchTurn(ended)));
             }
         };
-        // Whoever has its turn was taken out for it.
+        // Its turn has come, so it was taken out of the queue.
         holding.place = None;
         drop(holding);
         turn.map_err(|_| Overload::Stopping)
@@ -317,15 +305,16 @@ impl RequestQueue {
                 let _ = timeout(SCAN_INTERVAL, self.0.change_notify.notified()).await;
             }
             while let Some(done) = self.wake_one() {
-                // The next one must see what this one takes.
+                // The next request must see the load of this one.
                 let _ = timeout(TURN_TIMEOUT, done).await;
             }
             sleep(MIN_SCAN_PAUSE).await;
         }
     }
 
-    /// Wakes the first request whose replica has room; or one whose replicas have all gone, so that it is told so. Models that share
-    /// replicas are looked at by their most urgent band, and among equals in turns.
+    /// Wakes the first request whose replica has room, or one whose replicas have all gone so that
+    /// it learns this. Models that share replicas are scanned by their highest priority, and in
+    /// turn among equals.
     fn wake_one(&self) -> Option<oneshot::Receiver<()>> {
         let shared = &self.0;
         let now = Instant::now();
@@ -375,7 +364,7 @@ impl QueueState {
     }
 }
 
-/// Wakes the first of a queue whose replica has room.
+/// Wakes the first request of a queue whose replica has room.
 fn wake_first(placer: &Placer, queue: &mut Queue<QueuedRequest>, seconds: f64, now: Instant) -> Option<oneshot::Receiver<()>> {
     let mut chosen = None;
     while let Some((_, queued)) = queue.pop_where(seconds, SCAN_DEPTH, |waiting, queued| {
@@ -385,7 +374,7 @@ fn wake_first(placer: &Placer, queue: &mut Queue<QueuedRequest>, seconds: f64, n
         chosen.has_room()
     }) {
         let (ended, done) = oneshot::channel();
-        // Whoever has left meanwhile has given up its turn.
+        // A client that has left meanwhile has given up its turn.
         if queued.turn_sender.send((chosen.take(), DispatchTurn(ended))).is_ok() {
             return Some(done);
         }

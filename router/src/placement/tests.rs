@@ -42,7 +42,7 @@ impl Fixture {
         Self::with_prefill_windows(replicas, Duration::ZERO).await
     }
 
-    /// The same, whose busy replicas are given prompts once in each `every`.
+    /// The same, with prefill windows at intervals of `every`.
     pub(super) async fn with_prefill_windows(replicas: u32, every: Duration) -> Self {
         let (fleet, index) = (fleet(), Arc::new(CacheIndex::new()));
         let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
@@ -67,7 +67,7 @@ impl Fixture {
         self.placer.count_in_flight(prompt, chosen, Instant::now())
     }
 
-    /// Tokens of the prompt that each replica is taken to have cached.
+    /// Prompt tokens that each replica is taken to have cached.
     fn matched(&self, prompt: &Prompt) -> Vec<u32> {
         self.choose(prompt).decision.scored.iter().map(|scored| scored.candidate.matched).collect()
     }
@@ -140,7 +140,7 @@ async fn blocks_of_a_request_in_flight_count_until_they_are_reported_or_lost() {
     let next = fixture.choose(&prompt);
     assert_eq!((next.decision.scored[at].candidate.matched, next.decision.scored[1 - at].candidate.matched), (3984, 0));
     assert_eq!(next.decision.scored[at].candidate.pending, 4000);
-    // From now on it is the agent's to report them.
+    // From now on the agent reports them.
     in_flight.finish_prefill();
     assert_eq!(fixture.matched(&prompt), [0, 0]);
     drop(in_flight);
@@ -255,7 +255,7 @@ async fn the_work_of_all_routers_counts_and_an_engine_that_says_nothing_does_not
         ReplicaLoad { in_flight_elsewhere: 3, pending_tokens_elsewhere: 7000, context_tokens_elsewhere: 700, ..ReplicaLoad::default() };
     report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
     let candidate = fixture.choose(&prompt).decision.scored[0].candidate;
-    // Our own five, as we count them, and the others' as the agent does.
+    // This router's own five, and the others' by the agent's count.
     assert_eq!((candidate.in_flight, candidate.pending, candidate.context), (8, 5 * 1000 + 7000, 5 * 1000 + 700));
     let engine = EngineLoad { running: 9, waiting: 3, ..EngineLoad::default() };
     let load = ReplicaLoad { in_flight_elsewhere: 3, engine, ..ReplicaLoad::default() };

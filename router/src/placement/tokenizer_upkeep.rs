@@ -11,15 +11,15 @@ use tokio_util::sync::CancellationToken;
 use crate::fleet::{Fleet, Replica};
 use crate::prompt::{EncoderStatus, Prompts};
 
-/// How often the fleet is looked at. A model's first requests are placed by their text until its encoder is proved.
+/// How often the fleet is checked for new prompt files. Until a model's encoder is proved, its
+/// requests are placed by their text.
 const SCAN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Proofs at once.
 const MAX_CONCURRENT_PROOFS: usize = 16;
 
 /// Runs until `end`.
 pub async fn maintain_tokenizers(prompts: Prompts, fleet: Fleet, end: CancellationToken) {
-    // Dropped with this task, and the proofs with it.
+    // Aborts the proofs when this task is dropped.
     let mut proofs = JoinSet::new();
     let scanning = async {
         loop {
@@ -47,7 +47,7 @@ fn scan_fleet(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
                     node.directives.fetch_files(&hash);
                 });
             }
-            // One that is being proved already is left alone, so at most one proof a model and front-end does anything.
+            // At most one proof runs per model and front-end.
             EncoderStatus::Unproved if proofs.len() < MAX_CONCURRENT_PROOFS => {
                 let Some(model) = base_model(replica).map(str::to_owned) else { continue };
                 let (prompts, lanes, index) = (prompts.clone(), replica.lanes.clone(), replica.index);

@@ -9,10 +9,9 @@ use sha2::{Digest, Sha256};
 
 use super::FilesHash;
 
-/// The largest bundle that is taken. Tokenizers of 260,000 pieces have about 35 MiB.
+/// The largest bundle that is accepted. Tokenizers of 260,000 pieces have about 35 MiB.
 pub(super) const MAX_BUNDLE_BYTES: usize = 64 * 1024 * 1024;
 
-/// Why no encoder can be made of a bundle.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BundleError {
     #[error("the bundle cannot be decoded: {0}")]
@@ -25,12 +24,10 @@ pub(super) enum BundleError {
     Files(#[from] FilesError),
 }
 
-/// SHA-256.
 pub(super) fn bundle_hash(bundle: &[u8]) -> FilesHash {
     Sha256::digest(bundle).into()
 }
 
-/// The encoder that these files make.
 pub(super) fn build_encoder(bundle: &[u8], segments_bytes: usize) -> Result<Encoder, BundleError> {
     let mut files = ModelFiles::default();
     let mut has_tokenizer = false;
@@ -41,7 +38,7 @@ pub(super) fn build_encoder(bundle: &[u8], segments_bytes: usize) -> Result<Enco
             "tokenizer_config.json" => files.config = Some(content),
             "special_tokens_map.json" => files.special_tokens = Some(content),
             "chat_template.jinja" => files.template = Some(String::from_utf8(content).map_err(|_| BundleError::Template)?),
-            // A newer agent may send files that are of no use here.
+            // A newer agent may send files that this router does not need.
             _ => {}
         }
     }

@@ -16,13 +16,13 @@ use super::FilesHash;
 use super::bundle::{self, MAX_BUNDLE_BYTES};
 use super::encoder_table::MAX_MODELS;
 
-/// A bundle that is being written has this at the end of its name.
+/// The suffix of a bundle that is still being written.
 const TEMP_SUFFIX: &str = ".new";
 
-/// An unfinished bundle of this age was left behind by a router that died.
+/// An unfinished bundle of this age was left by a router that died.
 const TEMP_FILE_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// The folder, and what it had when it was last looked at.
+/// The folder, and its content when it was last listed.
 #[derive(Debug)]
 pub(super) struct DiskCache {
     folder: PathBuf,
@@ -38,12 +38,13 @@ impl DiskCache {
         Self { folder, hashes: Mutex::new(known), has_warned: AtomicBool::new(false) }
     }
 
-    /// Whether it is worth reading. Does not look at the disk.
+    /// Whether reading is worth trying. Does not access the disk.
     pub(super) fn may_have(&self, hash: &FilesHash) -> bool {
         self.hashes.lock().contains(hash)
     }
 
-    /// The bundle, when it is there and whole. Otherwise it is not looked for again until it has been written.
+    /// The bundle, if it is there and whole. Otherwise it is not looked for again until it is
+    /// written.
     pub(super) fn read(&self, hash: &FilesHash) -> Option<Vec<u8>> {
         let path = self.path(hash);
         let bundle = match read_bounded(&path) {
@@ -65,7 +66,7 @@ impl DiskCache {
         bundle
     }
 
-    /// Keeps the bundle, and drops those used least recently when there are too many.
+    /// Stores the bundle, and removes those used least recently when there are too many.
     pub(super) fn write(&self, hash: &FilesHash, bundle: &[u8]) {
         match self.try_write(hash, bundle) {
             Ok(()) => {
@@ -89,13 +90,14 @@ impl DiskCache {
             .and_then(|mut file| file.write_all(bundle))
             .and_then(|()| fs::rename(&unfinished, &path));
         if written.is_err() {
-            // The first error is the one to tell; what cannot be removed now is removed as abandoned.
+            // The first error is reported; a file that cannot be removed now is removed later as
+            // abandoned.
             let _ = fs::remove_file(&unfinished);
         }
         written
     }
 
-    /// What cannot be removed is left: the folder is only larger than it need be.
+    /// Files that cannot be removed stay: the folder is then only larger than necessary.
     fn prune(&self) {
         let (mut bundles, mut others) = (Vec::new(), Vec::new());
         for (path, used) in list_folder(&self.folder) {
@@ -126,7 +128,7 @@ impl DiskCache {
     }
 }
 
-/// Paths and times of last use; none when the folder cannot be read.
+/// Paths and times of last use; empty when the folder cannot be read.
 fn list_folder(folder: &Path) -> Vec<(PathBuf, SystemTime)> {
     let Ok(listing) = fs::read_dir(folder) else { return Vec::new() };
     let used = |entry: &fs::DirEntry| entry.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -134,13 +136,13 @@ fn list_folder(folder: &Path) -> Vec<(PathBuf, SystemTime)> {
 }
 
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    // Anything else than a plain file could block for ever.
+    // Anything but a plain file could block for ever.
     let metadata = fs::symlink_metadata(path)?;
     if !metadata.is_file() || metadata.len() > MAX_BUNDLE_BYTES as u64 {
         return Err(io::Error::other("it is not a plain file of at most 64 MiB"));
     }
     let file = File::open(path)?;
-    // Marks it as used, for `prune`; a folder that is only readable is good all the same.
+    // Marks it as used, for `prune`; a read-only folder works too.
     let _ = file.set_modified(SystemTime::now());
     let mut bundle = Vec::new();
     file.take(MAX_BUNDLE_BYTES as u64 + 1).read_to_end(&mut bundle)?;

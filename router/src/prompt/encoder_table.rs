@@ -11,33 +11,33 @@ use super::bundle::{MAX_BUNDLE_BYTES, ShortHash};
 use super::transfer::{FilesPiece, Transfer};
 use super::{BuildOutcome, EncoderKey, EncoderStatus, FilesHash};
 
-/// The most models whose files are kept. An encoder of a large vocabulary takes about 100 MiB.
+/// The most models whose encoders are kept. An encoder of a large vocabulary takes about 100 MiB.
 pub(super) const MAX_MODELS: usize = 64;
 
-/// Bundles on their way at once: at 64 MiB each also a bound on memory.
+/// Simultaneous transfers of bundles: at 64 MiB each this also bounds memory.
 const MAX_TRANSFERS: usize = 8;
 
-/// After a transfer that broke: pieces that are still on their way must not reach the next one, and a warning need not come each second.
+/// After a broken transfer: pieces that are still on their way must not reach the next one, and a
+/// warning must not come every second.
 const RETRY_AFTER_FAILED_TRANSFER: Duration = Duration::from_secs(10);
 
-/// After an engine could not be asked for tokens: it may be full, or have no such route.
+/// After an engine could not be asked for tokens: it may be full, or lack the route.
 const RETRY_AFTER_NO_ANSWER: Duration = Duration::from_secs(1);
 
-/// A model that was offered or used within this time is not dropped for another one: a fleet of more models than are kept would otherwise
-/// make encoders all day.
+/// A model that was offered or used within this time is not dropped for another: a fleet of more
+/// models than are kept would otherwise build encoders all day.
 const MIN_RETENTION: Duration = Duration::from_secs(10 * 60);
 
-/// One stay of a hash in the table. What was begun for an earlier one is ignored when it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Generation(u64);
 
-/// What an offer calls for.
+/// What to do about files that a replica offers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OfferAction {
     Nothing,
-    /// Ask the agent.
+    /// Ask the agent for them.
     Fetch,
-    /// Read them from disk, then call `made`.
+    /// Read them from disk, then call [`EncoderTable::finish_build`].
     Read(Generation),
 }
 
@@ -45,16 +45,15 @@ pub(super) enum OfferAction {
 pub(super) struct EncoderTable {
     entries: FxHashMap<FilesHash, EncoderEntry>,
     generations: u64,
-    /// What encoders did that are not kept any more: counters must not fall.
+    /// Counters of encoders that were dropped, since the sums must not fall.
     evicted_stats: EncoderStats,
-    /// Somebody was told that there are more models than are kept.
+    /// The warning that there are more models than are kept was given.
     has_warned_full: bool,
 }
 
 #[derive(Debug)]
 struct EncoderEntry {
     generation: Generation,
-    /// When it was last offered, or used.
     last_used: Instant,
     stage: EncoderStage,
 }
@@ -64,13 +63,12 @@ enum EncoderStage {
     /// Not here; not asked for before that time.
     Missing(Instant),
     Transferring(Transfer),
-    /// They are read, checked, and made into an encoder.
     Building,
     Ready(Arc<Encoder>, Proofs),
     Unusable(String),
 }
 
-/// What comparisons with engines of each dialect have shown.
+/// Results of comparing with engines of each dialect.
 #[derive(Debug, Default)]
 struct Proofs {
     python: ProofState,
@@ -96,9 +94,9 @@ impl Proofs {
 #[derive(Debug)]
 enum ProofState {
     Unproved {
-        /// A comparison is under way.
         running: bool,
-        /// An engine could not be asked, and somebody was told. The next one is not asked before that time.
+        /// An engine could not be asked, and this was logged. The next one is not asked before that
+        /// time.
         silent_until: Option<Instant>,
     },
     /// For prompts of these forms.
@@ -113,7 +111,6 @@ impl Default for ProofState {
 }
 
 impl EncoderTable {
-    /// A replica has these files.
     pub(super) fn offer(&mut self, hash: FilesHash, bytes: u64, on_disk: bool, now: Instant) -> OfferAction {
         let coming = self.count_transfers(&hash, now);
         if !self.entries.contains_key(&hash) && !self.make_room(now) {
@@ -148,10 +145,10 @@ impl EncoderTable {
         next
     }
 
-    /// A piece has come; gives back the bundle when it was the last one. Then `made` is to be called.
+    /// Takes in a piece; returns the bundle when it was the last one. Then call `finish_build`.
     pub(super) fn receive_part(&mut self, hash: &FilesHash, part: FilesPiece, now: Instant) -> Option<(Generation, Vec<u8>)> {
         let entry = self.entries.get_mut(hash)?;
-        // A piece of a transfer that broke, or of one that was asked for twice.
+        // A piece of a broken transfer, or of one that was asked for twice.
         let EncoderStage::Transferring(transfer) = &mut entry.stage else { return None };
         match transfer.append(part, now) {
             Ok(false) => None,
@@ -183,7 +180,7 @@ impl EncoderTable {
         self.entries.get(&reader.files).map_or(EncoderStatus::Missing, |entry| entry.status(reader.dialect, now))
     }
 
-    /// The encoder, when requests may be encoded with it, and of which forms.
+    /// The encoder and the forms that it may encode, if it is proved.
     pub(super) fn proved_encoder(&mut self, reader: &EncoderKey, now: Instant) -> Option<(Arc<Encoder>, PromptForms)> {
         let entry = self.entries.get_mut(&reader.files)?;
         entry.last_used = now;
@@ -196,7 +193,8 @@ impl EncoderTable {
         }
     }
 
-    /// The encoder, when it is to be compared with an engine and nobody else does. `end_proof` must follow.
+    /// The encoder, if it is to be compared with an engine and nobody else does so. `end_proof`
+    /// must follow.
     pub(super) fn begin_proof(&mut self, reader: &EncoderKey, now: Instant) -> Option<(Generation, Arc<Encoder>)> {
         let entry = self.entries.get_mut(&reader.files)?;
         let EncoderStage::Ready(encoder, proofs) = &mut entry.stage else { return None };
@@ -223,7 +221,6 @@ impl EncoderTable {
         }
     }
 
-    /// An engine could not be asked; `true` when that had not happened before.
     pub(super) fn record_no_answer(&mut self, reader: &EncoderKey, life: Generation, now: Instant) -> bool {
         match self.proof_mut(reader, life) {
             Some(ProofState::Unproved { silent_until, .. }) => silent_until.replace(now + RETRY_AFTER_NO_ANSWER).is_none(),
@@ -231,7 +228,7 @@ impl EncoderTable {
         }
     }
 
-    /// How many models stand how, and what all encoders did.
+    /// Models by status, and the counters of all encoders.
     pub(super) fn stats(&self, now: Instant) -> ([(&'static str, usize); 6], EncoderStats) {
         let text = String::new;
         let standings = [
@@ -267,7 +264,7 @@ impl EncoderTable {
         self.entries.get_mut(hash).filter(|entry| entry.generation == life)
     }
 
-    /// Transfers under way of other files than these. What has come of those that stalled is given up.
+    /// Running transfers of other files; those that have stalled are dropped first.
     fn count_transfers(&mut self, except: &FilesHash, now: Instant) -> usize {
         let mut coming = 0;
         for (_, entry) in self.entries.iter_mut().filter(|(hash, _)| *hash != except) {
@@ -280,7 +277,8 @@ impl EncoderTable {
         coming
     }
 
-    /// Whether another model can be kept, when need be in the place of the one wanted least recently.
+    /// Makes room for one more model, if necessary by dropping the one used least recently; `false`
+    /// if none may be dropped.
     fn make_room(&mut self, now: Instant) -> bool {
         if self.entries.len() < MAX_MODELS {
             return true;
@@ -300,7 +298,6 @@ impl EncoderTable {
     }
 }
 
-/// Adds what only grows.
 fn add(sum: &mut EncoderStats, more: EncoderStats) {
     sum.hits += more.hits;
     sum.misses += more.misses;
@@ -308,7 +305,8 @@ fn add(sum: &mut EncoderStats, more: EncoderStats) {
 }
 
 impl EncoderEntry {
-    /// For figures: how it stands with the engines that there are. A fleet seldom has both front-ends; nobody compares with the other one.
+    /// For figures: the worst status over the dialects in use. A fleet seldom has both front-ends,
+    /// so one of them is often never compared.
     fn worst_status(&self, now: Instant) -> EncoderStatus {
         let rank = |standing: &EncoderStatus| match standing {
             EncoderStatus::Mismatch(_) => 2,

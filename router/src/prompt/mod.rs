@@ -34,22 +34,23 @@ pub use transfer::FilesPiece;
 /// SHA-256 of a model's files as one encoded `PromptBundle`.
 pub type FilesHash = [u8; 32];
 
-/// What turns a request into the tokens that a replica sees.
+/// Names what turns a request into the tokens that a replica sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EncoderKey {
-    /// The files of its model.
     pub files: FilesHash,
-    /// The rules of its engine's front-end.
     pub dialect: Dialect,
 }
 
-/// What the segments that one encoder remembers may take: about 16 million tokens, which is the text of some hundred long chats.
+/// Bytes for the remembered segments of one encoder: about 16 million tokens, the text of some
+/// hundred long chats.
 const SEGMENT_CACHE_BYTES: usize = 64 * 1024 * 1024;
 
-/// How long a request waits for its tokens, its turn included. Beyond that the tokens cost more than a better place gains.
+/// How long a request waits for its tokens, including the wait for a thread. After that the tokens
+/// cost more than a better placement gains.
 const ENCODE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Files that are read, checked and made into an encoder at once. Each takes a thread for a second and a few times the files' memory.
+/// Encoders built at once. Each build takes a thread for a second and a few times the files'
+/// memory.
 const MAX_BUILDS: usize = 2;
 
 /// The encoders of all models. Cheap to clone.
@@ -68,27 +69,26 @@ struct PromptsInner {
     failed: AtomicU64,
 }
 
-/// What is known of the files that have some hash.
+/// What is known of the files with some hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EncoderStatus {
-    /// They are not here, and not on their way.
+    /// The files are not here, and not on their way.
     Missing,
-    /// They are on their way, or being read.
+    /// The files are on their way or being read.
     Loading,
-    /// Their encoder is ready, but has not been compared with an engine.
+    /// The encoder is ready, but has not been compared with an engine.
     Unproved,
-    /// Their encoder agrees with an engine: requests may be encoded.
+    /// The encoder agrees with an engine: requests may be encoded.
     Proved,
-    /// It agrees about these forms of prompts only: requests that have no others may be encoded.
+    /// It agrees about these forms of prompts only.
     PartlyProved(PromptForms),
-    /// Their encoder and an engine differ, and where.
+    /// Encoder and engine differ; the text says where.
     Mismatch(String),
-    /// No encoder can be made of them, and why.
+    /// No encoder can be built; the text says why.
     Unusable(String),
 }
 
 impl EncoderStatus {
-    /// One word, for metrics and listings.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -101,13 +101,14 @@ impl EncoderStatus {
         }
     }
 
-    /// Whether requests may be encoded, of some form at least.
+    /// Whether requests of at least one form may be encoded.
     #[must_use]
     pub fn is_proved(&self) -> bool {
         matches!(self, Self::Proved | Self::PartlyProved(_))
     }
 
-    /// Which requests are placed by text, or why all are; empty when nothing stands in the way, or only for a moment.
+    /// Which requests are placed by text, or why all are; empty when nothing is wrong, or only for
+    /// a moment.
     #[must_use]
     pub fn reason(&self) -> String {
         match self {
@@ -118,50 +119,44 @@ impl EncoderStatus {
     }
 }
 
-/// Why there are no tokens for a request. None of these is the client's concern: the request is placed by its text.
+/// Why a request has no tokens. The client need not know: the request is placed by its text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotEncoded {
-    /// There is no encoder that agrees with the engine.
     #[error("no encoder of this model has been proved against its engine")]
     NotProved,
-    /// There is, but not for prompts of this form.
+    /// The encoder is not proved for prompts of this form.
     #[error("{}", .0.unproved_reason())]
     FormNotProved(PromptForm),
-    /// Its route or form is not one whose prompt is read here.
+    /// The prompts of this route or form are not read here.
     #[error("the prompt of this kind of request is not read")]
     NotUnderstood,
-    /// Too many wait for the pool, or the encoding took too long.
+    /// Too many requests wait for a thread, or the encoding took too long.
     #[error("the threads that encode prompts are busy")]
     Busy,
-    /// The template or the tokenizer refused this request, and why.
+    /// The template or the tokenizer refused this request; the text says why.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Figures for the metrics page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptStats {
-    /// How many models stand how, by `Standing::word`.
+    /// How many models have each status, by [`EncoderStatus::as_str`].
     pub models: [(&'static str, usize); 6],
-    /// Requests that were encoded.
     pub encodes: u64,
     /// Bytes of text that went through a tokenizer.
     pub encoded_bytes: u64,
-    /// Segments of prompts whose tokens were remembered.
     pub segment_hits: u64,
-    /// Segments of prompts that had to be encoded.
     pub segment_misses: u64,
-    /// Bytes that remembered segments take now.
     pub segment_bytes: usize,
     /// Requests that were not encoded because the pool was full or took too long.
     pub busy: u64,
-    /// Requests that a template or tokenizer refused.
     pub failed: u64,
 }
 
 impl Prompts {
-    /// Nothing is known yet. Files are kept in the folder `prompt` of `cache_dir` so that a restarted router need not ask for them again;
-    /// with an empty path nothing is kept. What that folder holds is listed here, at once: call it at start.
+    /// Nothing is known yet. Files are kept in the folder `prompt` of `cache_dir`, so that a
+    /// restarted router need not ask for them again; with an empty path nothing is kept. Lists that
+    /// folder synchronously: call it at start.
     #[must_use]
     pub fn new(cache_dir: PathBuf, threads: usize) -> Self {
         let disk = (cache_dir != Path::new("")).then(|| DiskCache::open(&cache_dir));
@@ -177,9 +172,10 @@ impl Prompts {
         }))
     }
 
-    /// A replica says that it has these files, `bytes` long. They are read from disk, or its agent is asked for them by `fetch`; or
-    /// nothing is done because they are here or on their way. To be called again with each report while they are not: a transfer that
-    /// stalls or breaks is begun again by a later offer only. Must be called within a runtime.
+    /// A replica offers these files of `bytes` bytes. They are read from disk, or `fetch` asks the
+    /// agent for them; nothing is done if they are here or on their way. Call it again with each
+    /// report while they are not: only a later offer restarts a transfer that stalls or breaks.
+    /// Must be called within a runtime.
     pub fn offer_files(&self, hash: FilesHash, bytes: u64, fetch: &dyn Fn()) {
         let on_disk = self.0.disk.as_ref().is_some_and(|disk| disk.may_have(&hash));
         let next = self.0.table.lock().offer(hash, bytes, on_disk, Instant::now());
@@ -190,7 +186,7 @@ impl Prompts {
         }
     }
 
-    /// A piece of the files that were asked for has come. Must be called within a runtime.
+    /// Takes in a piece of the files that were asked for. Must be called within a runtime.
     pub fn receive_part(&self, hash: &FilesHash, part: FilesPiece) {
         let whole = self.0.table.lock().receive_part(hash, part, Instant::now());
         if let Some((life, bundle)) = whole {
@@ -198,15 +194,16 @@ impl Prompts {
         }
     }
 
-    /// What is known of these files, with this dialect.
     #[must_use]
     pub fn status(&self, reader: &EncoderKey) -> EncoderStatus {
         self.0.table.lock().status(reader, Instant::now())
     }
 
-    /// Compares an encoder that stands ready with an engine, `replica` behind `lanes`, which serves its `model` by a front-end of this
-    /// dialect. Does nothing when the encoder is not ready, has been compared with such a one, or is being compared. An engine that cannot
-    /// be asked leaves it unproved: call it again, with any replica of that front-end; within a second of such a failure nothing is done.
+    /// Compares a ready encoder with an engine of its dialect, `replica` behind `lanes`, which
+    /// serves `model`. Does nothing when the encoder is not ready, has been compared with this
+    /// dialect, or is being compared. If the engine cannot be asked, the encoder stays unproved:
+    /// call this again with any replica of that front-end; for a second after such a failure
+    /// nothing is done.
     pub async fn prove(&self, reader: EncoderKey, lanes: &Lanes, replica: u32, model: &str) {
         let Some((life, encoder)) = self.0.table.lock().begin_proof(&reader, Instant::now()) else { return };
         let proving = ProofGuard { prompts: self, reader, life };
@@ -229,7 +226,7 @@ impl Prompts {
                 proving.set_outcome(Err(why));
             }
             Err(proof::ProofFailure::NoAnswer(why)) => {
-                // Engines come and go; it is worth a warning only once.
+                // Engines come and go; this is worth only one warning.
                 if self.0.table.lock().record_no_answer(&reader, life, Instant::now()) {
                     tracing::warn!(%files, model, why, "cannot compare with the engine: until then requests for it are placed by text");
                 } else {
@@ -239,8 +236,8 @@ impl Prompts {
         }
     }
 
-    /// The tokens that an engine will see for a request with this path and body, or those of the beginning: `goes_on` is asked now and then,
-    /// on another thread, whether more are wanted.
+    /// The tokens that an engine will see for a request with this path and body, or the first of
+    /// them: `goes_on` is asked now and then, on another thread, whether more are wanted.
     ///
     /// # Errors
     /// When there are none, or not soon enough; the request may be placed without them.
@@ -277,7 +274,6 @@ impl Prompts {
         encoded
     }
 
-    /// Figures for the metrics page.
     #[must_use]
     pub fn stats(&self) -> PromptStats {
         let (models, stats) = self.0.table.lock().stats(Instant::now());
@@ -293,7 +289,8 @@ impl Prompts {
         }
     }
 
-    /// Waits until nothing is being read or made into an encoder, for `limit` at most: what a thread has begun it ends.
+    /// Waits at most `limit` until no thread reads or builds an encoder: a build that has begun
+    /// cannot be stopped.
     pub async fn finish(&self, limit: Duration) {
         self.0.building.close();
         if tokio::time::timeout(limit, self.0.building.wait()).await.is_err() {
@@ -301,7 +298,8 @@ impl Prompts {
         }
     }
 
-    /// Makes an encoder of `bundle`, or of what the disk has, on a blocking thread; then the table knows the result.
+    /// Builds an encoder from `bundle`, or from the disk, on a blocking thread; then tells the
+    /// table the result.
     fn build(&self, hash: FilesHash, life: Generation, bundle: Option<Vec<u8>>) {
         let prompts = self.clone();
         self.0.building.spawn(async move {
@@ -317,19 +315,18 @@ impl Prompts {
     }
 }
 
-/// What has become of a model's files.
 #[derive(Debug)]
 enum BuildOutcome {
     Encoder(Arc<Encoder>),
-    /// What the disk had is not what it should be.
+    /// The file on disk is not what it should be.
     NotOnDisk,
-    /// Another bundle came than was asked for.
+    /// The bundle does not have the hash that was asked for.
     Corrupted,
     Unusable(String),
 }
 
 impl PromptsInner {
-    /// Blocking.
+    /// Blocks the thread.
     fn build_encoder(&self, hash: &FilesHash, bundle: Option<Vec<u8>>) -> BuildOutcome {
         let (bundle, came) = match bundle {
             Some(bundle) if bundle::bundle_hash(&bundle) == *hash => (bundle, true),
@@ -354,7 +351,7 @@ impl PromptsInner {
     }
 }
 
-/// A comparison under way. When it is dropped, another one may begin.
+/// A running comparison. When it is dropped, another may begin.
 struct ProofGuard<'a> {
     prompts: &'a Prompts,
     reader: EncoderKey,

@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-/// Who may wait, for each thread. At a few milliseconds for a prompt the last of them gets its turn within a fraction of a second.
+/// How many may wait per thread. At a few milliseconds per prompt the last of them gets its turn
+/// within a fraction of a second.
 const QUEUED_PER_THREAD: usize = 64;
 
 /// Threads of the runtime's blocking pool, of which only some may be used at once.
 #[derive(Debug)]
 pub(super) struct ThreadPool {
-    /// One for each that runs or waits.
+    /// One per job that runs or waits.
     slots: Arc<Semaphore>,
-    /// One for each that runs.
+    /// One per running job.
     threads: Arc<Semaphore>,
 }
 
-/// Why work was not done.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum PoolError {
     #[error("too many wait already")]
@@ -34,8 +34,8 @@ impl ThreadPool {
         Self { slots: Arc::new(Semaphore::new(threads * (1 + QUEUED_PER_THREAD))), threads: Arc::new(Semaphore::new(threads)) }
     }
 
-    /// Waits for a thread and for what it makes. Whoever stops waiting gives up its turn; work that has begun ends by itself, and keeps
-    /// its thread until then.
+    /// Waits for a thread and for the result of `work`. A caller that stops waiting gives up its
+    /// turn; work that has begun runs to its end, and keeps its thread until then.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PoolError> {
         let place = self.slots.clone().try_acquire_owned().map_err(|_| PoolError::Full)?;
         let thread = self.threads.clone().acquire_owned().await.map_err(|_| PoolError::Full)?;

@@ -16,33 +16,30 @@ use tokio::time::timeout;
 use super::pool::ThreadPool;
 use crate::lanes::Lanes;
 
-/// How long an engine may take for one sample. It may be busy, but to tokenize is work for its front end only.
+/// How long an engine may take for one sample. It may be busy, but tokenizing is work for its
+/// front-end only.
 const SAMPLE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The most of an answer that is read. The samples are short: this is a hundred times what they need.
+/// Bytes of an answer that are read: a hundred times what the short samples need.
 const MAX_ANSWER_BYTES: usize = 1024 * 1024;
 
-/// Whom to ask.
 pub(super) struct ProofTarget<'a> {
     pub(super) lanes: &'a Lanes,
-    /// Index on its node.
     pub(super) replica: u32,
-    /// As the engine names it.
     pub(super) model: &'a str,
-    /// Of its front-end.
     pub(super) dialect: Dialect,
 }
 
-/// Why an encoder is not proved.
 #[derive(Debug)]
 pub(super) enum ProofFailure {
-    /// The engine has other tokens even for plain texts and chats, or refuses them, and for which sample.
+    /// The engine has other tokens even for plain texts and chats, or refuses them; the text names
+    /// the sample.
     Mismatch(String),
-    /// The engine could not be asked, and why.
+    /// The engine could not be asked; the text says why.
     NoAnswer(String),
 }
 
-/// Compares all samples; gives back what that proves.
+/// Compares all samples and returns which forms that proves.
 pub(super) async fn compare_samples(
     pool: &ThreadPool,
     encoder: &Arc<Encoder>,

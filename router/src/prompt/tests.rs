@@ -41,7 +41,7 @@ fn send(prompts: &Prompts, hash: FilesHash, bundle: &[u8]) {
     }
 }
 
-/// Has an encoder under these files' name, whatever they are, that is proved with the reader's dialect for these forms.
+/// Makes a proved encoder for these forms under the hash, whatever the files are.
 pub(crate) fn prove(prompts: &Prompts, reader: &EncoderKey, forms: PromptForms) {
     let (mut table, now) = (prompts.0.table.lock(), Instant::now());
     if let OfferAction::Read(life) = table.offer(reader.files, 1, true, now) {

@@ -9,32 +9,30 @@ use super::{MAX_ID_BYTES, ResponseAffinity};
 use crate::engine_life::EngineLife;
 use crate::fleet::Replica;
 
-/// Engines write the id first: in vLLM's whole answers it is the first key, in streams the first of the first event's `response`.
+/// Engines write the id first: in vLLM's whole answers it is the first key, in streams the first of
+/// the first event's `response`.
 static ID_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"id\":"));
 
 /// An answer whose id is not among its first bytes is not remembered.
 const MAX_SEARCHED_BYTES: usize = 4096;
 
-/// Whose response an answer will be.
+/// Records which replica keeps the response that an answer creates.
 #[derive(Debug, Clone)]
 pub struct ResponseRecorder {
-    /// Where it is to be remembered.
     pub affinity: ResponseAffinity,
-    /// Whose it is.
     pub tenant: Arc<str>,
 }
 
-/// One answer's beginning.
+/// Finds a response's id at the beginning of an answer.
 #[derive(Debug)]
 pub struct ResponseIdReader {
     recorder: ResponseRecorder,
     life: EngineLife,
-    /// What came so far, until the id is whole.
+    /// The bytes so far, until the id is complete.
     buffer: Vec<u8>,
 }
 
 impl ResponseRecorder {
-    /// Watches an answer of this replica.
     #[must_use]
     pub fn id_reader(self, replica: &Replica) -> ResponseIdReader {
         ResponseIdReader::new(self, replica.engine_life())
@@ -46,7 +44,7 @@ impl ResponseIdReader {
         Self { recorder: keep, life, buffer: Vec::new() }
     }
 
-    /// Takes in a piece of the answer; whether it is done.
+    /// Reads a piece of the answer; `true` when no more is needed.
     pub fn push(&mut self, piece: &[u8]) -> bool {
         let room = MAX_SEARCHED_BYTES - self.buffer.len();
         self.buffer.extend_from_slice(&piece[..piece.len().min(room)]);
@@ -58,7 +56,7 @@ impl ResponseIdReader {
     }
 }
 
-/// The value of the first key `id`, once all of it is there.
+/// The value of the first key `id`, once it is complete.
 fn parse_id(json: &[u8]) -> Option<String> {
     let value = json[ID_KEY.find(json)? + ID_KEY.needle().len()..].trim_ascii_start();
     let mut values = serde_json::Deserializer::from_slice(value.get(..value.len().min(MAX_ID_BYTES * 6))?).into_iter::<String>();

@@ -23,37 +23,36 @@ pub use id_reader::{ResponseIdReader, ResponseRecorder};
 pub use replica_query::query_replicas;
 pub use response_reference::ResponseReference;
 
-/// Responses that are remembered: with ids of 37 bytes about 10 MB. Of the tenant that has most of them, the oldest one makes way: so nobody loses any
-/// to others as long as it has no more than its share.
+/// Responses that are remembered: with ids of 37 bytes about 10 MB. When it is full, the tenant
+/// with the most loses its oldest, so that nobody within its share loses any to others.
 const MAX_RESPONSES: usize = 65_536;
 
-/// How long a response is remembered. OpenAI keeps them for 30 days; an engine's memory seldom lives that long.
+/// How long a response is remembered. OpenAI keeps responses for 30 days; an engine's memory seldom
+/// lasts that long.
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// Ids are remembered up to this length; vLLM's own have 37 bytes, and a client may choose another.
+/// The longest id that is remembered, in bytes; vLLM's own have 37, and a client may choose
+/// another.
 const MAX_ID_BYTES: usize = 256;
 
-/// What is known of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponseLookup {
     /// The caller's, kept there.
     Found(EngineLife),
-    /// Another tenant's, or its engine is gone: there is no such response for the caller.
+    /// It is another tenant's, or its engine is gone: the caller has no such response.
     Unavailable,
-    /// Nothing: it may have come through another router.
+    /// It is not known here; it may have come through another router.
     Unknown,
 }
 
-/// The responses that are remembered. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct ResponseAffinity(Arc<Mutex<ResponseTable>>);
 
 #[derive(Debug, Default)]
 struct ResponseTable {
     by_id: FxHashMap<Arc<str>, StoredResponse>,
-    /// Each tenant's, in the order in which they end; an id that was learned again is there twice.
+    /// Each tenant's expiry times in order; an id that was learned again is there twice.
     expirations: FxHashMap<Arc<str>, VecDeque<(Instant, Arc<str>)>>,
-    /// The ends of all tenants.
     expiration_count: usize,
 }
 
@@ -81,7 +80,7 @@ impl ResponseAffinity {
         table.by_id.insert(id, StoredResponse { life, tenant: tenant.clone(), expires_at: until });
     }
 
-    /// What is known of a response for a caller of this tenant.
+    /// Looks up a response for a caller of this tenant.
     #[must_use]
     pub fn look_up(&self, id: &str, tenant: &str, view: &FleetView, now: Instant) -> ResponseLookup {
         let table = self.0.lock();
@@ -92,19 +91,17 @@ impl ResponseAffinity {
         }
     }
 
-    /// Whether another tenant has a response of this name, which a new one would replace.
+    /// Whether another tenant has a response with this id, which a new one would replace.
     #[must_use]
     pub fn belongs_to_another(&self, id: &str, tenant: &str, now: Instant) -> bool {
         self.0.lock().by_id.get(id).is_some_and(|kept| kept.expires_at > now && &*kept.tenant != tenant)
     }
 
-    /// Responses that are remembered.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.lock().by_id.len()
     }
 
-    /// Whether none is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -112,13 +109,14 @@ impl ResponseAffinity {
 }
 
 impl ResponseTable {
-    /// Forgets what of this tenant is over, and makes room for one more.
+    /// Forgets this tenant's expired responses and makes room for one more.
     fn make_room(&mut self, tenant: &Arc<str>, now: Instant) {
         while self.expirations.get(tenant).and_then(VecDeque::front).is_some_and(|(end, _)| *end <= now) {
             self.drop_oldest(tenant);
         }
         while self.expiration_count >= MAX_RESPONSES {
-            // Tenants are as many as the operator has made, and only a full table is searched.
+            // There are as many tenants as the operator has made, and only a full table is
+            // searched.
             let Some(greatest) = self.expirations.iter().max_by_key(|(_, ends)| ends.len()).map(|(tenant, _)| tenant.clone()) else {
                 return;
             };
@@ -130,7 +128,7 @@ impl ResponseTable {
         let Some(ends) = self.expirations.get_mut(tenant) else { return };
         if let Some((end, id)) = ends.pop_front() {
             self.expiration_count -= 1;
-            // Learned again since, it has a later place in the order.
+            // An id that was learned again has a later place in the order.
             if self.by_id.get(&id).is_some_and(|kept| kept.expires_at == end) {
                 self.by_id.remove(&id);
             }

@@ -12,10 +12,10 @@ use tokio::time::timeout;
 use crate::engine_life::EngineLife;
 use crate::fleet::{FleetView, Replica};
 
-/// Replicas that are asked, at most: a name that nobody has costs each of them about a millisecond of its front-end.
+/// Replicas that are asked, at most: an unknown id costs each of them about a millisecond of its
+/// front-end.
 const MAX_QUERIED: usize = 32;
 
-/// How long each may take to say.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The replica that has the response, if one of those that are ready does.

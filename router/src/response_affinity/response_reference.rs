@@ -3,27 +3,28 @@
 use http::Method;
 use percent_encoding::percent_decode_str;
 
-/// Where responses are made and kept.
+/// Requests to this path make responses.
 const RESPONSES_PATH: &str = "/v1/responses";
 
-/// What a request has to do with responses that are kept.
+/// How a request relates to stored responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponseReference {
-    /// Nothing.
+    /// Not at all.
     None,
-    /// It makes one.
+    /// It creates one.
     Creates,
-    /// It makes one that goes on from this one.
+    /// It creates one that continues this one.
     Continues(String),
-    /// It is about this one.
+    /// It reads or changes this one.
     Addresses(String),
 }
 
 impl ResponseReference {
-    /// Reads method and path, and the body's `previous_response_id`. Engines undo percent encoding once, and before they look.
+    /// Reads the method, the path, and the body's `previous_response_id`. Engines undo percent
+    /// encoding once before they route.
     #[must_use]
     pub fn parse(method: &Method, path: &str, previous: Option<&str>) -> Self {
-        // Nearly no path has escapes, and to look for them letter by letter took 500 instructions.
+        // Nearly no path has escapes, and looking for them letter by letter took 500 instructions.
         let path = if path.contains('%') { percent_decode_str(path).decode_utf8_lossy() } else { path.into() };
         let Some(rest) = path.strip_prefix(RESPONSES_PATH) else { return Self::None };
         match (rest.strip_prefix('/'), previous) {
@@ -33,7 +34,8 @@ impl ResponseReference {
             (Some(below), previous) => {
                 let id = below.split('/').next().unwrap_or_default();
                 match id {
-                    // Scale-out engines say here what a request for a new one would look like.
+                    // Scale-out engines show here what a request for a new response would look
+                    // like.
                     "render" if method == Method::POST => previous.map_or(Self::None, |previous| Self::Continues(previous.to_owned())),
                     "" => Self::None,
                     id => Self::Addresses(id.to_owned()),
@@ -42,13 +44,11 @@ impl ResponseReference {
         }
     }
 
-    /// Whether its answer is a response.
     #[must_use]
     pub fn creates_response(&self) -> bool {
         matches!(self, Self::Creates | Self::Continues(_))
     }
 
-    /// The response that must be there for the request to be answered.
     #[must_use]
     pub fn id(&self) -> Option<&str> {
         match self {

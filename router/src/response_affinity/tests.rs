@@ -93,7 +93,7 @@ async fn a_tenant_that_stores_many_responses_forgets_its_own_and_nobody_elses() 
     assert_eq!(affinity.look_up("resp_modest", "modest", &view, now), ResponseLookup::Found(life("n/0", 1)));
     assert_eq!(affinity.look_up("resp_0", "greedy", &view, now), ResponseLookup::Unknown);
     assert_eq!(affinity.look_up(&format!("resp_{}", 2 * MAX_RESPONSES - 1), "greedy", &view, now), ResponseLookup::Found(life("n/0", 1)));
-    // And who comes later has its share as well.
+    // A tenant that comes later has its share as well.
     for number in 0..100 {
         affinity.record(&format!("resp_late_{number}"), life("n/0", 1), &modest, now);
     }

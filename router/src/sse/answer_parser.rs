@@ -9,41 +9,37 @@ use std::sync::LazyLock;
 use memchr::memchr2;
 use memchr::memmem::Finder;
 
-/// What the engine says it used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TokenUsage {
-    /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Tokens of the answer.
     pub completion_tokens: u64,
-    /// Tokens of the prompt that were cached, where the engine says so.
+    /// Prompt tokens that were cached, where the engine reports it.
     pub cached_tokens: Option<u64>,
 }
 
-/// How far the choices of an answer are.
+/// How far an answer's choices have come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum FinishState {
-    /// None has a finish reason.
     #[default]
     None,
-    /// One has.
     Finished,
-    /// One was given up by its engine, which was stopped.
+    /// One was aborted because its engine was stopped.
     Abort,
 }
 
-/// Containers that lead to what is looked for. No engine nests them deeper than `response.usage.input_tokens_details`.
+/// Nested containers that can hold a field of interest. No engine nests deeper than
+/// `response.usage.input_tokens_details`.
 const DEPTH: usize = 4;
 
-/// The longest name or word that is looked for has 27 bytes.
+/// One more than the longest name or word of interest.
 const WORD_BYTES: usize = 28;
 
-/// A container that is looked into.
+/// A container that may hold a field of interest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum JsonContainer {
     /// The answer or event itself.
     Root,
-    /// What an event is about.
+    /// The object that an event is about.
     Inner,
     Choices,
     Choice,
@@ -51,7 +47,6 @@ enum JsonContainer {
     Details,
 }
 
-/// What the next value is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum JsonField {
     Other,
@@ -59,7 +54,7 @@ enum JsonField {
     Choices,
     FinishReason,
     Usage,
-    /// The Cohere API has its numbers below this.
+    /// The Cohere API has its numbers in here.
     Tokens,
     Details,
     /// One of the `numbers`.
@@ -69,40 +64,39 @@ enum JsonField {
 const PROMPT: usize = 0;
 const COMPLETION: usize = 1;
 const CACHED: usize = 2;
-/// The Messages API counts those of the prompt that were cached, and those that are cached now, apart from the others.
+/// The Messages API counts prompt tokens read from the cache, and those written to it, apart from
+/// the others.
 const CACHE_READ: usize = 3;
 const CACHE_WRITTEN: usize = 4;
 
-/// A reader of one answer or event. What is not JSON reports nothing.
+/// Parses one answer or event. What is not JSON gives nothing.
 #[derive(Debug)]
 pub(crate) struct AnswerParser {
-    /// The field of an event that may have the usage, besides the event itself; empty for none.
+    /// The field of an event that may hold the usage, besides the event itself; empty for none.
     nested_field: &'static [u8],
     containers: [JsonContainer; DEPTH],
     depth: usize,
-    /// Containers open below them that are passed over.
+    /// Open containers below them, which are skipped.
     skipped_depth: usize,
-    /// The root has been closed.
     is_root_closed: bool,
-    /// More came after that, so it was none.
     has_trailing_data: bool,
     /// The next string is a name.
     is_name_expected: bool,
     field: JsonField,
     in_string: bool,
-    /// The next byte of the string stands behind a backslash.
+    /// The next byte of the string follows a backslash.
     escaped: bool,
-    /// Whether the string is one that matters.
+    /// Whether the string is one of interest.
     is_captured: bool,
     captured: [u8; WORD_BYTES],
-    /// More than the word can have where the string is too long for it.
+    /// Bytes of the string so far; 0 where it is too long for the buffer.
     captured_bytes: usize,
     numbers: [Option<u64>; 5],
     finish_state: FinishState,
 }
 
 impl AnswerParser {
-    /// A reader of an answer, or of an event whose usage may also stand in its field `inner`.
+    /// Parses an answer, or an event whose usage may also stand in its field `inner`.
     #[must_use]
     pub(crate) fn new(inner: &'static str) -> Self {
         Self {
@@ -130,7 +124,6 @@ impl AnswerParser {
         Self { is_root_closed: true, ..Self::new("") }
     }
 
-    /// What a whole answer or event says.
     #[must_use]
     pub(crate) fn parse(json: &[u8], inner: &'static str) -> Self {
         let mut parser = Self::new(inner);
@@ -138,21 +131,22 @@ impl AnswerParser {
         parser
     }
 
-    /// The usage in the root of a whole answer or event. Mostly it is the only one in there and stands near the end: then what follows it
-    /// shows where it stands, and nothing before it needs to be read.
+    /// The usage in the root of a whole answer or event. Mostly it is the only one and stands near
+    /// the end: then what follows it shows that it is in the root, and nothing before it needs to
+    /// be read.
     #[must_use]
     pub(crate) fn parse_usage(json: &[u8]) -> Option<TokenUsage> {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
-        // Quotes within JSON strings are escaped, so this is the name of a field, whosever.
+        // Quotes within JSON strings are escaped, so this is the name of a field at some level.
         let at = USAGE.find(json)?;
         let mut parser = Self { depth: 1, field: JsonField::Usage, ..Self::new("") };
         parser.feed(&json[at + USAGE.needle().len()..]);
-        // A field of anything deeper would be followed by the end of that, and then by the end of the root.
+        // After a field of a deeper object the end of that object would come first, and then the
+        // end of the root.
         let is_in_root = parser.is_root_closed && !parser.has_trailing_data;
         if is_in_root { parser.usage() } else { Self::parse(json, "").usage() }
     }
 
-    /// Takes in what comes next.
     pub(crate) fn feed(&mut self, mut piece: &[u8]) {
         loop {
             if self.in_string {
@@ -168,7 +162,7 @@ impl AnswerParser {
         }
     }
 
-    /// What was used, where the engine has said any of it.
+    /// The usage, where the engine has reported any of it.
     #[must_use]
     pub(crate) fn usage(&self) -> Option<TokenUsage> {
         let [prompt, completion, cached, read, written] = self.numbers;
@@ -181,19 +175,17 @@ impl AnswerParser {
         })
     }
 
-    /// Whether the end of it has been read.
     #[must_use]
     pub(crate) fn is_complete(&self) -> bool {
         self.is_root_closed
     }
 
-    /// How far the choices are.
     #[must_use]
     pub(crate) fn finish_state(&self) -> FinishState {
         self.finish_state
     }
 
-    /// The rest of a string, as far as it is here; what follows it.
+    /// Reads the rest of a string, as far as it is here; returns what follows it.
     fn read_string<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
         let mut from = usize::from(std::mem::take(&mut self.escaped)).min(piece.len());
         loop {
@@ -214,7 +206,7 @@ impl AnswerParser {
         }
     }
 
-    /// Remembers a part of a string that matters. No word that is looked for has escapes.
+    /// Keeps a part of a string of interest. No word of interest has escapes.
     fn capture(&mut self, part: &[u8]) {
         if !self.is_captured {
             return;
@@ -231,7 +223,6 @@ impl AnswerParser {
         }
     }
 
-    /// A string is whole.
     fn end_string(&mut self) {
         if self.skipped_depth > 0 {
             return;
@@ -246,7 +237,6 @@ impl AnswerParser {
         }
     }
 
-    /// The field of the name that was just read.
     fn match_field(&self) -> JsonField {
         let word = &self.captured[..self.captured_bytes];
         match (self.innermost(), word) {
@@ -288,7 +278,7 @@ impl AnswerParser {
                     self.numbers[number] = Some(digits.saturating_mul(10).saturating_add(u64::from(byte - b'0')));
                 }
             }
-            // Of a fraction the whole part counts; less than nothing is nothing.
+            // Of a fraction the integer part counts; a negative number counts as 0.
             b'.' | b'e' | b'E' | b'-' => self.field = JsonField::Other,
             _ => {}
         }

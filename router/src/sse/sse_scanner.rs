@@ -13,13 +13,14 @@ use serde::Deserialize;
 
 use super::answer_parser::{AnswerParser, FinishState, TokenUsage};
 
-/// An event longer than this is let through in parts. Log-probabilities of a long prompt make the largest.
+/// A longer event is passed on in parts. Log probabilities of a long prompt make the largest.
 const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;
 
-/// What stays buffered of such an event: no more of its end than this can be cut off it without being seen.
+/// Bytes of such an event that stay buffered, since the mark of its end may be split between two
+/// reads.
 const OVERLAP_BYTES: usize = 4;
 
-/// How a stream of this route ends and fails.
+/// How event streams of a route end and fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
     /// `/v1/chat/completions` and `/v1/completions`: a finish reason, then `[DONE]`.
@@ -28,7 +29,7 @@ pub enum Dialect {
     Responses,
     /// `/v1/messages`: ends with `message_stop`.
     Anthropic,
-    /// Any other event stream: ends when it ends.
+    /// Any other event stream: complete when it ends.
     Other,
 }
 
@@ -44,7 +45,7 @@ impl Dialect {
         }
     }
 
-    /// What each event has that tells of new tokens: front-ends send others before they have any.
+    /// Text in every event with new tokens; front-ends send other events before they have any.
     pub(crate) fn token_marker(self) -> &'static [u8] {
         match self {
             Self::OpenAi | Self::Other => b"\n\n",
@@ -53,7 +54,7 @@ impl Dialect {
         }
     }
 
-    /// Whether an event of this name is the end of a whole answer.
+    /// Whether an event of this name ends a complete answer.
     fn is_final_event(self, name: &[u8]) -> bool {
         match self {
             Self::Responses => matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed"),
@@ -62,7 +63,6 @@ impl Dialect {
         }
     }
 
-    /// Whether an event of this name may say what was used.
     fn has_usage_field(self, name: &[u8]) -> bool {
         match self {
             Self::Responses => self.is_final_event(name),
@@ -71,13 +71,13 @@ impl Dialect {
         }
     }
 
-    /// The field of an event in which that may stand, if not in the event itself.
+    /// The field of an event that may hold the usage, if not the event itself.
     fn nested_field(self) -> &'static str {
         match self {
             Self::OpenAi => "",
             Self::Responses => "response",
             Self::Anthropic => "message",
-            // As the Cohere API has it.
+            // As in the Cohere API.
             Self::Other => "delta",
         }
     }
@@ -91,7 +91,7 @@ impl Dialect {
         })
     }
 
-    /// The event that tells a client of this dialect that its answer has failed.
+    /// The event that tells a client that its answer has failed.
     #[must_use]
     pub fn error_event(self, message: &str) -> Bytes {
         let (event, data) = match self {
@@ -107,8 +107,9 @@ impl Dialect {
     }
 }
 
-/// Whether an error says that the engine's core is dead, as vLLM's Python front-end does until it exits 2 to 5 s later (the Rust one breaks off).
-/// Any other internal error is the request's own, whatever it repeats of the request.
+/// Whether an error says that the engine core is dead, as vLLM's Python front-end does until it
+/// exits 2 to 5 s later (the Rust one breaks off). Any other internal error is the request's own,
+/// whatever it repeats of the request.
 #[must_use]
 pub(crate) fn is_engine_death(error: &[u8]) -> bool {
     #[derive(Deserialize)]
@@ -123,35 +124,33 @@ pub(crate) fn is_engine_death(error: &[u8]) -> bool {
         #[serde(borrow)]
         message: Cow<'a, str>,
     }
-    // An answer may also be the one event of a stream.
+    // The error may be a plain answer or the one event of a stream.
     let data = EventFields::parse(&error[..event_end(error).unwrap_or(error.len())]).data.unwrap_or(error);
     let Ok(Error { error, message }) = serde_json::from_slice::<Error<'_>>(data) else { return false };
     let message = error.map(|error| error.message).or(message);
     message.is_some_and(|message| message.starts_with("EngineCore encountered an issue"))
 }
 
-/// What to do with the bytes just read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChunkOutcome {
     /// Send these, which may be none.
     Forward(Bytes),
     /// Send these, then end the answer as broken: they end with the engine's own error event.
     Failed {
-        /// What is to be sent.
         bytes: Bytes,
-        /// The error is that the engine's core is dead.
+        /// The error says that the engine core is dead.
         is_engine_dead: bool,
     },
-    /// Send these, then our own error event: the engine gave up on the answer while pretending to finish it.
+    /// Send these, then the router's own error event: the engine aborted the answer while
+    /// pretending to finish it.
     Aborted(Bytes),
 }
 
-/// Follows one event stream.
 #[derive(Debug)]
 pub struct SseScanner {
     dialect: Dialect,
     buffer: BytesMut,
-    /// What is buffered belongs to an event whose beginning has been let through.
+    /// Set when the buffer has the end of an event whose beginning was passed on.
     partial_event: Option<Box<PartialEvent>>,
     has_finish: bool,
     has_done_marker: bool,
@@ -159,13 +158,11 @@ pub struct SseScanner {
     event_count: u64,
 }
 
-/// An event that is let through in parts.
+/// An event that is passed on in parts.
 #[derive(Debug)]
 struct PartialEvent {
     parser: AnswerParser,
-    /// It ends the answer well.
     is_final: bool,
-    /// It is an error.
     is_error: bool,
 }
 
@@ -176,7 +173,6 @@ enum EventVerdict {
 }
 
 impl SseScanner {
-    /// A scanner at the beginning of a stream.
     #[must_use]
     pub fn new(dialect: Dialect) -> Self {
         Self {
@@ -190,7 +186,7 @@ impl SseScanner {
         }
     }
 
-    /// Takes in what was read and says what may be sent.
+    /// Reads bytes and says which may be sent.
     pub fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
         let bytes = if self.buffer.is_empty() {
             bytes
@@ -221,7 +217,8 @@ impl SseScanner {
         ChunkOutcome::Forward(bytes.slice(..begin))
     }
 
-    /// The event that tells the client that its answer has failed; it closes an event of which a part has been sent.
+    /// The event that tells the client that its answer has failed; it first closes an event that
+    /// was sent in part.
     #[must_use]
     pub fn error_event(&self, message: &str) -> Bytes {
         let event = self.dialect.error_event(message);
@@ -234,7 +231,7 @@ impl SseScanner {
         self.partial_event.is_none().then(|| self.dialect.keep_alive())
     }
 
-    /// What is still buffered; called when the stream has ended.
+    /// Takes what is still buffered when the stream has ended.
     pub fn take_rest(&mut self) -> Bytes {
         let rest = self.buffer.split().freeze();
         // An engine may leave out the last blank line.
@@ -245,7 +242,7 @@ impl SseScanner {
         rest
     }
 
-    /// Whether the stream, now that it has ended, gave a whole answer.
+    /// Whether the ended stream was a complete answer.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match self.dialect {
@@ -255,13 +252,11 @@ impl SseScanner {
         }
     }
 
-    /// The last usage seen.
     #[must_use]
     pub fn usage(&self) -> Option<TokenUsage> {
         self.usage
     }
 
-    /// Events seen.
     #[must_use]
     pub fn event_count(&self) -> u64 {
         self.event_count
@@ -282,7 +277,7 @@ impl SseScanner {
         match self.dialect {
             Dialect::OpenAi if data.starts_with(b"[DONE]") => self.has_done_marker = true,
             Dialect::OpenAi if has_finish_reason(data) => return self.apply_answer(&AnswerParser::parse(data, ""), false),
-            // Clients may have it with every event.
+            // Clients may ask for usage in every event.
             Dialect::OpenAi if USAGE.find(data).is_some() => self.merge_usage(AnswerParser::parse_usage(data)),
             Dialect::OpenAi => {}
             Dialect::Other if USAGE.find(data).is_none() => {}
@@ -292,7 +287,7 @@ impl SseScanner {
         EventVerdict::Fine
     }
 
-    /// A part of an event that is too long to be buffered.
+    /// Reads a part of an event that is too long to be buffered.
     fn scan_part(&mut self, part: &[u8]) -> EventVerdict {
         let dialect = self.dialect;
         let long = match &mut self.partial_event {
@@ -317,7 +312,6 @@ impl SseScanner {
         }
     }
 
-    /// The last part of such an event.
     fn scan_last_part(&mut self, part: &[u8]) -> EventVerdict {
         let verdict = self.scan_part(part);
         let Some(long) = self.partial_event.take() else { return verdict };
@@ -326,12 +320,12 @@ impl SseScanner {
             EventVerdict::Fine => self.apply_answer(&long.parser, long.is_final),
             verdict => verdict,
         };
-        // What follows has to know that it has begun.
+        // The rest must be read as part of the same event.
         self.partial_event = Some(long);
         verdict
     }
 
-    /// What an event says of the answer, which it `ends` if it is whole.
+    /// Applies what an event says of the answer; `ends` means that it ends a complete answer.
     fn apply_answer(&mut self, parser: &AnswerParser, ends: bool) -> EventVerdict {
         self.has_finish |= ends && parser.is_complete();
         if self.dialect == Dialect::OpenAi {
@@ -345,7 +339,7 @@ impl SseScanner {
         EventVerdict::Fine
     }
 
-    /// The last event of a message need not repeat how long the prompt was.
+    /// Adds to the usage so far: the last event of a message need not repeat the prompt's length.
     fn merge_usage(&mut self, usage: Option<TokenUsage>) {
         if let Some(usage) = usage {
             let before = self.usage.unwrap_or_default();
@@ -358,18 +352,19 @@ impl SseScanner {
     }
 }
 
-/// Whether an event is an engine's error. No client has a word in the name of an event, nor in the first field of its data.
+/// Whether an event is an engine's error. Clients cannot influence an event's name or the first
+/// field of its data.
 fn is_error(name: &[u8], data: Option<&[u8]>) -> bool {
     name == b"error" || data.is_some_and(|data| data.starts_with(b"{\"error\":"))
 }
 
-/// Whether there is a finish reason in an event. Nearly all have one that is null.
+/// Whether an event has a finish reason; in nearly all it is `null`.
 fn has_finish_reason(data: &[u8]) -> bool {
     static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
     FINISH.find_iter(data).any(|at| data[at + FINISH.needle().len()..].trim_ascii_start().starts_with(b"\""))
 }
 
-/// What is read of an event: the first field of each name.
+/// The first field of each name in an event.
 struct EventFields<'a> {
     /// Empty when it has none.
     name: &'a [u8],
@@ -395,7 +390,7 @@ impl<'a> EventFields<'a> {
     }
 }
 
-/// Length of the first event with its blank line, if it is whole.
+/// Length of the first event with its blank line; `None` while it is incomplete.
 fn event_end(bytes: &[u8]) -> Option<usize> {
     let newlines = memchr::memchr_iter(b'\n', bytes);
     for at in newlines {

@@ -13,7 +13,6 @@ use crate::engine::{EngineHandle, Generation, GenerationRequest, Prompt};
 use crate::mailbox::Finish;
 use crate::tokens::hash_text;
 
-/// The constant parts of one answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) id: String,
@@ -21,26 +20,24 @@ pub(crate) struct Answer {
     pub(crate) model: String,
     pub(crate) fingerprint: String,
     pub(crate) options: Options,
-    /// The tokens of each prompt, kept when the request wants them back.
+    /// The tokens of each prompt, kept if the request asked for them.
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) prompt_tokens: usize,
-    /// Whether usage tells the cached tokens.
+    /// Whether usage includes the cached tokens.
     pub(crate) details: bool,
     block_size: usize,
 }
 
-/// Token counts of an answer so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     pub(crate) prompt: usize,
     pub(crate) generated: usize,
-    /// Cached prompt tokens, when they are to be told.
+    /// Cached prompt tokens, if they are to be included.
     pub(crate) cached: Option<usize>,
-    /// Prompt tokens that are cached from now on, where that is told too.
+    /// Prompt tokens that are cached from now on, where that is included too.
     pub(crate) newly_cached: Option<usize>,
 }
 
-/// One complete choice.
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     pub(crate) tokens: Vec<u32>,
@@ -84,13 +81,12 @@ impl Answer {
         Usage { prompt: self.prompt_tokens, generated, cached: self.details.then_some(cached_tokens), newly_cached: None }
     }
 
-    /// The same for a chat, whose details say more.
+    /// The usage for a chat, whose details say more.
     pub(crate) fn chat_usage(&self, generated: usize, cached_tokens: usize) -> Usage {
         let cacheable = self.prompt_tokens / self.block_size * self.block_size;
         Usage { newly_cached: Some(cacheable.saturating_sub(cached_tokens)), ..self.usage(generated, cached_tokens) }
     }
 
-    /// The token ids of the prompt that `choice` answers, as JSON.
     pub(crate) fn prompt_ids(&self, choice: usize) -> String {
         match self.prompts.get(choice / self.options.choices) {
             Some(tokens) => token_list(tokens),
@@ -113,12 +109,10 @@ fn fingerprint(args: &EngineArgs) -> String {
     format!("vllm-{VLLM_VERSION}-{:08x}", hash >> 32)
 }
 
-/// Token ids as JSON.
 pub(crate) fn token_list(tokens: &[u32]) -> String {
     serde_json::to_string(tokens).expect("numbers are always valid JSON")
 }
 
-/// Waits for the whole answer.
 pub(crate) async fn collect(generation: &Generation) -> Result<Vec<Collected>, ApiError> {
     let mut choices: Vec<Collected> = std::iter::repeat_with(Collected::default).take(generation.choices).collect();
     let mut deltas = Vec::new();

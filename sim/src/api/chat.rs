@@ -22,7 +22,6 @@ use crate::reply::{Reply, events, json};
 use crate::sse::{DONE, EventStream, WriteEvents};
 use crate::tokens::{Detokenizer, push_escaped};
 
-/// Answers one request.
 pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     let ChatAnswer { answer, tool_call, generation } = start_chat(api, &fields, answer_id("chatcmpl", request_id)).await?;
@@ -121,7 +120,6 @@ struct ChoiceProgress {
     call: CallProgress,
 }
 
-/// The events of a streamed chat.
 #[derive(Debug)]
 struct ChatEvents {
     answer: Answer,

@@ -19,7 +19,6 @@ use crate::reply::{Reply, events, json};
 use crate::sse::{DONE, EventStream, WriteEvents};
 use crate::tokens::{Detokenizer, decode, push_escaped};
 
-/// Answers one request.
 pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     let options = Options::read(&fields, api, TokenLimit::Completions)?;
@@ -71,7 +70,6 @@ fn token_ids(answer: &Answer, tokens: &[u32]) -> String {
     if answer.options.return_token_ids { token_list(tokens) } else { "null".to_owned() }
 }
 
-/// The events of a streamed completion.
 #[derive(Debug)]
 struct CompletionEvents {
     answer: Answer,

@@ -22,7 +22,6 @@ const DIMENSIONS: usize = 64;
 /// Longest vector that is made.
 const MOST_DIMENSIONS: usize = 8192;
 
-/// Answers one request.
 pub(crate) async fn embeddings(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     let options = Options::read(&fields, api, TokenLimit::Responses)?;

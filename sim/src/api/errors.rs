@@ -38,18 +38,17 @@ impl ApiError {
         }
     }
 
-    /// A chat that is to go on in two ways at once.
+    /// A chat that would have to end in two contradictory ways.
     pub(crate) fn contradictory_ending() -> Self {
         let message = "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start a new assistant message instead.";
         Self::refused(None, message)
     }
 
-    /// A field that is not of the right type; `error` is pydantic's name for it.
+    /// A field of the wrong type; `error` is pydantic's name for the error.
     pub(crate) fn wrong_type(field: &str, error: &str, message: &str, value: &RawValue) -> Self {
         Self::invalid(field, &format!("'type': '{error}', 'loc': 'body.{field}', 'msg': '{message}', 'input': {}", python(value)))
     }
 
-    /// A field that must be there and is not.
     pub(crate) fn missing(field: &str) -> Self {
         Self::invalid(field, &format!("'type': 'missing', 'loc': 'body.{field}', 'msg': 'Field required', 'input': '<dict>'"))
     }
@@ -91,7 +90,6 @@ impl ApiError {
         }
     }
 
-    /// A model that the engine does not serve.
     pub(crate) fn unknown_model(model: &str, served: &[String]) -> Self {
         Self {
             status: StatusCode::NOT_FOUND,
@@ -101,17 +99,14 @@ impl ApiError {
         }
     }
 
-    /// The engine failed under the request.
     pub(crate) fn engine_failed() -> Self {
         Self::internal("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     }
 
-    /// The engine could not do what was asked.
     pub(crate) fn internal(message: &str) -> Self {
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, kind: "InternalServerError", param: None, message: message.to_owned() }
     }
 
-    /// The answer.
     pub(crate) fn reply(&self) -> Reply {
         let param = self.param.as_ref().map_or("null".to_owned(), |param| json_string(param));
         let message = json_string(&self.message);
@@ -136,12 +131,12 @@ impl From<Refusal> for ApiError {
     }
 }
 
-/// A response that is not kept here, or not to be ended.
+/// The error for a response that is not kept here, or cannot be cancelled.
 pub(crate) fn no_response(status: StatusCode, message: String) -> ApiError {
     ApiError { status, kind: "invalid_request_error", param: Some("response_id".to_owned()), message }
 }
 
-/// A body must be called JSON.
+/// The content type of a body must be JSON.
 pub(crate) fn check_type(content_type: &str) -> Result<(), ApiError> {
     let named = content_type.split(';').next().unwrap_or_default();
     if named.eq_ignore_ascii_case("application/json") {
@@ -151,12 +146,11 @@ pub(crate) fn check_type(content_type: &str) -> Result<(), ApiError> {
     Err(ApiError { status: StatusCode::BAD_REQUEST, kind: "Bad Request", param: None, message })
 }
 
-/// Something that was named is not there.
+/// The 404 for a named thing that does not exist.
 pub(crate) fn not_found_error(message: String) -> ApiError {
     ApiError { status: StatusCode::NOT_FOUND, kind: "NotFoundError", param: None, message }
 }
 
-/// The answer to an unknown path.
 pub(crate) fn not_found() -> Reply {
     json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#)
 }

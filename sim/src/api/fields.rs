@@ -72,7 +72,6 @@ pub(crate) fn integer(field: &str, raw: Option<&RawValue>) -> Result<Option<i64>
     Err(ApiError::wrong_type(field, error, message, raw))
 }
 
-/// A number.
 pub(crate) fn number(field: &str, raw: Option<&RawValue>) -> Result<Option<f64>, ApiError> {
     let Some(raw) = raw else { return Ok(None) };
     match raw.get().trim_matches('"').parse() {
@@ -91,7 +90,6 @@ pub(crate) fn boolean(field: &str, raw: Option<&RawValue>) -> Result<bool, ApiEr
     }
 }
 
-/// A string.
 pub(crate) fn text(field: &str, raw: Option<&RawValue>) -> Result<Option<String>, ApiError> {
     typed(field, raw, "string_type", "Input should be a valid string")
 }

@@ -7,7 +7,6 @@ use serde_json::{Map, Value};
 
 use super::errors::ApiError;
 
-/// The header with the model.
 pub(crate) const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
 
 /// The route that a body is for, and the body as that route gets it.

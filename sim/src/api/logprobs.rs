@@ -6,7 +6,6 @@ use std::io::Write;
 use super::errors::json_string;
 use crate::tokens::{decode, log_probabilities};
 
-/// Appends the `logprobs` of a chat choice, or `null`.
 pub(crate) fn push_chat_logprobs(tokens: &[u32], alternatives: Option<usize>, json: &mut Vec<u8>) {
     let Some(alternatives) = alternatives else {
         json.extend_from_slice(b"null");

@@ -42,14 +42,13 @@ use crate::args::EngineArgs;
 use crate::engine::EngineHandle;
 use crate::response_store::ResponseStore;
 
-/// What the routes of one engine share.
 #[derive(Debug)]
 pub(crate) struct Api {
     pub(crate) args: Arc<EngineArgs>,
     pub(crate) core: EngineHandle,
     pub(crate) adapters: Adapters,
     pub(crate) stored: ResponseStore,
-    /// Deaths that wait for their moment; they end with the engine.
+    /// Deaths that are due later; they end with the engine.
     pub(crate) deaths: Mutex<JoinSet<()>>,
     /// When the engine became ready, in seconds since 1970.
     pub(crate) created: u64,

@@ -6,7 +6,6 @@ use super::errors::json_string;
 use super::{Api, random_id};
 use crate::reply::{Reply, json};
 
-/// The list of models.
 pub(crate) fn models(api: &Api) -> Reply {
     let (created, longest) = (api.created, api.args.context_length());
     let root = json_string(&api.args.model);

@@ -34,7 +34,6 @@ pub(crate) async fn wake_up(api: &Api, query: &str) -> Reply {
     json(StatusCode::OK, format!(r#"{{"status":"{status}","tags":{tags}}}"#))
 }
 
-/// `/is_sleeping`.
 pub(crate) fn is_sleeping(api: &Api) -> Reply {
     json(StatusCode::OK, format!(r#"{{"is_sleeping":{}}}"#, api.core.slumber.level() > 0))
 }
@@ -63,7 +62,6 @@ struct LoadRequest {
     load_inplace: bool,
 }
 
-/// `/v1/load_lora_adapter`.
 pub(crate) fn load_adapter(api: &Api, body: &Bytes) -> Result<Reply, ApiError> {
     let LoadRequest { lora_name: name, lora_path: path, load_inplace } = read(body)?;
     if name.is_empty() || path.is_empty() {
@@ -85,7 +83,6 @@ pub(crate) fn load_adapter(api: &Api, body: &Bytes) -> Result<Reply, ApiError> {
     }
 }
 
-/// `/v1/unload_lora_adapter`.
 pub(crate) fn unload_adapter(api: &Api, body: &Bytes) -> Result<Reply, ApiError> {
     #[derive(Deserialize)]
     struct Request {
@@ -100,7 +97,7 @@ pub(crate) fn unload_adapter(api: &Api, body: &Bytes) -> Result<Reply, ApiError>
 }
 
 fn read<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ApiError> {
-    // The words for what is no JSON object at all.
+    // The error for a body that is not a JSON object.
     Fields::parse(body)?;
     serde_json::from_slice(body).map_err(|error| ApiError::missing(&error.to_string()))
 }

@@ -15,7 +15,6 @@ use crate::structured::StructuredOutput;
 /// Most answers to one prompt, as in vLLM.
 const MOST_CHOICES: usize = 16_384;
 
-/// The checked options of one request.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) stream: bool,
@@ -29,7 +28,6 @@ pub(crate) struct Options {
     pub(crate) logprobs: Option<usize>,
     pub(crate) return_token_ids: bool,
     pub(crate) salt: Option<String>,
-    /// The LoRA adapter that is to answer.
     pub(crate) adapter: Option<String>,
     /// The form of the answer, where it is not left to the model.
     pub(crate) structured: Option<StructuredOutput>,
@@ -95,7 +93,8 @@ impl Options {
     }
 }
 
-/// The adapter that is asked for, if it is one. Refuses a model that is not served; no model means the one there is.
+/// The requested adapter, if it is one. Refuses a model that is not served; without a model the
+/// engine's own answers.
 pub(crate) fn check_model(fields: &Fields<'_>, api: &Api) -> Result<Option<String>, ApiError> {
     let mut served = api.args.served_names();
     let Some(model) = text("model", fields.model)?.filter(|model| !model.is_empty() && !served.contains(model)) else { return Ok(None) };
@@ -157,7 +156,7 @@ fn max_tokens(fields: &Fields<'_>, args: &EngineArgs, token_limit: TokenLimit) -
     }
 }
 
-/// Chat says `logprobs: true` and `top_logprobs: k`; completions say `logprobs: k`.
+/// Chat has `logprobs: true` and `top_logprobs: k`; completions have `logprobs: k`.
 fn logprobs(fields: &Fields<'_>, token_limit: TokenLimit) -> Result<Option<usize>, ApiError> {
     let alternatives = match token_limit {
         TokenLimit::Completions => integer("logprobs", fields.logprobs)?,

@@ -45,7 +45,7 @@ enum Content {
     Null,
 }
 
-/// A part without text, such as an image, counts for nothing.
+/// A part without text, such as an image, adds no tokens.
 #[derive(Deserialize)]
 struct Part {
     text: Option<String>,
@@ -83,7 +83,7 @@ impl ToolFunction {
         ToolUse { name: self.name, object: self.parameters.unwrap_or_default() }
     }
 
-    /// As in vLLM, arguments come as an object or as its JSON; anything else is none.
+    /// As in vLLM, arguments come as an object or as its JSON; anything else counts as none.
     fn call(self) -> ToolUse {
         let object = match self.arguments {
             Value::Object(object) => object,
@@ -101,7 +101,6 @@ pub(crate) enum Ending {
     AnswerStart,
     /// Nothing; the answer continues the last message.
     OpenMessage,
-    /// Nothing.
     Closed,
 }
 

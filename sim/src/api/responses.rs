@@ -23,7 +23,6 @@ use crate::response_store::{CancelError, QUEUED, ResponseStore};
 use crate::sse::{EventStream, WriteEvents};
 use crate::tokens::Detokenizer;
 
-/// Answers one request.
 pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     let mut options = Options { choices: 1, ..Options::read(&fields, api, TokenLimit::Responses)? };
@@ -165,7 +164,7 @@ struct Echo {
 #[derive(Debug)]
 struct ResponseEvents {
     answer: Answer,
-    /// Where it is kept.
+    /// Where the response is kept, if it is.
     stored: Option<ResponseStore>,
     echo: Echo,
     tool_call: Option<ToolCall>,
@@ -199,7 +198,7 @@ impl ResponseEvents {
         }
     }
 
-    /// The whole response, once it is complete; it is kept by then.
+    /// The whole response, once it is complete and kept.
     async fn whole(&mut self, generation: &Generation) -> Result<String, ApiError> {
         let choice = collect(generation).await?.pop().unwrap_or_default();
         self.take(&choice.tokens);
@@ -220,7 +219,7 @@ impl ResponseEvents {
         added.opens
     }
 
-    /// Has it computed in the background; what is kept of it until then.
+    /// Computes the response in the background; returns what is kept of it until then.
     fn run(mut self, generation: Generation) -> String {
         let queued = self.response(None, 0).replace(r#""status":"in_progress""#, QUEUED);
         let queued = queued.replace(r#""background":false"#, r#""background":true"#);
@@ -297,7 +296,7 @@ impl ResponseEvents {
         events.push_back(self.event("response.output_item.done", &format!(r#"{{"item":{item},"output_index":0"#)));
     }
 
-    /// An event whose body is open at its end, for the fields that all events have.
+    /// An event whose body is left open, for the fields that all events have.
     fn event(&mut self, kind: &str, body: &str) -> Bytes {
         let sequence = self.next_sequence();
         format!("event: {kind}\ndata: {body},\"sequence_number\":{sequence},\"type\":\"{kind}\"}}\n\n").into()

@@ -11,8 +11,8 @@ use super::prompt::chat_prompt;
 use crate::reply::{Reply, json};
 use crate::tokens::{decode, encode};
 
-/// The tokens of a prompt or of chat messages. `add_special_tokens` changes nothing:
-/// the tokenizer has none that it adds by itself.
+/// The tokens of a prompt or of chat messages. `add_special_tokens` changes nothing, because the
+/// tokenizer never adds any.
 pub(crate) fn tokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     check_model(&fields, api)?;

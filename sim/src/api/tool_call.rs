@@ -64,7 +64,8 @@ struct NamedChoice {
 }
 
 impl ToolCall {
-    /// The call that a request demands, or that a model makes which `chooses` to where it may; if there is one.
+    /// The call that a request demands, or that a model with `chooses` makes where it may; `None`
+    /// without a call.
     pub(crate) fn parse(tools: Option<&RawValue>, choice: Option<&RawValue>, chooses: bool) -> Result<Option<Self>, ApiError> {
         let tools: Option<Vec<Tool>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
         let choice: Option<Choice> = typed("tool_choice", choice, "value_error", "Invalid value for `tool_choice`")?;

@@ -28,21 +28,19 @@ use crate::tokens::{Continuation, hash_text, mix};
 /// Commands that may wait for the stepping task; senders wait when there are more.
 const COMMAND_QUEUE: usize = 8192;
 
-/// Mixed into the seed of answers when the weights are lost: they are other ones then, and nobody is told.
+/// Mixed into the seed of answers when the weights are lost. As in vLLM, answers then change
+/// without a warning.
 const NONSENSE: u64 = 0x6e6f_6e73_656e_7365;
 
-/// What the stepping task is told.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// New sequences of one request.
     Run(Vec<Sequence>),
     /// End every sequence now, with this reason.
     EndAll(Finish),
-    /// Forget all cached blocks, if no sequence holds any, and say whether that was so.
+    /// Forget all cached blocks, if no sequence holds any; answers whether it did.
     ResetCache(oneshot::Sender<bool>),
-    /// End every sequence, forget the cache and step no more.
+    /// End every sequence, forget the cache and stop stepping.
     Sleep(oneshot::Sender<()>),
-    /// Step again.
     Wake(oneshot::Sender<()>),
 }
 
@@ -60,7 +58,6 @@ pub(crate) struct GenerationRequest {
     pub(crate) choices: usize,
     pub(crate) seed: u64,
     pub(crate) salt: Option<String>,
-    /// The LoRA adapter that answers.
     pub(crate) adapter: Option<String>,
     /// The form of the answers, where it is not left to the model.
     pub(crate) structured: Option<StructuredOutput>,
@@ -69,7 +66,7 @@ pub(crate) struct GenerationRequest {
 /// Why a request does not get to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The queue is full, or the `busy` fault says so.
+    /// The queue is full, or the `busy` fault is on.
     Busy,
     /// The engine has shut down while the request waited.
     Stopped,
@@ -169,14 +166,13 @@ impl EngineHandle {
         self.generations.len()
     }
 
-    /// Ends every sequence now.
     pub(crate) async fn end_all(&self, finish: Finish) {
         // A closed queue means that the stepping task is gone, and with it all sequences.
         let _ = self.commands.send(Command::EndAll(finish)).await;
     }
 
-    /// Empties the prefix cache, unless sequences run; whether it did. It takes until
-    /// the stepping task looks, and a hung one does not: the caller's client ends that.
+    /// Empties the prefix cache, unless sequences run; returns whether it did. It waits for the
+    /// stepping task. A hung task never answers; then the caller's client ends the wait.
     pub(crate) async fn reset_cache(&self) -> bool {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::ResetCache(reply)).await.is_ok() && answer.await.unwrap_or(false)
@@ -191,7 +187,7 @@ impl EngineHandle {
         }
     }
 
-    /// Wakes these parts of its memory, or all; whether the engine steps again.
+    /// Wakes these parts of its memory, or all; returns whether the engine steps again.
     pub(crate) async fn wake(&self, tags: &[String]) -> bool {
         if !self.slumber.wake(tags) {
             return false;
@@ -222,8 +218,8 @@ impl EngineHandle {
     }
 }
 
-/// A request that runs. Dropping it, because the answer is complete or because the
-/// client is gone, ends what is left of it.
+/// A running request. Dropping it, because the answer is complete or the client is gone, ends what
+/// is left of it.
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) mailbox: Arc<Mailbox>,

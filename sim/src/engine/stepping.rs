@@ -46,7 +46,7 @@ impl Stepping {
             self.faults.wait_not_hung().await;
             let step = self.scheduler.plan();
             if step == Step::default() {
-                // All sequences left while they waited.
+                // All sequences ended while they waited.
                 self.metrics.record(&mut self.scheduler, None);
                 if self.scheduler.is_idle() {
                     continue;
@@ -104,7 +104,7 @@ impl Stepping {
                 self.metrics.record(&mut self.scheduler, None);
             }
             Command::ResetCache(reply) => {
-                // Whoever asked may have gone.
+                // The requester may have gone.
                 let _ = reply.send(self.scheduler.reset_cache());
             }
             Command::Sleep(done) => {
@@ -124,7 +124,7 @@ impl Stepping {
     fn step_time(&self, step: Step) -> Duration {
         let time = self.args.step_time(step.prefill_tokens, step.decodes);
         let slowed = time.as_secs_f64() * self.faults.slowness().max(0.0);
-        // A factor without measure must not overflow the clock.
+        // A huge factor must not overflow the clock.
         Duration::try_from_secs_f64(slowed).unwrap_or(time).min(Duration::from_secs(3600))
     }
 

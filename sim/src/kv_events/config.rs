@@ -14,9 +14,9 @@ pub(crate) struct KvEventsConfig {
     pub(crate) endpoint: String,
     pub(crate) replay_endpoint: Option<String>,
     pub(crate) topic: String,
-    /// Batches kept for replay.
+    /// Batches kept for replay, one per step.
     pub(crate) buffer_steps: usize,
-    /// Accepted; the pure-Rust socket has a mark of its own (100,000).
+    /// Accepted, but the pure-Rust socket has a limit of its own (100,000).
     pub(crate) hwm: usize,
     /// Batches waiting to be sent; more are dropped.
     pub(crate) max_queue_size: usize,

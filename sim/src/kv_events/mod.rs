@@ -12,7 +12,8 @@ pub(crate) use config::KvEventsConfig;
 pub(crate) use publisher::Publisher;
 use serde::Serialize;
 
-/// Keys that a block's hash depends on besides its tokens; here a LoRA adapter's name and a cache salt.
+/// Keys that a block's hash depends on besides its tokens; here a LoRA adapter's name and a cache
+/// salt.
 pub(crate) type ExtraKeys = Vec<Option<Vec<String>>>;
 
 /// One change of the cache. Fields are in the order of the wire; an absent field has
@@ -21,7 +22,6 @@ pub(crate) type ExtraKeys = Vec<Option<Vec<String>>>;
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[serde(tag = "type")]
 pub(crate) enum Event {
-    /// Blocks got their contents.
     BlockStored {
         block_hashes: Vec<u64>,
         parent_block_hash: Option<u64>,
@@ -37,19 +37,16 @@ pub(crate) enum Event {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         kv_cache_spec_kind: Option<Cow<'static, str>>,
     },
-    /// Blocks lost their contents.
     BlockRemoved {
         block_hashes: Vec<u64>,
         medium: Option<Cow<'static, str>>,
         #[serde(skip_serializing_if = "Option::is_none", default)]
         group_idx: Option<u32>,
     },
-    /// The cache was reset.
     AllBlocksCleared,
 }
 
 impl Event {
-    /// Blocks of one sequence that follow each other.
     pub(crate) fn stored(hashes: Vec<u64>, parent: Option<u64>, tokens: Vec<u32>, keys: ExtraKeys) -> Self {
         Self::BlockStored {
             block_size: tokens.len() / hashes.len().max(1),

@@ -18,7 +18,7 @@ use crate::error::Error;
 
 /// How long to try to reach a subscriber before the engine starts without it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long one replay may take: its reader may have gone.
+/// How long one replay may take; its reader may be gone.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stepping task's end of the queue.
@@ -49,7 +49,6 @@ impl Publisher {
         Ok(Self { batches })
     }
 
-    /// Queues the events of one step.
     pub(crate) fn publish(&self, events: Vec<Event>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if self.batches.try_send((now.as_secs_f64(), events)).is_err() {
@@ -111,7 +110,7 @@ impl Log {
                 },
                 Some(Replay { from, reply }) = asked.recv() => {
                     let wanted = self.kept.iter().filter(|(sequence, _)| *sequence >= from);
-                    // The replay task may have given up; then nobody wants the answer.
+                    // The replay task may have given up; then the answer is not needed.
                     let _ = reply.send(wanted.cloned().collect());
                 }
             }

@@ -160,7 +160,7 @@ async fn a_reset_is_told_with_the_next_step_and_salted_blocks_with_their_salt() 
         loop {
             match next_batch(&mut subscriber).await {
                 Some(events) if salts(&events) == [asked.to_string()] => return,
-                // It was asked before, and came late.
+                // An earlier request's answer came late.
                 Some(_) => {}
                 None => asked = ask().await,
             }

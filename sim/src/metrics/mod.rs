@@ -40,8 +40,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Takes over what a step changed. `step` is its work, or `None` when sequences
-    /// ended without one.
+    /// Records what a step changed. `step` is its work, or `None` when sequences ended without one.
     pub(crate) fn record(&self, scheduler: &mut Scheduler, step: Option<Step>) {
         let tally = scheduler.take_counters();
         set(&self.running, scheduler.running());
@@ -69,7 +68,6 @@ impl Metrics {
         set(&self.sleep_level, level.into());
     }
 
-    /// Counts a request refused because the queue is full.
     pub(crate) fn record_rejection(&self) {
         add(&self.rejections, 1);
     }

@@ -80,7 +80,7 @@ fn labels(args: &EngineArgs) -> String {
     format!(r#"engine="0",model_name="{}""#, label_value(args.served_name()))
 }
 
-/// Escapes a label value as the text format wants it.
+/// Escapes a label value for the text format.
 fn label_value(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }

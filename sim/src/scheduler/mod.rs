@@ -19,15 +19,12 @@ use crate::kv_events::Event;
 use crate::mailbox::Finish;
 use crate::prefix_cache::BlockPool;
 
-/// The limits of one engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) sequences: usize,
     pub(crate) batched_tokens: usize,
     pub(crate) block_size: usize,
-    /// Usable blocks.
     pub(crate) blocks: usize,
-    /// Whether anyone wants KV events.
     pub(crate) kv_events: bool,
 }
 
@@ -92,12 +89,11 @@ impl Scheduler {
         self.pool.usage()
     }
 
-    /// Whether there is nothing to do.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Chooses the work of the next step and gives it its blocks.
+    /// Chooses the work of the next step and allocates its blocks.
     pub(crate) fn plan(&mut self) -> Step {
         self.drop_cancelled();
         let mut budget = self.limits.batched_tokens;
@@ -136,7 +132,6 @@ impl Scheduler {
         self.drop_cancelled();
     }
 
-    /// Ends every sequence now.
     pub(crate) fn end_all(&mut self, finish: Finish) {
         for sequence in self.running.drain(..).chain(self.waiting.drain(..)) {
             self.pool.release(&sequence.blocks);
@@ -145,8 +140,8 @@ impl Scheduler {
         }
     }
 
-    /// Forgets all cached blocks, unless sequences hold some; whether it did. As in
-    /// vLLM, the event goes out with the next step.
+    /// Forgets all cached blocks, unless sequences hold some; returns whether it did. As in vLLM,
+    /// the event goes out with the next step.
     pub(crate) fn reset_cache(&mut self) -> bool {
         let cleared = self.pool.clear();
         if cleared && self.limits.kv_events {
@@ -160,7 +155,6 @@ impl Scheduler {
         std::mem::take(&mut self.events)
     }
 
-    /// Counts since the last call.
     pub(crate) fn take_counters(&mut self) -> SchedulerCounters {
         std::mem::take(&mut self.tally)
     }
@@ -177,7 +171,7 @@ impl Scheduler {
         self.waiting.retain(|sequence| !sequence.is_cancelled());
     }
 
-    /// Schedules the running sequences; true if one of them had to give way.
+    /// Schedules the running sequences; true if one of them was preempted.
     fn plan_running(&mut self, budget: &mut usize) -> bool {
         let mut preempted = false;
         let mut index = 0;

@@ -29,7 +29,6 @@ pub(crate) struct Sequence {
     /// The whole answer, where it is known before; else empty.
     answer: Vec<u32>,
     salt: Option<String>,
-    /// The LoRA adapter that answers.
     adapter: Option<String>,
     block_size: usize,
     /// Hashes of the full blocks, each depending on all before it.
@@ -39,7 +38,6 @@ pub(crate) struct Sequence {
     pub(super) blocks: Vec<BlockId>,
     /// Tokens whose results are in the blocks.
     pub(super) computed: usize,
-    /// Tokens of the step under way.
     pub(super) scheduled: usize,
     /// Blocks that carry a hash.
     pub(super) stored: usize,
@@ -114,7 +112,7 @@ impl Sequence {
         self.mailbox.is_cancelled()
     }
 
-    /// Begins to run; true if it is for the first time.
+    /// Begins to run; returns whether it is for the first time.
     pub(super) fn start(&mut self, cached: usize, scheduled: usize) -> bool {
         self.computed = cached;
         self.stored = cached / self.block_size;
@@ -126,14 +124,12 @@ impl Sequence {
         first_time
     }
 
-    /// Loses its blocks and has to compute everything again.
     pub(super) fn restart(&mut self) {
         self.computed = 0;
         self.scheduled = 0;
         self.stored = 0;
     }
 
-    /// Generates one token and delivers it.
     pub(super) fn emit(&mut self) -> Option<Finish> {
         let known = self.answer.get(self.tokens.len() - self.prompt_length).copied();
         let token = known.unwrap_or_else(|| self.continuation.next_token());
@@ -152,7 +148,6 @@ impl Sequence {
         self.mailbox.end(self.choice, finish);
     }
 
-    /// The KV event that says that a range of blocks is stored.
     pub(super) fn stored_event(&self, blocks: Range<usize>) -> Event {
         let parent = blocks.start.checked_sub(1).map(|position| self.hashes[position]);
         let tokens = blocks.start * self.block_size..blocks.end * self.block_size;

@@ -147,7 +147,7 @@ async fn an_engine_on_a_port_says_which_one_the_system_chose() {
     stream.read_exact(&mut start).await.unwrap();
     assert_eq!(&start, b"HTTP/1.1 200 OK");
     stop.cancel();
-    // The idle connection does not hold it up.
+    // The idle connection does not delay the stop.
     tokio::time::timeout(PATIENCE, ended).await.unwrap().unwrap().unwrap();
 }
 

@@ -17,16 +17,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Engine, EngineArgs, Error};
 
-/// Longest wait for anything in these tests.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Reads a recorded file.
 pub(crate) fn fixture(name: &str) -> Vec<u8> {
     let path = format!("{}/../tests/fixtures/vllm/{name}", env!("CARGO_MANIFEST_DIR"));
     std::fs::read(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"))
 }
 
-/// A recorded text.
 pub(crate) fn fixture_text(name: &str) -> String {
     String::from_utf8(fixture(name)).unwrap()
 }
@@ -52,7 +49,6 @@ impl RunningEngine {
         engine
     }
 
-    /// Starts an engine without waiting.
     pub(crate) fn launch(flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("engine.sock");
@@ -105,7 +101,7 @@ impl RunningEngine {
         self.wait_for(name, &format!("becomes {value}"), |seen| (seen - value).abs() < f64::EPSILON).await;
     }
 
-    /// Waits until a counter has reached a value: it goes on counting between two looks at it.
+    /// Waits until a counter has reached a value; it may pass it between two reads.
     pub(crate) async fn wait_for_count(&self, name: &str, least: f64) {
         self.wait_for(name, &format!("reaches {least}"), |seen| seen >= least).await;
     }
@@ -119,7 +115,6 @@ impl RunningEngine {
         tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{name} {what}"));
     }
 
-    /// Shuts down and waits for the end.
     pub(crate) async fn stop(self) -> Result<(), Error> {
         self.shutdown.cancel();
         tokio::time::timeout(PATIENCE, self.ended).await.expect("the engine ends").unwrap()
@@ -139,7 +134,6 @@ fn engine_flags(socket: &std::path::Path, flags: &[&str]) -> Vec<String> {
     all
 }
 
-/// A parsed HTTP answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,

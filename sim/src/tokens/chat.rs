@@ -63,14 +63,13 @@ impl ChatText {
         self.close();
     }
 
-    /// Writes the opening of the answer.
     pub(crate) fn push_answer_start(&mut self) {
         self.open("assistant");
     }
 
-    /// Opens the last message again, so that the answer continues it. As transformers
-    /// does, this looks for the last place of its content, and keeps the spaces at the
-    /// content's end only where none stand at its beginning.
+    /// Opens the last message again, so that the answer continues it. As in transformers, this
+    /// searches for the last occurrence of its content. Trailing spaces of the content stay only if
+    /// it has no leading ones.
     pub(crate) fn reopen(&mut self, content: &str) {
         let bare = content.trim();
         if let Some(start) = self.0.rfind(bare) {
@@ -79,7 +78,6 @@ impl ChatText {
         }
     }
 
-    /// The whole text.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

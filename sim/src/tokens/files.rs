@@ -59,14 +59,14 @@ fn tokenizer() -> Value {
 /// Later entries win: a byte that is a piece has the piece's id.
 fn vocabulary() -> Map<String, Value> {
     let bytes = (0..=u8::MAX).map(|byte| (visible([byte]), u32::from(byte)));
-    // Added tokens take their ids from here; they would be numbered on from the size of the vocabulary otherwise.
+    // Added tokens get their ids from here; otherwise they would follow the vocabulary.
     let specials = SPECIALS.map(str::to_owned).into_iter().zip(FIRST_SPECIAL..);
     let pieces = PIECES.iter().map(|piece| visible(piece.bytes())).zip(FIRST_PIECE..);
     bytes.chain(specials).chain(pieces).map(|(text, id)| (text, id.into())).collect()
 }
 
-/// Bytes as byte-level tokenizers write them: one visible character for each. Those
-/// that are no visible character of Latin-1 follow behind it.
+/// Bytes as byte-level tokenizers write them: one visible character each. Bytes that are not
+/// visible characters of Latin-1 are numbered on behind it.
 fn visible(bytes: impl IntoIterator<Item = u8>) -> String {
     let shown = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let visible = |byte: u8| match shown(&byte) {

@@ -21,9 +21,7 @@ pub(crate) use detokenizer::{Detokenizer, push_escaped};
 pub(crate) use files::{tokenizer_config_json, tokenizer_json};
 use vocabulary::PIECES;
 
-/// Opens a chat message.
 const MESSAGE_START: &str = "<|im_start|>";
-/// Closes a chat message.
 const MESSAGE_END: &str = "<|im_end|>";
 /// The id of the first special token; below it, a byte is its own id.
 const FIRST_SPECIAL: u32 = 256;
@@ -80,7 +78,7 @@ fn special_at(bytes: &[u8]) -> Option<(u32, &'static str)> {
     (FIRST_SPECIAL..).zip(SPECIALS).find(|(_, special)| bytes.starts_with(special.as_bytes()))
 }
 
-/// The text of any tokens; what is no token of this engine becomes U+FFFD.
+/// The text of any tokens; a number that is no token of this engine becomes U+FFFD.
 pub(crate) fn decode(tokens: &[u32]) -> String {
     let mut bytes = Vec::with_capacity(tokens.len() * 4);
     for &token in tokens {
@@ -126,9 +124,8 @@ pub(crate) fn hash_text(text: &str) -> u64 {
     text.bytes().fold(text.len() as u64, |hash, byte| mix(hash, u64::from(byte)))
 }
 
-/// Which token comes next. Like a model at temperature 0 it depends on the tokens
-/// alone, so a prompt extended by the first half of an answer continues with the
-/// second half.
+/// Computes the next token. Like a model at temperature 0 it depends on the tokens alone. So a
+/// prompt extended by the first half of an answer continues with the second half.
 #[derive(Clone, Debug)]
 pub(crate) struct Continuation(u64);
 

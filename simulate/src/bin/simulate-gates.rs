@@ -8,7 +8,7 @@ use hostler_simulate::{Progress, gates};
 
 fn main() -> ExitCode {
     let trace = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("traces/mooncake_conversation_first6000.jsonl");
-    // A reader that has gone away is no error: the exit code stands.
+    // A closed output is not an error: the exit code holds.
     match gates(&trace, Progress::Shown) {
         Ok(verdict) => {
             let _ = stdout().write_all(verdict.text.as_bytes());

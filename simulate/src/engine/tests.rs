@@ -14,7 +14,6 @@ fn request(name: u64, prompt: u32, output: u32) -> Request {
     Request { keys, prompt, output, session: name }
 }
 
-/// Runs it empty: how many steps it took, and what was given when.
 fn run(engine: &mut SimulatedEngine) -> (usize, Vec<(usize, StepOutput)>) {
     let mut given = Vec::new();
     for step in 0..10_000 {

@@ -6,7 +6,6 @@ use rustc_hash::FxHashMap;
 
 use crate::blocks::CacheChanges;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct BlockHolders(FxHashMap<BlockKey, u64>);
 
@@ -24,7 +23,7 @@ impl BlockHolders {
         self.store(replica, &changes.stored);
     }
 
-    /// This replica holds these.
+    /// This replica now holds these.
     pub(super) fn store(&mut self, replica: usize, keys: &[BlockKey]) {
         keys.iter().for_each(|key| *self.0.entry(*key).or_default() |= 1 << replica);
     }

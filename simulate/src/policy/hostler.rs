@@ -27,10 +27,9 @@ const OUTPUT_WEIGHT: f64 = 0.02;
 /// Requests that may wait: more than any run has.
 const MAX_QUEUED: usize = 1 << 20;
 
-/// Requests that wait and are looked at when something has changed, in the order of their turns.
+/// Queued requests that are examined after a change, in the order of their turns.
 const SCANNED_REQUESTS: usize = 32;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct HostlerPolicy {
     fleet: SimulatedFleet,
@@ -41,7 +40,7 @@ pub(super) struct HostlerPolicy {
     popularity: Popularity,
     offered_work: OfferedWork,
     output: f64,
-    /// Memory for the costs.
+    /// A buffer for the costs, reused.
     priced: Vec<CandidateCost>,
     local_loads: Vec<LocalLoad>,
     in_flight: FxHashMap<usize, DispatchedRequest>,
@@ -49,17 +48,18 @@ pub(super) struct HostlerPolicy {
     queue: Option<Queue<(usize, QueuedPrompt)>>,
 }
 
-/// What the router knows of one replica by itself.
+/// The router's own knowledge of one replica's load.
 #[derive(Debug)]
 struct LocalLoad {
     pending: u64,
     context: u64,
     learner: RateLearner,
-    /// When the answer of each unanswered request was expected, and whose that is; positive numbers are in the order of their bits.
+    /// When each unanswered request was expected to be answered, with its id. The bits of positive
+    /// numbers have the numbers' order.
     due: BTreeSet<(u64, usize)>,
 }
 
-/// A prompt and how often its beginnings were asked for before it.
+/// A prompt, and how often its prefixes were requested before.
 #[derive(Debug, Clone)]
 struct QueuedPrompt {
     keys: Arc<[BlockKey]>,
@@ -194,7 +194,7 @@ impl Policy for HostlerPolicy {
     }
 
     fn release(&mut self, seen: &FleetState, now: f64) -> Option<(usize, usize)> {
-        // Taken out for as long as the router is asked about its requests.
+        // Taken out while the router is asked about its requests.
         let mut hold = self.queue.take()?;
         let mut released = None;
         if !hold.is_empty() && (0..self.local_loads.len()).any(|replica| has_room(&self.candidate(replica, seen, now))) {

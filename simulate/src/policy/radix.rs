@@ -23,7 +23,6 @@ pub(super) const WIDE_THRESHOLDS: Thresholds = Thresholds { cache: 0.3, absolute
 /// The library's defaults.
 pub(super) const TIGHT_THRESHOLDS: Thresholds = Thresholds { cache: 0.5, absolute: 32, relative: 1.0001 };
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Radix {
     thresholds: Thresholds,

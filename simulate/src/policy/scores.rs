@@ -9,8 +9,8 @@ use super::{Policy, index_of_least};
 use crate::fleet::{FleetState, ReplicaReport};
 use crate::request::{BLOCK_TOKENS, Request};
 
-/// Scores from 0 to 1 for the prefix, the queue and the KV cache, relative to the other replicas, with the weights 3, 2 and 2. The prefix
-/// index is exact.
+/// Scores from 0 to 1 for the prefix, the queue and the KV cache, relative to the other replicas,
+/// with the weights 3, 2 and 2. The prefix index is exact.
 #[derive(Debug)]
 pub(super) struct WeightedScores {
     index: BlockHolders,
@@ -45,8 +45,8 @@ fn relative(values: &[f64]) -> Vec<f64> {
     values.iter().map(|value| if most > least { (value - least) / (most - least) } else { 1.0 }).collect()
 }
 
-/// Blocks of prompts that a replica would have to compute, plus different blocks that its requests would hold; the least wins. The prefix
-/// index is exact.
+/// Blocks of prompts that a replica would have to compute, plus different blocks that its requests
+/// would hold; the least wins. The prefix index is exact.
 #[derive(Debug)]
 pub(super) struct BlockCost {
     index: BlockHolders,
@@ -85,7 +85,7 @@ impl Policy for BlockCost {
         let uncached: Vec<u32> = matched.iter().map(|blocks| request.prompt - u32::try_from(*blocks).unwrap_or(0) * BLOCK_TOKENS).collect();
         let cost = |(replica, active): (usize, &ActiveWork)| {
             let prefill = (active.prefill + u64::from(uncached[replica])) as f64 / f64::from(BLOCK_TOKENS);
-            // Those of other requests are closed under prefixes.
+            // The blocks of other requests are closed under prefixes.
             let shared = keys.partition_point(|key| active.blocks.contains_key(key));
             prefill + (active.blocks.len() + keys.len() - shared) as f64
         };
@@ -121,8 +121,8 @@ impl Policy for BlockCost {
     }
 }
 
-/// Tokens of prompts to compute, the new one's included, over the speed that the replica has lately shown. What is cached where is guessed
-/// from what was sent there.
+/// Tokens of prompts to compute, the new one's included, over the replica's recent speed. The cache
+/// is guessed from what was sent there.
 #[derive(Debug)]
 pub(super) struct ExpectedWait {
     tree: BlockHolders,
@@ -130,7 +130,7 @@ pub(super) struct ExpectedWait {
     pending: Vec<u64>,
     /// Tokens per second, as a moving mean.
     speeds: Vec<f64>,
-    /// Where each request without a first token is, what it brought, and since when.
+    /// For each request without a first token: its replica, its tokens, and when it was sent.
     sent: FxHashMap<usize, (usize, u32, f64)>,
     random: fastrand::Rng,
 }
@@ -157,7 +157,7 @@ impl Policy for ExpectedWait {
 
     fn on_first_token(&mut self, id: usize, _seen: &FleetState, now: f64) {
         let Some((replica, uncached, sent)) = self.sent.remove(&id) else { return };
-        // What was computed while it waited is what was ahead of it, and its own.
+        // What was computed while it waited is what was ahead of it, and its own prompt.
         let speed = self.pending[replica] as f64 / (now - sent).max(1e-3);
         self.speeds[replica] = 0.95 * self.speeds[replica] + 0.05 * speed.clamp(1000.0, 100_000.0);
         self.pending[replica] -= u64::from(uncached);

@@ -25,8 +25,9 @@ pub(super) fn read(file: &Path, rate: f64, most: usize) -> Result<Vec<Arrival>, 
     if arrivals.is_empty() { Err(TraceError::Empty(file.to_owned())) } else { Ok(arrivals) }
 }
 
-/// Which conversation a request continues. Traces do not say, but a prompt that begins as an earlier one did, beyond the first 512 tokens
-/// that all prompts of an application share, is its continuation.
+/// Which conversation a request continues. Traces do not say, but a prompt that begins as an
+/// earlier one did, beyond the first 512 tokens that all prompts of an application share, is its
+/// continuation.
 #[derive(Debug, Default)]
 struct SessionIds {
     first: FxHashMap<u64, u64>,

@@ -10,10 +10,12 @@ use crate::request::{Request, Segment, keys};
 /// Names of segments that only one request has begin here; those of shared ones are below.
 const OWN_NAMES: u64 = 1 << 32;
 
-/// Conversations begin at random (a Poisson process) and go on when their last answer has come and some time has passed.
+/// Conversations begin at random (a Poisson process) and go on when their last answer has come and
+/// some time has passed.
 pub(super) fn agentic(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
-    // System prompt and tools: from 1,500 to 10,000 tokens, as many short as long ones on a logarithmic scale.
+    // System prompt and tools: from 1,500 to 10,000 tokens, as many short as long ones on a
+    // logarithmic scale.
     let systems: Vec<u32> = (0..shape.applications).map(|_| whole(1500.0 * (10_000.0_f64 / 1500.0).powf(random.unit()))).collect();
     let popularity: Vec<f64> = (1..=shape.applications).map(|rank| 1.0 / f64::from(rank)).collect();
     let mut arrivals: Vec<Arrival> = Vec::with_capacity(shape.requests);
@@ -45,7 +47,8 @@ pub(super) fn agentic(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     arrivals
 }
 
-/// Some requests begin with the same 6,000 tokens, the others with 1,500 of one out of 199 applications.
+/// Some requests begin with the same 6,000 tokens, the others with 1,500 of one out of 199
+/// applications.
 pub(super) fn hot_prefix(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
     let mut at = 0.0;
@@ -59,7 +62,6 @@ pub(super) fn hot_prefix(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     (0..shape.requests).map(&mut arrival).collect()
 }
 
-/// The same prompt many times at once.
 pub(super) fn bursts(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
     let mut arrivals = Vec::with_capacity(shape.requests);
@@ -75,7 +77,6 @@ pub(super) fn bursts(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     arrivals
 }
 
-/// Nothing in common.
 pub(super) fn no_sharing(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     unrelated(&mut Random::new(shape.seed), 0..shape.requests, 0.0, rate, (2500.0, 200.0))
 }
@@ -92,11 +93,11 @@ pub(crate) fn unrelated(random: &mut Random, numbers: Range<usize>, begins: f64,
     numbers.map(&mut arrival).collect()
 }
 
-/// A conversation of one turn: something that may be shared, then what is its own.
+/// A conversation of one turn: a segment that may be shared, then one of its own.
 fn single(number: usize, shared: Segment, own: u32, output: u32, at: f64) -> Arrival {
     let name = OWN_NAMES + ((number as u64) << 1);
     let keys = keys(&[shared, Segment { name, tokens: own }, Segment { name: name + 1, tokens: output }]);
-    // Whoever sticks to a key sticks to what is shared, where something is.
+    // Session affinity sticks to the shared segment, where there is one.
     let session = if shared.tokens > 0 { shared.name } else { name };
     Arrival { request: Request { keys, prompt: shared.tokens + own, output, session }, start: ArrivalTime::At(at) }
 }

@@ -9,16 +9,19 @@ use crate::fleet::Fleet;
 use crate::process::{descriptors, memory};
 use crate::tally::Tally;
 
-/// How long a fleet that is left alone may take to serve again: engines that were killed often wait before they start.
+/// How long a fleet that is left alone may take to serve again: engines that were killed often wait
+/// before they start.
 const READY: Duration = Duration::from_secs(60);
 
-/// How long the last counts may take to go; a client that left is noticed by then, and a report of an idle engine has come.
+/// How long the last counts may take to disappear. By then a client that left has been noticed, and
+/// a report of an idle engine has come.
 const IDLE: Duration = Duration::from_secs(15);
 
-/// How often processes are looked at.
+/// How often processes are examined.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// By how much more memory than before the load a router or an agent may have at any time. Some megabytes are usual.
+/// By how much more memory than before the load a router or an agent may have at any time. Some
+/// megabytes are usual.
 const MOST_GROWTH: u64 = 64 << 20;
 
 /// Descriptors that a router may have more than before the load, when it is idle again.
@@ -27,7 +30,6 @@ const MOST_DESCRIPTORS: usize = 40;
 /// The router's own figures that are zero when nothing is in flight.
 const FIGURES: [&str; 3] = ["hostler_in_flight", "hostler_queued_requests", "hostler_replica_local_in_flight"];
 
-/// What routers and agents had before the load.
 #[derive(Debug)]
 pub(crate) struct Baseline {
     memory: [(&'static str, u64); 2],
@@ -48,7 +50,7 @@ impl Baseline {
     }
 }
 
-/// Looks at memory and retries until it is dropped.
+/// Records memory and retries until it is dropped.
 pub(crate) async fn watch(fleet: Arc<Fleet>, tally: Arc<Tally>) {
     let mut tick = interval(LOOK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -69,7 +71,7 @@ async fn look(fleet: &Fleet, tally: &Tally) {
     }
 }
 
-/// Routers and agents that run and that nothing is done to.
+/// Routers and agents that run and have no fault now.
 async fn processes(fleet: &Fleet) -> Vec<(&'static str, u32)> {
     let routers = fleet.routers.iter().map(|router| ("routers", &router.process));
     let agents = fleet.agents.iter().map(|agent| ("agents", &agent.process));
@@ -146,13 +148,13 @@ async fn counted(fleet: &Fleet) -> Vec<String> {
     counted
 }
 
-/// Ends everything and checks that nothing is left.
+/// Ends the whole fleet and checks that nothing is left.
 pub(crate) async fn end(fleet: &Fleet, tally: &Tally) {
     if let Err(error) = fleet.end().await {
         tally.violation(&format!("at the end: {error:#}"));
     }
     let begun = Instant::now();
-    // Keepers see their engines out.
+    // Keepers outlive their engines.
     while !fleet.place.processes().is_empty() && begun.elapsed() < IDLE {
         sleep(Duration::from_millis(100)).await;
     }

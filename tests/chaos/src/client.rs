@@ -18,27 +18,25 @@ use crate::questions::SentRequest;
 /// How a client reads.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pace {
-    /// It leaves after so long.
+    /// It leaves after this time.
     pub(crate) leaves: Option<Duration>,
     /// It waits before each piece.
     pub(crate) pause: Duration,
 }
 
-/// How an answer ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum AnswerEnd {
     /// As HTTP says that one is complete.
     Clean,
     /// The connection or the stream broke, or there was none.
     Broken(String),
-    /// The client has left.
+    /// The client left first.
     Left,
     /// Not within the client's patience.
     #[default]
     Late,
 }
 
-/// What a client has seen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ObservedAnswer {
     /// None where no answer has begun.
@@ -50,13 +48,11 @@ pub(crate) struct ObservedAnswer {
     pub(crate) first_token: Option<Duration>,
 }
 
-/// A connection that serves one request after the other.
 enum Connection {
     One(http1::SendRequest<Full<Bytes>>, #[expect(dead_code, reason = "the connection lives as long")] AbortOnDropHandle<()>),
     Two(http2::SendRequest<Full<Bytes>>, #[expect(dead_code, reason = "the connection lives as long")] AbortOnDropHandle<()>),
 }
 
-/// A client of one router.
 pub(crate) struct Client {
     address: SocketAddr,
     /// It speaks HTTP/2.
@@ -69,7 +65,6 @@ impl Client {
         Self { address, two, connection: None }
     }
 
-    /// Sends a request and reads its answer.
     pub(crate) async fn ask(&mut self, asked: &SentRequest, pace: Pace, patience: Duration) -> ObservedAnswer {
         let mut seen = ObservedAnswer::default();
         let most = pace.leaves.unwrap_or(patience);
@@ -87,7 +82,6 @@ impl Client {
         seen
     }
 
-    /// A page, as text.
     pub(crate) async fn get(&mut self, path: &str, patience: Duration) -> Option<String> {
         let mut seen = ObservedAnswer::default();
         let request = self.request(Method::GET, path, String::new());
@@ -98,7 +92,6 @@ impl Client {
         (matches!(got, Ok(Ok(()))) && seen.status == Some(200)).then(|| String::from_utf8_lossy(&seen.body).into_owned())
     }
 
-    /// Closes its connection.
     pub(crate) fn hang_up(&mut self) {
         self.connection = None;
     }

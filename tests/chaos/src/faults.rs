@@ -13,16 +13,16 @@ use crate::plan::{Engine, Fault, ROUTERS, Step};
 use crate::process::{Process, signal, signal_group};
 use crate::tally::Tally;
 
-/// How long a role may take to end by itself: what it gives its requests and its engines, and time to spare on a busy machine.
+/// How long a role may take to exit: the time that it gives its requests and engines, with time to
+/// spare on a busy machine.
 const END: Duration = Duration::from_secs(30);
 
-/// How long an operator waits.
 const OPERATOR: Duration = Duration::from_secs(15);
 
-/// A rolling restart may take so long for each engine.
+/// How long a rolling restart may take per engine.
 const ROLLING: &str = "20s";
 
-/// Does everything that is planned; returns when the last of it is undone.
+/// Carries out all planned faults; returns when the last one is undone.
 pub(crate) async fn carry_out(fleet: &Arc<Fleet>, steps: Vec<Step>, begun: Instant, tally: &Arc<Tally>) {
     let mut under_way = JoinSet::new();
     for step in steps {
@@ -39,10 +39,10 @@ pub(crate) async fn carry_out(fleet: &Arc<Fleet>, steps: Vec<Step>, begun: Insta
 }
 
 impl Fleet {
-    /// Does one thing. What it cannot be done to now is left alone.
+    /// Injects one fault. A fault that is impossible now is skipped.
     ///
     /// # Errors
-    /// When a router or an agent does not end or start as it must.
+    /// When a router or an agent does not exit or start as it must.
     async fn inject(&self, fault: Fault) -> anyhow::Result<()> {
         match fault {
             Fault::KillEngine(engine) => {
@@ -95,14 +95,15 @@ impl Fleet {
                 Ok(())
             }
             Fault::RollingRestart(router) => {
-                // It stops at what else happens to the engines meanwhile.
+                // It stops when another fault hits the engines meanwhile.
                 let _ = self.operate(router, &["restart", "--rolling", "--wait", ROLLING], Duration::from_secs(120)).await;
                 Ok(())
             }
         }
     }
 
-    /// Has an operator ask a router, or the other where that one is away; a refusal is an answer, too.
+    /// Sends an operator's request to a router, or to the other one while that is away. A refusal
+    /// counts as an answer.
     async fn ask(&self, router: usize, arguments: &[&str]) {
         for router in [router, (router + 1) % ROUTERS] {
             if self.operate(router, arguments, OPERATOR).await.is_ok() {
@@ -111,13 +112,14 @@ impl Fleet {
         }
     }
 
-    /// Does something to the process of an engine, if one runs; its id.
+    /// Does something to the process of an engine, if one runs; returns its id.
     async fn with_engine(&self, engine: Engine, act: impl Fn(u32)) -> Option<u32> {
         let wanted = engine.to_string();
         for router in 0..ROUTERS {
             let seen = self.replicas(router).await.unwrap_or_default();
             let pid = seen.into_iter().find(|Replica { id, .. }| *id == wanted).map(|replica| replica.pid);
-            // The router may not know yet that it has ended, and its id may be somebody else's.
+            // The router may not know yet that the engine has exited, and its id may belong to
+            // another process.
             if let Some(pid) = pid.filter(|pid| self.place.is_ours(*pid)) {
                 act(pid);
                 return Some(pid);
@@ -137,7 +139,8 @@ impl Fleet {
         ended
     }
 
-    /// Brings everything back: what is stopped goes on, what is away starts, what was drained or has failed is released.
+    /// Undoes all faults: stopped processes continue, missing ones start, drained or failed
+    /// replicas are released.
     pub(crate) async fn heal(&self) -> anyhow::Result<()> {
         for pid in self.place.processes() {
             signal(pid, Signal::CONT);

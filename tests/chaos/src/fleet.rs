@@ -15,25 +15,23 @@ use crate::client::Client;
 use crate::plan::{AGENTS, ENGINES, ROUTERS};
 use crate::process::{Process, Workplace};
 
-/// How long an operator waits for a router's answer.
 const OPERATOR: Duration = Duration::from_secs(10);
 
-/// How long a page may take.
 const PAGE: Duration = Duration::from_secs(5);
 
-/// What routers and agents give requests to finish when they are told to end: short, so that some do not.
+/// How long routers and agents let requests finish when they are told to stop: short, so that some
+/// requests do not.
 const DRAIN: &str = "3s";
 
-/// A router and where it is.
 #[derive(Debug)]
 pub(crate) struct Router {
     number: usize,
     pub(crate) edge: SocketAddr,
     agents: SocketAddr,
     admin: SocketAddr,
-    /// None while it is away. Whoever does something to it holds it.
+    /// None while it is away. Held while a fault is injected.
     pub(crate) process: Mutex<Option<Process>>,
-    /// How often it was begun, and ended, to do something to it that breaks connections.
+    /// Counts the begins and ends of faults that break connections.
     disturbances: AtomicU64,
 }
 
@@ -43,7 +41,6 @@ pub(crate) struct Agent {
     pub(crate) process: Mutex<Option<Process>>,
 }
 
-/// Everything.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     pub(crate) place: Workplace,
@@ -63,12 +60,12 @@ pub(crate) struct Replica {
 }
 
 impl Router {
-    /// Its connections break from now until the other end of this.
+    /// Called at the begin and at the end of a fault that breaks its connections.
     pub(crate) fn disturb(&self) {
         self.disturbances.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A moment, to ask later whether connections may have broken since.
+    /// A moment for a later call of `was_disturbed`.
     pub(crate) fn moment(&self) -> u64 {
         self.disturbances.load(Ordering::SeqCst)
     }
@@ -119,7 +116,7 @@ impl Fleet {
         Ok(process)
     }
 
-    /// Starts an agent. The engines of the last one live on when it is killed, and are taken over.
+    /// Starts an agent. It takes over the engines of a killed one.
     pub(crate) fn agent(&self, number: usize) -> anyhow::Result<Process> {
         let node = format!("n{number}");
         let routers = self.routers.each_ref().map(|router| router.agents.to_string());
@@ -132,7 +129,8 @@ impl Fleet {
         self.place.start(&node, &arguments)
     }
 
-    /// What an operator does at a router, and what the program says to it: the one place that knows how operators reach one.
+    /// Runs an operator's subcommand at a router, and returns its output. Only this function knows
+    /// how operators reach a router.
     pub(crate) async fn operate(&self, router: usize, arguments: &[&str], patience: Duration) -> anyhow::Result<String> {
         let socket = socket(&self.place, router);
         let mut all = arguments.to_vec();
@@ -162,7 +160,7 @@ impl Fleet {
         self.until(patience, |replicas| replicas.iter().all(|replica| replica.phase == "ready")).await
     }
 
-    /// Waits until each router sees all engines, and this of them.
+    /// Waits until each router sees all engines, and the condition holds.
     pub(crate) async fn until(&self, patience: Duration, are: impl Fn(&[Replica]) -> bool) -> anyhow::Result<()> {
         let begun = Instant::now();
         for router in &self.routers {

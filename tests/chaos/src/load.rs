@@ -18,7 +18,7 @@ use crate::verdict::judge;
 /// How long a client waits at most between an answer and its next question.
 const MOST_THOUGHT_MS: u64 = 200;
 
-/// A client that was told to come back, or that found nobody, waits so long.
+/// How long a client waits that was told to come back or found no router.
 const COME_BACK: Duration = Duration::from_millis(500);
 
 /// What all clients share.
@@ -62,7 +62,8 @@ impl Load {
         question.ask(random, self.number.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Asks one router one thing, and has the answer judged. The client's connection is of the moment beside it.
+    /// Sends a router one request, and has the answer judged. The client's connection is as old as
+    /// the moment beside it.
     async fn ask(&self, (client, since): &mut (Client, u64), router: usize, asked: &SentRequest, pace: Pace) -> ObservedAnswer {
         let of = &self.fleet.routers[router];
         let moment = of.moment();
@@ -93,7 +94,7 @@ impl Load {
         seen
     }
 
-    /// Asks each router some things in peace: all must be whole.
+    /// Sends each router some requests without faults: all answers must be whole.
     pub(crate) async fn probe(&self, seed: u64) {
         let mut random = Rng::with_seed(seed);
         for router in 0..ROUTERS {
@@ -111,7 +112,7 @@ impl Load {
 
 fn pace(random: &mut Rng) -> Pace {
     match random.u8(..100) {
-        // At a moment that is before the first byte, among the events or after all.
+        // It leaves before the first byte, among the events or after the end.
         0..12 => Pace { leaves: Some(Duration::from_millis(random.u64(1..1500))), pause: Duration::ZERO },
         12..20 => Pace { leaves: None, pause: Duration::from_millis(random.u64(5..100)) },
         _ => Pace::default(),

@@ -60,10 +60,9 @@ struct Args {
     program: PathBuf,
 }
 
-/// The load of a quick run.
 const QUICK: Duration = Duration::from_secs(30);
 
-/// A run with fewer whole answers than this a second says nothing.
+/// A run with fewer whole answers a second proves nothing.
 const LEAST_WHOLE: f64 = 2.0;
 
 /// Runs until it is over or interrupted. What was started ends with the runtime at the latest.
@@ -121,7 +120,7 @@ async fn chaos(args: &Args, seed: u64) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a line. A reader that has left is no failure.
+/// Writes a line. A closed output is not an error.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(stdout(), "{line}");
 }

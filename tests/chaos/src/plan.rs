@@ -5,57 +5,52 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-/// Routers of the fleet.
 pub(crate) const ROUTERS: usize = 2;
 
-/// Agents of the fleet.
 pub(crate) const AGENTS: usize = 3;
 
-/// Engines of each agent.
 pub(crate) const ENGINES: usize = 2;
 
-/// Agents that something is done to at the same time, at most: the fleet is to be hurt, not to be away.
+/// Agents that have a fault at the same time, at most: the fleet is to be hurt, not to be away.
 const AGENTS_AT_ONCE: usize = 2;
 
-/// The load has begun when the first thing happens.
+/// The load has begun before the first fault.
 const FIRST: Duration = Duration::from_secs(2);
 
-/// Nothing begins in the last seconds.
+/// No fault begins in the last seconds.
 const QUIET: Duration = Duration::from_secs(4);
 
 /// An engine, by the number of its agent and its own there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Engine(pub(crate) usize, pub(crate) usize);
 
-/// One thing that happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     KillEngine(Engine),
     TermEngine(Engine),
-    /// Stopped for so long, then continued.
+    /// Stopped for this long, then continued.
     StopEngine(Engine, Duration),
-    /// Killed, and started again after so long.
+    /// Killed, and started again after this long.
     KillAgent(usize, Duration),
     TermAgent(usize, Duration),
     StopAgent(usize, Duration),
     KillRouter(usize, Duration),
     TermRouter(usize, Duration),
     StopRouter(usize, Duration),
-    /// Drained by an operator of a router, and released after so long.
+    /// Drained by an operator of a router, and released after this long.
     Drain(usize, Engine, Duration),
     Restart(usize, Engine),
-    /// All engines, one after the other.
+    /// All engines, one after another.
     RollingRestart(usize),
 }
 
-/// When something happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) at: Duration,
     pub(crate) fault: Fault,
 }
 
-/// What is done for `length`.
+/// The faults for a run of this `length`.
 pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Step> {
     let mut random = Rng::with_seed(seed);
     let mut busy = Occupancy::default();
@@ -96,7 +91,7 @@ fn milliseconds(random: &mut Rng, least: u64, most: u64) -> Duration {
     Duration::from_millis(random.u64(least..=most))
 }
 
-/// Until when each part of the fleet is taken up with what was done to it.
+/// Until when each part of the fleet is occupied by a fault.
 #[derive(Debug, Default)]
 struct Occupancy {
     engines: [[Duration; ENGINES]; AGENTS],
@@ -106,7 +101,7 @@ struct Occupancy {
 }
 
 impl Occupancy {
-    /// Takes up what the fault is about, if that is free.
+    /// Occupies the part that the fault is about, if it is free.
     fn take(&mut self, fault: Fault, at: Duration) -> bool {
         let until = at + lasts(fault);
         match fault {
@@ -133,7 +128,7 @@ fn claim(busy: &mut Duration, at: Duration, until: Duration) -> bool {
     free
 }
 
-/// How long a part is left alone after that.
+/// How long no other fault hits the part after that.
 fn lasts(fault: Fault) -> Duration {
     match fault {
         Fault::KillEngine(_) | Fault::TermEngine(_) => Duration::from_secs(3),

@@ -12,10 +12,9 @@ use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
-/// How long a program may take to say where it listens.
 const START: Duration = Duration::from_secs(20);
 
-/// How often what is left is killed, and how long after one another.
+/// How often the remaining processes are killed, and the pause between.
 const SWEEPS: u32 = 100;
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
@@ -47,7 +46,7 @@ impl Workplace {
         self.directory.path()
     }
 
-    /// Keeps what is there, for whoever looks for the cause of something.
+    /// Keeps the files, for an investigation.
     pub(crate) fn keep(&mut self) {
         self.directory.disable_cleanup(true);
     }
@@ -63,12 +62,12 @@ impl Workplace {
         }
         command.args(arguments).env("HOME", self.path()).env_remove("XDG_CONFIG_HOME").env_remove("XDG_STATE_HOME");
         command.env_remove("XDG_CACHE_HOME").env_remove("XDG_RUNTIME_DIR").env("HOSTLER_AGENT_RUN_DIR", self.run_dir());
-        // A group of its own: who interrupts this program means this program.
+        // A process group of its own: an interrupt of this program is for this program only.
         command.stdin(Stdio::null()).kill_on_drop(true).process_group(0);
         command
     }
 
-    /// Starts a program; its output goes to files that go on where an earlier one of this name ended.
+    /// Starts a program; its output is appended to the files of this name.
     pub(crate) fn start(&self, name: &str, arguments: &[&str]) -> anyhow::Result<Process> {
         let (out, err) = (self.path().join(format!("{name}.out")), self.path().join(format!("{name}.err")));
         let log = File::options().create(true).append(true).open(&err)?;
@@ -99,7 +98,7 @@ impl Workplace {
         found
     }
 
-    /// The lines of the programs' logs that tell of a bug.
+    /// The lines of the programs' logs that show a bug.
     pub(crate) fn panics(&self) -> Vec<String> {
         let logs = fs::read_dir(self.path()).into_iter().flatten().flatten().map(|entry| entry.path());
         let logs = logs.filter(|path| path.extension().is_some_and(|end| end == "err"));
@@ -113,7 +112,8 @@ impl Workplace {
 }
 
 impl Drop for Workplace {
-    /// Ends everything that was started here. One that starts another meanwhile is seen the next time.
+    /// Kills everything that was started here. A process that is started meanwhile is killed by the
+    /// next sweep.
     #[allow(clippy::disallowed_methods, reason = "a destructor cannot await, and the run is over")]
     fn drop(&mut self) {
         for _ in 0..SWEEPS {
@@ -143,7 +143,7 @@ impl Process {
         self::signal(self.pid, signal);
     }
 
-    /// Waits for the lines that begin with these words, and gives back what follows.
+    /// Waits for the lines with these prefixes, and returns what follows.
     pub(crate) async fn wait_for_lines<const WORDS: usize>(&mut self, words: [&str; WORDS]) -> anyhow::Result<[String; WORDS]> {
         let begun = std::time::Instant::now();
         while begun.elapsed() < START {
@@ -163,22 +163,20 @@ impl Process {
         bail!("it has not said {words:?} within {START:?}")
     }
 
-    /// Waits for its end; none where it does not come in time.
     pub(crate) async fn wait_exit(&mut self, within: Duration) -> Option<ExitStatus> {
         timeout(within, self.child.wait()).await.ok()?.ok()
     }
 
     /// Kills it, as the kernel would.
     pub(crate) async fn kill(&mut self) {
-        // One that has ended is what is wanted.
+        // One that has exited is fine.
         let _ = self.child.kill().await;
     }
 }
 
-/// Sends a signal to one process.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
-        // One that has ended needs none.
+        // One that has exited needs no signal.
         let _ = kill_process(pid, signal);
     }
 }
@@ -204,7 +202,6 @@ pub(crate) fn memory(pid: u32) -> u64 {
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Files and sockets that a process has open.
 pub(crate) fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }

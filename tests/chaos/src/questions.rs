@@ -19,39 +19,39 @@ const MODEL: &str = "simulated";
 /// Different prompts for each API.
 const PROMPTS: usize = 64;
 
-/// Prompts that begin alike: they find each other's beginning in the engines' caches.
+/// Prompts with a common beginning, which they find in the engines' caches.
 const ALIKE: usize = 8;
 
 /// Tokens of the longest answer.
 const LONGEST: usize = 160;
 
-/// How long the undisturbed engine may take for one answer.
+/// How long the engine without faults may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A prompt, and what every engine must say to it.
+/// A prompt, and the answer that every engine must give.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) path: &'static str,
     body: Value,
-    /// What each token of the answer says.
+    /// The text of each token of the answer.
     tokens: Vec<String>,
 }
 
-/// A request for some of an answer.
+/// A request for a part of an answer.
 #[derive(Debug, Clone)]
 pub(crate) struct SentRequest {
     pub(crate) path: &'static str,
     pub(crate) body: String,
     pub(crate) stream: bool,
-    /// The whole text of its answer.
     pub(crate) text: String,
     pub(crate) tokens: usize,
 }
 
 impl Question {
-    /// A request for an answer of some length. `number` makes it a request of its own: one that two engines died with is refused.
+    /// A request for an answer of some length. `number` makes it unique, because a request with
+    /// which two engines died is refused.
     pub(crate) fn ask(&self, random: &mut Rng, number: u64) -> SentRequest {
-        // Mostly short, so that there are many; some outlive most of what happens to them.
+        // Mostly short, so that there are many; some last longer than most faults.
         let most = if random.u8(..100) < 70 { 40 } else { self.tokens.len() };
         self.ask_for(random.usize(1..=most), random.u8(..100) < 60, random.bool(), number)
     }
@@ -70,7 +70,6 @@ impl Question {
     }
 }
 
-/// Everything that will be asked.
 pub(crate) async fn learn() -> anyhow::Result<Vec<Question>> {
     let flags = ["simulated", "--port", "0", "--sim-start-ms", "0", "--sim-step-ms", "0", "--sim-prefill-us", "0", "--sim-decode-us", "0"];
     let engine = hostler_sim::Engine::bind(EngineArgs::from_flags(&flags))?;
@@ -93,7 +92,7 @@ pub(crate) async fn learn() -> anyhow::Result<Vec<Question>> {
     Ok(questions)
 }
 
-/// Learns what every engine must say to one prompt.
+/// Learns the answer that every engine must give to one prompt.
 async fn learn_one(address: SocketAddr, number: usize) -> anyhow::Result<(usize, Question)> {
     let (path, body) = prompt(number);
     let mut question = Question { path, body, tokens: Vec::new() };
@@ -113,7 +112,7 @@ async fn learn_one(address: SocketAddr, number: usize) -> anyhow::Result<(usize,
     Ok((number, question))
 }
 
-/// What each token of a plain answer with log probabilities says.
+/// The text of each token of a plain answer with log probabilities.
 fn tokens(answer: &[u8]) -> anyhow::Result<Vec<String>> {
     let answer: Value = serde_json::from_slice(answer)?;
     let told = &answer["choices"][0]["logprobs"];

@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 
 use crate::verdict::Verdict;
 
-/// Violations that are told; a bug makes many.
+/// Violations that are listed; one bug makes many.
 const MAX_LISTED_VIOLATIONS: usize = 20;
 
 /// Everything that is counted. One lock, held for a few instructions.
 #[derive(Debug)]
 pub(crate) struct Tally {
     counts: Mutex<Counts>,
-    /// Notes are told as they come.
+    /// Notes are printed as they come.
     tells: bool,
 }
 
@@ -25,7 +25,7 @@ struct Counts {
     /// Milliseconds to the first token of each stream that had one.
     first_tokens: Vec<u32>,
     violations: Vec<String>,
-    /// Of each router, retries when last looked at, and over all its lives.
+    /// For each router, its counter of retries when last read, and the sum over all its lives.
     retries: BTreeMap<usize, (f64, f64)>,
     /// Most memory that a process of each kind had, in bytes.
     memory: BTreeMap<&'static str, u64>,
@@ -37,19 +37,17 @@ impl Tally {
         Self { counts: Mutex::default(), tells }
     }
 
-    /// A client got what it may.
     pub(crate) fn verdict(&self, verdict: Verdict, first_token: Option<Duration>) {
         let mut counts = self.counts.lock();
         *counts.verdicts.entry(verdict).or_default() += 1;
         counts.first_tokens.extend(first_token.map(|took| u32::try_from(took.as_millis()).unwrap_or(u32::MAX)));
     }
 
-    /// Something happened that must not.
     pub(crate) fn violation(&self, what: &str) {
         self.counts.lock().violations.push(what.to_owned());
     }
 
-    /// What whoever looks for a cause wants to know.
+    /// Notes what an investigation needs.
     pub(crate) fn note(&self, line: &str) {
         if self.tells {
             crate::say(line);
@@ -57,11 +55,11 @@ impl Tally {
         self.counts.lock().notes.push(line.to_owned());
     }
 
-    /// A router counts so many retries now.
+    /// A router's counter of retries has this value now.
     pub(crate) fn retries(&self, router: usize, now: f64) {
         let mut counts = self.counts.lock();
         let (last, all) = counts.retries.entry(router).or_default();
-        // One that was started again begins at zero.
+        // A restarted router counts from zero.
         *all += if now < *last { now } else { now - *last };
         *last = now;
     }
@@ -78,7 +76,6 @@ impl Tally {
         self.counts.lock().memory.get(kind).copied().unwrap_or(0)
     }
 
-    /// Requests whose answers were whole.
     pub(crate) fn whole(&self) -> u64 {
         self.counts.lock().verdicts.get(&Verdict::Whole).copied().unwrap_or(0)
     }
@@ -88,7 +85,7 @@ impl Tally {
         self.counts.lock().notes.join("\n")
     }
 
-    /// The violations, as many as are told.
+    /// The violations, up to the limit.
     pub(crate) fn violations(&self) -> Vec<String> {
         let counts = self.counts.lock();
         let more = counts.violations.len().saturating_sub(MAX_LISTED_VIOLATIONS);
@@ -96,7 +93,6 @@ impl Tally {
         counts.violations.iter().take(MAX_LISTED_VIOLATIONS).cloned().chain(more).collect()
     }
 
-    /// The table.
     pub(crate) fn table(&self) -> String {
         let mut counts = self.counts.lock();
         let of = |verdict: Verdict| counts.verdicts.get(&verdict).copied().unwrap_or(0);

@@ -7,13 +7,13 @@ use serde_json::Value;
 use crate::client::{AnswerEnd, ObservedAnswer};
 use crate::questions::SentRequest;
 
-/// An answer that a client may get.
+/// An answer that is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
     Whole,
-    /// It broke off, and said so.
+    /// It broke off with an error event.
     Broken,
-    /// The router was killed under it, or was not there.
+    /// The router was killed under it, or was away.
     Cut,
     /// With this status.
     Refused(u16),
@@ -31,14 +31,14 @@ struct StreamContent {
     done: bool,
     /// The last event is an error.
     ends_with_error: bool,
-    /// The bytes of an event that has not come whole.
+    /// There are bytes of an unfinished event.
     half: bool,
 }
 
-/// What the client got for what it asked. `disturbed` is whether something was done to its router meanwhile.
+/// Judges an answer. `disturbed` says whether its router had a fault meanwhile.
 ///
 /// # Errors
-/// When nobody may get such an answer.
+/// When no client may get such an answer.
 pub(crate) fn judge(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
     ensure!(seen.ended != AnswerEnd::Late, "no end within the client's patience, {} bytes after its beginning", seen.body.len());
     let Some(status) = seen.status else {
@@ -144,7 +144,7 @@ fn read(body: &[u8]) -> anyhow::Result<StreamContent> {
     Ok(said)
 }
 
-/// Where a text leaves the one that was expected.
+/// Where a text differs from the expected one.
 fn difference(expected: &str, text: &str) -> String {
     let same = expected.bytes().zip(text.bytes()).take_while(|(left, right)| left == right).count();
     let after = |text: &str| String::from_utf8_lossy(&text.as_bytes()[same..text.len().min(same + 40)]).into_owned();

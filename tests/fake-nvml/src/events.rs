@@ -20,10 +20,10 @@ const XID: u64 = 8;
 /// The longest wait that is granted.
 const LONGEST_WAIT_MS: c_uint = 10;
 
-/// Between two looks at the file.
+/// Between two reads of the file.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Each device of a set with the number of its XIDs that were told or are older than the set.
+/// Each device of a set, with the number of its XIDs that were sent or are older than the set.
 #[derive(Default)]
 struct Set(Vec<(nvmlDevice_t, usize)>);
 
@@ -48,7 +48,7 @@ unsafe extern "C" fn nvmlDeviceRegisterEvents(device: nvmlDevice_t, _: c_ulonglo
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlEventSetWait_v2(set: nvmlEventSet_t, data: *mut nvmlEventData_t, timeout_ms: c_uint) -> nvmlReturn_t {
-    // A real driver may take a whole core while it waits, so nobody may ask it to wait for long.
+    // A real driver may use a whole core while it waits, so no caller may wait for long.
     if timeout_ms > LONGEST_WAIT_MS {
         return INVALID_ARGUMENT;
     }

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use crate::state::{Device, State};
 
-/// A fake driver.
 #[derive(Debug)]
 pub struct Fake {
     library: PathBuf,
@@ -18,7 +17,8 @@ impl Fake {
     /// When the library was not built, or cannot be copied.
     #[must_use]
     pub fn install(directory: &Path, devices: Vec<Device>) -> Self {
-        // Cargo puts it beside the test, and a program's dependencies into `deps` beside the program.
+        // Cargo puts it beside the test, and a program's dependencies into `deps` beside the
+        // program.
         let test = std::env::current_exe().expect("a test knows its own path");
         let beside = test.parent().expect("a program is in a directory");
         let built = [beside.to_owned(), beside.join("deps")].map(|directory| directory.join("libhostler_fake_nvml.so"));
@@ -36,13 +36,13 @@ impl Fake {
         &self.library
     }
 
-    /// Changes what the driver tells about one GPU.
+    /// Changes what the driver says about one GPU.
     pub fn change(&mut self, index: usize, change: impl FnOnce(&mut Device)) {
         change(&mut self.state.devices[index]);
         self.write();
     }
 
-    /// Whole or not at all: the library may read at any moment.
+    /// Written atomically: the library may read at any moment.
     fn write(&self) {
         let text = serde_json::to_string(&self.state).expect("it has only plain fields");
         let path = |end: &str| PathBuf::from(format!("{}.{end}", self.library.display()));

@@ -27,7 +27,7 @@ const REMAPPED_FAILURE: u32 = 145;
 /// Places for slices that a GPU has.
 const MOST_SLICES: u32 = 7;
 
-/// Between two looks at whether the driver still hangs.
+/// Between two checks whether the driver still hangs.
 const HANGING: Duration = Duration::from_millis(20);
 
 /// The index that a handle stands for, and the position of the slice if it is one.
@@ -40,7 +40,7 @@ fn handle(index: usize, slice: Option<usize>) -> nvmlDevice_t {
     ptr::without_provenance_mut(index + 1 + slice.map_or(0, |slice| (slice + 1) * SLICES))
 }
 
-/// Asks about the device of a handle, as soon as the driver does not hang.
+/// Answers a question about a handle's device, as soon as the driver does not hang.
 fn ask(handle: nvmlDevice_t, question: impl FnOnce(&Device, Option<&Slice>) -> nvmlReturn_t) -> nvmlReturn_t {
     let (index, slice) = place(handle);
     loop {
@@ -105,7 +105,7 @@ unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> nvmlReturn_t {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut nvmlDevice_t) -> nvmlReturn_t {
-    // A handle can be had of a GPU that is lost.
+    // A lost GPU still has a handle.
     if index as usize >= State::now().devices.len() {
         return INVALID;
     }

@@ -6,7 +6,6 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-/// Everything.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct State {
@@ -14,7 +13,6 @@ pub struct State {
     pub devices: Vec<Device>,
 }
 
-/// One GPU.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Device {
@@ -23,7 +21,7 @@ pub struct Device {
     pub memory: u64,
     /// Memory in use beside that of `processes`.
     pub used: u64,
-    /// As the driver writes it, with a domain of eight digits.
+    /// In the driver's format, with a domain of eight digits.
     pub pci: String,
     pub compute: (u32, u32),
     /// Indices of GPUs that are joined with it by NVLink.
@@ -44,7 +42,7 @@ pub struct Device {
     pub uncorrected: u64,
     pub remap_pending: bool,
     pub remap_failed: bool,
-    /// All XIDs so far. One that is appended is told to whoever waits for events.
+    /// All XIDs so far. A new one is sent to all that wait for events.
     pub xids: Vec<u64>,
     /// It has fallen off the bus.
     pub lost: bool,
@@ -53,7 +51,6 @@ pub struct Device {
     pub hangs: bool,
 }
 
-/// A slice of a GPU.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Slice {
@@ -63,7 +60,6 @@ pub struct Slice {
     pub processes: Vec<Process>,
 }
 
-/// A process on a GPU.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Process {
@@ -103,7 +99,8 @@ impl Default for Device {
 }
 
 impl State {
-    /// What is true now. A file that is missing or wrong means a driver without GPUs; standard error says so.
+    /// The present state. A missing or wrong file means a driver without GPUs, and a line on
+    /// standard error.
     pub(crate) fn now() -> Self {
         let read = || {
             let text = std::fs::read_to_string(path()?).map_err(|error| error.to_string())?;

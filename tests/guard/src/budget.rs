@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
 
-/// How far a figure may be from its budget. Equal programs differ by much less than a per cent, builds that differ elsewhere by up to two.
+/// How far a figure may be from its budget. Equal programs differ by much less than a per cent,
+/// builds that differ elsewhere by up to two.
 pub(crate) const TOLERANCE: f64 = 0.05;
 
-/// The same for system calls and readings of the clock: how many bytes a read of a socket finds is a matter of chance, even here.
+/// The same for system calls and readings of the clock: how many bytes a read of a socket finds is
+/// a matter of chance, even here.
 const CALLS_TOLERANCE: f64 = 0.2;
 
-/// What one operation costs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OperationCost {
     /// Instructions outside of the kernel.
     pub(crate) instructions: f64,
-    /// System calls.
     pub(crate) calls: f64,
     /// Readings of the clock, which need no system call on most machines.
     pub(crate) clock: f64,
@@ -31,26 +31,25 @@ pub(crate) struct OperationCost {
 pub(crate) enum BudgetVerdict {
     /// There is no budget yet.
     New,
-    /// Within the tolerance.
     Kept,
-    /// Dearer.
     Over,
     /// Cheaper: worth accepting, so that it is not lost again.
     Under,
 }
 
 impl OperationCost {
-    /// The part of each of as many operations.
+    /// The share of each of this many operations.
     #[must_use]
     pub(crate) fn each(self, operations: f64) -> Self {
         Self { instructions: self.instructions / operations, calls: self.calls / operations, clock: self.clock / operations }
     }
 
-    /// How these figures stand to `budget`: any that is dearer counts before any that is cheaper.
+    /// Compares these figures with `budget`. One that is dearer counts before any that is cheaper.
     #[must_use]
     pub(crate) fn standing(self, budget: Option<Self>) -> BudgetVerdict {
         let Some(budget) = budget else { return BudgetVerdict::New };
-        // Of calls and readings there are few, and a timer more or less must not matter where there is hardly one per operation.
+        // Calls and readings are few. One timer more or less must not matter where there is hardly
+        // one per operation.
         let parts = [
             (self.instructions - budget.instructions, TOLERANCE * budget.instructions),
             (self.calls - budget.calls, CALLS_TOLERANCE * budget.calls.max(1.0)),
@@ -66,7 +65,6 @@ impl OperationCost {
     }
 }
 
-/// The budget of all cases.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Budget(BTreeMap<String, OperationCost>);
@@ -84,19 +82,17 @@ impl Budget {
         }
     }
 
-    /// Writes the file.
     pub(crate) fn write(&self, path: &Path) -> anyhow::Result<()> {
         let text = format!("{HEAD}{}", toml::to_string(self)?);
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// What `case` may cost.
     #[must_use]
     pub(crate) fn of(&self, case: Case) -> Option<OperationCost> {
         self.0.get(case.name()).copied()
     }
 
-    /// Accepts figures, to the precision that says something.
+    /// Accepts figures, rounded to a meaningful precision.
     pub(crate) fn set(&mut self, case: Case, figures: OperationCost) {
         let OperationCost { instructions, calls, clock } = figures;
         let hundredths = |figure: f64| (figure * 100.0).round() / 100.0;

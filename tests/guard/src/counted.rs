@@ -39,11 +39,11 @@ impl CountedThread {
         Ok(Self { handle, _thread: thread })
     }
 
-    /// Holds the thread until the guard is dropped. What happens to its sockets meanwhile it finds all at once: it then does the same work in
-    /// each run, whoever was quicker.
+    /// Holds the thread until the guard is dropped. Then it finds all events of its sockets at
+    /// once. So it does the same work in each run, whichever event came first.
     pub(crate) async fn pause(&self) -> ThreadPause {
         let (release, released) = mpsc::channel::<()>();
-        // Without a word: it ends when the guard is dropped.
+        // It ends when the guard is dropped; nothing is sent.
         self.on_it(|| (), move || while released.recv().is_ok() {}).await;
         ThreadPause { _release: release }
     }
@@ -58,7 +58,7 @@ impl CountedThread {
         self.on_it(counting_ends, || ()).await;
     }
 
-    /// Runs the two on the thread, and returns after the first.
+    /// Runs both on the thread, and returns after the first.
     async fn on_it(&self, first: impl FnOnce() + Send + 'static, then: impl FnOnce() + Send + 'static) {
         let (done, is_done) = oneshot::channel();
         self.handle.spawn(async move {
@@ -81,7 +81,7 @@ pub(crate) fn drive(case: impl Future<Output = anyhow::Result<()>>) -> anyhow::R
     Builder::new_current_thread().enable_all().build()?.block_on(case)
 }
 
-/// Lets what is ready on this thread leave: the connections' tasks are a few turns behind.
+/// Sends what is ready on this thread: the connections' tasks are a few turns behind.
 pub(crate) async fn flush() {
     for _ in 0..16 {
         tokio::task::yield_now().await;

@@ -9,20 +9,20 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::cases::{ANSWER, EVENT, chunk};
 
-/// The order to wait until as many requests wait.
+/// The order to wait until this many requests wait.
 pub(crate) const AWAIT: u32 = 1;
 
 /// The order to answer all that wait: a plain one whole, a stream with one event.
 pub(crate) const ANSWER_ALL: u32 = 2;
 
-/// A request that waits to be answered.
 struct Waiting {
     connection: UnixStream,
     is_stream: bool,
     begun: bool,
 }
 
-/// Runs it; the arguments are those of a simulated engine, and `--steps` names the socket for orders.
+/// Runs it; the arguments are those of a simulated engine, and `--steps` names the socket for
+/// orders.
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
     match serve(arguments) {
         Ok(()) => ExitCode::SUCCESS,

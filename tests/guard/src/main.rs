@@ -47,7 +47,8 @@ struct Args {
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    // The agent that is counted starts this program as its engine's keeper, and that as the engine.
+    // The counted agent starts this program as its engine's keeper, and the keeper starts it as the
+    // engine.
     match arguments.first().and_then(|first| first.to_str()) {
         Some("keeper") => return hostler_agent::keeper::run_subcommand(&arguments[1..]),
         Some("sim") => return fake_engine::main(&arguments[1..]),

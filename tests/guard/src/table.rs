@@ -5,14 +5,10 @@ use std::io::Write;
 use crate::budget::{BudgetVerdict, OperationCost, TOLERANCE};
 use crate::cases::Case;
 
-/// A case that was counted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
-    /// Which.
     pub(crate) case: Case,
-    /// What it may cost.
     pub(crate) budget: Option<OperationCost>,
-    /// What it costs.
     pub(crate) now: OperationCost,
 }
 
@@ -46,7 +42,7 @@ pub(crate) fn show(row: &Row, is_first: bool) {
     ));
 }
 
-/// Says what the rows mean and what to do; whether that is success.
+/// Prints what the rows mean and what to do; returns whether that is success.
 pub(crate) fn verdict(rows: &[Row], accepted: bool) -> bool {
     let are = |standing| rows.iter().filter(|row| row.standing() == standing).count();
     let (over, under, new) = (are(BudgetVerdict::Over), are(BudgetVerdict::Under), are(BudgetVerdict::New));
@@ -70,11 +66,10 @@ pub(crate) fn verdict(rows: &[Row], accepted: bool) -> bool {
 }
 
 fn say(line: &str) {
-    // Whoever closed the output wants no more of it.
+    // A closed output wants no more lines.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Says what went wrong.
 pub(crate) fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -24,7 +24,8 @@ pub(crate) fn count(case: Case, folder: &Path) -> anyhow::Result<OperationCost> 
     if !ran.status.success() {
         bail!("{} failed under valgrind ({}):\n{}", case.name(), ran.status, String::from_utf8_lossy(&ran.stderr));
     }
-    // Of the files of all threads, the one that was written at the mark. The others tell of the whole life of the uncounted ones.
+    // Of all threads' files, the one that was written at the mark. The others cover the whole life
+    // of the uncounted threads.
     let mut counted = None;
     let prefix = format!("{}.callgrind", case.name());
     for file in fs::read_dir(folder)? {
@@ -44,17 +45,19 @@ pub(crate) fn count(case: Case, folder: &Path) -> anyhow::Result<OperationCost> 
     Ok(totals.each(f64::from(case.operations())))
 }
 
-/// What a whole file tells. There is no vDSO under valgrind: each reading of the clock is a call of the kernel, and is told apart here.
+/// The totals of a file. There is no vDSO under valgrind, so each reading of the clock is a system
+/// call, and is counted separately here.
 fn totals(text: &str) -> Option<OperationCost> {
     let words = |name| text.lines().find_map(|line: &str| line.strip_prefix(name)).map(|rest| rest.split_whitespace().collect::<Vec<_>>());
-    // The line `totals` has calls of before the mark.
+    // The line `totals` includes calls before the mark.
     let (events, summary) = (words("events:")?, words("summary:")?);
     let figure = |event| summary.get(events.iter().position(|name| *name == event)?)?.parse::<f64>().ok();
     let clock = clock_readings(text);
     Some(OperationCost { instructions: figure("Ir")?, calls: (figure("sysCount").unwrap_or(0.0) - clock).max(0.0), clock })
 }
 
-/// How often the clock was read: the sum over all callers. A function has its name where it is first mentioned, and a number from then on.
+/// How often the clock was read, over all callers. A function has its name where it first occurs,
+/// and a number from then on.
 fn clock_readings(text: &str) -> f64 {
     let (mut number, mut is_called, mut readings) = (None, false, 0.0);
     for line in text.lines() {

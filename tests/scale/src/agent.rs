@@ -23,18 +23,17 @@ use super::{AttachRequest, Attachment, Replica, Tally, attach};
 /// How often an agent reads an idle engine's figures, each time followed by a report.
 const IDLE_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often the driver tells how the GPUs do.
+/// How often the driver reports on the GPUs.
 const GPU_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long an answer takes, from its first event to its last.
 const ANSWER: Duration = Duration::from_millis(20);
 
-/// An agent without engines.
 #[derive(Debug)]
 pub struct Agent {
     hello: Hello,
     replicas: Arc<Vec<ReplicaCounts>>,
-    /// Something is to be reported.
+    /// There is news to report.
     moved: Arc<Notify>,
     tally: Arc<Tally>,
 }
@@ -83,7 +82,7 @@ impl Agent {
     /// Reports and answers until the connection ends.
     async fn follow(&self, mut attached: Attachment, mut taken: mpsc::UnboundedReceiver<IncomingRequest>) -> Status {
         let mut heartbeat = interval(Duration::from_millis(u64::from(attached.lease_ms())) / 3);
-        // The readings of the replicas are not in step with each other; those of the GPUs come together.
+        // The reports of the replicas are spread over time; those of the GPUs come together.
         let between = IDLE_REPORT_INTERVAL / u32::try_from(self.replicas.len().max(1)).unwrap_or(1);
         let mut readings = interval_at(Instant::now() + between.mul_f64(fastrand::f64()), between);
         let mut gpus = interval_at(Instant::now() + GPU_REPORT_INTERVAL.mul_f64(fastrand::f64()), GPU_REPORT_INTERVAL);
@@ -95,7 +94,7 @@ impl Agent {
             };
             let news = tokio::select! {
                 directive = attached.directive() => match directive {
-                    // Nothing here can be drained or asked for.
+                    // There is nothing here to drain or to ask for.
                     Ok(_) => continue,
                     Err(status) => return status,
                 },
@@ -145,13 +144,13 @@ impl Agent {
 #[derive(Debug)]
 pub struct Agents {
     agents: Vec<Arc<Agent>>,
-    /// What happens to them.
     pub tally: Arc<Tally>,
     _tasks: Vec<AbortOnDropHandle<()>>,
 }
 
 impl Agents {
-    /// As many agents, `n0`, `n1` and so on, of so many replicas each, for the router whose agents' port is `router`.
+    /// This many agents, `n0`, `n1` and so on, with this many replicas each, for the router whose
+    /// agents' port is `router`.
     #[must_use]
     pub fn start(agents: u32, replicas: u32, router: SocketAddr) -> Self {
         let tally = Arc::<Tally>::default();
@@ -174,14 +173,12 @@ impl Agents {
     }
 }
 
-/// The events of every answer.
 const EVENTS: [&str; 3] = [
     "data: {\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n",
     "data: {\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hello.\"},\"finish_reason\":\"stop\"}]}\n\n",
     "data: [DONE]\n\n",
 ];
 
-/// A stream of a few events.
 async fn answer(serving: RequestStream) {
     let content_type = Header { name: Bytes::from_static(b"content-type"), value: Bytes::from_static(b"text/event-stream") };
     serving.send_head(ResponseHead { status: 200, headers: vec![content_type] });

@@ -36,18 +36,17 @@ pub struct Attachment {
     lanes: Vec<AbortOnDropHandle<()>>,
 }
 
-/// Who attaches, with what.
 #[derive(Debug)]
 pub struct AttachRequest {
     /// Name and life of the node; the versions are filled in.
     pub hello: wire::Hello,
     /// All its replicas.
     pub replicas: Vec<wire::ReplicaReport>,
-    /// How many lanes it opens.
     pub lanes: u32,
 }
 
-/// Attaches a node; requests for it go to `taken`, and the bytes of its connection are counted in `traffic`.
+/// Attaches a node; requests for it go to `taken`, and the bytes of its connection are counted in
+/// `traffic`.
 ///
 /// # Errors
 /// When the router cannot be reached, or refuses.
@@ -109,7 +108,8 @@ async fn open_lane(
         let lane = LaneGuard(lane);
         while let Ok(Some(batch)) = batches.message().await {
             for incoming in lane.0.receive(batch) {
-                // Whoever does not want them has dropped the other end, and the router hears that they are given up.
+                // A receiver that does not want them is dropped; then the router learns that they
+                // are given up.
                 let _ = taken.send(incoming);
             }
         }
@@ -132,7 +132,7 @@ impl Attachment {
         self.lease_ms
     }
 
-    /// Tells the router what has changed, which may be nothing.
+    /// Reports the changes to the router, which may be none.
     ///
     /// # Errors
     /// When the connection has ended.

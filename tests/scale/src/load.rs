@@ -38,7 +38,7 @@ async fn client(edge: SocketAddr, left: Arc<AtomicU64>) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     let mut read = Vec::with_capacity(4096);
     while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
-        // A prompt of its own, so that each is placed for itself.
+        // A unique prompt, so that each is placed by itself.
         let text = format!("Tell me about engine {}.", fastrand::u64(..));
         let body = format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"{text}"}}],"max_tokens":2,"stream":true}}"#);
         let head = format!(

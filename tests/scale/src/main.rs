@@ -48,7 +48,6 @@ struct Args {
     program: PathBuf,
 }
 
-/// How long a fleet may take to come.
 const COMING: Duration = Duration::from_secs(60);
 
 #[tokio::main]
@@ -65,7 +64,6 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures one fleet.
 async fn fleet(args: &Args, replicas: u32, is_last: bool, storm: &mut Option<Storm>) -> anyhow::Result<Row> {
     let begun = Instant::now();
     let mut router = Router::start(&args.program, None).await?;
@@ -73,7 +71,7 @@ async fn fleet(args: &Args, replicas: u32, is_last: bool, storm: &mut Option<Sto
     all_routable(&agents, &router).await?;
     let came = begun.elapsed();
 
-    // What a new connection is still owed has passed.
+    // By now the first messages of new connections have been sent.
     sleep(Duration::from_secs(1)).await;
     let (began, cpu, bytes) = (Instant::now(), router.cpu()?, agents.tally.bytes());
     sleep(Duration::from_secs(args.rest)).await;
@@ -113,7 +111,7 @@ async fn fleet(args: &Args, replicas: u32, is_last: bool, storm: &mut Option<Sto
 async fn restart(args: &Args, router: &mut Router, agents: &Agents) -> anyhow::Result<Storm> {
     let attempts = agents.tally.attempts();
     router.kill()?;
-    // Every agent has seen it, and tries again meanwhile.
+    // Every agent has seen the loss, and dials again meanwhile.
     timeout(COMING, async {
         while agents.tally.attached_now() > 0 {
             sleep(Duration::from_millis(1)).await;

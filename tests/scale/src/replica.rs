@@ -10,7 +10,6 @@ pub const MODEL: &str = "light";
 pub struct Replica {
     /// Index on its node.
     pub index: u32,
-    /// Requests in flight there.
     pub in_flight: u32,
     /// Requests taken so far.
     pub served: u64,
@@ -60,7 +59,7 @@ impl Replica {
         wire::ReplicaReport { index: self.index, epoch: EPOCH, load: Some(load), ..wire::ReplicaReport::default() }
     }
 
-    /// How its GPU does; `watts` is what differs from one second to the next.
+    /// The readings of its GPU; `watts` differs from one second to the next.
     #[must_use]
     pub fn gpu_report(self, watts: f32) -> wire::ReplicaReport {
         let reading = wire::GpuReading {

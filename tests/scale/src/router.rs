@@ -14,7 +14,6 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 use tonic::transport::Channel;
 
-/// Where a router listens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Addresses {
     pub(crate) edge: SocketAddr,
@@ -33,7 +32,6 @@ pub(crate) struct Router {
 /// Where operators ask it, in its home.
 const SOCKET: &str = "o.sock";
 
-/// How long it may take to say where it listens.
 const START: Duration = Duration::from_secs(10);
 
 impl Router {
@@ -78,21 +76,21 @@ impl Router {
     pub(crate) fn cpu(&self) -> anyhow::Result<f64> {
         let mut nanoseconds = 0;
         for thread in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
-            // One that has just ended says nothing.
+            // A thread that has just ended has no figures.
             let line = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
             nanoseconds += line.split(' ').next().and_then(|run| run.parse::<u64>().ok()).unwrap_or(0);
         }
         Ok(Duration::from_nanos(nanoseconds).as_secs_f64())
     }
 
-    /// Bytes of memory that it has.
     pub(crate) fn resident(&self) -> anyhow::Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
         Ok(1024 * line.trim().trim_end_matches(" kB").parse::<u64>()?)
     }
 
-    /// The replicas that it has ready, by what operators are told, and how many bytes that takes.
+    /// How many replicas are ready, as an operator's list shows, and the size of that list in
+    /// bytes.
     pub(crate) async fn list(&self) -> anyhow::Result<(usize, usize)> {
         let channel = Channel::from_shared(format!("unix:{}", self.home.path().join(SOCKET).display()))?.connect().await?;
         let mut client = FleetClient::new(channel).max_decoding_message_size(64 << 20);
@@ -114,7 +112,7 @@ impl Drop for Router {
     }
 }
 
-/// The addresses, once all are said.
+/// The addresses, once all have been printed.
 fn parse(said: &str) -> Option<Addresses> {
     let whole = said.rsplit_once('\n')?.0;
     let address = |word: &str| {

@@ -3,27 +3,24 @@
 use std::io::Write;
 use std::time::Duration;
 
-/// What one fleet costs its router.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) replicas: u32,
     /// From the router's start until all are routable.
     pub(crate) came: Duration,
-    /// Cores in use while nobody asks for anything.
+    /// Cores in use while no request comes.
     pub(crate) rest: f64,
     /// Bytes a second from the agents meanwhile, and to them.
     pub(crate) up: f64,
     pub(crate) down: f64,
-    /// Seconds of a core for each request, with all that the agents report of them.
+    /// Seconds of a core per request, with all that the agents report meanwhile.
     pub(crate) per_request: f64,
     /// The same without what the fleet costs at rest.
     pub(crate) of_requests: f64,
-    /// Requests a second.
     pub(crate) rate: f64,
-    /// What telling an operator of all replicas takes: seconds of a core, and bytes.
+    /// The cost of listing all replicas to an operator: seconds of a core, and bytes.
     pub(crate) list_cpu: f64,
     pub(crate) list_bytes: usize,
-    /// Bytes of memory.
     pub(crate) resident: u64,
     /// Requests that each replica has answered.
     pub(crate) served: Vec<u64>,
@@ -55,7 +52,6 @@ pub(crate) fn head() {
     );
 }
 
-/// One fleet.
 pub(crate) fn show(row: &Row) {
     let mut served = row.served.clone();
     served.sort_unstable();
@@ -76,7 +72,6 @@ pub(crate) fn show(row: &Row) {
     ));
 }
 
-/// A restart.
 pub(crate) fn storm(storm: &Storm) {
     let Storm { listens, back, cpu, attempts } = storm;
     let word = if *back <= BACK { "met" } else { "missed" };
@@ -91,6 +86,6 @@ pub(crate) fn storm(storm: &Storm) {
 }
 
 fn say(line: &str) {
-    // Whoever closed the output wants no more of it.
+    // A closed output wants no more lines.
     let _ = writeln!(std::io::stdout(), "{line}");
 }

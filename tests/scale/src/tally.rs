@@ -11,21 +11,16 @@ use tokio::net::TcpStream;
 
 use tonic::Status;
 
-/// Counts over all agents.
 #[derive(Debug, Default)]
 pub struct Tally {
     attached: Arc<AtomicU32>,
-    /// Times that a router was dialled.
     pub(crate) attempts: AtomicU64,
     traffic: Arc<Traffic>,
 }
 
-/// Bytes on the agents' connections.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// To the router.
     pub up: AtomicU64,
-    /// From the router.
     pub down: AtomicU64,
 }
 
@@ -36,7 +31,6 @@ impl Tally {
         self.attached.load(Ordering::Relaxed)
     }
 
-    /// Times that a router was dialled.
     #[must_use]
     pub fn attempts(&self) -> u64 {
         self.attempts.load(Ordering::Relaxed)
@@ -58,7 +52,7 @@ impl Tally {
         AttachmentGuard(self.attached.clone())
     }
 
-    /// An attachment has ended, or did not come to be.
+    /// An attachment has ended, or failed to begin.
     pub(crate) fn note(&self, node: &str, ended: &Status) {
         tracing::debug!(node, %ended, "not attached");
     }

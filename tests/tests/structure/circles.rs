@@ -15,7 +15,7 @@ pub(crate) fn find(krate: &Crate) -> Vec<String> {
         for written in module.paths.iter().chain(module.bindings.values()) {
             let Some(to) = resolve(krate, from, written, 0) else { continue };
             let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
-            // To a module above or below: a part and its whole.
+            // Between a module and one above or below: a part and its whole.
             if shared == from.len() || shared == to.len() {
                 continue;
             }
@@ -29,7 +29,7 @@ pub(crate) fn find(krate: &Crate) -> Vec<String> {
 
 /// The module whose file defines what a path means, or `None` for what is not of this crate.
 fn resolve(krate: &Crate, from: &[String], path: &[String], depth: usize) -> Option<Vec<String>> {
-    // Two modules may bind names to each other; rustc follows such chains better than this does.
+    // Two modules may bind names to each other. rustc follows such chains further than this does.
     if depth > 8 {
         return None;
     }

@@ -79,8 +79,9 @@ fn no_task_is_started_without_anybody_who_waits_for_it() {
     );
 }
 
-/// The one trait object on the request path: what a lane's task hands a piece of an answer to while the relay waits (decision 10). As a type parameter it
-/// would travel through `Lane`, `Lanes`, `Replica` and `FleetView`.
+/// The one trait object on the request path: what a lane's task hands a piece of an answer to while
+/// the relay waits (decision 10). As a type parameter it would travel through `Lane`, `Lanes`,
+/// `Replica` and `FleetView`.
 const INLINE_CONSUMER: [&str; 2] = ["proto/src/lane/inbox.rs", "router/src/lanes/mod.rs"];
 
 #[test]

@@ -11,14 +11,12 @@ use syn::visit::{self, Visit};
 /// The crates that users run, and what they consist of. The folder is the crate's name.
 const CRATES: [&str; 12] = ["agent", "bench", "boot", "cli", "http1", "placement", "prompt", "proto", "router", "sim", "simulate", "tls"];
 
-/// One crate.
 pub(crate) struct Crate {
     pub(crate) name: String,
     /// By path from the crate's root, which is the empty path.
     pub(crate) modules: BTreeMap<Vec<String>, Module>,
 }
 
-/// One module that is a file of its own.
 #[derive(Default)]
 pub(crate) struct Module {
     pub(crate) path: Vec<String>,
@@ -79,7 +77,7 @@ struct Reader {
     module: Module,
     /// Modules that are files of their own.
     children: Vec<String>,
-    /// How many functions lie around what is visited: the types in them are nobody else's.
+    /// How many functions enclose what is visited; types defined in them are private to them.
     depth: usize,
 }
 

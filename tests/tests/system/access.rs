@@ -10,7 +10,6 @@ use tempfile::TempDir;
 
 use crate::harness::{CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, raw, until};
 
-/// One agent, whose router writes JSON lines to a file.
 async fn fleet(setup: Setup) -> (Fleet, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path = log_of(&folder);
@@ -26,13 +25,11 @@ fn log_of(folder: &TempDir) -> PathBuf {
     folder.path().join("access.log")
 }
 
-/// The lines that are there.
 fn lines(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 
-/// Waits for one line of which this is true.
 async fn line(folder: &TempDir, what: &str, is: impl Fn(&Value) -> bool) -> Value {
     let path = log_of(folder);
     until(&format!("the line of {what}"), async || {

@@ -25,7 +25,6 @@ fn key(file: &Path, tenant: &str, limits: KeyLimits) -> String {
     secret.reveal().to_owned()
 }
 
-/// A chat request with a key.
 fn by(key: &str, body: &Value) -> Request<Full<Bytes>> {
     let request = Request::post(CHAT).header("content-type", "application/json").header("authorization", format!("Bearer {key}"));
     request.body(Full::from(body.to_string())).unwrap()
@@ -55,7 +54,7 @@ async fn a_caller_that_has_reached_a_limit_is_told_which_and_when_to_come_back()
         edge.request(Request::get("/v1/models").header("authorization", format!("Bearer {limited}")).body(Full::default()).unwrap());
     assert_eq!(rate(&models.await, "requests").unwrap()[..2], ["2", "1"], "every answer says it, and this one costs nothing");
 
-    // What was generated counts, not what was expected: 5 tokens each.
+    // The generated tokens count, not the expected ones: 5 each.
     until("the answer's tokens", async || {
         let models = Request::get("/v1/models").header("authorization", format!("Bearer {limited}")).body(Full::default()).unwrap();
         let answer = edge.request(models).await;
@@ -117,7 +116,8 @@ async fn requests_at_once_are_counted_until_their_last_byte() {
     fleet.until_idle().await;
 }
 
-/// A prompt of 6,000 bytes, some 1,500 tokens to a router, that has nothing in common with one of another name.
+/// A prompt of 6,000 bytes, some 1,500 tokens to a router, that has nothing in common with one of
+/// another name.
 fn long(name: &str) -> Value {
     let words: Vec<String> = (0..900).map(|number| format!("{name}q{number}")).collect();
     let mut content = words.join(" ");
@@ -125,7 +125,7 @@ fn long(name: &str) -> Value {
     json!({"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 1, "stream": true})
 }
 
-/// Sends a long prompt that the engine cannot begin with.
+/// Sends a long prompt that the engine cannot begin.
 fn send(fleet: &Fleet, key: &str, name: &str, priority: i32) -> JoinHandle<Answer> {
     let mut request = by(key, &long(name));
     request.headers_mut().insert("x-request-id", name.parse().unwrap());
@@ -142,7 +142,8 @@ async fn until_held(fleet: &Fleet, count: f64) {
     .await;
 }
 
-/// A fleet of one engine that hangs over a first request larger than it takes at once; two keys, of a tenant that floods and one that does not.
+/// A fleet of one engine that hangs on a first request larger than one step, and two keys: of a
+/// tenant that floods, and of one that does not.
 async fn hung(most: usize) -> (Fleet, TempDir, [String; 2], JoinHandle<Answer>) {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
@@ -181,7 +182,8 @@ async fn who_has_had_less_goes_first_and_a_flood_takes_not_every_place() {
         soon("an answer", answer).await.unwrap().assert_whole_stream();
     }
     let order = order(&fleet).await;
-    // What a tenant had before anybody had to wait is not counted, so one of the flood's may go before it.
+    // What a tenant used before anybody had to wait is not counted, so one of the flood's requests
+    // may go first.
     let turn = order.iter().position(|name| name == "light").unwrap();
     assert!(order.len() == 10 && turn <= 2, "a key that is no admin's has no band before the others': {order:?}");
     fleet.until_idle().await;

@@ -39,7 +39,7 @@ fn key(file: &Path, tenant: &str, limits: KeyLimits) -> String {
     secret.reveal().to_owned()
 }
 
-/// A key that may generate so many tokens in a day, once the router knows it.
+/// A key that may generate this many tokens in a day, once the router knows it.
 async fn paying(fleet: &Fleet, file: &Path, tenant: &str, tokens: u64) -> String {
     let key = key(file, tenant, KeyLimits { output_per_day: Some(tokens), ..KeyLimits::default() });
     until("the router's reading of the key", async || match left(fleet, &key).await {
@@ -133,7 +133,7 @@ async fn a_schema_that_says_abort_runs_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_never_says_what_was_used_costs_what_was_expected_and_what_was_seen_if_that_is_more() {
     let (fleet, _folder, file) = billed(1).await;
-    // Nobody waits for the end of the first, which would say it.
+    // No client waits for the end of the first, which would report the usage.
     let leaves = paying(&fleet, &file, "leaves", MUCH).await;
     let mut body = chat_stream(200);
     body["stream_options"] = json!({"include_usage": true});
@@ -147,7 +147,8 @@ async fn a_stream_that_never_says_what_was_used_costs_what_was_expected_and_what
     let mut long = chat_stream(600);
     long["ignore_eos"] = json!(true);
     post(&fleet, CHAT, &long, &silent).await.assert_whole_stream();
-    // A reservation for an answer is 256 tokens at first; each of the 600 came in an event of its own.
+    // A reservation for an answer is 256 tokens at first; each of the 600 came in an event of its
+    // own.
     until_paid(&fleet, &silent, MUCH, 590..=602).await;
     fleet.until_idle().await;
 }

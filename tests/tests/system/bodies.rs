@@ -48,7 +48,8 @@ async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
     let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n";
     let refused = format!("{head}{}", "x".repeat(400_000));
     let first = crate::harness::until("a refusal for want of memory", async || {
-        // Whichever of the two arrives later is refused, so both are sent again until that is the second.
+        // Whichever of the two arrives later is refused, so both are sent again until that is the
+        // second.
         let mut first = TcpStream::connect(edge).await.unwrap();
         first.write_all(format!("{head}{}", "x".repeat(800_000)).as_bytes()).await.unwrap();
         let answer = timeout(Duration::from_secs(1), raw(edge, refused.as_bytes())).await.unwrap_or_default();
@@ -117,7 +118,7 @@ async fn a_stream_of_http_2_that_its_client_does_not_take_ends_alone_and_its_nei
     let neighbour = ask(300).await;
     assert_eq!((untouched.status(), neighbour.status()), (http::StatusCode::OK, http::StatusCode::OK));
     let whole = tokio::spawn(http_body_util::BodyExt::collect(neighbour.into_body()));
-    // The one that is left is the neighbour, whose answer takes longer than the limit.
+    // The remaining one is the neighbour, whose answer takes longer than the limit.
     fleet.until_in_flight("n0/0", 2).await;
     fleet.until_in_flight("n0/0", 1).await;
     assert!(!whole.is_finished(), "the neighbour outlives the stream that was reset");

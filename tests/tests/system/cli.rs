@@ -218,7 +218,8 @@ async fn a_router_that_is_not_there_is_said_so() {
     assert_fails_with(&refused, &["cannot reach a router's admin listener at 127.0.0.1:1", "--admin HOST:PORT"]);
 }
 
-/// An empty variable counts as none, as the XDG specification has it: a checkout may hold anybody's files.
+/// An empty variable counts as unset, as in the XDG specification: otherwise the files of any
+/// checkout would be read.
 #[test]
 fn the_working_directory_is_no_users_folder_where_a_variable_is_empty() {
     let folder = tempfile::tempdir().unwrap();

@@ -22,7 +22,7 @@ fn asked(content: &str, tokens: usize, stream: bool) -> Value {
     json!({"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": tokens, "stream": stream})
 }
 
-/// Engines that die so many milliseconds after a deadly request has come.
+/// Engines that die this many milliseconds after a deadly request has come.
 fn setup(agents: usize, milliseconds: u64) -> Setup {
     Setup::agents(agents).engine(&format!("--sim-die-on {DEADLY} --sim-die-on-ms {milliseconds} --sim-err-on {INDIGESTIBLE}"))
 }
@@ -60,7 +60,7 @@ impl Load {
             running.spawn(async move {
                 let mut answers = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    // Not begun before it is whole, so that none of them is ever broken off.
+                    // Only whole answers are requested, so that none of them is ever broken off.
                     let question = asked(&format!("question {} of client {client}", answers.len()), 10, false);
                     answers.push(edge.post(CHAT, &question).await);
                     answered.fetch_add(1, Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Load {
         Self { stop, answered, clients: running }
     }
 
-    /// Ends it when at least so many were answered, all of them well.
+    /// Ends it when at least this many were answered, all of them well.
     async fn end_after(self, least: usize) {
         until("enough answers", async || {
             let answered = self.answered.load(Ordering::Relaxed);
@@ -154,7 +154,8 @@ async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_who_were_in_flight_at_a_crash_have_their_first_token_within_seconds_however_long_their_answers() {
-    // An answer takes 4 s: one after the other, ten on each of the two engines that are left, would need 40 s.
+    // An answer takes 4 s: one after the other, ten on each of the two engines that are left, would
+    // need 40 s.
     let fleet = Fleet::start(Setup::agents(3).engine("--sim-step-ms 40")).await;
     fleet.fault("n0/0", "hang").await;
     let mut streams = JoinSet::new();

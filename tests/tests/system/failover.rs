@@ -21,7 +21,8 @@ use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, attach, chat, chat_strea
 /// Short, so that the tests are; far below the connection's keepalive, which these agents answer.
 const LEASE: Duration = Duration::from_millis(500);
 
-/// An agent that takes requests and is as silent as the test wants; its replica is `still/0`.
+/// An agent that takes requests and is silent when the test wants it to be; its replica is
+/// `still/0`.
 struct Still {
     reports: mpsc::Sender<AttachRequest>,
     reported: u64,
@@ -114,7 +115,7 @@ async fn requests_without_an_answer_leave_a_silent_agent_when_its_lease_lapses()
     assert_eq!(router.metric("hostler_retries_total").await, still.taken.len() as f64);
     assert_eq!(router.metric("hostler_crash_suspects").await, 0.0, "no engine has crashed");
 
-    // What it answers after that reaches nobody.
+    // Its answers after that reach nobody.
     let unknown = router.metric("hostler_unknown_frames_total").await;
     let late = *still.taken.keys().next().unwrap();
     still.answer(late, "{}").await;
@@ -139,7 +140,7 @@ async fn a_request_stays_with_a_silent_agent_until_there_is_another() {
     let request = tokio::spawn(async move { edge.post(CHAT, &chat(10)).await });
     still.until("a request", |taken| taken.len() == 1).await;
     fleet.until_replica("still/0", "silence", |replica| replica.suspect).await;
-    // Nowhere to go, for longer than it takes to look.
+    // There is no other replica, for longer than the router needs to look for one.
     assert!(tokio::time::timeout(LEASE, still.until("no frame", |taken| taken.values().any(|cancelled| *cancelled))).await.is_err());
     assert!(!request.is_finished());
 
@@ -157,7 +158,7 @@ async fn a_request_that_full_engines_sent_on_leaves_a_silent_agent_too() {
     }
     let mut still = Still::attach(&fleet).await;
     fleet.until_replica("still/0", "readiness", |replica| replica.phase == Phase::Ready).await;
-    // What it has to do already makes it the last that the request is sent to.
+    // Its work so far makes it the last replica to which the request is sent.
     let mut own = JoinSet::new();
     for _ in 0..4 {
         let (edge, mut body) = (fleet.edge(), chat(10));

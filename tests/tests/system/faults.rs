@@ -111,7 +111,7 @@ async fn a_stream_that_begins_with_an_error_is_answered_by_another_engine() {
         let edge = edge.clone();
         requests.spawn(async move { edge.post(CHAT, &chat_stream(10)).await });
     }
-    // One that is placed only after the fault would wait for its first token.
+    // A request that is placed only after the fault would wait for its first token.
     crate::harness::until("all requests placed, and those at the quick engine answered", async || {
         let (slow, quick) = (fleet.replica("n0/0").await, fleet.replica("n1/0").await);
         let placed = u64::from(slow.in_flight) + quick.served;
@@ -214,7 +214,7 @@ async fn a_request_to_which_two_engines_said_that_their_core_died_is_refused_bef
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (422, None), "{}", answer.text());
     assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 1.0);
 
-    // These engines said so and live: others are served by them.
+    // These engines said so but live; they serve other requests.
     let opened = streams(&fleet, 4, 300).await;
     fleet.until_in_flight("n0/0", 2).await;
     fleet.until_in_flight("n1/0", 2).await;

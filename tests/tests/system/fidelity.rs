@@ -16,7 +16,8 @@ fn identified(path: &str, body: &Value) -> Request<Full<Bytes>> {
     request.header("x-request-id", "the-same").body(Full::from(body.to_string())).unwrap()
 }
 
-/// The body without what differs between any two answers: times, and the ids that engines draw at random.
+/// The body without what differs between any two answers: times, and the ids that engines draw at
+/// random.
 fn normal(answer: &Answer) -> String {
     let mut text = answer.text();
     for (before, differs) in [
@@ -45,8 +46,8 @@ fn normal_headers(answer: &Answer) -> HeaderMap {
     headers
 }
 
-/// Asks the edge and the engine until both give the same; the second time a prompt is cached, and an engine that got no processor time
-/// merges events, which no test can help.
+/// Asks the edge and the engine until both give the same; the second time a prompt is cached, and
+/// an engine that got no processor time merges events, which no test can help.
 async fn assert_same(edge: &Endpoint, engine: &Endpoint, path: &str, body: &Value) -> Answer {
     for attempt in 0.. {
         let through = edge.request(identified(path, body)).await;
@@ -112,7 +113,7 @@ async fn an_engines_errors_arrive_as_it_wrote_them() {
         (CHAT, edited(chat(3), json!({"max_tokens": 1_000_000})), 400),
         (CHAT, json!({"model": MODEL}), 400),
         (CHAT, json!(["no", "object"]), 400),
-        // A model that is no string is for the engine to judge.
+        // The engine judges a model that is not a string.
         (CHAT, edited(chat(3), json!({"model": 7})), 400),
         ("/v1/completions", edited(json!({"model": MODEL, "prompt": "x"}), json!({"n": 0})), 400),
         ("/v1/nothing", json!({}), 404),
@@ -190,7 +191,7 @@ async fn an_audio_form_goes_to_the_engine_that_serves_its_model() {
     };
     for (model, replica) in [("small", "n0/0"), ("large", "n1/0"), ("small", "n0/0"), ("large", "n1/0")] {
         let answer = ask(model).await;
-        // Simulated engines hear nothing, but say so themselves.
+        // Simulated engines do not transcribe; this is their own answer.
         assert_eq!(answer.text(), r#"{"detail":"Not Found"}"#, "{model}");
         let reason = answer.header("x-hostler-reason").unwrap();
         assert!(reason.contains(&format!("replica={replica} ")), "{model}: {reason}");

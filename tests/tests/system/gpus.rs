@@ -94,7 +94,7 @@ async fn a_gpu_that_falls_off_the_bus_under_load_is_out_of_service_at_once_and_n
     let quarantined = fleet.until_replica("n0/1", "quarantine", |replica| replica.phase == Phase::Quarantined).await;
     assert!(failed.elapsed() <= OUT_OF_SERVICE, "it took {:?}", failed.elapsed());
     assert!(quarantined.reason.contains("XID 79: GPU 1 has fallen off the bus"), "{}", quarantined.reason);
-    // It is told that the engine takes no more requests before it is gone.
+    // The router learns that the engine takes no more requests before it is gone.
     until("its engine's end", async || if is_alive(before[1].pid) { Err("it is alive".to_owned()) } else { Ok(()) }).await;
     assert!(failed.elapsed() <= OUT_OF_SERVICE, "it took {:?}", failed.elapsed());
 
@@ -175,7 +175,7 @@ async fn each_slice_of_a_divided_gpu_has_a_replica_and_a_fault_of_the_gpu_takes_
         visible.push(on_gpus.visible(&format!("n0/{index}")).await);
     }
     visible.sort();
-    // Which of them is the first is the layout's business.
+    // The layout decides which of them is the first.
     assert_eq!(visible, ["GPU-00000000", "MIG-a", "MIG-b"]);
     on_gpus.driver.change(1, |device| device.xids.push(95));
     until("both slices out of service", async || {

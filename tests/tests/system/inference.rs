@@ -246,7 +246,7 @@ async fn a_client_that_cancels_stops_its_engine_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadline_that_passes_ends_the_call_and_what_runs_for_it() {
     let fleet = Fleet::start(Setup::agents(1)).await;
-    // The stub would watch the deadline itself; this client only says it.
+    // A generated client would watch the deadline itself; this one only sends it.
     let raw = Raw::connect(&fleet).await;
     for (method, beginning) in [("GenerateStream", true), ("Generate", false)] {
         let request = text(&format!("too long for {method}"), 10_000);

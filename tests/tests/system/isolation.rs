@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, hostler};
 
-/// Makes a key and gives back its text.
+/// Makes a key and returns its text.
 async fn key(file: &Path, tenant: &str) -> String {
     let made = hostler(&["keys", "create", "--tenant", tenant, "--file", file.to_str().unwrap()]).await;
     assert!(made.success, "{}", made.stderr);
@@ -36,7 +36,8 @@ async fn fleet(apart: bool, tenants: &[&str]) -> (Fleet, Vec<String>, TempDir) {
     (fleet, keys, folder)
 }
 
-/// How many tokens of a prompt were cached, by the engine's word; and how many the router had expected, how surely, and where.
+/// How many tokens of a prompt were cached according to the engine; how many the router had
+/// expected, at which level, and where.
 #[derive(Debug, PartialEq)]
 struct Cached {
     by_engine: u64,
@@ -66,7 +67,6 @@ async fn cached(fleet: &Fleet, key: &str, path: &str, body: &Value) -> Cached {
     }
 }
 
-/// A prompt that has nothing in common with one of another name.
 fn text(name: &str) -> String {
     (0..300).map(|number| format!("{name}{number} ")).collect()
 }
@@ -95,7 +95,7 @@ async fn a_tenant_finds_its_own_prompts_cached_and_no_others() {
             assert!(other_key.expected.abs_diff(other_key.by_engine) <= 64, "{path}: {other_key:?}");
         }
         assert_eq!(other_key.replica, first.replica, "{path}");
-        // On both engines: wherever it goes, it is the first.
+        // On both engines: each prompt is the first wherever it goes.
         for turn in 0..2 {
             let mut beta = body.clone();
             beta["max_tokens"] = (2 + turn).into();
@@ -111,7 +111,7 @@ async fn a_tenant_finds_its_own_prompts_cached_and_no_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prompts_that_are_placed_by_their_text_are_kept_apart_too() {
     let (fleet, keys, _folder) = fleet(true, &["alpha", "beta"]).await;
-    // A template of its own is for the engine alone to apply.
+    // Only the engine may apply a template from the request.
     let mut body = talk("text");
     body["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}".into();
     let first = cached(&fleet, &keys[0], CHAT, &body).await;

@@ -68,7 +68,7 @@ impl Gate {
         std::fs::read(self.path("nodes").join(node).join("node.der")).unwrap()
     }
 
-    /// The settings of whoever has copied a node's folder.
+    /// The settings of a thief who has copied a node's folder.
     fn stolen(&self, node: &str) -> Arc<ClientConfig> {
         let authority = std::fs::read(self.path("nodes").join(node).join("ca.der")).unwrap();
         member_config(&authority, &self.certificate(node), &self.key(node), &self.path("nodes")).unwrap()
@@ -247,7 +247,7 @@ async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one
     for number in 0..MOST + 20 {
         let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
         let shaken = hostler_tls::connect(stream, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap());
-        // Who is refused hears so in the midst of the handshake's end.
+        // A refused node learns it near the end of the handshake.
         let shaken = soon("a handshake", shaken).await;
         let Ok(mut stream) = shaken else {
             closed.push(number);
@@ -269,7 +269,7 @@ async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one
         let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
         let shaken = hostler_tls::connect(stream, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap()).await;
         let mut stream = shaken.map_err(|error| error.to_string())?;
-        // The router's first words, where it goes on.
+        // The router's first bytes, if it goes on.
         match stream.read(&mut [0; 9]).await {
             Ok(1..) => Ok(()),
             ended => Err(format!("{ended:?}")),

@@ -10,7 +10,6 @@ use rustix::process::Signal;
 
 use crate::harness::{Admin, CHAT, Program, RunningRouter, Seen, Workplace, chat, chat_stream, is_alive, signal, until};
 
-/// A router in this process, and a place for agents that are processes of their own.
 struct Scene {
     place: Workplace,
     router: RunningRouter,
@@ -26,7 +25,6 @@ impl Scene {
         Self { place, router: RunningRouter::start(config).await }
     }
 
-    /// Starts an agent with simulated engines.
     fn agent(&self, name: &str, replicas: &str, flags: &[&str]) -> Program {
         let router = self.router.agents.to_string();
         let mut arguments = vec!["agent", "--router", &router, "--node", "n0", "--engine", "simulated", "--replicas", replicas];
@@ -139,7 +137,7 @@ async fn the_next_agent_goes_on_with_kept_engines_within_three_seconds() {
     for (before, after) in before.iter().zip(&after) {
         assert_eq!((before.pid, before.epoch, before.restarts, &before.socket), (after.pid, after.epoch, after.restarts, &after.socket));
     }
-    // What the engines had cached before is known again, from their own account.
+    // Blocks cached before are known again from the engines' replay.
     scene
         .until_replicas("the caches known again", |replicas| {
             replicas.iter().zip(&known).all(|(now, known)| now.cache.exact && now.cache.blocks >= known.cache.blocks)

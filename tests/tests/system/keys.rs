@@ -49,7 +49,6 @@ impl KeyFile {
     }
 }
 
-/// A whole key.
 #[derive(Debug, Clone, PartialEq)]
 struct Key(String);
 
@@ -268,7 +267,7 @@ async fn a_key_for_some_models_sees_and_uses_no_others() {
     assert_eq!(all.ask(&edge, &unnamed).await.status, 200);
 }
 
-/// Puts itself between the agent and an engine, and keeps what the engine is sent.
+/// Listens between the agent and an engine, and keeps what the engine is sent.
 fn listen_in(socket: &Path) -> watch::Receiver<Vec<u8>> {
     let behind = socket.with_extension("behind");
     std::fs::rename(socket, &behind).unwrap();
@@ -296,7 +295,8 @@ fn listen_in(socket: &Path) -> watch::Receiver<Vec<u8>> {
 /// What an engine of this fleet is sent when a client shows a key.
 async fn heard_by_an_engine(fleet: &Fleet, key: &Key) -> String {
     let heard = listen_in(Path::new(&fleet.replica("n0/0").await.socket));
-    // So many that they hold all connections that the agent has kept, and a request that comes now needs another.
+    // So many that they hold all connections that the agent has kept. A request that comes now
+    // needs another.
     let mut streams = Vec::new();
     for _ in 0..6 {
         let mut stream = fleet.edge().send(post(CHAT, &chat_stream(5000), &[key.bearer()])).await;
@@ -343,7 +343,7 @@ async fn beyond_loopback_operators_show_an_admin_key_and_it_is_written_nowhere()
         ["--listen", "127.0.0.1:0", "--admin-listen", "0.0.0.0:0", "--keys-file", keys_path.to_str().unwrap(), "--log-level", "debug"];
     let up =
         workplace.start("up", &[&["up", "--engine", "simulated", "--replicas", "1"][..], &flags, &["--", "--sim-start-ms", "50"]].concat());
-    // It found its replicas ready, which it asks the guarded listener for, with a key of its own.
+    // It found its replicas ready. For that it asks the guarded listener, with a key of its own.
     assert!(up.line("curl").await.contains("-H \"authorization: Bearer $HOSTLER_KEY\""));
     let (edge, listener) = (Endpoint::Tcp(up.address("edge").await), up.address("admin").await);
     assert_eq!(admin.ask(&edge, &chat(1)).await.status, 200, "an admin may also send requests");
@@ -403,7 +403,7 @@ async fn a_key_goes_into_a_file_that_only_its_user_reads_or_with_a_warning() {
     let key = std::fs::read_to_string(&out).unwrap();
     assert!(key.starts_with("hk_") && key.ends_with('\n') && !made.stderr.contains(key.trim()), "{key}");
 
-    // Nothing is made where it could not be handed out.
+    // No key is made where it could not be handed out.
     let refused = workplace.run(&[&create[..], &["--out", &out]].concat()).await;
     assert!(!refused.success && refused.stderr.contains("--force") && refused.stdout.is_empty(), "{}", refused.stderr);
     assert_eq!((std::fs::read_to_string(&out).unwrap(), kept()), (key.clone(), 1));
@@ -459,7 +459,7 @@ async fn the_configuration_says_which_file_is_changed_and_a_router_that_starts_s
     let list = workplace.run(&["--config", &config, "keys", "list"]).await;
     assert!(list.stdout.contains("bob") && list.stdout.contains("in-flight=3"), "{}", list.stdout);
 
-    // Without a configuration there is a place, and the hint to tell the router.
+    // Without a configuration there is a default file, and the hint to tell the router about it.
     let elsewhere = workplace.run(&["keys", "create"]).await;
     assert!(
         elsewhere.success && elsewhere.stderr.contains("--keys-file") && elsewhere.stderr.contains(".config/hostler/keys.toml"),

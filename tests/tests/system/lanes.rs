@@ -23,17 +23,12 @@ enum Step {
     Down,
     /// A batch crosses from the agent to the router.
     Up,
-    /// The engine takes some of a request's body.
     EngineReads(u8),
-    /// The engine gives some of an answer.
     EngineWrites(u8, u16),
-    /// The engine completes an answer.
     EngineEnds(u8),
     /// The engine breaks off.
     EngineBreaks(u8),
-    /// A client reads one piece.
     ClientReads(u8),
-    /// A client leaves.
     ClientLeaves(u8),
 }
 
@@ -51,7 +46,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A client and what it has seen.
 struct Client {
     id: u64,
     exchange: Exchange,
@@ -68,7 +62,7 @@ struct AtEngine {
     taken: usize,
     body_ends: usize,
     written: Vec<u8>,
-    /// Bytes that the engine has given and that had no credit yet.
+    /// Bytes that the engine has given but that had no credit yet.
     unsent: VecDeque<u8>,
     closing: Option<Result<(), StreamFault>>,
 }
@@ -87,7 +81,7 @@ fn context() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
-/// The body of a request is its id in every byte, so that one that strays is noticed.
+/// The body of a request is its id in every byte, so that a stray byte is noticed.
 fn body_of(id: u64) -> usize {
     usize::try_from(id * 37_411).unwrap() % (4 * WINDOW_BYTES)
 }
@@ -157,7 +151,7 @@ impl World {
                 if let Some(request) = pick(&mut self.engine, which)
                     && request.closing.is_none()
                 {
-                    // Every byte is numbered, so that one that is lost, doubled or strays is noticed.
+                    // Every byte is numbered, so that a lost, doubled or stray one is noticed.
                     let from = request.written.len();
                     let new = (from..from + usize::from(bytes) * 4).map(|place| byte_of(request.id.wrapping_add(place as u64)));
                     request.written.extend(new.clone());

@@ -47,12 +47,11 @@ async fn answers_are_counted_by_how_they_ended() {
     }
 }
 
-/// What a client of the random run does.
 async fn behave(edge: Endpoint, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let tokens = random.usize(1..40);
     let stream = random.bool();
-    // Some leave whatever has happened by then.
+    // Some leave, whatever has happened by then.
     let patience = Duration::from_millis(if random.u8(..) < 80 { random.u64(1..150) } else { 30_000 });
     let request = async {
         let mut answer = edge.open(CHAT, &if stream { chat_stream(tokens) } else { chat(tokens) }).await;

@@ -19,7 +19,6 @@ fn edited(mut body: Value, changes: Value) -> Value {
     body
 }
 
-/// The lines of a stream.
 fn lines(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.header("content-type"), Some("application/x-ndjson"), "{}", answer.text());
     answer.text().lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
@@ -68,7 +67,7 @@ async fn a_chat_says_the_same_line_by_line_as_whole_and_as_in_openais_api() {
     let openais = edge.post(CHAT, &body).await.json()["choices"][0]["message"]["content"].take();
     assert_eq!((json!(text_of(&lines)), &whole.json()["message"]["content"]), (openais.clone(), &openais));
 
-    // An image is its own bytes, which no list of hosts stands against.
+    // An image comes as its own bytes, so no list of hosts forbids it.
     let messages = json!([{"role": "user", "content": "What is it?", "images": ["iVBORw0KGgoAAAANSUhEUg=="]}]);
     let seen = edge.post(OLLAMAS_CHAT, &edited(chat(8), json!({"stream": false, "messages": messages}))).await;
     assert_eq!((seen.status, &seen.json()["eval_count"]), (StatusCode::OK, &json!(8)), "{}", seen.text());
@@ -97,12 +96,12 @@ async fn a_prompt_is_answered_through_the_template_or_raw() {
     assert_eq!((&raw["response"], &raw["eval_count"]), (&openais["choices"][0]["text"], &json!(5)));
     assert_eq!(raw["prompt_eval_count"], openais["usage"]["prompt_tokens"]);
     assert_ne!(raw["prompt_eval_count"], whole["prompt_eval_count"], "only one of them went through the template");
-    // Completions of engines end after 16 tokens when nobody says more, Ollama's do not.
+    // Completions of engines end after 16 tokens by default; Ollama's do not.
     let long =
         edge.post("/api/generate", &edited(prompt, json!({"stream": false, "raw": true, "options": {"num_predict": -1}}))).await.json();
     let fits = 100 - raw["prompt_eval_count"].as_u64().unwrap();
     assert_eq!((&long["eval_count"], &long["done_reason"]), (&json!(fits), &json!("length")), "{long}");
-    // Whoever wants but a loaded model has one.
+    // A request that only wants a loaded model has one.
     let loaded = edge.post("/api/generate", &json!({"model": MODEL})).await.json();
     assert_eq!((&loaded["done"], &loaded["done_reason"]), (&json!(true), &json!("load")));
 }

@@ -64,7 +64,7 @@ async fn a_fleet_that_sleeps_says_so_and_answers_as_before_when_woken_from_eithe
     let before = content(&edge, &chat(12)).await;
     for level in [1, 2] {
         assert_eq!(admin.sleep("n0", level).await.unwrap(), ["n0/0", "n0/1"]);
-        // A router may act on what it knew a moment before.
+        // A router may act on its state of a moment before.
         until("a refusal that says why", async || {
             let refused = edge.post(CHAT, &chat(2)).await;
             assert_eq!(refused.status, 503);
@@ -73,7 +73,8 @@ async fn a_fleet_that_sleeps_says_so_and_answers_as_before_when_woken_from_eithe
         .await;
         assert_eq!(admin.wake("n0").await.unwrap(), ["n0/0", "n0/1"]);
         fleet.until_ready().await;
-        // Without reading its weights again a simulated engine talks nonsense after level 2, as a real one does.
+        // Without reading its weights again, a simulated engine talks nonsense after level 2, as a
+        // real one does.
         assert_eq!(content(&edge, &chat(12)).await, before, "level {level}");
     }
 }
@@ -150,7 +151,7 @@ async fn requests_for_an_adapter_go_where_it_is_loaded() {
     let own = content(&edge, &chat(4)).await;
     assert_eq!(edge.post(CHAT, &of_adapter("poet")).await.status, 404);
     assert_eq!(admin.lora("n1/0", "poet", "/tmp").await.unwrap(), ["n1/0"]);
-    // At once: the answer to the order comes after the report.
+    // At once: the order is answered after the report.
     until("a model of the fleet", async || {
         let models = edge.get("/v1/models").await.text();
         if models.contains("poet") { Ok(()) } else { Err(models) }
@@ -334,7 +335,6 @@ async fn the_commands_of_operators_say_what_they_did() {
     assert!(!refused.success && refused.stderr.contains("TARGET"), "{}", refused.stderr);
 }
 
-/// Clients that ask one thing after another until they are told to stop.
 struct Load {
     stop: Arc<AtomicBool>,
     clients: JoinSet<Vec<Answer>>,

@@ -15,7 +15,7 @@ use crate::harness::{Endpoint, Fleet, PROGRAM, Program, Setup, Workplace, hostle
 
 const DRAIN: &str = "/hostler.fleet.v1.Fleet/Drain";
 
-/// Somebody who is neither root nor whoever runs the tests.
+/// Neither root nor the user who runs the tests.
 const NOBODY: u32 = 65_534;
 
 /// A call to drain a replica, as far as it goes into the body of a plain HTTP request.
@@ -48,7 +48,7 @@ async fn a_web_page_in_a_browser_of_this_host_drains_nothing() {
             assert_eq!(refused.status, status, "{headers:?} to {way:?}: {}", refused.text());
             assert!(refused.text().contains(words), "{}", refused.text());
         }
-        // What needs leave to be sent across sites gets none.
+        // A cross-site request that needs a preflight gets no permission.
         let asked = Request::options(DRAIN).header("origin", "https://evil.example").header("access-control-request-method", "POST");
         let answer = way.request(asked.body(Full::default()).unwrap()).await;
         assert!(answer.status == 403 && answer.header("access-control-allow-origin").is_none(), "{}", answer.text());
@@ -93,7 +93,8 @@ async fn another_user_of_this_host_reaches_no_operators_call() {
         return;
     }
     let fleet = Fleet::start(Setup::agents(1)).await;
-    // Somewhere that others can read: the program, and the socket's folder as its user would never leave it.
+    // A place that others can read: the program, and the socket's folder with a mode that its user
+    // would never leave.
     let place = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
     fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
     let program = place.path().join("hostler");
@@ -112,7 +113,7 @@ async fn another_user_of_this_host_reaches_no_operators_call() {
     assert!(refused.contains("no router of yours runs on this host"), "{refused}");
     let refused = as_nobody(&["drain", "n0/0", "--admin", &fleet.routers[0].admin.to_string()]).await;
     assert!(refused.contains("router.keys_file"), "{refused}");
-    // Modes are the first wall, the kernel's word about who connects the second.
+    // Modes are the first barrier, the kernel's credentials of the peer the second.
     fs::set_permissions(socket, Permissions::from_mode(0o777)).unwrap();
     fs::set_permissions(Path::new(socket).parent().unwrap(), Permissions::from_mode(0o755)).unwrap();
     let refused = as_nobody(&["drain", "n0/0", "--admin", socket]).await;
@@ -158,7 +159,7 @@ async fn the_only_router_of_a_user_is_found_and_of_two_one_has_to_be_chosen() {
     let config = workplace.file("hostler.toml", &format!("[router]\noperators_socket = {second_socket:?}\n"));
     assert!(ps(&["--config", &config]).await.success, "the configuration says which");
 
-    // One that was killed leaves its socket and is no router; one that ends takes it along.
+    // A killed router leaves its socket but does not count; one that exits removes it.
     first.signal(Signal::KILL);
     first.ended().await;
     assert!(first_socket.exists() && ps(&[]).await.success);

@@ -19,10 +19,11 @@ use tonic::Streaming;
 
 use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, Workplace, attach, soon, until};
 
-/// What engines need to tell how much of a prompt they had cached.
+/// The flag with which engines report how much of a prompt they had cached.
 const TELLS: &str = "--enable-prompt-tokens-details";
 
-/// A text of this many bytes, each of them a token, that has nothing in common with one of another name.
+/// A text of this many bytes, each of them a token, that has nothing in common with one of another
+/// name.
 fn text(name: &str, bytes: usize) -> String {
     let mut text = String::new();
     for number in 0.. {
@@ -39,7 +40,6 @@ fn user(content: &str) -> Value {
     json!({"role": "user", "content": content})
 }
 
-/// A chat with an answer of this many tokens.
 fn talk(messages: &[Value], tokens: usize) -> Value {
     json!({"model": MODEL, "messages": messages, "max_tokens": tokens})
 }
@@ -50,7 +50,6 @@ fn talk_stream(content: &str, tokens: usize) -> Value {
     body
 }
 
-/// A chat request with these headers.
 fn asked(body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
     let mut request = Request::post(CHAT).header("content-type", "application/json");
     for (name, value) in headers {
@@ -59,7 +58,7 @@ fn asked(body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
     request.body(Full::from(body.to_string())).unwrap()
 }
 
-/// The answer to a chat that wants to know why it went where it went.
+/// The answer to a chat that asks why it went where it went.
 async fn explained(edge: &Endpoint, body: &Value) -> (Answer, Reason) {
     let answer = edge.request(asked(body, &[("x-hostler-explain", "1")])).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -94,7 +93,7 @@ fn usage(answer: &Answer) -> (u64, u64) {
     (usage["prompt_tokens"].as_u64().unwrap_or_else(|| panic!("{usage}")), cached)
 }
 
-/// Has an engine cache a text, without any router's doing; gives back how many blocks of it.
+/// Has an engine cache a text without a router; returns how many blocks of it.
 async fn seed(fleet: &Fleet, id: &str, content: &str, block_tokens: u64) -> u64 {
     let answer = fleet.engine(id).await.post(CHAT, &talk(&[user(content)], 1)).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -260,7 +259,8 @@ async fn an_engine_that_hangs_gets_no_more_than_a_few_requests() {
     fleet.until_idle().await;
 }
 
-/// An engine that computes 256 tokens at a time, with a request of more than three times that in flight that will not end before the fault does.
+/// An engine that computes 256 tokens at a time, with a request of more than three times that in
+/// flight that will not end before the fault does.
 async fn full(setup: Setup) -> (Fleet, tokio::task::JoinHandle<Answer>) {
     let fleet = Fleet::start(setup.engine("--max-num-batched-tokens 256")).await;
     fleet.fault("n0/0", "hang").await;
@@ -269,7 +269,7 @@ async fn full(setup: Setup) -> (Fleet, tokio::task::JoinHandle<Answer>) {
     (fleet, first)
 }
 
-/// Sends a long prompt with this turn.
+/// Sends a long prompt with this priority.
 fn send(fleet: &Fleet, name: &str, priority: i32) -> tokio::task::JoinHandle<Answer> {
     let mut body = talk_stream(&text(name, 4000), 1);
     body["priority"] = priority.into();
@@ -298,7 +298,7 @@ async fn while_no_replica_has_room_requests_wait_in_the_router_and_the_most_urge
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("5")), "{}", refused.text());
     assert!(refused.message().contains("router.max_queued"), "{}", refused.text());
     assert_eq!(fleet.replica("n0/0").await.in_flight, 1, "nothing waits in the engine");
-    // Whoever leaves gives up its place.
+    // A client that leaves gives up its place.
     waiting.pop().unwrap().abort();
     until_queued(&fleet, 3.0).await;
 
@@ -431,7 +431,7 @@ async fn an_agent_whose_reports_contradict_themselves_is_asked_thrice_and_then_n
         let Told::Directive(directive) = told else { return false };
         matches!(directive.order, Some(Order::ResyncCache(replicas)) if replicas.indices == [0])
     };
-    // What continues nothing is worth nothing.
+    // Blocks that continue nothing are worthless.
     sender.send(lie(false)).await.unwrap();
     assert!(asks(next(&mut answers).await));
     for _ in 0..3 {

@@ -17,10 +17,9 @@ const AUDIO: &str = "/v1/audio/transcriptions";
 const FORM: &str = "multipart/form-data; boundary=b";
 const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
 
-/// What simulated engines say to a route that they do not have: the request reached one.
+/// A simulated engine's answer to a route that it does not have: the request reached one.
 const REACHED: &str = r#"{"detail":"Not Found"}"#;
 
-/// A key file in a folder of its own.
 struct Ring(TempDir);
 
 impl Ring {
@@ -51,7 +50,6 @@ impl Ring {
     }
 }
 
-/// Asks with a key, or without one.
 async fn ask(fleet: &Fleet, key: &str, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Answer {
     let request = headers.iter().fold(Request::post(path), |request, (name, value)| request.header(*name, *value));
     let request = if key.is_empty() { request } else { request.header("authorization", format!("Bearer {key}")) };
@@ -81,7 +79,7 @@ async fn a_key_for_one_model_reaches_no_other_by_a_form_that_has_two_readings() 
     for sound_one in [whole(&[&own, &sound]), whole(&[&sound, &own]), whole(&[&own, &sound]) + "\r\n"] {
         assert_eq!(send(FORM, sound_one).await.text(), REACHED);
     }
-    // To python-multipart each of these has no model, or another one.
+    // python-multipart finds no model, or another one, in each of these.
     for (form, body) in [
         (FORM, whole(&[&field("MODEL", MODEL), &sound])),
         (FORM, whole(&[&own, &sound]).replace("name=\"model\"", "NAME=\"model\"")),
@@ -130,7 +128,8 @@ async fn a_path_is_written_as_engines_see_it_or_refused() {
         assert_eq!(answer.status, 400, "{path}: {}", answer.text());
         assert!(answer.message().starts_with("a path"), "{path}: {}", answer.text());
     }
-    // What no route is named after may be escaped, and so may a model's name, which the router looks up itself.
+    // What names no route may be escaped, and so may a model's name, which the router decodes
+    // itself.
     assert_eq!(ask(&fleet, "", "/v1/nothing/%C3%BC%20x?a=%2F", &[JSON], "{}").await.text(), REACHED);
     assert_eq!(fleet.edge().get("/v1/models/large%2Fv2").await.json()["id"], "large/v2");
 }
@@ -144,7 +143,7 @@ async fn a_header_that_decides_is_not_taken_away_by_connection() {
     (body["model"], body["stream"]) = ("poet".into(), false.into());
     fetching["model"] = "poet".into();
     fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
-    // Without it an engine takes its own model.
+    // Without the header an engine takes its own model.
     for listed in [ADAPTER, "close, X-Amzn-SageMaker-Adapter-Identifier"] {
         let refused = ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet"), ("connection", listed)], body.to_string()).await;
         assert!(refused.status == 400 && refused.message().contains("Connection"), "{listed}: {}", refused.text());
@@ -184,7 +183,7 @@ async fn an_invocation_that_generates_nothing_reserves_no_output() {
     }
 }
 
-/// A chat whose answer may have so many tokens, as `/invocations` carries it.
+/// A chat whose answer may have this many tokens, as `/invocations` carries it.
 fn invocation(tokens: usize) -> Value {
     json!({"messages": [{"role": "user", "content": "Tell me about engines."}], "max_tokens": tokens, "stream": true})
 }
@@ -254,7 +253,8 @@ async fn an_invocations_model_is_the_one_that_engines_take() {
     assert_eq!(ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet")], named("plain")).await.status, 403);
     assert_eq!(ask(&fleet, &all, "/invocations", &[JSON, (ADAPTER, "poet"), (ADAPTER, "plain")], named("")).await.status, 400);
     assert_eq!(ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet")], named("poet")).await.status, 200);
-    // It goes to an engine of the model that the header names, whatever the body says; and without a header to one that the body names.
+    // It goes to an engine of the model that the header names, whatever the body says; and without
+    // a header to one that the body names.
     for (headers, body, replica) in [
         (&[JSON, ("x-hostler-explain", "1"), (ADAPTER, "poet")][..], "plain", "n1/0"),
         (&[JSON, ("x-hostler-explain", "1"), (ADAPTER, "plain")], "other", "n0/0"),
@@ -291,7 +291,8 @@ async fn only_admins_go_before_others_where_engines_schedule_by_priority() {
         assert_eq!(ask(&fleet, &user, CHAT, &[JSON], with(patient)).await.status, 200, "{patient}");
     }
     assert_eq!(ask(&fleet, &user, CHAT, &[JSON, ("x-vllm-priority", "3"), ("x-hostler-priority", "-5")], plain.clone()).await.status, 200);
-    // Two content types, or one in letters that Python and others read differently, are JSON to one reader only.
+    // Two content types, or one in letters that Python and others read differently, are JSON to one
+    // reader only.
     for odd in [&[JSON, ("content-type", "text/plain")][..], &[("content-type", "application/json; charset=\u{e9}")]] {
         assert_eq!(ask(&fleet, &user, CHAT, odd, with("-1")).await.status, 400);
     }
@@ -330,7 +331,8 @@ async fn a_sound_that_looks_like_a_url_is_taken() {
     let body = field("model", MODEL) + &part("Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"", noise) + "--b--\r\n";
     let answer = ask(&fleet, "", AUDIO, &[("content-type", FORM)], body).await;
     assert_eq!(answer.text(), REACHED);
-    // Whatever is no form is searched, by whatever name an engine may take it for JSON.
+    // A body that is not a form is searched, by whatever content type an engine may take it for
+    // JSON.
     let mut fetching = chat_stream(1);
     fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
     for content_type in ["application/json", "Application/JSON;x=y", "application/problem+json", "application/x-www-form-urlencoded"] {

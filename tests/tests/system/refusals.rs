@@ -160,7 +160,7 @@ async fn requests_whose_end_or_target_is_ambiguous_are_refused() {
         ),
         ("a key behind the body", format!("{post}Host: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\nAuthorization: a\r\n\r\n")),
     ] {
-        // A second request on the same connection would be the smuggled one: it must get no answer.
+        // A second request on the same connection would be the smuggled one; it must get no answer.
         let answer = raw(edge, format!("{head}GET /health HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await;
         assert!(answer.starts_with("HTTP/1.1 400 "), "{what}: {answer}");
         assert_eq!(answer.lines().filter(|line| line.starts_with("HTTP/1.1 ")).count(), 1, "{what}: {answer}");

@@ -6,7 +6,8 @@ use crate::harness::{CHAT, Endpoint, Fleet, RunningRouter, Seen, Setup, Workplac
 use hostler_router::RouterConfig;
 use rustix::process::Signal;
 
-/// From a router's start to its first answer; the design's own limit is 2 s, the rest is for a busy machine.
+/// From a router's start to its first answer; the design's own limit is 2 s, the rest is for a busy
+/// machine.
 const ROUTABLE: Duration = Duration::from_secs(6);
 
 async fn first_answer(edge: &Endpoint) {

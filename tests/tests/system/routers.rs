@@ -53,7 +53,8 @@ async fn an_agent_attaches_once_to_a_router_of_two_addresses() {
         if replicas.iter().any(crate::harness::Seen::is_ready) { Ok(()) } else { Err(format!("{replicas:?}")) }
     })
     .await;
-    // The second address is tried again and again meanwhile; did it attach, it would take the lanes of the first.
+    // The second address is tried again and again meanwhile. If it attached, it would take the
+    // lanes of the first.
     let stream = fleet.edge().open(CHAT, &chat_stream(300)).await;
     stream.finish().await.assert_whole_stream();
     assert_eq!(fleet.admin().nodes().await.unwrap().len(), 1);
@@ -104,7 +105,7 @@ async fn a_lane_without_the_ticket_of_a_live_attachment_is_refused() {
         assert_eq!(carry(ticket).await.unwrap_err().code(), Code::Unauthenticated);
     }
     carry(&welcome.ticket).await.unwrap();
-    // The attachment's end is the ticket's.
+    // The ticket ends with its attachment.
     drop((sender, answers));
     until("the ticket to end", async || match carry(&welcome.ticket).await {
         Err(status) if status.code() == Code::Unauthenticated => Ok(()),

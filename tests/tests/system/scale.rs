@@ -48,7 +48,7 @@ async fn every_replica_of_many_agents_is_used_and_comes_back_to_a_router_that_wa
     let (edge, admin) = (Endpoint::Tcp(addresses[0]), first.admin().await);
     let agents = Agents::start(AGENTS, REPLICAS, addresses[1]);
     until_routable(&agents, admin).await;
-    // Who is the first among equals is left to chance.
+    // Chance decides who is first among equals.
     until("a request for each replica", async || {
         answered(&edge, (AGENTS * REPLICAS) as usize).await;
         let served = agents.served();

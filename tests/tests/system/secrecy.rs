@@ -34,7 +34,7 @@ struct System {
     admin: SocketAddr,
     operators: Admin,
     key: String,
-    /// By which the agent has joined.
+    /// The token with which the agent has joined.
     token: String,
 }
 
@@ -84,7 +84,8 @@ impl System {
         request.body(Full::from(body.into())).unwrap()
     }
 
-    /// The status of the answer to a request with the key; what a broken one has to say of itself is of no interest.
+    /// The status of the answer to a request with the key. The text of a broken answer does not
+    /// matter.
     async fn post(&self, path: &str, body: &Value) -> u16 {
         let request = self.request(Method::POST, path, &[("x-request-id", LABEL)], body.to_string());
         Endpoint::Tcp(self.edge).request(request).await.status.as_u16()
@@ -129,7 +130,7 @@ fn files(folder: &Path, found: &mut Vec<(String, Vec<u8>)>) {
     }
 }
 
-/// Where a text is found, with what stands around it.
+/// Where a text is found, with its surroundings.
 fn found(sinks: &[(String, Vec<u8>)], text: &str) -> Vec<String> {
     let mut places = Vec::new();
     for (name, content) in sinks {
@@ -255,7 +256,7 @@ async fn ask_wrongly(system: &System) {
     }
 }
 
-/// Engines that die with the prompt, until it is taken for a killer; and answers that break or are left.
+/// Engines die with the prompt until it is banned; other answers break or their clients leave.
 async fn see_engines_die(system: &System) {
     let edge = Endpoint::Tcp(system.edge);
     let mut body = json!({"model": MODEL, "messages": user(&prompt()), "max_tokens": 10_000, "stream": true});
@@ -303,7 +304,7 @@ async fn no_prompt_key_or_join_token_is_found_in_anything_that_is_written_or_sho
         program.signal(rustix::process::Signal::TERM);
         assert!(program.ended().await.success(), "{}", program.stderr());
     }
-    // With the words at the end.
+    // With the last output of the programs.
     files(system.workplace.path(), &mut sinks);
 
     // What is searched is there: logs at every level, lines of requests, and decisions.

@@ -7,7 +7,6 @@ use crate::probe::{EngineDetails, EngineMetrics};
 
 const GIB: u64 = 1 << 30;
 
-/// An engine that works and is well.
 fn busy() -> Observation {
     let figures = EngineMetrics { running: 40, kv_use: 0.4, kv_blocks: Some(10_000), block_size: Some(16), ..EngineMetrics::default() };
     let details = EngineDetails { requests: 50, longest_prompt: Some(1_000), longest_answer: Some(200), ..EngineDetails::default() };
@@ -48,7 +47,7 @@ fn told() -> RuntimeFacts {
     RuntimeFacts { python: true, max_model_len: Some(8_192), kv_tokens: Some(160_000), ..RuntimeFacts::default() }
 }
 
-/// A minute: so many seconds of each.
+/// A minute: this many seconds of each observation.
 fn minute(parts: &[(usize, Observation)]) -> Window {
     let mut window = Window::default();
     for (seconds, observation) in parts {
@@ -61,7 +60,6 @@ fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
     findings.iter().map(|finding| finding.kind).collect()
 }
 
-/// What is found in a minute that is all alike.
 fn found(observation: &Observation, setup: &EngineSetup, told: &RuntimeFacts) -> Vec<Finding> {
     evaluate_rules(&minute(&[(60, observation.clone())]), setup, told, &[])
 }
@@ -70,7 +68,6 @@ fn sentence(finding: &Finding) -> String {
     format!("{}: {}\n-> {}", finding.kind.as_str(), finding.evidence, finding.advice)
 }
 
-/// The one finding of such a minute.
 fn only(observation: &Observation, setup: &EngineSetup, told: &RuntimeFacts) -> String {
     let found = found(observation, setup, told);
     assert_eq!(found.len(), 1, "{found:?}");

@@ -7,7 +7,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::cache::tests::{removed, stored};
 
-/// One reader, and what it believes.
 #[derive(Default)]
 struct Reader {
     cursor: Cursor,

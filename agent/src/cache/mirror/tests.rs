@@ -9,7 +9,6 @@ use super::*;
 use crate::cache::kv_event;
 use crate::cache::tests::{frames, removed, stored};
 
-/// Everything that happened in one recording, and the effects.
 fn recorded(name: &str) -> (Vec<KvEvent>, BlockMirror, Effects) {
     let messages = frames(name);
     let events: Vec<KvEvent> =
@@ -222,7 +221,8 @@ fn an_event_that_contradicts_itself_changes_nothing() {
 
 #[test]
 fn blocks_that_are_only_reported_again_leave_with_their_one_copy() {
-    // `kv_cache_report_mode` makes an engine report the cached blocks of a prompt once more, from the first one on.
+    // `kv_cache_report_mode` makes an engine report the cached blocks of a prompt once more, from
+    // the first one on.
     let (mirror, _) = applied(&[stored(None, &[1, 2, 3]), stored(None, &[1, 2, 3]), removed(3), removed(2), removed(1)]);
     assert_eq!(mirror.digest(), CacheDigest::default());
 }
@@ -244,7 +244,8 @@ fn groups_of_unnamed_kinds_may_have_holes() {
     assert!(applied(&[in_unnamed(0), in_unnamed(1)]).0.has_holes());
 }
 
-/// What an engine may do with blocks 1..=12, of which each is stored after the one with half its number.
+/// What an engine may do with blocks 1..=12, of which each is stored after the one with half its
+/// number.
 #[derive(Debug, Clone)]
 enum Step {
     Store(u64),

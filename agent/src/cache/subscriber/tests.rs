@@ -14,14 +14,12 @@ use super::*;
 use crate::cache::tests::batch;
 use crate::cache::{CacheCounters, CacheLog, CacheStatus, Cursor};
 
-/// How the replay socket frames its answers.
 #[derive(Clone, Copy)]
 enum Framing {
     UpTo025,
     Since026,
 }
 
-/// Messages that the engine can send again, by number.
 type Kept = Arc<Mutex<BTreeMap<u64, Bytes>>>;
 
 struct FakeEngine {
@@ -33,7 +31,6 @@ struct FakeEngine {
     _directory: TempDir,
 }
 
-/// Longest wait for anything here.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Stores block `n` as the first of its sequence; its tokens are `n`, twice.
@@ -75,8 +72,8 @@ impl FakeEngine {
         }
     }
 
-    /// Sends a message again and again until it has the effect: a subscription takes hold some time after it was made, and repeated
-    /// messages are dropped.
+    /// Sends a message again and again until it has the effect: a subscription takes hold some time
+    /// after it was made, and repeated messages are dropped.
     async fn send_until(&mut self, sequence: u64, payload: Bytes, effect: impl Fn(&CacheLog) -> bool) {
         let sending = async {
             while !effect(&self.log) {
@@ -90,13 +87,13 @@ impl FakeEngine {
         }
     }
 
-    /// Sends a message that stores a block with the message's own number, and waits until it is there.
+    /// Sends a message that stores a block with the message's own number, and waits until it is
+    /// there.
     async fn tell(&mut self, sequence: u64) {
         let key = key(u32::try_from(sequence).unwrap());
         self.send_until(sequence, stores(sequence), |log| blocks(log).contains(&key)).await;
     }
 
-    /// What the engine said, but nobody heard.
     fn keep(&self, sequence: u64) {
         self.kept.lock().insert(sequence, stores(sequence));
     }
@@ -171,7 +168,8 @@ async fn what_was_missed_is_asked_for_in_the_framing_of_any_release() {
         (0..2).for_each(|sequence| engine.keep(sequence));
         engine.tell(2).await;
         assert_eq!(engine.blocks(), keys(0..3));
-        // The engine also sends the message at hand again, and one after it, which then comes once more.
+        // The engine also sends the message at hand again, and one after it, which then comes once
+        // more.
         (2..7).for_each(|sequence| engine.keep(sequence));
         engine.tell(5).await;
         engine.tell(6).await;
@@ -226,7 +224,7 @@ async fn old_messages_are_dropped_and_a_count_that_begins_again_voids_all() {
     for sequence in 0..4 {
         engine.tell(sequence).await;
     }
-    // An old message has no effect of its own, so that the next one shows when it was taken.
+    // An old message has no effect of its own, so the next one shows when it was taken.
     let old = vec![Bytes::new(), Bytes::copy_from_slice(&2_u64.to_be_bytes()), stores(99)];
     engine.events.send(ZmqMessage::try_from(old).unwrap()).await.unwrap();
     engine.tell(4).await;

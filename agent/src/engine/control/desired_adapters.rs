@@ -7,29 +7,30 @@ use super::{LoraAdapter, routes};
 use crate::engine::model_card::ModelCard;
 use crate::engine_client::ApiClient;
 
-/// What whoever reads the engine's models must see to: a change of it means that they are to be read again now.
+/// What the reader of the engine's models must see to. A change means that the models are to be
+/// read again now.
 #[derive(Debug, Clone, Default)]
 pub(in crate::engine) struct DesiredAdapters {
     /// Loaded in every life.
     pub(in crate::engine) adapters: Arc<[LoraAdapter]>,
-    /// About to be unloaded, so not told any more.
+    /// About to be unloaded, so no longer reported.
     pub(in crate::engine) unloading: Option<String>,
 }
 
 impl DesiredAdapters {
-    /// The models to tell of those that the engine names.
+    /// Of the models that the engine names, those to report.
     pub(in crate::engine) fn visible_models(&self, mut models: Vec<ModelCard>) -> Vec<ModelCard> {
         models.retain(|model| self.unloading.as_ref() != Some(&model.id));
         models
     }
 
-    /// The adapters that an engine with these models lacks.
     pub(in crate::engine) fn missing_adapters(&self, models: &[ModelCard]) -> impl Iterator<Item = &LoraAdapter> {
         let told = self.adapters.iter().filter(|adapter| self.unloading.as_ref() != Some(&adapter.name));
         told.filter(|adapter| models.iter().all(|model| model.id != adapter.name))
     }
 
-    /// Loads what this life lacks. What cannot be loaded is logged, and stays a finding: the model itself can serve all the same.
+    /// Loads what this life lacks. What cannot be loaded is logged, and stays a finding: the model
+    /// itself can serve all the same.
     pub(in crate::engine) async fn restore(&self, socket: &Path, models: &[ModelCard]) {
         let client = ApiClient::new(socket);
         for adapter in self.missing_adapters(models) {

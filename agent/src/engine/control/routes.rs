@@ -10,20 +10,20 @@ use super::{ControlError, LoraAdapter};
 use crate::engine::model_card::ModelCard;
 use crate::engine_client::{ApiClient, ApiReply, FetchError};
 
-/// How long the engine may take to move its memory out or in. Weights of 140 GB through pinned memory at 10 GB/s take 14 s.
+/// How long the engine may take to move its memory out or in. Weights of 140 GB through pinned
+/// memory at 10 GB/s take 14 s.
 pub(super) const SLEEP_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// How long an adapter may take: the engine reads hundreds of megabytes, perhaps from a shared filesystem.
+/// How long an adapter may take: the engine reads hundreds of megabytes, perhaps from a shared
+/// filesystem.
 const ADAPTER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long a question may take that the engine answers from memory.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Said when the routes for sleeping are missing.
 pub(super) const NO_SLEEP_ROUTE: &str =
     "this engine cannot sleep: start it with --enable-sleep-mode among agent.engine_args, which vLLM has on CUDA and ROCm";
 
-/// Said when the routes for adapters are missing.
 pub(super) const NO_ADAPTER_ROUTE: &str =
     "this engine takes no adapters at run time: start it with --enable-lora (and --max-loras, --max-lora-rank) among agent.engine_args";
 
@@ -31,8 +31,9 @@ pub(super) async fn sleep(client: &ApiClient, level: u8) -> Result<(), ControlEr
     check_result(client.post(&format!("/sleep?level={level}"), "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE)
 }
 
-/// Returns when the engine has said yes to each step, not when it is awake. After level 1 its weights are in the host's memory; after level 2
-/// they are read within `reading`, before there is a cache again, which would take the memory that reading needs.
+/// Returns when the engine has accepted each step, not when it is awake. After level 1 its weights
+/// are in host memory. After level 2 they are read within `reading`, before the cache is allocated,
+/// which would take the memory that reading needs.
 pub(super) async fn wake(client: &ApiClient, level: u8, reading: Duration) -> Result<(), ControlError> {
     if level == 1 {
         return check_result(client.post("/wake_up", "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE);
@@ -81,7 +82,8 @@ fn check_result(reply: Result<ApiReply, FetchError>, no_route: &'static str) -> 
     check_reply(&reply.map_err(ControlError::Unreachable)?, no_route)
 }
 
-/// What an answer of the engine means. A route that is missing gives FastAPI's own 404, one that refuses the engine's words.
+/// What an engine's answer means. A missing route gives FastAPI's own 404; a refusal has the
+/// engine's words.
 pub(super) fn check_reply(reply: &ApiReply, no_route: &'static str) -> Result<(), ControlError> {
     #[derive(Deserialize)]
     struct Refusal {

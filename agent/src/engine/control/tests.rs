@@ -37,7 +37,6 @@ async fn engine(mut script: impl FnMut(&str) -> Option<(u16, &'static str)> + Se
             path => script(path).map(|(status, body)| (status, body.to_owned())),
         }),
     );
-    // Whichever comes first.
     fixture.until(|status| matches!(status.phase, Phase::Ready | Phase::Sleeping)).await;
     (fixture, served)
 }
@@ -165,7 +164,8 @@ async fn level_two_is_refused_while_an_adapter_is_loaded() {
 
 #[tokio::test]
 async fn an_engine_that_only_pretends_to_sleep_is_not_asked_to() {
-    // The environment of the agent unlocks the routes, and the engine was not told to have memory that it can give back.
+    // The agent's environment unlocks the routes, but the engine was not started with memory that
+    // it can give back.
     let mut fixture = start_with("exec sleep 600", |_| {});
     fixture.until(|status| status.pid.is_some()).await;
     let served = Scripted::at(
@@ -203,7 +203,7 @@ async fn an_adapter_that_a_new_life_cannot_load_is_missed_until_it_is_forgotten(
     let first = Scripted::at(fixture.engine.socket(), script(Arc::clone(&is_lost)));
     let epoch = fixture.phase(Phase::Ready).await.epoch;
     assert_eq!(fixture.engine.missing_adapters(), []);
-    // It is remembered by a task of its own.
+    // A task of its own remembers it.
     while fixture.engine.shared.desired_adapters.borrow().adapters.is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -4,7 +4,6 @@
 use super::super::crash_output::{FinalLines, message};
 use super::{Diagnosis, FailureKind, remedies};
 
-/// Sentences that mean one kind of failure with one remedy.
 struct FailurePattern {
     kind: FailureKind,
     phrases: &'static [&'static str],
@@ -204,7 +203,7 @@ const FAILURE_PATTERNS: &[FailurePattern] = &[
     },
 ];
 
-/// The PyTorch and CUDA words for a GPU whose memory does not suffice.
+/// The messages of PyTorch and CUDA for a GPU with too little memory.
 const GPU_MEMORY: [&str; 5] = [
     "CUDA out of memory",
     "torch.OutOfMemoryError",
@@ -213,7 +212,6 @@ const GPU_MEMORY: [&str; 5] = [
     "CUBLAS_STATUS_ALLOC_FAILED",
 ];
 
-/// What the ending's own words say.
 pub(super) fn diagnose_output(ending: FinalLines<'_>, was_ready: bool) -> Option<Diagnosis> {
     // An exception of a request is not what stopped an engine that served.
     if was_ready && !ending.has_given_up() && !ending.messages().any(is_abort) {
@@ -292,7 +290,8 @@ fn diagnose_kv_cache(message: &str) -> Option<Diagnosis> {
         let remedy = "raise --gpu-memory-utilization, or spread the model over more GPUs with --tp";
         return Some(Diagnosis::new(FailureKind::KvTooSmall, cause, remedy));
     }
-    // Until 0.10: `The model's max seq len (N) is larger than the maximum number of tokens that can be stored in KV cache (M).`
+    // Until 0.10: `The model's max seq len (N) is larger than the maximum number of tokens that can
+    // be stored in KV cache (M).`
     if let Some((_, stored)) = message.split_once("tokens that can be stored in KV cache (") {
         let (longest, fits) = (number_after(message, "max seq len (")?, whole_number(stored.split(')').next()?)?);
         return Some(kv_too_small(longest, &format!("it holds {fits} tokens"), Some(fits)));
@@ -313,7 +312,8 @@ fn kv_too_small(longest: u64, numbers: &str, fits: Option<u64>) -> Diagnosis {
     Diagnosis::new(FailureKind::KvTooSmall, cause, remedy)
 }
 
-/// `Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired GPU memory utilization (0.92, 72.8 GiB).`
+/// `Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired GPU memory
+/// utilization (0.92, 72.8 GiB).`
 fn diagnose_gpu_in_use(message: &str) -> Option<Diagnosis> {
     let (_, rest) = message.split_once("Free memory on device ")?;
     let (device, rest) = rest.split_once(" (")?;
@@ -321,7 +321,7 @@ fn diagnose_gpu_in_use(message: &str) -> Option<Diagnosis> {
     let (all, rest) = rest.split_once(" GiB)")?;
     let wanted = rest.split_once("utilization (").and_then(|(_, wanted)| wanted.split(',').next()).unwrap_or("its share");
     let cause = format!("only {free} of {all} GiB are free on {device} and the engine wants {wanted} of it: somebody else uses this GPU");
-    // A little less than what is free, since contexts take some, too.
+    // A little less than what is free, because CUDA contexts take some, too.
     let share = free.parse::<f32>().ok()? / all.parse::<f32>().ok()? - 0.02;
     let remedy = if share > 0.1 {
         format!("end the other processes (`nvidia-smi` shows them), or use --gpu-memory-utilization {:.2}", (share * 100.0).floor() / 100.0)
@@ -344,7 +344,8 @@ pub(super) fn is_process_death(message: &str) -> bool {
     message.contains("EngineDeadError")
 }
 
-/// A process that another one saw die: `EngineCore_DP0`, `VllmWorker-0`, and the signal that ended it where that is told.
+/// A process that another one saw die: `EngineCore_DP0`, `VllmWorker-0`, and the signal that ended
+/// it where known.
 pub(super) fn dead_process(message: &str) -> Option<(&str, Option<i32>)> {
     if message.contains("engine core exited unexpectedly") {
         return Some(("EngineCore", None));

@@ -62,7 +62,6 @@ pub(super) const COMPILER: &str =
 pub(super) const PYTHON_HEADERS: &str = "install Python's headers (python3-dev), or add --enforce-eager to the engine arguments";
 pub(super) const INSTALLATION: &str = "install vLLM again with all that it needs, in one environment: `pip install --force-reinstall vllm`";
 
-/// For a program that cannot be started.
 pub(super) fn remedy_for_program(cause: &str) -> &'static str {
     if cause.contains("ermission denied") {
         "make it executable for this user (`ls -l` shows its rights; a disk may be mounted noexec), or name another with --vllm-bin"

@@ -68,7 +68,6 @@ impl Watched {
         self.status.send_modify(|status| status.pid = Some(pid));
     }
 
-    /// The probe reads these figures.
     pub(in super::super) fn says(&self, figures: EngineMetrics) {
         self.samples.send_replace(Some(LoadSample { metrics: figures, at: Instant::now(), is_stale: false }));
     }
@@ -116,7 +115,8 @@ async fn ready_means_healthy_and_naming_a_model() {
     assert_eq!(asked, ["/health", "/health", "/health", "/v1/models", "/metrics"]);
 }
 
-/// What is told before an engine is ready whose front-end answers for `lacking` that it has no such route.
+/// The events before readiness, and the requested paths, of an engine whose front-end lacks the
+/// route `lacking`.
 async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<HealthEvent>, Vec<String>) {
     let engine = Scripted::start(Box::new(move |path| match path {
         "/health" => Some((200, String::new())),
@@ -211,7 +211,8 @@ async fn an_engine_whose_core_has_ended_is_given_up_with_its_first_bad_answer() 
     let watching = tokio::spawn(watch(watched.subject, sender));
     assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
     assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(_))));
-    // The models are read again after several good answers, so by then it is known which processes there are.
+    // The models are read again after several good answers, so by then it is known which processes
+    // there are.
     assert!(matches!(next(&mut news).await, Some(HealthEvent::Models(_))));
     drop(core);
     ended.store(true, Ordering::Relaxed);
@@ -236,7 +237,6 @@ async fn a_healthy_engine_that_gives_no_token_is_reported() {
     let engine = Scripted::start(Box::new(|path| match path {
         "/health" => Some((200, String::new())),
         "/v1/models" => Some((200, MODELS.to_owned())),
-        // The core hangs.
         _ => None,
     }));
     let watched = Watched::at(&engine.socket);
@@ -286,7 +286,6 @@ impl Resting {
         Self::called("sleep")
     }
 
-    /// With this as its title.
     #[expect(clippy::disallowed_methods, reason = "the clock of the runtime is paused, and this is about a real process")]
     fn called(title: &str) -> Self {
         use std::os::unix::process::CommandExt;

@@ -115,7 +115,8 @@ fn the_time_left_of_a_first_start_comes_from_its_rate_once_there_is_one() {
     let mut reader = StartupLogParser::new(None);
     assert_eq!(reader.parse_line("Resolved architecture: X", at(10)).unwrap().seconds_left, None);
     assert_eq!(reader.parse_line("Starting to load model /models/tiny...", at(30)).unwrap().seconds_left, None);
-    // 100 s for a quarter of the weights leave 300 s for the others; 30 s for the first 30 parts leave 40 s for the last 40.
+    // 100 s for a quarter of the weights leave 300 s for the others; 30 s for the first 30 parts
+    // leave 40 s for the last 40.
     let quarter = reader.parse_line("Loading safetensors checkpoint shards:  25% Completed | 1/4", at(130)).unwrap();
     assert_eq!(quarter.seconds_left, Some(340));
     let loaded = reader.parse_line("Loading weights took 400 seconds", at(430)).unwrap();

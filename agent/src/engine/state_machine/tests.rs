@@ -523,7 +523,7 @@ struct World {
     asked: bool,
     /// Waits for its start permit.
     queued: bool,
-    /// The last wish is that it stays down until it is released.
+    /// The last request keeps it down until it is released.
     quarantined: bool,
 }
 

@@ -31,10 +31,12 @@ use crate::vllm::directory::socket_path;
 /// Health events that wait for the supervisor, and as many events of the keeper.
 const EVENT_QUEUE_LEN: usize = 8;
 
-/// How long a keeper may take to start the engine. It reads nothing but the program, which may be on a cold parallel filesystem.
+/// How long a keeper may take to start the engine. It reads nothing but the program, which may be
+/// on a cold parallel filesystem.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a keeper may take to end the engine or to say what is left, after which it is ended itself.
+/// How long a keeper may take to end the engine or to report what is left. After that the keeper
+/// itself is ended.
 pub(super) const KEEPER_TIMEOUT: Duration = STUCK_AFTER.saturating_add(Duration::from_secs(5));
 
 impl Supervisor {
@@ -48,7 +50,8 @@ impl Supervisor {
             Err(error) => {
                 tracing::warn!(engine = self.deps.spec.index, %error, "cannot take an engine over; it ends and starts anew");
                 let directory = self.deps.spec.directory.clone();
-                // Never two in one directory. Whoever does not die is seen again by the GPU's check.
+                // Never two engines in one directory. The GPU check will find processes that do not
+                // die.
                 let _ = tokio::task::spawn_blocking(move || end_orphans(&directory)).await;
                 return None;
             }
@@ -99,7 +102,6 @@ impl Supervisor {
         }
     }
 
-    /// What the keeper is told.
     pub(super) fn launch_spec(&self, epoch: u64) -> LaunchSpec {
         let (spec, line) = (&self.deps.spec, self.command_line());
         LaunchSpec {
@@ -219,7 +221,7 @@ impl Supervisor {
         }
     }
 
-    /// The keeper did not do in time what it was told.
+    /// The keeper did not do in time what it was told to do.
     pub(super) fn handle_keeper_timeout(&mut self) -> Option<EngineEvent> {
         self.pending_work = PendingWork::None;
         tracing::error!(engine = self.deps.spec.index, "the engine's keeper does not answer; it is ended");
@@ -238,13 +240,14 @@ impl Supervisor {
             }
             _ => {
                 self.failure = FailureState::Suspected(cause);
-                // No request's doing, nor the front-end's.
+                // Neither a request nor the front-end caused this.
                 Some(EngineEvent::Fail)
             }
         }
     }
 
-    /// Ends a life of which no process is left: forgets it and its files, and finds out why it ended.
+    /// Ends a life of which no process is left: forgets it and its files, and finds out why it
+    /// ended.
     pub(super) fn finish_life(&mut self) {
         self.deps.process_handle.lock().keeper = None;
         self.pending_work = PendingWork::None;
@@ -279,7 +282,8 @@ impl Supervisor {
         diagnose(&ended, &self.deps.log.last_lines_of_life(usize::MAX))
     }
 
-    /// The engine answers. Before requests come, its cache is listened to: what it stores from now on is known.
+    /// The engine answers. Its cache is followed before requests come, so that what it stores from
+    /// now on is known.
     pub(super) fn follow_cache(&mut self, models: Vec<ModelCard>) {
         let Some(life) = &mut self.life else { return };
         life.models = models.into();
@@ -295,7 +299,7 @@ impl Supervisor {
     pub(super) fn become_ready(&mut self) -> Option<EngineEvent> {
         let life = self.life.as_mut()?;
         life.cache_joined = None;
-        // An engine that stops meanwhile must not be told as ready.
+        // An engine that stops meanwhile must not be published as ready.
         if !matches!(self.machine.state(), EngineState::Alive(_)) {
             return None;
         }

@@ -15,11 +15,10 @@ use crate::vllm::FrontEndInUse;
 /// Lines of the engine's log that are shown with a failure.
 const SHOWN_LINES: usize = 10;
 
-/// Said with each quarantine.
 const RELEASE_HINT: &str = "`hostler release` brings it back";
 
 impl Supervisor {
-    /// Tells how far a start has come, or what it waits for.
+    /// Publishes how far a start has come, or what it waits for.
     pub(super) fn publish_progress(&mut self) -> Option<EngineEvent> {
         let warm = self.life.as_ref().is_some_and(|life| life.startup_log.borrow().facts.compiled);
         if warm && let StartWait::Holding(permit) = &self.start_wait {
@@ -35,7 +34,6 @@ impl Supervisor {
         format!("{why}; {RELEASE_HINT}")
     }
 
-    /// The sentence for the state just entered.
     pub(super) fn state_reason(&self) -> String {
         match self.machine.state() {
             EngineState::Waiting => {

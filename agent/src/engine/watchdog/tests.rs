@@ -28,7 +28,8 @@ fn a_stall_is_judged_by_what_the_processes_do() {
     let stopped = || Stopped("VLLM::EngineCor (pid 7)".to_owned());
     let hung = |why: &str| StallVerdict::Hung(why.to_owned());
     let (nothing, computes) = ("its processes do nothing", "its processes compute, but for too long");
-    // Lasted, whether the engine says that it has requests, whether it takes test completions, activity.
+    // Lasted, whether the engine says that it has requests, whether it takes test completions,
+    // activity.
     let cases = [
         (9, true, true, stopped(), StallVerdict::Wait),
         (9, true, true, Idle, StallVerdict::Wait),
@@ -71,7 +72,6 @@ async fn only_time_in_which_requests_wait_counts_and_only_progress_clears_it() {
     assert_eq!(stall.update(1, progress(), at(5) + 3600 * S), Duration::ZERO, "a prefill goes on");
 }
 
-/// Runs the watchdog for that long.
 async fn within(watched: &Watched, time: Duration) -> Option<String> {
     tokio::time::timeout(time, watch(&watched.subject)).await.ok().map(|cause| cause.to_string())
 }
@@ -80,7 +80,6 @@ fn busy() -> EngineMetrics {
     EngineMetrics { running: 1, ..EngineMetrics::default() }
 }
 
-/// An engine whose process rests.
 fn resting() -> (Watched, Resting) {
     let (watched, process) = (Watched::at("/nonexistent/socket".as_ref()), Resting::start());
     watched.has_group(process.pid());
@@ -187,7 +186,7 @@ async fn where_the_core_has_nothing_a_test_completion_decides() {
         (Some(200), None),
         (Some(500), Some("a test completion failed: status 500")),
         (None, Some("a test completion got no answer within 5 s")),
-        // It pools: only much more time can tell.
+        // A pooling model: only much more time can tell.
         (Some(404), Some("its processes do nothing")),
     ] {
         let engine = Scripted::start(Box::new(move |_| answer.map(|status| (status, String::new()))));

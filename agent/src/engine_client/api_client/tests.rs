@@ -11,13 +11,13 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
 
-/// What a scripted engine does with a request: given the path, returns the status and the body, or nothing to hang.
+/// What a scripted engine does with a request: given the path, returns the status and the body, or
+/// nothing to hang.
 pub(crate) type Script = dyn FnMut(&str) -> Option<(u16, String)> + Send;
 
 /// An engine that answers by a script, one thread of talk per connection, until dropped.
 pub(crate) struct Scripted {
     pub(crate) socket: PathBuf,
-    /// Every path that was asked for.
     pub(crate) asked: Arc<Mutex<Vec<String>>>,
     _directory: Option<tempfile::TempDir>,
     _server: AbortOnDropHandle<()>,

@@ -15,7 +15,8 @@ fn setup(minor: u32, profile: Profile, line: &str) -> EnginePlanSetup {
     EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, minor)), &config)
 }
 
-/// What is put on the command line, without what every engine gets and without graphs, which have a test of their own.
+/// What is put on the command line, without what every engine gets and without graphs, which have a
+/// test of their own.
 fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
     let choices = choose_flags(setup, &ReplicaContext { gpu, tp, shortened_context: None, front_end, has_workers: false });
     let words: Vec<&str> = choices.iter().filter(|choice| choice.flag != GRAPHS).flat_map(FlagChoice::to_arguments).collect();
@@ -28,7 +29,6 @@ fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEnd
 
 const GRAPHS: &str = "--cudagraph-capture-sizes";
 
-/// The sizes of graphs that are asked for.
 fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
     let place = ReplicaContext { gpu: Some(&gpu(gib)), tp: 1, shortened_context: None, front_end: PYTHON, has_workers: false };
     let choices = choose_flags(&setup(minor, profile, given), &place);

@@ -71,7 +71,8 @@ fn a_model_gets_the_smallest_replica_that_holds_it_and_as_many_as_there_are_gpus
         ("llama-3.1-70b", "8x140.4", 8, "4 x TP2"),
         // Four of six make a replica; the others would need two more.
         ("llama-3.1-70b", "6x80", 8, "1 x TP4 +2"),
-        // Bridges join pairs only, so four GPUs work over PCIe because nothing else holds the model.
+        // Bridges join pairs only, so four GPUs work over PCIe because nothing else holds the
+        // model.
         ("llama-3.1-70b", "4x80", 2, "1 x TP4 pcie"),
         ("llama-3.1-70b", "4x80", 0, "1 x TP4 pcie"),
         ("llama-3.1-70b", "4x140.4", 2, "2 x TP2"),
@@ -82,7 +83,8 @@ fn a_model_gets_the_smallest_replica_that_holds_it_and_as_many_as_there_are_gpus
         ("mixtral-8x7b", "2x80", 2, "1 x TP2"),
         ("deepseek-v3", "8x140.4", 8, "1 x TP8"),
         ("gpt-oss-20b", "2x24", 0, "2 x TP1"),
-        // Two kinds of GPU are laid out each by itself; where the model does not fit one of them, that one stays unused.
+        // Each kind of GPU is laid out by itself. Where the model does not fit one kind, that kind
+        // stays unused.
         ("llama-3.1-8b", "2x80,1x24", 0, "2 x TP1, 1 x TP1 short"),
         ("llama-3.1-70b", "4x80,2x24", 4, "1 x TP4 +2"),
     ];

@@ -25,7 +25,8 @@ pub(in super::super) fn fixture(name: &str, arguments: &[&str]) -> ModelFacts {
 
 #[test]
 fn parameters_counted_from_shapes_are_what_the_models_are_known_to_have() {
-    // In millions, from the models' own pages; those of the vision tower of Gemma 3 are not counted.
+    // In millions, from the models' own pages; those of the vision tower of Gemma 3 are not
+    // counted.
     let table = [
         ("gemma-2b", 2_506),
         ("llama-3.1-8b", 8_030),

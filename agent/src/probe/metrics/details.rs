@@ -5,14 +5,16 @@ use super::{PrometheusSample, SampleSum, path_of, round_count};
 /// What one engine reports beyond its load. What it does not say stays at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EngineDetails {
-    /// Of the waiting requests, those that could not run even if there were room: their grammar is being compiled, or their adapter or their
-    /// blocks are not there yet. Reported since vLLM 0.20.
+    /// Of the waiting requests, those that could not run even if there were room: their grammar is
+    /// being compiled, or their adapter or their blocks are not there yet. Reported since vLLM
+    /// 0.20.
     pub deferred: u32,
     /// Requests that have ended since the engine started.
     pub requests: u64,
-    /// No prompt since the engine started was longer, in tokens. `None` when one is beyond the scale.
+    /// An upper bound of all prompts since the engine started, in tokens. `None` when one is beyond
+    /// the scale.
     pub longest_prompt: Option<u64>,
-    /// Nor any answer.
+    /// The same of all answers.
     pub longest_answer: Option<u64>,
     /// Seconds that requests have waited in the engine's queue since it started.
     pub queue_seconds: f64,
@@ -31,7 +33,7 @@ const ANSWERS: &str = "vllm:request_generation_tokens_bucket";
 const QUEUE_SUM: &str = "vllm:request_queue_time_seconds_sum";
 const QUEUE_COUNT: &str = "vllm:request_queue_time_seconds_count";
 
-/// The second of each is what old releases say; the first counts where both are.
+/// The second of each is the name in old releases; the first counts where both are present.
 const GAP_SUM: [&str; 2] = ["vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"];
 const GAP_COUNT: [&str; 2] = ["vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"];
 
@@ -94,7 +96,8 @@ impl PrometheusHistogram {
         }
     }
 
-    /// The least bound that nothing exceeds: 0 where nothing was counted, `None` where only infinity is.
+    /// The least bound that no sample exceeds: 0 where nothing was counted, `None` where only
+    /// infinity is.
     fn upper_bound(mut self) -> Option<u64> {
         self.buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         let (_, all) = *self.buckets.last()?;

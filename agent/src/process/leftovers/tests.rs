@@ -71,7 +71,8 @@ fn a_file_that_others_made_before_or_instead_stays() {
     let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "psm_new");
     mapping.look(&leftovers);
-    // The engine removed it itself, and another has the name now; the old one is still mapped, so its inode is not given again.
+    // The engine removed it itself, and another has the name now; the old one is still mapped, so
+    // its inode is not given again.
     fs::remove_file(&mapping.path).unwrap();
     fs::write(&mapping.path, "another").unwrap();
     assert_eq!((leftovers.remove(), mapping.path.exists()), (0, true));

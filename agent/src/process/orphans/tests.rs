@@ -7,7 +7,6 @@ use std::process::{Child, Command};
 use super::*;
 use crate::vllm::directory::prepare;
 
-/// A shell script as an engine without keeper, with its record.
 fn spawn(script: &str, directory: &Path, environment: &[(&str, &Path)]) -> Child {
     prepare(directory).unwrap();
     let mut command = Command::new("/bin/sh");

@@ -48,7 +48,7 @@ fn only_an_engine_that_was_not_told_to_stop_is_lost() {
         (Phase::Sleeping, Fault::EngineStopped),
     ] {
         assert_eq!(classify_break(3, phase, None, true, "connection reset").fault, expected, "{phase:?}");
-        // What never got there is lost to no engine.
+        // A request that never got there is lost to no engine.
         let unsent = if expected == Fault::EngineLost { Fault::NotReady } else { expected };
         assert_eq!(classify_break(3, phase, None, false, "connection refused").fault, unsent, "{phase:?}");
     }

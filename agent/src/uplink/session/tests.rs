@@ -36,7 +36,6 @@ const ROUTER_LIFE: u64 = 7;
 /// What the router gets, and a way to order something.
 type Attached = (Streaming<wire::AttachRequest>, mpsc::Sender<Result<wire::AttachResponse, Status>>);
 
-/// A router that hands each attachment to the test.
 struct Listening(mpsc::Sender<Attached>);
 
 #[tonic::async_trait]
@@ -65,7 +64,7 @@ struct Known {
     load: wire::Load,
     crashes: Vec<wire::EngineCrash>,
     blocks: BTreeSet<u64>,
-    /// The blocks are all that the last report about them speaks of.
+    /// The router has all blocks that the last report about them counts.
     whole: bool,
     snapshots: u32,
     parts: Vec<wire::FilePart>,

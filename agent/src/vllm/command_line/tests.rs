@@ -38,7 +38,8 @@ fn planned(engine: &EngineProgram, version: Option<VllmVersion>, replica: &Repli
     make_plan(&ground, &config).unwrap()
 }
 
-/// What the tests change: an engine of the newest release that is alone on its host, without flags of the plan.
+/// What the tests change: an engine of the newest release that is alone on its host, without flags
+/// of the plan.
 fn launch<'a>(engine: &'a EngineProgram, replica: &'a ReplicaPlan, config: &'a AgentConfig) -> LaunchContext<'a> {
     LaunchContext {
         engine,

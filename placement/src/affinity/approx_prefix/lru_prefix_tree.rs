@@ -7,10 +7,9 @@ use rustc_hash::FxHashMap;
 
 use crate::block_keys::BlockKey;
 
-/// No slot.
 const NO_SLOT: u32 = u32::MAX;
 
-/// A list of blocks by use and, at the same time, the tree of their chains; links are numbers of slots.
+/// A list of blocks by use that is also the tree of their chains; links are slot numbers.
 #[derive(Debug)]
 pub(super) struct LruPrefixTree {
     capacity: usize,
@@ -29,7 +28,7 @@ struct TreeBlock {
     older: u32,
     /// The block before it in its chain.
     parent: u32,
-    /// The first of the blocks that follow on it; they are a list.
+    /// The first of the blocks that follow it, which are a list.
     child: u32,
     next: u32,
     previous: u32,
@@ -41,7 +40,7 @@ impl LruPrefixTree {
         Self { capacity, slots: FxHashMap::default(), blocks: Vec::new(), free: Vec::new(), newest: NO_SLOT, oldest: NO_SLOT }
     }
 
-    /// The leading blocks that are known. Found by bisection, since there are no holes.
+    /// The leading blocks that are known, found by bisection since there are no gaps.
     pub(super) fn matched_blocks(&self, keys: &[BlockKey]) -> usize {
         match keys.first() {
             Some(first) if self.slots.contains_key(first) => keys.partition_point(|key| self.slots.contains_key(key)),
@@ -49,8 +48,9 @@ impl LruPrefixTree {
         }
     }
 
-    /// This chain is used now. Of a chain that is longer than the capacity, the beginning is kept. What is forgotten for it is never part
-    /// of it, unless keys of different blocks are equal by chance; then the rest is not remembered.
+    /// Marks this chain as used now. Of a chain longer than the capacity the beginning is kept.
+    /// Blocks dropped for it are never its own, unless keys of different blocks are equal by
+    /// chance; then its rest is not kept.
     pub(super) fn touch(&mut self, keys: &[BlockKey]) {
         let keys = &keys[..keys.len().min(self.capacity)];
         let known: Vec<u32> = keys.iter().map_while(|key| self.slots.get(key).copied()).collect();
@@ -70,7 +70,7 @@ impl LruPrefixTree {
         }
     }
 
-    /// Forgets the block after the first `kept` of this chain, with everything that follows on it.
+    /// Forgets the block after the first `kept` of this chain, and all that follow it.
     pub(super) fn remove_after(&mut self, keys: &[BlockKey], kept: usize) {
         if let Some(slot) = keys.get(kept).and_then(|key| self.slots.get(key)) {
             self.remove_subtree(*slot);
@@ -78,7 +78,8 @@ impl LruPrefixTree {
     }
 
     fn insert(&mut self, key: BlockKey, parent: u32) -> u32 {
-        // Two chains that share a key by chance, or a chain that has one twice: then the block is where it was first.
+        // Two chains that share a key by chance, or a chain that repeats one: the block stays where
+        // it was first.
         if let Some(slot) = self.slots.get(&key) {
             return *slot;
         }
@@ -102,7 +103,7 @@ impl LruPrefixTree {
         slot
     }
 
-    /// Forgets a block and all that follow on it, from their ends.
+    /// Forgets a block and all that follow it, from the ends.
     fn remove_subtree(&mut self, slot: u32) {
         let mut end = slot;
         loop {
@@ -119,7 +120,7 @@ impl LruPrefixTree {
         }
     }
 
-    /// Forgets a block on which none follows.
+    /// Forgets a block that none follows.
     fn remove_leaf(&mut self, slot: u32) {
         self.unlink(slot);
         let TreeBlock { key, parent, next, previous, .. } = *self.block(slot);
@@ -145,7 +146,7 @@ impl LruPrefixTree {
         self.link_older_than(NO_SLOT, slot);
     }
 
-    /// Links a block right behind another; `NONE` stands for the beginning of the order.
+    /// Links a block right behind another; `NONE` is the beginning of the order.
     fn link_older_than(&mut self, newer: u32, slot: u32) {
         let older = mem::replace(self.older_than(newer), slot);
         *self.newer_than(older) = slot;

@@ -191,7 +191,7 @@ fn readers_beside_a_writer_never_see_more_than_was_ever_stored() {
     assert_eq!(index.len(), 100);
 }
 
-/// What may happen to an index; seats are numbers of the model.
+/// What may happen to an index; slots are numbers of the model.
 #[derive(Debug, Clone)]
 enum Change {
     Open,
@@ -220,7 +220,7 @@ fn change() -> impl Strategy<Value = Change> {
 const CHAINS: [usize; 5] = [0, 3, 10, 10, 24];
 const LENGTH: usize = 24;
 
-/// An index beside what should be in it.
+/// An index, and the model of what it should contain.
 struct Pair {
     index: CacheIndex,
     chains: Vec<Vec<BlockKey>>,

@@ -37,7 +37,7 @@ fn a_macro_that_walks_through_what_it_is_given_counts_if_that_is_content() {
     assert_eq!(shape(&template("m.content")), ContentShape::Parts);
     assert_eq!(shape(&template("b=m['content']")), ContentShape::Parts);
     assert_eq!(shape(&template("m.tool_calls")), ContentShape::Text);
-    // A parameter named content that is never given one: engines do not count it.
+    // A parameter named content that never gets one does not count, as in engines.
     assert_eq!(shape("{% macro show(content) %}{% for p in content %}{% endfor %}{% endmacro %}"), ContentShape::Text);
 }
 

@@ -3,12 +3,11 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-/// The arguments of `json.dumps`.
 #[derive(Debug)]
 pub(super) struct JsonLayout {
     pub(super) ascii: bool,
     pub(super) sorted: bool,
-    /// What a level is indented by; on one line when there is none.
+    /// The indent per level; `None` writes one line.
     pub(super) indent: Option<String>,
     pub(super) between_items: String,
     pub(super) after_key: String,
@@ -20,7 +19,7 @@ impl Default for JsonLayout {
     }
 }
 
-/// Deeper than any tool; a template can build values that contain more.
+/// Deeper than any tool; a template can build values that contain themselves or more.
 const MAX_LEVELS: usize = 200;
 
 pub(super) fn dumps(value: &Value, layout: &JsonLayout) -> Result<String, Error> {
@@ -63,7 +62,7 @@ impl JsonWriter<'_> {
         Ok(())
     }
 
-    /// A key is a text in JSON, whatever it was.
+    /// A JSON key is a string, whatever the value was.
     fn key(&mut self, key: &Value) -> Result<(), Error> {
         if key.kind() == ValueKind::String {
             return self.value(key);
@@ -135,7 +134,7 @@ fn escape(text: &mut String, character: char) {
     }
 }
 
-/// `repr` of a Python float: the shortest digits, an exponent with a sign and two digits.
+/// `repr` of a Python float: the shortest digits, and an exponent with a sign and two digits.
 fn float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();

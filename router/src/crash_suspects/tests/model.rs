@@ -49,13 +49,11 @@ struct Model {
     requests: Vec<Request>,
     states: Vec<State>,
     engines: Vec<Engine>,
-    /// What agents have not reported yet.
+    /// Deaths that agents have not reported yet.
     untold: Vec<(Instant, EngineLife, Vec<Fingerprint>, Instant)>,
     restart: Duration,
     random: u64,
-    /// Engines that each request has killed.
     kills: Vec<usize>,
-    /// The longest that one has waited.
     max_wait: Duration,
 }
 

@@ -15,10 +15,11 @@ use crate::fleet::{FleetView, Model};
 use crate::inbound::Edge;
 use crate::keys::Caller;
 
-/// The version of Ollama whose API this is. Clients compare it with what they need, so it is not ours.
+/// The version of Ollama whose API this is. Clients compare it with the version they need, so it is
+/// not Hostler's.
 const API_VERSION: &str = "0.12.11";
 
-/// When a model is unloaded that never is, in a form that every client's calendar knows.
+/// The expiry of a model that is never unloaded, in a form that every client can parse.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// What Ollama's clients add to a name without a tag.
@@ -29,7 +30,6 @@ pub(super) fn version() -> Value {
     json!({"version": API_VERSION, "hostler": env!("CARGO_PKG_VERSION")})
 }
 
-/// What an engine says of a model in `/v1/models`.
 #[derive(Debug, Default, Deserialize)]
 struct CatalogCard {
     created: Option<u64>,
@@ -94,7 +94,6 @@ impl CatalogModel {
         })
     }
 
-    /// An entry of `/api/ps`.
     pub(super) fn ps_entry(&self) -> Value {
         json!({
             "name": self.name,
@@ -108,8 +107,8 @@ impl CatalogModel {
         })
     }
 
-    /// `/api/show`. Clients find a model's longest context only under the name of its architecture, which engines do not tell; it stands
-    /// under theirs.
+    /// Answers `/api/show`. Clients look for a model's context length only under the name of its
+    /// architecture, which engines do not tell; it stands under the engine's.
     pub(super) fn show_answer(&self) -> Value {
         let mut info =
             Map::from_iter([("general.architecture".to_owned(), json!("vllm")), ("general.basename".to_owned(), json!(self.name))]);
@@ -128,19 +127,19 @@ impl CatalogModel {
     }
 }
 
-/// The flags that an engine was started with.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EngineFlags<'a>(pub(super) &'a [String]);
 
 impl<'a> EngineFlags<'a> {
-    /// What follows a flag, as its own word or behind `=`.
+    /// A flag's value: the next word, or what follows `=`.
     fn value(self, name: &str) -> Option<&'a str> {
         let behind = |flag: &'a String| flag.strip_prefix(name)?.strip_prefix('=');
         let next = || self.0.windows(2).find(|pair| pair[0] == name).map(|pair| pair[1].as_str());
         self.0.iter().find_map(behind).or_else(next)
     }
 
-    /// What a model can do, as far as its engine's flags tell. That it sees images they do not.
+    /// What a model can do, as far as its engine's flags tell; they do not tell whether it sees
+    /// images.
     pub(super) fn capabilities(self) -> Vec<&'static str> {
         let pools = self.value("--runner") == Some("pooling") || matches!(self.value("--convert"), Some("embed" | "classify" | "reward"));
         if pools {
@@ -154,7 +153,7 @@ impl<'a> EngineFlags<'a> {
     }
 }
 
-/// The fleet's own name of a model that a client names.
+/// The fleet's own name for the model that a client names.
 pub(super) fn resolve<'a>(name: &str, mut known: impl Iterator<Item = &'a str> + Clone) -> String {
     let short = name.strip_suffix(LATEST_TAG);
     let long = format!("{name}{LATEST_TAG}");
@@ -182,7 +181,7 @@ impl Edge {
     pub(super) async fn show_ollama_model(&self, request: Request<Incoming>, caller: &Caller) -> Response<EdgeBody> {
         #[derive(Deserialize)]
         struct Show {
-            // The older name of the field.
+            // An older name of the field.
             #[serde(alias = "name")]
             model: String,
         }
@@ -216,7 +215,6 @@ impl Edge {
         Err(Refusal::UnknownModel { model: name.to_owned(), known: names.join(", ") })
     }
 
-    /// The fleet's own name of a model.
     pub(super) fn resolve_model(&self, name: &str) -> String {
         let view = self.dispatch.fleet.view();
         resolve(name, view.models().into_iter().map(|model| model.id.as_str()))

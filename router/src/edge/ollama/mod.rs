@@ -23,15 +23,14 @@ use crate::inbound::{Edge, InboundRequest, headers};
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
 
-/// What some clients look for at `/` before they go on.
+/// Some clients look for this at `/` before they go on.
 const ROOT_PAGE: &str = "Hostler is running. To clients of its API, Ollama is running.\n";
 
-/// Whether a path is one of Ollama's.
 pub(super) fn is_ollama_path(path: &str) -> bool {
     path == "/" || path == "/api" || path.starts_with("/api/")
 }
 
-/// An error that the edge has made in OpenAI's form, in Ollama's; any other answer as it is.
+/// Turns an error of the edge in OpenAI's form into Ollama's; leaves any other answer as it is.
 pub(super) fn translate_error(response: Response<EdgeBody>) -> Response<EdgeBody> {
     if response.status().is_success() {
         return response;
@@ -47,7 +46,7 @@ fn is_operators_path(path: &str) -> bool {
     matches!(path, "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete") || path.starts_with("/api/blobs/")
 }
 
-/// The answer to a request for what is not done here, or not by this method.
+/// Refuses what Hostler does not do, or not with this method.
 fn refuse_path(path: &str) -> Response<EdgeBody> {
     match path {
         "/" | "/api/version" | "/api/tags" | "/api/ps" => method_not_allowed("GET, HEAD"),
@@ -57,7 +56,6 @@ fn refuse_path(path: &str) -> Response<EdgeBody> {
 }
 
 impl Edge {
-    /// Answers a request to one of Ollama's paths.
     pub(super) async fn answer_ollama(&self, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let posts = request.method() == Method::POST;
@@ -79,7 +77,7 @@ impl Edge {
         }
     }
 
-    /// Has an engine answer, and tells its answer in Ollama's form.
+    /// Has an engine answer, and translates the answer into Ollama's form.
     async fn proxy_translated(&self, form: OllamaRoute, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
         let begun = Instant::now();
         let ReceivedRequest { mut headers, log_entry: entry, body } = match self.read_request(request, &caller).await {
@@ -97,7 +95,7 @@ impl Edge {
             };
         };
         let explain = headers.get(headers::EXPLAIN_HEADER).is_some_and(|value| value == "1");
-        // Clients send JSON under any name, and cannot know what else an engine might answer with.
+        // Clients send JSON under any content type, and do not choose what an engine answers with.
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.remove(header::ACCEPT);
         headers.remove(header::ACCEPT_ENCODING);
@@ -124,7 +122,7 @@ impl Edge {
         Value::Object(fields).to_string().into()
     }
 
-    /// Reads a request to its end; an answer where that cannot be.
+    /// Reads a request to its end, or returns the answer that says why it cannot.
     async fn read_request(&self, request: Request<Incoming>, caller: &Caller) -> Result<ReceivedRequest, Box<Response<EdgeBody>>> {
         let (mut head, body) = request.into_parts();
         let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
@@ -136,7 +134,6 @@ impl Edge {
         Ok(ReceivedRequest { headers: head.headers, log_entry: entry, body })
     }
 
-    /// A request that cannot be understood.
     fn malformed(&self, entry: &AccessEntry, message: &str) -> Response<EdgeBody> {
         self.dispatch.metrics.count_refusal(RefusalReason::Request);
         entry.record_refusal("malformed");
@@ -144,14 +141,12 @@ impl Edge {
     }
 }
 
-/// A request that was read to its end.
 struct ReceivedRequest {
     headers: HeaderMap,
     log_entry: AccessEntry,
     body: Bytes,
 }
 
-/// How an answer is to be told.
 struct TranslationOptions {
     route: OllamaRoute,
     model: String,
@@ -205,7 +200,6 @@ fn method_not_allowed(allowed: &'static str) -> Response<EdgeBody> {
     response
 }
 
-/// What would change a replica behind the back of all routers.
 fn operators_only() -> Response<EdgeBody> {
     error_response(
         StatusCode::FORBIDDEN,

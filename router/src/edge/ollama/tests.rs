@@ -21,7 +21,7 @@ fn refused(form: OllamaRoute, body: &Value) -> String {
     OllamaRequest::parse(form, body.to_string().as_bytes()).expect_err("it cannot be done")
 }
 
-/// The parts of a chat's request that `more` adds to a plain one that does not stream.
+/// What `more` adds to a plain chat request that does not stream.
 fn added(more: Value) -> Value {
     let mut body = json!({"model": "m", "stream": false, "messages": [{"role": "user", "content": "hi"}]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -55,13 +55,13 @@ fn options_become_the_engines_sampling_parameters() {
             json!({"repetition_penalty": 1.1, "presence_penalty": 0.25, "frequency_penalty": -0.5}),
         ),
         (json!({"seed": 42, "stop": ["a", "b"], "num_predict": 10}), json!({"seed": 42, "stop": ["a", "b"], "max_tokens": 10})),
-        // Languages with one kind of number.
+        // From languages with one kind of number.
         (json!({"seed": 42.0, "top_k": 40.0, "num_predict": 10.0}), json!({"seed": 42, "top_k": 40, "max_tokens": 10})),
-        // As many as there may be.
+        // No limit.
         (json!({"num_predict": -1}), json!({})),
         (json!({"num_predict": -2}), json!({})),
         (json!({"num_predict": 0}), json!({})),
-        // What is said of how a model is loaded is not ours.
+        // How a model is loaded is not up to a request.
         (json!({"num_ctx": 8192, "num_gpu": 1, "mirostat": 2, "repeat_last_n": 64, "unknown": {}}), json!({})),
         (json!({"temperature": null, "num_predict": null, "stop": []}), json!({})),
     ] {

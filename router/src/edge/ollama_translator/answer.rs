@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::request::OllamaRoute;
 use crate::edge::translation::{ChunkChoice, ChunkFunction, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
 
-/// A tool's call as Ollama's clients read it.
+/// A tool call as Ollama's clients read it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(in crate::edge) struct OllamaToolCall {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -25,10 +25,11 @@ struct OllamaFunction {
 }
 
 impl OllamaToolCall {
-    /// A call that is complete.
+    /// A complete call.
     ///
     /// # Errors
-    /// When its arguments are no object, which is what clients read them as: the model was cut short, or wrote nonsense.
+    /// When its arguments are no JSON object, which clients expect: the model was cut short, or
+    /// wrote nonsense.
     pub(in crate::edge) fn new(index: usize, id: Option<String>, name: String, arguments: &str) -> Result<Self, String> {
         let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
         match serde_json::from_str(arguments) {
@@ -38,38 +39,36 @@ impl OllamaToolCall {
     }
 }
 
-/// What is told at once: a line of a stream, or a whole answer.
+/// A line of a stream, or a whole answer.
 #[derive(Debug, Default)]
 pub(in crate::edge) struct AnswerPart<'a> {
     pub(in crate::edge) text: &'a str,
     pub(in crate::edge) thinking: Option<&'a str>,
     pub(in crate::edge) tool_calls: &'a [OllamaToolCall],
     pub(in crate::edge) logprobs: Option<&'a RawValue>,
-    /// With the last of it.
+    /// Set on the last part.
     pub(in crate::edge) end: Option<AnswerEnd<'a>>,
 }
 
-/// How an answer ended, and what it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::edge) struct AnswerEnd<'a> {
-    /// The engine's word.
+    /// The engine's own word.
     pub(in crate::edge) finish_reason: &'a str,
     pub(in crate::edge) usage: ChunkUsage,
     pub(in crate::edge) timings: AnswerTimings,
 }
 
-/// Times as they were measured here, beside the engine: its queue is in them, and the way there and back.
+/// Times measured in the router: they include the engine's queue and the network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::edge) struct AnswerTimings {
     /// From the request to the end of its answer.
     pub(in crate::edge) total: Duration,
-    /// From the request to the first token; unknown where the answer came as one.
+    /// From the request to the first token; unknown where the answer came as one piece.
     pub(in crate::edge) prompt: Option<Duration>,
-    /// From the first token to the end; all of it where the answer came as one.
+    /// From the first token to the end; the whole time where the answer came as one piece.
     pub(in crate::edge) answer: Duration,
 }
 
-/// The fields of a line in the order in which Ollama has them.
 #[derive(Serialize)]
 struct OllamaLine<'a> {
     model: &'a str,
@@ -109,7 +108,7 @@ struct OllamaMessage<'a> {
     tool_calls: &'a [OllamaToolCall],
 }
 
-/// A whole answer, or a line of one without its end.
+/// Writes a whole answer, or one line of a stream.
 pub(in crate::edge) fn encode_line(form: OllamaRoute, model: &str, told: &AnswerPart<'_>, now: SystemTime) -> Vec<u8> {
     let chats = form == OllamaRoute::Chat;
     let end = told.end;
@@ -128,7 +127,7 @@ pub(in crate::edge) fn encode_line(form: OllamaRoute, model: &str, told: &Answer
         done: end.is_some(),
         done_reason: end.map(|end| done_reason(end.finish_reason)),
         total_duration: end.map(|end| nanoseconds(end.timings.total)),
-        // Models here are loaded before anybody asks.
+        // Models are loaded before anybody asks.
         load_duration: end.map(|_| 0),
         prompt_eval_count: end.map(|end| end.usage.prompt_tokens),
         prompt_eval_duration: end.and_then(|end| end.timings.prompt).map(nanoseconds),
@@ -138,7 +137,7 @@ pub(in crate::edge) fn encode_line(form: OllamaRoute, model: &str, told: &Answer
     serde_json::to_vec(&line).expect("a line has only names for keys")
 }
 
-/// The answer to a request that but wants its model loaded.
+/// Answers a request that only wants its model loaded.
 pub(in crate::edge) fn model_loaded_answer(form: OllamaRoute, model: &str, now: SystemTime) -> Value {
     let mut told = serde_json::json!({"model": model, "created_at": format_time(now)});
     let more = match form {
@@ -153,10 +152,6 @@ pub(in crate::edge) fn model_loaded_answer(form: OllamaRoute, model: &str, now: 
     told
 }
 
-/// An engine's whole answer, retold.
-///
-/// # Errors
-/// When it is none, or calls a tool in a way that clients cannot read.
 pub(in crate::edge) fn translate_answer(
     form: OllamaRoute,
     model: &str,
@@ -187,7 +182,7 @@ pub(in crate::edge) fn translate_answer(
     Ok(encode_line(form, model, &told, now))
 }
 
-/// Embeddings, every number as the engine wrote it.
+/// Embeddings, with every number as the engine wrote it.
 fn translate_embeddings(form: OllamaRoute, model: &str, body: &[u8], took: Duration) -> Result<Vec<u8>, String> {
     #[derive(Deserialize)]
     struct Vectors<'a> {
@@ -230,17 +225,14 @@ fn translate_embeddings(form: OllamaRoute, model: &str, body: &[u8], took: Durat
     Ok(told.expect("an answer has only names for keys"))
 }
 
-/// An error in Ollama's form.
 pub(in crate::edge) fn error_body(message: &str) -> Value {
     serde_json::json!({"error": message})
 }
 
-/// Ollama's word for why an answer ended.
 fn done_reason(finish: &str) -> &'static str {
     if finish == "length" { "length" } else { "stop" }
 }
 
-/// A moment as JSON has it.
 pub(in crate::edge) fn format_time(time: SystemTime) -> String {
     humantime::format_rfc3339_nanos(time).to_string()
 }

@@ -31,14 +31,15 @@ struct ChatFunction {
     arguments: Value,
 }
 
-/// A call that no result has come for.
+/// A call whose result has not come yet.
 struct PendingToolCall {
     id: String,
     name: String,
 }
 
-/// Hands out ids of calls. They depend on the position alone, so that each turn of a chat repeats the prompt of the one before and finds it
-/// cached. Nine letters and digits are what the strictest templates, Mistral's, accept.
+/// Hands out ids of calls. They depend on the position alone, so that each turn of a chat repeats
+/// the prompt of the one before and finds it cached. Nine letters and digits are what the strictest
+/// templates, Mistral's, accept.
 #[derive(Default)]
 struct ToolCallIds(usize);
 
@@ -49,10 +50,10 @@ impl ToolCallIds {
     }
 }
 
-/// The same messages for an engine.
+/// The messages in the engine's form.
 ///
 /// # Errors
-/// When an image is no base64.
+/// When an image is not base64.
 pub(super) fn to_openai_messages(messages: Vec<ChatMessage>) -> Result<Vec<Value>, String> {
     let mut ids = ToolCallIds::default();
     let mut open = VecDeque::new();
@@ -96,10 +97,10 @@ fn to_openai_message(message: ChatMessage, ids: &mut ToolCallIds, open: &mut Vec
     Ok(told.into())
 }
 
-/// The content of a message: a text alone, or images with what is said of them.
+/// The content of a message: a text alone, or images and their text.
 ///
 /// # Errors
-/// When an image is no base64.
+/// When an image is not base64.
 pub(super) fn content_with_images(text: String, images: Vec<String>) -> Result<Value, String> {
     if images.is_empty() {
         return Ok(text.into());
@@ -109,7 +110,7 @@ pub(super) fn content_with_images(text: String, images: Vec<String>) -> Result<V
     Ok(parts.into())
 }
 
-/// An image in the only form that lets no engine fetch anything: its own bytes.
+/// An image as a `data:` URL, the only form for which no engine fetches anything.
 fn image_part(image: &str) -> Result<Value, String> {
     let base64 = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=\r\n".contains(&byte));
     let is_data = image.strip_prefix("data:image/").and_then(|rest| rest.split_once(";base64,")).is_some_and(|(_, text)| base64(text));
@@ -121,7 +122,7 @@ fn image_part(image: &str) -> Result<Value, String> {
     Ok(json!({"type": "image_url", "image_url": {"url": url}}))
 }
 
-/// What the first bytes of a file say that it is, seen through its base64.
+/// The media type by the first bytes of a file, read through its base64.
 fn media_type(base64: &str) -> &'static str {
     match base64 {
         _ if base64.starts_with("/9j/") => "image/jpeg",
@@ -129,7 +130,7 @@ fn media_type(base64: &str) -> &'static str {
         _ if base64.starts_with("R0lGOD") => "image/gif",
         _ if base64.starts_with("UklGR") => "image/webp",
         _ if base64.starts_with("Qk") => "image/bmp",
-        // The engine looks for itself.
+        // The engine detects it itself.
         _ => "application/octet-stream",
     }
 }

@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-/// Options that have the same meaning in both APIs, with the engine's name for each. What else Ollama has (`num_ctx`, `num_gpu`, `mirostat`,
-/// …) says how a model is loaded or what its own sampler does, and is ignored.
+/// Options that have the same meaning in both APIs, with the engine's name for each. Ollama's
+/// others (`num_ctx`, `num_gpu`, `mirostat`, …) say how a model is loaded or what its own sampler
+/// does, and are ignored.
 const SAMPLING_OPTIONS: [(&str, &str); 9] = [
     ("temperature", "temperature"),
     ("top_k", "top_k"),
@@ -16,10 +17,10 @@ const SAMPLING_OPTIONS: [(&str, &str); 9] = [
     ("frequency_penalty", "frequency_penalty"),
 ];
 
-/// Adds to `request` what the options say of sampling. Their values are for the engine to judge.
+/// Adds the sampling options to `request`. The engine judges their values.
 ///
 /// # Errors
-/// When `num_predict` is no number: the limit of an answer must not be lost in silence.
+/// When `num_predict` is no number: an answer's limit must not be lost silently.
 pub(super) fn add_sampling(options: &Map<String, Value>, request: &mut Map<String, Value>) -> Result<(), String> {
     for (name, engines) in SAMPLING_OPTIONS {
         match options.get(name) {
@@ -30,7 +31,7 @@ pub(super) fn add_sampling(options: &Map<String, Value>, request: &mut Map<Strin
             }
         }
     }
-    // Negative means as much as fits (-2) or as the model likes (-1), and so does 0.
+    // Negative means as many as fit (-2) or as the model likes (-1), and so does 0.
     match options.get("num_predict") {
         None | Some(Value::Null) => {}
         Some(value) => match to_integer(value) {
@@ -44,7 +45,8 @@ pub(super) fn add_sampling(options: &Map<String, Value>, request: &mut Map<Strin
     Ok(())
 }
 
-/// Clients of languages that have but one kind of number write whole ones as `40.0`, which not every front-end takes for an integer.
+/// Clients in languages with one kind of number write integers as `40.0`, which not every front-end
+/// accepts.
 fn to_integer(value: &Value) -> Option<i64> {
     // Below 2^53 a float names every whole number exactly.
     const EXACT: f64 = 9_007_199_254_740_992.0;
@@ -53,7 +55,7 @@ fn to_integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(from_float)
 }
 
-/// Adds the form that an answer must have: any JSON, or JSON of a schema.
+/// Adds the form of the answer: any JSON, or JSON of a schema.
 ///
 /// # Errors
 /// When it is neither.
@@ -69,14 +71,14 @@ pub(super) fn add_format(format: Option<&Value>, request: &mut Map<String, Value
     Ok(())
 }
 
-/// Adds whether, or how much, the model shall think before it answers.
+/// Adds whether, or how much, the model thinks before it answers.
 ///
 /// # Errors
-/// When it is neither a truth value nor one of the levels.
+/// When it is neither a boolean nor one of the levels.
 pub(super) fn add_thinking(think: Option<&Value>, request: &mut Map<String, Value>) -> Result<(), String> {
     match think {
         None | Some(Value::Null) => {}
-        // Models' templates call it by one name or the other; an engine drops what its template does not know.
+        // Templates use one name or the other; an engine ignores what its template does not know.
         Some(Value::Bool(thinks)) => {
             request.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": thinks, "thinking": thinks}));
         }
@@ -88,7 +90,6 @@ pub(super) fn add_thinking(think: Option<&Value>, request: &mut Map<String, Valu
     Ok(())
 }
 
-/// Adds that the probabilities of the answer's tokens are wanted.
 pub(super) fn add_logprobs(wanted: Option<bool>, alternatives: Option<u32>, request: &mut Map<String, Value>) {
     if wanted == Some(true) {
         request.insert("logprobs".to_owned(), true.into());

@@ -10,7 +10,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const EMBEDDINGS: &str = "/v1/embeddings";
 
-/// In which form an answer is told.
+/// The route, which decides the form of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::edge) enum OllamaRoute {
     /// As a message: `/api/chat`.
@@ -23,32 +23,27 @@ pub(in crate::edge) enum OllamaRoute {
     Embedding,
 }
 
-/// What a request wants.
 #[derive(Debug, PartialEq)]
 pub(in crate::edge) struct OllamaRequest {
-    /// The model as the client named it.
     pub(in crate::edge) model: String,
     pub(in crate::edge) route: OllamaRoute,
     /// Whether the answer is to come line by line.
     pub(in crate::edge) is_stream: bool,
-    /// What the engine is asked; absent where the client but has its model loaded.
+    /// What the engine is asked; `None` where the client only wants its model loaded.
     pub(in crate::edge) engine_request: Option<OpenAiRequest>,
 }
 
-/// A request for an engine, but for its model.
+/// A request for an engine, without its model.
 #[derive(Debug, PartialEq)]
 pub(in crate::edge) struct OpenAiRequest {
     pub(in crate::edge) path: &'static str,
     pub(in crate::edge) fields: Map<String, Value>,
-    /// The engine's own limit of this route is a few tokens, and the client wants as many as there may be.
+    /// The engine's default on this route is a few tokens, and the client wants as many as there
+    /// may be.
     pub(in crate::edge) needs_token_limit: bool,
 }
 
 impl OllamaRequest {
-    /// Reads the body of a request whose answer has this form.
-    ///
-    /// # Errors
-    /// When it cannot be understood, or asks for what no engine here does.
     pub(in crate::edge) fn parse(form: OllamaRoute, body: &[u8]) -> Result<Self, String> {
         let words = |error: serde_json::Error| format!("the body cannot be understood: {error}");
         let wanted = match form {
@@ -61,7 +56,6 @@ impl OllamaRequest {
     }
 }
 
-/// What both kinds of generation have.
 #[derive(Debug, Deserialize)]
 struct GenerationFields {
     #[serde(default)]
@@ -89,7 +83,7 @@ impl GenerationFields {
         add_format(self.format.as_ref(), fields)
     }
 
-    /// What only a templated prompt has.
+    /// Adds what only a chat has.
     fn add_to_chat(&self, fields: &mut Map<String, Value>) -> Result<(), String> {
         self.add_to(fields)?;
         add_logprobs(self.logprobs, self.top_logprobs, fields);
@@ -126,7 +120,6 @@ impl OllamaChat {
     }
 }
 
-/// `/api/generate`.
 #[derive(Debug, Deserialize)]
 struct OllamaGenerate {
     #[serde(flatten)]
@@ -173,7 +166,6 @@ impl OllamaGenerate {
     }
 }
 
-/// `/api/embed`.
 #[derive(Debug, Deserialize)]
 struct OllamaEmbed {
     #[serde(default)]
@@ -230,7 +222,7 @@ impl OllamaEmbeddings {
     }
 }
 
-/// What too long a text is cut to is as much as the model takes, unless the client will not have it cut.
+/// Too long a text is cut to what the model takes, unless the client forbids it.
 fn embeddings_request(texts: Vec<String>, truncate: Option<bool>) -> Option<OpenAiRequest> {
     if texts.is_empty() {
         return None;

@@ -8,7 +8,7 @@ use crate::edge::translation::{
     ArrivalTime, ChunkChoice, ChunkMessage, ChunkToolCall, ChunkTranslator, ChunkUsage, CompletionChunk, TranslationError,
 };
 
-/// Arguments of all calls of an answer; they are told when they are complete.
+/// Bytes of arguments of all calls of an answer; they are sent when they are complete.
 const MAX_TOOL_CALL_BYTES: usize = 4 * 1024 * 1024;
 
 /// Turns chunks into lines.
@@ -23,7 +23,6 @@ pub(in crate::edge) struct OllamaTranslator {
     usage: ChunkUsage,
 }
 
-/// A call as far as it has come.
 #[derive(Debug, Default)]
 struct PartialToolCall {
     id: Option<String>,
@@ -32,7 +31,7 @@ struct PartialToolCall {
 }
 
 impl OllamaTranslator {
-    /// Tells an answer to a request that came at `begun`.
+    /// `begun` is when the request came.
     pub(in crate::edge) fn new(form: OllamaRoute, model: String, begun: Instant) -> Self {
         Self {
             route: form,
@@ -67,10 +66,9 @@ impl OllamaTranslator {
         Ok(())
     }
 
-    /// More of a call.
     fn read_tool_call(&mut self, call: ChunkToolCall) -> Result<(), TranslationError> {
         let ChunkToolCall { index, id, function } = call;
-        // Calls come one after the other.
+        // Calls come one after another.
         if index >= self.tool_calls.len() {
             self.tool_calls.push(PartialToolCall::default());
         }

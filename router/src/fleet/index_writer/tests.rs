@@ -32,7 +32,7 @@ impl Fixture {
 
     async fn update(&self, update: CacheUpdate) {
         self.caches.send(update).await;
-        // The clock is paused: this lets the writers run, and takes no time.
+        // The clock is paused: this lets the writers run and takes no time.
         sleep(Duration::from_millis(1)).await;
     }
 
@@ -45,7 +45,8 @@ impl Fixture {
         self.fleet.view().replicas[0].clone()
     }
 
-    /// Blocks of the chain 1, 2, 3 and so on that the first replica is known to hold; `None` while its cache is not known.
+    /// How many blocks of the chain 1, 2, 3 and so on the first replica is known to hold; `None`
+    /// while its cache is not known.
     fn known(&self) -> Option<u32> {
         let seat = self.replica().cache.slot?;
         let keys: Vec<BlockKey> = (1..100).collect();
@@ -82,12 +83,12 @@ fn change(stored: &[BlockKey], removed: &[BlockKey], cached: &[BlockKey]) -> Cac
     }
 }
 
-/// All that is cached.
+/// A snapshot.
 fn whole(cached: &[BlockKey]) -> CacheReport {
     CacheReport { snapshot: true, ..change(cached, &[], cached) }
 }
 
-/// All that is cached, by an agent that says there is more.
+/// A snapshot whose agent claims more blocks than it lists.
 fn contradiction() -> CacheReport {
     CacheReport { count: 99, ..whole(&[1, 2]) }
 }
@@ -113,7 +114,7 @@ async fn a_snapshot_that_comes_in_parts_is_not_used_before_it_is_whole() {
     assert_eq!((fixture.known(), fixture.asked()), (None, 0));
     fixture.report(change(&[4], &[], &[1, 2, 3, 4])).await;
     assert_eq!((fixture.known(), fixture.figures()), (Some(4), (4, true, 0, false)));
-    // What was known before does not count while the next one is on its way.
+    // Earlier knowledge does not count while the next snapshot is on its way.
     fixture.report(CacheReport { partial: true, count: 0, ..whole(&[1]) }).await;
     assert_eq!(fixture.known(), None);
     fixture.report(change(&[2], &[], &[1, 2])).await;
@@ -147,7 +148,7 @@ async fn reports_that_contradict_themselves_are_asked_for_thrice_and_then_not_us
     assert_eq!((fixture.known(), fixture.asked(), fixture.figures()), (None, 0, (2, false, 3, true)));
     fixture.report(whole(&[1, 2])).await;
     assert_eq!((fixture.known(), fixture.asked()), (None, 0), "not even when they are right for once");
-    // Another life of the engine is told by the same agent, and may be told rightly.
+    // Another life of the engine, reported by the same agent, may be reported correctly.
     fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
     fixture.report(CacheReport { epoch: 2, ..whole(&[1, 2]) }).await;
     assert_eq!((fixture.known(), fixture.figures()), (Some(2), (2, true, 0, false)));

@@ -5,22 +5,22 @@ use std::io::{self, Write};
 use bytes::Bytes;
 use flate2::write::{MultiGzDecoder, ZlibDecoder};
 
-/// What is decompressed at once. Deflate makes at most 1032 bytes of one, so this becomes a megabyte or two.
+/// Bytes that are decompressed at once. Deflate makes at most 1032 bytes of one, so the result is a
+/// megabyte or two.
 pub(super) const STEP_BYTES: usize = 2048;
 
-/// A body may become so many times larger. Text and token ids become ten times as large at most; a document of one repeated sentence does more,
-/// which is why small ones are left alone.
+/// How many times larger a body may become. Text and token ids grow at most tenfold; a document of
+/// one repeated sentence grows more, which is why small bodies are exempt.
 pub(super) const MAX_RATIO: usize = 200;
 
-/// Up to this size the ratio is of no interest.
+/// Up to this size the ratio does not matter.
 const RATIO_EXEMPT_BYTES: usize = 1024 * 1024;
 
-/// A compression that is known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContentCoding {
-    /// RFC 1952, perhaps of several parts.
+    /// RFC 1952, perhaps with several members.
     Gzip,
-    /// RFC 1950, which HTTP calls deflate.
+    /// RFC 1950 (zlib), which HTTP calls deflate.
     Deflate,
 }
 
@@ -35,7 +35,6 @@ impl ContentCoding {
     }
 }
 
-/// Why a body was not decompressed.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum InflateError {
     #[error("it becomes larger than the {0} bytes that router.max_body_bytes allows")]
@@ -46,7 +45,7 @@ pub(crate) enum InflateError {
     Broken(String),
 }
 
-/// What has come out.
+/// Decompressed bytes, up to a bound.
 #[derive(Debug)]
 struct BoundedOutput {
     bytes: Vec<u8>,
@@ -73,7 +72,6 @@ enum Decoder {
     Deflate(ZlibDecoder<BoundedOutput>),
 }
 
-/// A body that is being decompressed.
 #[derive(Debug)]
 pub(super) struct Inflater {
     decoder: Decoder,
@@ -92,7 +90,6 @@ impl Inflater {
         Self { decoder, max_bytes: most, input_bytes: 0 }
     }
 
-    /// Takes in what came.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<(), InflateError> {
         self.input_bytes += bytes.len();
         let written = match &mut self.decoder {
@@ -104,7 +101,6 @@ impl Inflater {
         if self.output_bytes() > limit { Err(InflateError::Ratio(MAX_RATIO)) } else { Ok(()) }
     }
 
-    /// Bytes that have come out.
     pub(super) fn output_bytes(&self) -> usize {
         match &self.decoder {
             Decoder::Gzip(decoder) => decoder.get_ref().bytes.len(),
@@ -112,7 +108,6 @@ impl Inflater {
         }
     }
 
-    /// The whole body.
     pub(super) fn finish(self) -> Result<Bytes, InflateError> {
         let most = self.max_bytes;
         let plain = match self.decoder {

@@ -39,7 +39,7 @@ fn all() -> BodyReservation {
     of(&BodyMemory::new(usize::MAX))
 }
 
-/// Its room is given back when it has been read.
+/// Releases its memory when it has been read.
 async fn read_body<B>(config: &RouterConfig, mut room: BodyReservation, headers: &HeaderMap, body: B) -> Result<Bytes, BodyReadError>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -152,7 +152,7 @@ fn a_tenant_whose_bodies_take_most_of_the_memory_leaves_room_for_another() {
     let reading = BodyMemory::new(80 * PIECE_BYTES);
     let room = |tenant, bytes: usize| reading.reserve(QueueShare { tenant, weight: 1.0, bytes: bytes as u64 });
     let flood: Vec<BodyReservation> = std::iter::from_fn(|| room(1, 6 * PIECE_BYTES).ok()).collect();
-    // Of 70 pieces for large bodies so many that four times what is free is no more.
+    // So many of the 70 pieces for large bodies that four times what is free is no more.
     assert_eq!(flood.len(), 8);
     assert!(room(2, 6 * PIECE_BYTES).is_ok());
     drop(flood);

@@ -33,7 +33,7 @@ fn the_model_is_found_before_and_after_a_file() {
 #[test]
 fn a_form_is_read_as_clients_write_it() {
     for written in [
-        // .NET, OkHttp, Apache's HttpClient.
+        // .NET, OkHttp and Apache's HttpClient.
         "Content-Type: text/plain; charset=utf-8\r\nContent-Disposition: form-data; name=model",
         "Content-Disposition: form-data; name=\"model\"\r\nContent-Length: 1",
         "Content-Disposition: form-data; name=\"model\"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit",
@@ -202,7 +202,7 @@ fn a_boundary_that_two_readers_could_read_differently_is_refused() {
     ] {
         assert_eq!(peek(odd, &body), Err(FormError::Boundary), "{odd}");
     }
-    // An apostrophe is a letter of it.
+    // An apostrophe is part of the boundary.
     assert_eq!(peek("multipart/form-data; boundary='----b'", &body), Err(FormError::Incomplete));
 }
 

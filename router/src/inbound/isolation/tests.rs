@@ -20,7 +20,8 @@ fn salted_as(content_type: &str, route: &str, tenant: &str, body: &str) -> Resul
     isolation().add_salt(&UnsaltedRequest { tenant, route, content: BodyFormat::from_content_type(content_type), body: &body, peek: &peek })
 }
 
-/// RFC 4231: the cases 1 to 4, 6 and 7; with a key shorter than a block, as long as the hash, and longer than a block.
+/// RFC 4231: the cases 1 to 4, 6 and 7; with a key shorter than a block, as long as the hash, and
+/// longer than a block.
 #[test]
 fn the_hmac_is_that_of_the_standard() {
     let long = [0xaa; 131];
@@ -111,7 +112,7 @@ fn a_client_cannot_keep_its_own_salt_under_any_spelling() {
 fn what_cannot_be_kept_apart_is_refused_and_what_has_no_prompt_passes() {
     let chat = "/v1/chat/completions";
     assert!(salted_as("text/plain", chat, "t", "{}").unwrap_err().contains("content type application/json"));
-    // By whatever name an engine may read it.
+    // Under any content type that an engine may read as JSON.
     for json in ["", "application/vnd.api+json"] {
         assert!(salted_as(json, chat, "t", "{}").unwrap().is_some(), "{json}");
     }
@@ -141,7 +142,7 @@ fn the_secret_is_made_once_and_read_by_nobody_else() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(Isolation::open(&path).unwrap().secret, first.secret);
     assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no draft is left");
-    // Another router that was as fast is left its secret.
+    // If another router was as fast, its secret stays.
     create_secret(&path).unwrap();
     assert_eq!(Isolation::open(&path).unwrap().secret, first.secret);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
@@ -184,7 +185,8 @@ proptest! {
         prop_assert_eq!(&serde_json::from_slice::<Value>(&salted.body).unwrap(), &expected);
         let after = peek(&salted.body).unwrap();
         prop_assert_eq!(after.salt.as_deref(), Some(&*salted.salt));
-        // The prompt is found where it went, so that the router's own keys are of the very same text.
+        // The prompt is found at its new place, so that the router's block keys are of the same
+        // text.
         prop_assert_eq!(before.prompt_parts.len(), after.prompt_parts.len());
         for (old_part, new_part) in before.prompt_parts.iter().zip(&after.prompt_parts) {
             let found = salted.relocate(&old, old_part);

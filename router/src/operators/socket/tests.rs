@@ -18,7 +18,7 @@ async fn the_sockets_of_routers_that_live_are_found_in_every_folder() {
     let paths = folders.each_ref().map(|folder| folder.path().to_owned());
     let usual = |port: u16| OperatorsSocket { configured: PathBuf::new(), port }.paths(&paths);
     let (first, second) = (PrivateSocket::bind(&usual(8002)[0]).await.unwrap(), PrivateSocket::bind(&usual(9002)[1]).await.unwrap());
-    // Of a router that was killed, and of others.
+    // Left by a router that was killed, and files that are no sockets.
     drop(UnixListener::bind(&usual(7002)[0]).unwrap());
     let _others = ["admin.sock", "router-x.sock"].map(|name| UnixListener::bind(paths[0].join(name)).unwrap());
     let mut expected = vec![usual(8002)[0].clone(), usual(9002)[1].clone()];

@@ -72,7 +72,7 @@ async fn a_streams_first_token_teaches_the_replicas_speed() {
     let fixture = Fixture::approximate(1).await;
     let local_load = fixture.fleet.view().replicas[0].local_load.clone();
     let before = local_load.learned().rates.prefill;
-    // Nothing of one is cached for the next.
+    // No prompt shares cached blocks with the next.
     for of in 'a'..='t' {
         let (mut placed, in_flight, record) = place(&fixture, &stream(of, 16_000));
         tokio::time::sleep(Duration::from_secs(2)).await;

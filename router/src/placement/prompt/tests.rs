@@ -22,7 +22,8 @@ pub(in crate::placement) fn stream(text: &str) -> Prompt {
     Prompt::from_text(PlacementRequest { is_stream: true, ..asked(text) }, "")
 }
 
-/// A prompt of this many tokens, as replicas with these files and the Python front-end see them, and without text.
+/// A prompt of this many tokens, as replicas with these files and the Python front-end see them,
+/// and without text.
 pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
     let exact = TokenizedPrompt {
         reader: python(files),
@@ -137,7 +138,8 @@ async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_
     let prompt = read(continued).await;
     assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(python(FILES)))), ("continued messages not proved", false));
     assert_eq!(fixture.choose(&prompt).level, CacheLevel::Text);
-    // An engine with the other front-end agrees about it; the first one's cache is still known by text alone.
+    // An engine with the other front-end agrees about it; the first one's cache is still known by
+    // text alone.
     let rust = EncoderKey { files: FILES, dialect: Dialect::Rust };
     prove(&fixture.placer.prompts, &rust, PromptForms::ALL);
     assert!(!read(continued).await.is_exact_for(Some(rust)), "nobody has it");

@@ -13,7 +13,7 @@ struct Fixture {
     placed: Placement,
     queue: RequestQueue,
     shutdown: Shutdown,
-    /// Who had a turn, in that order.
+    /// Who had a turn, in order.
     log: Arc<Log<Vec<&'static str>>>,
 }
 
@@ -61,7 +61,7 @@ fn asked(tenant: u64, chosen: &ChosenReplica) -> TurnFactors {
     TurnFactors { priority: 0, tenant, weight: 1.0, uncached_tokens: chosen.uncached_tokens(), output_tokens: 0, queued_at: 0.0 }
 }
 
-/// Has a prompt of so many tokens wait.
+/// Queues a prompt of so many tokens.
 async fn turn(
     queue: &RequestQueue,
     placer: &Placer,
@@ -97,7 +97,7 @@ async fn prompts_for_a_busy_replica_wait_for_a_prefill_window_and_go_together() 
     let begun = Instant::now();
     let mut turns = Vec::new();
     for _ in 0..4 {
-        // They come at different moments of the first two intervals.
+        // They come at different points of the first two intervals.
         sleep(Duration::from_millis(130)).await;
         let (queue, placer) = (fixture.queue.clone(), fixture.placed.placer.clone());
         turns.push(tokio::spawn(async move {
@@ -113,7 +113,7 @@ async fn prompts_for_a_busy_replica_wait_for_a_prefill_window_and_go_together() 
     let mut windows = Vec::new();
     for turn in turns {
         let at = turn.await.unwrap();
-        // What begins within a window's length of another is the same window.
+        // Turns within a window's length of each other are in the same window.
         if windows.iter().all(|window: &Duration| at.abs_diff(*window) > every / 8) {
             windows.push(at);
         }
@@ -400,7 +400,7 @@ async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody
     assert_eq!(&*waits.await.unwrap().unwrap(), "n/0");
 }
 
-/// Has a request of a tenant wait until it has its turn, which it gives up at once.
+/// Queues a tenant's request until it has its turn, which it gives up at once.
 fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> JoinHandle<Result<(), Overload>> {
     let (queue, log, placer) = (fixture.queue.clone(), fixture.log.clone(), fixture.placed.placer.clone());
     tokio::spawn(async move {

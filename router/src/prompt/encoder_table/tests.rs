@@ -24,7 +24,7 @@ fn ready() -> BuildOutcome {
     BuildOutcome::Encoder(Arc::new(build_encoder(&bundle(0), 1024).unwrap()))
 }
 
-/// A table in which files stand ready, and the life of those files.
+/// A table with a ready encoder, and its generation.
 fn with_encoder(files: FilesHash, now: Instant) -> (EncoderTable, Generation) {
     let mut table = EncoderTable::default();
     table.offer(files, 2, false, now);

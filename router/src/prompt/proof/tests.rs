@@ -104,7 +104,7 @@ async fn each_front_end_is_proved_by_its_own_rules() {
     let (lanes, _lane) = engine(rust_with_words_from(0));
     prompts.prove(rust, &lanes, 3, "small").await;
     assert_eq!((prompts.status(&rust), prompts.status(&python)), (EncoderStatus::Proved, EncoderStatus::Unproved));
-    // `user : helloworld`, of which only nothing is a word.
+    // `user : helloworld`: no part of this is a known word.
     assert_eq!(parts(Dialect::Rust).await.unwrap().tokens, [0, 0, 0]);
     assert_eq!(parts(Dialect::Python).await.err(), Some(NotEncoded::NotProved));
     let (lanes, _lane) = engine(with_words_from(0));
@@ -131,7 +131,8 @@ async fn an_engine_that_joins_texts_in_another_way_than_its_front_end_does_has_m
     assert_eq!(encoded(parts).await, Err(NotEncoded::FormNotProved(PromptForm::Parts)));
 }
 
-/// An engine that ignores `continue_final_message`, as the Rust front-end of vLLM 0.24 does, or refuses it.
+/// An engine that ignores `continue_final_message`, as the Rust front-end of vLLM 0.24 does, or
+/// refuses it.
 fn that_continues_nothing(refuses: bool) -> Answers {
     let encoder = build_encoder(&bundle(0), 1024).unwrap();
     Box::new(move |path, body| {
@@ -219,7 +220,7 @@ async fn an_answer_that_is_too_long_is_not_read_to_its_end() {
     lanes.add(&lane);
     let (mut batches, served) = (lane.outbox().batches(), lane.clone());
     tokio::spawn(async move {
-        // Sends whatever it has credit for, and never ends.
+        // Sends as much as it has credit for, and never ends.
         while let Some(batch) = batches.next().await {
             for Frame { id, kind } in batch.frames {
                 let frames = match kind {

@@ -78,7 +78,7 @@ fn a_number_that_no_engine_counts_to_is_none_that_wraps() {
     assert_eq!(usage_of("[7,{\"completion_tokens\":8}]"), usage(1, 0, None));
 }
 
-/// JSON in which the names that matter stand where they do and where they do not.
+/// JSON with the names of interest in the right places and in others.
 fn json() -> impl Strategy<Value = Value> {
     let name = prop::sample::select(vec![
         "usage",
@@ -103,9 +103,9 @@ fn json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// The same by a tree of the whole.
+/// The expected result, from a tree of the whole JSON.
 fn by_tree(json: &Value, inner: &str) -> (Option<TokenUsage>, FinishState) {
-    // What stands later counts.
+    // A later field overrides an earlier one.
     let places = json.as_object().into_iter().flatten().filter_map(|(name, value)| match &**name {
         "usage" => Some(value),
         name if name == inner => value.as_object().and_then(|inner| inner.get("usage")),

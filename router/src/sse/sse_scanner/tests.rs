@@ -200,7 +200,7 @@ fn a_schema_that_is_repeated_says_nothing_of_the_answer() {
 
 #[test]
 fn an_event_too_large_to_be_buffered_is_read_by_structure_too_and_is_no_error_for_what_it_repeats() {
-    // Wherever it is cut, what follows begins as an error would.
+    // Wherever it is cut, the rest begins like an error.
     let echo = format!("[{}0]", "{\"error\":{\"message\":\"EngineCore encountered an issue\"}},".repeat(10_000));
     let huge = format!(
         "event: response.completed\ndata: {{\"response\":{{\"tools\":{echo},\"schema\":{SCHEMA},\"usage\":{{\"input_tokens\":13,\"output_tokens\":500}},\"x\":{SCHEMA}}}}}\n\n"

@@ -25,13 +25,11 @@ pub(crate) const STREAMS: u32 = 256;
 /// Steps that are counted.
 pub(crate) const STEPS: u32 = 20;
 
-/// Requests that come at the same time.
 pub(crate) const AT_ONCE: u32 = 16;
 
 /// Times that they come and are counted.
 pub(crate) const ROUNDS: u32 = 40;
 
-/// Steps or rounds before that.
 const WARM: u32 = 5;
 
 /// How long the agent and its engine may take to be ready, under valgrind on a busy machine.
@@ -41,7 +39,7 @@ const START: Duration = Duration::from_secs(60);
 struct AgentFixture {
     agent: CountedThread,
     edge: SocketAddr,
-    /// Where the engine is told to answer.
+    /// Where the engine takes orders.
     engine: UnixStream,
     shutdown: Shutdown,
     _folder: TempDir,
@@ -64,7 +62,7 @@ impl AgentFixture {
             run_dir: folder.path().join("r"),
             log_dir: folder.path().join("l"),
             kv_events: false,
-            // Nothing is to happen because of the time.
+            // No timer is to fire.
             probe_interval: Duration::from_secs(3600),
             stall_timeout: Duration::from_secs(3600),
             canary_interval: Duration::ZERO,
@@ -82,7 +80,7 @@ impl AgentFixture {
         Ok(Self { agent, edge, engine, shutdown, _folder: folder })
     }
 
-    /// Waits until as many requests wait in the engine.
+    /// Waits until this many requests wait in the engine.
     async fn until_waiting(&mut self, count: u32) -> anyhow::Result<()> {
         self.order(AWAIT, count).await
     }
@@ -119,7 +117,7 @@ impl AgentFixture {
     async fn end(self) {
         self.agent.end().await;
         self.shutdown.stop();
-        // The keeper sees it even when this process is gone first.
+        // The keeper sees it even if this process exits first.
         sleep(Duration::from_millis(100)).await;
     }
 }
@@ -145,7 +143,6 @@ async fn is_ready(admin: SocketAddr) -> std::io::Result<bool> {
     Ok(answer.starts_with(b"HTTP/1.1 200 "))
 }
 
-/// Counts events.
 pub(crate) fn events() -> anyhow::Result<()> {
     drive(async {
         let mut scene = AgentFixture::start().await?;
@@ -170,7 +167,6 @@ pub(crate) fn events() -> anyhow::Result<()> {
     })
 }
 
-/// Counts requests and their answers.
 pub(crate) fn requests() -> anyhow::Result<()> {
     drive(async {
         let mut scene = AgentFixture::start().await?;

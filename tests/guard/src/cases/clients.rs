@@ -22,7 +22,6 @@ pub(crate) const ANSWER: &str = concat!(
     r#""usage":{"prompt_tokens":12,"total_tokens":14,"completion_tokens":2,"prompt_tokens_details":null}}"#
 );
 
-/// A request of a chat whose prompt is `content`.
 pub(crate) fn chat(content: &str, stream: bool) -> Vec<u8> {
     let body = format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"{content}"}}],"max_tokens":16,"stream":{stream}}}"#);
     let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: guard.test\r\nUser-Agent: guard\r\nAccept: */*\r\n";
@@ -34,12 +33,10 @@ pub(crate) fn chunk(piece: &str) -> String {
     format!("{:X}\r\n{piece}\r\n", piece.len())
 }
 
-/// A client's connection.
 #[derive(Debug)]
 pub(crate) struct Client(TcpStream);
 
 impl Client {
-    /// As many clients.
     pub(crate) async fn connect(edge: SocketAddr, count: u32) -> anyhow::Result<Vec<Self>> {
         let mut clients = Vec::new();
         for _ in 0..count {
@@ -50,7 +47,6 @@ impl Client {
         Ok(clients)
     }
 
-    /// Sends bytes.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         self.0.write_all(bytes).await.context("a request cannot be sent")
     }

@@ -48,15 +48,14 @@ pub(crate) enum Case {
 }
 
 impl Case {
-    /// Every case.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         Self::value_variants().iter().copied()
     }
 
-    /// Its word on the command line and in the budget.
+    /// Its name on the command line and in the budget.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
-        // Clap's own value has the name as a string of its own.
+        // Clap's own value owns its name, so it cannot be returned here.
         match self {
             Self::RouterEvent => "router-event",
             Self::RouterEventAlone => "router-event-alone",
@@ -88,7 +87,6 @@ impl Case {
         }
     }
 
-    /// Runs it in this process.
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self {
             Self::RouterEvent => events::streams(events::STREAMS, events::STEPS),

@@ -23,7 +23,6 @@ fn count(mut work: impl FnMut()) {
     counting_ends();
 }
 
-/// The scanner over events that come one by one.
 pub(crate) fn scanner() -> anyhow::Result<()> {
     let mut scanner = SseScanner::new(Dialect::OpenAi);
     let event = Bytes::from_static(EVENT.as_bytes());

@@ -16,7 +16,6 @@ pub(crate) const LONG: u32 = 20;
 /// Requests of each before that.
 const WARM: u32 = 10;
 
-/// Counts tiny requests with this many replicas.
 pub(crate) fn tiny(replicas: u32) -> anyhow::Result<()> {
     requests(replicas, AT_ONCE, ROUNDS, "Hello")
 }

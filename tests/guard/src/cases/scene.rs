@@ -19,15 +19,13 @@ use tokio::sync::mpsc;
 
 use crate::counted::{CountedThread, flush};
 
-/// Longer than any case: nothing is to happen because of the time.
+/// Longer than any case: no timer is to fire.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct RouterFixture {
-    /// The router.
     pub(crate) router: CountedThread,
-    /// Where its clients connect.
     pub(crate) edge: SocketAddr,
     taken: mpsc::UnboundedReceiver<IncomingRequest>,
     _attached: Attachment,
@@ -53,7 +51,6 @@ pub(crate) fn settings(folder: &TempDir) -> RouterConfig {
 }
 
 impl RouterFixture {
-    /// A router that has this many replicas.
     pub(crate) async fn start(replicas: u32) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = settings(&folder);
@@ -71,12 +68,10 @@ impl RouterFixture {
         Ok(Self { router, edge, taken, _attached: attached, _folder: folder })
     }
 
-    /// The next request that the agent gets.
     pub(crate) async fn taken(&mut self) -> anyhow::Result<IncomingRequest> {
         self.taken.recv().await.context("the router closed its lanes")
     }
 
-    /// As many requests.
     pub(crate) async fn take(&mut self, count: u32) -> anyhow::Result<Vec<RequestStream>> {
         let mut serving = Vec::new();
         for _ in 0..count {
@@ -85,7 +80,7 @@ impl RouterFixture {
         Ok(serving)
     }
 
-    /// Does something that the router sees all at once.
+    /// Does something that the router then sees all at once.
     pub(crate) async fn at_once(&self, work: impl AsyncFnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
         let hold = self.router.pause().await;
         let done = work().await;
@@ -95,7 +90,6 @@ impl RouterFixture {
     }
 }
 
-/// Begins an answer.
 pub(crate) fn begin(serving: &RequestStream, content_type: &'static str, length: Option<usize>) {
     let header = |name: &'static str, value: String| Header { name: Bytes::from_static(name.as_bytes()), value: value.into() };
     let mut headers = vec![

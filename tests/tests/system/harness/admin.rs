@@ -60,14 +60,14 @@ impl From<Replica> for Seen {
     }
 }
 
-/// A client of a router's operators' socket; it connects anew for each call, so it also serves for a router that was restarted.
+/// A client of a router's operators' socket; it connects anew for each call, so it also serves for
+/// a router that was restarted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Admin(&'static str);
 
 impl Admin {
-    /// At this socket.
     pub(crate) fn at(socket: &Path) -> Self {
-        // A few bytes for as long as the test runs, so that it can be copied into every task.
+        // Leaks a few bytes until the test ends, so that it can be copied into every task.
         Self(socket.to_str().unwrap().to_owned().leak())
     }
 

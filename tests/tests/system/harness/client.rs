@@ -28,14 +28,12 @@ pub(crate) async fn channel(stream: impl AsyncRead + AsyncWrite + Send + Unpin +
     tonic::transport::Endpoint::from_static("http://tls.test").connect_with_connector(connector).await.unwrap()
 }
 
-/// Something that answers HTTP.
 #[derive(Debug, Clone)]
 pub(crate) enum Endpoint {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// A whole answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -69,12 +67,12 @@ impl Endpoint {
         self.send(request).await.finish().await
     }
 
-    /// Sends a JSON request and gives back its answer as soon as that begins.
+    /// Sends a JSON request and returns its answer as soon as that begins.
     pub(crate) async fn open(&self, path: &str, body: &Value) -> Answering {
         self.send(json_request(path, body)).await
     }
 
-    /// Sends a request and gives back its answer as soon as that begins.
+    /// Sends a request and returns its answer as soon as that begins.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Answering {
         let what = format!("{} {} to {self:?}", request.method(), request.uri());
         match soon(&what, self.try_send(request)).await {
@@ -101,19 +99,18 @@ impl Endpoint {
     }
 }
 
-/// A JSON request.
 pub(crate) fn json_request(path: &str, body: &Value) -> Request<Full<Bytes>> {
     let body = Full::from(body.to_string());
     Request::builder().method(Method::POST).uri(path).header(CONTENT_TYPE, "application/json").body(body).unwrap()
 }
 
-/// Sends a request on a connection of whatever kind, and gives back its answer as soon as that begins.
+/// Sends a request on any connection, and returns its answer as soon as that begins.
 pub(crate) async fn exchange<S>(stream: S, mut request: Request<Full<Bytes>>) -> Result<Answering, String>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(words)?;
-    // The body's reader learns of a break by itself.
+    // The body's reader notices a break itself.
     let connection = AbortOnDropHandle::new(tokio::spawn(async { drop(connection.await) }));
     request.headers_mut().entry(HOST).or_insert("localhost".parse().unwrap());
     let (head, body) = sender.send_request(request).await.map_err(words)?.into_parts();
@@ -147,7 +144,6 @@ impl Answering {
         .await;
     }
 
-    /// Reads the rest.
     pub(crate) async fn finish(mut self) -> Answer {
         let ended = soon("the rest of an answer", async {
             loop {
@@ -183,7 +179,6 @@ impl Answer {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
-    /// The data of the events of a stream.
     pub(crate) fn events(&self) -> Vec<String> {
         let text = self.text();
         let data = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
@@ -198,7 +193,8 @@ impl Answer {
         assert!(!text.contains("\"error\""), "{text}");
     }
 
-    /// Fails unless this is a stream that was broken off: the last event is its one error, nothing says that it is complete.
+    /// Fails unless this is a stream that was broken off: the last event is its one error, nothing
+    /// says that it is complete.
     pub(crate) fn assert_broken_stream(&self) {
         let text = self.text();
         assert_eq!(self.status, StatusCode::OK);
@@ -221,7 +217,7 @@ pub(crate) async fn raw(address: SocketAddr, bytes: &[u8]) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         let mut answer = Vec::new();
-        // A reset after the answer is as good as an end.
+        // A reset after the answer counts as its end.
         let _ = stream.read_to_end(&mut answer).await;
         String::from_utf8_lossy(&answer).into_owned()
     })

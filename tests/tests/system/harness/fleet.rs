@@ -25,10 +25,9 @@ use super::client::Endpoint;
 use super::program::kill_group;
 use super::wait::{soon, until};
 
-/// Given to every engine that has no value of its own.
+/// The defaults for engines' flags.
 const ENGINE_DEFAULTS: [(&str, &str); 2] = [("--sim-step-ms", "5"), ("--sim-start-ms", "50")];
 
-/// What to start.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     agents: usize,
@@ -71,13 +70,11 @@ impl Setup {
         self
     }
 
-    /// More flags for every engine.
     pub(crate) fn engine(mut self, flags: &str) -> Self {
         self.engine.extend(flags.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// More flags for the engines of one agent.
     pub(crate) fn engine_of(mut self, agent: usize, flags: &str) -> Self {
         self.engine_of.push((agent, flags.split_whitespace().map(str::to_owned).collect()));
         self
@@ -105,7 +102,6 @@ impl Setup {
     }
 }
 
-/// A router that runs.
 #[derive(Debug)]
 pub(crate) struct RunningRouter {
     pub(crate) edge: SocketAddr,
@@ -116,7 +112,6 @@ pub(crate) struct RunningRouter {
     pub(crate) task: JoinHandle<()>,
 }
 
-/// An agent that runs.
 #[derive(Debug)]
 pub(crate) struct RunningAgent {
     pub(crate) shutdown: Shutdown,
@@ -125,7 +120,6 @@ pub(crate) struct RunningAgent {
     pub(crate) run_dir: PathBuf,
 }
 
-/// A system that runs.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     pub(crate) routers: Vec<RunningRouter>,
@@ -152,7 +146,6 @@ impl RunningRouter {
         self.socket
     }
 
-    /// One of the router's own metrics.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         Endpoint::Tcp(self.admin).metric(name).await
     }
@@ -166,9 +159,8 @@ impl Fleet {
         fleet
     }
 
-    /// Starts everything.
     pub(crate) async fn launch(setup: Setup) -> Self {
-        // Seen when a test fails.
+        // Shown when a test fails.
         let log = hostler_boot::telemetry::LogConfig { level: "info,h2=off".into(), ..Default::default() };
         hostler_boot::telemetry::init(&log).unwrap();
         let directory = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
@@ -204,12 +196,10 @@ impl Fleet {
         self.agents.push(RunningAgent { shutdown, task, run_dir });
     }
 
-    /// The first router's edge.
     pub(crate) fn edge(&self) -> Endpoint {
         self.routers[0].edge()
     }
 
-    /// What an operator of the first router sees and does.
     pub(crate) fn admin(&self) -> Admin {
         self.routers[0].admin()
     }
@@ -234,7 +224,7 @@ impl Fleet {
         }
     }
 
-    /// Waits until every router has this of what a replica has cached, as its agent has it.
+    /// Waits until every router has these blocks of a replica's cache, as its agent reports them.
     pub(crate) async fn until_cached(&self, id: &str, what: &str, is: impl Fn(u64) -> bool) {
         for router in &self.routers {
             until(&format!("{id} has cached {what}"), async || {
@@ -245,7 +235,6 @@ impl Fleet {
         }
     }
 
-    /// Waits until every router sees every replica ready.
     pub(crate) async fn until_ready(&self) {
         let count = self.setup.agents * self.setup.agent.replicas as usize;
         for router in &self.routers {
@@ -277,13 +266,11 @@ impl Fleet {
         Endpoint::Unix(self.replica(id).await.socket.into())
     }
 
-    /// Sets a fault of a simulated engine.
     pub(crate) async fn fault(&self, id: &str, kind: &str) {
         let answer = self.engine(id).await.post("/sim/fault", &json!({"kind": kind})).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 
-    /// Kills every process of a replica's engine.
     pub(crate) async fn kill(&self, id: &str) {
         kill_group(self.replica(id).await.pid);
     }
@@ -318,7 +305,8 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        // What still runs ends with the runtime; an engine is killed when its supervisor's task is dropped.
+        // What still runs ends with the runtime. An engine is killed when its supervisor's task is
+        // dropped.
         self.agents.iter().for_each(|agent| agent.shutdown.stop());
         self.routers.iter().for_each(|router| router.shutdown.stop());
     }
@@ -329,7 +317,8 @@ pub(crate) async fn link(router: SocketAddr) -> AgentLinkClient<Channel> {
     AgentLinkClient::new(TonicEndpoint::from_shared(format!("http://{router}")).unwrap().connect().await.unwrap())
 }
 
-/// Begins an `Attach` call as an agent of our own would, with these first messages; the sender is for more.
+/// Begins an `Attach` call as an agent of our own would, with these first messages; the sender is
+/// for more.
 pub(crate) async fn attach(
     router: SocketAddr,
     first: impl IntoIterator<Item = Message>,

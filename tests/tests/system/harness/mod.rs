@@ -14,10 +14,9 @@ pub(crate) use wait::{DEADLINE, soon, until};
 
 use serde_json::{Value, json};
 
-/// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_hostler-under-test");
 
-/// What simulated engines serve unless told otherwise.
+/// The model of simulated engines unless another is named.
 pub(crate) const MODEL: &str = "simulated";
 
 /// A chat request of `tokens` tokens.

@@ -12,7 +12,6 @@ use super::PROGRAM;
 use super::admin::Admin;
 use super::wait::{DEADLINE, until};
 
-/// Home, logs and sockets of the programs that one test starts.
 #[derive(Debug)]
 pub(crate) struct Workplace {
     directory: TempDir,
@@ -20,7 +19,6 @@ pub(crate) struct Workplace {
     pub(crate) environment: Vec<(&'static str, &'static str)>,
 }
 
-/// A program that runs.
 #[derive(Debug)]
 pub(crate) struct Program {
     child: Child,
@@ -28,7 +26,6 @@ pub(crate) struct Program {
     home: PathBuf,
 }
 
-/// A program that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) success: bool,
@@ -42,12 +39,10 @@ impl Workplace {
         Self { directory: tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap(), environment: Vec::new() }
     }
 
-    /// Where everything is.
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Writes a file and gives back its path.
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.directory.path().join(name);
         fs::write(&path, text).unwrap();
@@ -97,7 +92,6 @@ impl Workplace {
         command
     }
 
-    /// Starts a program that goes on until it is told to end.
     pub(crate) fn start(&self, name: &str, arguments: &[&str]) -> Program {
         let home = self.directory.path().to_owned();
         let file = |end: &str| File::create(home.join(format!("{name}.{end}"))).unwrap();
@@ -105,7 +99,6 @@ impl Workplace {
         Program { child, name: name.to_owned(), home: home.clone() }
     }
 
-    /// Starts `hostler up` with this many simulated engines, on free ports.
     pub(crate) fn up(&self, replicas: usize, engine: &[&str]) -> Program {
         let replicas = replicas.to_string();
         let mut arguments = vec!["up", "--engine", "simulated", "--replicas", &replicas];
@@ -114,7 +107,6 @@ impl Workplace {
         self.start("up", &arguments)
     }
 
-    /// Runs a program that ends by itself.
     pub(crate) async fn run(&self, arguments: &[&str]) -> Ended {
         let mut command = tokio::process::Command::from(self.command(arguments));
         let output = tokio::time::timeout(DEADLINE, command.kill_on_drop(true).output()).await;
@@ -145,7 +137,7 @@ impl Program {
         fs::read_to_string(self.home.join(format!("{}.err", self.name))).unwrap_or_default()
     }
 
-    /// Waits for a line of its output that begins like this; gives back the whole line.
+    /// Waits for a line of its output with this prefix; returns the whole line.
     pub(crate) async fn line(&self, beginning: &str) -> String {
         until(&format!("a line {beginning:?}"), async || {
             let (out, error) = (self.stdout(), self.stderr());
@@ -193,7 +185,7 @@ impl Drop for Program {
             self.signal(Signal::TERM);
             std::thread::sleep(Duration::from_millis(20));
         }
-        // Of a program that does not obey, the engines are found by what it wrote down.
+        // The engines of a program that does not obey are found by its records.
         let _ = self.child.kill();
         let _ = self.child.wait();
         for agent in fs::read_dir(self.home.join("run")).into_iter().flatten().flatten() {
@@ -207,13 +199,11 @@ impl Drop for Program {
     }
 }
 
-/// Sends a signal to one process.
 pub(crate) fn signal(pid: u32, signal: Signal) {
-    // One that has ended is what the caller wants.
+    // One that has exited is fine.
     let _ = kill_process(process(pid), signal);
 }
 
-/// Kills a process group.
 pub(crate) fn kill_group(leader: u32) {
     let _ = kill_process_group(process(leader), Signal::KILL);
 }

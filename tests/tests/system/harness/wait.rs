@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// How long anything in a test may take.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Asks `probe` until it gives `Ok`; fails with its last `Err` at the deadline.

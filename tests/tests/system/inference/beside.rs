@@ -39,7 +39,7 @@ async fn health_follows_the_fleet() {
     assert!(soon("the end of the watch", watch.message()).await.unwrap().is_none(), "a watch keeps no router from leaving");
 }
 
-/// Calls a health check with a message that is announced to have `length` bytes, of which so many come and the rest does not.
+/// Calls a health check whose message is announced with `length` bytes, of which only `sent` come.
 fn slow_check(fleet: &Fleet, length: u32, sent: usize) -> AbortOnDropHandle<Response<Incoming>> {
     let edge = fleet.routers[0].edge;
     AbortOnDropHandle::new(tokio::spawn(async move {

@@ -53,7 +53,7 @@ async fn a_booking_counts_on_its_replica_until_it_is_released_or_expires() {
     assert_eq!(client.place(PlaceRequest::default()).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
-/// Makes a key and gives back its text.
+/// Makes a key and returns its text.
 async fn key(file: &str, more: &[&str]) -> String {
     let made = hostler(&[&["keys", "create", "--file", file], more].concat()).await;
     assert!(made.success, "{}", made.stderr);

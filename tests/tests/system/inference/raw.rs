@@ -10,7 +10,6 @@ use tonic::Code;
 
 use crate::harness::{Fleet, soon};
 
-/// See the module.
 pub(super) struct Raw {
     sender: http2::SendRequest<Full<Bytes>>,
     _connection: AbortOnDropHandle<()>,
@@ -22,7 +21,7 @@ pub(super) struct Called {
     pub(super) status: u16,
     /// Of the body.
     pub(super) bytes: usize,
-    /// With those at the end.
+    /// With the trailers.
     pub(super) headers: HeaderMap,
 }
 

@@ -30,7 +30,7 @@ const STREAM: &str = concat!(
     "\n\ndata: [DONE]\n\n",
 );
 
-/// Tells a stream whose pieces come 100 ms apart, after half a second.
+/// Translates a stream whose pieces come 100 ms apart, after half a second.
 fn told_of(form: OllamaRoute, pieces: &[&[u8]]) -> (String, Option<TranslationError>) {
     let begun = Instant::now();
     let mut teller = StreamTranslation::new(OllamaTranslator::new(form, "m".into(), begun));
