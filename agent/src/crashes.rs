@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// How long a crash is remembered: as long as routers refuse a request that killed engines.
-pub const CRASH_RETENTION: Duration = Duration::from_secs(10 * 60);
+pub(crate) const CRASH_RETENTION: Duration = Duration::from_secs(10 * 60);
 
 /// The most crashes that are remembered. With the pauses between the starts of an engine that keeps
 /// crashing (1, 2, 4, … s) ten minutes hold about nine.

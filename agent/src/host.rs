@@ -7,12 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::EngineKind;
-pub use crate::gpu::Gpu;
+pub(crate) use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
 use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
 
 #[derive(Debug, Clone)]
-pub struct Host {
+pub(crate) struct Host {
     /// The host name, as the kernel knows it.
     pub name: String,
     /// The GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES` where that is
@@ -39,7 +39,7 @@ pub enum EngineProgram {
 }
 
 #[derive(Debug, Clone)]
-pub struct ProgramLookup {
+pub(crate) struct ProgramLookup {
     pub name: PathBuf,
     /// Where a name was looked for, in words.
     pub searched: String,
@@ -78,7 +78,7 @@ impl Host {
     ///
     /// # Errors
     /// When the driver does not work, or this process may use none of its GPUs.
-    pub async fn discover(engine: &EngineProgram, library: &Path, visible: Option<&str>) -> Result<Self, HostError> {
+    pub(crate) async fn discover(engine: &EngineProgram, library: &Path, visible: Option<&str>) -> Result<Self, HostError> {
         let library = Some(library).filter(|path| !path.as_os_str().is_empty());
         let without = |reason: &str| Self { name: host_name(), gpus: Vec::new(), driver: None, no_gpu_because: Some(reason.to_owned()) };
         if matches!(engine, EngineProgram::Simulated { .. }) && library.is_none() {
@@ -103,7 +103,12 @@ impl Host {
 }
 
 /// Which program becomes an engine. `this_program` is what the simulated engine is part of.
-pub fn choose_program(kind: EngineKind, model_given: bool, vllm: &ProgramLookup, this_program: &Path) -> Result<EngineProgram, HostError> {
+pub(crate) fn choose_program(
+    kind: EngineKind,
+    model_given: bool,
+    vllm: &ProgramLookup,
+    this_program: &Path,
+) -> Result<EngineProgram, HostError> {
     let simulated = EngineProgram::Simulated { program: this_program.to_owned() };
     match (kind, model_given, &vllm.found) {
         (EngineKind::Simulated, _, _) | (EngineKind::Auto, false, None) => Ok(simulated),
@@ -119,7 +124,7 @@ pub fn choose_program(kind: EngineKind, model_given: bool, vllm: &ProgramLookup,
 /// what is free now, so that as much is left for weights. It is 32 at most, because a cache is
 /// touched before an engine is ready. `None` where vLLM's own variable is set, or the free memory
 /// is unknown.
-pub fn kv_cache_gib(engines: usize) -> Option<u64> {
+pub(crate) fn kv_cache_gib(engines: usize) -> Option<u64> {
     if env::var_os("VLLM_CPU_KVCACHE_SPACE").is_some() {
         return None;
     }
@@ -130,7 +135,7 @@ pub fn kv_cache_gib(engines: usize) -> Option<u64> {
 
 /// Looks for a program: a path as it is, a name in each directory of `search_path` (the value of
 /// `PATH`).
-pub fn find_program(name: &Path, search_path: Option<&OsStr>) -> ProgramLookup {
+pub(crate) fn find_program(name: &Path, search_path: Option<&OsStr>) -> ProgramLookup {
     let runnable = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
     if name.components().count() > 1 {
         return ProgramLookup {

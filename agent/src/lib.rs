@@ -3,28 +3,28 @@
 //! `host` finds what there is to run on, `engine` keeps each engine alive, `probe` watches its load, `cache` knows what it has cached,
 //! `prompt_files` reads its tokenizer, `uplink` serves the routers.
 
-pub mod advise;
-pub mod cache;
+mod advise;
+mod cache;
 mod config;
-pub mod crashes;
+mod crashes;
 mod dial;
-pub mod engine;
+mod engine;
 mod engine_client;
-pub mod gpu;
-pub mod gpu_watch;
-pub mod host;
-pub mod join;
+mod gpu;
+mod gpu_watch;
+mod host;
+mod join;
 pub mod keeper;
 pub mod lane;
 mod metrics;
 pub mod node;
 pub mod plan;
-pub mod probe;
+mod probe;
 mod process;
-pub mod prompt_files;
+mod prompt_files;
 mod run_dir;
 mod sizes;
-pub mod traffic;
+mod traffic;
 pub mod uplink;
 pub mod vllm;
 

@@ -11,8 +11,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
 use self::crash_suspects::SuspectTracker;
-pub use self::flow::{EngineWait, ResponseFlow};
-pub use self::gaps::GapHistogram;
+pub(crate) use self::flow::{EngineWait, ResponseFlow};
 use crate::crashes::RequestFingerprint;
 
 /// Which router a request came from: a number the uplink gives to each router it knows.

@@ -6,7 +6,7 @@ pub mod lane;
 pub mod wire;
 
 /// Between agents and routers.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+#[allow(unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod agent {
     /// Version 1; see `agent/v1/agent.proto`.
     pub mod v1 {
@@ -15,7 +15,7 @@ pub mod agent {
 }
 
 /// Between operators and routers.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+#[allow(unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod fleet {
     /// Version 1; see `fleet/v1/fleet.proto`.
     pub mod v1 {
@@ -24,7 +24,7 @@ pub mod fleet {
 }
 
 /// Between applications and routers.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+#[allow(unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod inference {
     /// Version 1; see `inference/v1/inference.proto`.
     pub mod v1 {
@@ -37,7 +37,7 @@ pub mod inference {
 }
 
 /// Between nodes that join and routers.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
+#[allow(unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod join {
     /// Version 1; see `join/v1/join.proto`.
     pub mod v1 {

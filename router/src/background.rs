@@ -9,14 +9,14 @@ use tokio_util::task::TaskTracker;
 
 /// Clones share the tasks.
 #[derive(Debug, Clone, Default)]
-pub struct BackgroundTasks {
+pub(crate) struct BackgroundTasks {
     end: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl BackgroundTasks {
     /// Starts a task. When all tasks are to end it is dropped at its next await point.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let end = self.end.clone();
         self.tasks.spawn(async move {
             tokio::select! {
@@ -28,12 +28,12 @@ impl BackgroundTasks {
 
     /// Cancelled when all tasks are to end.
     #[must_use]
-    pub fn end(&self) -> &CancellationToken {
+    pub(crate) fn end(&self) -> &CancellationToken {
         &self.end
     }
 
     /// Tells all tasks to end and waits until they have, at most `limit`.
-    pub async fn finish(&self, limit: Duration) {
+    pub(crate) async fn finish(&self, limit: Duration) {
         self.end.cancel();
         self.tasks.close();
         if timeout(limit, self.tasks.wait()).await.is_err() {

@@ -19,7 +19,7 @@ use crate::placement::RequestQueue;
 /// The requests that their callers send themselves. There are no more than admission lets in. Cheap
 /// to clone.
 #[derive(Debug, Clone)]
-pub struct Bookings(Arc<BookingsShared>);
+pub(crate) struct Bookings(Arc<BookingsShared>);
 
 #[derive(Debug)]
 struct BookingsShared {
@@ -49,21 +49,11 @@ struct ExternalBooking {
 impl Bookings {
     /// Starts the task that expires bookings.
     #[must_use]
-    pub fn start(queue: RequestQueue, tasks: &BackgroundTasks) -> Self {
+    pub(crate) fn start(queue: RequestQueue, tasks: &BackgroundTasks) -> Self {
         let bookings = Self(Arc::new(BookingsShared { table: Mutex::default(), queue, changed: Notify::new() }));
         let expiring = bookings.clone();
         tasks.spawn(async move { expiring.run_expiry().await });
         bookings
-    }
-
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.table.lock().by_id.len()
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Counts a request under `id`, which nobody can guess: its prompt for `computing`, the whole

@@ -34,8 +34,8 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::engine_life::EngineLife;
 use standing::SuspectStanding;
-pub use standing::{Ban, Fingerprint};
-pub use suspect_table::MAX_REQUESTS_PER_CRASH;
+pub(crate) use standing::{Ban, Fingerprint};
+pub(crate) use suspect_table::MAX_REQUESTS_PER_CRASH;
 use suspect_table::SuspectTable;
 pub(crate) use suspect_table::TrialConstraints;
 use trials::TrialDemand;
@@ -67,7 +67,7 @@ pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Finger
 
 /// The crash of an engine, as its agent reports it.
 #[derive(Debug)]
-pub struct ReportedCrash {
+pub(crate) struct ReportedCrash {
     pub epoch: u64,
     pub age: Duration,
     /// The requests that were in flight.
@@ -75,7 +75,7 @@ pub struct ReportedCrash {
 }
 
 #[derive(Debug)]
-pub struct CrashSuspects {
+pub(crate) struct CrashSuspects {
     table: Mutex<SuspectTable>,
     /// Records in the table; nobody looks further while there are none.
     suspect_count: AtomicUsize,
@@ -88,7 +88,7 @@ pub struct CrashSuspects {
 impl CrashSuspects {
     /// A record in which a crash counts for `ttl`; zero keeps none.
     #[must_use]
-    pub fn new(ttl: Duration) -> Arc<Self> {
+    pub(crate) fn new(ttl: Duration) -> Arc<Self> {
         Arc::new(Self {
             table: Mutex::new(SuspectTable::new(ttl, Instant::now())),
             suspect_count: AtomicUsize::new(0),
@@ -99,7 +99,7 @@ impl CrashSuspects {
     }
 
     /// An agent has reported the crash of one of `replica`'s engines.
-    pub fn record_reported_crash(&self, replica: &str, crash: &ReportedCrash) {
+    pub(crate) fn record_reported_crash(&self, replica: &str, crash: &ReportedCrash) {
         if self.ttl.is_zero() || crash.requests.is_empty() {
             return;
         }
@@ -113,7 +113,7 @@ impl CrashSuspects {
 
     /// Requests with a crash to their name, for the metrics.
     #[must_use]
-    pub fn suspect_count(&self) -> usize {
+    pub(crate) fn suspect_count(&self) -> usize {
         self.with_table(|table| table.suspect_count())
     }
 
@@ -168,7 +168,7 @@ pub(crate) enum Clearance {
 /// Follows a request for the crash suspects, from before its first attempt to its last byte.
 /// Dropped on trial before its engine has answered anything, it keeps its place there for a while.
 #[derive(Debug)]
-pub struct CrashWatch {
+pub(crate) struct CrashWatch {
     crash_suspects: Arc<CrashSuspects>,
     fingerprint: Option<Fingerprint>,
     trial_id: Option<u64>,

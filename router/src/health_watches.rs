@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) const MAX_WATCHES: usize = 1024;
 
 #[derive(Debug, Clone)]
-pub struct HealthWatchPermits(Arc<Semaphore>);
+pub(crate) struct HealthWatchPermits(Arc<Semaphore>);
 
 impl Default for HealthWatchPermits {
     fn default() -> Self {

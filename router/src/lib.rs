@@ -3,24 +3,24 @@
 //! A request comes by `edge` (HTTP) or `grpc`, and both send it through `inbound` → `admission` → `dispatch`, which has its `prompt` read and
 //! `placement` choose → `lanes`; state comes in through `agent_endpoint` → `fleet`.
 
-pub mod access_log;
-pub mod admission;
+mod access_log;
+mod admission;
 mod agent_endpoint;
-pub mod background;
-pub mod bookings;
+mod background;
+mod bookings;
 mod cache_level;
 mod config;
-pub mod crash_suspects;
+mod crash_suspects;
 mod direct_writing;
-pub mod dispatch;
-pub mod edge;
+mod dispatch;
+mod edge;
 mod engine_life;
 mod exposures;
-pub mod fleet;
+mod fleet;
 mod fleet_figures;
-pub mod grpc;
-pub mod health_watches;
-pub mod inbound;
+mod grpc;
+mod health_watches;
+mod inbound;
 mod join;
 pub mod keys;
 pub mod lanes;
@@ -28,10 +28,10 @@ mod member;
 mod metrics;
 mod operators;
 mod outcome;
-pub mod placement;
-pub mod prompt;
+mod placement;
+mod prompt;
 mod random;
-pub mod response_affinity;
+mod response_affinity;
 pub mod sse;
 mod tls;
 

@@ -11,8 +11,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use self::cpu::FrontEndCpu;
 pub(crate) use self::rules::evaluate_rules;
-pub use self::rules::{Finding, FindingKind};
-pub use self::window::{EngineSetup, Observation, RuntimeFacts, Window};
+pub(crate) use self::rules::{Finding, FindingKind};
+pub(crate) use self::window::{EngineSetup, Observation, RuntimeFacts, Window};
 use crate::engine::{Engine, EngineStatus, Phase};
 use crate::gpu::GpuReading;
 use crate::probe::DetailReader;

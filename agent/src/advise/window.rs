@@ -13,7 +13,7 @@ pub(super) const WINDOW_SECONDS: usize = 60;
 
 /// One observation of an engine. What could not be learned is absent.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Observation {
+pub(crate) struct Observation {
     pub metrics: Option<EngineMetrics>,
     /// What is read only while it is busy.
     pub details: Option<EngineDetails>,
@@ -58,7 +58,7 @@ impl EngineSetup {
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct RuntimeFacts {
+pub(crate) struct RuntimeFacts {
     /// vLLM's Python front-end serves it.
     pub python: bool,
     /// It neither compiles nor captures graphs.
@@ -71,7 +71,7 @@ pub struct RuntimeFacts {
 
 /// The last minute of one life of an engine.
 #[derive(Debug, Default)]
-pub struct Window {
+pub(crate) struct Window {
     epoch: u64,
     observations: VecDeque<Observation>,
     /// Seconds of this life in which it had work.
@@ -110,7 +110,7 @@ impl TokenGapMean {
 
 impl Window {
     /// Takes in the next second. A new life begins with nothing seen.
-    pub fn push(&mut self, epoch: u64, observation: Observation) {
+    pub(crate) fn push(&mut self, epoch: u64, observation: Observation) {
         if self.epoch != epoch {
             *self = Self { epoch, ..Self::default() };
         }

@@ -8,7 +8,7 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Something that a block's content depends on, as the engine put it.
 #[derive(Debug, Clone, PartialEq)]
-pub enum ExtraKey {
+pub(crate) enum ExtraKey {
     Null,
     Bool(bool),
     Integer(i128),
@@ -21,7 +21,7 @@ pub enum ExtraKey {
 
 impl ExtraKey {
     /// Appends bytes that are the same for equal values only.
-    pub fn write_canonical(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write_canonical(&self, out: &mut Vec<u8>) {
         let mut tagged = |tag: u8, content: &[u8]| {
             out.push(tag);
             out.extend_from_slice(&(content.len() as u64).to_le_bytes());

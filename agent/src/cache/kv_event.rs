@@ -7,10 +7,10 @@ use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 
-pub use super::extra::ExtraKey;
+pub(crate) use super::extra::ExtraKey;
 
 #[derive(Debug, thiserror::Error)]
-pub enum KvEventError {
+pub(crate) enum KvEventError {
     #[error("a message of {0} frames")]
     Frames(usize),
     #[error("a sequence number of {0} bytes")]
@@ -20,7 +20,7 @@ pub enum KvEventError {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum KvEvent {
+pub(crate) enum KvEvent {
     Stored(Box<BlocksStored>),
     Removed(BlocksRemoved),
     Cleared,
@@ -30,7 +30,7 @@ pub enum KvEvent {
 
 /// Blocks of one sequence that follow each other.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct BlocksStored {
+pub(crate) struct BlocksStored {
     /// The engine's hashes, 64 bits of each.
     pub hashes: Vec<u64>,
     /// The block before the first one; `None` where a sequence begins.
@@ -52,7 +52,7 @@ pub struct BlocksStored {
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct BlocksRemoved {
+pub(crate) struct BlocksRemoved {
     /// The engine's hashes, 64 bits of each.
     pub hashes: Vec<u64>,
     pub medium: Option<String>,
@@ -61,7 +61,7 @@ pub struct BlocksRemoved {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ReplayMessage {
+pub(crate) enum ReplayMessage {
     /// A message as it was sent before.
     Batch(u64, Bytes),
     End,
@@ -71,7 +71,7 @@ pub enum ReplayMessage {
 ///
 /// # Errors
 /// When it is not one.
-pub fn parse_live(frames: &[Bytes]) -> Result<(u64, Bytes), KvEventError> {
+pub(crate) fn parse_live(frames: &[Bytes]) -> Result<(u64, Bytes), KvEventError> {
     match frames {
         [_topic, sequence, payload] => Ok((parse_sequence(sequence)?, payload.clone())),
         other => Err(KvEventError::Frames(other.len())),
@@ -83,7 +83,7 @@ pub fn parse_live(frames: &[Bytes]) -> Result<(u64, Bytes), KvEventError> {
 ///
 /// # Errors
 /// When it is not one.
-pub fn parse_replay(frames: &[Bytes]) -> Result<ReplayMessage, KvEventError> {
+pub(crate) fn parse_replay(frames: &[Bytes]) -> Result<ReplayMessage, KvEventError> {
     let (sequence, payload) = match frames {
         [_empty, sequence, payload] | [_empty, _, sequence, payload] => (parse_sequence(sequence)?, payload),
         other => return Err(KvEventError::Frames(other.len())),
@@ -100,7 +100,7 @@ fn parse_sequence(frame: &Bytes) -> Result<u64, KvEventError> {
 ///
 /// # Errors
 /// When it is not one.
-pub fn parse_events(payload: &[u8]) -> Result<Vec<KvEvent>, KvEventError> {
+pub(crate) fn parse_events(payload: &[u8]) -> Result<Vec<KvEvent>, KvEventError> {
     let EventBatch(events) = rmp_serde::from_slice(payload)?;
     Ok(events)
 }

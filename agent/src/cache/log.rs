@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
 use super::kv_event::KvEvent;
-use super::mirror::{BlockMirror, CacheDigest, Change, CopyReporting, Effects};
+use super::mirror::{BlockMirror, CacheDigest, Change, Effects};
 use super::{CacheCounters, CacheStatus};
 
 /// Changes that are kept for readers; one that is further behind reads everything again. 16 bytes
@@ -100,7 +100,7 @@ impl Default for CacheLog {
             epoch: 0,
             is_alive: false,
             is_incomplete: false,
-            mirror: BlockMirror::new(CopyReporting::EachCopy),
+            mirror: BlockMirror::new(),
             changes: VecDeque::new(),
             first_number: 0,
             counters: CacheCounters::default(),
@@ -152,7 +152,7 @@ impl CacheLog {
         inner.is_alive = true;
         inner.is_incomplete = false;
         inner.forget();
-        inner.mirror = BlockMirror::new(CopyReporting::EachCopy);
+        inner.mirror = BlockMirror::new();
         self.publish(&inner, |watch| (watch.exact, watch.reason) = (false, NOT_READY.to_owned()));
         CacheLogWriter { log: Arc::clone(self), epoch }
     }

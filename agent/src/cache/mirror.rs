@@ -9,25 +9,15 @@ use rustc_hash::FxHashMap;
 
 use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};
 
-/// Whether an engine reports each physical copy of a block, or each block once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CopyReporting {
-    /// A prompt that was computed twice stores its last block twice, and both copies are removed
-    /// one by one. Every release so far.
-    EachCopy,
-    /// One removal means that no copy is left.
-    Once,
-}
-
 /// The number of keys, and the XOR of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CacheDigest {
+pub(crate) struct CacheDigest {
     pub count: u64,
     pub xor: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// It was not there before.
     Stored(BlockKey),
     /// It was there before.
@@ -36,7 +26,7 @@ pub enum Change {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Effects {
+pub(crate) struct Effects {
     pub changes: Vec<Change>,
     /// Events of known kinds.
     pub events: u64,
@@ -49,8 +39,7 @@ pub struct Effects {
 }
 
 #[derive(Debug)]
-pub struct BlockMirror {
-    copies: CopyReporting,
+pub(crate) struct BlockMirror {
     group: Option<CacheGroup>,
     /// There are several groups, and the engine does not say of what kind: the mirrored one may be
     /// any.
@@ -100,48 +89,40 @@ impl AttentionSpan {
 
 impl BlockMirror {
     #[must_use]
-    pub fn new(copies: CopyReporting) -> Self {
-        Self {
-            copies,
-            group: None,
-            has_unnamed_groups: false,
-            block_size: 0,
-            blocks: FxHashMap::default(),
-            keys: FxHashMap::default(),
-            xor: 0,
-        }
+    pub(crate) fn new() -> Self {
+        Self { group: None, has_unnamed_groups: false, block_size: 0, blocks: FxHashMap::default(), keys: FxHashMap::default(), xor: 0 }
     }
 
     #[must_use]
-    pub fn digest(&self) -> CacheDigest {
+    pub(crate) fn digest(&self) -> CacheDigest {
         CacheDigest { count: self.keys.len() as u64, xor: self.xor }
     }
 
     /// The keys, in no order.
-    pub fn keys(&self) -> impl Iterator<Item = BlockKey> + '_ {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = BlockKey> + '_ {
         self.keys.keys().copied()
     }
 
     /// Tokens that a block holds; 0 before the first.
     #[must_use]
-    pub fn block_size(&self) -> u32 {
+    pub(crate) fn block_size(&self) -> u32 {
         self.block_size
     }
 
     /// Whether a cached block may follow one that is not.
     #[must_use]
-    pub fn has_holes(&self) -> bool {
+    pub(crate) fn has_holes(&self) -> bool {
         self.has_unnamed_groups || self.group.is_some_and(|group| group.reach == AttentionSpan::Window)
     }
 
     /// Forgets all blocks, but not what they are like.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.blocks.clear();
         self.keys.clear();
         self.xor = 0;
     }
 
-    pub fn apply(&mut self, event: &KvEvent, effects: &mut Effects) {
+    pub(crate) fn apply(&mut self, event: &KvEvent, effects: &mut Effects) {
         match event {
             KvEvent::Stored(stored) => self.store(stored, effects),
             KvEvent::Removed(removed) => self.remove(removed, effects),
@@ -232,7 +213,9 @@ impl BlockMirror {
 
     fn remove_block(&mut self, hash: u64, effects: &mut Effects) {
         let Entry::Occupied(mut block) = self.blocks.entry(hash) else { return };
-        if self.copies == CopyReporting::EachCopy && block.get().copies > 1 {
+        // A prompt that was computed twice stores its last block twice, and both copies are removed
+        // one by one.
+        if block.get().copies > 1 {
             block.get_mut().copies -= 1;
             return;
         }

@@ -2,15 +2,15 @@
 //! `subscriber` listens to one life of an engine, and `CacheLog` is what the sessions with routers read.
 
 mod extra;
-pub mod kv_event;
+pub(crate) mod kv_event;
 mod log;
-pub mod mirror;
+pub(crate) mod mirror;
 mod subscriber;
 
 use std::path::PathBuf;
 
 pub(crate) use self::log::CacheLogWriter;
-pub use self::log::{CacheDelta, CacheLog, Cursor};
+pub(crate) use self::log::{CacheDelta, CacheLog, Cursor};
 pub(crate) use self::subscriber::{FollowFrom, follow};
 
 /// How well the blocks of an engine are known, and whether that has changed.

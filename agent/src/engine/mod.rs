@@ -1,16 +1,16 @@
 //! One engine under supervision: started, watched, drained, restarted after a crash and stopped for good, with never a process left behind. `Engine` is the handle that the rest of the agent holds; a task of its own does the work.
 
 mod canary;
-pub mod control;
+pub(crate) mod control;
 mod crash_output;
-pub mod diagnosis;
+pub(crate) mod diagnosis;
 mod engine_life;
 mod health;
 mod log;
 mod model_card;
 mod monitored_engine;
-pub mod start_order;
-pub mod startup_progress;
+pub(crate) mod start_order;
+pub(crate) mod startup_progress;
 mod state_machine;
 mod supervisor;
 mod watchdog;
@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use self::control::{ControlTask, DesiredAdapters, LoraAdapter};
 use self::diagnosis::Diagnosis;
 use self::log::EngineLog;
-pub use self::model_card::ModelCard;
+pub(crate) use self::model_card::ModelCard;
 use self::start_order::StartOrder;
 use self::startup_progress::{LogFacts, StartupProgress};
 use self::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};

@@ -34,7 +34,7 @@ struct StartOrderShared {
 
 /// Lets an engine start; given up when dropped.
 #[derive(Debug)]
-pub struct StartPermit {
+pub(crate) struct StartPermit {
     shared: Arc<StartOrderShared>,
     ticket: u64,
 }

@@ -21,7 +21,7 @@ pub struct CpuBinding {
 
 /// What each replica's engine is bound to, in the order of `replicas`, which are given by their
 /// GPUs. The log explains which are not bound.
-pub fn plan_cpu_bindings(driver: &GpuDriver, replicas: &[Vec<Gpu>]) -> Vec<Option<CpuBinding>> {
+pub(crate) fn plan_cpu_bindings(driver: &GpuDriver, replicas: &[Vec<Gpu>]) -> Vec<Option<CpuBinding>> {
     let near: Vec<Vec<GpuLocality>> = replicas.iter().map(|gpus| gpus.iter().map(|gpu| driver.locality(gpu)).collect()).collect();
     let bound = divide_cores(&near, &cores(&allowed_cpus()));
     for (replica, bound) in bound.iter().enumerate() {

@@ -9,13 +9,13 @@ mod links;
 mod locality;
 pub(crate) mod nvml;
 mod readings;
-pub mod visible;
+pub(crate) mod visible;
 
-pub use availability::{GpuAvailability, StartObstacle};
-pub use cpu_binding::{CpuBinding, plan_cpu_bindings};
-pub use driver::{DriverError, GpuDriver};
-pub use links::NvlinkTopology;
-pub use readings::{GpuReading, GpuReadings};
+pub(crate) use availability::{GpuAvailability, StartObstacle};
+pub(crate) use cpu_binding::{CpuBinding, plan_cpu_bindings};
+pub(crate) use driver::{DriverError, GpuDriver};
+pub(crate) use links::NvlinkTopology;
+pub(crate) use readings::{GpuReading, GpuReadings};
 
 /// One GPU, or one slice of a GPU, as the driver describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

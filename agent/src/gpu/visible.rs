@@ -17,7 +17,7 @@ pub enum VisibleDevicesError {
 
 /// The GPUs that a value of the variable allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GpuSelection {
+pub(crate) struct GpuSelection {
     /// In the variable's order; all when it is not set.
     pub gpus: Vec<Gpu>,
     /// The entry that matches nothing here, where the list ends; for the log.
@@ -31,7 +31,7 @@ pub struct GpuSelection {
 ///
 /// # Errors
 /// When it allows none, or begins with what is not there.
-pub fn select(devices: &[Gpu], visible: Option<&str>) -> Result<GpuSelection, VisibleDevicesError> {
+pub(crate) fn select(devices: &[Gpu], visible: Option<&str>) -> Result<GpuSelection, VisibleDevicesError> {
     let Some(visible) = visible else {
         return Ok(GpuSelection { gpus: devices.to_vec(), unknown_entry: None });
     };

@@ -24,14 +24,14 @@ const READ_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_QUEUED_EVENTS: usize = 64;
 
 #[derive(Debug)]
-pub struct WatchedReplica {
+pub(crate) struct WatchedReplica {
     /// Its name in the fleet, `node/index`.
     pub name: String,
     pub gpus: Vec<Gpu>,
     pub engine: Engine,
 }
 
-pub async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end: CancellationToken) {
+pub(crate) async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end: CancellationToken) {
     let used: Vec<Gpu> = replicas.iter().flat_map(|replica| replica.gpus.iter().cloned()).collect();
     let unread = |gpu: &Gpu| GpuReading { uuid: gpu.uuid.clone(), ..GpuReading::default() };
     driver.readings_sender().send_replace(Arc::new(GpuReadings { readings: used.iter().map(unread).collect() }));

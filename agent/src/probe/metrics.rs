@@ -227,7 +227,7 @@ fn end_of_quoted(text: &str) -> Option<usize> {
 
 mod details;
 
-pub use details::EngineDetails;
+pub(crate) use details::EngineDetails;
 pub(super) use details::{detailed_path, parse_details};
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use http::StatusCode;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use self::metrics::{EngineDetails, EngineMetrics};
+pub(crate) use self::metrics::{EngineDetails, EngineMetrics};
 use crate::engine_client::{ApiClient, FetchError};
 use crate::traffic::Traffic;
 

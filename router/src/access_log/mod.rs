@@ -23,7 +23,7 @@ use crate::outcome::AnswerOutcome;
 use crate::sse::TokenUsage;
 use line::AccessLine;
 use writer::LineSender;
-pub use writer::{AccessLogError, AccessLogWriter};
+pub(crate) use writer::{AccessLogError, AccessLogWriter};
 
 /// W3C's Trace Context, of which a line has the trace.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -35,7 +35,7 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const MAX_CLIENT_ID_BYTES: usize = 128;
 
 #[derive(Debug, Clone, Default)]
-pub struct AccessLog(Option<LineSender>);
+pub(crate) struct AccessLog(Option<LineSender>);
 
 impl AccessLog {
     /// Writes to the file at `path`, or to standard error when that is empty. Lines for which there
@@ -43,7 +43,7 @@ impl AccessLog {
     ///
     /// # Errors
     /// When the file cannot be opened.
-    pub fn start(format: AccessFormat, path: &std::path::Path, dropped: Counter) -> Result<(Self, AccessLogWriter), AccessLogError> {
+    pub(crate) fn start(format: AccessFormat, path: &std::path::Path, dropped: Counter) -> Result<(Self, AccessLogWriter), AccessLogError> {
         if format == AccessFormat::Off {
             return Ok((Self(None), AccessLogWriter::default()));
         }
@@ -52,7 +52,7 @@ impl AccessLog {
     }
 
     #[must_use]
-    pub fn start_entry(&self, method: &Method, path: Option<&PathAndQuery>, headers: &HeaderMap) -> AccessEntry {
+    pub(crate) fn start_entry(&self, method: &Method, path: Option<&PathAndQuery>, headers: &HeaderMap) -> AccessEntry {
         let Some(lines) = &self.0 else { return AccessEntry::none() };
         let line = Box::new(AccessLine {
             method: method.clone(),
@@ -68,7 +68,7 @@ impl AccessLog {
 /// What is noted of one request. Clones share it; the line is written when the last of them is
 /// dropped.
 #[derive(Debug, Clone, Default)]
-pub struct AccessEntry(Option<Arc<OpenEntry>>);
+pub(crate) struct AccessEntry(Option<Arc<OpenEntry>>);
 
 #[derive(Debug)]
 struct OpenEntry {
@@ -90,18 +90,18 @@ impl Drop for OpenEntry {
 impl AccessEntry {
     /// For requests that no client has sent: notes nothing.
     #[must_use]
-    pub fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self(None)
     }
 
-    pub fn set_caller(&self, caller: &Caller) {
+    pub(crate) fn set_caller(&self, caller: &Caller) {
         self.update(|line| {
             line.key = caller.key.clone();
             line.tenant = caller.tenant.clone();
         });
     }
 
-    pub fn set_request(&self, id: u64, model: Option<&str>) {
+    pub(crate) fn set_request(&self, id: u64, model: Option<&str>) {
         self.update(|line| {
             line.id = id;
             line.model = model.map(line::truncate);
@@ -109,7 +109,7 @@ impl AccessEntry {
     }
 
     /// It is sent to this replica, after it was queued for so long.
-    pub fn record_attempt(&self, replica: &Arc<str>, attempt: usize, queued: std::time::Duration) {
+    pub(crate) fn record_attempt(&self, replica: &Arc<str>, attempt: usize, queued: std::time::Duration) {
         self.update(|line| {
             line.replica = Some(replica.clone());
             line.attempts = attempt;
@@ -117,17 +117,17 @@ impl AccessEntry {
         });
     }
 
-    pub fn record_first_byte(&self) {
+    pub(crate) fn record_first_byte(&self) {
         self.update(|line| line.first_byte = line.first_byte.or(Some(line.received_at.elapsed())));
     }
 
     /// Notes that no engine answers, because of `cause`. Only the first cause is logged.
-    pub fn record_refusal(&self, cause: &'static str) {
+    pub(crate) fn record_refusal(&self, cause: &'static str) {
         self.update(|line| line.cause = line.cause.or(Some(cause)));
     }
 
     /// Notes the end of an answer that had begun; `cause` says why it broke.
-    pub fn record_end(&self, outcome: AnswerOutcome, cause: Option<&'static str>, usage: Option<TokenUsage>) {
+    pub(crate) fn record_end(&self, outcome: AnswerOutcome, cause: Option<&'static str>, usage: Option<TokenUsage>) {
         self.update(|line| {
             line.outcome = Some(outcome);
             line.cause = line.cause.or(cause);
@@ -136,12 +136,12 @@ impl AccessEntry {
     }
 
     /// Bytes of an engine's answer that were passed on.
-    pub fn set_bytes(&self, bytes: u64) {
+    pub(crate) fn set_bytes(&self, bytes: u64) {
         self.update(|line| line.bytes = bytes);
     }
 
     /// Notes the status, and the length of a body that the router makes itself.
-    pub fn set_status(&self, status: u16, own_bytes: Option<u64>) {
+    pub(crate) fn set_status(&self, status: u16, own_bytes: Option<u64>) {
         self.update(|line| {
             line.status = Some(status);
             line.bytes = own_bytes.unwrap_or(line.bytes);

@@ -57,11 +57,11 @@ impl LineSender {
 
 /// The thread that writes; [`AccessLogWriter::flush`] has it write what is left.
 #[derive(Debug, Default)]
-pub struct AccessLogWriter(Option<(SyncSender<QueuedLine>, JoinHandle<()>)>);
+pub(crate) struct AccessLogWriter(Option<(SyncSender<QueuedLine>, JoinHandle<()>)>);
 
 impl AccessLogWriter {
     /// Waits briefly until what was sent is written. A thread that is stuck is left behind.
-    pub async fn flush(self) {
+    pub(crate) async fn flush(self) {
         let Some((sender, thread)) = self.0 else { return };
         let deadline = tokio::time::Instant::now() + FLUSH_TIMEOUT;
         let mut told = sender.try_send(None).is_ok();

@@ -11,7 +11,7 @@ use crate::keys::KeyLimits;
 const IN_FLIGHT_RETRY_MS: u64 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LimitKind {
+pub(crate) enum LimitKind {
     /// The router's own limit of requests in flight.
     Router,
     /// The caller's requests in flight.

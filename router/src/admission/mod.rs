@@ -21,8 +21,8 @@ use tokio::time::Instant;
 
 use account::Account;
 use account::LimitHit;
-pub use account::LimitKind;
-pub use rate_limits::{RateLimit, RateLimits};
+pub(crate) use account::LimitKind;
+pub(crate) use rate_limits::RateLimits;
 
 use crate::keys::{Caller, KeyLimits};
 
@@ -32,7 +32,7 @@ const SWEEP_INTERVAL_MS: u64 = 60_000;
 /// Counts the requests in flight and what callers use, and keeps both below their bounds. Cheap to
 /// clone.
 #[derive(Debug, Clone)]
-pub struct Admission(Arc<AdmissionState>);
+pub(crate) struct Admission(Arc<AdmissionState>);
 
 #[derive(Debug)]
 struct AdmissionState {
@@ -68,7 +68,7 @@ struct TenantAccount {
 /// Proof that a request was admitted; its place is free again when it is dropped. What it was
 /// expected to use stays counted unless it is reconciled.
 #[derive(Debug)]
-pub struct Permit {
+pub(crate) struct Permit {
     shared: Arc<AdmissionState>,
     reservation: Option<Reservation>,
 }
@@ -81,7 +81,7 @@ struct Reservation {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct UsageEstimate {
+pub(crate) struct UsageEstimate {
     /// Estimated from the length of its text.
     pub prompt_tokens: u64,
     /// Estimated from earlier answers.
@@ -98,14 +98,14 @@ impl UsageEstimate {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ActualUsage {
+pub(crate) struct ActualUsage {
     /// `None` where the engine did not report them: the estimate then counts.
     pub prompt_tokens: Option<u64>,
     pub output_tokens: OutputTokens,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutputTokens {
+pub(crate) enum OutputTokens {
     /// As the engine reported.
     Exact(u64),
     /// Not reported: the estimate counts, or the tokens seen if they are more.
@@ -114,7 +114,7 @@ pub enum OutputTokens {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct LimitExceeded {
+pub(crate) struct LimitExceeded {
     /// For the client: which limit, and what to do.
     pub message: String,
     /// Seconds after which it may try again; `None` where waiting does not help.
@@ -126,7 +126,7 @@ pub struct LimitExceeded {
 
 impl Admission {
     #[must_use]
-    pub fn new(max_in_flight: usize) -> Self {
+    pub(crate) fn new(max_in_flight: usize) -> Self {
         Self(Arc::new(AdmissionState {
             in_flight: AtomicUsize::new(0),
             max_in_flight,
@@ -135,7 +135,7 @@ impl Admission {
         }))
     }
 
-    pub fn admit(&self, caller: &Caller, estimate: UsageEstimate) -> Result<Permit, LimitExceeded> {
+    pub(crate) fn admit(&self, caller: &Caller, estimate: UsageEstimate) -> Result<Permit, LimitExceeded> {
         let shared = &self.0;
         let place = shared.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on dropping it gives the place back.
@@ -156,7 +156,7 @@ impl Admission {
 
     /// `None` when the caller has no limits.
     #[must_use]
-    pub fn rate_limits(&self, caller: &Caller) -> Option<RateLimits> {
+    pub(crate) fn rate_limits(&self, caller: &Caller) -> Option<RateLimits> {
         let whose = AccountOwner::for_caller(caller)?;
         let now = self.0.now();
         let open = self.0.accounts.lock().open(whose, caller, now);
@@ -165,7 +165,7 @@ impl Admission {
     }
 
     #[must_use]
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.0.in_flight.load(Ordering::Relaxed)
     }
 }
@@ -213,7 +213,7 @@ impl TenantAccounts {
 
 impl Permit {
     /// Replaces the reservation by what the ended request has used, as far as that is known.
-    pub fn reconcile_usage(&mut self, used: ActualUsage) {
+    pub(crate) fn reconcile_usage(&mut self, used: ActualUsage) {
         if let Some(Reservation { account, estimate, reserved_at }) = &mut self.reservation {
             let now = self.shared.now();
             let output = match used.output_tokens {

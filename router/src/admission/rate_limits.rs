@@ -3,7 +3,7 @@
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RateLimit {
+pub(crate) struct RateLimit {
     pub limit: u64,
     pub remaining: u64,
     /// Milliseconds until the whole limit may be used again.
@@ -19,7 +19,7 @@ impl RateLimit {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RateLimits {
+pub(crate) struct RateLimits {
     /// Requests per minute.
     pub requests: Option<RateLimit>,
     /// The limit of tokens with the smallest share left.
@@ -41,7 +41,7 @@ const HEADER_NAMES: [[HeaderName; 3]; 2] = [
 ];
 
 impl RateLimits {
-    pub fn write_headers(&self, headers: &mut HeaderMap) {
+    pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
         for ([limit, left, reset], rate) in HEADER_NAMES.into_iter().zip([self.requests, self.tokens]) {
             if let Some(rate) = rate {
                 headers.insert(limit, rate.limit.into());

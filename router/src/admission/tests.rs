@@ -7,6 +7,7 @@ use tokio::time::advance;
 use super::account::Account;
 use super::bucket::LeakyBucket;
 use super::daily_window::DailyWindow;
+use super::rate_limits::RateLimit;
 use super::*;
 
 const MINUTE: u64 = 60_000;

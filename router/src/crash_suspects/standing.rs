@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A hash of a request's content and its tenant.
-pub type Fingerprint = u128;
+pub(crate) type Fingerprint = u128;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ban {
+pub(crate) struct Ban {
     /// The replicas whose engines crashed, each with how long ago that was.
     pub crashes: Vec<(Arc<str>, Duration)>,
     /// How much longer the ban lasts.

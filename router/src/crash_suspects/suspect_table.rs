@@ -25,7 +25,7 @@ pub(super) const MAX_REPORTED_RECORDS: usize = 65_536;
 const MAX_RECORDS: usize = 2 * MAX_REPORTED_RECORDS;
 
 /// Requests of one crash; an honest agent reports no more.
-pub const MAX_REQUESTS_PER_CRASH: usize = 4096;
+pub(crate) const MAX_REQUESTS_PER_CRASH: usize = 4096;
 
 /// Crashes that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
 pub(super) const MAX_CRASHES: usize = 1024;

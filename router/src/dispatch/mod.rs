@@ -21,12 +21,12 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 pub(crate) use external::ExternalPlacement;
 use failover::RetryContext;
-pub use refusal::Refusal;
+pub(crate) use refusal::Refusal;
 pub(crate) use relay::BREAK_DELAY;
-pub use relay::{Relay, RelayContext};
-pub use retry_budget::{RetryBudget, RetryBudgets};
+pub(crate) use relay::{Relay, RelayContext};
+pub(crate) use retry_budget::RetryBudgets;
 use retry_policy::{AttemptEnd, NextStep, RetryPolicy};
-pub use usage_bounds::Work;
+pub(crate) use usage_bounds::Work;
 
 use crate::access_log::AccessEntry;
 use crate::admission::{ActualUsage, OutputTokens, Permit};
@@ -51,7 +51,7 @@ static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\
 const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";
 
 #[derive(Debug)]
-pub struct Dispatch {
+pub(crate) struct Dispatch {
     pub fleet: Fleet,
     pub placer: Arc<Placer>,
     pub queue: RequestQueue,
@@ -67,7 +67,7 @@ pub struct Dispatch {
 
 /// A request as it will be sent, to one replica or several in turn.
 #[derive(Debug)]
-pub struct OutboundRequest {
+pub(crate) struct OutboundRequest {
     pub placement_request: PlacementRequest,
     /// The router's own number of it.
     pub id: u64,
@@ -102,7 +102,7 @@ impl OutboundRequest {
 }
 
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub head: ResponseHead,
     pub body: Box<Relay>,
     pub decision: Arc<PlacementDecision>,
@@ -183,7 +183,7 @@ impl Dispatch {
     ///
     /// # Errors
     /// When no engine's answer can be given; an engine's own refusal is an answer.
-    pub async fn send(&self, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
+    pub(crate) async fn send(&self, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
         let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
         outgoing.head.fingerprint = fingerprint;

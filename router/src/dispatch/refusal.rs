@@ -22,7 +22,7 @@ const STOPPING_RETRY_SECONDS: u64 = 1;
 const MAX_RETRY_SECONDS: f64 = 60.0;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// No replica serves the model, and all models of the fleet are known.
     #[error("The model `{model}` does not exist. Valid aliases: {known}.")]
     UnknownModel {

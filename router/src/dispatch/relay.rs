@@ -29,7 +29,7 @@ use crate::response_affinity::ResponseIdReader;
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
 
 #[derive(Debug)]
-pub struct RelayContext {
+pub(crate) struct RelayContext {
     /// Counts the request at its replica, unless that has ended already.
     pub in_flight: Option<InFlight>,
     pub permit: Permit,
@@ -56,7 +56,7 @@ pub struct RelayContext {
 }
 
 #[derive(Debug)]
-pub struct Relay {
+pub(crate) struct Relay {
     state: RelayState,
     /// Read before it was decided that this answer is sent.
     first_chunk: Option<Bytes>,
@@ -103,7 +103,7 @@ impl Relay {
     /// The rest of `exchange` after its head and `first_chunk`. `watch` reads the response's id,
     /// where that is remembered.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         exchange: Exchange,
         first_chunk: Option<Bytes>,
         dialect: Option<Dialect>,

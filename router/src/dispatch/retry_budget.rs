@@ -17,7 +17,7 @@ const LOST_RESERVE: i64 = 8 * 1024;
 /// Balances for the two causes of a retry: engines that die must not use up what is there for full
 /// ones, nor the other way round.
 #[derive(Debug)]
-pub struct RetryBudgets {
+pub(crate) struct RetryBudgets {
     /// Attempts that an engine answered with 500 or 503.
     pub refused: RetryBudget,
     /// Attempts whose engine or node was lost, or not ready.
@@ -39,7 +39,7 @@ impl RetryBudgets {
         }
     }
 
-    pub fn deposit(&self) {
+    pub(crate) fn deposit(&self) {
         self.refused.deposit();
         self.lost.deposit();
     }
@@ -48,7 +48,7 @@ impl RetryBudgets {
 /// A balance of retries: each request adds a fifth of one, each retry takes one, and at most a
 /// reserve is kept.
 #[derive(Debug)]
-pub struct RetryBudget {
+pub(crate) struct RetryBudget {
     balance: AtomicI64,
     reserve: i64,
 }
@@ -56,11 +56,11 @@ pub struct RetryBudget {
 impl RetryBudget {
     /// Starts with a full balance.
     #[must_use]
-    pub fn new(reserve: i64) -> Self {
+    pub(crate) fn new(reserve: i64) -> Self {
         Self { balance: AtomicI64::new(reserve * RETRY_COST), reserve }
     }
 
-    pub fn deposit(&self) {
+    pub(crate) fn deposit(&self) {
         // Deposits that race may lose one, which errs on the side of fewer retries.
         if self.balance.load(Ordering::Relaxed) < self.reserve * RETRY_COST {
             self.balance.fetch_add(1, Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl RetryBudget {
     }
 
     /// Pays for one retry; `false` if the balance does not allow it.
-    pub fn withdraw(&self) -> bool {
+    pub(crate) fn withdraw(&self) -> bool {
         let less = |balance| (balance >= RETRY_COST).then_some(balance - RETRY_COST);
         self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }

@@ -1,4 +1,4 @@
-use super::*;
+use super::retry_budget::RetryBudget;
 
 #[test]
 fn retries_are_a_fifth_of_the_requests_once_the_reserve_is_spent() {

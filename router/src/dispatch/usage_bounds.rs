@@ -4,7 +4,7 @@
 use crate::sse::TokenUsage;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Work {
+pub(crate) struct Work {
     /// Prompts, at most; 0 where the answer, usage and finish reasons included, is made of what the
     /// client sent.
     pub prompts: u64,
@@ -17,12 +17,12 @@ pub struct Work {
 
 impl Work {
     #[must_use]
-    pub fn is_some(self) -> bool {
+    pub(crate) fn is_some(self) -> bool {
         self.prompts > 0
     }
 
     #[must_use]
-    pub fn generates(self) -> bool {
+    pub(crate) fn generates(self) -> bool {
         self.answers > 0
     }
 

@@ -177,5 +177,9 @@ async fn translate_response(form: AnswerForm, answer: dispatch::Answer, is_asked
         }
     };
     response.headers_mut().extend(heads);
-    if response.status() == StatusCode::SERVICE_UNAVAILABLE { reply::add_retry_after(response) } else { response }
+    if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+        reply::add_retry_after(response, reply::ENGINE_FULL_RETRY_SECONDS)
+    } else {
+        response
+    }
 }

@@ -42,7 +42,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Accepts clients until drain begins, with `tls` where the edge has it. Connections live on the
 /// shutdown's tracker.
-pub async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
+pub(crate) async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
     let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let http1 = Arc::new(http1_builder());
     let mut draining = pin!(shutdown.wait_drain());

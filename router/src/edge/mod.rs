@@ -18,4 +18,4 @@ mod responses_translator;
 mod routes;
 mod translation;
 
-pub use connections::serve;
+pub(crate) use connections::serve;

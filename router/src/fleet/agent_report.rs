@@ -6,7 +6,7 @@ use hostler_proto::agent::v1::{GpuReading, Load, ReplicaState};
 
 /// The messages of one report, or the newest of all reports.
 #[derive(Debug, Clone, Default)]
-pub struct AgentReport {
+pub(crate) struct AgentReport {
     /// Absent when unchanged.
     pub state: Option<Arc<ReplicaState>>,
     /// Absent when unchanged.

@@ -6,7 +6,7 @@ use super::replica_status::{Phase, ReplicaStatus};
 
 /// When requests can be sent to a replica, the soonest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Arrival {
+pub(crate) enum Arrival {
     /// Within this time, as far as can be told.
     Within(Duration),
     /// It starts, and nobody can tell yet how long that takes.

@@ -27,7 +27,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 const COMPLETION_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 #[derive(Debug, Clone)]
-pub enum ReplicaOrder {
+pub(crate) enum ReplicaOrder {
     /// Finish the running requests, then stop.
     Drain,
     /// Drain, then start again.
@@ -51,7 +51,7 @@ pub enum ReplicaOrder {
 }
 
 #[derive(Debug, Clone)]
-pub struct Directives {
+pub(crate) struct Directives {
     to_agent: mpsc::Sender<Result<wire::AttachResponse, Status>>,
     pending_answers: Arc<Mutex<FxHashMap<u64, oneshot::Sender<wire::Answer>>>>,
 }
@@ -67,7 +67,7 @@ impl Directives {
         (Self { to_agent, pending_answers: Arc::default() }, messages)
     }
 
-    pub async fn order(&self, order: ReplicaOrder, indices: Vec<u32>) -> Result<(), Status> {
+    pub(crate) async fn order(&self, order: ReplicaOrder, indices: Vec<u32>) -> Result<(), Status> {
         let replicas = wire::Replicas { indices };
         let order = match order {
             ReplicaOrder::Drain => Order::Drain(replicas),
@@ -80,22 +80,22 @@ impl Directives {
         self.send_and_wait(order).await.map(drop)
     }
 
-    pub async fn logs(&self, index: u32, lines: u32) -> Result<Vec<String>, Status> {
+    pub(crate) async fn logs(&self, index: u32, lines: u32) -> Result<Vec<String>, Status> {
         self.send_and_wait(Order::Logs(wire::LogRequest { index, lines })).await.map(|answer| answer.log_lines)
     }
 
     /// Asks for a snapshot of all replicas; `false` if the message could not be queued.
-    pub fn resync(&self) -> bool {
+    pub(crate) fn resync(&self) -> bool {
         self.try_send(Order::Resync(wire::Resync {}))
     }
 
     /// Asks for a snapshot of these replicas' caches; `false` if the message could not be queued.
-    pub fn resync_cache(&self, indices: Vec<u32>) -> bool {
+    pub(crate) fn resync_cache(&self, indices: Vec<u32>) -> bool {
         self.try_send(Order::ResyncCache(wire::Replicas { indices }))
     }
 
     /// Asks for a model's prompt files; `false` if the message could not be queued.
-    pub fn fetch_files(&self, hash: &FilesHash) -> bool {
+    pub(crate) fn fetch_files(&self, hash: &FilesHash) -> bool {
         self.try_send(Order::FetchFiles(wire::FetchFiles { hash: hash.to_vec().into() }))
     }
 

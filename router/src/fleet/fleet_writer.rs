@@ -34,7 +34,7 @@ const MAX_QUEUED_UPDATES: usize = 1024;
 pub(super) const LOAD_PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
-pub enum FleetUpdate {
+pub(crate) enum FleetUpdate {
     /// An agent has attached. An earlier attachment of the same node is replaced.
     Attached {
         attachment: u64,
@@ -64,7 +64,7 @@ pub enum FleetUpdate {
 }
 
 #[derive(Debug)]
-pub struct ReplicaChange {
+pub(crate) struct ReplicaChange {
     pub index: u32,
     pub epoch: u64,
     /// `None` when unchanged.
@@ -77,7 +77,7 @@ pub struct ReplicaChange {
 
 /// The handle of readers and sessions on the fleet. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Fleet {
+pub(crate) struct Fleet {
     view: Arc<ArcSwap<FleetView>>,
     updates: mpsc::Sender<FleetUpdate>,
     lease: Duration,
@@ -85,7 +85,7 @@ pub struct Fleet {
 
 impl Fleet {
     #[must_use]
-    pub fn start(lease: Duration, tasks: &BackgroundTasks) -> Self {
+    pub(crate) fn start(lease: Duration, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
         let started = Instant::now();
         let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started, lease)));
@@ -98,17 +98,17 @@ impl Fleet {
 
     /// The present fleet view; it does not change under its reader.
     #[must_use]
-    pub fn view(&self) -> Guard<Arc<FleetView>> {
+    pub(crate) fn view(&self) -> Guard<Arc<FleetView>> {
         self.view.load()
     }
 
     #[must_use]
-    pub fn lease(&self) -> Duration {
+    pub(crate) fn lease(&self) -> Duration {
         self.lease
     }
 
     /// Queues an update, waiting while the queue is full. Does nothing once the writer has ended.
-    pub async fn update(&self, update: FleetUpdate) {
+    pub(crate) async fn update(&self, update: FleetUpdate) {
         if self.updates.send(update).await.is_err() {
             tracing::debug!("the fleet's writer has ended; an update is dropped");
         }

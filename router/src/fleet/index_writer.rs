@@ -57,11 +57,11 @@ pub(super) enum CacheUpdate {
 
 /// The sessions' handle on the index writer. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct CacheReportQueue(mpsc::Sender<CacheUpdate>);
+pub(crate) struct CacheReportQueue(mpsc::Sender<CacheUpdate>);
 
 impl CacheReportQueue {
     #[must_use]
-    pub fn start(index: Arc<CacheIndex>, fleet: Fleet, tasks: &BackgroundTasks) -> Self {
+    pub(crate) fn start(index: Arc<CacheIndex>, fleet: Fleet, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
         let writer = IndexWriter { index, fleet, replicas: FxHashMap::default() };
         tasks.spawn(writer.run(received));

@@ -10,7 +10,7 @@ use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, Rate
 use parking_lot::Mutex;
 
 #[derive(Debug)]
-pub struct LocalLoad {
+pub(crate) struct LocalLoad {
     in_flight: AtomicU32,
     /// Uncached prompt tokens of requests in flight that are still to be computed.
     pending_tokens: AtomicU64,
@@ -69,7 +69,7 @@ impl Default for LocalLoad {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-pub struct InFlightCost {
+pub(crate) struct InFlightCost {
     pub prompt_tokens: u32,
     /// Prompt tokens that are not cached there.
     pub uncached_tokens: u32,
@@ -81,7 +81,7 @@ impl LocalLoad {
     /// Counts a request until the guard is dropped. `pledge` is dropped when its prompt has been
     /// computed.
     #[must_use]
-    pub fn start_request(self: &Arc<Self>, booking: InFlightCost, pledge: Option<InFlightBlocks>) -> InFlight {
+    pub(crate) fn start_request(self: &Arc<Self>, booking: InFlightCost, pledge: Option<InFlightBlocks>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         self.pending_tokens.fetch_add(booking.uncached_tokens.into(), Ordering::Relaxed);
         self.context_tokens.fetch_add(booking.prompt_tokens.into(), Ordering::Relaxed);
@@ -94,27 +94,27 @@ impl LocalLoad {
     }
 
     #[must_use]
-    pub fn in_flight(&self) -> u32 {
+    pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
     #[must_use]
-    pub fn pending_tokens(&self) -> u64 {
+    pub(crate) fn pending_tokens(&self) -> u64 {
         self.pending_tokens.load(Ordering::Relaxed)
     }
 
     #[must_use]
-    pub fn context_tokens(&self) -> u64 {
+    pub(crate) fn context_tokens(&self) -> u64 {
         self.context_tokens.load(Ordering::Relaxed)
     }
 
     #[must_use]
-    pub fn overdue_seconds(&self, now: f64) -> f64 {
+    pub(crate) fn overdue_seconds(&self, now: f64) -> f64 {
         (now - f64::from_bits(self.earliest_due.load(Ordering::Relaxed))).max(0.0)
     }
 
     #[must_use]
-    pub fn learned(&self) -> LearnedRates {
+    pub(crate) fn learned(&self) -> LearnedRates {
         let at = |index: usize| f64::from_bits(self.learned_bits[index].load(Ordering::Relaxed));
         LearnedRates {
             rates: Rates { step: at(0), prefill: at(1), attention: at(2), decode: at(3), context: at(4), slowness: at(5) },
@@ -126,7 +126,7 @@ impl LocalLoad {
     }
 
     /// A stream's first token has come, at this time of the router's clock.
-    pub fn learn_first_token(&self, seen: &FirstTokenSample, now: f64) {
+    pub(crate) fn learn_first_token(&self, seen: &FirstTokenSample, now: f64) {
         let mut speed = self.learner.lock();
         speed.learn_first_token(seen, now);
         self.publish_learned(&speed.learned());
@@ -134,7 +134,7 @@ impl LocalLoad {
 
     /// A stream has ended, at this time of the router's clock, whose tokens came `seconds` apart, among `sequences` that held `context`
     /// tokens.
-    pub fn learn_interval(&self, sequences: u32, context: u64, seconds: f64, now: f64) {
+    pub(crate) fn learn_interval(&self, sequences: u32, context: u64, seconds: f64, now: f64) {
         let mut speed = self.learner.lock();
         speed.learn_interval(sequences, context, seconds, now);
         self.publish_learned(&speed.learned());
@@ -142,7 +142,7 @@ impl LocalLoad {
 
     /// The approximate prefix slot of the engine's life `epoch`; a new one has room for `blocks`.
     #[must_use]
-    pub fn approx_prefix_slot(&self, epoch: u64, index: &Arc<ApproxPrefixIndex>, blocks: impl FnOnce() -> u64) -> ReplicaSlot {
+    pub(crate) fn approx_prefix_slot(&self, epoch: u64, index: &Arc<ApproxPrefixIndex>, blocks: impl FnOnce() -> u64) -> ReplicaSlot {
         let mut known = self.approx_prefix.lock();
         if let Some((of, noted)) = &*known
             && *of == epoch
@@ -172,7 +172,7 @@ impl LocalLoad {
 
 /// A request in flight on a replica, from its dispatch to its last byte or its client's departure.
 #[derive(Debug)]
-pub struct InFlight {
+pub(crate) struct InFlight {
     load: Arc<LocalLoad>,
     cost: InFlightCost,
     /// `None` once its answer has begun.
@@ -183,13 +183,13 @@ pub struct InFlight {
 
 impl InFlight {
     /// Its prompt has been computed, so it no longer delays others.
-    pub fn finish_prefill(&mut self) {
+    pub(crate) fn finish_prefill(&mut self) {
         if self.in_flight_blocks.take().is_some() {
             self.load.pending_tokens.fetch_sub(self.cost.uncached_tokens.into(), Ordering::Relaxed);
         }
     }
 
-    pub fn start_answer(&mut self) {
+    pub(crate) fn start_answer(&mut self) {
         self.finish_prefill();
         if let Some(due) = self.due.take() {
             let mut unanswered = self.load.unanswered.lock();
@@ -199,7 +199,7 @@ impl InFlight {
     }
 
     #[must_use]
-    pub fn load(&self) -> &Arc<LocalLoad> {
+    pub(crate) fn load(&self) -> &Arc<LocalLoad> {
         &self.load
     }
 }

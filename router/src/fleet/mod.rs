@@ -14,16 +14,21 @@ mod replica_status;
 mod session;
 mod view;
 
-pub use arrival::Arrival;
-pub use directives::{Directives, ReplicaOrder};
-pub use fleet_writer::{Fleet, FleetUpdate};
-pub use index_writer::CacheReportQueue;
-pub use local_load::{InFlight, InFlightCost, LocalLoad};
-pub use replica_cache::{CacheStats, ReplicaCache};
-pub use replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus};
-pub use session::SessionDeps;
+pub(crate) use arrival::Arrival;
+pub(crate) use directives::{Directives, ReplicaOrder};
+pub(crate) use fleet_writer::Fleet;
+pub(crate) use index_writer::CacheReportQueue;
+pub(crate) use local_load::{InFlight, InFlightCost, LocalLoad};
+pub(crate) use replica_status::{Model, Phase};
+pub(crate) use session::SessionDeps;
 pub(crate) use session::attach;
-pub use view::{FleetView, Node, Replica};
+pub(crate) use view::{FleetView, Replica};
+#[cfg(test)]
+pub(crate) use {
+    fleet_writer::FleetUpdate,
+    replica_cache::ReplicaCache,
+    replica_status::{EngineLaunch, EngineLoad, ReplicaLoad, ReplicaStatus},
+};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -7,7 +7,7 @@ use hostler_placement::affinity::ReplicaSlot;
 
 /// What a router knows of the blocks that one life of an engine has cached.
 #[derive(Debug, Clone, Default)]
-pub struct ReplicaCache {
+pub(crate) struct ReplicaCache {
     /// Its replica slot in the cache index; `None` while its cache is not completely known.
     pub slot: Option<ReplicaSlot>,
     pub stats: Arc<CacheStats>,
@@ -15,7 +15,7 @@ pub struct ReplicaCache {
 
 /// How well the index agrees with an agent's reports.
 #[derive(Debug, Default)]
-pub struct CacheStats {
+pub(crate) struct CacheStats {
     pub blocks: AtomicU64,
     /// Whether count and digest matched at the last report.
     pub matches: AtomicBool,

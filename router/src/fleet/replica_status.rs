@@ -10,7 +10,7 @@ use crate::prompt::{EncoderKey, FilesHash};
 
 /// Where an engine is in its life.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Its process has been started.
     #[default]
     Starting,
@@ -33,7 +33,7 @@ pub enum Phase {
 impl Phase {
     /// The word for people and scripts.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Loading => "loading",
@@ -49,7 +49,7 @@ impl Phase {
 
 /// A model that an engine serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Model {
+pub(crate) struct Model {
     /// What requests name.
     pub id: String,
     /// The engine's own entry of `/v1/models`.
@@ -61,7 +61,7 @@ pub struct Model {
 impl Model {
     /// The model of an engine's entry, which names the parent of an adapter.
     #[must_use]
-    pub fn new(id: String, card: Bytes) -> Self {
+    pub(crate) fn new(id: String, card: Bytes) -> Self {
         #[derive(serde::Deserialize)]
         struct Card {
             parent: Option<String>,
@@ -73,7 +73,7 @@ impl Model {
 
 /// How an engine was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EngineLaunch {
+pub(crate) struct EngineLaunch {
     /// The rules by which its front-end prepares messages.
     pub dialect: Dialect,
     /// Its flags.
@@ -86,7 +86,7 @@ pub struct EngineLaunch {
 
 /// What seldom changes of a replica.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct ReplicaStatus {
+pub(crate) struct ReplicaStatus {
     /// Where its engine is in its life.
     pub phase: Phase,
     /// Why, for people; for a failure what happened and what comes next.
@@ -118,7 +118,7 @@ pub struct ReplicaStatus {
 impl ReplicaStatus {
     /// What turns a request into the tokens that it sees, if its files are known.
     #[must_use]
-    pub fn encoder_key(&self) -> Option<EncoderKey> {
+    pub(crate) fn encoder_key(&self) -> Option<EncoderKey> {
         let dialect = self.launch.as_ref().map_or_else(Dialect::default, |launch| launch.dialect);
         self.files.map(|files| EncoderKey { files, dialect })
     }
@@ -126,7 +126,7 @@ impl ReplicaStatus {
 
 /// What often changes of a replica.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct ReplicaLoad {
+pub(crate) struct ReplicaLoad {
     /// Requests of all routers in flight there.
     pub in_flight: u32,
     /// Those of other routers.
@@ -143,7 +143,7 @@ pub struct ReplicaLoad {
 
 /// An engine's own metrics.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct EngineLoad {
+pub(crate) struct EngineLoad {
     /// Requests that it runs.
     pub running: u32,
     /// Requests that wait in it.

@@ -44,7 +44,7 @@ const MAX_TOKENS: u64 = 1 << 28;
 const RESYNC_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub struct SessionDeps {
+pub(crate) struct SessionDeps {
     pub tasks: BackgroundTasks,
     pub fleet: Fleet,
     /// Where the crashes of engines go.

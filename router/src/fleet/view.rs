@@ -28,7 +28,7 @@ const STARTUP_GRACE: Duration = Duration::from_secs(2);
 pub(super) const MAX_CONTEXT_TOKENS: u64 = 1 << 24;
 
 #[derive(Debug, Clone)]
-pub struct Replica {
+pub(crate) struct Replica {
     pub id: Arc<str>,
     pub node: Arc<str>,
     pub index: u32,
@@ -50,18 +50,18 @@ pub struct Replica {
 impl Replica {
     /// The longest context, in tokens, that its agent reports.
     #[must_use]
-    pub fn max_context_tokens(&self) -> u64 {
+    pub(crate) fn max_context_tokens(&self) -> u64 {
         self.state.launch.as_ref().and_then(|launch| launch.max_context_tokens).unwrap_or(MAX_CONTEXT_TOKENS)
     }
 
     #[must_use]
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.state.phase == Phase::Ready && self.lanes.is_available()
     }
 
     /// Whether its engine's front-end has the route of this path, as far as its agent has found.
     #[must_use]
-    pub fn has_route(&self, path: &str) -> bool {
+    pub(crate) fn has_route(&self, path: &str) -> bool {
         let is_at = |route: &String| path.strip_prefix(&**route).is_some_and(|below| below.is_empty() || below.starts_with('/'));
         !self.state.launch.as_ref().is_some_and(|launch| launch.missing_routes.iter().any(is_at))
     }
@@ -73,31 +73,31 @@ impl Replica {
 
     /// The present life of its engine.
     #[must_use]
-    pub fn engine_life(&self) -> EngineLife {
+    pub(crate) fn engine_life(&self) -> EngineLife {
         EngineLife { replica: self.id.clone(), epoch: self.epoch }
     }
 
     /// Whether that is the present life of its engine.
     #[must_use]
-    pub fn has_life(&self, life: &EngineLife) -> bool {
+    pub(crate) fn has_life(&self, life: &EngineLife) -> bool {
         self.epoch == life.epoch && self.id == life.replica
     }
 
     #[must_use]
-    pub fn accepts(&self, model: Option<&str>) -> bool {
+    pub(crate) fn accepts(&self, model: Option<&str>) -> bool {
         self.is_ready() && self.serves(model)
     }
 
     /// Whether it serves `model`; any does where no model is named.
     #[must_use]
-    pub fn serves(&self, model: Option<&str>) -> bool {
+    pub(crate) fn serves(&self, model: Option<&str>) -> bool {
         model.is_none_or(|name| self.state.models.iter().any(|model| model.id == name))
     }
 }
 
 /// A host and its agent.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub(crate) struct Node {
     pub name: Arc<str>,
     pub agent_version: String,
     pub agent_run: u64,
@@ -107,7 +107,7 @@ pub struct Node {
 
 /// All nodes and replicas at one moment, sorted by name.
 #[derive(Debug, Clone)]
-pub struct FleetView {
+pub(crate) struct FleetView {
     pub nodes: Vec<Node>,
     /// Each as it was when it last changed: views share the replicas that have not.
     pub replicas: Vec<Arc<Replica>>,
@@ -124,13 +124,13 @@ impl FleetView {
 
     /// The replicas that a request for `model` may go to, with their index here, except those that
     /// were `tried`.
-    pub fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Arc<Replica>)> {
+    pub(crate) fn eligible(&self, model: Option<&str>, tried: &[Arc<str>]) -> impl Iterator<Item = (usize, &Arc<Replica>)> {
         self.replicas.iter().enumerate().filter(move |(_, replica)| replica.accepts(model) && !tried.contains(&replica.id))
     }
 
     /// Whether a replica that serves `model`, or may yet, has a front-end without the route of this path, or one that may turn out to be.
     #[must_use]
-    pub fn may_lack_route(&self, model: Option<&str>, path: &str) -> bool {
+    pub(crate) fn may_lack_route(&self, model: Option<&str>, path: &str) -> bool {
         let may_serve = |replica: &Replica| replica.state.models.is_empty() || replica.serves(model);
         let may_lack =
             |replica: &Replica| !replica.has_route(path) || (replica.has_rust_front_end() && replica.state.phase != Phase::Ready);
@@ -139,7 +139,7 @@ impl FleetView {
 
     /// When a replica takes requests for `model`. An engine that loads for the first time may yet serve it.
     #[must_use]
-    pub fn arrival(&self, model: Option<&str>, now: Instant) -> Arrival {
+    pub(crate) fn arrival(&self, model: Option<&str>, now: Instant) -> Arrival {
         let may_serve = |replica: &&Arc<Replica>| replica.state.models.is_empty() || replica.serves(model);
         let arrival = |replica: &Arc<Replica>| {
             let lease_left = self.lease.saturating_sub(now.saturating_duration_since(replica.last_report));
@@ -151,7 +151,7 @@ impl FleetView {
     /// Whether a replica is used only when nothing else is left: its lease has lapsed, or a request
     /// on it was just lost.
     #[must_use]
-    pub fn is_last_resort(&self, replica: &Replica, now: Instant) -> bool {
+    pub(crate) fn is_last_resort(&self, replica: &Replica, now: Instant) -> bool {
         let avoided_until = replica.local_load.avoided_until.load(Ordering::Relaxed);
         // Most have never lost a request, and every placement checks every replica.
         replica.lease_lapsed || (avoided_until > 0 && avoided_until > self.millis_since_start(now))
@@ -160,38 +160,38 @@ impl FleetView {
     /// Whether the lease of `replica`'s agent has lapsed since the view that it is from; also when
     /// the replica was forgotten.
     #[must_use]
-    pub fn has_lapsed_lease(&self, replica: &Replica) -> bool {
+    pub(crate) fn has_lapsed_lease(&self, replica: &Replica) -> bool {
         let place = self.replicas.binary_search_by(|other| (&other.node, other.index).cmp(&(&replica.node, replica.index)));
         place.map_or(true, |place| self.replicas[place].lease_lapsed)
     }
 
     /// Whether that life of an engine lasts.
     #[must_use]
-    pub fn is_alive(&self, life: &EngineLife) -> bool {
+    pub(crate) fn is_alive(&self, life: &EngineLife) -> bool {
         self.replicas.iter().any(|replica| replica.has_life(life))
     }
 
     /// Seconds since the router started: placement's clock.
     #[must_use]
-    pub fn seconds(&self, now: Instant) -> f64 {
+    pub(crate) fn seconds(&self, now: Instant) -> f64 {
         now.saturating_duration_since(self.started).as_secs_f64()
     }
 
     /// Whether the router has started so lately that agents of the previous one may still be on
     /// their way.
     #[must_use]
-    pub fn is_in_startup_grace(&self, now: Instant) -> bool {
+    pub(crate) fn is_in_startup_grace(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.started) < STARTUP_GRACE
     }
 
     /// A request on `replica` was lost through no fault of its own: the replica is used last for a
     /// second.
-    pub fn avoid(&self, replica: &Replica, now: Instant) {
+    pub(crate) fn avoid(&self, replica: &Replica, now: Instant) {
         replica.local_load.avoided_until.store(self.millis_since_start(now + AVOIDANCE_AFTER_LOSS), Ordering::Relaxed);
     }
 
     #[must_use]
-    pub fn models(&self) -> Vec<&Model> {
+    pub(crate) fn models(&self) -> Vec<&Model> {
         let mut models: Vec<&Model> = self.replicas.iter().flat_map(|replica| &replica.state.models).collect();
         models.sort_by(|left, right| left.id.cmp(&right.id));
         models.dedup_by(|left, right| left.id == right.id);
@@ -201,14 +201,14 @@ impl FleetView {
     /// Whether a living agent other than that of `life` has this name: the two would push each
     /// other out for ever.
     #[must_use]
-    pub fn is_name_taken(&self, name: &str, life: u64) -> bool {
+    pub(crate) fn is_name_taken(&self, name: &str, life: u64) -> bool {
         let heard = || self.replicas.iter().any(|replica| &*replica.node == name && !replica.lease_lapsed);
         self.nodes.iter().any(|node| &*node.name == name && node.is_attached && node.agent_run != life) && heard()
     }
 
     /// The replicas of a node, or the one replica, that `target` names.
     #[must_use]
-    pub fn replicas_of_target(&self, target: &str) -> Vec<&Arc<Replica>> {
+    pub(crate) fn replicas_of_target(&self, target: &str) -> Vec<&Arc<Replica>> {
         self.replicas.iter().filter(|replica| &*replica.id == target || &*replica.node == target).collect()
     }
 

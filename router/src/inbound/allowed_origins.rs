@@ -14,7 +14,7 @@ const ANY: HeaderValue = HeaderValue::from_static("*");
 
 /// The origins whose pages may use the edge.
 #[derive(Debug, Clone, Default)]
-pub struct AllowedOrigins {
+pub(crate) struct AllowedOrigins {
     allow_all: bool,
     /// In lower case, as browsers write them.
     exact: Vec<HeaderValue>,
@@ -42,7 +42,7 @@ impl AllowedOrigins {
     ///
     /// # Errors
     /// When an entry is no origin.
-    pub fn new(origins: &[String]) -> Result<Self, InvalidOrigin> {
+    pub(crate) fn new(origins: &[String]) -> Result<Self, InvalidOrigin> {
         let mut known = Self::default();
         for origin in origins {
             match parse_origin(&origin.to_ascii_lowercase()) {

@@ -34,7 +34,7 @@ const SMALL_BODY_DIVISOR: usize = 8;
 /// all connections. Tenants share what is free, as they share the queue. Large bodies must leave
 /// room for small ones.
 #[derive(Debug, Clone)]
-pub struct BodyMemory(Arc<BodyMemoryPool>);
+pub(crate) struct BodyMemory(Arc<BodyMemoryPool>);
 
 #[derive(Debug)]
 struct BodyMemoryPool {
@@ -51,7 +51,7 @@ struct BodyMemoryUsage {
 impl BodyMemory {
     /// `most` is in bytes.
     #[must_use]
-    pub fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         Self(Arc::new(BodyMemoryPool { max_pieces: (most / PIECE_BYTES).max(1), usage: Mutex::default() }))
     }
 

@@ -20,7 +20,7 @@ use crate::keys::{Caller, Keys};
 use crate::response_affinity::ResponseAffinity;
 
 #[derive(Debug)]
-pub struct Edge {
+pub(crate) struct Edge {
     pub config: RouterConfig,
     pub keys: Keys,
     pub access_log: AccessLog,

@@ -23,7 +23,7 @@ const SECRET_BYTES: usize = 32;
 /// Routes with prompts whose requests have no salt in vLLM 0.32, and what to use instead.
 const UNSALTED_ROUTES: [(&str, &str); 2] = [("/v2/embed", "/v1/embeddings"), ("/cohere/v2/chat", "/v1/chat/completions")];
 
-pub struct Isolation {
+pub(crate) struct Isolation {
     secret: Vec<u8>,
 }
 
@@ -39,7 +39,7 @@ impl Isolation {
     ///
     /// # Errors
     /// When it cannot be read or written, or others may read it.
-    pub fn open(path: &Path) -> Result<Self, KeyFileError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, KeyFileError> {
         let wrong = |message: &str| KeyFileError::Invalid { path: path.to_owned(), message: message.into() };
         if path.as_os_str().is_empty() {
             return Err(wrong("there is no home folder to keep the secret in: say where with router.secret_file"));

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 const MAX_SHOWN_HOST_BYTES: usize = 80;
 
 #[derive(Debug, Clone, Default)]
-pub struct MediaHosts {
+pub(crate) struct MediaHosts {
     allow_all: bool,
     /// In lower case.
     exact: Vec<String>,
@@ -30,7 +30,7 @@ pub struct MediaHosts {
 pub struct InvalidMediaHost(String);
 
 impl MediaHosts {
-    pub fn new(hosts: &[String]) -> Result<Self, InvalidMediaHost> {
+    pub(crate) fn new(hosts: &[String]) -> Result<Self, InvalidMediaHost> {
         let mut known = Self::default();
         for host in hosts {
             let name = host.to_ascii_lowercase();

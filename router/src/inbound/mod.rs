@@ -17,15 +17,15 @@ mod share;
 mod submit;
 mod work_estimate;
 
-pub use allowed_origins::{AllowedOrigins, InvalidOrigin};
+pub(crate) use allowed_origins::{AllowedOrigins, InvalidOrigin};
 pub(crate) use allowed_origins::{PageAccess, allow_preflight, is_preflight};
-pub use body::BodyMemory;
+pub(crate) use body::BodyMemory;
 #[cfg(test)]
 pub(crate) use body::BodyMemoryFull;
 pub(crate) use body::{BodyReadError, InflateError};
-pub use edge::Edge;
-pub use isolation::Isolation;
-pub use media::{InvalidMediaHost, MediaHosts};
+pub(crate) use edge::Edge;
+pub(crate) use isolation::Isolation;
+pub(crate) use media::{InvalidMediaHost, MediaHosts};
 pub(crate) use request::{InboundRequest, Rejection};
 
 #[cfg(test)]

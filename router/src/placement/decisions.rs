@@ -15,7 +15,7 @@ use crate::cache_level::CacheLevel;
 const MAX_PATH_BYTES: usize = 128;
 
 #[derive(Debug)]
-pub struct PlacementDecision {
+pub(crate) struct PlacementDecision {
     pub id: u64,
     /// The client's `x-request-id`.
     pub client_id: Option<Arc<str>>,
@@ -41,7 +41,7 @@ pub struct PlacementDecision {
 
 /// The outcome of a decision, as far as it is known.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct PlacementOutcome {
+pub(crate) struct PlacementOutcome {
     /// Seconds from the dispatch to a stream's first token.
     pub first_token_seconds: Option<f64>,
     /// Prompt tokens that were cached, as the engine reports.
@@ -50,7 +50,7 @@ pub struct PlacementOutcome {
 
 impl PlacementDecision {
     #[must_use]
-    pub fn new(id: u64, prompt: &Prompt, chosen: ChosenReplica) -> Self {
+    pub(crate) fn new(id: u64, prompt: &Prompt, chosen: ChosenReplica) -> Self {
         let ChosenReplica { decision, view, chosen_at, level, expected_output_tokens, .. } = chosen;
         let replicas = || decision.scored.iter().map(|scored| &view.replicas[scored.candidate.replica]);
         let replica_names = replicas().map(|replica| replica.id.clone()).collect();
@@ -75,7 +75,7 @@ impl PlacementDecision {
     }
 
     #[must_use]
-    pub fn reason(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> &'static str {
         match self.decision.why {
             ChoiceReason::Only => "only",
             ChoiceReason::Cheapest => "cheapest",
@@ -85,7 +85,7 @@ impl PlacementDecision {
     }
 
     #[must_use]
-    pub fn choice(&self) -> (&str, &Scored) {
+    pub(crate) fn choice(&self) -> (&str, &Scored) {
         (&self.replica_names[self.decision.chosen], self.decision.choice())
     }
 }
@@ -111,7 +111,7 @@ impl fmt::Display for PlacementDecision {
 }
 
 #[derive(Debug)]
-pub struct DecisionLog {
+pub(crate) struct DecisionLog {
     capacity: usize,
     /// The oldest first.
     decisions: Mutex<VecDeque<Arc<PlacementDecision>>>,
@@ -119,11 +119,11 @@ pub struct DecisionLog {
 
 impl DecisionLog {
     #[must_use]
-    pub fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         Self { capacity: most.max(1), decisions: Mutex::default() }
     }
 
-    pub fn push(&self, record: Arc<PlacementDecision>) {
+    pub(crate) fn push(&self, record: Arc<PlacementDecision>) {
         let mut records = self.decisions.lock();
         let forgotten = if records.len() >= self.capacity { records.pop_front() } else { None };
         records.push_back(record);
@@ -135,7 +135,7 @@ impl DecisionLog {
     /// The decisions about a request, the latest first; `name` is the router's number in
     /// hexadecimal or the client's id.
     #[must_use]
-    pub fn find(&self, name: &str) -> Vec<Arc<PlacementDecision>> {
+    pub(crate) fn find(&self, name: &str) -> Vec<Arc<PlacementDecision>> {
         let id = u64::from_str_radix(name, 16).ok();
         let is_meant = |record: &&Arc<PlacementDecision>| Some(record.id) == id || record.client_id.as_deref() == Some(name);
         self.decisions.lock().iter().rev().filter(is_meant).cloned().collect()
@@ -143,7 +143,7 @@ impl DecisionLog {
 
     /// The latest decisions, the newest first.
     #[must_use]
-    pub fn latest(&self, most: usize) -> Vec<Arc<PlacementDecision>> {
+    pub(crate) fn latest(&self, most: usize) -> Vec<Arc<PlacementDecision>> {
         self.decisions.lock().iter().rev().take(most).cloned().collect()
     }
 }

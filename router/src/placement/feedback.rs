@@ -45,7 +45,7 @@ impl OutputLengths {
 
 /// A placed request, from its dispatch to the end of its answer.
 #[derive(Debug)]
-pub struct PlacementFeedback {
+pub(crate) struct PlacementFeedback {
     placer: Arc<Placer>,
     decision: Arc<PlacementDecision>,
     local_load: Arc<LocalLoad>,
@@ -71,7 +71,7 @@ impl PlacementFeedback {
     /// Follows the request of `decision`, which `in_flight` counts; `approx_prefix_slot` is where
     /// its text was added.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         placer: &Arc<Placer>,
         prompt: &Prompt,
         decision: Arc<PlacementDecision>,
@@ -93,7 +93,7 @@ impl PlacementFeedback {
     }
 
     /// The first byte of a successful answer's body has come.
-    pub fn record_start(&mut self) {
+    pub(crate) fn record_start(&mut self) {
         let now = Instant::now();
         self.first_token_at = Some(now);
         let took = now.duration_since(self.sent_at).as_secs_f64();
@@ -123,7 +123,7 @@ impl PlacementFeedback {
     /// `context` length. All callers share what is learned of lengths, so only a single answer
     /// (`one`) teaches, and no more than its engine could generate.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-    pub fn record_end(&self, usage: Option<TokenUsage>, events: u64, context: u64, one: bool) {
+    pub(crate) fn record_end(&self, usage: Option<TokenUsage>, events: u64, context: u64, one: bool) {
         let completion = usage.map_or(events, |usage| usage.completion_tokens);
         let seen = completion.min(context).min(self.max_output_tokens.unwrap_or(u64::MAX));
         if seen > 0 && one {

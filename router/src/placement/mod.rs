@@ -20,12 +20,12 @@ use hostler_placement::offered_work::OfferedWork;
 use hostler_placement::rates::{RatePool, Rates};
 use tokio::time::Instant;
 
-pub use decisions::{DecisionLog, PlacementDecision, PlacementOutcome};
-pub use feedback::PlacementFeedback;
-pub use prefill_windows::PrefillWindows;
-pub use prompt::{PlacementRequest, Prompt};
-pub use queue::{DispatchTurn, MAX_QUEUED_BYTES, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
-pub use tokenizer_upkeep::maintain_tokenizers;
+pub(crate) use decisions::{DecisionLog, PlacementDecision};
+pub(crate) use feedback::PlacementFeedback;
+pub(crate) use prefill_windows::PrefillWindows;
+pub(crate) use prompt::{PlacementRequest, Prompt};
+pub(crate) use queue::{DispatchTurn, MAX_QUEUED_BYTES, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
+pub(crate) use tokenizer_upkeep::maintain_tokenizers;
 
 use crate::cache_level::CacheLevel;
 use crate::fleet::{Fleet, FleetView, InFlight, InFlightCost, Replica};
@@ -51,7 +51,7 @@ const LATE_FACTOR: f64 = 2.0;
 const MAX_FLEET_SHARE: f64 = 16.0;
 
 #[derive(Debug)]
-pub struct Placer {
+pub(crate) struct Placer {
     pub fleet: Fleet,
     pub index: Arc<CacheIndex>,
     pub prompts: Prompts,
@@ -67,7 +67,7 @@ pub struct Placer {
 
 /// The replica that was chosen, and how.
 #[derive(Debug)]
-pub struct ChosenReplica {
+pub(crate) struct ChosenReplica {
     pub replica: Arc<Replica>,
     pub decision: Decision,
     /// The fleet view that it was chosen from; a candidate's `replica` is an index into its
@@ -87,31 +87,31 @@ impl ChosenReplica {
     /// Whether the request would be computed there at once, and the replica's prefill window is
     /// open.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.is_window_open && has_room(&self.decision.choice().candidate)
     }
 
     #[must_use]
-    pub fn first_token_seconds(&self) -> f64 {
+    pub(crate) fn first_token_seconds(&self) -> f64 {
         self.decision.choice().terms.first_token()
     }
 
     /// What a waiting request keeps of the choice.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
-    pub fn wait_estimate(&self) -> WaitEstimate {
+    pub(crate) fn wait_estimate(&self) -> WaitEstimate {
         let candidates = self.decision.candidates.max(1) as f64;
         WaitEstimate { first_token_seconds: self.first_token_seconds(), seconds_per_token: self.decision.nominal.prefill / candidates }
     }
 
     /// Where the prompt's text is added, if its tokens are not known.
     #[must_use]
-    pub fn approx_prefix_slot(&self) -> Option<ReplicaSlot> {
+    pub(crate) fn approx_prefix_slot(&self) -> Option<ReplicaSlot> {
         self.slot.filter(|_| self.level == CacheLevel::Text)
     }
 
     #[must_use]
-    pub fn uncached_tokens(&self) -> u32 {
+    pub(crate) fn uncached_tokens(&self) -> u32 {
         self.decision.choice().uncached
     }
 }
@@ -156,7 +156,7 @@ thread_local! {
 
 impl Placer {
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         fleet: Fleet,
         index: Arc<CacheIndex>,
         prompts: Prompts,
@@ -193,7 +193,7 @@ impl Placer {
     /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is
     /// none.
     #[must_use]
-    pub fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<ChosenReplica> {
+    pub(crate) fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<ChosenReplica> {
         SCRATCH.with_borrow_mut(|tables| self.choose_with_scratch(tables, prompt, tried, now))
     }
 
@@ -258,13 +258,13 @@ impl Placer {
     /// Tokens expected of an answer of at most `most`.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^53 tokens, and `as` saturates")]
-    pub fn expected_output_tokens(&self, most: Option<u64>) -> u64 {
+    pub(crate) fn expected_output_tokens(&self, most: Option<u64>) -> u64 {
         self.output_lengths.expected(most).ceil() as u64
     }
 
     /// Counts the request on the chosen replica, and its blocks as soon to be cached there.
     #[must_use]
-    pub fn count_in_flight(&self, prompt: &Prompt, chosen: &ChosenReplica, now: Instant) -> InFlight {
+    pub(crate) fn count_in_flight(&self, prompt: &Prompt, chosen: &ChosenReplica, now: Instant) -> InFlight {
         let seconds = self.fleet.view().seconds(now);
         let pledge = match (chosen.level, chosen.slot) {
             (CacheLevel::Exact, Some(seat)) => Some(self.overlay.add_placed(seat, prompt.extent(chosen.block_tokens))),

@@ -23,7 +23,7 @@ const MAX_INTERVAL: Duration = Duration::from_secs(5);
 /// have the same windows, and all replicas are open at once: a request then goes to the best
 /// replica, not to the one whose turn it is.
 #[derive(Debug, Clone, Copy)]
-pub struct PrefillWindows {
+pub(crate) struct PrefillWindows {
     /// Seconds between the starts of two windows; 0 means always open.
     interval_seconds: f64,
     /// A moment and its time of day in seconds.
@@ -34,20 +34,20 @@ pub struct PrefillWindows {
 impl PrefillWindows {
     /// Windows at intervals of `every`; zero means always open.
     #[must_use]
-    pub fn from_now(every: Duration) -> Self {
+    pub(crate) fn from_now(every: Duration) -> Self {
         Self::new(every, Instant::now(), SystemTime::now())
     }
 
     /// The same, with `now` at the time of day `time`.
     #[must_use]
-    pub fn new(every: Duration, now: Instant, time: SystemTime) -> Self {
+    pub(crate) fn new(every: Duration, now: Instant, time: SystemTime) -> Self {
         let time = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { interval_seconds: every.min(MAX_INTERVAL).as_secs_f64(), reference: now, reference_unix_seconds: time.as_secs_f64() }
     }
 
     /// Whether a replica with so many requests in flight is given prompts now.
     #[must_use]
-    pub fn is_open(&self, in_flight: u32, now: Instant) -> bool {
+    pub(crate) fn is_open(&self, in_flight: u32, now: Instant) -> bool {
         if self.interval_seconds == 0.0 || in_flight < BUSY_IN_FLIGHT {
             return true;
         }

@@ -32,7 +32,7 @@ const TOKENIZED_PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 const MIN_PROMPT_BLOCKS: usize = 2;
 
 #[derive(Debug, Clone, Default)]
-pub struct PlacementRequest {
+pub(crate) struct PlacementRequest {
     pub model: Option<String>,
     /// Its effective route: the path without its query, or what an invocation carries.
     pub path: String,
@@ -49,7 +49,7 @@ pub struct PlacementRequest {
 
 /// A request's prompt, as far as it is understood.
 #[derive(Debug)]
-pub struct Prompt {
+pub(crate) struct Prompt {
     request: PlacementRequest,
     text: Arc<PromptText>,
     tokenized: Option<TokenizedPrompt>,
@@ -79,59 +79,59 @@ struct TokenizedPrompt {
 impl Prompt {
     /// A prompt without tokens: they are not needed, or `fallback_reason` says why there are none.
     #[must_use]
-    pub fn from_text(mut request: PlacementRequest, fallback_reason: &'static str) -> Self {
+    pub(crate) fn from_text(mut request: PlacementRequest, fallback_reason: &'static str) -> Self {
         let text = Arc::new(request.take_prompt_text());
         Self { request, text, tokenized: None, fallback_reason, arrivals: OnceLock::new(), in_flight_blocks: None }
     }
 
     #[must_use]
-    pub fn model(&self) -> Option<&str> {
+    pub(crate) fn model(&self) -> Option<&str> {
         self.request.model.as_deref()
     }
 
     #[must_use]
-    pub fn required_engine(&self) -> Option<&EngineLife> {
+    pub(crate) fn required_engine(&self) -> Option<&EngineLife> {
         self.request.required_engine.as_ref()
     }
 
     /// Whether a replica can answer it: its front-end has the route, and it is the only engine that can, if there is one.
     #[must_use]
-    pub fn is_answerable_by(&self, replica: &Replica) -> bool {
+    pub(crate) fn is_answerable_by(&self, replica: &Replica) -> bool {
         replica.has_route(&self.request.path) && self.required_engine().is_none_or(|only| replica.has_life(only))
     }
 
     #[must_use]
-    pub fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.request.path
     }
 
     #[must_use]
-    pub fn is_stream(&self) -> bool {
+    pub(crate) fn is_stream(&self) -> bool {
         self.request.is_stream
     }
 
     #[must_use]
-    pub fn max_output_tokens(&self) -> Option<u64> {
+    pub(crate) fn max_output_tokens(&self) -> Option<u64> {
         self.request.max_output_tokens
     }
 
     /// Tokens of the prompt; an estimate where they are not counted.
     #[must_use]
-    pub fn token_count(&self) -> u32 {
+    pub(crate) fn token_count(&self) -> u32 {
         let estimate = || u32::try_from(self.text.byte_len().div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX);
         self.tokenized.as_ref().map_or_else(estimate, |exact| exact.total_tokens)
     }
 
     /// Whether a replica with this encoder sees exactly these tokens.
     #[must_use]
-    pub fn is_exact_for(&self, reader: Option<EncoderKey>) -> bool {
+    pub(crate) fn is_exact_for(&self, reader: Option<EncoderKey>) -> bool {
         self.tokenized.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.equivalent_reader == reader))
     }
 
     /// Block keys of its whole blocks of `size` tokens, as far as it was read; empty where its
     /// tokens are not known.
     #[must_use]
-    pub fn token_keys(&self, size: u32) -> Arc<[BlockKey]> {
+    pub(crate) fn token_keys(&self, size: u32) -> Arc<[BlockKey]> {
         let Some(exact) = &self.tokenized else { return Arc::default() };
         let mut known = exact.keys.lock();
         if let Some((_, keys)) = known.iter().find(|(of, _)| *of == size) {
@@ -144,7 +144,7 @@ impl Prompt {
 
     /// The blocks of `size` tokens that a request in flight with this prompt will have cached.
     #[must_use]
-    pub fn extent(&self, size: u32) -> PromptKeys {
+    pub(crate) fn extent(&self, size: u32) -> PromptKeys {
         PromptKeys { keys: self.token_keys(size), text: if self.is_partially_read() { self.text_keys().clone() } else { Arc::default() } }
     }
 
@@ -154,24 +154,24 @@ impl Prompt {
 
     /// Whether most of its tokens are estimated because they were not read.
     #[must_use]
-    pub fn is_estimate(&self) -> bool {
+    pub(crate) fn is_estimate(&self) -> bool {
         self.tokenized.as_ref().is_some_and(|exact| exact.unread_tokens as usize > exact.tokens.len())
     }
 
     /// Number of whole blocks of `size` tokens, those not read included.
     #[must_use]
-    pub fn block_count(&self, size: u32) -> u32 {
+    pub(crate) fn block_count(&self, size: u32) -> u32 {
         let tokens = |exact: &TokenizedPrompt| u32::try_from(exact.tokens.len()).unwrap_or(u32::MAX).saturating_add(exact.unread_tokens);
         self.tokenized.as_ref().map_or(0, tokens) / size.max(1)
     }
 
     #[must_use]
-    pub fn text_keys(&self) -> &Arc<[BlockKey]> {
+    pub(crate) fn text_keys(&self) -> &Arc<[BlockKey]> {
         self.text.block_keys()
     }
 
     /// How often the beginnings of the prompt have lately been requested; `count` is called once.
-    pub fn arrivals(&self, count: impl FnOnce(&[BlockKey], u32) -> Arrivals) -> &Arrivals {
+    pub(crate) fn arrivals(&self, count: impl FnOnce(&[BlockKey], u32) -> Arrivals) -> &Arrivals {
         self.arrivals.get_or_init(|| {
             let size = self.tokenized.as_ref().and_then(|exact| exact.keys.lock().first().map(|(size, _)| *size));
             match size {
@@ -207,7 +207,7 @@ impl Placer {
     /// Reads a request's prompt, into tokens where and as far as they can change the choice. If the
     /// request will have to wait, because others do or no replica has room, the whole prompt is
     /// read: by then a cache may have more of it.
-    pub async fn read_prompt(&self, asked: PlacementRequest, others_wait: bool) -> Prompt {
+    pub(crate) async fn read_prompt(&self, asked: PlacementRequest, others_wait: bool) -> Prompt {
         let mut prompt = Prompt::from_text(asked, "");
         if let Some(wanted) = self.plan_reading(&prompt) {
             // Boxed: a request that is not tokenized has no room for what that needs.

@@ -38,7 +38,7 @@ const MAX_UNSERVED_MODELS: usize = 256;
 const MAX_UNSERVED_NAME_BYTES: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Overload {
+pub(crate) enum Overload {
     /// The queue is full, for all or for the tenant.
     Full(QueueFull),
     Stopping,
@@ -53,7 +53,7 @@ pub enum Overload {
 
 /// The queues of waiting requests, one per model. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct RequestQueue(Arc<QueueState>);
+pub(crate) struct RequestQueue(Arc<QueueState>);
 
 #[derive(Debug)]
 struct QueueState {
@@ -79,10 +79,10 @@ struct ModelQueues {
 }
 
 /// Most bytes of all waiting requests' bodies: as much as a router reads of bodies at once.
-pub const MAX_QUEUED_BYTES: u64 = 1 << 30;
+pub(crate) const MAX_QUEUED_BYTES: u64 = 1 << 30;
 
 #[derive(Debug, Clone, Copy)]
-pub struct QueueLimits {
+pub(crate) struct QueueLimits {
     pub max_requests: usize,
     /// Bytes of their bodies.
     pub max_bytes: u64,
@@ -92,7 +92,7 @@ pub struct QueueLimits {
 
 /// Who wants a queue slot, and how large the request is.
 #[derive(Debug, Clone, Copy)]
-pub struct QueueShare {
+pub(crate) struct QueueShare {
     /// The hash that requests share turns by.
     pub tenant: u64,
     /// The tenant's share against others'.
@@ -104,7 +104,7 @@ pub struct QueueShare {
 /// How soon a request would be answered, by the last choice of a replica. Keeping the whole choice
 /// would keep a fleet view for each waiting request.
 #[derive(Debug, Clone, Copy)]
-pub struct WaitEstimate {
+pub(crate) struct WaitEstimate {
     pub first_token_seconds: f64,
     /// Seconds that all candidates together need for one token of the prompts before it.
     pub seconds_per_token: f64,
@@ -118,12 +118,12 @@ struct QueuedRequest {
 
 /// The right to be sent now. Dropping it wakes the next request.
 #[derive(Debug)]
-pub struct DispatchTurn(#[allow(dead_code, reason = "dropping it is the message")] oneshot::Sender<()>);
+pub(crate) struct DispatchTurn(#[allow(dead_code, reason = "dropping it is the message")] oneshot::Sender<()>);
 
 /// Room for one waiting request, until dropped. It is taken before the prompt is read, so that in a
 /// flood only the prompts of requests that may wait are read.
 #[derive(Debug)]
-pub struct QueueSlot {
+pub(crate) struct QueueSlot {
     queue: Arc<QueueState>,
     share: QueueShare,
 }
@@ -165,7 +165,7 @@ impl ModelQueues {
 impl RequestQueue {
     /// Starts the task that wakes requests.
     #[must_use]
-    pub fn start(placer: Arc<Placer>, limits: QueueLimits, tasks: &BackgroundTasks, shutdown: Shutdown) -> Self {
+    pub(crate) fn start(placer: Arc<Placer>, limits: QueueLimits, tasks: &BackgroundTasks, shutdown: Shutdown) -> Self {
         let shared = QueueState {
             placer,
             queues: Mutex::new(ModelQueues {
@@ -186,18 +186,18 @@ impl RequestQueue {
     }
 
     #[must_use]
-    pub fn waiting_count(&self) -> usize {
+    pub(crate) fn waiting_count(&self) -> usize {
         self.0.waiting_count.load(Ordering::Relaxed)
     }
 
     #[must_use]
-    pub fn has_waiting(&self, model: Option<&str>) -> bool {
+    pub(crate) fn has_waiting(&self, model: Option<&str>) -> bool {
         self.waiting_count() > 0 && self.0.queues.lock().has_waiting(model.unwrap_or_default())
     }
 
     /// How soon a request would be answered for which there was no replica, if one is coming and may be waited for.
     #[must_use]
-    pub fn estimate_arrival(&self, prompt: &Prompt) -> Option<WaitEstimate> {
+    pub(crate) fn estimate_arrival(&self, prompt: &Prompt) -> Option<WaitEstimate> {
         let (shared, view) = (&self.0, self.0.placer.fleet.view());
         let is_bounded = |name: &str| {
             let queues = &shared.queues.lock().by_model;
@@ -218,7 +218,7 @@ impl RequestQueue {
     ///
     /// # Errors
     /// When others wait for its model and no slot is free.
-    pub fn take_slot_if_contended(&self, model: Option<&str>, share: QueueShare) -> Result<Option<QueueSlot>, Overload> {
+    pub(crate) fn take_slot_if_contended(&self, model: Option<&str>, share: QueueShare) -> Result<Option<QueueSlot>, Overload> {
         if self.0.slot_count.load(Ordering::Relaxed) == 0 {
             return Ok(None);
         }
@@ -230,21 +230,21 @@ impl RequestQueue {
         }
     }
 
-    pub fn take_slot(&self, share: QueueShare) -> Result<QueueSlot, Overload> {
+    pub(crate) fn take_slot(&self, share: QueueShare) -> Result<QueueSlot, Overload> {
         self.0.queues.lock().slots.reserve(share.tenant, share.weight, share.bytes).map_err(Overload::Full)?;
         self.0.slot_count.fetch_add(1, Ordering::Relaxed);
         Ok(QueueSlot { queue: self.0.clone(), share })
     }
 
     /// Counts a request that did not have to wait for its tenant, like those that did.
-    pub fn record_bypass(&self, model: Option<&str>, waiting: &TurnFactors) {
+    pub(crate) fn record_bypass(&self, model: Option<&str>, waiting: &TurnFactors) {
         if let Some(queue) = self.0.queues.lock().by_model.get_mut(model.unwrap_or_default()) {
             queue.record_unqueued(waiting, waiting.queued_at);
         }
     }
 
     /// A request has ended or begun to be answered, so there may be room.
-    pub fn notify_change(&self) {
+    pub(crate) fn notify_change(&self) {
         if self.waiting_count() > 0 {
             self.0.change_notify.notify_one();
         }
@@ -255,7 +255,7 @@ impl RequestQueue {
     ///
     /// # Errors
     /// When it may not wait.
-    pub async fn wait_for_turn(
+    pub(crate) async fn wait_for_turn(
         &self,
         prompt: &Arc<Prompt>,
         waiting: TurnFactors,

@@ -18,7 +18,7 @@ const SCAN_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_CONCURRENT_PROOFS: usize = 16;
 
 /// Runs until `end`.
-pub async fn maintain_tokenizers(prompts: Prompts, fleet: Fleet, end: CancellationToken) {
+pub(crate) async fn maintain_tokenizers(prompts: Prompts, fleet: Fleet, end: CancellationToken) {
     // Aborts the proofs when this task is dropped.
     let mut proofs = JoinSet::new();
     let scanning = async {

@@ -29,14 +29,14 @@ use bundle::ShortHash;
 use disk::DiskCache;
 use encoder_table::{EncoderTable, Generation, OfferAction};
 use pool::{PoolError, ThreadPool};
-pub use transfer::FilesPiece;
+pub(crate) use transfer::FilesPiece;
 
 /// SHA-256 of a model's files as one encoded `PromptBundle`.
-pub type FilesHash = [u8; 32];
+pub(crate) type FilesHash = [u8; 32];
 
 /// Names what turns a request into the tokens that a replica sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct EncoderKey {
+pub(crate) struct EncoderKey {
     pub files: FilesHash,
     pub dialect: Dialect,
 }
@@ -55,7 +55,7 @@ const MAX_BUILDS: usize = 2;
 
 /// The encoders of all models. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Prompts(Arc<PromptsInner>);
+pub(crate) struct Prompts(Arc<PromptsInner>);
 
 #[derive(Debug)]
 struct PromptsInner {
@@ -71,7 +71,7 @@ struct PromptsInner {
 
 /// What is known of the files with some hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EncoderStatus {
+pub(crate) enum EncoderStatus {
     /// The files are not here, and not on their way.
     Missing,
     /// The files are on their way or being read.
@@ -90,7 +90,7 @@ pub enum EncoderStatus {
 
 impl EncoderStatus {
     #[must_use]
-    pub fn as_str(&self) -> &'static str {
+    pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::Missing => "missing",
             Self::Loading => "loading",
@@ -103,14 +103,14 @@ impl EncoderStatus {
 
     /// Whether requests of at least one form may be encoded.
     #[must_use]
-    pub fn is_proved(&self) -> bool {
+    pub(crate) fn is_proved(&self) -> bool {
         matches!(self, Self::Proved | Self::PartlyProved(_))
     }
 
     /// Which requests are placed by text, or why all are; empty when nothing is wrong, or only for
     /// a moment.
     #[must_use]
-    pub fn reason(&self) -> String {
+    pub(crate) fn reason(&self) -> String {
         match self {
             Self::PartlyProved(forms) => forms.unproved_remark(),
             Self::Mismatch(reason) | Self::Unusable(reason) => reason.clone(),
@@ -121,7 +121,7 @@ impl EncoderStatus {
 
 /// Why a request has no tokens. The client need not know: the request is placed by its text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotEncoded {
+pub(crate) enum NotEncoded {
     #[error("no encoder of this model has been proved against its engine")]
     NotProved,
     /// The encoder is not proved for prompts of this form.
@@ -139,7 +139,7 @@ pub enum NotEncoded {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PromptStats {
+pub(crate) struct PromptStats {
     /// How many models have each status, by [`EncoderStatus::as_str`].
     pub models: [(&'static str, usize); 6],
     pub encodes: u64,
@@ -158,7 +158,7 @@ impl Prompts {
     /// restarted router need not ask for them again; with an empty path nothing is kept. Lists that
     /// folder synchronously: call it at start.
     #[must_use]
-    pub fn new(cache_dir: PathBuf, threads: usize) -> Self {
+    pub(crate) fn new(cache_dir: PathBuf, threads: usize) -> Self {
         let disk = (cache_dir != Path::new("")).then(|| DiskCache::open(&cache_dir));
         Self(Arc::new(PromptsInner {
             table: Mutex::default(),
@@ -176,7 +176,7 @@ impl Prompts {
     /// agent for them; nothing is done if they are here or on their way. Call it again with each
     /// report while they are not: only a later offer restarts a transfer that stalls or breaks.
     /// Must be called within a runtime.
-    pub fn offer_files(&self, hash: FilesHash, bytes: u64, fetch: &dyn Fn()) {
+    pub(crate) fn offer_files(&self, hash: FilesHash, bytes: u64, fetch: &dyn Fn()) {
         let on_disk = self.0.disk.as_ref().is_some_and(|disk| disk.may_have(&hash));
         let next = self.0.table.lock().offer(hash, bytes, on_disk, Instant::now());
         match next {
@@ -187,7 +187,7 @@ impl Prompts {
     }
 
     /// Takes in a piece of the files that were asked for. Must be called within a runtime.
-    pub fn receive_part(&self, hash: &FilesHash, part: FilesPiece) {
+    pub(crate) fn receive_part(&self, hash: &FilesHash, part: FilesPiece) {
         let whole = self.0.table.lock().receive_part(hash, part, Instant::now());
         if let Some((life, bundle)) = whole {
             self.build(*hash, life, Some(bundle));
@@ -195,7 +195,7 @@ impl Prompts {
     }
 
     #[must_use]
-    pub fn status(&self, reader: &EncoderKey) -> EncoderStatus {
+    pub(crate) fn status(&self, reader: &EncoderKey) -> EncoderStatus {
         self.0.table.lock().status(reader, Instant::now())
     }
 
@@ -204,7 +204,7 @@ impl Prompts {
     /// dialect, or is being compared. If the engine cannot be asked, the encoder stays unproved:
     /// call this again with any replica of that front-end; for a second after such a failure
     /// nothing is done.
-    pub async fn prove(&self, reader: EncoderKey, lanes: &Lanes, replica: u32, model: &str) {
+    pub(crate) async fn prove(&self, reader: EncoderKey, lanes: &Lanes, replica: u32, model: &str) {
         let Some((life, encoder)) = self.0.table.lock().begin_proof(&reader, Instant::now()) else { return };
         let proving = ProofGuard { prompts: self, reader, life };
         let asked = proof::ProofTarget { lanes, replica, model, dialect: reader.dialect };
@@ -241,7 +241,7 @@ impl Prompts {
     ///
     /// # Errors
     /// When there are none, or not soon enough; the request may be placed without them.
-    pub async fn encode(
+    pub(crate) async fn encode(
         &self,
         reader: &EncoderKey,
         path: &str,
@@ -275,7 +275,7 @@ impl Prompts {
     }
 
     #[must_use]
-    pub fn stats(&self) -> PromptStats {
+    pub(crate) fn stats(&self) -> PromptStats {
         let (models, stats) = self.0.table.lock().stats(Instant::now());
         PromptStats {
             models,
@@ -291,7 +291,7 @@ impl Prompts {
 
     /// Waits at most `limit` until no thread reads or builds an encoder: a build that has begun
     /// cannot be stopped.
-    pub async fn finish(&self, limit: Duration) {
+    pub(crate) async fn finish(&self, limit: Duration) {
         self.0.building.close();
         if tokio::time::timeout(limit, self.0.building.wait()).await.is_err() {
             tracing::debug!("leaving while a model's files are being read");

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub struct FilesPiece {
+pub(crate) struct FilesPiece {
     /// Its offset within the bundle.
     pub offset: u64,
     /// The bytes, or why the agent cannot send them.

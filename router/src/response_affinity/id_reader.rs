@@ -18,14 +18,14 @@ const MAX_SEARCHED_BYTES: usize = 4096;
 
 /// Records which replica keeps the response that an answer creates.
 #[derive(Debug, Clone)]
-pub struct ResponseRecorder {
+pub(crate) struct ResponseRecorder {
     pub affinity: ResponseAffinity,
     pub tenant: Arc<str>,
 }
 
 /// Finds a response's id at the beginning of an answer.
 #[derive(Debug)]
-pub struct ResponseIdReader {
+pub(crate) struct ResponseIdReader {
     recorder: ResponseRecorder,
     life: EngineLife,
     /// The bytes so far, until the id is complete.
@@ -34,7 +34,7 @@ pub struct ResponseIdReader {
 
 impl ResponseRecorder {
     #[must_use]
-    pub fn id_reader(self, replica: &Replica) -> ResponseIdReader {
+    pub(crate) fn id_reader(self, replica: &Replica) -> ResponseIdReader {
         ResponseIdReader::new(self, replica.engine_life())
     }
 }
@@ -45,7 +45,7 @@ impl ResponseIdReader {
     }
 
     /// Reads a piece of the answer; `true` when no more is needed.
-    pub fn push(&mut self, piece: &[u8]) -> bool {
+    pub(crate) fn push(&mut self, piece: &[u8]) -> bool {
         let room = MAX_SEARCHED_BYTES - self.buffer.len();
         self.buffer.extend_from_slice(&piece[..piece.len().min(room)]);
         if let Some(id) = parse_id(&self.buffer) {

@@ -19,9 +19,9 @@ use tokio::time::Instant;
 use crate::engine_life::EngineLife;
 use crate::fleet::FleetView;
 
-pub use id_reader::{ResponseIdReader, ResponseRecorder};
-pub use replica_query::query_replicas;
-pub use response_reference::ResponseReference;
+pub(crate) use id_reader::{ResponseIdReader, ResponseRecorder};
+pub(crate) use replica_query::query_replicas;
+pub(crate) use response_reference::ResponseReference;
 
 /// Responses that are remembered: with ids of 37 bytes about 10 MB. When it is full, the tenant
 /// with the most loses its oldest, so that nobody within its share loses any to others.
@@ -36,7 +36,7 @@ const RETENTION: Duration = Duration::from_secs(24 * 3600);
 const MAX_ID_BYTES: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ResponseLookup {
+pub(crate) enum ResponseLookup {
     /// The caller's, kept there.
     Found(EngineLife),
     /// It is another tenant's, or its engine is gone: the caller has no such response.
@@ -46,7 +46,7 @@ pub enum ResponseLookup {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct ResponseAffinity(Arc<Mutex<ResponseTable>>);
+pub(crate) struct ResponseAffinity(Arc<Mutex<ResponseTable>>);
 
 #[derive(Debug, Default)]
 struct ResponseTable {
@@ -65,7 +65,7 @@ struct StoredResponse {
 
 impl ResponseAffinity {
     /// Remembers where a response is. One that another tenant has stays that tenant's, as long as it lives.
-    pub fn record(&self, id: &str, life: EngineLife, tenant: &Arc<str>, now: Instant) {
+    pub(crate) fn record(&self, id: &str, life: EngineLife, tenant: &Arc<str>, now: Instant) {
         if id.len() > MAX_ID_BYTES {
             return;
         }
@@ -82,7 +82,7 @@ impl ResponseAffinity {
 
     /// Looks up a response for a caller of this tenant.
     #[must_use]
-    pub fn look_up(&self, id: &str, tenant: &str, view: &FleetView, now: Instant) -> ResponseLookup {
+    pub(crate) fn look_up(&self, id: &str, tenant: &str, view: &FleetView, now: Instant) -> ResponseLookup {
         let table = self.0.lock();
         match table.by_id.get(id).filter(|kept| kept.expires_at > now) {
             Some(kept) if &*kept.tenant != tenant || !view.is_alive(&kept.life) => ResponseLookup::Unavailable,
@@ -93,18 +93,8 @@ impl ResponseAffinity {
 
     /// Whether another tenant has a response with this id, which a new one would replace.
     #[must_use]
-    pub fn belongs_to_another(&self, id: &str, tenant: &str, now: Instant) -> bool {
+    pub(crate) fn belongs_to_another(&self, id: &str, tenant: &str, now: Instant) -> bool {
         self.0.lock().by_id.get(id).is_some_and(|kept| kept.expires_at > now && &*kept.tenant != tenant)
-    }
-
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.lock().by_id.len()
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 

@@ -19,7 +19,7 @@ const MAX_QUERIED: usize = 32;
 const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The replica that has the response, if one of those that are ready does.
-pub async fn query_replicas(view: &FleetView, id: &str) -> Option<EngineLife> {
+pub(crate) async fn query_replicas(view: &FleetView, id: &str) -> Option<EngineLife> {
     let ready = view.replicas.iter().filter(|replica| replica.is_ready()).take(MAX_QUERIED);
     let answers = join_all(ready.map(|replica| query_replica(replica, id))).await;
     answers.into_iter().flatten().next()

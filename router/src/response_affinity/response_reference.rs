@@ -8,7 +8,7 @@ const RESPONSES_PATH: &str = "/v1/responses";
 
 /// How a request relates to stored responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ResponseReference {
+pub(crate) enum ResponseReference {
     /// Not at all.
     None,
     /// It creates one.
@@ -23,7 +23,7 @@ impl ResponseReference {
     /// Reads the method, the path, and the body's `previous_response_id`. Engines undo percent
     /// encoding once before they route.
     #[must_use]
-    pub fn parse(method: &Method, path: &str, previous: Option<&str>) -> Self {
+    pub(crate) fn parse(method: &Method, path: &str, previous: Option<&str>) -> Self {
         // Nearly no path has escapes, and looking for them letter by letter took 500 instructions.
         let path = if path.contains('%') { percent_decode_str(path).decode_utf8_lossy() } else { path.into() };
         let Some(rest) = path.strip_prefix(RESPONSES_PATH) else { return Self::None };
@@ -45,12 +45,12 @@ impl ResponseReference {
     }
 
     #[must_use]
-    pub fn creates_response(&self) -> bool {
+    pub(crate) fn creates_response(&self) -> bool {
         matches!(self, Self::Creates | Self::Continues(_))
     }
 
     #[must_use]
-    pub fn id(&self) -> Option<&str> {
+    pub(crate) fn id(&self) -> Option<&str> {
         match self {
             Self::Continues(id) | Self::Addresses(id) => Some(id),
             Self::None | Self::Creates => None,

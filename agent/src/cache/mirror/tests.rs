@@ -18,7 +18,7 @@ fn recorded(name: &str) -> (Vec<KvEvent>, BlockMirror, Effects) {
 }
 
 fn applied(events: &[KvEvent]) -> (BlockMirror, Effects) {
-    let (mut mirror, mut effects) = (BlockMirror::new(CopyReporting::EachCopy), Effects::default());
+    let (mut mirror, mut effects) = (BlockMirror::new(), Effects::default());
     events.iter().for_each(|event| mirror.apply(event, &mut effects));
     (mirror, effects)
 }
@@ -88,15 +88,6 @@ fn a_block_that_was_stored_twice_is_there_until_both_copies_are_removed() {
     mirror.apply(&removed(2), &mut effects);
     assert_eq!(mirror.digest().count, 1);
     assert_eq!(effects.changes.len(), 3);
-}
-
-#[test]
-fn an_engine_that_reports_each_block_once_is_believed() {
-    let (mut mirror, mut effects) = (BlockMirror::new(CopyReporting::Once), Effects::default());
-    for event in [stored(None, &[1, 2]), stored(Some(1), &[2]), removed(2)] {
-        mirror.apply(&event, &mut effects);
-    }
-    assert_eq!(mirror.digest().count, 1);
 }
 
 #[test]
@@ -270,7 +261,7 @@ fn key_of(block: u64) -> BlockKey {
 proptest! {
     #[test]
     fn any_history_gives_the_blocks_that_a_naive_count_gives(steps in prop::collection::vec(step(), 0..120)) {
-        let (mut mirror, mut effects) = (BlockMirror::new(CopyReporting::EachCopy), Effects::default());
+        let (mut mirror, mut effects) = (BlockMirror::new(), Effects::default());
         let mut copies: BTreeMap<u64, u32> = BTreeMap::new();
         for step in steps {
             match step {

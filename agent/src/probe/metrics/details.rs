@@ -4,7 +4,7 @@ use super::{PrometheusSample, SampleSum, path_of, round_count};
 
 /// What one engine reports beyond its load. What it does not say stays at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct EngineDetails {
+pub(crate) struct EngineDetails {
     /// Of the waiting requests, those that could not run even if there were room: their grammar is
     /// being compiled, or their adapter or their blocks are not there yet. Reported since vLLM
     /// 0.20.
