@@ -59,7 +59,7 @@ fn assert_families(page: &str, total: &str) {
             }
         }
     }
-    assert!(samples.len() > names.len(), "{page}");
+    assert!(!samples.is_empty(), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
