@@ -42,7 +42,7 @@ impl LocalReplyContext {
 /// The answer to a path that is not passed on: 404, or 405 for a wrong method.
 pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
     match path {
-        "/health" | "/ping" => {
+        _ if is_probe(path) => {
             let mut response = json(StatusCode::METHOD_NOT_ALLOWED, r#"{"detail":"Method Not Allowed"}"#);
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET"));
             response
@@ -52,6 +52,12 @@ pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
             None => no_route(),
         },
     }
+}
+
+/// Paths at which load balancers ask whether the router can serve, without a key: vLLM's, and those
+/// of Kubernetes.
+pub(super) fn is_probe(path: &str) -> bool {
+    matches!(path, "/health" | "/ping" | "/healthz" | "/readyz" | "/livez")
 }
 
 /// What a base URL may have too little or too much, by the path that comes of it: OpenAI's SDKs want `/v1` in it, Anthropic's add it themselves.

@@ -87,7 +87,7 @@ impl Edge {
         let caller = match self.keys.authenticate(request.headers()) {
             Ok(caller) => caller,
             // Load balancers have no key.
-            Err(_) if matches!(request.uri().path(), "/health" | "/ping") => return self.health(),
+            Err(_) if local_replies::is_probe(request.uri().path()) => return self.answer_probe(request.uri().path()),
             Err(error) => {
                 self.dispatch.metrics.count_refusal(if error == Unauthenticated::Missing {
                     RefusalReason::NoKey
@@ -129,13 +129,12 @@ impl Edge {
             (&Method::GET, path) if path.starts_with("/v1/models/") && path != "/v1/models/" => {
                 self.show_model(&caller, &percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy())
             }
-            (&Method::GET, "/health" | "/ping") | (&Method::POST, "/ping") => self.health(),
+            (&Method::GET, path) if local_replies::is_probe(path) => self.answer_probe(path),
+            (&Method::POST, "/ping") => self.answer_probe(path),
+            (&Method::GET, "/load") => self.report_load(),
             _ if is_operators_route(path) => reply::operators_only(),
             _ if ollama::is_ollama_path(path) => Box::pin(self.answer_ollama(*request, caller)).await,
-            _ if local_replies::base_url_hint(path).is_some() => {
-                reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path))
-            }
-            _ if path.starts_with("/v1/") || path.starts_with("/v2/") || is_proxied(path) => self.proxy(request, caller).await,
+            _ if is_proxied(path) => self.proxy(request, caller).await,
             _ => {
                 self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
                 reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path))
@@ -164,12 +163,18 @@ impl Edge {
         }
     }
 
-    /// For load balancers that know vLLM: 200 when a request could be served.
-    fn health(&self) -> Response<EdgeBody> {
-        let ready = self.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
+    /// `/livez`: 200 while the router runs. The others: 200 when a request could be served.
+    fn answer_probe(&self, path: &str) -> Response<EdgeBody> {
+        let serves = path == "/livez" || self.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
         let mut response = Response::new(EdgeBody::Local(None));
-        *response.status_mut() = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        *response.status_mut() = if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         response
+    }
+
+    /// The requests of all routers in flight on all replicas, in the form of an engine's `/load`.
+    fn report_load(&self) -> Response<EdgeBody> {
+        let in_flight: u64 = self.dispatch.fleet.view().replicas.iter().map(|replica| u64::from(replica.load.in_flight)).sum();
+        reply::json(StatusCode::OK, serde_json::json!({"server_load": in_flight}).to_string())
     }
 
     async fn proxy(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
@@ -252,7 +257,9 @@ fn held_reply(stream: HeldStream, id: u64) -> Response<EdgeBody> {
 
 /// Engines redirect from the same path with a slash.
 fn is_proxied(path: &str) -> bool {
-    PROXIED_PATHS.contains(&path) || path.strip_suffix('/').is_some_and(|path| PROXIED_PATHS.contains(&path))
+    let is_listed = |path: &str| PROXIED_PATHS.contains(&path);
+    let is_versioned = path.starts_with("/v1/") || path.starts_with("/v2/");
+    (is_versioned && local_replies::base_url_hint(path).is_none()) || is_listed(path) || path.strip_suffix('/').is_some_and(is_listed)
 }
 
 /// Routes of engines below `/v1/` that change what a replica serves.

@@ -8,7 +8,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream};
+use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, until};
 
 /// A request with an id, so that the ids in its answer are not random.
 fn identified(path: &str, body: &Value) -> Request<Full<Bytes>> {
@@ -205,7 +205,7 @@ async fn an_audio_form_goes_to_the_engine_that_serves_its_model() {
 async fn paths_for_whoever_runs_the_engine_do_not_reach_it() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let edge = fleet.edge();
-    for path in ["/metrics", "/load", "/v1", "//v1/models"] {
+    for path in ["/metrics", "/v1", "//v1/models"] {
         let answer = edge.get(path).await;
         assert_eq!((answer.status, answer.text().as_str()), (StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#), "{path}");
     }
@@ -215,6 +215,23 @@ async fn paths_for_whoever_runs_the_engine_do_not_reach_it() {
     }
     assert_eq!(edge.post(CHAT, &chat(2)).await.status, 200, "the fault reached the engine");
     assert_eq!(edge.get("/health").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_load_is_that_of_all_replicas() {
+    let fleet = Fleet::start(Setup::agents(2).engine("--sim-step-ms 20")).await;
+    let edge = fleet.edge();
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        streams.push(edge.open(CHAT, &chat_stream(500)).await);
+    }
+    until("three requests in the load", async || {
+        let answer = edge.get("/load").await;
+        if answer.json() == json!({"server_load": 3}) { Ok(()) } else { Err(answer.text()) }
+    })
+    .await;
+    drop(streams);
+    fleet.until_idle().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -121,15 +121,17 @@ async fn only_who_shows_a_valid_key_is_answered() {
     assert_unauthenticated(&ended.ask(&edge, &chat(2)).await, &format!("the key {} has expired", ended.id()));
     let guess = Key(valid.0.replace(valid.secret(), ended.secret()));
     assert_unauthenticated(&guess.ask(&edge, &chat(2)).await, "not known");
-    for path in ["/v1/models", "/v1/models/simulated", "/version", "/nothing"] {
+    for path in ["/v1/models", "/v1/models/simulated", "/version", "/nothing", "/load"] {
         assert_unauthenticated(&edge.get(path).await, "wants a key");
     }
     let ollamas = edge.get("/api/tags").await;
     assert!(ollamas.status == 401 && ollamas.json()["error"].as_str().unwrap().contains("wants a key"), "{}", ollamas.text());
-    assert_eq!(edge.get("/health").await.status, 200, "load balancers have no key");
-    assert_eq!(fleet.routers[0].metric("hostler_refused_total").await, 8.0);
+    for probe in ["/health", "/ping", "/healthz", "/readyz", "/livez"] {
+        assert_eq!(edge.get(probe).await.status, 200, "load balancers have no key: {probe}");
+    }
+    assert_eq!(fleet.routers[0].metric("hostler_refused_total").await, 9.0);
     let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
-    assert!(page.contains("reason=\"no_key\"} 6\n") && page.contains("reason=\"wrong_key\"} 2\n"), "{page}");
+    assert!(page.contains("reason=\"no_key\"} 7\n") && page.contains("reason=\"wrong_key\"} 2\n"), "{page}");
     fleet.until_idle().await;
 }
 

@@ -34,7 +34,10 @@ async fn without_an_agent_a_request_is_told_so_and_when_to_come_back() {
         assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("10")));
         assert!(answer.message().contains("no agent has attached yet"), "{}", answer.text());
     }
-    assert_eq!(fleet.edge().get("/health").await.status, 503);
+    for (probe, status) in [("/health", 503), ("/healthz", 503), ("/readyz", 503), ("/livez", 200)] {
+        assert_eq!(fleet.edge().get(probe).await.status, status, "{probe}");
+    }
+    assert_eq!(fleet.edge().post("/livez", &chat(1)).await.status, 405);
     let readiness = Endpoint::Tcp(fleet.routers[0].admin).get("/readyz").await;
     assert_eq!((readiness.status.as_u16(), readiness.text().as_str()), (503, "no replica is ready\n"));
     assert_eq!(Endpoint::Tcp(fleet.routers[0].admin).get("/livez").await.status, 200);
