@@ -229,11 +229,17 @@ async fn a_lost_attempt_is_made_again_elsewhere_and_the_client_sees_one_answer()
             let edge = fleet.edge();
             async move { edge.post(OLLAMAS_CHAT, &body).await }
         };
-        let (one, other) = tokio::join!(ask(1), ask(2));
-        for answer in [one, other] {
-            assert_eq!((answer.status, &answer.ended), (StatusCode::OK, &Ok(())), "{}", answer.text());
-            let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();
-            assert_figures(&last, 4);
+        // Two at once mostly go to one engine each; which it is of two idle ones is chance.
+        for number in 0..20 {
+            let (one, other) = tokio::join!(ask(2 * number), ask(2 * number + 1));
+            for answer in [one, other] {
+                assert_eq!((answer.status, &answer.ended), (StatusCode::OK, &Ok(())), "{}", answer.text());
+                let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();
+                assert_figures(&last, 4);
+            }
+            if fleet.routers[0].metric("hostler_retries_total").await >= 1.0 {
+                break;
+            }
         }
         assert!(fleet.routers[0].metric("hostler_retries_total").await >= 1.0, "none of them went to the engine that dies");
     }
