@@ -189,7 +189,7 @@ def test_a_restarted_engine_is_known_again_at_once(fleet: Fleet, dice):
     prompt, other = random_tokens(dice, CACHEABLE + 1), random_tokens(dice, CACHEABLE + 1)
     store(fleet, "a", prompt)
     before = fleet.replica("a")
-    hostler("restart", before.id, "--admin", fleet.routers[0].socket)
+    hostler("restart", before.id, "--force", "--admin", fleet.routers[0].socket)
     wait_until(lambda: fleet.replica("a").engine_pid != before.engine_pid, 60, "the engine is started again", pause=0.1)
     wait_until(lambda: fleet.replica("a").phase == "ready", fleet.engine.start_seconds, "it is ready")
     became_ready = time.monotonic()

@@ -471,7 +471,7 @@ BAD += [
         ("POST", "/v1/chat", 404),
         ("POST", "/v1/chat/completion", 404),
         ("GET", "/V1/models", 404),
-        ("GET", "//v1/models", 404),
+        ("GET", "//v1/nothing", 404),
         ("GET", "/v1/images/generations", 404),
         ("GET", "/v1/files", 404),
         ("POST", f"{CHAT}/", 307),
