@@ -44,12 +44,8 @@ enum AnswerForm {
 
 impl ChatFallback {
     pub(super) fn from_request(method: &Method, path: &str) -> Option<Self> {
-        match path {
-            "/v1/messages" if method == Method::POST => Some(Self::Messages),
-            "/v1/messages/count_tokens" if method == Method::POST => Some(Self::CountTokens),
-            "/v1/responses" if method == Method::POST => Some(Self::Responses),
-            _ => None,
-        }
+        let routes = [Self::Messages, Self::CountTokens, Self::Responses];
+        routes.into_iter().find(|route| route.path() == path && method == Method::POST)
     }
 
     fn path(self) -> &'static str {
@@ -177,9 +173,5 @@ async fn translate_response(form: AnswerForm, answer: dispatch::Answer, is_asked
         }
     };
     response.headers_mut().extend(heads);
-    if response.status() == StatusCode::SERVICE_UNAVAILABLE {
-        reply::add_retry_after(response, reply::ENGINE_FULL_RETRY_SECONDS)
-    } else {
-        response
-    }
+    reply::add_retry_if_full(response)
 }

@@ -218,10 +218,18 @@ pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
 }
 
 /// When a client may try again that was answered 503 by an engine, which is full: another one may have room then.
-pub(super) const ENGINE_FULL_RETRY_SECONDS: u64 = 1;
+const ENGINE_FULL_RETRY_SECONDS: u64 = 1;
+
+/// Tells the client of an engine that was full when to come back.
+pub(super) fn add_retry_if_full(response: Response<EdgeBody>) -> Response<EdgeBody> {
+    match response.status() {
+        StatusCode::SERVICE_UNAVAILABLE => add_retry_after(response, ENGINE_FULL_RETRY_SECONDS),
+        _ => response,
+    }
+}
 
 /// Tells the client when to come back, unless an engine has: OpenAI's SDKs then wait this long instead of guessing.
-pub(super) fn add_retry_after(mut response: Response<EdgeBody>, seconds: u64) -> Response<EdgeBody> {
+fn add_retry_after(mut response: Response<EdgeBody>, seconds: u64) -> Response<EdgeBody> {
     response.headers_mut().entry(header::RETRY_AFTER).or_insert(seconds.into());
     response
 }

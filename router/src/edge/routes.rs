@@ -239,10 +239,7 @@ impl Edge {
             headers::disable_buffering(response.headers_mut());
         }
         headers::add_placement_headers(response.headers_mut(), &answer.decision, explain);
-        match response.status() {
-            StatusCode::SERVICE_UNAVAILABLE => reply::add_retry_after(response, reply::ENGINE_FULL_RETRY_SECONDS),
-            _ => response,
-        }
+        reply::add_retry_if_full(response)
     }
 }
 

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::*;
+use crate::edge::translation::samples::{any_delta, pieces};
 use crate::edge::translation::{ArrivalTime, StreamTranslation, TranslationError};
 
 /// The chat for a plain request with `more`.
@@ -362,25 +363,6 @@ fn nothing_is_held_without_bound() {
     assert!((1..100).contains(&taken), "{taken} pieces were held");
 }
 
-/// Cuts bytes where it is told to.
-fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
-    let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
-    cuts.extend([0, stream.len()]);
-    cuts.sort_unstable();
-    cuts.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect()
-}
-
-/// A chunk with something of an answer.
-fn any_chunk() -> impl Strategy<Value = Value> {
-    let text = || "[a-z ]{0,3}";
-    prop_oneof![
-        text().prop_map(|text| json!({"content": text})),
-        text().prop_map(|text| json!({"reasoning": text})),
-        (0..3_usize, text()).prop_map(|(index, text)| json!({"tool_calls": [{"index": index, "id": format!("t{index}"), "function": {"name": "look", "arguments": text}}]})),
-        (0..3_usize, text()).prop_map(|(index, text)| json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})),
-    ]
-}
-
 proptest! {
     #[test]
     fn however_the_bytes_are_cut_the_same_events_are_told(cuts in prop::collection::vec(any::<usize>(), 0..40)) {
@@ -389,7 +371,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_chunks_and_wherever_they_end_the_events_are_valid(deltas in prop::collection::vec(any_chunk(), 0..12), ends: bool) {
+    fn whatever_the_chunks_and_wherever_they_end_the_events_are_valid(deltas in prop::collection::vec(any_delta(), 0..12), ends: bool) {
         let chunk = |delta: &Value| format!("data: {}\n\n", json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": delta}]}));
         let mut stream: String = deltas.iter().map(chunk).collect();
         if ends {

@@ -174,10 +174,7 @@ async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer
         }
     };
     response.headers_mut().extend(heads);
-    match response.status() {
-        StatusCode::SERVICE_UNAVAILABLE => reply::add_retry_after(response, reply::ENGINE_FULL_RETRY_SECONDS),
-        _ => response,
-    }
+    reply::add_retry_if_full(response)
 }
 
 fn json_response(body: &Value) -> Response<EdgeBody> {

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::*;
+use crate::edge::translation::samples::{any_delta, pieces};
 use crate::edge::translation::{ArrivalTime, StreamTranslation, TranslationError};
 
 fn body(more: Value) -> Vec<u8> {
@@ -280,25 +281,6 @@ fn nothing_is_held_without_bound() {
     let mut translation = StreamTranslation::new(ResponsesTranslator::new(fields()));
     let taken = (0..1000).take_while(|_| translation.push(text.as_bytes(), now).is_ok()).count();
     assert!((1..100).contains(&taken), "{taken} pieces were held");
-}
-
-/// Cuts bytes where it is told to.
-fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
-    let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
-    cuts.extend([0, stream.len()]);
-    cuts.sort_unstable();
-    cuts.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect()
-}
-
-/// A chunk with something of an answer.
-fn any_delta() -> impl Strategy<Value = Value> {
-    let text = || "[a-z ]{0,3}";
-    prop_oneof![
-        text().prop_map(|text| json!({"content": text})),
-        text().prop_map(|text| json!({"reasoning": text})),
-        (0..3_usize, text()).prop_map(|(index, text)| json!({"tool_calls": [{"index": index, "id": format!("t{index}"), "function": {"name": "look", "arguments": text}}]})),
-        (0..3_usize, text()).prop_map(|(index, text)| json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})),
-    ]
 }
 
 proptest! {

@@ -2,6 +2,8 @@
 
 mod body;
 mod chunk;
+#[cfg(test)]
+pub(super) mod samples;
 mod stream;
 
 pub(super) use body::{TranslatedBody, collect_body, translated_headers};

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::edge::translation::StreamTranslation;
+use crate::edge::translation::samples::pieces;
 
 fn noon() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5)
@@ -130,14 +131,6 @@ async fn nothing_is_held_without_bound() {
     );
     let taken = (0..1000).take_while(|_| teller.push(call.as_bytes(), now).is_ok()).count();
     assert!((1..100).contains(&taken), "{taken} pieces were buffered");
-}
-
-/// Cuts bytes where it is told to.
-fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
-    let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
-    cuts.extend([0, stream.len()]);
-    cuts.sort_unstable();
-    cuts.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect()
 }
 
 /// Lines without their times, which depend on when pieces come.
