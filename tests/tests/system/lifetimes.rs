@@ -114,6 +114,7 @@ fn resident(pid: u32) -> u64 {
 async fn a_client_that_reads_nothing_holds_little_and_stalls_nobody() {
     const TOKENS: usize = 2000;
     const CHOICES: usize = 16;
+    const GENERATED: &str = "vllm:generation_tokens_total";
     // A process of its own, so that its memory is the router's and the agent's alone.
     let mut workplace = Workplace::new();
     // The allocator gives back at once what is free.
@@ -124,13 +125,15 @@ async fn a_client_that_reads_nothing_holds_little_and_stalls_nobody() {
     let replica = admin.replicas().await.unwrap().remove(0);
     let engine = Endpoint::Unix(replica.socket.into());
     let body = json!({"model": MODEL, "prompt": "Everything", "stream": true, "max_tokens": TOKENS, "n": CHOICES, "logprobs": 20});
-    let before = resident(up.pid());
+    // What the first such answer leaves behind is not held for a client: a tokenizer, threads' own memory.
+    edge.post("/v1/completions", &body).await.assert_whole_stream();
+    let (before, generated_before) = (resident(up.pid()), engine.metric(GENERATED).await);
 
     let stalled = edge.open("/v1/completions", &body).await;
     let mut most = 0;
     until("the engine to have generated everything", async || {
         most = most.max(resident(up.pid()));
-        let generated = engine.metric("vllm:generation_tokens_total").await;
+        let generated = engine.metric(GENERATED).await - generated_before;
         if generated >= (TOKENS * CHOICES) as f64 { Ok(()) } else { Err(format!("{generated} tokens")) }
     })
     .await;
@@ -145,7 +148,7 @@ async fn a_client_that_reads_nothing_holds_little_and_stalls_nobody() {
     whole.assert_whole_stream();
     let answer = whole.body.len() as u64;
     println!("{buffered} bytes buffered of {answer}");
-    // Windows and buffers come to about 2 MB.
+    // Windows and buffers come to about 2 MB, which the first answer may have left behind.
     assert!(answer > 14 << 20, "{answer} bytes prove nothing");
-    assert!(buffered < 7 << 20, "{buffered} bytes were buffered for a client that read nothing of {answer}");
+    assert!(buffered < 4 << 20, "{buffered} bytes were buffered for a client that read nothing of {answer}");
 }
