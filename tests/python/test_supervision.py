@@ -404,7 +404,7 @@ class Shown:
 # What else goes wrong is told apart by what vLLM printed when it did: see the agent's tests.
 FAILING = {
     "bad-flag": Failing("bad-flag", "--no-such-flag", "--help=all", "tiny", ("--no-such-flag", "3")),
-    "no-model": Failing("model-missing", "/nonexistent/model", "--model", "/nonexistent/model"),
+    "no-model": Failing("model-missing", "no-model-here", "--model", "no-model-here"),
     "small-cache": Failing("kv-too-small", "max_model_len 4096", "use ", "tiny", ("--num-gpu-blocks-override", "8")),
 }
 
@@ -422,7 +422,11 @@ class Ward:
     def _agent(self, name: str, failing: Failing) -> Process:
         folders = ["--run-dir", str(self.folder / f"run-{name}"), "--log-dir", str(self.folder / f"log-{name}")]
         _, tiny, *program = fleets.vllm().options
-        model = tiny if failing.model == "tiny" else failing.model
+        model = tiny
+        if failing.model != "tiny":
+            # The agent itself refuses a path where nothing is.
+            model = str(self.folder / failing.model)
+            Path(model).mkdir()
         engine = ["--model", model, *program, "--replicas", "1"]
         flags = ["--", "--enforce-eager", "--max-model-len", "4096", *failing.flags]
         command = ["agent", "--router", self.router.agents, "--node", name, *folders, *engine, *flags]
