@@ -4,7 +4,6 @@
 use std::time::SystemTime;
 
 use http::header::{self, HeaderValue};
-use http::uri::PathAndQuery;
 use http::{Method, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
@@ -124,7 +123,7 @@ impl Edge {
     }
 
     /// Has an engine answer a chat, and tells its answer in the route's form.
-    pub(super) async fn answer_with_chat(&self, route: ChatFallback, inquiry: InboundRequest, explain: bool) -> Response<EdgeBody> {
+    pub(super) async fn answer_with_chat(&self, route: ChatFallback, mut inquiry: InboundRequest, explain: bool) -> Response<EdgeBody> {
         let FallbackRequest { path, body, is_stream, form } = match route.engine_request(&inquiry.body) {
             Ok(asked) => asked,
             Err(message) => {
@@ -133,19 +132,7 @@ impl Edge {
                 return reply::error(StatusCode::BAD_REQUEST, "BadRequestError", &message);
             }
         };
-        let mut heads = inquiry.headers;
-        // They speak of the client's body and of what it makes of the answer's.
-        heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        heads.remove(header::ACCEPT);
-        heads.remove(header::ACCEPT_ENCODING);
-        let inquiry = InboundRequest {
-            path: PathAndQuery::from_static(path),
-            headers: heads,
-            body: body.to_string().into(),
-            // The client's body is gone.
-            reservation: None,
-            ..inquiry
-        };
+        inquiry.replace_body(path, body.to_string());
         match self.submit(inquiry).await {
             Ok(answer) => translate_response(form, answer, is_stream, explain).await,
             Err(declined) => reply::rejection(&declined),

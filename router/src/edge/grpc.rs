@@ -5,9 +5,8 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use http::header::{self, HeaderMap};
 use http::{Request, Response, StatusCode, Version};
-use http_body_util::{BodyStream, Full, StreamBody};
+use http_body_util::{BodyStream, StreamBody};
 use hyper::body::Incoming;
-use tokio::time::Instant;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
@@ -15,7 +14,6 @@ use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
 use crate::grpc::{self, Service, status};
 use crate::inbound::Edge;
-use crate::keys::Caller;
 use crate::keys::Unauthenticated;
 use crate::outcome::RefusalReason;
 
@@ -37,26 +35,20 @@ fn is_protobuf(headers: &HeaderMap) -> bool {
 }
 
 impl Edge {
-    pub(super) async fn answer_grpc(self: &Arc<Self>, request: Request<Incoming>, entry: &AccessEntry) -> Response<EdgeBody> {
-        let begun = Instant::now();
+    pub(super) async fn answer_grpc(self: &Arc<Self>, request: Box<Request<Incoming>>, entry: &AccessEntry) -> Response<EdgeBody> {
         if request.version() != Version::HTTP_2 || !is_protobuf(request.headers()) {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("malformed");
             let message = "gRPC is spoken here over HTTP/2 with `content-type: application/grpc`";
             return reply::close_after(reply::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError", message));
         }
-        self.answer_call(request, entry, begun).await.unwrap_or_else(Status::into_http).map(EdgeBody::Grpc)
+        self.answer_call(request, entry).await.unwrap_or_else(Status::into_http).map(EdgeBody::Grpc)
     }
 
-    async fn answer_call(
-        self: &Arc<Self>,
-        request: Request<Incoming>,
-        entry: &AccessEntry,
-        begun: Instant,
-    ) -> Result<Response<Body>, Status> {
+    async fn answer_call(self: &Arc<Self>, request: Box<Request<Incoming>>, entry: &AccessEntry) -> Result<Response<Body>, Status> {
         let service = Service::of(request.uri().path());
         if service == Service::Health {
-            return Ok(grpc::answer_health_check(self.clone(), request).await);
+            return Ok(grpc::answer_health_check(self.clone(), *request).await);
         }
         let caller = self.keys.authenticate(request.headers()).map_err(|why| {
             self.dispatch.metrics.count_refusal(if why == Unauthenticated::Missing {
@@ -69,8 +61,11 @@ impl Edge {
         })?;
         entry.set_caller(&caller);
         if service == Service::Inference {
-            let request = self.read_message(&caller, request, entry).await?;
-            let mut response = grpc::answer_inference(self.clone(), request, caller.clone(), entry.clone(), begun).await;
+            let message = self.read_request(request, &caller, entry).await.map_err(|unread| {
+                entry.record_refusal("unread");
+                status::body_error(&unread)
+            })?;
+            let mut response = grpc::answer_inference(self.clone(), message).await;
             if let Some(rates) = self.admission.rate_limits(&caller) {
                 rates.write_headers(response.headers_mut());
             }
@@ -85,16 +80,5 @@ impl Edge {
             entry.record_refusal("no_route");
         }
         Ok(response)
-    }
-
-    /// Reads the call's one message within the bounds of all bodies.
-    async fn read_message(&self, caller: &Caller, request: Request<Incoming>, entry: &AccessEntry) -> Result<Request<Body>, Status> {
-        let (head, body) = request.into_parts();
-        let (body, _) = self.read_body_bytes(caller, &head.headers, body).await.map_err(|unread| {
-            self.dispatch.metrics.count_refusal(RefusalReason::Request);
-            entry.record_refusal("unread");
-            status::body_error(&unread)
-        })?;
-        Ok(Request::from_parts(head, Body::new(Full::new(body))))
     }
 }

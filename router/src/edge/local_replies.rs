@@ -4,6 +4,7 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
 use serde::Deserialize;
 
+use super::api_docs::is_docs_path;
 use super::error_forms::messages_error_type;
 use super::reply::{EdgeBody, error, json, no_route};
 use crate::access_log::REQUEST_ID;
@@ -42,7 +43,7 @@ impl LocalReplyContext {
 /// The answer to a path that is not passed on: 404, or 405 for a wrong method.
 pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
     match path {
-        _ if is_probe(path) => {
+        _ if is_public(path) => {
             let mut response = json(StatusCode::METHOD_NOT_ALLOWED, r#"{"detail":"Method Not Allowed"}"#);
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET"));
             response
@@ -54,10 +55,10 @@ pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
     }
 }
 
-/// Paths at which load balancers ask whether the router can serve, without a key: vLLM's, and those
-/// of Kubernetes.
-pub(super) fn is_probe(path: &str) -> bool {
-    matches!(path, "/health" | "/ping" | "/healthz" | "/readyz" | "/livez")
+/// Paths that need no key: at which load balancers ask whether the router can serve (vLLM's, and
+/// those of Kubernetes), and what anybody may read in the manual.
+pub(super) fn is_public(path: &str) -> bool {
+    matches!(path, "/health" | "/ping" | "/healthz" | "/readyz" | "/livez") || is_docs_path(path)
 }
 
 /// What a base URL may have too little or too much, by the path that comes of it: OpenAI's SDKs want `/v1` in it, Anthropic's add it themselves.

@@ -199,7 +199,7 @@ pub(super) fn too_many_requests(message: &str, retry_after: u64) -> Response<Edg
     add_retry_after(error(StatusCode::TOO_MANY_REQUESTS, "RateLimitError", message), retry_after)
 }
 
-pub(super) fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
+fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
     match refusal {
         Refusal::UnknownModel { .. } => {
             let body =

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use http::header::{self, HeaderValue};
-use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
+use super::api_docs;
 use super::chat_fallback::ChatFallback;
 use super::framing::FramingFlaw;
 use super::head_checks::check_head;
@@ -19,7 +19,7 @@ use super::ollama;
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
 use crate::dispatch::{Answer, Refusal};
-use crate::inbound::{Edge, InboundRequest, PageAccess, allow_preflight, headers, is_preflight};
+use crate::inbound::{Edge, PageAccess, Rejection, allow_preflight, headers, is_preflight};
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
 
@@ -49,8 +49,6 @@ impl Edge {
     pub(super) async fn answer(self: Arc<Self>, mut request: Box<Request<Incoming>>, flaw: Option<FramingFlaw>) -> Response<EdgeBody> {
         let entry = self.access_log.start_entry(request.method(), request.uri().path_and_query(), request.headers());
         keys::mark_sensitive(request.headers_mut());
-        // For the code that reads the request, whichever API it is of.
-        request.extensions_mut().insert(entry.clone());
         let page = self.allowed_origins.check(request.headers());
         let is_ollamas = ollama::is_ollama_path(request.uri().path());
         let wanted = local_replies::LocalReplyContext::from_request(&request);
@@ -82,12 +80,11 @@ impl Edge {
         if super::grpc::is_grpc(request.headers()) {
             // Boxed: its future is larger than that of `pass`, which every request would pay for;
             // so is that of `ollama`.
-            return Box::pin(self.answer_grpc(*request, entry)).await;
+            return Box::pin(self.answer_grpc(request, entry)).await;
         }
         let caller = match self.keys.authenticate(request.headers()) {
             Ok(caller) => caller,
-            // Load balancers have no key.
-            Err(_) if local_replies::is_probe(request.uri().path()) => return self.answer_probe(request.uri().path()),
+            Err(_) if local_replies::is_public(request.uri().path()) => return self.answer_public(request.uri().path()),
             Err(error) => {
                 self.dispatch.metrics.count_refusal(if error == Unauthenticated::Missing {
                     RefusalReason::NoKey
@@ -99,9 +96,8 @@ impl Edge {
             }
         };
         entry.set_caller(&caller);
-        let asking = caller.clone();
-        let mut response = Arc::clone(&self).route(request, caller).await;
-        if let Some(rates) = self.admission.rate_limits(&asking) {
+        let mut response = self.route(request, &caller, entry).await;
+        if let Some(rates) = self.admission.rate_limits(&caller) {
             rates.write_headers(response.headers_mut());
         }
         response
@@ -122,19 +118,19 @@ impl Edge {
     }
 
     /// Dispatches the request of a known caller by its method and path.
-    async fn route(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
+    async fn route(self: &Arc<Self>, request: Box<Request<Incoming>>, caller: &Caller, entry: &AccessEntry) -> Response<EdgeBody> {
         let path = request.uri().path();
         match (request.method(), path) {
-            (&Method::GET, "/v1/models") => self.list_models(&caller),
+            (&Method::GET, "/v1/models") => self.list_models(caller),
             (&Method::GET, path) if path.starts_with("/v1/models/") && path != "/v1/models/" => {
-                self.show_model(&caller, &percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy())
+                self.show_model(caller, &percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy(), entry)
             }
-            (&Method::GET, path) if local_replies::is_probe(path) => self.answer_probe(path),
-            (&Method::POST, "/ping") => self.answer_probe(path),
+            (&Method::GET, path) if local_replies::is_public(path) => self.answer_public(path),
+            (&Method::POST, "/ping") => self.answer_public(path),
             (&Method::GET, "/load") => self.report_load(),
             _ if is_operators_route(path) => reply::operators_only(),
-            _ if ollama::is_ollama_path(path) => Box::pin(self.answer_ollama(*request, caller)).await,
-            _ if is_proxied(path) => self.proxy(request, caller).await,
+            _ if ollama::is_ollama_path(path) => Box::pin(self.answer_ollama(request, caller, entry)).await,
+            _ if is_proxied(path) => self.proxy(request, caller, entry).await,
             _ => {
                 self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
                 reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path))
@@ -154,17 +150,27 @@ impl Edge {
         reply::json(StatusCode::OK, list)
     }
 
-    fn show_model(&self, caller: &Caller, id: &str) -> Response<EdgeBody> {
+    fn show_model(&self, caller: &Caller, id: &str, entry: &AccessEntry) -> Response<EdgeBody> {
         let view = self.dispatch.fleet.view();
         let models = view.models();
         match models.iter().find(|model| model.id == id && caller.may_use(id)) {
             Some(model) => reply::json(StatusCode::OK, model.card.clone()),
-            None => reply::refusal(&Refusal::UnknownModel { model: id.to_owned(), known: self.known_models(caller) }),
+            None => self.refuse(Refusal::UnknownModel { model: id.to_owned(), known: self.known_models(caller) }, entry),
         }
     }
 
-    /// `/livez`: 200 while the router runs. The others: 200 when a request could be served.
-    fn answer_probe(&self, path: &str) -> Response<EdgeBody> {
+    /// Refuses a request for which no replica was sought.
+    pub(super) fn refuse(&self, refusal: Refusal, entry: &AccessEntry) -> Response<EdgeBody> {
+        let declined = Rejection::Fleet(refusal);
+        self.count_rejection(&declined, entry);
+        reply::rejection(&declined)
+    }
+
+    /// `/livez`: 200 while the router runs. Other probes: 200 when a request could be served.
+    fn answer_public(&self, path: &str) -> Response<EdgeBody> {
+        if api_docs::is_docs_path(path) {
+            return api_docs::answer(path, self.keys.are_required());
+        }
         let serves = path == "/livez" || self.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
         let mut response = Response::new(EdgeBody::Local(None));
         *response.status_mut() = if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -177,34 +183,17 @@ impl Edge {
         reply::json(StatusCode::OK, serde_json::json!({"server_load": in_flight}).to_string())
     }
 
-    async fn proxy(self: Arc<Self>, request: Box<Request<Incoming>>, caller: Caller) -> Response<EdgeBody> {
-        let begun = Instant::now();
-        let (mut head, body) = request.into_parts();
-        let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
-        let (body, reservation) = match self.read_body_bytes(&caller, &head.headers, body).await {
-            Ok((body, reservation)) => (body, Some(reservation)),
-            Err(unread) => {
-                self.dispatch.metrics.count_refusal(RefusalReason::Request);
-                return reply::unread_body(&unread);
-            }
+    async fn proxy(self: &Arc<Self>, request: Box<Request<Incoming>>, caller: &Caller, entry: &AccessEntry) -> Response<EdgeBody> {
+        let inquiry = match self.read_request(request, caller, entry).await {
+            Ok(inquiry) => inquiry,
+            Err(unread) => return reply::unread_body(&unread),
         };
-        let translated = match ChatFallback::from_request(&head.method, head.uri.path()) {
+        let translated = match ChatFallback::from_request(&inquiry.method, inquiry.path.path()) {
             // Few requests have room for what this needs.
-            Some(route) => Box::pin(self.choose_fallback(route, &body)).await,
+            Some(route) => Box::pin(self.choose_fallback(route, &inquiry.body)).await,
             None => None,
         };
-        let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let explain = head.headers.get(headers::EXPLAIN_HEADER).is_some_and(|value| value == "1");
-        let inquiry = InboundRequest {
-            method: head.method,
-            path,
-            headers: head.headers,
-            body,
-            reservation,
-            caller: caller.clone(),
-            log_entry: entry.clone(),
-            received_at: begun,
-        };
+        let explain = headers::asks_explanation(&inquiry.headers);
         if let Some(route) = translated {
             return Box::pin(self.answer_with_chat(route, inquiry, explain)).await;
         }
@@ -214,8 +203,8 @@ impl Edge {
         let answered = match awaited.filter(|_| !period.is_zero()) {
             None => self.send(prepared, caller, entry).await,
             Some((dialect, id)) => {
-                let edge = self.clone();
-                let mut answer: AwaitedAnswer = Box::pin(async move { edge.send(prepared, caller, entry).await });
+                let (edge, caller, entry) = (self.clone(), caller.clone(), entry.clone());
+                let mut answer: AwaitedAnswer = Box::pin(async move { edge.send(prepared, &caller, &entry).await });
                 match timeout(period, answer.as_mut()).await {
                     Ok(answered) => answered,
                     Err(_) => return held_reply(HeldStream::new(answer, dialect, period, reply::rejection_words), id),

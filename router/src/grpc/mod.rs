@@ -18,7 +18,9 @@ use std::sync::Arc;
 use hostler_proto::inference::v1 as wire;
 use hostler_proto::inference::v1::inference_server::{self, Inference, InferenceServer};
 use http::{HeaderMap, Method, Response};
+use http_body_util::Full;
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tonic::body::Body;
 use tonic::{Code, Request, Status};
@@ -27,7 +29,7 @@ use tower::ServiceExt;
 
 use crate::access_log::AccessEntry;
 use crate::dispatch::Answer;
-use crate::inbound::{Edge, InboundRequest};
+use crate::inbound::{BodyReservation, Edge, InboundRequest};
 use crate::keys::Caller;
 use deadline::Deadline;
 use request::EngineRequest;
@@ -39,15 +41,18 @@ pub(crate) enum Service {
     Health,
     /// Each request is one message, which is read whole first.
     Inference,
-    /// Reflection, and unknown services.
+    /// Reflection, and whatever is unknown.
     Other,
 }
+
+/// The methods of the service.
+const METHODS: [&str; 6] = ["Generate", "GenerateStream", "Embed", "ListModels", "Place", "Release"];
 
 impl Service {
     pub(crate) fn of(path: &str) -> Self {
         match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
             Some((health_server::SERVICE_NAME, _)) => Self::Health,
-            Some((inference_server::SERVICE_NAME, _)) => Self::Inference,
+            Some((inference_server::SERVICE_NAME, method)) if METHODS.contains(&method) => Self::Inference,
             _ => Self::Other,
         }
     }
@@ -66,22 +71,22 @@ pub(crate) async fn answer_health_check(edge: Arc<Edge>, request: http::Request<
     }
 }
 
+/// Also the answer to what is unknown.
 pub(crate) async fn answer_reflection(request: http::Request<Body>) -> Response<Body> {
     let Ok(response) = reflection::REFLECTION.clone().oneshot(request).await;
     response
 }
 
 /// Answers a call whose message has been read.
-pub(crate) async fn answer_inference(
-    edge: Arc<Edge>,
-    request: http::Request<Body>,
-    caller: Caller,
-    entry: AccessEntry,
-    begun: Instant,
-) -> Response<Body> {
+pub(crate) async fn answer_inference(edge: Arc<Edge>, message: InboundRequest) -> Response<Body> {
+    let InboundRequest { method, path, headers, body, reservation, caller, log_entry, received_at } = message;
+    let mut request = http::Request::new(Body::new(Full::new(body)));
+    *request.method_mut() = method;
+    *request.uri_mut() = path.into();
+    *request.headers_mut() = headers.clone();
     let most = edge.config.max_body_bytes;
-    let deadline = Deadline::from_headers(request.headers(), begun);
-    let call = InferenceCall { edge, caller, headers: request.headers().clone(), log_entry: entry, received_at: begun, deadline };
+    let deadline = Deadline::from_headers(&headers, received_at);
+    let call = InferenceCall { edge, caller, headers, reservation: Mutex::new(reservation), log_entry, received_at, deadline };
     let Ok(response) = InferenceServer::new(call).max_decoding_message_size(most).oneshot(request).await;
     response
 }
@@ -92,6 +97,8 @@ struct InferenceCall {
     edge: Arc<Edge>,
     caller: Caller,
     headers: HeaderMap,
+    /// Of the message, until a request is made of it.
+    reservation: Mutex<BodyReservation>,
     log_entry: AccessEntry,
     received_at: Instant,
     deadline: Deadline,
@@ -105,7 +112,7 @@ impl InferenceCall {
             path: http::uri::PathAndQuery::from_static(request.path),
             headers: request.headers,
             body: request.body,
-            reservation: None,
+            reservation: self.reservation.lock().take(),
             caller: self.caller.clone(),
             log_entry: self.log_entry.clone(),
             received_at: self.received_at,
@@ -188,5 +195,25 @@ impl Inference for InferenceCall {
     async fn release(&self, request: Request<wire::ReleaseRequest>) -> Result<tonic::Response<wire::ReleaseResponse>, Status> {
         place::release(&self.edge.bookings, &self.caller, &request.into_inner().booking)?;
         Ok(tonic::Response::new(wire::ReleaseResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hostler_proto::inference::v1::DESCRIPTORS;
+    use prost::Message;
+    use prost_types::FileDescriptorSet;
+
+    use super::*;
+
+    #[test]
+    fn the_services_methods_are_those_of_its_contract() {
+        let files = FileDescriptorSet::decode(DESCRIPTORS).unwrap().file;
+        let services = files.iter().filter(|file| file.package() == "hostler.inference.v1").flat_map(|file| &file.service);
+        let methods: Vec<&str> = services.flat_map(|service| &service.method).map(|method| method.name()).collect();
+        assert_eq!(methods, METHODS);
+        let path = |method: &str| format!("/hostler.inference.v1.Inference/{method}");
+        assert!(METHODS.iter().all(|method| Service::of(&path(method)) == Service::Inference));
+        assert_eq!(Service::of(&path("Nothing")), Service::Other);
     }
 }

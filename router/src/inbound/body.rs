@@ -89,19 +89,41 @@ pub(crate) struct BodyReservation {
 pub(crate) struct BodyMemoryFull;
 
 impl BodyReservation {
-    /// Extends the reservation to the whole body once its owner is known.
+    /// Has the reservation be for the body as it will be sent, once its owner is known.
     pub(crate) fn transfer_to(mut self, share: QueueShare) -> Result<Self, BodyMemoryFull> {
         if self.tenant != share.tenant {
             let memory = self.memory.clone();
             drop(self);
             return memory.reserve(share);
         }
-        self.grow(usize::try_from(share.bytes).unwrap_or(usize::MAX))?;
+        let bytes = usize::try_from(share.bytes).unwrap_or(usize::MAX);
+        self.grow(bytes)?;
+        self.release(self.pieces - pieces_of(bytes));
         Ok(self)
     }
 
+    /// Moves what is reserved out of this.
+    pub(crate) fn take(&mut self) -> Self {
+        Self { memory: self.memory.clone(), tenant: self.tenant, weight: self.weight, pieces: std::mem::take(&mut self.pieces) }
+    }
+
+    fn release(&mut self, pieces: usize) {
+        if pieces == 0 {
+            return;
+        }
+        self.pieces -= pieces;
+        let mut taken = self.memory.0.usage.lock();
+        taken.total -= pieces;
+        if let Some(own) = taken.tenants.get_mut(&self.tenant) {
+            *own -= pieces;
+            if *own == 0 {
+                taken.tenants.remove(&self.tenant);
+            }
+        }
+    }
+
     fn grow(&mut self, bytes: usize) -> Result<(), BodyMemoryFull> {
-        let wanted = bytes / PIECE_BYTES + 1;
+        let wanted = pieces_of(bytes);
         let more = wanted.saturating_sub(self.pieces);
         if more > 0 {
             let pieces = &*self.memory.0;
@@ -140,18 +162,12 @@ impl AsRef<[u8]> for ReservedBody {
 
 impl Drop for BodyReservation {
     fn drop(&mut self) {
-        if self.pieces == 0 {
-            return;
-        }
-        let mut taken = self.memory.0.usage.lock();
-        taken.total -= self.pieces;
-        if let Some(own) = taken.tenants.get_mut(&self.tenant) {
-            *own -= self.pieces;
-            if *own == 0 {
-                taken.tenants.remove(&self.tenant);
-            }
-        }
+        self.release(self.pieces);
     }
+}
+
+fn pieces_of(bytes: usize) -> usize {
+    bytes / PIECE_BYTES + 1
 }
 
 #[derive(Debug, PartialEq, thiserror::Error)]

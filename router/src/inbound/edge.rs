@@ -1,22 +1,25 @@
 //! What all APIs of the edge share: settings, callers, memory, and the way to the fleet. Each adds what it does with it.
 
-use bytes::Bytes;
 use hostler_boot::Shutdown;
-use http::header::HeaderMap;
-use http_body::Body;
+use http::Request;
+use http::uri::PathAndQuery;
+use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use super::allowed_origins::AllowedOrigins;
-use super::body::{BodyMemory, BodyReadError, BodyReservation, read_body};
+use super::body::{BodyMemory, BodyReadError, read_body};
 use super::isolation::Isolation;
 use super::media::MediaHosts;
+use super::request::InboundRequest;
 use super::share::queue_share;
-use crate::access_log::AccessLog;
+use crate::access_log::{AccessEntry, AccessLog};
 use crate::admission::Admission;
 use crate::bookings::Bookings;
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatch;
 use crate::health_watches::HealthWatchPermits;
 use crate::keys::{Caller, Keys};
+use crate::outcome::RefusalReason;
 use crate::response_affinity::ResponseAffinity;
 
 #[derive(Debug)]
@@ -38,21 +41,34 @@ pub(crate) struct Edge {
 }
 
 impl Edge {
-    /// Reads and decompresses a request's body within the bounds of all bodies; returns it with its
-    /// memory reservation.
-    pub(crate) async fn read_body_bytes<B>(
+    /// Reads a request of `caller` to its end within the bounds of all bodies, and decompresses it.
+    ///
+    /// # Errors
+    /// When its body cannot be read, which is counted.
+    pub(crate) async fn read_request(
         &self,
+        request: Box<Request<Incoming>>,
         caller: &Caller,
-        headers: &HeaderMap,
-        body: B,
-    ) -> Result<(Bytes, BodyReservation), BodyReadError>
-    where
-        B: Body<Data = Bytes> + Unpin,
-        B::Error: std::fmt::Display,
-    {
-        let mut reservation = self.body_memory.reserve(queue_share(caller, headers, None, 0))?;
-        let body = read_body(&self.config, &mut reservation, headers, body).await?;
-        Ok((body, reservation))
+        log_entry: &AccessEntry,
+    ) -> Result<InboundRequest, BodyReadError> {
+        let received_at = Instant::now();
+        let (head, body) = request.into_parts();
+        let read = async {
+            let mut reservation = self.body_memory.reserve(queue_share(caller, &head.headers, None, 0))?;
+            Ok((read_body(&self.config, &mut reservation, &head.headers, body).await?, reservation))
+        };
+        let (body, reservation) =
+            read.await.inspect_err(|_: &BodyReadError| self.dispatch.metrics.count_refusal(RefusalReason::Request))?;
+        Ok(InboundRequest {
+            method: head.method,
+            path: head.uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/")),
+            headers: head.headers,
+            body,
+            reservation,
+            caller: caller.clone(),
+            log_entry: log_entry.clone(),
+            received_at,
+        })
     }
 
     /// The names of the models that a caller may use, for an error message.

@@ -10,7 +10,7 @@ use crate::keys::is_credential;
 use crate::placement::PlacementDecision;
 
 /// On a request, with the value 1: the answer says why this replica was chosen.
-pub(crate) const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-hostler-explain");
+const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-hostler-explain");
 
 /// On an answer: the router's own number of the request, for `hostler explain`.
 const ID_HEADER: HeaderName = HeaderName::from_static("x-hostler-id");
@@ -86,6 +86,10 @@ pub(crate) fn headers_for_client(headers: Vec<Header>) -> HeaderMap {
         }
     }
     map
+}
+
+pub(crate) fn asks_explanation(headers: &HeaderMap) -> bool {
+    headers.get(EXPLAIN_HEADER).is_some_and(|value| value == "1")
 }
 
 pub(crate) fn priority(headers: &HeaderMap) -> Option<i32> {

@@ -22,7 +22,7 @@ pub(crate) use allowed_origins::{PageAccess, allow_preflight, is_preflight};
 pub(crate) use body::BodyMemory;
 #[cfg(test)]
 pub(crate) use body::BodyMemoryFull;
-pub(crate) use body::{BodyReadError, InflateError};
+pub(crate) use body::{BodyReadError, BodyReservation, InflateError};
 pub(crate) use edge::Edge;
 pub(crate) use isolation::Isolation;
 pub(crate) use media::{InvalidMediaHost, MediaHosts};

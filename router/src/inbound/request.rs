@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::Method;
-use http::header::HeaderMap;
+use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::PathAndQuery;
 use tokio::time::Instant;
 
@@ -21,11 +21,23 @@ pub(crate) struct InboundRequest {
     /// As the client sent them; hop-by-hop headers are removed later.
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The memory taken as the body came; `None` for a body made by the router.
-    pub(crate) reservation: Option<BodyReservation>,
+    /// The memory taken as the client's body came, also for a body that the router made of it.
+    pub(crate) reservation: BodyReservation,
     pub(crate) caller: Caller,
     pub(crate) log_entry: AccessEntry,
     pub(crate) received_at: Instant,
+}
+
+impl InboundRequest {
+    /// Makes it a request for another path, with a JSON body that the router makes of the client's.
+    pub(crate) fn replace_body(&mut self, path: &'static str, body: String) {
+        self.path = PathAndQuery::from_static(path);
+        self.body = body.into();
+        // They speak of the client's body and of what it makes of the answer's.
+        self.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.headers.remove(header::ACCEPT);
+        self.headers.remove(header::ACCEPT_ENCODING);
+    }
 }
 
 /// Why a request got no engine's answer. Each API reports it in its own form.

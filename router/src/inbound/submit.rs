@@ -38,7 +38,7 @@ impl Edge {
         let (entry, caller) = (inquiry.log_entry.clone(), inquiry.caller.clone());
         // Outside the future, which would keep room for the request as long as it waits.
         let prepared = self.prepare(inquiry);
-        self.send(prepared, caller, entry)
+        async move { self.send(prepared, &caller, &entry).await }
     }
 
     /// Has an engine answer a request of `caller` that is prepared.
@@ -48,15 +48,15 @@ impl Edge {
     pub(crate) async fn send(
         &self,
         prepared: Result<(Box<OutboundRequest>, Permit), Rejection>,
-        caller: Caller,
-        entry: AccessEntry,
+        caller: &Caller,
+        entry: &AccessEntry,
     ) -> Result<Answer, Rejection> {
         let submitted = async {
             let (mut outgoing, permit) = prepared?;
-            outgoing.placement_request.required_engine = self.find_required_engine(&outgoing.referenced_response, &caller).await?;
-            Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?)
+            outgoing.placement_request.required_engine = self.find_required_engine(&outgoing.referenced_response, caller).await?;
+            Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.hide_other_models(refusal, caller))?)
         };
-        submitted.await.inspect_err(|declined| self.count_rejection(declined, &entry))
+        submitted.await.inspect_err(|declined| self.count_rejection(declined, entry))
     }
 
     /// Chooses a replica for a request that its caller sends itself. It counts like any other until
@@ -74,7 +74,8 @@ impl Edge {
         reserved.await.inspect_err(|declined| self.count_rejection(declined, &entry))
     }
 
-    fn count_rejection(&self, declined: &Rejection, entry: &AccessEntry) {
+    /// Counts a request that no engine answers.
+    pub(crate) fn count_rejection(&self, declined: &Rejection, entry: &AccessEntry) {
         entry.record_refusal(declined.as_str());
         self.dispatch.metrics.count_refusal(declined.refusal_reason());
     }
@@ -130,9 +131,7 @@ impl Edge {
         };
         let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
         let guest = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
-        let room = reservation
-            .map_or_else(|| self.body_memory.reserve(guest), |reservation| reservation.transfer_to(guest))
-            .map_err(|full| memory_limit_exceeded(&full))?;
+        let room = reservation.transfer_to(guest).map_err(|full| memory_limit_exceeded(&full))?;
         let names = ResponseReference::parse(&method, route, peek.previous_response_id.as_deref());
         if peek.background && names.creates_response() && caller.limits.has_usage_limits() {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));

@@ -130,6 +130,24 @@ async fn a_refused_request_has_its_line_with_the_cause() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_looked_up_in_vain_is_logged_and_counted_as_an_unknown_one() {
+    let (fleet, folder) = fleet(Setup::agents(1)).await;
+    assert_eq!(fleet.edge().get("/v1/models/nobody").await.status, 404);
+    assert_eq!(fleet.edge().post("/api/show", &json!({"model": "nobody"})).await.status, 404);
+    assert_eq!(fleet.edge().post("/api/generate", &json!({"model": "nobody"})).await.status, 404);
+    for path in ["/v1/models/nobody", "/api/show", "/api/generate"] {
+        let line = line(&folder, path, |line| line["path"] == path).await;
+        assert_eq!(
+            (&line["cause"], &line["outcome"], &line["status"]),
+            (&json!("unknown_model"), &json!("refused"), &json!(404)),
+            "{line}"
+        );
+    }
+    let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
+    assert!(page.contains("hostler_refused_total{reason=\"request\"} 3\n"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_broke_or_was_left_has_its_line() {
     let (fleet, folder) = fleet(Setup::agents(1)).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use hostler_agent::FrontEnd;
 use http::Request;
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -96,6 +97,24 @@ async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than
         streams.push(stream);
     }
     drop(streams);
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_becomes_one_for_an_engine_takes_its_memory_once() {
+    let setup = Setup::agents(1).agent(|agent| agent.front_end = FrontEnd::Rust);
+    let fleet = Fleet::start(setup.router(|router| (router.max_buffered_body_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
+    // More than half of what is there.
+    let text = "x".repeat(600_000);
+    let messages = json!([{"role": "user", "content": text}]);
+    for (path, body) in [
+        ("/v1/messages", json!({"model": MODEL, "max_tokens": 1, "messages": messages})),
+        ("/v1/responses", json!({"model": MODEL, "max_output_tokens": 1, "input": text})),
+        ("/api/chat", json!({"model": MODEL, "stream": false, "messages": messages})),
+    ] {
+        let answer = fleet.edge().post(path, &body).await;
+        assert!(answer.header("x-hostler-id").is_some(), "{path}: no engine was asked: {} {}", answer.status, answer.text());
+    }
     fleet.until_idle().await;
 }
 

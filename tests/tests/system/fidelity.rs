@@ -218,6 +218,33 @@ async fn paths_for_whoever_runs_the_engine_do_not_reach_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_route_that_the_edge_says_it_has_is_one() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let edge = fleet.edge();
+    let document = edge.get("/openapi.json").await.json();
+    assert_eq!(document["security"], json!([]));
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() > 30, "{paths:?}");
+    for (path, item) in paths {
+        let path = path.replace("{model}", MODEL).replace("{id}", "resp_1");
+        let item = item["$ref"].as_str().map_or(item, |reference| document.pointer(&reference[1..]).unwrap());
+        for method in item.as_object().unwrap().keys() {
+            let method = Method::from_bytes(method.to_ascii_uppercase().as_bytes()).unwrap();
+            let request = Request::builder().method(&method).uri(&path).header(CONTENT_TYPE, "application/json");
+            let answer = edge.request(request.body(Full::from(if method == Method::POST { "{}" } else { "" })).unwrap()).await;
+            assert!(
+                !answer.status.is_server_error() && answer.status != StatusCode::METHOD_NOT_ALLOWED,
+                "{method} {path}: {}",
+                answer.text()
+            );
+        }
+    }
+    assert_eq!(edge.post("/docs", &json!({})).await.status, StatusCode::METHOD_NOT_ALLOWED);
+    let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
+    assert!(page.contains("hostler_refused_total{reason=\"no_route\"} 1\n"), "the one with a wrong method: {page}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_load_is_that_of_all_replicas() {
     let fleet = Fleet::start(Setup::agents(2).engine("--sim-step-ms 20")).await;
     let edge = fleet.edge();

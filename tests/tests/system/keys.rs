@@ -129,6 +129,9 @@ async fn only_who_shows_a_valid_key_is_answered() {
     for probe in ["/health", "/ping", "/healthz", "/readyz", "/livez"] {
         assert_eq!(edge.get(probe).await.status, 200, "load balancers have no key: {probe}");
     }
+    let (document, page) = (edge.get("/openapi.json").await, edge.get("/docs").await);
+    assert_eq!((document.status.as_u16(), &document.json()["security"]), (200, &json!([{"key": []}])));
+    assert!(page.status == 200 && page.text().contains("authorization: Bearer"), "{}", page.text());
     assert_eq!(fleet.routers[0].metric("hostler_refused_total").await, 9.0);
     let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
     assert!(page.contains("reason=\"no_key\"} 7\n") && page.contains("reason=\"wrong_key\"} 2\n"), "{page}");

@@ -7,7 +7,8 @@ use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ReceivedRequest, json_response};
+use super::json_response;
+use crate::access_log::AccessEntry;
 use crate::dispatch::Refusal;
 use crate::edge::ollama_translator::format_time;
 use crate::edge::reply::{self, EdgeBody};
@@ -178,22 +179,27 @@ impl Edge {
     }
 
     /// `/api/show`.
-    pub(super) async fn show_ollama_model(&self, request: Request<Incoming>, caller: &Caller) -> Response<EdgeBody> {
+    pub(super) async fn show_ollama_model(
+        &self,
+        request: Box<Request<Incoming>>,
+        caller: &Caller,
+        entry: &AccessEntry,
+    ) -> Response<EdgeBody> {
         #[derive(Deserialize)]
         struct Show {
             // An older name of the field.
             #[serde(alias = "name")]
             model: String,
         }
-        let ReceivedRequest { log_entry: entry, body, .. } = match self.read_request(request, caller).await {
+        let inquiry = match self.read_request(request, caller, entry).await {
             Ok(read) => read,
-            Err(response) => return *response,
+            Err(unread) => return reply::unread_body(&unread),
         };
-        match serde_json::from_slice::<Show>(&body) {
-            Err(error) => self.malformed(&entry, &format!("the body cannot be understood: {error}")),
+        match serde_json::from_slice::<Show>(&inquiry.body) {
+            Err(error) => self.malformed(entry, &format!("the body cannot be understood: {error}")),
             Ok(Show { model }) => match self.find_model(&model, caller) {
                 Ok(known) => json_response(&known.show_answer()),
-                Err(refusal) => reply::refusal(&refusal),
+                Err(refusal) => self.refuse(refusal, entry),
             },
         }
     }

@@ -5,8 +5,7 @@ mod catalog;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use http::header::{self, HeaderMap, HeaderValue};
-use http::uri::PathAndQuery;
+use http::header::{self, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use serde_json::Value;
@@ -19,7 +18,7 @@ use super::reply::{self, EdgeBody};
 use super::translation::{TranslatedBody, collect_body, error_message, translated_headers};
 use crate::access_log::AccessEntry;
 use crate::dispatch;
-use crate::inbound::{Edge, InboundRequest, headers};
+use crate::inbound::{Edge, headers};
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
 
@@ -56,19 +55,19 @@ fn refuse_path(path: &str) -> Response<EdgeBody> {
 }
 
 impl Edge {
-    pub(super) async fn answer_ollama(&self, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
+    pub(super) async fn answer_ollama(&self, request: Box<Request<Incoming>>, caller: &Caller, entry: &AccessEntry) -> Response<EdgeBody> {
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let posts = request.method() == Method::POST;
         match request.uri().path() {
             "/" if reads => text_response(ROOT_PAGE),
             "/api/version" if reads => json_response(&catalog::version()),
-            "/api/tags" if reads => json_response(&self.list_tags(&caller)),
-            "/api/ps" if reads => json_response(&self.list_running(&caller)),
-            "/api/show" if posts => self.show_ollama_model(request, &caller).await,
-            "/api/chat" if posts => self.proxy_translated(OllamaRoute::Chat, request, caller).await,
-            "/api/generate" if posts => self.proxy_translated(OllamaRoute::Generate, request, caller).await,
-            "/api/embed" if posts => self.proxy_translated(OllamaRoute::Embed, request, caller).await,
-            "/api/embeddings" if posts => self.proxy_translated(OllamaRoute::Embedding, request, caller).await,
+            "/api/tags" if reads => json_response(&self.list_tags(caller)),
+            "/api/ps" if reads => json_response(&self.list_running(caller)),
+            "/api/show" if posts => self.show_ollama_model(request, caller, entry).await,
+            "/api/chat" if posts => self.proxy_translated(OllamaRoute::Chat, request, caller, entry).await,
+            "/api/generate" if posts => self.proxy_translated(OllamaRoute::Generate, request, caller, entry).await,
+            "/api/embed" if posts => self.proxy_translated(OllamaRoute::Embed, request, caller, entry).await,
+            "/api/embeddings" if posts => self.proxy_translated(OllamaRoute::Embedding, request, caller, entry).await,
             path if is_operators_path(path) => reply::close_if_unread(request.body(), operators_only()),
             path => {
                 self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
@@ -78,31 +77,31 @@ impl Edge {
     }
 
     /// Has an engine answer, and translates the answer into Ollama's form.
-    async fn proxy_translated(&self, form: OllamaRoute, request: Request<Incoming>, caller: Caller) -> Response<EdgeBody> {
-        let begun = Instant::now();
-        let ReceivedRequest { mut headers, log_entry: entry, body } = match self.read_request(request, &caller).await {
+    async fn proxy_translated(
+        &self,
+        form: OllamaRoute,
+        request: Box<Request<Incoming>>,
+        caller: &Caller,
+        entry: &AccessEntry,
+    ) -> Response<EdgeBody> {
+        let mut inquiry = match self.read_request(request, caller, entry).await {
             Ok(read) => read,
-            Err(response) => return *response,
+            Err(unread) => return reply::unread_body(&unread),
         };
-        let OllamaRequest { model, route: form, is_stream: streams, engine_request: asked } = match OllamaRequest::parse(form, &body) {
-            Ok(wanted) => wanted,
-            Err(message) => return self.malformed(&entry, &message),
-        };
+        let begun = inquiry.received_at;
+        let OllamaRequest { model, route: form, is_stream: streams, engine_request: asked } =
+            match OllamaRequest::parse(form, &inquiry.body) {
+                Ok(wanted) => wanted,
+                Err(message) => return self.malformed(entry, &message),
+            };
         let Some(asked) = asked else {
-            return match self.find_model(&model, &caller) {
+            return match self.find_model(&model, caller) {
                 Ok(_) => json_response(&model_loaded_answer(form, &model, SystemTime::now())),
-                Err(refusal) => reply::refusal(&refusal),
+                Err(refusal) => self.refuse(refusal, entry),
             };
         };
-        let explain = headers.get(headers::EXPLAIN_HEADER).is_some_and(|value| value == "1");
-        // Clients send JSON under any content type, and do not choose what an engine answers with.
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.remove(header::ACCEPT);
-        headers.remove(header::ACCEPT_ENCODING);
-        let path = PathAndQuery::from_static(asked.path);
-        let body = self.engine_body(&model, asked);
-        let inquiry =
-            InboundRequest { method: Method::POST, path, headers, body, reservation: None, caller, log_entry: entry, received_at: begun };
+        let explain = headers::asks_explanation(&inquiry.headers);
+        inquiry.replace_body(asked.path, self.engine_body(&model, asked));
         match self.submit(inquiry).await {
             Ok(answer) => {
                 translate_response(TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain }, answer).await
@@ -112,26 +111,14 @@ impl Edge {
     }
 
     /// The body of a request as an engine reads it.
-    fn engine_body(&self, model: &str, asked: OpenAiRequest) -> Bytes {
+    fn engine_body(&self, model: &str, asked: OpenAiRequest) -> String {
         let OpenAiRequest { mut fields, needs_token_limit: unlimited, .. } = asked;
         let model = self.resolve_model(model);
         if let Some(longest) = self.longest_context(&model).filter(|_| unlimited) {
             fields.insert("max_tokens".to_owned(), longest.into());
         }
         fields.insert("model".to_owned(), model.into());
-        Value::Object(fields).to_string().into()
-    }
-
-    /// Reads a request to its end, or returns the answer that says why it cannot.
-    async fn read_request(&self, request: Request<Incoming>, caller: &Caller) -> Result<ReceivedRequest, Box<Response<EdgeBody>>> {
-        let (mut head, body) = request.into_parts();
-        let entry = head.extensions.remove::<AccessEntry>().unwrap_or_default();
-        let (body, _) = self.read_body_bytes(caller, &head.headers, body).await.map_err(|unread| {
-            self.dispatch.metrics.count_refusal(RefusalReason::Request);
-            entry.record_refusal("body");
-            Box::new(reply::unread_body(&unread))
-        })?;
-        Ok(ReceivedRequest { headers: head.headers, log_entry: entry, body })
+        Value::Object(fields).to_string()
     }
 
     fn malformed(&self, entry: &AccessEntry, message: &str) -> Response<EdgeBody> {
@@ -139,12 +126,6 @@ impl Edge {
         entry.record_refusal("malformed");
         error_response(StatusCode::BAD_REQUEST, message)
     }
-}
-
-struct ReceivedRequest {
-    headers: HeaderMap,
-    log_entry: AccessEntry,
-    body: Bytes,
 }
 
 struct TranslationOptions {

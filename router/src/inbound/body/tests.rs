@@ -191,6 +191,20 @@ fn memory_that_a_body_took_as_it_came_is_passed_on_and_counts_once_and_for_whom_
 }
 
 #[test]
+fn what_a_body_took_moves_to_the_one_that_is_made_of_it_and_the_rest_is_given_back() {
+    let reading = BodyMemory::new(10 * PIECE_BYTES);
+    let share = |pieces: usize| QueueShare { tenant: 1, weight: 1.0, bytes: (pieces * PIECE_BYTES - 1) as u64 };
+    let mut of_client = reading.reserve(share(6)).unwrap();
+    let moved = of_client.take();
+    drop(of_client);
+    assert_eq!(reading.0.usage.lock().total, 6);
+    let smaller = moved.transfer_to(share(2)).unwrap();
+    assert_eq!((smaller.pieces, reading.0.usage.lock().total), (2, 2));
+    drop(smaller);
+    assert!(reading.0.usage.lock().tenants.is_empty());
+}
+
+#[test]
 fn a_body_that_is_as_large_as_may_be_finds_room_within_what_is_for_large_ones() {
     let fits = |pieces, bytes| BodyMemory::new(pieces * PIECE_BYTES).can_fit(bytes);
     assert!(fits(8, 7 * PIECE_BYTES - 1) && !fits(8, 7 * PIECE_BYTES));

@@ -150,7 +150,7 @@ async fn what_is_no_grpc_over_http_2_is_told_so() {
     let elsewhere = raw.call("/somebody.Else/Nothing", &text("x", 1), &[]).await;
     assert_eq!(elsewhere.code(), Code::Unimplemented);
     let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
-    assert!(page.contains("hostler_refused_total{reason=\"no_route\"} 1\n"), "{page}");
+    assert!(page.contains("hostler_refused_total{reason=\"no_route\"} 2\n"), "{page}");
     let json = raw.call("/hostler.inference.v1.Inference/Generate", &text("x", 1), &[("content-type", "application/grpc+json")]).await;
     assert_eq!(json.status, 415);
     let compressed = raw.call("/hostler.inference.v1.Inference/Generate", &text("x", 1), &[("grpc-encoding", "gzip")]).await;
