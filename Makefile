@@ -48,7 +48,7 @@ contract: program
 	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "not vllm"
 	cd tests/node && npm ci --silent --no-audit --no-fund && node --test
 
-## The same through real vLLM on CPU (2.2 GB, installed into the cache once).
+## The same through real vLLM on CPU (2.3 GB, installed into the cache once).
 e2e: program
 	tests/python/venv.sh
 	tests/engine/install.sh

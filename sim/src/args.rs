@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use clap::Parser;
 
+use crate::cross_origin::AllowedOrigins;
+
 /// Arguments of one simulated engine.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EngineArgs {
@@ -61,6 +63,9 @@ pub struct EngineArgs {
     /// Report cached prompt tokens in `usage`.
     #[arg(long)]
     pub enable_prompt_tokens_details: bool,
+    /// Let web pages of these origins read answers, a list in JSON.
+    #[arg(long)]
+    pub allowed_origins: Option<AllowedOrigins>,
     /// Return `x-request-id` with every answer.
     #[arg(long)]
     pub enable_request_id_headers: bool,

@@ -9,6 +9,7 @@
 mod adapters;
 mod api;
 mod args;
+mod cross_origin;
 mod engine;
 mod error;
 mod faults;
@@ -30,6 +31,7 @@ mod tokens;
 mod tests;
 
 pub use args::EngineArgs;
+pub use cross_origin::AllowedOrigins;
 pub use error::Error;
 pub use serve::{Address, Engine, serve};
 

@@ -56,12 +56,18 @@ const ROUTES: &[(&str, &str)] = &[
 ];
 
 /// What vLLM's Rust front-end does not have, up to 0.33 at least, with all below it.
-const RUST_LACKS: [&str; 3] = ["/v1/messages", "/v1/responses", "/v1/embeddings"];
+const RUST_LACKS: [&str; 5] = ["/v1/messages", "/v1/responses", "/v1/embeddings", "/invocations", "/ping"];
 
 pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Reply, BodyError> {
     let given_id = request.headers().get(REQUEST_ID).cloned();
-    let mut reply = route(api, request, given_id.as_ref()).await?;
+    let origins = api.args.allowed_origins.as_ref();
+    let origin = origins.and_then(|origins| origins.header(request.headers()));
+    let mut reply = match origins.and_then(|origins| origins.answer_preflight(request.method(), request.headers())) {
+        Some(preflight) => preflight,
+        None => route(api, request, given_id.as_ref()).await?,
+    };
     let headers = reply.headers_mut();
+    headers.extend(origin);
     headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
     headers.insert(VARY, HeaderValue::from_static("Origin"));
     if api.args.enable_request_id_headers {
@@ -74,13 +80,13 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
 async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderValue>) -> Result<Reply, BodyError> {
     let path = request.uri().path();
     if api.args.sim_rust_front_end && RUST_LACKS.iter().any(|lacked| path.starts_with(lacked)) {
-        return Ok(whole(StatusCode::NOT_FOUND, "text/plain", ""));
+        return Ok(rust_not_found());
     }
     if let Some(below) = path.strip_prefix("/v1/responses/") {
         return Ok(api::stored_response(api, request.method(), &percent_decode(below)));
     }
     let Some((path, allowed)) = ROUTES.iter().find(|(known, _)| *known == path && is_enabled(api, path)) else {
-        return Ok(not_found());
+        return Ok(if api.args.sim_rust_front_end { rust_not_found() } else { not_found() });
     };
     if !allowed.split(", ").any(|method| method == request.method().as_str()) {
         // The first route of a path is named, as FastAPI does.
@@ -113,6 +119,13 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
         path => (path, body),
     };
     Ok(post(api, (path, &query), &body, id).await.unwrap_or_else(|error| error.reply()))
+}
+
+/// What vLLM's Rust front-end says of a route that it does not have.
+fn rust_not_found() -> Reply {
+    let mut reply = empty();
+    *reply.status_mut() = StatusCode::NOT_FOUND;
+    reply
 }
 
 /// Routes that check the content type of a body.

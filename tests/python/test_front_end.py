@@ -90,3 +90,17 @@ def test_a_function_is_called_in_a_response(responses):
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     turns = [{"role": "user", "content": "Hello"}, call.model_dump(exclude={"parsed_arguments"}), result]
     assert responses.create(model=MODEL, input=turns, max_output_tokens=4).output_text
+
+
+def test_log_probabilities_come_with_the_text_or_the_sdk_learns_that_they_do_not(messages, responses):
+    asked = {"model": MODEL, "input": "Hello", "max_output_tokens": 4, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    whole = responses.create(**asked).output[0].content[0]
+    with responses.stream(**asked) as stream:
+        events = list(stream)
+    streamed = events[-1].response.output[0].content[0]
+    told = [one.token for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    for text in (whole, streamed):
+        assert len(text.logprobs) == 4 and all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in text.logprobs)
+        assert [one.token for one in text.logprobs] == told and "".join(told) == text.text
+    with pytest.raises(anthropic.BadRequestError, match="ask for a chat completion"):
+        messages.create(**ASKED, max_tokens=4, extra_body={"logprobs": True})

@@ -49,9 +49,16 @@ const REQUIRED_ROUTES: [(&str, &str); 2] =
     [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
 
 /// Routes for clients that releases of the Rust front-end lack; the Python one has those that its model can answer.
-const CLIENT_ROUTES: [&str; 14] = [
+const CLIENT_ROUTES: [&str; 22] = [
     "/v1/messages",
     "/v1/responses",
+    "/invocations",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+    "/v1/systemone",
+    "/generative_scoring",
+    "/tokenizer_info",
     "/v1/embeddings",
     "/v2/embed",
     "/pooling",
@@ -64,6 +71,7 @@ const CLIENT_ROUTES: [&str; 14] = [
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/cohere/v2/chat",
+    "/inference/v1/generate",
 ];
 
 #[derive(Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 //!
 //! That was found by running the binary of vLLM 0.32 with an engine on the CPU, and in the sources of 0.22 to 0.33. It has what the agent and the
 //! routers need: the Unix socket, `/health`, `/v1/models`, `/tokenize` (since 0.24), `/metrics` (whole only: `name[]` is answered 404), events about
-//! the cache, request ids in headers, cached tokens in the usage, adapters, sleep. It has no `/v1/responses`, `/v1/messages`, embeddings or other
-//! pooling routes, and no limit of its queue. It turns some messages into other text than the Python one does, which routers know.
+//! the cache, request ids in headers, cached tokens in the usage, adapters, sleep. It has no `/v1/responses`, `/v1/messages`, `/invocations`, embeddings
+//! or other pooling routes, and no limit of its queue. It turns some messages into other text than the Python one does, which routers know.
 
 use super::version::VllmVersion;
 

@@ -1,6 +1,7 @@
 //! Routes that vLLM's Rust front-end lacks and a chat can stand for. Where a replica that may get a request lacks its route, the request
 //! becomes a chat, which every replica answers, and the answer is told in the route's form.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use http::header::{self, HeaderValue};
@@ -8,13 +9,15 @@ use http::{Method, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::awaited_answer::{Awaited, held_reply};
 use super::messages_translator::{self, MessagesTranslator};
 use super::reply::{self, EdgeBody};
 use super::responses_translator::{self, ResponseFields, ResponsesTranslator};
-use super::translation::{TranslatedBody, collect_body, translated_headers};
-use crate::dispatch::{self, Relay};
+use super::translation::{StreamTranslation, TranslatedBody, collect_body, translated_headers};
+use crate::dispatch;
 use crate::inbound::{Edge, InboundRequest, headers};
 use crate::outcome::RefusalReason;
+use crate::sse::Dialect;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -89,11 +92,11 @@ impl AnswerForm {
         }
     }
 
-    /// An engine's event stream in this form.
-    fn translate_stream(self, relay: Box<Relay>) -> TranslatedBody {
+    /// From an engine's event stream into this form.
+    fn stream_translation(self) -> StreamTranslation {
         match self {
-            Self::Message | Self::TokenCount => TranslatedBody::new(relay, MessagesTranslator::default()),
-            Self::Response(fields) => TranslatedBody::new(relay, ResponsesTranslator::new(fields)),
+            Self::Message | Self::TokenCount => StreamTranslation::new(MessagesTranslator::default()),
+            Self::Response(fields) => StreamTranslation::new(ResponsesTranslator::new(fields)),
         }
     }
 }
@@ -123,7 +126,12 @@ impl Edge {
     }
 
     /// Has an engine answer a chat, and tells its answer in the route's form.
-    pub(super) async fn answer_with_chat(&self, route: ChatFallback, mut inquiry: InboundRequest, explain: bool) -> Response<EdgeBody> {
+    pub(super) async fn answer_with_chat(
+        self: &Arc<Self>,
+        route: ChatFallback,
+        mut inquiry: InboundRequest,
+        explain: bool,
+    ) -> Response<EdgeBody> {
         let FallbackRequest { path, body, is_stream, form } = match route.engine_request(&inquiry.body) {
             Ok(asked) => asked,
             Err(message) => {
@@ -133,9 +141,19 @@ impl Edge {
             }
         };
         inquiry.replace_body(path, body.to_string());
-        match self.submit(inquiry).await {
-            Ok(answer) => translate_response(form, answer, is_stream, explain).await,
-            Err(declined) => reply::rejection(&declined),
+        let (caller, entry) = (inquiry.caller.clone(), inquiry.log_entry.clone());
+        let prepared = self.prepare(inquiry);
+        let dialect = is_stream.then(|| Dialect::for_path(route.path()));
+        match self.await_answer(prepared, &caller, &entry, dialect).await {
+            Awaited::Answered(Ok(mut answer)) => {
+                answer.body.send_keep_alives(self.config.stream_keepalive);
+                translate_response(form, answer, is_stream, explain).await
+            }
+            Awaited::Answered(Err(declined)) => reply::rejection(&declined),
+            Awaited::Held(mut stream, id) => {
+                stream.translate(form.stream_translation());
+                held_reply(stream, id)
+            }
         }
     }
 }
@@ -146,7 +164,7 @@ async fn translate_response(form: AnswerForm, answer: dispatch::Answer, is_asked
     let mut response = if status.is_success() && is_asked_to_stream && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers::disable_buffering(&mut heads);
-        Response::new(EdgeBody::Translated(Box::new(form.translate_stream(answer.body))))
+        Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, form.stream_translation()))))
     } else {
         let bad_gateway = |message: &str| reply::error(StatusCode::BAD_GATEWAY, "BadGatewayError", message);
         match collect_body(answer.body).await {

@@ -14,6 +14,7 @@ use http_body::{Body, Frame};
 use tokio::time::{Interval, MissedTickBehavior, Sleep, interval, sleep};
 
 use super::error_forms::{error_text, retell_error};
+use super::translation::{StreamTranslation, TranslatedBody};
 use crate::direct_writing::DirectWriter;
 use crate::dispatch::{Answer, BREAK_DELAY, Relay};
 use crate::inbound::Rejection;
@@ -37,6 +38,8 @@ pub(super) struct HeldStream {
     dialect: Dialect,
     keep_alive: Interval,
     direct_writer: Option<Arc<DirectWriter>>,
+    /// Into the client's form, where an engine answers in another one.
+    translation: Option<StreamTranslation>,
     rejection_words: RejectionWords,
 }
 
@@ -46,6 +49,7 @@ enum HeldState {
     /// An engine refuses it in these words.
     Refused(StatusCode, Box<Relay>, BytesMut),
     Relaying(Box<Relay>),
+    Translating(Box<TranslatedBody>),
     /// The client has been told why there is no answer. The connection gets a moment to send that, then breaks.
     Failed(Pin<Box<Sleep>>),
 }
@@ -62,7 +66,12 @@ impl HeldStream {
         let mut keep_alive = interval(period);
         // A client that takes nothing for a while gets no more for it.
         keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { state: HeldState::Waiting(answer), dialect, keep_alive, direct_writer: None, rejection_words }
+        Self { state: HeldState::Waiting(answer), dialect, keep_alive, direct_writer: None, translation: None, rejection_words }
+    }
+
+    /// Has the engine's events told in the client's form.
+    pub(super) fn translate(&mut self, translation: StreamTranslation) {
+        self.translation = Some(translation);
     }
 
     /// Once the engine has begun its events may be written to the client's connection as they come.
@@ -75,8 +84,13 @@ impl HeldStream {
         match answered {
             Ok(Answer { mut body, .. }) if body.is_event_stream() => {
                 body.send_keep_alives(self.keep_alive.period());
-                self.direct_writer.take().inspect(|writer| body.enable_direct_writing(writer.clone()));
-                self.state = HeldState::Relaying(body);
+                self.state = match self.translation.take() {
+                    Some(translation) => HeldState::Translating(Box::new(TranslatedBody::new(body, translation))),
+                    None => {
+                        self.direct_writer.take().inspect(|writer| body.enable_direct_writing(writer.clone()));
+                        HeldState::Relaying(body)
+                    }
+                };
                 None
             }
             Ok(Answer { head, body, .. }) if head.status >= 400 => {
@@ -106,6 +120,7 @@ impl HeldStream {
         loop {
             let told = match &mut self.state {
                 HeldState::Relaying(relay) => return Pin::new(relay).poll_frame(context),
+                HeldState::Translating(translated) => return Pin::new(translated).poll_frame(context),
                 HeldState::Failed(moment) => {
                     ready!(moment.as_mut().poll(context));
                     return Poll::Ready(Some(Err(StreamFault { fault: Fault::NotReady, message: "the answer has not begun".into() })));
@@ -150,6 +165,10 @@ impl Body for HeldStream {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(&self.state, HeldState::Relaying(relay) if relay.is_end_stream())
+        match &self.state {
+            HeldState::Relaying(relay) => relay.is_end_stream(),
+            HeldState::Translating(translated) => translated.is_end_stream(),
+            HeldState::Waiting(_) | HeldState::Refused(..) | HeldState::Failed(_) => false,
+        }
     }
 }

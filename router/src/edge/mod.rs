@@ -1,6 +1,7 @@
 //! The OpenAI-compatible edge: accepts connections and answers requests, most of them with what an engine says.
 
 mod api_docs;
+mod awaited_answer;
 mod chat_fallback;
 mod connection_clock;
 mod connections;

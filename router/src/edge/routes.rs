@@ -2,26 +2,23 @@
 
 use std::sync::Arc;
 
-use http::header::{self, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
-use http_body::Body as _;
-use hyper::body::Incoming;
-use percent_encoding::percent_decode_str;
-use tokio::time::timeout;
-
 use super::api_docs;
+use super::awaited_answer::{Awaited, held_reply};
 use super::chat_fallback::ChatFallback;
 use super::framing::FramingFlaw;
 use super::head_checks::check_head;
-use super::held_stream::{AwaitedAnswer, HeldStream};
 use super::local_replies;
 use super::ollama;
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
 use crate::dispatch::{Answer, Refusal};
-use crate::inbound::{Edge, PageAccess, Rejection, allow_preflight, headers, is_preflight};
+use crate::inbound::{Edge, INVOCATIONS, InboundRequest, PageAccess, Rejection, allow_preflight, headers, is_preflight};
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
+use http::{Method, Request, Response, StatusCode};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use percent_encoding::percent_decode_str;
 
 /// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Its other
 /// paths (metrics, sleep, weight updates, profiling) are for operators.
@@ -194,24 +191,28 @@ impl Edge {
             None => None,
         };
         let explain = headers::asks_explanation(&inquiry.headers);
+        let inquiry = if self.lacks_invocations(&inquiry).await { inquiry.unwrap_invocation() } else { inquiry };
         if let Some(route) = translated {
             return Box::pin(self.answer_with_chat(route, inquiry, explain)).await;
         }
         let prepared = self.prepare(inquiry);
-        let period = self.config.stream_keepalive;
-        let awaited = prepared.as_ref().ok().and_then(|(outgoing, _)| Some((outgoing.awaited_stream()?, outgoing.id)));
-        let answered = match awaited.filter(|_| !period.is_zero()) {
-            None => self.send(prepared, caller, entry).await,
-            Some((dialect, id)) => {
-                let (edge, caller, entry) = (self.clone(), caller.clone(), entry.clone());
-                let mut answer: AwaitedAnswer = Box::pin(async move { edge.send(prepared, &caller, &entry).await });
-                match timeout(period, answer.as_mut()).await {
-                    Ok(answered) => answered,
-                    Err(_) => return held_reply(HeldStream::new(answer, dialect, period, reply::rejection_words), id),
-                }
+        let dialect = prepared.as_ref().ok().and_then(|(outgoing, _)| outgoing.awaited_stream());
+        match self.await_answer(prepared, caller, entry, dialect).await {
+            Awaited::Answered(answered) => {
+                answered.map_or_else(|declined| reply::rejection(&declined), |answer| self.pass_on(answer, explain))
             }
-        };
-        answered.map_or_else(|declined| reply::rejection(&declined), |answer| self.pass_on(answer, explain))
+            Awaited::Held(stream, id) => held_reply(stream, id),
+        }
+    }
+
+    /// Whether it is an invocation, and a replica lacks their route.
+    async fn lacks_invocations(&self, inquiry: &InboundRequest) -> bool {
+        if inquiry.path.path() != INVOCATIONS || inquiry.method != Method::POST {
+            return false;
+        }
+        // Until the first agents are here nobody knows.
+        self.dispatch.await_startup_grace(None).await;
+        self.dispatch.fleet.view().may_lack_route(None, INVOCATIONS)
     }
 
     /// An engine's answer as the client gets it.
@@ -230,15 +231,6 @@ impl Edge {
         headers::add_placement_headers(response.headers_mut(), &answer.decision, explain);
         reply::add_retry_if_full(response)
     }
-}
-
-/// The head of an event stream whose engine has not begun, which cannot be taken back.
-fn held_reply(stream: HeldStream, id: u64) -> Response<EdgeBody> {
-    let mut response = Response::new(EdgeBody::Held(Box::new(stream)));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-    headers::disable_buffering(response.headers_mut());
-    headers::add_id(response.headers_mut(), id);
-    response
 }
 
 /// Engines redirect from the same path with a slash.

@@ -2,12 +2,20 @@
 //!
 //! As vLLM 0.32 has it, the body says which request it is: the first of chat, completion and the others that it can be. Which model is meant
 //! says a header and nothing else; what the body says of it is forgotten, and without the header an engine takes its own first model.
+//!
+//! vLLM's Rust front-end lacks the route. An engine with it gets the request that is carried, on that request's own route.
 
 use http::HeaderMap;
+use http::uri::PathAndQuery;
+use serde_json::{Map, Value};
 
-use super::peek::Peek;
+use super::peek::{Peek, peek};
+use super::request::InboundRequest;
 
-pub(super) const PATH: &str = "/invocations";
+pub(crate) const PATH: &str = "/invocations";
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
 
 /// The header that names the model, which need not be an adapter.
 pub(super) const ADAPTER_HEADER: &str = "x-amzn-sagemaker-adapter-identifier";
@@ -16,8 +24,8 @@ pub(super) const ADAPTER_HEADER: &str = "x-amzn-sagemaker-adapter-identifier";
 /// nothing: it is embedded, classified or scored, which are the same to the router.
 pub(super) fn effective_route<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
     match path {
-        PATH if peek.is_chat => "/v1/chat/completions",
-        PATH if peek.is_completion => "/v1/completions",
+        PATH if peek.is_chat => CHAT,
+        PATH if peek.is_completion => COMPLETIONS,
         PATH => "/pooling",
         path => path,
     }
@@ -36,6 +44,32 @@ pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Optio
         (None, _) => Ok(None),
         (Some(Ok(model)), None) => Ok(Some(model.to_owned()).filter(|model| !model.is_empty())),
         _ => Err(format!("`{PATH}` takes its model from one header `{ADAPTER_HEADER}`, in ASCII")),
+    }
+}
+
+impl InboundRequest {
+    /// An invocation as the chat or the completion that it carries, of the model in its header, else of that in its body. Any other request stays as
+    /// it is.
+    pub(crate) fn unwrap_invocation(mut self) -> Self {
+        let Some((path, body)) = self.carried() else { return self };
+        self.path = PathAndQuery::from_static(path);
+        self.body = body.into();
+        self.headers.remove(ADAPTER_HEADER);
+        self
+    }
+
+    fn carried(&self) -> Option<(&'static str, String)> {
+        let path = match effective_route(self.path.path(), &peek(&self.body).ok()?) {
+            _ if self.path.path() != PATH => return None,
+            CHAT => CHAT,
+            COMPLETIONS => COMPLETIONS,
+            _ => return None,
+        };
+        let mut fields: Map<String, Value> = serde_json::from_slice(&self.body).ok()?;
+        if let Some(model) = model_from_header(PATH, &self.headers).ok()? {
+            fields.insert("model".to_owned(), model.into());
+        }
+        Some((path, Value::Object(fields).to_string()))
     }
 }
 

@@ -24,6 +24,7 @@ pub(crate) use body::BodyMemory;
 pub(crate) use body::BodyMemoryFull;
 pub(crate) use body::{BodyReadError, BodyReservation, InflateError};
 pub(crate) use edge::Edge;
+pub(crate) use invocation::PATH as INVOCATIONS;
 pub(crate) use isolation::Isolation;
 pub(crate) use media::{InvalidMediaHost, MediaHosts};
 pub(crate) use request::{InboundRequest, Rejection};

@@ -1,10 +1,10 @@
 //! Engines with vLLM's Rust front-end, which lacks routes: where a chat can stand for a route the router answers by one, else it says what to do.
 
 use hostler_agent::FrontEnd;
-use http::StatusCode;
+use http::{Request, StatusCode};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup};
+use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, json_request};
 
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
@@ -98,6 +98,66 @@ async fn a_response_says_whole_and_streamed_what_a_chat_says() {
         assert_eq!(refused.status, StatusCode::BAD_REQUEST);
         assert!(refused.json()["error"]["message"].as_str().unwrap().contains("--front-end python"), "{}", refused.text());
     }
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_probabilities_that_are_asked_for_come_with_the_text_and_what_would_be_lost_is_refused() {
+    let fleet = Fleet::start(with_rust(1)).await;
+    let edge = fleet.edge();
+    let chat = edge.post(CHAT, &edited(message(4), json!({"logprobs": true, "top_logprobs": 2}))).await.json();
+    let of_chat = &chat["choices"][0]["logprobs"]["content"];
+    assert_eq!((of_chat.as_array().unwrap().len(), of_chat[0]["top_logprobs"].as_array().unwrap().len()), (4, 2), "{chat}");
+
+    let asked = json!({"model": MODEL, "input": "Tell me about engines.", "max_output_tokens": 4, "top_logprobs": 2});
+    let asked = edited(asked, json!({"include": ["message.output_text.logprobs"]}));
+    let whole = edge.post(RESPONSES, &asked).await.json();
+    assert_eq!(whole["output"][0]["content"][0]["logprobs"], *of_chat, "{whole}");
+    let events = events(&edge.post(RESPONSES, &edited(asked.clone(), json!({"stream": true}))).await);
+    let deltas: Vec<&Value> = events.iter().filter(|event| event["type"] == "response.output_text.delta").collect();
+    let told: Vec<&Value> = deltas.iter().flat_map(|delta| delta["logprobs"].as_array().unwrap()).collect();
+    assert_eq!(told, of_chat.as_array().unwrap().iter().collect::<Vec<_>>());
+    assert_eq!(events.last().unwrap()["response"]["output"][0]["content"][0]["logprobs"], *of_chat);
+
+    for (path, body, words) in [
+        (RESPONSES, edited(asked.clone(), json!({"kv_transfer_params": {"do_remote_decode": true}})), "--front-end python"),
+        (RESPONSES, edited(asked.clone(), json!({"moderation": {"model": "m"}})), "leave it out"),
+        (RESPONSES, edited(asked, json!({"instructions": ["Be brief."]})), "instructions is a text"),
+        (MESSAGES, edited(message(4), json!({"logprobs": true})), "ask for a chat completion"),
+        (MESSAGES, edited(message(4), json!({"mcp_servers": [{"name": "m"}]})), "mcp_servers"),
+    ] {
+        let refused = edge.post(path, &body).await;
+        let error = refused.json();
+        assert_eq!((refused.status, error["type"] == "error"), (StatusCode::BAD_REQUEST, path == MESSAGES), "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().contains(words), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_invocation_goes_to_the_route_of_what_it_carries() {
+    let fleet = Fleet::start(with_rust(2)).await;
+    let edge = fleet.edge();
+    let text = |answer: &Answer| {
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+        let choice = &answer.json()["choices"][0];
+        choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap().to_owned()
+    };
+    let completion = json!({"model": MODEL, "prompt": "Tell me", "max_tokens": 8});
+    for (path, body) in [(CHAT, message(8)), ("/v1/completions", completion)] {
+        let direct = edge.post(path, &body).await;
+        assert_eq!(text(&edge.post("/invocations", &body).await), text(&direct), "{path}");
+        // Engines take the model from the header.
+        let other = json_request("/invocations", &edited(body.clone(), json!({"model": "none"})));
+        let (mut head, content) = other.into_parts();
+        head.headers.insert("x-amzn-sagemaker-adapter-identifier", MODEL.parse().unwrap());
+        assert_eq!(text(&edge.request(Request::from_parts(head, content)).await), text(&direct), "{path}");
+        let unknown = edge.post("/invocations", &edited(body, json!({"model": "none"}))).await;
+        assert!(unknown.status == StatusCode::NOT_FOUND && unknown.message().contains("`none` does not exist"), "{}", unknown.text());
+    }
+    edge.post("/invocations", &edited(message(4), json!({"stream": true}))).await.assert_whole_stream();
+    let embedding = edge.post("/invocations", &json!({"model": MODEL, "input": "text"})).await;
+    assert_eq!(embedding.status, StatusCode::NOT_FOUND);
+    assert!(embedding.message().contains("--front-end python"), "{}", embedding.text());
     fleet.until_idle().await;
 }
 

@@ -3,11 +3,13 @@
 
 use std::time::Duration;
 
+use hostler_agent::FrontEnd;
 use serde_json::{Value, json};
 
 use crate::harness::{CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, until};
 
 const COMMENT: &str = ": keep-alive\n\n";
+const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
 
 /// One agent or more, whose clients hear something this often.
 fn setup(agents: usize) -> Setup {
@@ -118,4 +120,71 @@ async fn only_who_surely_waits_for_an_event_stream_is_kept_alive() {
     let streamed = fleet.edge().post(CHAT, &chat_stream(3)).await;
     streamed.assert_whole_stream();
     assert!(streamed.text().contains(COMMENT), "{}", streamed.text());
+}
+
+/// The routes that a chat stands for where engines have vLLM's Rust front-end: what is asked, what keeps the stream alive, and its last event.
+fn translated() -> [(&'static str, Value, &'static str, &'static str); 2] {
+    let hello = json!([{"role": "user", "content": "Hello"}]);
+    let message = json!({"model": MODEL, "messages": hello, "stream": true, "max_tokens": 4});
+    let response = json!({"model": MODEL, "input": hello, "stream": true, "max_output_tokens": 4});
+    [("/v1/messages", message, PING, "message_stop"), ("/v1/responses", response, COMMENT, "response.incomplete")]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_a_chat_stands_for_is_kept_alive_like_any_other() {
+    let fleet = Fleet::start(setup(1).agent(|agent| agent.front_end = FrontEnd::Rust)).await;
+    for (path, mut body, alive, last) in translated() {
+        fleet.fault("n0/0", "hang").await;
+        let mut answering = fleet.edge().open(path, &body).await;
+        answering.events(3).await;
+        assert_eq!(String::from_utf8_lossy(&answering.read), alive.repeat(3));
+        assert_eq!(answering.headers["content-type"], "text/event-stream; charset=utf-8");
+        assert_eq!((&answering.headers["x-accel-buffering"], answering.headers["x-hostler-id"].len()), (&"no".parse().unwrap(), 16));
+        fleet.fault("n0/0", "ok").await;
+        let answer = answering.finish().await;
+        assert_eq!(answer.ended, Ok(()), "{}", answer.text());
+        let text = answer.text().replace(alive, "");
+        assert!(text.rsplit("event: ").next().unwrap().starts_with(last) && !text.contains(": keep-alive"), "{}", answer.text());
+
+        for longest in ["max_tokens", "max_output_tokens"] {
+            body.as_object_mut().unwrap().entry(longest).and_modify(|tokens| *tokens = 4000.into());
+        }
+        let mut answering = fleet.edge().open(path, &body).await;
+        while !String::from_utf8_lossy(&answering.read).contains("delta") {
+            answering.piece().await.unwrap();
+        }
+        fleet.fault("n0/0", "hang").await;
+        let silent = async {
+            while !answering.read.ends_with(alive.repeat(2).as_bytes()) {
+                answering.piece().await.unwrap();
+            }
+        };
+        crate::harness::soon("what keeps the stream alive between events", silent).await;
+        fleet.fault("n0/0", "ok").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_goes_wrong_with_a_chat_that_stands_for_another_route_is_an_event_of_that_route() {
+    let limits = |period, answer| {
+        Setup::agents(1)
+            .agent(|agent| agent.front_end = FrontEnd::Rust)
+            .router(move |router| (router.stream_keepalive, router.answer_timeout) = (period, answer))
+    };
+    let fleet = Fleet::start(limits(Duration::from_millis(50), Duration::from_millis(400))).await;
+    fleet.fault("n0/0", "hang").await;
+    for (path, body, alive, _) in translated() {
+        let answer = fleet.edge().post(path, &body).await;
+        assert!(answer.status == 200 && answer.ended.is_err(), "{}", answer.text());
+        let (name, error) =
+            answer.text().replace(alive, "").split_once("\ndata: ").map(|(name, data)| (name.to_owned(), data.to_owned())).unwrap();
+        let error: Value = serde_json::from_str(&error).unwrap();
+        assert_eq!((name.as_str(), &error["type"]), ("event: error", &json!("error")), "{error}");
+        assert!(error.to_string().contains("no engine began to answer"), "{error}");
+    }
+    let fleet = Fleet::start(limits(Duration::ZERO, Duration::from_millis(400))).await;
+    fleet.fault("n0/0", "hang").await;
+    for (path, body, ..) in translated() {
+        assert_eq!(fleet.edge().post(path, &body).await.status, 504, "{path}");
+    }
 }

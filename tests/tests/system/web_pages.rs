@@ -114,3 +114,38 @@ async fn without_the_setting_no_page_reads_the_routers_own_answers() {
         (200, None, vec!["Origin"])
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_lets_pages_in_itself_marks_an_answer_no_second_time() {
+    const OTHER: &str = "https://other.example.org";
+    let asked = |origin| [("origin", origin), ("access-control-request-method", "POST")];
+    for (engines, names) in [(r#"["*"]"#, "*"), (r#"["https://chat.example.org","https://other.example.org"]"#, OTHER)] {
+        let setup = || Setup::agents(1).engine(&format!("--allowed-origins {engines}"));
+        // The router decides, also about an origin that only engines let in.
+        let fleet = Fleet::start(setup().router(|router| router.allowed_origins = vec![PAGE.into()])).await;
+        for (method, body) in [(Method::POST, Some(chat(2))), (Method::POST, Some(chat_stream(2))), (Method::POST, None)] {
+            let answer = ask(&fleet, method.clone(), CHAT, body.as_ref(), &[("origin", PAGE)]).await;
+            assert_readable(&answer, PAGE, engines);
+            let denied = ask(&fleet, method, CHAT, body.as_ref(), &[("origin", OTHER)]).await;
+            assert_eq!((values(&denied, "access-control-allow-origin"), values(&denied, "vary")), (vec![], vec!["Origin"]), "{engines}");
+        }
+        let preflight = ask(&fleet, Method::OPTIONS, CHAT, None, &asked(PAGE)).await;
+        assert_eq!(preflight.status, 204);
+        assert_readable(&preflight, PAGE, engines);
+
+        // Without the setting the engine does, and only about its own answers.
+        let fleet = Fleet::start(setup()).await;
+        for body in [Some(chat(2)), Some(chat_stream(2)), None] {
+            let answer = ask(&fleet, Method::POST, CHAT, body.as_ref(), &[("origin", OTHER)]).await;
+            assert_eq!(
+                (values(&answer, "access-control-allow-origin"), values(&answer, "vary")),
+                (vec![names], vec!["Origin"]),
+                "{engines}"
+            );
+        }
+        let preflight = ask(&fleet, Method::OPTIONS, CHAT, None, &asked(OTHER)).await;
+        assert_eq!((preflight.status.as_u16(), values(&preflight, "access-control-allow-origin")), (200, vec![names]), "{engines}");
+        let models = ask(&fleet, Method::GET, "/v1/models", None, &[("origin", OTHER)]).await;
+        assert_eq!(values(&models, "access-control-allow-origin"), Vec::<&str>::new());
+    }
+}

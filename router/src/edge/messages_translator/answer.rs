@@ -75,8 +75,14 @@ pub(in crate::edge) fn translate_answer(body: &[u8]) -> Result<Vec<u8>, String> 
     if let Some(text) = content.filter(|text| !text.is_empty()) {
         blocks.push(json!({"type": "text", "text": text}));
     }
+    let is_cut = finish_reason.as_deref() == Some("length");
     for (index, call) in calls.into_iter().enumerate() {
-        blocks.push(tool_use(index, call)?);
+        match tool_use(index, call) {
+            Ok(block) => blocks.push(block),
+            // A call that was cut short has no input to run it with; `max_tokens` says why it is not there.
+            Err(_) if is_cut => {}
+            Err(message) => return Err(message),
+        }
     }
     // Clients read the first block of any answer.
     if blocks.is_empty() {

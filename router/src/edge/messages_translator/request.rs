@@ -3,11 +3,13 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::edge::translation::{USE_PYTHON, is_wanted};
+
 /// Text of a system prompt that begins so has a hash of the request, as Claude Code writes it: no prompt with it would ever be found cached.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// Fields that a chat has too, with its name for each. Their values are for the engine to judge.
-const SAME_FIELDS: [(&str, &str); 11] = [
+const SAME_FIELDS: [(&str, &str); 9] = [
     ("model", "model"),
     ("stop_sequences", "stop"),
     ("temperature", "temperature"),
@@ -16,9 +18,17 @@ const SAME_FIELDS: [(&str, &str); 11] = [
     ("cache_salt", "cache_salt"),
     ("chat_template_kwargs", "chat_template_kwargs"),
     ("vllm_xargs", "vllm_xargs"),
-    ("kv_transfer_params", "kv_transfer_params"),
-    ("ec_transfer_params", "ec_transfer_params"),
     ("watermarking", "watermarking"),
+];
+
+/// Fields that ask for something that a message's answer has only where its engine makes it, or that no engine does. The others that Anthropic
+/// has are about its own service (where and how fast it computes, what it stores and bills), and engines drop them too.
+const LOST_FIELDS: [(&str, &str); 5] = [
+    ("kv_transfer_params", USE_PYTHON),
+    ("ec_transfer_params", USE_PYTHON),
+    ("mcp_servers", "no engine calls MCP servers: call them and give their tools"),
+    ("logprobs", "messages have no log probabilities: ask for a chat completion"),
+    ("top_logprobs", "messages have no log probabilities: ask for a chat completion"),
 ];
 
 /// What is read of a request; `SAME_FIELDS` are among the rest.
@@ -131,6 +141,7 @@ struct ClientTool {
     description: Option<String>,
     input_schema: Map<String, Value>,
     strict: Option<bool>,
+    defer_loading: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -184,7 +195,12 @@ pub(in crate::edge) fn count_request(body: &[u8]) -> Result<Value, String> {
 }
 
 fn parse(body: &[u8]) -> Result<MessagesRequest, String> {
-    serde_json::from_slice(body).map_err(|error| format!("the body is no request of the Messages API: {error}"))
+    let request: MessagesRequest =
+        serde_json::from_slice(body).map_err(|error| format!("the body is no request of the Messages API: {error}"))?;
+    match LOST_FIELDS.iter().find(|(field, _)| request.rest.get(*field).is_some_and(is_wanted)) {
+        Some((field, why)) => Err(format!("`{field}` cannot be done: {why}")),
+        None => Ok(request),
+    }
 }
 
 impl MessagesRequest {
@@ -253,8 +269,10 @@ impl ClientTool {
         if let Some(description) = self.description {
             function["description"] = description.into();
         }
-        if let Some(strict) = self.strict {
-            function["strict"] = strict.into();
+        for (name, flag) in [("strict", self.strict), ("defer_loading", self.defer_loading)] {
+            if let Some(flag) = flag {
+                function[name] = flag.into();
+            }
         }
         json!({"type": "function", "function": function})
     }

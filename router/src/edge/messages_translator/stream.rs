@@ -166,6 +166,10 @@ impl ChunkTranslator for MessagesTranslator {
     fn write_error(&self, message: &str, output: &mut Vec<u8>) {
         output.extend_from_slice(&Dialect::Anthropic.error_event(message));
     }
+
+    fn write_keep_alive(&self, output: &mut Vec<u8>) {
+        output.extend_from_slice(&Dialect::Anthropic.keep_alive());
+    }
 }
 
 fn write_event(name: &str, data: &Value, output: &mut Vec<u8>) {

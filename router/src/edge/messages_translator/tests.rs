@@ -42,6 +42,8 @@ fn a_plain_message_is_a_plain_chat_and_a_stream_says_how_long_its_prompt_was() {
 
 #[test]
 fn sampling_goes_as_it_came_and_is_the_engines_to_judge() {
+    let unasked = json!({"mcp_servers": [], "logprobs": false, "kv_transfer_params": null});
+    assert_eq!(added(unasked), json!({}));
     let given = json!({"temperature": "hot", "top_p": 0.5, "top_k": 3, "stop_sequences": ["x"], "cache_salt": "s", "thinking": null});
     assert_eq!(added(given), json!({"temperature": "hot", "top_p": 0.5, "top_k": 3, "stop": ["x"], "cache_salt": "s"}));
 }
@@ -111,6 +113,8 @@ fn tools_and_the_choice_among_them_are_a_chats() {
     }
     let alone = added(json!({"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": true}}));
     assert_eq!(alone["parallel_tool_calls"], false);
+    let deferred = added(json!({"tools": [{"name": "look", "input_schema": {}, "defer_loading": true}]}));
+    assert_eq!(deferred["tools"][0]["function"]["defer_loading"], true);
     assert_eq!(added(json!({"tools": [], "tool_choice": {"type": "auto"}})), json!({}), "engines refuse an empty list");
 }
 
@@ -133,6 +137,9 @@ fn thinking_and_the_form_of_an_answer_have_a_chats_names() {
 fn what_no_engine_does_is_refused_in_words() {
     for (more, words) in [
         (json!({"max_tokens": null}), "max_tokens is needed"),
+        (json!({"mcp_servers": [{"type": "url", "url": "https://host/mcp", "name": "m"}]}), "`mcp_servers` cannot be done"),
+        (json!({"kv_transfer_params": {"do_remote_decode": true}}), "--front-end python"),
+        (json!({"logprobs": true}), "ask for a chat completion"),
         (json!({"max_tokens": 0}), "max_tokens is needed"),
         (json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), "less than max_tokens"),
         (json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}), "input_schema"),
@@ -182,6 +189,17 @@ fn a_whole_answer_is_a_message_with_its_blocks_in_order() {
             "usage": {"input_tokens": 3, "output_tokens": 5, "cache_read_input_tokens": 4},
         })
     );
+}
+
+#[test]
+fn a_call_that_was_cut_short_is_no_call_of_a_message_that_says_so() {
+    let call = |arguments: &str| json!({"id": "t1", "type": "function", "function": {"name": "look", "arguments": arguments}});
+    let told = |finish: &str| json!({"message": {"tool_calls": [call("{}"), call("{\"at")]}, "finish_reason": finish});
+    let cut = whole(told("length"));
+    assert_eq!(cut["content"], json!([{"type": "tool_use", "id": "t1", "name": "look", "input": {}}]));
+    assert_eq!(cut["stop_reason"], "max_tokens");
+    let body = json!({"id": "c1", "model": "m", "choices": [told("tool_calls")]}).to_string();
+    assert!(translate_answer(body.as_bytes()).unwrap_err().contains("arguments that are no JSON object"));
 }
 
 #[test]
@@ -244,10 +262,10 @@ fn events(told: &str) -> Vec<Value> {
     told.split_terminator("\n\n").map(event).collect()
 }
 
-/// Fails unless clients can read these events: one start, blocks one after the other and each closed, nothing after the end.
+/// Fails unless clients can read these events: one start, blocks one after the other and each closed, nothing after the end. A ping may be anywhere.
 fn assert_valid(events: &[Value]) {
     let (mut open, mut blocks, mut ended) = (None, 0, false);
-    for (position, event) in events.iter().enumerate() {
+    for (position, event) in events.iter().filter(|event| event["type"] != "ping").enumerate() {
         assert!(!ended, "{event} follows the end");
         assert_eq!(event["type"] == "message_start", position == 0 && event["type"] != "error", "{event}");
         match event["type"].as_str().unwrap() {
@@ -271,6 +289,8 @@ fn chunks_become_the_events_of_blocks_that_are_closed_one_after_the_other() {
     assert_eq!(cut, None);
     assert_valid(&events(&told));
     insta::assert_snapshot!(told.replace("\n\n", "\n"), @r#"
+    event: ping
+    data: {"type": "ping"}
     event: message_start
     data: {"type":"message_start","message":{"id":"c1","type":"message","role":"assistant","content":[],"model":"m","stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":7,"output_tokens":0}}}
     event: content_block_start

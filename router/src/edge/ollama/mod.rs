@@ -15,7 +15,7 @@ use super::ollama_translator::{
     OllamaRequest, OllamaRoute, OllamaTranslator, OpenAiRequest, error_body, model_loaded_answer, translate_answer,
 };
 use super::reply::{self, EdgeBody};
-use super::translation::{TranslatedBody, collect_body, error_message, translated_headers};
+use super::translation::{StreamTranslation, TranslatedBody, collect_body, error_message, translated_headers};
 use crate::access_log::AccessEntry;
 use crate::dispatch;
 use crate::inbound::{Edge, headers};
@@ -143,7 +143,8 @@ async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer
     let mut response = if status.is_success() && streams && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
         headers::disable_buffering(&mut heads);
-        Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, OllamaTranslator::new(form, model, begun)))))
+        let translation = StreamTranslation::new(OllamaTranslator::new(form, model, begun));
+        Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, translation))))
     } else {
         match collect_body(answer.body).await {
             Ok(body) if !status.is_success() => error_response(status, &error_message(&body)),

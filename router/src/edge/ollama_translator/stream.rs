@@ -122,6 +122,9 @@ impl ChunkTranslator for OllamaTranslator {
         lines.extend_from_slice(error_body(message).to_string().as_bytes());
         lines.push(b'\n');
     }
+
+    /// Each line is an object with words of the answer, so there is nothing.
+    fn write_keep_alive(&self, _lines: &mut Vec<u8>) {}
 }
 
 #[cfg(test)]

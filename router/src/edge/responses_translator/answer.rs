@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use crate::edge::translation::{ChunkChoice, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
+use crate::edge::translation::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
 
 /// Fields of a response that are those of its request, with what stands there where that says nothing.
 fn repeated_fields() -> [(&'static str, Value); 16] {
@@ -30,7 +30,11 @@ fn repeated_fields() -> [(&'static str, Value); 16] {
 
 /// What a response repeats of its request.
 #[derive(Debug, Clone)]
-pub(in crate::edge) struct ResponseFields(Map<String, Value>);
+pub(in crate::edge) struct ResponseFields {
+    repeated: Map<String, Value>,
+    /// The name that the client gives the response.
+    id: Option<String>,
+}
 
 impl ResponseFields {
     pub(super) fn new(request: &Map<String, Value>) -> Self {
@@ -41,7 +45,7 @@ impl ResponseFields {
             fields.insert(name.to_owned(), value.into());
         }
         fields.insert("previous_response_id".to_owned(), Value::Null);
-        Self(fields)
+        Self { repeated: fields, id: given("request_id").and_then(|id| id.as_str().map(str::to_owned)) }
     }
 
     /// A response with these items, of which the engine says that it ended so; one without an end is in progress.
@@ -52,9 +56,9 @@ impl ResponseFields {
             Some(_) if is_cut => "incomplete",
             Some(_) => "completed",
         };
-        let mut response = self.0.clone();
+        let mut response = self.repeated.clone();
         let own = [
-            ("id", json!(format!("resp_{}", head.id))),
+            ("id", self.id.clone().unwrap_or_else(|| format!("resp_{}", head.id)).into()),
             ("object", json!("response")),
             ("created_at", json!(head.created_at)),
             ("status", json!(status)),
@@ -102,7 +106,7 @@ fn usage_of(usage: ChunkUsage) -> Value {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens().unwrap_or(0)},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens().unwrap_or(0)},
         "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
     })
 }
@@ -113,14 +117,24 @@ pub(super) fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
     json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
 }
 
-/// An item with what it has said.
-pub(super) fn message_item(id: &str, text: Option<&str>, status: &str) -> Value {
-    let content: Vec<Value> = text.map(output_text).into_iter().collect();
+/// An item with what it has said, which is one part or nothing yet.
+pub(super) fn message_item(id: &str, part: Option<Value>, status: &str) -> Value {
+    let content: Vec<Value> = part.into_iter().collect();
     json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
 }
 
-pub(super) fn output_text(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+/// What was said, with the log probabilities of its tokens where they were asked for.
+pub(super) fn output_text(text: &str, logprobs: &[Value]) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+}
+
+/// Log probabilities of tokens, which have the same form in both APIs.
+///
+/// # Errors
+/// When they are no list.
+pub(super) fn token_logprobs(logprobs: Option<ChunkLogprobs>) -> Result<Vec<Value>, String> {
+    let content = logprobs.and_then(|logprobs| logprobs.content);
+    content.map_or_else(|| Ok(Vec::new()), |content| serde_json::from_str(content.get()).map_err(unreadable_answer))
 }
 
 /// An item with a function that it has called.
@@ -134,7 +148,7 @@ pub(super) fn call_item(id: &str, call_id: &str, name: &str, arguments: &str, st
 /// When it is none.
 pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], now: SystemTime) -> Result<Vec<u8>, String> {
     let CompletionChunk { id, model, choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
-    let ChunkChoice { message, finish_reason, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
+    let ChunkChoice { message, logprobs, finish_reason, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
     let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
     let head = ResponseHead::new(id, model, now);
     let mut output = Vec::new();
@@ -142,7 +156,8 @@ pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], no
         output.push(reasoning_item(&head.item_id("rs", 0), &thinking, "completed"));
     }
     if let Some(text) = content.filter(|text| !text.is_empty()) {
-        output.push(message_item(&head.item_id("msg", output.len()), Some(&text), "completed"));
+        let part = output_text(&text, &token_logprobs(logprobs)?);
+        output.push(message_item(&head.item_id("msg", output.len()), Some(part), "completed"));
     }
     for call in tool_calls.unwrap_or_default() {
         let item = head.item_id("fc", output.len());

@@ -4,9 +4,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::answer::ResponseFields;
+use crate::edge::translation::{USE_PYTHON, is_wanted};
 
 /// Fields that a chat has too, with its name for each. Their values are for the engine to judge.
-const SAME_FIELDS: [(&str, &str); 15] = [
+const SAME_FIELDS: [(&str, &str); 28] = [
     ("model", "model"),
     ("max_output_tokens", "max_tokens"),
     ("temperature", "temperature"),
@@ -22,13 +23,38 @@ const SAME_FIELDS: [(&str, &str); 15] = [
     ("cache_salt", "cache_salt"),
     ("priority", "priority"),
     ("chat_template_kwargs", "chat_template_kwargs"),
+    ("logit_bias", "logit_bias"),
+    ("include_reasoning", "include_reasoning"),
+    ("skip_special_tokens", "skip_special_tokens"),
+    ("include_stop_str_in_output", "include_stop_str_in_output"),
+    ("stop_token_ids", "stop_token_ids"),
+    ("ignore_eos", "ignore_eos"),
+    ("structured_outputs", "structured_outputs"),
+    ("media_io_kwargs", "media_io_kwargs"),
+    ("mm_processor_kwargs", "mm_processor_kwargs"),
+    ("vllm_xargs", "vllm_xargs"),
+    ("watermarking", "watermarking"),
+    ("request_id", "request_id"),
+    ("session_id", "session_id"),
 ];
 
-/// Fields for what only an engine can do that keeps responses or runs tools itself.
-const ENGINE_FIELDS: [&str; 4] = ["previous_response_id", "background", "conversation", "prompt"];
+/// Fields for what only an engine can do that keeps responses or runs tools itself, or whose answer says more than a chat's.
+const ENGINE_FIELDS: [&str; 8] = [
+    "previous_response_id",
+    "background",
+    "conversation",
+    "prompt",
+    "previous_input_messages",
+    "enable_response_messages",
+    "kv_transfer_params",
+    "ec_transfer_params",
+];
 
-/// What to do about it.
-const USE_PYTHON: &str = "whoever runs the engines starts their agents with --front-end python";
+/// Fields for what no engine does, whatever its front-end, and a client should know of.
+const UNKNOWN_FIELDS: [&str; 2] = ["moderation", "context_management"];
+
+/// Asks for the log probabilities of what is said. What else can be included belongs to tools that engines run.
+const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
 /// One thing that was said, called or found.
 #[derive(Debug, Deserialize)]
@@ -42,6 +68,7 @@ enum Item {
         call_id: String,
         name: String,
         arguments: String,
+        namespace: Option<String>,
     },
     FunctionCallOutput {
         call_id: String,
@@ -52,6 +79,7 @@ enum Item {
         content: Option<Vec<Words>>,
         #[serde(default)]
         summary: Vec<Words>,
+        encrypted_content: Option<String>,
     },
 }
 
@@ -100,17 +128,18 @@ enum Part {
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum FunctionTool {
-    Function { name: String, description: Option<Value>, parameters: Option<Value>, strict: Option<bool> },
+    Function { name: String, description: Option<Value>, parameters: Option<Value>, strict: Option<bool>, defer_loading: Option<bool> },
 }
 
 /// Whether a request speaks of a response that an engine keeps, or is to keep while nobody waits for it.
 pub(in crate::edge) fn needs_kept_responses(body: &[u8]) -> bool {
     let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
-    ENGINE_FIELDS.iter().any(|field| is_wanted(&fields, field)) || fields.get("store") == Some(&Value::Bool(true))
+    wanted(&fields, &ENGINE_FIELDS).is_some() || fields.get("store") == Some(&Value::Bool(true))
 }
 
-fn is_wanted(fields: &Map<String, Value>, field: &str) -> bool {
-    fields.get(field).is_some_and(|value| !matches!(value, Value::Null | Value::Bool(false)))
+/// The first of these that a request asks for.
+fn wanted<'a>(fields: &Map<String, Value>, names: &[&'a str]) -> Option<&'a str> {
+    names.iter().copied().find(|name| fields.get(*name).is_some_and(is_wanted))
 }
 
 /// The body of a chat for a body of `/v1/responses`, what the answer repeats of the request, and whether it is a stream.
@@ -120,11 +149,8 @@ fn is_wanted(fields: &Map<String, Value>, field: &str) -> bool {
 pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseFields, bool), String> {
     let mut fields: Map<String, Value> =
         serde_json::from_slice(body).map_err(|error| format!("the body is no request of the Responses API: {error}"))?;
-    if let Some(field) = ENGINE_FIELDS.iter().find(|field| is_wanted(&fields, field)) {
-        return Err(format!("the engines of this model have a front-end that does not do `{field}`: {USE_PYTHON}"));
-    }
+    check_fields(&fields)?;
     let repeated = ResponseFields::new(&fields);
-    let streams = fields.get("stream") == Some(&Value::Bool(true));
     let mut chat = Map::new();
     for (name, chats) in SAME_FIELDS {
         if let Some(value) = fields.get(name).filter(|value| !value.is_null()) {
@@ -132,29 +158,34 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseField
         }
     }
     let mut messages = Vec::new();
-    if let Some(Value::String(instructions)) = fields.get("instructions") {
+    if let Some(instructions) = fields.get("instructions").filter(|instructions| !instructions.is_null()) {
         messages.push(json!({"role": "system", "content": instructions}));
     }
     match fields.remove("input") {
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
-        Some(Value::Array(items)) => items.into_iter().try_for_each(|item| add_item(item, &mut messages))?,
+        Some(Value::Array(items)) => {
+            if items.last().is_some_and(is_partial) {
+                chat.insert("add_generation_prompt".to_owned(), false.into());
+                chat.insert("continue_final_message".to_owned(), true.into());
+            }
+            items.into_iter().try_for_each(|item| add_item(item, &mut messages))?;
+        }
         _ => return Err("input is needed, as a text or a list of items".to_owned()),
     }
     chat.insert("messages".to_owned(), messages.into());
-    if let Some(Value::Array(tools)) = fields.get("tools").filter(|tools| tools.as_array().is_some_and(|tools| !tools.is_empty())) {
-        chat.insert("tools".to_owned(), tools.iter().map(chat_tool).collect::<Result<Vec<_>, _>>()?.into());
-        let choice = fields.get("tool_choice").filter(|choice| !choice.is_null());
-        chat.insert("tool_choice".to_owned(), choice.map_or_else(|| Ok("auto".into()), tool_choice)?);
-        if let Some(parallel) = fields.get("parallel_tool_calls").filter(|parallel| !parallel.is_null()) {
-            chat.insert("parallel_tool_calls".to_owned(), parallel.clone());
-        }
-    }
-    if let Some(format) = fields.get("text").and_then(|text| text.get("format")) {
+    add_tools(&fields, &mut chat)?;
+    add_logprobs(&fields, &mut chat);
+    if let Some(format) = fields.get("text").and_then(|text| text.get("format")).filter(|format| !format.is_null()) {
         add_format(format, &mut chat)?;
     }
     if let Some(effort) = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort")).filter(|effort| !effort.is_null()) {
         chat.insert("reasoning_effort".to_owned(), effort.clone());
     }
+    // As much of the end of the prompt as fits.
+    if fields.get("truncation").is_some_and(|truncation| truncation == "auto") {
+        chat.insert("truncate_prompt_tokens".to_owned(), (-1).into());
+    }
+    let streams = fields.get("stream") == Some(&Value::Bool(true));
     if streams {
         chat.insert("stream".to_owned(), true.into());
         chat.insert("stream_options".to_owned(), json!({"include_usage": true}));
@@ -162,13 +193,66 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseField
     Ok((chat.into(), repeated, streams))
 }
 
+/// Refuses what would be lost in a chat: what it cannot do, and what has not the form that is read here.
+fn check_fields(fields: &Map<String, Value>) -> Result<(), String> {
+    if let Some(field) = wanted(fields, &ENGINE_FIELDS) {
+        return Err(format!("the engines of this model have a front-end that does not do `{field}`: {USE_PYTHON}"));
+    }
+    if let Some(field) = wanted(fields, &UNKNOWN_FIELDS) {
+        return Err(format!("no engine does `{field}`: leave it out"));
+    }
+    let forms: [(&str, &str, fn(&Value) -> bool); 7] = [
+        ("instructions", "a text", Value::is_string),
+        ("stream", "true or false", Value::is_boolean),
+        ("include", "a list", Value::is_array),
+        ("tools", "a list", Value::is_array),
+        ("text", "an object", Value::is_object),
+        ("reasoning", "an object", Value::is_object),
+        ("truncation", "`auto` or `disabled`", |value| value == "auto" || value == "disabled"),
+    ];
+    match forms.iter().find(|(name, _, fits)| fields.get(*name).is_some_and(|value| !value.is_null() && !fits(value))) {
+        Some((name, form, _)) => Err(format!("{name} is {form}")),
+        None => Ok(()),
+    }
+}
+
+fn add_tools(fields: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), String> {
+    let Some(tools) = fields.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty()) else { return Ok(()) };
+    chat.insert("tools".to_owned(), tools.iter().map(chat_tool).collect::<Result<Vec<_>, _>>()?.into());
+    let choice = fields.get("tool_choice").filter(|choice| !choice.is_null());
+    chat.insert("tool_choice".to_owned(), choice.map_or_else(|| Ok("auto".into()), tool_choice)?);
+    if let Some(parallel) = fields.get("parallel_tool_calls").filter(|parallel| !parallel.is_null()) {
+        chat.insert("parallel_tool_calls".to_owned(), parallel.clone());
+    }
+    Ok(())
+}
+
+/// Engines count alternatives only where log probabilities are asked for.
+fn add_logprobs(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
+    let included = fields.get("include").and_then(Value::as_array);
+    if included.is_some_and(|included| included.iter().any(|what| what == INCLUDE_LOGPROBS)) {
+        chat.insert("logprobs".to_owned(), true.into());
+        if let Some(count) = fields.get("top_logprobs").filter(|count| !count.is_null()) {
+            chat.insert("top_logprobs".to_owned(), count.clone());
+        }
+    }
+}
+
+/// Whether the model is to go on with what it has begun to say or think.
+fn is_partial(item: &Value) -> bool {
+    let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
+    let status = item.get("status").and_then(Value::as_str);
+    matches!(kind, "message" | "reasoning") && matches!(status, Some("in_progress" | "incomplete"))
+}
+
 fn chat_tool(tool: &Value) -> Result<Value, String> {
-    let FunctionTool::Function { name, description, parameters, strict } = FunctionTool::deserialize(tool)
+    let FunctionTool::Function { name, description, parameters, strict, defer_loading } = FunctionTool::deserialize(tool)
         .map_err(|error| format!("a tool cannot be understood ({error}); for tools that engines run themselves {USE_PYTHON}"))?;
     // The Rust front-end wants parameters of every function.
     let parameters = parameters.filter(|parameters| !parameters.is_null()).unwrap_or_else(|| json!({"type": "object", "properties": {}}));
     let mut function = json!({"name": name, "parameters": parameters});
-    for (field, value) in [("description", description), ("strict", strict.map(Value::from))] {
+    let flags = [("strict", strict.map(Value::from)), ("defer_loading", defer_loading.map(Value::from))];
+    for (field, value) in [("description", description)].into_iter().chain(flags) {
         if let Some(value) = value {
             function[field] = value;
         }
@@ -214,14 +298,20 @@ fn add_item(mut item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
             turn["content"] = content;
         }
         Item::Message { role, content } => messages.push(json!({"role": role.as_str(), "content": message_content(content)?})),
-        Item::Reasoning { content, summary } => {
+        Item::Reasoning { encrypted_content: Some(_), .. } => {
+            return Err("no engine can read the encrypted_content of a reasoning item: leave it out".to_owned());
+        }
+        Item::Reasoning { content, summary, encrypted_content: None } => {
             let words = content.filter(|content| !content.is_empty()).unwrap_or(summary);
             let reasoning: String = words.into_iter().map(|words| words.text).collect();
             if !reasoning.is_empty() {
                 turn_without(messages, &["reasoning", "content", "tool_calls"])["reasoning"] = reasoning.into();
             }
         }
-        Item::FunctionCall { call_id, name, arguments } => {
+        Item::FunctionCall { namespace: Some(_), .. } => {
+            return Err(format!("functions with a namespace: {USE_PYTHON}"));
+        }
+        Item::FunctionCall { call_id, name, arguments, namespace: None } => {
             let call = json!({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}});
             match &mut turn_without(messages, &[])["tool_calls"] {
                 Value::Array(calls) => calls.push(call),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::answer::{ResponseFields, ResponseHead, call_item, message_item, output_text, reasoning_item};
+use super::answer::{ResponseFields, ResponseHead, call_item, message_item, output_text, reasoning_item, token_logprobs};
 use crate::edge::translation::{
     ArrivalTime, ChunkChoice, ChunkMessage, ChunkToolCall, ChunkTranslator, ChunkUsage, CompletionChunk, TranslationError,
 };
@@ -22,6 +22,8 @@ pub(in crate::edge) struct ResponsesTranslator {
     open_item: Option<OpenItem>,
     /// Text that came while a call was told, whose arguments may go on.
     held_text: String,
+    /// Of tokens whose text has not come yet, or is held.
+    held_logprobs: Vec<Value>,
     answer_bytes: usize,
     event_count: u64,
     finish_reason: Option<String>,
@@ -35,6 +37,8 @@ struct OpenItem {
     kind: ItemKind,
     /// What it has said so far.
     text: String,
+    /// Those of the text's tokens, where they were asked for.
+    logprobs: Vec<Value>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,10 +55,10 @@ enum ItemKind {
 
 impl OpenItem {
     fn to_value(&self, status: &str) -> Value {
-        let Self { id, kind, text } = self;
+        let Self { id, kind, text, .. } = self;
         match kind {
             ItemKind::Reasoning => reasoning_item(id, text, status),
-            ItemKind::Message => message_item(id, (status == "completed").then_some(text), status),
+            ItemKind::Message => message_item(id, self.part().filter(|_| status == "completed"), status),
             ItemKind::Call { call_id, name, .. } => call_item(id, call_id, name, text, status),
         }
     }
@@ -63,7 +67,7 @@ impl OpenItem {
     fn part(&self) -> Option<Value> {
         match self.kind {
             ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text})),
-            ItemKind::Message => Some(output_text(&self.text)),
+            ItemKind::Message => Some(output_text(&self.text, &self.logprobs)),
             ItemKind::Call { .. } => None,
         }
     }
@@ -86,6 +90,7 @@ impl ResponsesTranslator {
             output: Vec::new(),
             open_item: None,
             held_text: String::new(),
+            held_logprobs: Vec::new(),
             answer_bytes: 0,
             event_count: 0,
             finish_reason: None,
@@ -120,7 +125,7 @@ impl ResponsesTranslator {
         };
         let index = self.output.len();
         let id = self.head.as_ref().map(|head| head.item_id(prefix, index)).unwrap_or_default();
-        let item = OpenItem { id, kind, text: String::new() };
+        let item = OpenItem { id, kind, text: String::new(), logprobs: Vec::new() };
         let (value, part) = (item.to_value("in_progress"), item.part());
         self.open_item = Some(item);
         self.write_event("response.output_item.added", json!({"output_index": index, "item": value}), output);
@@ -131,12 +136,15 @@ impl ResponsesTranslator {
 
     /// Closes the item that is open. What was held until then makes one of its own.
     fn end_item(&mut self, output: &mut Vec<u8>) {
-        let Some(item) = &self.open_item else { return };
+        let Some(item) = &mut self.open_item else { return };
+        if item.kind == ItemKind::Message {
+            item.logprobs.append(&mut self.held_logprobs);
+        }
         let (name, part, value) = (item.event_name(), item.part(), item.to_value("completed"));
         let done = match &item.kind {
             ItemKind::Call { name, .. } => json!({"name": name, "arguments": item.text}),
             ItemKind::Reasoning => json!({"text": item.text}),
-            ItemKind::Message => json!({"text": item.text, "logprobs": []}),
+            ItemKind::Message => json!({"text": item.text, "logprobs": item.logprobs}),
         };
         self.write_item_event(&format!("{name}.done"), done, output);
         if let Some(part) = part {
@@ -158,7 +166,13 @@ impl ResponsesTranslator {
         let Some(item) = &mut self.open_item else { return };
         item.text.push_str(delta);
         let name = format!("{}.delta", item.event_name());
-        let data = if item.kind == ItemKind::Message { json!({"delta": delta, "logprobs": []}) } else { json!({"delta": delta}) };
+        let data = if item.kind == ItemKind::Message {
+            let logprobs = std::mem::take(&mut self.held_logprobs);
+            item.logprobs.extend_from_slice(&logprobs);
+            json!({"delta": delta, "logprobs": logprobs})
+        } else {
+            json!({"delta": delta})
+        };
         self.write_item_event(&name, data, output);
     }
 
@@ -171,11 +185,16 @@ impl ResponsesTranslator {
     }
 
     fn read_choice(&mut self, choice: ChunkChoice, output: &mut Vec<u8>) -> Result<(), TranslationError> {
-        let ChunkChoice { message, finish_reason, .. } = choice;
+        let ChunkChoice { message, logprobs, finish_reason, .. } = choice;
         let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
         let text = |text: Option<String>| text.filter(|text| !text.is_empty());
         let (reasoning, content) = (text(reasoning), text(content));
-        self.count(reasoning.as_ref().map_or(0, String::len) + content.as_ref().map_or(0, String::len))?;
+        let logprob_bytes = logprobs.as_ref().and_then(|logprobs| logprobs.content.as_ref()).map_or(0, |content| content.get().len());
+        self.count(reasoning.as_ref().map_or(0, String::len) + content.as_ref().map_or(0, String::len) + logprob_bytes)?;
+        // Those of thoughts and calls are told nowhere.
+        if reasoning.is_none() && tool_calls.is_none() {
+            self.held_logprobs.append(&mut token_logprobs(logprobs).map_err(TranslationError)?);
+        }
         if let Some(reasoning) = reasoning {
             self.write_text(ItemKind::Reasoning, &reasoning, output);
         }
@@ -245,5 +264,9 @@ impl ChunkTranslator for ResponsesTranslator {
 
     fn write_error(&self, message: &str, output: &mut Vec<u8>) {
         output.extend_from_slice(&Dialect::Responses.error_event(message));
+    }
+
+    fn write_keep_alive(&self, output: &mut Vec<u8>) {
+        output.extend_from_slice(&Dialect::Responses.keep_alive());
     }
 }

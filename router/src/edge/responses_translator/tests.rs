@@ -115,6 +115,23 @@ fn what_only_the_python_front_end_does_is_refused_with_what_to_do() {
         (json!({"input": [{"role": "user", "content": 7}]}), "a content is a text or a list of parts"),
         (json!({"text": {"format": {"type": "grammar"}}}), "json_schema"),
         (json!({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "file_search"}}), "tool_choice is a word"),
+        (json!({"kv_transfer_params": {"do_remote_decode": true}}), "`kv_transfer_params`: whoever runs the engines"),
+        (json!({"previous_input_messages": [{}]}), "--front-end python"),
+        (json!({"enable_response_messages": true}), "--front-end python"),
+        (
+            json!({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"}]}),
+            "--front-end python",
+        ),
+        (json!({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "zz"}]}), "no engine can read"),
+        (json!({"moderation": {"model": "m"}}), "no engine does `moderation`"),
+        (json!({"context_management": [{"type": "compaction"}]}), "no engine does `context_management`"),
+        (json!({"instructions": ["Be brief."]}), "instructions is a text"),
+        (json!({"stream": "yes"}), "stream is true or false"),
+        (json!({"tools": {}}), "tools is a list"),
+        (json!({"include": "message.output_text.logprobs"}), "include is a list"),
+        (json!({"text": "plain"}), "text is an object"),
+        (json!({"reasoning": "low"}), "reasoning is an object"),
+        (json!({"truncation": "most"}), "truncation is `auto` or `disabled`"),
     ] {
         let refused = chat_request(&body(more.clone())).expect_err("it cannot be done");
         assert!(refused.contains(words), "{refused}");
@@ -122,6 +139,41 @@ fn what_only_the_python_front_end_does_is_refused_with_what_to_do() {
     let needs = |more| needs_kept_responses(&body(more));
     assert!(needs(json!({"store": true})) && needs(json!({"background": true})) && needs(json!({"previous_response_id": "x"})));
     assert!(!needs(json!({"store": null, "background": false, "previous_response_id": null})));
+}
+
+#[test]
+fn what_engines_do_for_both_apis_is_asked_of_a_chat_too() {
+    let given = json!({
+        "logit_bias": {"7": 1.0}, "include_reasoning": false, "stop_token_ids": [7], "ignore_eos": true, "skip_special_tokens": false,
+        "include_stop_str_in_output": true, "structured_outputs": {"choice": ["a"]}, "vllm_xargs": {"a": 1}, "watermarking": true,
+        "request_id": "mine", "session_id": "s", "mm_processor_kwargs": {}, "media_io_kwargs": {},
+    });
+    assert_eq!(added(given.clone()), given);
+    let asks_nothing = json!({
+        "include": ["reasoning.encrypted_content"], "top_logprobs": 3, "text": {"format": null, "verbosity": "low"}, "reasoning": {"summary": "auto"},
+        "truncation": "disabled", "moderation": null, "context_management": [], "kv_transfer_params": null, "max_tool_calls": 3, "service_tier": "auto",
+        "safety_identifier": "u", "prompt_cache_key": "k", "metadata": {"a": "b"},
+    });
+    assert_eq!(added(asks_nothing), json!({}));
+    assert_eq!(added(json!({"truncation": "auto"})), json!({"truncate_prompt_tokens": -1}));
+    let include = json!(["reasoning.encrypted_content", "message.output_text.logprobs"]);
+    assert_eq!(added(json!({"include": include})), json!({"logprobs": true}));
+    assert_eq!(added(json!({"include": include, "top_logprobs": 2})), json!({"logprobs": true, "top_logprobs": 2}));
+    let deferred = added(json!({"tools": [{"type": "function", "name": "f", "defer_loading": true}]}));
+    assert_eq!(deferred["tools"][0]["function"]["defer_loading"], true);
+}
+
+#[test]
+fn a_model_goes_on_with_what_it_was_cut_short_in() {
+    let input = |status: &str| {
+        let begun =
+            json!({"type": "message", "role": "assistant", "status": status, "content": [{"type": "output_text", "text": "It is"}]});
+        added(json!({"input": [{"role": "user", "content": "weather?"}, begun]}))
+    };
+    for partial in ["in_progress", "incomplete"] {
+        assert_eq!(input(partial), json!({"add_generation_prompt": false, "continue_final_message": true}));
+    }
+    assert_eq!(input("completed"), json!({}));
 }
 
 fn fields() -> ResponseFields {
@@ -153,6 +205,52 @@ fn a_whole_answer_is_a_response_that_repeats_its_request() {
     assert_eq!((&told["usage"]["input_tokens_details"]["cached_tokens"], &told["usage"]["total_tokens"]), (&json!(4), &json!(12)));
     let cut = answer("length");
     assert_eq!((&cut["status"], &cut["incomplete_details"]), (&json!("incomplete"), &json!({"reason": "max_output_tokens"})));
+}
+
+/// The log probability of one token.
+fn logprob(token: &str) -> Value {
+    json!({"token": token, "logprob": -0.5, "bytes": token.as_bytes(), "top_logprobs": [{"token": token, "logprob": -0.5, "bytes": null}]})
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_text() {
+    let choice =
+        json!({"message": {"content": "It is"}, "logprobs": {"content": [logprob("It"), logprob(" is")]}, "finish_reason": "stop"});
+    let body = json!({"id": "chatcmpl-1", "choices": [choice]});
+    let told: Value =
+        serde_json::from_slice(&translate_answer(&fields(), body.to_string().as_bytes(), SystemTime::UNIX_EPOCH).unwrap()).unwrap();
+    assert_eq!(told["output"][0]["content"][0]["logprobs"], json!([logprob("It"), logprob(" is")]));
+
+    let chunk = |delta: Value, tokens: &[&str]| {
+        let logprobs: Vec<Value> = tokens.iter().map(|token| logprob(token)).collect();
+        let chunk = json!({"id": "chatcmpl-1", "choices": [{"delta": delta, "logprobs": {"content": logprobs}}]});
+        format!("data: {chunk}\n\n")
+    };
+    let stream = [
+        chunk(json!({"reasoning": "hm"}), &["hm"]),
+        chunk(json!({"content": "It"}), &["It"]),
+        // Half a character.
+        chunk(json!({"content": ""}), &["\u{fffd}"]),
+        chunk(json!({"content": "é"}), &["é"]),
+        self::chunk(&json!({}), Some("stop")),
+    ];
+    let (told, cut) = told_of(&[stream.concat().as_bytes()]);
+    assert_eq!(cut, None);
+    let events = events(&told);
+    let of_deltas: Vec<&Value> =
+        events.iter().filter(|event| event["type"] == "response.output_text.delta").map(|event| &event["logprobs"]).collect();
+    assert_eq!(of_deltas, [&json!([logprob("It")]), &json!([logprob("\u{fffd}"), logprob("é")])]);
+    let all = json!([logprob("It"), logprob("\u{fffd}"), logprob("é")]);
+    let done = events.iter().find(|event| event["type"] == "response.output_text.done").unwrap();
+    assert_eq!((&done["logprobs"], &events.last().unwrap()["response"]["output"][1]["content"][0]["logprobs"]), (&all, &all));
+}
+
+#[test]
+fn a_response_has_the_name_that_its_client_gives_it() {
+    let fields = chat_request(&body(json!({"request_id": "mine"}))).unwrap().1;
+    let answer = json!({"id": "chatcmpl-mine", "choices": [{"message": {"content": "x"}}]}).to_string();
+    let told: Value = serde_json::from_slice(&translate_answer(&fields, answer.as_bytes(), SystemTime::UNIX_EPOCH).unwrap()).unwrap();
+    assert_eq!(told["id"], "mine");
 }
 
 /// Tells a stream that comes in these pieces; what is told, and why no more.

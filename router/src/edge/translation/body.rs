@@ -12,7 +12,7 @@ use http_body::{Body, Frame};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::{Sleep, sleep};
 
-use super::stream::{ArrivalTime, ChunkTranslator, StreamTranslation, TranslationError};
+use super::stream::{ArrivalTime, StreamTranslation, TranslationError};
 use crate::dispatch::Relay;
 use crate::inbound::headers;
 use crate::placement::PlacementDecision;
@@ -40,8 +40,8 @@ enum TranslatedBodyState {
 }
 
 impl TranslatedBody {
-    pub(in crate::edge) fn new(relay: Box<Relay>, translator: impl ChunkTranslator + 'static) -> Self {
-        Self { relay, translation: StreamTranslation::new(translator), state: TranslatedBodyState::Streaming }
+    pub(in crate::edge) fn new(relay: Box<Relay>, translation: StreamTranslation) -> Self {
+        Self { relay, translation, state: TranslatedBodyState::Streaming }
     }
 
     fn finish_with_error(&mut self, TranslationError(message): TranslationError) -> Vec<u8> {

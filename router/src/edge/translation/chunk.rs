@@ -67,6 +67,7 @@ pub(in crate::edge) struct ChunkUsage {
     #[serde(default)]
     pub(in crate::edge) completion_tokens: u64,
     prompt_tokens_details: Option<PromptTokenDetails>,
+    completion_tokens_details: Option<CompletionTokenDetails>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -74,10 +75,20 @@ struct PromptTokenDetails {
     cached_tokens: Option<u64>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+struct CompletionTokenDetails {
+    reasoning_tokens: Option<u64>,
+}
+
 impl ChunkUsage {
     /// Tokens of the prompt that were cached, where the engine says so.
     pub(in crate::edge) fn cached_tokens(&self) -> Option<u64> {
         self.prompt_tokens_details?.cached_tokens
+    }
+
+    /// Tokens of the answer that were reasoning, where the engine says so.
+    pub(in crate::edge) fn reasoning_tokens(&self) -> Option<u64> {
+        self.completion_tokens_details?.reasoning_tokens
     }
 }
 

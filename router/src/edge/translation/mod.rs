@@ -1,15 +1,15 @@
-//! What all translations of engines' answers into another API share: the chunks, the stream and its body.
+//! What all translations between other APIs and the engines' share: the chunks of an answer, the stream and its body, and words about requests.
 
 mod body;
 mod chunk;
+mod request;
 #[cfg(test)]
 pub(super) mod samples;
 mod stream;
 
 pub(super) use body::{TranslatedBody, collect_body, translated_headers};
 pub(super) use chunk::{
-    ChunkChoice, ChunkFunction, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk, error_message, unreadable_answer,
+    ChunkChoice, ChunkFunction, ChunkLogprobs, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk, error_message, unreadable_answer,
 };
-#[cfg(test)]
-pub(super) use stream::StreamTranslation;
-pub(super) use stream::{ArrivalTime, ChunkTranslator, TranslationError};
+pub(super) use request::{USE_PYTHON, is_wanted};
+pub(super) use stream::{ArrivalTime, ChunkTranslator, StreamTranslation, TranslationError};

@@ -43,6 +43,9 @@ pub(in crate::edge) trait ChunkTranslator: std::fmt::Debug + Send {
 
     /// Writes that there will be no more, and why.
     fn write_error(&self, message: &str, output: &mut Vec<u8>);
+
+    /// Writes what keeps the client's connection alive, where its API has something that says nothing.
+    fn write_keep_alive(&self, output: &mut Vec<u8>);
 }
 
 /// One stream that is translated.
@@ -105,8 +108,12 @@ impl StreamTranslation {
         self.take_output()
     }
 
-    /// One line of the event stream. Engines write an event's data in one.
+    /// One line of the event stream. Engines write an event's data in one. They, and the relay, keep a silent stream alive by comments.
     fn read_line(&mut self, line: &[u8], now: ArrivalTime) -> Result<(), TranslationError> {
+        if line.starts_with(b":") {
+            self.translator.write_keep_alive(&mut self.output);
+            return Ok(());
+        }
         let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { return Ok(()) };
         if data.is_empty() || data == b"[DONE]" {
             return Ok(());
