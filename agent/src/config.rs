@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// See `AgentConfig::probe_interval`.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
+/// See `AgentConfig::job_interval`.
+const JOB_INTERVAL: Duration = Duration::from_secs(60);
+
 /// What starts when the agent starts a replica.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -86,7 +89,8 @@ pub struct AgentConfig {
     pub identity_dir: PathBuf,
     /// Whether the agent may speak plain text with routers on other hosts.
     pub allow_plain_text: bool,
-    /// Name of this node in the fleet; empty means the host name. Set it to run several agents on one host.
+    /// Name of this node in the fleet; empty means the host name, and in a batch job the host name and the job's number, such as `x3001.12`. Set
+    /// it to run several agents on one host, or in one job on one host.
     pub node: String,
     /// Which engine to start: `auto`, `vllm` or `simulated`.
     pub engine: EngineKind,
@@ -147,6 +151,9 @@ pub struct AgentConfig {
     /// How often a busy engine's load is read. A constant for users: only tests have other ones.
     #[serde(skip)]
     pub probe_interval: Duration,
+    /// How often the scheduler is asked when the batch job ends. A constant for users: only tests have other ones, by `HOSTLER_JOB_INTERVAL_MS`.
+    #[serde(skip)]
+    pub job_interval: Duration,
 }
 
 impl Default for AgentConfig {
@@ -179,6 +186,12 @@ impl Default for AgentConfig {
             drain_timeout: Duration::from_secs(30),
             stop_grace: Duration::from_secs(10),
             probe_interval: PROBE_INTERVAL,
+            job_interval: job_interval(|name| std::env::var(name).ok()),
         }
     }
+}
+
+fn job_interval(variable: impl Fn(&str) -> Option<String>) -> Duration {
+    let interval = variable("HOSTLER_JOB_INTERVAL_MS").and_then(|text| text.parse().ok());
+    interval.map_or(JOB_INTERVAL, Duration::from_millis)
 }

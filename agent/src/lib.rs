@@ -13,6 +13,7 @@ mod engine_client;
 mod gpu;
 mod gpu_watch;
 mod host;
+mod job;
 mod join;
 pub mod keeper;
 pub mod lane;
@@ -38,13 +39,14 @@ use hostler_boot::shutdown::join_within;
 use hostler_boot::{ListenError, PrivateSocket, Shutdown, bind};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use advise::EngineSetup;
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
 use engine::start_order::StartOrder;
 use engine::{AdoptedLife, Engine, EngineSpec, Phase};
 use host::{EngineProgram, Host, HostError, ReplicaPlan};
+use job::JobClock;
 use join::RouterAccess;
 use keeper::{AgentDeathPolicy, SurvivingEngine};
 pub use metrics::AgentMetrics;
@@ -91,6 +93,8 @@ pub struct Agent {
     program: PathBuf,
     fate: AgentDeathPolicy,
     driver: Option<gpu::GpuDriver>,
+    /// The batch job that it runs in.
+    job: Option<Arc<JobClock>>,
 }
 
 /// Whether there is an engine to run and a model where the settings name one: what can be said at once, before anything is started.
@@ -134,7 +138,8 @@ impl Agent {
         if let Some(reason) = &host.no_gpu_because {
             tracing::info!(reason, "no GPU");
         }
-        let installed = plan::probe_installed(&engine).await?;
+        let (installed, job) = tokio::join!(plan::probe_installed(&engine), JobClock::of_environment(time_to_leave(&config)));
+        let installed = installed?;
         let links = host.driver.as_ref().map(|driver| driver.links().clone()).unwrap_or_default();
         let plan = plan::plan_inventory(
             Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources: HostResources::detect() },
@@ -146,7 +151,11 @@ impl Agent {
             tracing::warn!(warning, "of the plan");
         }
         let driver = host.driver;
-        let node = if config.node.is_empty() { host.name } else { config.node.clone() };
+        let node = match &job {
+            _ if !config.node.is_empty() => config.node.clone(),
+            Some(clock) => clock.job().node_name(&host.name),
+            None => host.name,
+        };
         if !node.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '-' | '_')) {
             return Err(AgentError::NodeName(node));
         }
@@ -154,7 +163,7 @@ impl Agent {
         let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, |name| std::env::var(name).ok());
         let run_dir = open_run_dir(config.run_dir.clone(), node.clone()).await?;
         let program = simulated.to_owned();
-        Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, access, program, fate, driver })
+        Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, access, program, fate, driver, job })
     }
 
     /// Where the agent's metrics and health are served when no address was given.
@@ -187,7 +196,8 @@ impl Agent {
         end_survivors(rejected).await;
         let replicas = self.start_replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
-        let state = Arc::new(NodeState::new(replicas).with_readings(self.driver.as_ref().map(gpu::GpuDriver::readings)));
+        let readings = self.driver.as_ref().map(gpu::GpuDriver::readings);
+        let state = Arc::new(NodeState::new(replicas).with_readings(readings).with_job(self.job.clone()));
         let mut metric_registry = MetricRegistry::default();
         let metrics = Arc::new(AgentMetrics::register(&mut metric_registry));
         metric_registry.register_collector(state.clone());
@@ -210,6 +220,7 @@ impl Agent {
         let gpus = tokio::spawn(self.watch_gpus(&state, end.clone()));
         let sessions = tokio::spawn(Arc::new(uplink).run(self.config.router.clone(), end.clone()));
 
+        let clock = AbortOnDropHandle::new(tokio::spawn(job::drain_in_time(self.job.clone(), self.config.job_interval, shutdown.clone())));
         let keeps = self.fate != AgentDeathPolicy::Kill;
         tokio::select! {
             () = drain(&engines, &shutdown, keeps, self.config.drain_timeout + self.config.stop_grace + KILL_TIMEOUT) => {}
@@ -224,6 +235,7 @@ impl Agent {
             tokio::time::timeout(self.config.stop_grace + KILL_TIMEOUT, futures_util::future::join_all(engines.iter().map(Engine::stop)))
                 .await;
         end.cancel();
+        drop(clock);
         for task in [watcher, gpus, sessions, admin] {
             join_within(CLOSE_TIMEOUT, task).await;
         }
@@ -409,6 +421,11 @@ async fn open_run_dir(configured: PathBuf, node: String) -> Result<RunDir, Agent
         tracing::warn!(directory = %cleared.path.display(), killed = cleared.killed, left = ?cleared.unkillable, "cleared up after an agent that had died");
     }
     Ok(run_dir)
+}
+
+/// How long before its job's end the agent begins to leave: what drain and stop may need.
+fn time_to_leave(config: &AgentConfig) -> Duration {
+    config.drain_timeout + config.stop_grace
 }
 
 /// Drains for a shutdown: tells the routers, lets the engines finish, and waits until all have

@@ -12,6 +12,7 @@ use crate::advise::{self, AdvisedReplica, EngineSetup, Finding};
 use crate::engine::{Engine, Phase};
 use crate::engine_client::EngineClient;
 use crate::gpu::{GpuReading, GpuReadings};
+use crate::job::JobClock;
 use crate::prompt_files::{Bundle, PromptFileSource, PromptFilesError};
 
 /// When to try again to read prompt files that a shared filesystem could not give: it may have a
@@ -85,19 +86,32 @@ pub struct NodeState {
     changes: watch::Sender<u64>,
     /// How the node's GPUs do; nothing on a host without.
     readings: Option<watch::Receiver<Arc<GpuReadings>>>,
+    /// The batch job that the agent runs in.
+    job: Option<Arc<JobClock>>,
 }
 
 impl NodeState {
     /// The state of these replicas, in the order of their index.
     #[must_use]
     pub fn new(replicas: Vec<Replica>) -> Self {
-        Self { replicas, changes: watch::Sender::new(0), readings: None }
+        Self { replicas, changes: watch::Sender::new(0), readings: None, job: None }
     }
 
     /// As it is, with the readings of the node's GPUs.
     #[must_use]
     pub fn with_readings(self, readings: Option<watch::Receiver<Arc<GpuReadings>>>) -> Self {
         Self { readings, ..self }
+    }
+
+    /// As it is, in this batch job.
+    #[must_use]
+    pub(crate) fn with_job(self, job: Option<Arc<JobClock>>) -> Self {
+        Self { job, ..self }
+    }
+
+    /// The batch job that the agent runs in.
+    pub(crate) fn job(&self) -> Option<&JobClock> {
+        self.job.as_deref()
     }
 
     /// The readings of a replica's GPUs, in their order; empty where the driver has not answered.
@@ -140,9 +154,21 @@ impl NodeState {
             let advising = advise::watch(AdvisedReplica { replica: *index, engine, setup: &traits.setup, findings }, gpus);
             tokio::join!(self.signal_changes(replica), self.load_files(replica), advising, replica.client.prune_idle())
         });
+        let watching = async {
+            tokio::join!(futures_util::future::join_all(watching), self.signal_job());
+        };
         tokio::select! {
-            _ = futures_util::future::join_all(watching) => end.cancelled().await,
+            () = watching => end.cancelled().await,
             () = end.cancelled() => {}
+        }
+    }
+
+    /// Signals each change of what is known of the job.
+    async fn signal_job(&self) {
+        let Some(job) = &self.job else { return };
+        let mut facts = job.facts();
+        while facts.changed().await.is_ok() {
+            self.changes.send_modify(|changes| *changes += 1);
         }
     }
 

@@ -2,10 +2,12 @@
 
 mod fleet;
 
+use std::time::Duration;
+
 use clap::Args;
 use hostler_proto::fleet::v1::ListRequest;
 
-use self::fleet::Failure;
+use self::fleet::{Failure, GoneJob, Job};
 pub(crate) use self::fleet::{Finding, Gpu, Node, Replica};
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::{Side, say, table};
@@ -23,11 +25,14 @@ pub(crate) struct PsArgs {
 }
 
 pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
-    let nodes = list(&mut connect(&args.admin).await?).await?;
+    let listed = connect(&args.admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner();
+    let nodes: Vec<Node> = listed.nodes.into_iter().map(Node::from).collect();
+    let gone_jobs: Vec<GoneJob> = listed.gone_jobs.into_iter().map(GoneJob::from).collect();
     if args.json {
-        say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes }))?);
+        say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes, "gone_jobs": gone_jobs }))?);
     } else {
         lines(&nodes).iter().for_each(|line| say(line));
+        gone_lines(&gone_jobs).iter().for_each(|line| say(line));
     }
     Ok(())
 }
@@ -42,19 +47,21 @@ fn lines(nodes: &[Node]) -> Vec<String> {
     if nodes.is_empty() {
         return vec![NO_AGENT.into()];
     }
-    let replicas = || nodes.iter().flat_map(|node| &node.replicas);
+    let replicas = || nodes.iter().flat_map(|node| node.replicas.iter().map(move |replica| (node, replica)));
     // A fleet without GPUs has no column of them.
-    let gpu = if replicas().any(|replica| !gpu_cell(replica).is_empty()) { "GPU" } else { "" };
+    let gpu = if replicas().any(|(_, replica)| !gpu_cell(replica).is_empty()) { "GPU" } else { "" };
+    let job = if nodes.iter().any(|node| node.job.is_some()) { "JOB" } else { "" };
     let mut rows = vec![
-        ["REPLICA", "PHASE", "MODEL", gpu, "IN FLIGHT", "RUNNING", "WAITING", "KV", "CACHE", "SERVED", "RESTARTS", "ENGINE", ""]
+        ["REPLICA", "PHASE", "MODEL", gpu, job, "IN FLIGHT", "RUNNING", "WAITING", "KV", "CACHE", "SERVED", "RESTARTS", "ENGINE", ""]
             .map(String::from),
     ];
-    for replica in replicas() {
+    for (node, replica) in replicas() {
         rows.push([
             replica.id.clone(),
             replica.phase.into(),
             models_cell(&replica.models),
             gpu_cell(replica),
+            node.job.as_ref().map(job_cell).unwrap_or_default(),
             replica.in_flight.to_string(),
             replica.running.to_string(),
             replica.waiting.to_string(),
@@ -66,10 +73,33 @@ fn lines(nodes: &[Node]) -> Vec<String> {
             remark(replica),
         ]);
     }
-    let mut lines = table([Side::Left; 13], &rows);
-    let lost = nodes.iter().filter(|node| !node.attached).map(|node| format!("{}: its agent is not connected", node.node));
+    let mut lines = table([Side::Left; 14], &rows);
+    let lost =
+        nodes.iter().filter(|node| !node.attached && node.job.is_none()).map(|node| format!("{}: its agent is not connected", node.node));
     lines.extend(lost);
     lines
+}
+
+/// Jobs whose agent is gone, and what became of them.
+fn gone_lines(gone_jobs: &[GoneJob]) -> Vec<String> {
+    let line = |gone: &GoneJob| {
+        let GoneJob { node, job, gone_seconds_ago, reason } = gone;
+        format!("{node}: job {} run {} gone {} ago: {}", job.id, job.run, time_in_words(*gone_seconds_ago), one_line(reason))
+    };
+    gone_jobs.iter().map(line).collect()
+}
+
+/// `12.head ends in 1h 12m`, and which run it is where that is not the first.
+fn job_cell(job: &Job) -> String {
+    let run = if job.run > 1 { format!(" run {}", job.run) } else { String::new() };
+    let end = job.ends_in_seconds.map(|left| format!(" ends in {}", time_in_words(left))).unwrap_or_default();
+    format!("{}{run}{end}", job.id)
+}
+
+/// To the minute from ten minutes on.
+fn time_in_words(seconds: u64) -> String {
+    let exact = if seconds < 600 { seconds } else { seconds / 60 * 60 };
+    humantime::format_duration(Duration::from_secs(exact)).to_string()
 }
 
 /// What no column shows. For a replica that serves: why its cache is not known exactly, and whether

@@ -60,6 +60,8 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
             return ended?;
         }
         () = shutdown.wait_drain() => {}
+        // It leaves before its batch job ends.
+        () = agent_shutdown.wait_drain() => shutdown.drain(),
     }
     router_task.await?;
     invitation.abort();

@@ -5,13 +5,14 @@ mod socket;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExplainRequest, ExplainResponse, ListRequest, ListResponse, LogsRequest, LogsResponse, LoraRequest, Node, Rates,
-    Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
+    Cache, Decision, ExplainRequest, ExplainResponse, GoneJob, Job, ListRequest, ListResponse, LogsRequest, LogsResponse, LoraRequest,
+    Node, Rates, Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
 };
+use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::{Fleet, FleetView, ReplicaOrder};
@@ -34,14 +35,22 @@ const MAX_DECISIONS: usize = 1000;
 #[tonic::async_trait]
 impl fleet_server::Fleet for Operators {
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
-        let view = self.fleet.view();
+        let (view, now) = (self.fleet.view(), Instant::now());
         let nodes = view.nodes.iter().map(|node| Node {
             name: node.name.to_string(),
             agent_version: node.agent_version.clone(),
             attached: node.is_attached,
             replicas: view.replicas.iter().filter(|replica| replica.node == node.name).map(|of| replica(of, &self.placer)).collect(),
+            job: node.job.as_deref().map(|of| job(of, now)),
         });
-        Ok(Response::new(ListResponse { router_version: env!("CARGO_PKG_VERSION").into(), nodes: nodes.collect() }))
+        let gone_jobs = view.gone_jobs.iter().map(|gone| GoneJob {
+            node: gone.node.to_string(),
+            job: Some(job(&gone.job, gone.gone_at)),
+            gone_ms_ago: millis(now.saturating_duration_since(gone.gone_at)),
+            reason: gone.reason.to_string(),
+        });
+        let (nodes, gone_jobs) = (nodes.collect(), gone_jobs.collect());
+        Ok(Response::new(ListResponse { router_version: env!("CARGO_PKG_VERSION").into(), nodes, gone_jobs }))
     }
 
     async fn drain(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {
@@ -173,6 +182,23 @@ fn find_target(view: &FleetView, name: &str) -> Result<(crate::fleet::Directives
     };
     let indices = replicas.iter().map(|replica| replica.index).collect();
     Ok((node.directives.clone(), indices, replicas.iter().map(|replica| replica.id.to_string()).collect()))
+}
+
+/// A job with what was left of it at that moment.
+fn job(job: &crate::fleet::Job, at: Instant) -> Job {
+    let left = |moment: Instant| millis(moment.saturating_duration_since(at));
+    Job {
+        scheduler: job.scheduler.as_str().to_owned(),
+        id: job.id.clone(),
+        array_index: job.array_index,
+        run: job.run,
+        ends_in_ms: job.ends_at.map(left),
+        leaves_in_ms: job.leaves_at.map(left),
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {

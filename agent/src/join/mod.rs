@@ -20,6 +20,7 @@ use tokio::time::timeout;
 
 use crate::AgentConfig;
 use crate::dial::{DialError, dial};
+use crate::job;
 use crate::run_dir;
 pub(crate) use identity::Identity;
 
@@ -148,7 +149,7 @@ impl Membership {
         if identity.is_none() {
             found?;
         }
-        let job = scheduler_job(|name| std::env::var(name).ok());
+        let job = job::name_for_token(|name| std::env::var(name).ok());
         Ok(Self { node, job, folder, token: Arc::new(token), key, identity: Mutex::new(identity), enroll_lock: Semaphore::new(1) })
     }
 
@@ -226,12 +227,6 @@ fn identity_folder(configured: &Path) -> Result<PathBuf, JoinError> {
         return Ok(configured.to_owned());
     }
     Ok(run_dir::state_home().ok_or(JoinError::NoFolder)?.join("hostler/identity"))
-}
-
-/// The job as a token names it. For an array it is the whole array, where the scheduler has a
-/// variable for that.
-fn scheduler_job(variable: impl Fn(&str) -> Option<String>) -> String {
-    ["PBS_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_JOB_ID"].into_iter().find_map(variable).unwrap_or_default()
 }
 
 /// The settings of a connection with this certificate, or with none.

@@ -91,12 +91,3 @@ async fn a_certificate_that_a_router_refuses_is_not_shown_again() {
     access.discard(&shown);
     assert!(membership.identity.lock().is_none());
 }
-
-#[test]
-fn the_job_is_the_schedulers_word_for_the_whole_of_it() {
-    let of =
-        |given: &[(&str, &str)]| scheduler_job(|name| given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()));
-    assert_eq!(of(&[]), "");
-    assert_eq!(of(&[("PBS_JOBID", "12[3].host")]), "12[3].host");
-    assert_eq!(of(&[("SLURM_JOB_ID", "9"), ("SLURM_ARRAY_JOB_ID", "7")]), "7");
-}

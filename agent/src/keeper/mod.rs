@@ -25,6 +25,7 @@ use sha2::{Digest, Sha256};
 
 pub(crate) use self::client::{AdoptionError, KeeperClient, KeeperNotices, SurvivingEngine, start};
 use crate::config::IfAgentDies;
+use crate::job::Job;
 use crate::vllm::CommandLine;
 use crate::vllm::version::VllmVersion;
 
@@ -44,7 +45,7 @@ impl AgentDeathPolicy {
     pub(crate) fn of(setting: IfAgentDies, wait: Duration, variable: impl Fn(&str) -> Option<String>) -> Self {
         let own_id = std::process::id().to_string();
         let is_first = variable("SYSTEMD_EXEC_PID").is_none_or(|first| first == own_id);
-        let in_job = ["PBS_JOBID", "SLURM_JOB_ID"].iter().any(|name| variable(name).is_some());
+        let in_job = Job::detect(&variable).is_some();
         match setting {
             IfAgentDies::Kill => Self::Kill,
             IfAgentDies::Keep => Self::Keep { wait },

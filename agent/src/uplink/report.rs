@@ -1,12 +1,14 @@
 //! The reports to the routers about this node's engines: whole at first, then what changed. Wire types of `Attach` begin here.
 
 use hostler_proto::agent::v1 as wire;
+use tokio::time::Instant;
 
 use crate::advise::{EngineSetup, Finding};
 use crate::cache::CacheStatus;
 use crate::crashes::Crash;
 use crate::engine::{EngineStatus, Phase};
 use crate::gpu::{Gpu, GpuReading};
+use crate::job::{JobClock, JobFacts};
 use crate::node::{NodeState, Replica};
 use crate::prompt_files::Bundle;
 use crate::traffic::RouterKey;
@@ -18,6 +20,7 @@ pub(super) struct Reporter {
     router: RouterKey,
     sequence: u64,
     last_reports: Vec<ReplicaSnapshot>,
+    last_job: Option<JobFacts>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -31,13 +34,13 @@ struct ReplicaSnapshot {
 
 impl Reporter {
     pub(super) fn new(router: RouterKey) -> Self {
-        Self { router, sequence: 0, last_reports: Vec::new() }
+        Self { router, sequence: 0, last_reports: Vec::new(), last_job: None }
     }
 
     /// Everything, as if nothing had been reported before.
     pub(super) fn snapshot(&mut self, node: &NodeState) -> wire::Report {
         self.last_reports = vec![ReplicaSnapshot::default(); node.replicas().len()];
-        self.sequence = 0;
+        (self.sequence, self.last_job) = (0, None);
         wire::Report { snapshot: true, ..self.report(node) }
     }
 
@@ -68,7 +71,29 @@ impl Reporter {
         }
         let sequence = self.sequence;
         self.sequence += 1;
-        wire::Report { sequence, snapshot: false, replicas }
+        wire::Report { sequence, snapshot: false, replicas, job: self.job_news(node.job()) }
+    }
+
+    /// The job, where more is known of it than the router was told.
+    fn job_news(&mut self, job: Option<&JobClock>) -> Option<wire::Job> {
+        let job = job?;
+        let facts = *job.facts().borrow();
+        (self.last_job.replace(facts) != Some(facts)).then(|| self::job(job))
+    }
+}
+
+/// The job as it is now: hosts' clocks differ, so its end is told as the time that is left.
+pub(super) fn job(clock: &JobClock) -> wire::Job {
+    let (job, JobFacts { run, ends, leaves }) = (clock.job(), *clock.facts().borrow());
+    let now = Instant::now();
+    let left = |moment: Instant| u64::try_from(moment.saturating_duration_since(now).as_millis()).unwrap_or(u64::MAX);
+    wire::Job {
+        scheduler: job.scheduler.as_str().to_owned(),
+        id: job.id.clone(),
+        array_index: job.array_index,
+        run,
+        ends_in_ms: ends.map(left),
+        leaves_in_ms: leaves.map(left),
     }
 }
 

@@ -25,7 +25,7 @@ use tonic::{Code, Request, Status, Streaming};
 use super::backoff::{Backoff, MAX_DELAY};
 use super::orders;
 use super::relay;
-use super::report::Reporter;
+use super::report::{self, Reporter};
 use super::transfers::TransferQueue;
 use super::{LANES, Uplink};
 use crate::dial::{DialError, dial};
@@ -183,8 +183,13 @@ async fn connect(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<(Channel, 
 async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, SessionEnd> {
     let (channel, identity) = connect(uplink, address).await?;
     let (to_router, messages) = mpsc::channel(QUEUE_CAPACITY);
-    let hello =
-        wire::Hello { protocol: PROTOCOL, agent_version: env!("CARGO_PKG_VERSION").into(), node: uplink.node.clone(), life: uplink.life };
+    let hello = wire::Hello {
+        protocol: PROTOCOL,
+        agent_version: env!("CARGO_PKG_VERSION").into(),
+        node: uplink.node.clone(),
+        life: uplink.life,
+        job: uplink.state.job().map(report::job),
+    };
     send(&to_router, ToRouter::Hello(hello)).await?;
     let mut client = AgentLinkClient::new(channel.clone());
     let welcomed = async {

@@ -4,12 +4,12 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::Output;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::io::AsyncReadExt;
 use tokio::process::Command;
+
+use crate::process::command::run_to_end;
 
 /// `vllm --version` imports all of vLLM: 17 s on two slow cores, more on a cold parallel
 /// filesystem.
@@ -17,9 +17,6 @@ const FULL_PROBE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Reading the installed package's version imports nothing of vLLM: 0.1 s on the same machine.
 const QUICK_PROBE_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// More output than any version needs; the rest is not read.
-const OUTPUT_CAP: u64 = 256 * 1024;
 
 /// A vLLM release. Suffixes such as `rc1` or `+cpu` are left out: flags do not depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -130,44 +127,17 @@ fn read_interpreter(program: &Path) -> Option<PathBuf> {
     (is_python && path.is_absolute()).then(|| path.to_owned())
 }
 
-/// Runs a program in a group of its own and returns how it ended and what it printed, standard
-/// output last.
+/// Runs a program and returns how it ended and what it printed, standard output last.
 async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VllmVersionError> {
-    let start_error = |source| VllmVersionError::Start { program: program.to_owned(), source };
-    let mut child = Command::new(program)
-        .args(arguments)
-        .process_group(0)
-        .kill_on_drop(true)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(start_error)?;
-    let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-    let stdout = child.stdout.take().expect("standard output was piped");
-    let stderr = child.stderr.take().expect("standard error was piped");
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let (mut stdout, mut stderr) = (stdout.take(OUTPUT_CAP), stderr.take(OUTPUT_CAP));
-    let finished = tokio::time::timeout(deadline, async {
-        let reads = tokio::join!(stdout.read_to_end(&mut out), stderr.read_to_end(&mut err));
-        reads.0.and(reads.1)?;
-        child.wait().await
-    })
-    .await;
-    match finished {
-        Ok(Ok(status)) => {
-            err.push(b'\n');
-            err.append(&mut out);
-            Ok((status.to_string(), String::from_utf8_lossy(&err).into_owned()))
+    let mut command = Command::new(program);
+    command.args(arguments);
+    match run_to_end(command, deadline).await {
+        Ok(Some(Output { status, stdout, stderr })) => {
+            let printed = [&stderr[..], b"\n", &stdout].concat();
+            Ok((status.to_string(), String::from_utf8_lossy(&printed).into_owned()))
         }
-        Ok(Err(source)) => Err(start_error(source)),
-        Err(_) => {
-            if let Some(group) = group {
-                // The group may be gone already.
-                let _ = kill_process_group(group, Signal::KILL);
-            }
-            Err(VllmVersionError::Timeout { program: program.to_owned(), deadline })
-        }
+        Ok(None) => Err(VllmVersionError::Timeout { program: program.to_owned(), deadline }),
+        Err(source) => Err(VllmVersionError::Start { program: program.to_owned(), source }),
     }
 }
 

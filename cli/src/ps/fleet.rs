@@ -10,6 +10,33 @@ pub(crate) struct Node {
     pub(crate) agent_version: String,
     pub(crate) attached: bool,
     pub(crate) replicas: Vec<Replica>,
+    /// The batch job that its agent runs in; `null` outside of one.
+    pub(crate) job: Option<Job>,
+}
+
+/// One run of a batch job.
+#[derive(Debug, Serialize)]
+pub(crate) struct Job {
+    pub(crate) scheduler: String,
+    pub(crate) id: String,
+    pub(crate) array_index: Option<u32>,
+    /// Counts from 1; it grows when the job is requeued.
+    pub(crate) run: u32,
+    /// Until the scheduler ends it; `null` when that is not known.
+    pub(crate) ends_in_seconds: Option<u64>,
+    /// Until its agent begins to leave.
+    pub(crate) leaves_in_seconds: Option<u64>,
+}
+
+/// A job whose agent is gone.
+#[derive(Debug, Serialize)]
+pub(crate) struct GoneJob {
+    pub(crate) node: String,
+    /// With the times that it had left when it went.
+    pub(crate) job: Job,
+    pub(crate) gone_seconds_ago: u64,
+    /// How its agent went, and what its engines failed of.
+    pub(crate) reason: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -204,6 +231,21 @@ impl Gpu {
     }
 }
 
+impl From<wire::Job> for Job {
+    fn from(job: wire::Job) -> Self {
+        let wire::Job { scheduler, id, array_index, run, ends_in_ms, leaves_in_ms } = job;
+        let seconds = |ms: u64| ms / 1000;
+        Self { scheduler, id, array_index, run, ends_in_seconds: ends_in_ms.map(seconds), leaves_in_seconds: leaves_in_ms.map(seconds) }
+    }
+}
+
+impl From<wire::GoneJob> for GoneJob {
+    fn from(gone: wire::GoneJob) -> Self {
+        let wire::GoneJob { node, job, gone_ms_ago, reason } = gone;
+        Self { node, job: job.unwrap_or_default().into(), gone_seconds_ago: gone_ms_ago / 1000, reason }
+    }
+}
+
 impl From<wire::Node> for Node {
     fn from(node: wire::Node) -> Self {
         Self {
@@ -211,6 +253,7 @@ impl From<wire::Node> for Node {
             agent_version: node.agent_version,
             attached: node.attached,
             replicas: node.replicas.into_iter().map(Replica::from).collect(),
+            job: node.job.map(Job::from),
         }
     }
 }

@@ -7,7 +7,11 @@ use super::*;
 pub(crate) fn node(name: &str, state: agent::ReplicaState, change: impl FnOnce(&mut wire::Replica)) -> Node {
     let mut replica = wire::Replica { id: format!("{name}/0"), state: Some(state), ..wire::Replica::default() };
     change(&mut replica);
-    wire::Node { name: name.into(), agent_version: "1".into(), attached: true, replicas: vec![replica] }.into()
+    wire::Node { name: name.into(), agent_version: "1".into(), attached: true, replicas: vec![replica], job: None }.into()
+}
+
+fn job(id: &str, run: u32, ends_in_ms: Option<u64>) -> wire::Job {
+    wire::Job { scheduler: "pbs".into(), id: id.into(), run, ends_in_ms, ..wire::Job::default() }
 }
 
 fn in_phase(phase: agent::Phase) -> agent::ReplicaState {
@@ -92,6 +96,45 @@ fn a_fleet_without_gpus_has_no_column_of_them() {
     REPLICA  PHASE  MODEL  IN FLIGHT  RUNNING  WAITING  KV  CACHE  SERVED  RESTARTS  ENGINE
     n/0      ready  tiny   0          0        0        0%  text   0       0         0.32.0
     ");
+}
+
+#[test]
+fn a_fleet_of_batch_jobs_shows_them_and_when_they_end() {
+    let in_job = |name: &str, job| Node { job: Some(wire::Job::into(job)), ..node(name, ready(), |_| {}) };
+    let mut nodes = vec![
+        in_job("x1.12", job("12.head", 1, Some(4_325_000))),
+        in_job("x1.19-3", job("19[3].head", 2, Some(36_900))),
+        in_job("x2.4711", job("4711", 1, None)),
+        node("x3", ready(), |_| {}),
+    ];
+    nodes[1].attached = false;
+    insta::assert_snapshot!(lines(&nodes).join("\n"), @"
+    REPLICA    PHASE  MODEL  JOB                           IN FLIGHT  RUNNING  WAITING  KV  CACHE  SERVED  RESTARTS  ENGINE
+    x1.12/0    ready  tiny   12.head ends in 1h 12m        0          0        0        0%  text   0       0         0.32.0
+    x1.19-3/0  ready  tiny   19[3].head run 2 ends in 36s  0          0        0        0%  text   0       0         0.32.0
+    x2.4711/0  ready  tiny   4711                          0          0        0        0%  text   0       0         0.32.0
+    x3/0       ready  tiny                                 0          0        0        0%  text   0       0         0.32.0
+    ");
+}
+
+#[test]
+fn jobs_that_are_gone_say_how_and_of_what() {
+    let gone = |node: &str, job, gone_ms_ago, reason: &str| {
+        wire::GoneJob { node: node.into(), job: Some(job), gone_ms_ago, reason: reason.into() }.into()
+    };
+    let gone = [
+        gone("x1.12", job("12.head", 1, Some(10_000)), 195_000, "agent lost"),
+        gone("x2.13", job("13.head", 2, None), 1_500_000, "drained; x2.13/0: CUDA out of memory"),
+    ];
+    insta::assert_snapshot!(gone_lines(&gone).join("\n"), @"
+    x1.12: job 12.head run 1 gone 3m 15s ago: agent lost
+    x2.13: job 13.head run 2 gone 25m ago: drained; x2.13/0: CUDA out of memory
+    ");
+    let json = serde_json::to_value(&gone[0]).unwrap();
+    assert_eq!(
+        (&json["job"]["id"], &json["job"]["ends_in_seconds"], &json["gone_seconds_ago"]),
+        (&"12.head".into(), &10.into(), &195.into())
+    );
 }
 
 #[test]

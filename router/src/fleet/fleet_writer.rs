@@ -10,6 +10,8 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use super::agent_report::AgentReport;
 use super::directives::Directives;
+use super::gone_jobs::GoneJobs;
+use super::job::Job;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
 use super::replica_status::{ReplicaLoad, ReplicaStatus};
@@ -51,6 +53,11 @@ pub(crate) enum FleetUpdate {
         snapshot: bool,
         replicas: Vec<ReplicaChange>,
     },
+    /// The batch job that the agent runs in: another run of it, or another end.
+    JobReported {
+        attachment: u64,
+        job: Job,
+    },
     /// A replica's cache has become completely known, or counts no longer.
     CacheChanged {
         attachment: u64,
@@ -90,8 +97,14 @@ impl Fleet {
         let started = Instant::now();
         let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started, lease)));
         let fleet = Self { view, updates, lease };
-        let writer =
-            FleetWriter { fleet: fleet.clone(), nodes: BTreeMap::new(), started, last_publish: started, has_unpublished_loads: false };
+        let writer = FleetWriter {
+            fleet: fleet.clone(),
+            nodes: BTreeMap::new(),
+            gone_jobs: GoneJobs::default(),
+            started,
+            last_publish: started,
+            has_unpublished_loads: false,
+        };
         tasks.spawn(writer.run(received));
         fleet
     }
@@ -119,6 +132,7 @@ impl Fleet {
 struct FleetWriter {
     fleet: Fleet,
     nodes: BTreeMap<Arc<str>, AttachedNode>,
+    gone_jobs: GoneJobs,
     started: Instant,
     last_publish: Instant,
     /// Some loads are in no view yet.
@@ -168,8 +182,12 @@ impl FleetWriter {
         match update {
             FleetUpdate::Attached { attachment, node, agent_version, agent_run: life, lanes, directives } => {
                 let previous = self.nodes.remove(&node);
+                self.gone_jobs.forget(&node, life);
                 if let Some(previous) = &previous {
                     previous.lanes.mark_lost();
+                    if previous.node.is_attached && previous.node.agent_run != life {
+                        self.gone_jobs.record(&previous.node, &previous.replicas, Instant::now());
+                    }
                     tracing::info!(%node, "agent attached again");
                 } else {
                     tracing::info!(%node, agent_version, "agent attached");
@@ -177,14 +195,22 @@ impl FleetWriter {
                 // The router's own in-flight counts go on: their guards may still live.
                 let mut replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
                 // Their caches are reported again, to new replica slots.
-                replicas.values_mut().for_each(|replica| Arc::make_mut(replica).cache = ReplicaCache::default());
-                let described = Node { name: node.clone(), agent_version, agent_run: life, is_attached: true, directives };
+                for replica in replicas.values_mut().map(Arc::make_mut) {
+                    (replica.cache, replica.job) = (ReplicaCache::default(), None);
+                }
+                let described = Node { name: node.clone(), agent_version, agent_run: life, is_attached: true, directives, job: None };
                 self.nodes.insert(node, AttachedNode { attachment, node: described, lanes, replicas, last_report: Instant::now() });
             }
             FleetUpdate::Reported { attachment, snapshot, replicas } => {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
                 attached.last_report = Instant::now();
                 return attached.apply_report(snapshot, replicas);
+            }
+            FleetUpdate::JobReported { attachment, job } => {
+                let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
+                let job = Some(Arc::new(job));
+                attached.replicas.values_mut().for_each(|replica| Arc::make_mut(replica).job.clone_from(&job));
+                attached.node.job = job;
             }
             FleetUpdate::CacheChanged { attachment, index, epoch, cache } => {
                 let attached = self.nodes.values_mut().find(|attached| attached.attachment == attachment);
@@ -198,6 +224,7 @@ impl FleetWriter {
                 attached.node.is_attached = false;
                 attached.lanes.mark_lost();
                 attached.last_report = Instant::now();
+                self.gone_jobs.record(&attached.node, &attached.replicas, attached.last_report);
                 for replica in attached.replicas.values_mut().map(Arc::make_mut) {
                     (replica.lease_lapsed, replica.cache) = (true, ReplicaCache::default());
                     replica.last_report = attached.last_report;
@@ -220,7 +247,7 @@ impl FleetWriter {
             }
             keep
         });
-        let mut changed = self.nodes.len() != before;
+        let mut changed = self.gone_jobs.prune(Instant::now()) || self.nodes.len() != before;
         for attached in self.nodes.values_mut().filter(|attached| attached.node.is_attached && attached.last_report.elapsed() > lease) {
             for replica in attached.replicas.values_mut().filter(|replica| !replica.lease_lapsed) {
                 tracing::warn!(replica = %replica.id, "suspect: its agent has sent no report within the lease");
@@ -234,6 +261,7 @@ impl FleetWriter {
     fn publish(&mut self) {
         (self.last_publish, self.has_unpublished_loads) = (Instant::now(), false);
         let mut view = FleetView::new(self.started, self.fleet.lease);
+        view.gone_jobs = self.gone_jobs.shared();
         for attached in self.nodes.values() {
             view.nodes.push(attached.node.clone());
             view.replicas.extend(attached.replicas.values().cloned());
@@ -301,6 +329,7 @@ impl AttachedNode {
             local_load: Arc::<LocalLoad>::default(),
             cache: ReplicaCache::default(),
             lanes: self.lanes.clone(),
+            job: self.node.job.clone(),
         };
         tracing::info!(replica = %replica.id, phase = replica.state.phase.as_str(), reason = replica.state.reason, "phase");
         self.replicas.insert(change.index, Arc::new(replica));

@@ -21,6 +21,7 @@ use super::agent_report::AgentReport;
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
+use super::job::{Job, Scheduler};
 use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus};
 use super::view::MAX_CONTEXT_TOKENS;
 use crate::background::BackgroundTasks;
@@ -75,9 +76,9 @@ pub(crate) async fn attach(
     };
     check_hello(&hello)?;
     let attached = member.map(|member| member.attach(&hello.node)).transpose()?;
-    if sessions.fleet.view().is_name_taken(&hello.node, hello.life) {
-        let message = format!("another agent is attached as node `{}`: give each agent a name of its own with --node", hello.node);
-        return Err(Status::failed_precondition(message));
+    let job = hello.job.clone().and_then(|job| parse_job(job, Instant::now()));
+    if let Some(holder) = sessions.fleet.view().other_holder(&hello.node, hello.life, job.as_ref()) {
+        return Err(Status::failed_precondition(holder.name_refusal()));
     }
     let lanes = Arc::new(Lanes::default());
     let ticket = sessions.tickets.issue(&lanes).map_err(|error| Status::unavailable(format!("no randomness for a ticket: {error}")))?;
@@ -235,6 +236,9 @@ impl Session {
             let id = format!("{}/{}", self.node, replica.index);
             replica.crashes.iter().map(reported_crash).for_each(|crash| self.sessions.crash_suspects.record_reported_crash(&id, &crash));
         }
+        if let Some(job) = report.job.and_then(|job| parse_job(job, Instant::now())) {
+            self.sessions.fleet.update(FleetUpdate::JobReported { attachment: self.attachment, job }).await;
+        }
         let replicas = report.replicas.into_iter().map(parse_replica).collect();
         self.sessions.fleet.update(FleetUpdate::Reported { attachment: self.attachment, snapshot: report.snapshot, replicas }).await;
     }
@@ -296,6 +300,15 @@ fn cache_report(report: wire::CacheReport) -> CacheReport {
 fn reported_crash(crash: &wire::EngineCrash) -> ReportedCrash {
     let requests = crash.requests.iter().take(MAX_REQUESTS_PER_CRASH).copied().map(u128::from).collect();
     ReportedCrash { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
+}
+
+/// The job that an agent says it runs in, or nothing where it cannot be one.
+fn parse_job(job: wire::Job, now: Instant) -> Option<Job> {
+    let wire::Job { scheduler, id, array_index, run, ends_in_ms, leaves_in_ms } = job;
+    let scheduler = Scheduler::parse(&scheduler).filter(|_| Job::is_id(&id))?;
+    let ends_at = ends_in_ms.map(|left| Job::moment(now, left));
+    let leaves_at = leaves_in_ms.or(ends_in_ms).map(|left| Job::moment(now, left.min(ends_in_ms.unwrap_or(u64::MAX))));
+    Some(Job { scheduler, id, array_index, run: run.max(1), ends_at, leaves_at })
 }
 
 fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {

@@ -8,6 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::agent_report::AgentReport;
 use super::fleet_writer::LOAD_PUBLISH_INTERVAL;
 pub(crate) use super::fleet_writer::ReplicaChange;
+use super::job::Scheduler;
+use super::view::Node;
 use super::*;
 use crate::background::BackgroundTasks;
 use crate::lanes::{Lane, Lanes};
@@ -153,9 +155,10 @@ async fn a_new_attachment_replaces_the_old_one_whose_last_words_no_longer_count(
 async fn a_nodes_name_is_taken_while_its_agent_is_heard_and_free_for_the_same_agent() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    assert!(fleet.view().is_name_taken("n", 2) && !fleet.view().is_name_taken("n", 1) && !fleet.view().is_name_taken("other", 2));
+    let is_taken = |name: &str, life| fleet.view().other_holder(name, life, None).is_some();
+    assert!(is_taken("n", 2) && !is_taken("n", 1) && !is_taken("other", 2));
     sleep(LEASE + Duration::from_millis(300)).await;
-    assert!(!fleet.view().is_name_taken("n", 2), "a silent agent may be replaced");
+    assert!(!is_taken("n", 2), "a silent agent may be replaced");
 }
 
 #[tokio::test(start_paused = true)]
@@ -259,4 +262,123 @@ async fn a_view_shares_the_replicas_of_nodes_that_have_reported_nothing_since_an
     let now = fleet.view();
     assert!(Arc::ptr_eq(&before.replicas[0], &now.replicas[0]));
     assert_eq!((before.replicas[1].load.in_flight_elsewhere, now.replicas[1].load.in_flight_elsewhere), (0, 3));
+}
+
+fn job(run: u32) -> Job {
+    let ends_at = Some(Instant::now() + Duration::from_secs(60));
+    Job { scheduler: Scheduler::Pbs, id: "12.head".into(), array_index: None, run, ends_at, leaves_at: ends_at }
+}
+
+/// An attachment of node `n` in this run of a job.
+async fn attach_in_job(fleet: &Fleet, attachment: u64, run: u32, replicas: Vec<ReplicaChange>) {
+    attach(fleet, attachment, vec![]).await;
+    fleet.update(FleetUpdate::JobReported { attachment, job: job(run) }).await;
+    report(fleet, attachment, true, replicas).await;
+}
+
+async fn detach(fleet: &Fleet, attachment: u64) {
+    fleet.update(FleetUpdate::Detached { attachment }).await;
+    sleep(Duration::from_millis(1)).await;
+}
+
+/// Node, run and reason of each job that is gone.
+fn gone(fleet: &Fleet) -> Vec<String> {
+    fleet.view().gone_jobs.iter().map(|gone| format!("{} {}: {}", gone.node, gone.job, gone.reason)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_replicas_of_a_node_share_its_job_until_its_agent_comes_back_without() {
+    let fleet = fleet();
+    attach_in_job(&fleet, 1, 1, vec![ready(0)]).await;
+    report(&fleet, 1, false, vec![ready(1)]).await;
+    let jobs = || fleet.view().replicas.iter().map(|replica| replica.job.clone()).collect::<Vec<_>>();
+    let [Some(first), Some(second)] = &jobs()[..] else { panic!("{:?}", jobs()) };
+    assert!(Arc::ptr_eq(first, second) && first.leaves_at.is_some());
+    fleet.update(FleetUpdate::JobReported { attachment: 1, job: Job { leaves_at: None, ..job(1) } }).await;
+    sleep(Duration::from_millis(1)).await;
+    assert!(jobs().iter().all(|job| job.as_ref().is_some_and(|job| job.leaves_at.is_none())));
+    attach(&fleet, 2, vec![ready(0), ready(1)]).await;
+    assert_eq!(jobs(), [None, None]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_later_run_of_a_job_has_its_name_at_once_and_nobody_else() {
+    let fleet = fleet();
+    attach_in_job(&fleet, 1, 2, vec![ready(0)]).await;
+    let holder = |job: Option<Job>| fleet.view().other_holder("n", 7, job.as_ref()).map(Node::name_refusal);
+    assert_eq!(holder(Some(job(3))), None);
+    let another = Job { id: "13.head".into(), ..job(9) };
+    for claimant in [Some(job(2)), Some(job(1)), Some(another), None] {
+        let refusal = holder(claimant).unwrap();
+        assert!(
+            refusal.starts_with("another agent is attached as node `n`, in job 12.head run 2: ") && refusal.contains("--node"),
+            "{refusal}"
+        );
+    }
+    attach_in_job(&fleet, 2, 3, vec![ready(0)]).await;
+    assert_eq!(gone(&fleet), ["n job 12.head run 2: agent lost"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_agent_is_gone_is_remembered_for_half_an_hour_with_how_it_went() {
+    let fleet = fleet();
+    attach_in_job(&fleet, 1, 1, vec![ready(0)]).await;
+    detach(&fleet, 1).await;
+    assert_eq!(gone(&fleet), ["n job 12.head: agent lost"]);
+
+    let stopped = || ReplicaChange { state: Some(state(Phase::Stopped, "m")), ..ready(0) };
+    attach_in_job(&fleet, 2, 2, vec![stopped()]).await;
+    detach(&fleet, 2).await;
+    let failure = wire::Failure { cause: "CUDA out\nof memory".into(), ..wire::Failure::default() };
+    let failed =
+        AgentReport { state: Some(Arc::new(wire::ReplicaState { failure: Some(failure), ..Default::default() })), ..Default::default() };
+    attach_in_job(&fleet, 3, 3, vec![ReplicaChange { report: failed, ..stopped() }]).await;
+    detach(&fleet, 3).await;
+    attach_in_job(&fleet, 4, 4, vec![ready(0)]).await;
+    sleep(Duration::from_secs(61)).await;
+    detach(&fleet, 4).await;
+    let all = [
+        "n job 12.head: agent lost",
+        "n job 12.head run 2: drained",
+        "n job 12.head run 3: drained; n/0: CUDA out of memory",
+        "n job 12.head run 4: agent lost after the job's end",
+    ];
+    assert_eq!(gone(&fleet), all);
+    sleep(Duration::from_secs(30 * 60 - 30)).await;
+    assert_eq!(gone(&fleet), all[3..]);
+    sleep(Duration::from_secs(31)).await;
+    assert_eq!(gone(&fleet), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_agent_comes_back_is_not_gone_and_a_node_without_a_job_leaves_no_trace() {
+    let fleet = fleet();
+    let lost = async |attachment| {
+        let lanes = Arc::new(Lanes::default());
+        let directives = Directives::unconnected();
+        let (node, agent_version) = ("n".into(), "1".into());
+        fleet.update(FleetUpdate::Attached { attachment, node, agent_version, agent_run: 7, lanes, directives }).await;
+        fleet.update(FleetUpdate::JobReported { attachment, job: job(1) }).await;
+        report(&fleet, attachment, true, vec![ready(0)]).await;
+    };
+    lost(1).await;
+    detach(&fleet, 1).await;
+    assert_eq!(gone(&fleet).len(), 1);
+    lost(2).await;
+    assert_eq!(gone(&fleet).len(), 0, "it was the connection");
+    attach(&fleet, 3, vec![ready(0)]).await;
+    let after = gone(&fleet);
+    detach(&fleet, 3).await;
+    assert_eq!((after.len(), gone(&fleet)), (1, after), "of the agent that was pushed out");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_jobs_that_are_gone_the_latest_are_remembered() {
+    let fleet = fleet();
+    for attachment in 1..=300 {
+        attach_in_job(&fleet, attachment, u32::try_from(attachment).unwrap(), vec![ready(0)]).await;
+        detach(&fleet, attachment).await;
+    }
+    let gone = gone(&fleet);
+    assert_eq!((gone.len(), gone[255].as_str()), (256, "n job 12.head run 300: agent lost"));
 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::agent_report::AgentReport;
 use super::arrival::Arrival;
 use super::directives::Directives;
+use super::job::{GoneJob, Job};
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
 use super::replica_status::{Model, Phase, ReplicaLoad, ReplicaStatus};
@@ -45,6 +46,8 @@ pub(crate) struct Replica {
     pub local_load: Arc<LocalLoad>,
     pub cache: ReplicaCache,
     pub lanes: Arc<Lanes>,
+    /// The batch job that its agent runs in, shared by all replicas of the node.
+    pub job: Option<Arc<Job>>,
 }
 
 impl Replica {
@@ -103,6 +106,20 @@ pub(crate) struct Node {
     pub agent_run: u64,
     pub is_attached: bool,
     pub directives: Directives,
+    /// The batch job that the agent runs in.
+    pub job: Option<Arc<Job>>,
+}
+
+impl Node {
+    /// What an agent is told that wants this node's name while another one has it.
+    #[must_use]
+    pub(crate) fn name_refusal(&self) -> String {
+        let whose = self.job.as_ref().map(|job| format!(", in {job}")).unwrap_or_default();
+        format!(
+            "another agent is attached as node `{}`{whose}: end that one, or give this one a name of its own with --node (agent.node)",
+            self.name
+        )
+    }
 }
 
 /// All nodes and replicas at one moment, sorted by name.
@@ -111,6 +128,8 @@ pub(crate) struct FleetView {
     pub nodes: Vec<Node>,
     /// Each as it was when it last changed: views share the replicas that have not.
     pub replicas: Vec<Arc<Replica>>,
+    /// Jobs whose agent is gone, the oldest first.
+    pub gone_jobs: Arc<[GoneJob]>,
     /// When the router began; zero of `LocalLoad::avoided_until`.
     started: Instant,
     /// For how long a report counts.
@@ -119,7 +138,7 @@ pub(crate) struct FleetView {
 
 impl FleetView {
     pub(super) fn new(started: Instant, lease: Duration) -> Self {
-        Self { nodes: Vec::new(), replicas: Vec::new(), started, lease }
+        Self { nodes: Vec::new(), replicas: Vec::new(), gone_jobs: Arc::default(), started, lease }
     }
 
     /// The replicas that a request for `model` may go to, with their index here, except those that
@@ -198,12 +217,14 @@ impl FleetView {
         models
     }
 
-    /// Whether a living agent other than that of `life` has this name: the two would push each
-    /// other out for ever.
+    /// The node of this name with a living agent other than that of `life`, which runs in `job`: the two agents would push each other out
+    /// for ever. An agent whose job has been started again is dead, whatever its connection says.
     #[must_use]
-    pub(crate) fn is_name_taken(&self, name: &str, life: u64) -> bool {
+    pub(crate) fn other_holder(&self, name: &str, life: u64, job: Option<&Job>) -> Option<&Node> {
         let heard = || self.replicas.iter().any(|replica| &*replica.node == name && !replica.lease_lapsed);
-        self.nodes.iter().any(|node| &*node.name == name && node.is_attached && node.agent_run != life) && heard()
+        let is_outrun = |node: &Node| node.job.as_ref().zip(job).is_some_and(|(earlier, job)| job.is_rerun_of(earlier));
+        let is_other = |node: &&Node| &*node.name == name && node.is_attached && node.agent_run != life && !is_outrun(node);
+        self.nodes.iter().find(is_other).filter(|_| heard())
     }
 
     /// The replicas of a node, or the one replica, that `target` names.

@@ -71,11 +71,8 @@ impl JoinEndpoint {
         // Before the token is used.
         hostler_tls::check_name(&request.node).map_err(|error| Status::invalid_argument(error.to_string()))?;
         // No life is 0: any agent that has the name counts.
-        if self.fleet.view().is_name_taken(&request.node, 0) {
-            return Err(Status::failed_precondition(format!(
-                "another agent is attached as node `{}`, so nobody can join by that name now: give each agent a name of its own with --node",
-                request.node
-            )));
+        if let Some(holder) = self.fleet.view().other_holder(&request.node, 0, None) {
+            return Err(Status::failed_precondition(format!("{}; nobody can join by that name meanwhile", holder.name_refusal())));
         }
         self.run_blocking(move |admitting| {
             let wire::EnrollRequest { token_id, token_secret, node, job, signing_request, .. } = request;

@@ -65,7 +65,7 @@ pub async fn attach(
     let Some(wire::AttachResponse { message: Some(FromRouter::Welcome(welcome)) }) = from_router.message().await? else {
         return Err(Status::internal("the router did not begin with a welcome"));
     };
-    send(ToRouter::Report(wire::Report { sequence: 0, snapshot: true, replicas })).await?;
+    send(ToRouter::Report(wire::Report { sequence: 0, snapshot: true, replicas, job: None })).await?;
     let mut attached = Attachment { to_router, from_router, sequence: 1, lease_ms: welcome.lease_ms, lanes: Vec::new() };
     for _ in 0..lanes {
         attached.lanes.push(open_lane(channel.clone(), &welcome.ticket, taken.clone()).await?);
@@ -137,7 +137,7 @@ impl Attachment {
     /// # Errors
     /// When the connection has ended.
     pub async fn report(&mut self, replicas: Vec<wire::ReplicaReport>) -> Result<(), Status> {
-        let report = wire::Report { sequence: self.sequence, snapshot: false, replicas };
+        let report = wire::Report { sequence: self.sequence, snapshot: false, replicas, job: None };
         self.sequence += 1;
         let sent = self.to_router.send(wire::AttachRequest { message: Some(ToRouter::Report(report)) }).await;
         sent.map_err(|_| lost("Attach"))

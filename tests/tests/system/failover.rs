@@ -36,7 +36,7 @@ struct Still {
 impl Still {
     async fn attach(fleet: &Fleet) -> Self {
         let address = fleet.routers[0].agents;
-        let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "still".into(), life: 7 };
+        let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "still".into(), life: 7, job: None };
         let (reports, mut told) = attach(address, [Message::Hello(hello), report(0, true)]).await.unwrap();
         let welcome = soon("a welcome", told.message()).await.unwrap().unwrap().message;
         let Some(Told::Welcome(welcome)) = welcome else { panic!("no welcome: {welcome:?}") };
@@ -81,7 +81,7 @@ fn report(sequence: u64, snapshot: bool) -> Message {
     let model = |id: &str| Model { id: id.into(), card: json!({"id": id, "object": "model"}).to_string().into_bytes().into() };
     let state = ReplicaState { phase: Phase::Ready.into(), models: vec![model(MODEL), model(OWN_MODEL)], ..ReplicaState::default() };
     let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), ..ReplicaReport::default() };
-    Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() } })
+    Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() }, job: None })
 }
 
 fn setup(agents: usize) -> Setup {

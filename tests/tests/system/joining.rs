@@ -105,7 +105,7 @@ async fn dial(fleet: &Fleet, config: Arc<ClientConfig>) -> Channel {
 
 /// The first answer to an attachment under this name.
 async fn attach_as(channel: Channel, node: &str) -> Result<(), Status> {
-    let hello = Hello { protocol: PROTOCOL, agent_version: "1".into(), node: node.into(), life: 7 };
+    let hello = Hello { protocol: PROTOCOL, agent_version: "1".into(), node: node.into(), life: 7, job: None };
     let first = tokio_stream::once(AttachRequest { message: Some(Message::Hello(hello)) });
     soon("an answer to Attach", AgentLinkClient::new(channel).attach(first)).await.map(drop)
 }
@@ -232,7 +232,7 @@ async fn plain_text_at_the_agents_port_gets_nothing() {
     let gate = Gate::new();
     let fleet = Fleet::launch(gate.setup(0, &gate.good_token(1))).await;
     let address = fleet.routers[0].agents;
-    let hello = Message::Hello(Hello { protocol: PROTOCOL, agent_version: "1".into(), node: "n".into(), life: 7 });
+    let hello = Message::Hello(Hello { protocol: PROTOCOL, agent_version: "1".into(), node: "n".into(), life: 7, job: None });
     let refused = tokio::spawn(async move { attach(address, [hello]).await.map(drop) }).await;
     assert!(!matches!(refused, Ok(Ok(()))), "{refused:?}");
     assert_eq!(fleet.admin().nodes().await.unwrap().len(), 0);

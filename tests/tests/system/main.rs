@@ -20,6 +20,7 @@ mod gpus;
 mod harness;
 mod inference;
 mod isolation;
+mod jobs;
 mod joining;
 mod keep_alives;
 mod keeper;

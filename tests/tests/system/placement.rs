@@ -420,11 +420,11 @@ fn lie(snapshot: bool) -> AttachRequest {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_whose_reports_contradict_themselves_is_asked_thrice_and_then_not_believed() {
     let fleet = Fleet::start(Setup::two_agents()).await;
-    let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "liar".into(), life: 7 };
+    let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "liar".into(), life: 7, job: None };
     let cache = CacheWatch { exact: true, block_size: 16, ..CacheWatch::default() };
     let state = ReplicaState { phase: Phase::Ready.into(), cache: Some(cache), ..ReplicaState::default() };
     let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), ..ReplicaReport::default() };
-    let report = Report { sequence: 0, snapshot: true, replicas: vec![replica] };
+    let report = Report { sequence: 0, snapshot: true, replicas: vec![replica], job: None };
     let (sender, mut answers) = attach(fleet.routers[0].agents, [Message::Hello(hello), Message::Report(report)]).await.unwrap();
     assert!(matches!(next(&mut answers).await, Told::Welcome(_)));
     let asks = |told: Told| {

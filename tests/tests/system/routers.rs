@@ -61,13 +61,13 @@ async fn an_agent_attaches_once_to_a_router_of_two_addresses() {
 }
 
 fn hello(protocol: u32) -> Message {
-    Message::Hello(Hello { protocol, agent_version: "9.8.7".into(), node: "other-version".into(), life: 7 })
+    Message::Hello(Hello { protocol, agent_version: "9.8.7".into(), node: "other-version".into(), life: 7, job: None })
 }
 
 fn report(sequence: u64, snapshot: bool) -> Message {
     let state = ReplicaState { phase: Phase::Ready.into(), reason: "the engine serves".into(), ..ReplicaState::default() };
     let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), ..ReplicaReport::default() };
-    Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() } })
+    Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() }, job: None })
 }
 
 async fn next(answers: &mut Streaming<AttachResponse>) -> Told {

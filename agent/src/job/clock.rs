@@ -1,0 +1,177 @@
+//! When the job ends, read again and again, because users shorten jobs; and when the agent has to leave, so that it is gone before.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use hostler_boot::Shutdown;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::commands::{CommandError, JobReading, read_job, read_kill_wait};
+use super::{GRACE_MARGIN, Job, MIN_GRACE, Scheduler};
+
+/// A job that still runs so long after its end has another end than its scheduler says: PBS does not count the time in which it was
+/// suspended, and Slurm may let jobs go on (`OverTimeLimit`). Both end a job within a minute otherwise.
+const MAX_OVERTIME: Duration = Duration::from_secs(10 * 60);
+
+/// Ends that differ by less are the same, read by clocks of which one was set.
+const SAME_END: Duration = Duration::from_secs(1);
+
+/// What is known of a job's present run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct JobFacts {
+    /// Counts from 1.
+    pub(crate) run: u32,
+    /// When the scheduler ends it, as far as that is known.
+    pub(crate) ends: Option<Instant>,
+    /// When the agent begins to leave.
+    pub(crate) leaves: Option<Instant>,
+}
+
+/// The job, its scheduler's grace and what is known of its end.
+#[derive(Debug)]
+pub(crate) struct JobClock {
+    job: Job,
+    /// How long the agent may live after the scheduler's SIGTERM.
+    pub(crate) grace: Duration,
+    time_to_leave: Duration,
+    facts: watch::Sender<JobFacts>,
+    /// The scheduler did not answer last time, and the log says so.
+    is_failing: AtomicBool,
+}
+
+impl JobClock {
+    /// The clock of the batch job that this process runs in. `time_to_leave` is how long before the job's end the agent begins to leave.
+    pub(crate) async fn of_environment(time_to_leave: Duration) -> Option<Arc<Self>> {
+        let job = Job::detect(|name| std::env::var(name).ok())?;
+        Some(Arc::new(Self::start(job, time_to_leave).await))
+    }
+
+    /// Asks the scheduler about the job.
+    async fn start(job: Job, time_to_leave: Duration) -> Self {
+        let (grace, reading) = tokio::join!(grace(job.scheduler), read_job(&job));
+        let unknown = JobFacts { run: job.run, ends: None, leaves: None };
+        let clock = Self { job, grace, time_to_leave, facts: watch::Sender::new(unknown), is_failing: AtomicBool::new(false) };
+        clock.take(reading);
+        let JobFacts { run, ends, .. } = *clock.facts.borrow();
+        tracing::info!(job = clock.job.id, run, ends_in_s = ends.map(seconds_until), grace = ?clock.grace, "runs in a batch job");
+        clock
+    }
+
+    pub(crate) fn job(&self) -> &Job {
+        &self.job
+    }
+
+    pub(crate) fn facts(&self) -> watch::Receiver<JobFacts> {
+        self.facts.subscribe()
+    }
+
+    /// Waits until the agent has to leave, and reads the job's end again at every `interval`.
+    async fn wait_to_leave(&self, interval: Duration) {
+        let mut next_reading = Instant::now() + interval;
+        loop {
+            let leaves = self.facts.borrow().leaves;
+            sleep_until(leaves.map_or(next_reading, |leaves| leaves.min(next_reading))).await;
+            let now = Instant::now();
+            let is_due = leaves.is_some_and(|leaves| leaves <= now);
+            // An agent that was suspended has missed readings, and its job may end later now.
+            if is_due && now < next_reading + interval {
+                let ends_in = self.facts.borrow().ends.map_or(0, seconds_until);
+                tracing::warn!("the {} ends in {ends_in} s: leaving it", self.job);
+                return;
+            }
+            let read = tokio::select! {
+                read = read_job(&self.job) => Some(read),
+                // A scheduler that is slow does not keep the agent.
+                () = wait_until(leaves), if !is_due => None,
+            };
+            if let Some(read) = read {
+                self.take(read);
+                next_reading = Instant::now() + interval;
+            }
+        }
+    }
+
+    /// Takes a reading in. The last known end stays where there is none.
+    fn take(&self, read: Result<JobReading, CommandError>) {
+        let reading = match read {
+            Ok(reading) => reading,
+            Err(error) => {
+                if !self.is_failing.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(job = self.job.id, %error, "cannot read when the job ends; what was read before stays");
+                }
+                return;
+            }
+        };
+        self.is_failing.store(false, Ordering::Relaxed);
+        let facts = JobFacts::of(reading, self.facts.borrow().run, (Instant::now(), SystemTime::now()), self.time_to_leave);
+        self.facts.send_if_modified(|known| {
+            let changed = !facts.is_same_as(known);
+            if changed {
+                tracing::debug!(job = self.job.id, ends_in_s = facts.ends.map(seconds_until), "the job's end");
+                *known = facts;
+            }
+            changed
+        });
+    }
+}
+
+/// Drains before the job ends, if there is one that has an end.
+pub(crate) async fn drain_in_time(clock: Option<Arc<JobClock>>, interval: Duration, shutdown: Shutdown) {
+    if let Some(clock) = clock {
+        clock.wait_to_leave(interval).await;
+        shutdown.drain();
+    }
+}
+
+impl JobFacts {
+    /// What a reading says to the clocks of this host.
+    fn of(reading: JobReading, known_run: u32, now: (Instant, SystemTime), time_to_leave: Duration) -> Self {
+        let ends = reading.ends.and_then(|ends| match ends.duration_since(now.1) {
+            Ok(left) => now.0.checked_add(left),
+            Err(past) if past.duration() > MAX_OVERTIME => None,
+            Err(past) => Some(now.0.checked_sub(past.duration()).unwrap_or(now.0)),
+        });
+        // A clock that has just begun has no earlier moment.
+        let leaves = ends.map(|ends| ends.checked_sub(time_to_leave).unwrap_or(now.0));
+        Self { run: reading.run.unwrap_or(known_run), ends, leaves }
+    }
+
+    fn is_same_as(&self, other: &Self) -> bool {
+        let apart = |one: Instant, other: Instant| one.saturating_duration_since(other) + other.saturating_duration_since(one);
+        self.run == other.run
+            && match (self.ends, other.ends) {
+                (Some(ends), Some(other)) => apart(ends, other) < SAME_END,
+                (ends, other) => ends == other,
+            }
+    }
+}
+
+/// How long after SIGTERM the scheduler lets the agent live.
+async fn grace(scheduler: Scheduler) -> Duration {
+    match scheduler {
+        Scheduler::Pbs => scheduler.default_grace(),
+        Scheduler::Slurm => match read_kill_wait().await {
+            Ok(kill_wait) => kill_wait.saturating_sub(GRACE_MARGIN).max(MIN_GRACE),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read Slurm's KillWait; its default counts");
+                scheduler.default_grace()
+            }
+        },
+    }
+}
+
+async fn wait_until(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn seconds_until(moment: Instant) -> u64 {
+    moment.saturating_duration_since(Instant::now()).as_secs()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+use std::time::UNIX_EPOCH;
+
+use super::*;
+
+const TIME_TO_LEAVE: Duration = Duration::from_secs(40);
+
+/// A clock of the host: both of its kinds.
+fn now() -> (Instant, SystemTime) {
+    (Instant::now() + Duration::from_secs(3600), UNIX_EPOCH + Duration::from_secs(1_795_435_202))
+}
+
+fn reading(ends: SystemTime) -> JobReading {
+    JobReading { run: Some(2), ends: Some(ends) }
+}
+
+#[test]
+fn the_agent_leaves_before_the_end_by_what_leaving_takes() {
+    let now = now();
+    let facts = JobFacts::of(reading(now.1 + Duration::from_secs(3600)), 1, now, TIME_TO_LEAVE);
+    let at = |seconds| Some(now.0 + Duration::from_secs(seconds));
+    assert_eq!(facts, JobFacts { run: 2, ends: at(3600), leaves: at(3560) });
+    let endless = JobFacts::of(JobReading { run: None, ends: None }, 3, now, TIME_TO_LEAVE);
+    assert_eq!(endless, JobFacts { run: 3, ends: None, leaves: None });
+}
+
+#[test]
+fn an_end_that_has_just_passed_counts_and_one_that_passed_long_ago_was_wrong() {
+    let now = now();
+    let ends = |overtime| JobFacts::of(reading(now.1 - overtime), 1, now, TIME_TO_LEAVE).ends;
+    assert_eq!(ends(Duration::from_secs(15)), Some(now.0 - Duration::from_secs(15)));
+    assert_eq!(ends(MAX_OVERTIME), Some(now.0 - MAX_OVERTIME));
+    assert_eq!(ends(MAX_OVERTIME + Duration::from_secs(1)), None);
+}
+
+#[test]
+fn the_same_end_read_again_is_no_news_and_a_shortened_one_is() {
+    let now = now();
+    let facts = |left: Duration| JobFacts::of(reading(now.1 + left), 1, now, TIME_TO_LEAVE);
+    let hour = Duration::from_secs(3600);
+    assert!(facts(hour).is_same_as(&facts(hour + Duration::from_millis(400))));
+    assert!(facts(hour).is_same_as(&facts(hour - Duration::from_millis(400))));
+    assert!(!facts(hour).is_same_as(&facts(hour / 2)) && !facts(hour / 2).is_same_as(&facts(hour)));
+    let endless = JobFacts { ends: None, leaves: None, ..facts(hour) };
+    assert!(!facts(hour).is_same_as(&endless) && endless.is_same_as(&endless));
+    assert!(!facts(hour).is_same_as(&JobFacts { run: 3, ..facts(hour) }));
+}
+
+/// A clock of a job of which nothing has been read; its commands are not there, so nothing will be.
+fn clock() -> JobClock {
+    let job = Job::detect(|name| (name == "PBS_JOBID").then(|| "12.head".to_owned())).unwrap();
+    let facts = JobFacts { run: 1, ends: None, leaves: None };
+    JobClock {
+        job,
+        grace: TIME_TO_LEAVE,
+        time_to_leave: TIME_TO_LEAVE,
+        facts: watch::Sender::new(facts),
+        is_failing: AtomicBool::new(false),
+    }
+}
+
+#[tokio::test]
+async fn a_reading_that_fails_leaves_the_last_known_end() {
+    let clock = clock();
+    clock.take(Ok(reading(SystemTime::now() + Duration::from_secs(3600))));
+    let known = *clock.facts().borrow();
+    assert!(known.run == 2 && known.leaves.is_some());
+    let late = || Err(CommandError::Late { program: "/bin/qstat".into() });
+    clock.take(late());
+    clock.take(late());
+    assert_eq!(*clock.facts().borrow(), known);
+    clock.take(Ok(JobReading { run: Some(2), ends: None }));
+    assert_eq!(clock.facts().borrow().ends, None, "an operator has lifted the limit");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_clock_says_when_to_leave() {
+    let clock = clock();
+    let begun = Instant::now();
+    let leaves = Some(begun + Duration::from_secs(20));
+    clock.facts.send_replace(JobFacts { run: 1, ends: leaves.map(|leaves| leaves + TIME_TO_LEAVE), leaves });
+    clock.wait_to_leave(Duration::from_secs(60)).await;
+    assert_eq!(begun.elapsed().as_secs(), 20);
+}

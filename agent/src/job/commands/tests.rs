@@ -1,0 +1,142 @@
+use super::*;
+
+/// As `OpenPBS` 23.06 prints it for a running job; the environment is shortened.
+const QSTAT: &str = r#"{
+    "timestamp":1795435320,
+    "pbs_version":"23.06.06",
+    "pbs_server":"head",
+    "Jobs":{
+        "12.head":{
+            "Job_Name":"hostler",
+            "Job_Owner":"anna@head",
+            "resources_used":{
+                "cpupercent":98,
+                "cput":"00:02:11",
+                "walltime":"00:01:58"
+            },
+            "job_state":"R",
+            "queue":"workq",
+            "ctime":"Mon Nov 23 11:59:41 2026",
+            "exec_host":"x3001/0*64",
+            "mtime":"Mon Nov 23 12:02:00 2026",
+            "qtime":"Mon Nov 23 11:59:41 2026",
+            "Rerunable":"True",
+            "Resource_List":{
+                "ncpus":64,
+                "ngpus":4,
+                "place":"excl",
+                "select":"1:ngpus=4",
+                "walltime":"01:30:00"
+            },
+            "stime":"Mon Nov 23 12:00:02 2026",
+            "session_id":48121,
+            "jobdir":"/home/anna",
+            "substate":42,
+            "Variable_List":{
+                "PBS_O_HOME":"/home/anna",
+                "PBS_O_PATH":"/bin:/usr/bin",
+                "PROMPT":"\u001b[1m{"
+            },
+            "euser":"anna",
+            "run_count":2,
+            "etime":"Mon Nov 23 11:59:41 2026",
+            "project":"_pbs_project_default"
+        }
+    }
+}"#;
+
+/// The start of the job in `QSTAT`.
+const STARTED: u64 = 1_795_435_202;
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// What is read of `QSTAT` where its walltime is another one.
+fn with_walltime(walltime: &str) -> Result<Option<SystemTime>, &'static str> {
+    parse_qstat(&QSTAT.replace(r#""01:30:00""#, walltime), "12.head").map(|reading| reading.ends)
+}
+
+#[test]
+fn a_job_of_pbs_ends_when_it_has_run_for_its_walltime() {
+    assert_eq!(parse_qstat(QSTAT, "12.head"), Ok(JobReading { run: Some(2), ends: Some(at(STARTED + 5400)) }));
+    // Days have one digit or two in a field of two.
+    let early = QSTAT.replace("Mon Nov 23 12:00:02 2026", "Sun Nov  1 12:00:02 2026");
+    assert_eq!(parse_qstat(&early, "12.head").unwrap().ends, Some(at(STARTED + 5400 - 22 * 86_400)));
+    let in_seconds = QSTAT.replace(r#""Mon Nov 23 12:00:02 2026""#, &STARTED.to_string());
+    assert_eq!(parse_qstat(&in_seconds, "12.head"), parse_qstat(QSTAT, "12.head"));
+}
+
+#[test]
+fn a_walltime_has_hours_without_limit_seconds_with_a_fraction_or_seconds_alone() {
+    assert_eq!(with_walltime(r#""100:00:00""#), Ok(Some(at(STARTED + 360_000))));
+    assert_eq!(with_walltime(r#""00:00:30.500""#), Ok(Some(at(STARTED + 30) + Duration::from_millis(500))));
+    assert_eq!(with_walltime(r#""05:00""#), Ok(Some(at(STARTED + 300))));
+    assert_eq!(with_walltime("90"), Ok(Some(at(STARTED + 90))));
+    for wrong in [r#""""#, r#""soon""#, "-1", r#""-1:00:00""#, r#""1e400""#, "null"] {
+        assert_eq!(with_walltime(wrong), Err("a walltime that is none"), "{wrong}");
+    }
+}
+
+#[test]
+fn a_job_of_pbs_without_a_walltime_has_no_end() {
+    let endless = QSTAT.replace(",\n                \"walltime\":\"01:30:00\"", "");
+    assert_ne!(endless, QSTAT);
+    assert_eq!(parse_qstat(&endless, "12.head"), Ok(JobReading { run: Some(2), ends: None }));
+}
+
+#[test]
+fn a_part_of_an_array_is_found_by_its_own_id() {
+    let part = QSTAT.replace(r#""12.head":{"#, r#""19[1].head":{"#);
+    let reading = parse_qstat(QSTAT, "12.head");
+    assert_eq!(parse_qstat(&part, "19[1].head"), reading);
+    // The server's name may be longer in the environment.
+    assert_eq!(parse_qstat(&part, "19[1].head.site.org"), reading);
+    let two = QSTAT.replace(r#""12.head":{"#, r#""13.head":{}, "12.head":{"#);
+    assert_eq!(parse_qstat(&two, "12.head"), reading);
+    assert_eq!(parse_qstat(&two, "14.head"), Err("other jobs"));
+}
+
+#[test]
+fn what_qstat_prints_without_the_job_or_its_times_is_an_error_that_says_so() {
+    assert_eq!(parse_qstat("", "12.head"), Err("what is no JSON"));
+    assert_eq!(parse_qstat(r#"{"timestamp":1795435320,"pbs_version":"23.06.06","pbs_server":"head"}"#, "12.head"), Err("no job"));
+    let queued = QSTAT.replace("\"stime\":\"Mon Nov 23 12:00:02 2026\",\n", "");
+    assert_eq!(parse_qstat(&queued, "12.head"), Err("no start time of the job"));
+    let broken = QSTAT.replace("Mon Nov 23 12:00:02 2026", "UNKNOWN");
+    assert_eq!(parse_qstat(&broken, "12.head"), Err("no start time of the job"));
+}
+
+#[test]
+fn a_job_of_slurm_ends_at_a_second_or_never() {
+    assert_eq!(parse_squeue("1795435202\n"), Ok(Some(at(STARTED))));
+    for endless in ["N/A", "NONE\n", "UNLIMITED", "INVALID", "Unknown\n"] {
+        assert_eq!(parse_squeue(endless), Ok(None), "{endless}");
+    }
+    assert_eq!(parse_squeue("\n"), Err("no job"));
+    assert_eq!(parse_squeue("2026-11-23T12:00:02\n"), Err("no time in seconds"));
+    assert_eq!(parse_squeue("99999999999999999999\n"), Err("no time in seconds"));
+}
+
+#[test]
+fn slurms_kill_wait_is_found_among_its_settings() {
+    let config = "Configuration data as of 2026-11-23T12:00:02\nInactiveLimit           = 0 sec\nKillOnBadExit           = 0\n\
+                  KillWait                = 30 sec\nLaunchParameters        = (null)\n";
+    assert_eq!(parse_kill_wait(config), Some(Duration::from_secs(30)));
+    assert_eq!(parse_kill_wait("KillOnBadExit           = 0\n"), None);
+}
+
+#[test]
+fn commands_of_pbs_are_looked_for_where_it_is_installed_too() {
+    assert_eq!(parse_pbs_exec("PBS_SERVER=head\nPBS_EXEC=/opt/pbs-23\nPBS_START_MOM=1\n"), Some("/opt/pbs-23".into()));
+    assert_eq!(parse_pbs_exec("PBS_HOME=/var/spool/pbs\n"), None);
+    assert_eq!(search_path(Some("/bin:/usr/bin".into()), vec!["/opt/pbs/bin".into()]), "/bin:/usr/bin:/opt/pbs/bin");
+    assert_eq!(search_path(Some(".::/bin".into()), vec![]), "/bin", "not where the job happens to be");
+    assert_eq!(search_path(None, vec!["/opt/pbs/bin".into()]), "/opt/pbs/bin");
+}
+
+#[test]
+fn a_commands_own_words_are_one_short_line() {
+    assert_eq!(quote("qstat: cannot connect\nto server head (errno=15010)\n"), "qstat: cannot connect to server head (errno=15010)");
+    assert_eq!((quote(" \n"), quote(&"x".repeat(5000)).len()), ("nothing".to_owned(), MAX_QUOTED_CHARS));
+}

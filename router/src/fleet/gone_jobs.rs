@@ -1,0 +1,87 @@
+//! Jobs whose agent is gone, remembered for a while: what a job's own output says of its end comes later or nowhere, and operators ask
+//! the router.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::job::{GoneJob, Job};
+use super::replica_status::Phase;
+use super::view::{Node, Replica};
+
+/// How long a job is remembered after its agent has gone.
+const RETENTION: Duration = Duration::from_secs(30 * 60);
+
+/// Jobs that are remembered; the oldest of more are forgotten.
+const MAX_GONE_JOBS: usize = 256;
+
+/// Characters of an engine's failure that are kept.
+const MAX_FAILURE_CHARS: usize = 300;
+
+/// The latest such jobs, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct GoneJobs {
+    jobs: VecDeque<GoneJob>,
+    /// As readers get them.
+    shared: Arc<[GoneJob]>,
+}
+
+impl GoneJobs {
+    pub(super) fn shared(&self) -> Arc<[GoneJob]> {
+        self.shared.clone()
+    }
+
+    /// Remembers the job of a node whose agent has gone, if it ran in one.
+    pub(super) fn record(&mut self, node: &Node, replicas: &BTreeMap<u32, Arc<Replica>>, now: Instant) {
+        let Some(job) = node.job.clone() else { return };
+        let reason = reason(&job, replicas.values(), now);
+        tracing::info!(node = %node.name, %job, %reason, "a job's agent is gone");
+        if self.jobs.len() >= MAX_GONE_JOBS {
+            self.jobs.pop_front();
+        }
+        let gone = GoneJob { node: node.name.clone(), job, gone_at: now, reason: reason.into(), agent_run: node.agent_run };
+        self.jobs.push_back(gone);
+        self.share();
+    }
+
+    /// The agent of this life is back: it was only the connection that was lost.
+    pub(super) fn forget(&mut self, node: &str, agent_run: u64) {
+        let before = self.jobs.len();
+        self.jobs.retain(|gone| gone.agent_run != agent_run || &*gone.node != node);
+        if self.jobs.len() != before {
+            self.share();
+        }
+    }
+
+    /// Forgets those that have been gone for long; `true` if there were any.
+    pub(super) fn prune(&mut self, now: Instant) -> bool {
+        let kept = self.jobs.partition_point(|gone| now.saturating_duration_since(gone.gone_at) > RETENTION);
+        self.jobs.drain(..kept);
+        if kept > 0 {
+            self.share();
+        }
+        kept > 0
+    }
+
+    fn share(&mut self) {
+        self.shared = self.jobs.iter().cloned().collect();
+    }
+}
+
+/// How the agent went, by what it last reported, and what its engines failed of.
+fn reason<'a>(job: &Job, replicas: impl Iterator<Item = &'a Arc<Replica>> + Clone, now: Instant) -> String {
+    let has_left = |replica: &Arc<Replica>| replica.state.phase == Phase::Stopped;
+    let is_over = job.ends_at.is_some_and(|end| end <= now);
+    let how = match (replicas.clone().all(has_left), is_over) {
+        (true, _) => "drained",
+        (false, true) => "agent lost after the job's end",
+        (false, false) => "agent lost",
+    };
+    let failure = |replica: &'a Arc<Replica>| Some((replica, replica.report.state.as_deref()?.failure.as_ref()?));
+    let failures = replicas.filter_map(failure).map(|(replica, failure)| format!("; {}: {}", replica.id, failure.cause));
+    let failures: String = failures.collect();
+    let failures: String = failures.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(MAX_FAILURE_CHARS).collect();
+    format!("{how}{failures}")
+}
