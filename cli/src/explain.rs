@@ -75,6 +75,7 @@ fn headline(decision: &Decision) -> Vec<String> {
         "near_tie" => {
             format!("{tied} of {candidates} candidates cost about the least: the longest match, then the fewest in flight, then by lot")
         }
+        "ends_first" => format!("none of {candidates} candidates can be expected to finish the answer before it leaves"),
         "last_resort" => format!("all of {candidates} candidates are doubtful"),
         _ => format!("the cheapest of {candidates} candidates"),
     };
@@ -83,8 +84,10 @@ fn headline(decision: &Decision) -> Vec<String> {
     vec![
         format!("{when}  {id}{}  {path}{}", named("client's id", &decision.client_id), named("model", &decision.model)),
         format!(
-            "{tokens} tokens, {} expected of the answer; cache known by: {level}{fallback}; attempt {attempt}; queued for {:.3} s",
+            "{tokens} tokens, {} expected of the answer and hardly more than {}; cache known by: {level}{fallback}; \
+             attempt {attempt}; queued for {:.3} s",
             figure(decision.output),
+            figure(decision.long_output),
             decision.queue_seconds
         ),
         format!(
@@ -151,10 +154,17 @@ fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<S
             scored.in_flight.to_string(),
             scored.pending.to_string(),
             format!("{:.3} s", scored.age),
-            if scored.doubtful { "doubtful" } else { "" }.to_owned(),
+            remark(scored),
         ]);
     }
     table(sides, &rows)
+}
+
+/// What speaks against a candidate, whatever it costs.
+fn remark(scored: &Scored) -> String {
+    let doubtful = if scored.doubtful { "doubtful" } else { "" };
+    let end = scored.time_left.map(|left| format!("ends in {left:.1} s; this answer needs about {:.1} s", scored.finish));
+    [doubtful, end.as_deref().unwrap_or("")].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 /// The learned speeds, in milliseconds, and the other figures that the formulas name.
@@ -232,6 +242,7 @@ fn decision_json(decision: &Decision) -> Value {
         "fallback": decision.fallback,
         "tokens": decision.tokens,
         "output": decision.output,
+        "long_output": decision.long_output,
         "why": decision.why,
         "tied": decision.tied,
         "utilisation": decision.utilisation,
@@ -258,6 +269,8 @@ fn scored_json(scored: &Scored) -> Value {
         "budget": scored.budget,
         "overdue": scored.overdue,
         "doubtful": scored.doubtful,
+        "time_left": scored.time_left,
+        "finish": scored.finish,
         "age": scored.age,
         "rates": rates_json(scored.rates.unwrap_or_default()),
         "terms": {

@@ -31,6 +31,7 @@ fn candidates(count: usize) -> Vec<Candidate> {
             budget: 8192,
             overdue: 0.0,
             rates: Rates::default(),
+            time_left: f64::INFINITY,
             doubtful: false,
         })
         .collect()
@@ -41,7 +42,7 @@ fn placing(criterion: &mut Criterion) {
     let keys = token_keys(KeyChain::new("", ""), &tokens, 16);
     let popularity = Popularity::default();
     let arrivals: Vec<Arrivals> = (0..20).map(|arrival| popularity.arrive(&keys, 16, f64::from(arrival) * 0.1)).collect();
-    let ask = PricingInput { tokens: TOKENS, output: 300.0, arrivals: &arrivals[19] };
+    let ask = PricingInput { tokens: TOKENS, output: 300.0, long_output: 900.0, arrivals: &arrivals[19] };
     let mut group = criterion.benchmark_group("place");
     for count in [64, 1_000] {
         let candidates = candidates(count);
@@ -86,7 +87,7 @@ fn choosing(criterion: &mut Criterion) {
                     candidate.matched = blocks * 16;
                 }
                 let arrivals = popularity.arrive(&keys, 16, now);
-                let ask = PricingInput { tokens: length, output: 300.0, arrivals: &arrivals };
+                let ask = PricingInput { tokens: length, output: 300.0, long_output: 900.0, arrivals: &arrivals };
                 place(&ask, black_box(&candidates), &conditions, &mut priced, &mut random)
             });
         });

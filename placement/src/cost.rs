@@ -15,6 +15,8 @@ pub struct PricingInput<'a> {
     pub tokens: u32,
     /// Expected tokens of its answer.
     pub output: f64,
+    /// Tokens that its answer hardly exceeds.
+    pub long_output: f64,
     /// How often the beginnings of its prompt have lately been requested.
     pub arrivals: &'a Arrivals,
 }
@@ -42,6 +44,8 @@ pub struct Candidate {
     /// Seconds that the oldest request there is overdue; 0 when none is.
     pub overdue: f64,
     pub rates: Rates,
+    /// Seconds until its node begins to leave; infinite where no end is known.
+    pub time_left: f64,
     /// Its lease has lapsed or its last request failed: it is used only when nothing else is left.
     pub doubtful: bool,
 }
@@ -105,6 +109,17 @@ pub struct Scored {
     /// Prompt tokens that it would have to compute.
     pub uncached: u32,
     pub terms: Terms,
+    /// `first token + 1.5·long_output·t + 1`: seconds after which the answer has hardly still to end. Each step takes `t` as above, and longer
+    /// where the prompts of others are computed in it.
+    pub finish: f64,
+}
+
+impl Scored {
+    /// Whether the replica may well leave before the answer has ended.
+    #[must_use]
+    pub fn ends_first(&self) -> bool {
+        self.candidate.time_left < self.finish
+    }
 }
 
 /// The cost of one candidate, in the memory that [`place`] works in.
@@ -112,6 +127,15 @@ pub struct Scored {
 pub struct CandidateCost {
     total: f64,
     terms: Terms,
+}
+
+/// A candidate is taken only where there is none of a better standing, whatever they cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    Sound,
+    /// It leaves before the answer can be expected to end. It comes before what may be dead already.
+    EndsFirst,
+    Doubtful,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -123,6 +147,9 @@ pub enum ChoiceReason {
     /// Several cost about the least: it had the longest match, then the fewest requests, and then
     /// it was drawn at random.
     NearTie,
+    /// None but doubtful ones can be expected to finish the answer.
+    EndsFirst,
+    /// All are doubtful.
     LastResort,
 }
 
@@ -187,10 +214,21 @@ const MAX_OUTPUT_TOKENS: f64 = 1e6;
 /// load against one.
 const MAX_PENDING_STEPS: u64 = 3;
 
+/// How many times as long as now the replica's steps take on the way, at most: prompts of others are computed in them, and sequences join.
+/// Without it, four times as many answers were cut in the simulator on a busy fleet (`docs/simulate.md`).
+const FINISH_FACTOR: f64 = 1.5;
+
+/// Seconds that are left to an answer beyond that: what is not proportional to its length.
+const FINISH_MARGIN_SECONDS: f64 = 1.0;
+
 /// Above this share of the KV cache, the next sequence probably preempts a running one.
 const FULL_KV_USE: f64 = 0.97;
 
-/// The cheapest replica that is not doubtful, or the cheapest when all are; with its reasons. `None` without candidates.
+/// The cheapest replica that can be expected to finish the answer before it leaves and that is not doubtful; with its reasons. Where there
+/// is none, the cheapest of those that end first, and then of the doubtful ones. `None` without candidates.
+///
+/// It makes no difference here whether a replica has room. One that ends first is not taken because the others are full: a request that
+/// waits is better than one that is cut.
 ///
 /// Among near-ties (within 2 % of the cheapest's time to the first token) the longest match wins, so that bursts of equal prompts stay
 /// together; with equal matches the fewest requests in flight, so that short requests spread evenly and less is lost with a replica that
@@ -206,22 +244,25 @@ pub fn place(
     priced: &mut Vec<CandidateCost>,
     random: &mut fastrand::Rng,
 ) -> Option<Decision> {
-    let last_resort = candidates.iter().all(|candidate| candidate.doubtful);
     let mut pricing = CostModel::new(ask, conditions);
-    let (mut cheapest, mut first_token) = (f64::INFINITY, 0.0);
+    // The lowest cost of each standing, and the time to the first token there.
+    let mut lowest = [(f64::INFINITY, 0.0); 3];
     priced.clear();
     priced.extend(candidates.iter().map(|candidate| {
         let terms = pricing.terms(candidate);
         let total = terms.total();
-        if total < cheapest && (last_resort || !candidate.doubtful) {
-            (cheapest, first_token) = (total, terms.first_token());
+        let of_standing = &mut lowest[pricing.standing(candidate, &terms) as usize];
+        if total < of_standing.0 {
+            *of_standing = (total, terms.first_token());
         }
         CandidateCost { total, terms }
     }));
+    let standings = [Standing::Sound, Standing::EndsFirst, Standing::Doubtful];
+    let (standing, (cheapest, first_token)) = standings.into_iter().zip(lowest).find(|(_, (cost, _))| cost.is_finite())?;
     let reach = cheapest + (first_token * TIE_SHARE).max(TIE_SECONDS);
     let (mut tied, mut equals, mut best, mut chosen) = (0, 0, None, None);
     for (index, (candidate, priced)) in candidates.iter().zip(&*priced).enumerate() {
-        if (candidate.doubtful && !last_resort) || priced.total > reach {
+        if priced.total > reach || pricing.standing(candidate, &priced.terms) != standing {
             continue;
         }
         tied += 1;
@@ -240,16 +281,18 @@ pub fn place(
         }
     }
     let chosen = chosen?;
-    let why = match (last_resort, candidates.len(), tied) {
-        (true, ..) => ChoiceReason::LastResort,
-        (false, 1, _) => ChoiceReason::Only,
-        (false, _, 1) => ChoiceReason::Cheapest,
+    let why = match (standing, candidates.len(), tied) {
+        (Standing::Doubtful, ..) => ChoiceReason::LastResort,
+        (Standing::EndsFirst, ..) => ChoiceReason::EndsFirst,
+        (Standing::Sound, 1, _) => ChoiceReason::Only,
+        (Standing::Sound, _, 1) => ChoiceReason::Cheapest,
         _ => ChoiceReason::NearTie,
     };
     let scored = |(candidate, priced): (&Candidate, &CandidateCost)| Scored {
         candidate: *candidate,
         uncached: ask.tokens - candidate.matched.min(ask.tokens),
         terms: priced.terms,
+        finish: pricing.finish(candidate, &priced.terms),
     };
     let (scored, chosen) = if candidates.len() > MAX_RECORDED {
         let remembered = candidates_to_record(priced, chosen);
@@ -301,6 +344,8 @@ fn clamp_utilisation(conditions: &Conditions) -> f64 {
 struct CostModel<'a> {
     ask: &'a PricingInput<'a>,
     output: f64,
+    /// The steps that the answer's time is counted in.
+    finish_steps: f64,
     nominal: Rates,
     congestion_price: f64,
     /// The discounted tokens without a match, and those of the last match that was priced: most
@@ -312,12 +357,14 @@ struct CostModel<'a> {
 impl<'a> CostModel<'a> {
     fn new(ask: &'a PricingInput<'a>, conditions: &Conditions) -> Self {
         let utilisation = clamp_utilisation(conditions);
-        let output = if ask.output.is_nan() { 0.0 } else { ask.output.clamp(0.0, MAX_OUTPUT_TOKENS) };
+        let bounded = |tokens: f64| if tokens.is_nan() { 0.0 } else { tokens.clamp(0.0, MAX_OUTPUT_TOKENS) };
+        let output = bounded(ask.output);
         let price = 2.0 * utilisation / (1.0 - utilisation);
         let unmatched = if price > 0.0 { ask.arrivals.discounted_tokens(0, ask.tokens) } else { 0.0 };
         Self {
             ask,
             output,
+            finish_steps: FINISH_FACTOR * bounded(ask.long_output),
             nominal: conditions.nominal,
             congestion_price: price,
             unmatched_tokens: unmatched,
@@ -342,6 +389,21 @@ impl<'a> CostModel<'a> {
             congestion: self.congestion(matched, uncached),
             decode: clamp_seconds(DECODE_SHARE * self.output * (step + f64::from(candidate.in_flight) * slowdown)),
         }
+    }
+
+    #[inline]
+    fn standing(&self, candidate: &Candidate, terms: &Terms) -> Standing {
+        match candidate {
+            Candidate { doubtful: true, .. } => Standing::Doubtful,
+            // Most have no end, and of those this costs a comparison.
+            Candidate { time_left, .. } if *time_left < f64::INFINITY && *time_left < self.finish(candidate, terms) => Standing::EndsFirst,
+            _ => Standing::Sound,
+        }
+    }
+
+    fn finish(&self, candidate: &Candidate, terms: &Terms) -> f64 {
+        let step = candidate.rates.step_seconds(candidate.in_flight, candidate.context);
+        terms.first_token() + clamp_seconds(self.finish_steps * step) + FINISH_MARGIN_SECONDS
     }
 
     /// Steps until a running sequence has freed enough memory.

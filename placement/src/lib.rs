@@ -5,5 +5,6 @@ pub mod affinity;
 pub mod block_keys;
 pub mod cost;
 pub mod offered_work;
+pub mod output_lengths;
 pub mod queue;
 pub mod rates;

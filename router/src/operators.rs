@@ -253,6 +253,7 @@ fn decision(record: &PlacementDecision) -> Decision {
         fallback: record.fallback_reason.to_owned(),
         tokens: record.prompt_tokens,
         output: record.expected_output_tokens,
+        long_output: record.long_output_tokens,
         why: record.reason().to_owned(),
         tied: count(record.decision.tied),
         utilisation: record.decision.utilisation,
@@ -283,6 +284,8 @@ fn scored(scored: &cost::Scored, name: &str, age: f32) -> Scored {
         age: age.into(),
         rates: Some(rates(&candidate.rates)),
         terms: Some(Terms { queue, prefill, steps, memory, congestion, decode }),
+        time_left: Some(candidate.time_left).filter(|left| left.is_finite()),
+        finish: scored.finish,
     }
 }
 

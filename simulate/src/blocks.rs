@@ -130,6 +130,16 @@ impl Blocks {
         }
     }
 
+    /// Loses everything, held or not.
+    pub(crate) fn clear(&mut self) {
+        let mut changed = std::mem::take(&mut self.changed);
+        for key in self.cached.keys() {
+            changed.entry(*key).or_insert(true);
+        }
+        let count = Slot::try_from(self.slots.len()).unwrap_or(NONE);
+        *self = Self { changed, ..Self::new(count) };
+    }
+
     /// What has changed since the last call. A key that came and went in between is in neither
     /// list.
     pub(crate) fn changes(&mut self) -> CacheChanges {

@@ -96,6 +96,12 @@ impl SimulatedEngine {
         self.waiting.push_back(EngineSequence { id, request, generated: 0, computed: 0, cached: None, slots: Vec::new() });
     }
 
+    /// Its process ends and a new one begins, with an empty cache. Returns the requests that it had, and whether each has had a token.
+    pub(crate) fn restart(&mut self) -> Vec<(usize, bool)> {
+        self.blocks.clear();
+        self.running.drain(..).chain(self.waiting.drain(..)).map(|sequence| (sequence.id, sequence.generated > 0)).collect()
+    }
+
     /// Nothing is to be done.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()

@@ -2,7 +2,7 @@
 
 use crate::blocks::CacheChanges;
 use crate::engine::{EngineLoad, Hardware};
-use crate::flag_values::{not_negative, share};
+use crate::flag_values::{not_negative, share, zero_or_seconds};
 use crate::random::{Random, whole};
 
 /// What the replicas are, and how far away.
@@ -18,6 +18,13 @@ pub struct SimulatedFleet {
     /// How much the speed of a replica varies: the deviation of the factor by which its steps take longer, drawn anew every 10 s.
     #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = share)]
     pub noise: f64,
+    /// Seconds that the batch job of each replica lasts; 0 for no end. One ends after the other, at equal intervals. It cuts the answers
+    /// that have begun, and the next job's engine, whose cache is empty, takes over at once.
+    #[arg(long, default_value_t = 0.0, value_name = "SECONDS", value_parser = zero_or_seconds)]
+    pub job: f64,
+    /// Routers do not know when jobs end.
+    #[arg(long)]
+    pub hide_job_ends: bool,
     /// Each replica.
     #[command(flatten)]
     pub hardware: Hardware,
@@ -25,7 +32,7 @@ pub struct SimulatedFleet {
 
 impl Default for SimulatedFleet {
     fn default() -> Self {
-        Self { replicas: 8, delay: 0.01, noise: 0.0, hardware: Hardware::default() }
+        Self { replicas: 8, delay: 0.01, noise: 0.0, job: 0.0, hide_job_ends: false, hardware: Hardware::default() }
     }
 }
 
@@ -33,6 +40,11 @@ impl Default for SimulatedFleet {
 const NOISE_SECONDS: f64 = 10.0;
 
 impl SimulatedFleet {
+    /// When the first job of a replica ends; the others follow after [`Self::job`] seconds each. `None` where jobs do not end.
+    pub(crate) fn first_job_end(&self, replica: usize) -> Option<f64> {
+        (self.job > 0.0).then(|| self.job * (replica + 1) as f64 / f64::from(self.replicas))
+    }
+
     /// By what factor the steps of a replica take longer at that time.
     pub(crate) fn noise_factor(&self, replica: usize, now: f64) -> f64 {
         let period = u64::from(whole((now / NOISE_SECONDS).floor()));
@@ -53,4 +65,6 @@ pub(crate) struct FleetState {
     /// Requests that it has sent to each replica and that have not ended.
     pub(crate) in_flight: Vec<u32>,
     pub(crate) loads: Vec<EngineLoad>,
+    /// When the job of each replica ends; infinite where that is not known.
+    pub(crate) job_ends: Vec<f64>,
 }

@@ -1,7 +1,8 @@
 //! What the cost must hold against: the router's own policy beside all others, on one real trace and on workloads from fixed seeds; and
-//! whether it spreads a light load over equal replicas.
+//! whether it spreads a light load over equal replicas, and keeps answers away from replicas that end before them.
 //! `make simulate-gates` runs it before a change of the placement crate lands.
 
+mod deadlines;
 mod even_load;
 
 use std::path::Path;
@@ -60,6 +61,7 @@ pub fn gates(trace: &Path, progress: Progress) -> Result<Verdict, SimulateError>
     let outcomes = compare(&workloads, PolicyName::all(), &SimulatedFleet::default(), &Objectives::default(), progress)?;
     let overloaded: Vec<bool> = WORKLOADS.iter().map(|(.., overloaded)| *overloaded).collect();
     let mut results = judge(&outcomes, &overloaded);
+    results.extend(deadlines::judge(&deadlines::measure_jobs(false), &deadlines::measure_jobs(true)));
     results.extend(even_load::FLEETS.iter().map(|fleet| fleet.judge(&fleet.counts())));
     Ok(sum_up(&outcomes, &results))
 }

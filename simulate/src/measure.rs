@@ -41,6 +41,8 @@ pub struct Measures {
     pub goodput: f64,
     /// The busiest replica's time over the mean.
     pub imbalance: f64,
+    /// Share of the requests whose answers were cut by the end of a job.
+    pub cut: f64,
     /// Sequences that were thrown out of a full KV cache.
     pub preemptions: u64,
     /// Seconds until the last answer ended.
@@ -56,7 +58,7 @@ impl RequestRecord {
     }
 
     fn tpot(&self) -> Option<f64> {
-        (self.output > 1).then(|| (self.last - self.first) / f64::from(self.output - 1))
+        (self.output > 1 && !self.cut).then(|| (self.last - self.first) / f64::from(self.output - 1))
     }
 }
 
@@ -66,7 +68,7 @@ pub(crate) fn measure(run: &RunResult, objectives: &Objectives) -> Measures {
     ttfts.sort_by(f64::total_cmp);
     let tokens = |of: fn(&RequestRecord) -> u32| records.iter().map(|record| f64::from(of(record))).sum::<f64>();
     let good = |record: &&RequestRecord| {
-        record.ttft() <= objectives.slo_ttft && record.tpot().is_none_or(|interval| interval <= objectives.slo_tpot)
+        !record.cut && record.ttft() <= objectives.slo_ttft && record.tpot().is_none_or(|interval| interval <= objectives.slo_tpot)
     };
     let busiest = run.busy.iter().copied().fold(0.0, f64::max);
     Measures {
@@ -79,6 +81,7 @@ pub(crate) fn measure(run: &RunResult, objectives: &Objectives) -> Measures {
         hit_rate: share(tokens(|record| record.cached), tokens(|record| record.prompt)),
         goodput: share(records.iter().filter(good).count() as f64, records.len() as f64),
         imbalance: share(busiest, mean(run.busy.iter().copied())),
+        cut: share(records.iter().filter(|record| record.cut).count() as f64, records.len() as f64),
         preemptions: run.preemptions,
         makespan: records.iter().map(|record| record.last).fold(0.0, f64::max),
         ttfts,

@@ -29,6 +29,14 @@ pub(crate) trait Policy {
     fn on_first_token(&mut self, _id: usize, _seen: &FleetState, _now: f64) {}
 
     fn on_last_token(&mut self, _id: usize, _seen: &FleetState, _now: f64) {}
+
+    /// A request's replica has ended. To most it looks as if the answer had.
+    fn on_cut(&mut self, id: usize, had_tokens: bool, seen: &FleetState, now: f64) {
+        if !had_tokens {
+            self.on_first_token(id, seen, now);
+        }
+        self.on_last_token(id, seen, now);
+    }
 }
 
 /// Which policy.

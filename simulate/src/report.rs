@@ -7,7 +7,7 @@ use crate::batch::Outcome;
 /// Columns of numbers: heading, name in CSV, value as printed.
 type Column = (&'static str, fn(&Outcome) -> String);
 
-const COLUMNS: [Column; 10] = [
+const COLUMNS: [Column; 11] = [
     ("TTFT mean", |outcome| seconds(outcome.measures.ttft_mean)),
     ("p50", |outcome| seconds(outcome.measures.ttft_p50)),
     ("p90", |outcome| seconds(outcome.measures.ttft_p90)),
@@ -16,6 +16,7 @@ const COLUMNS: [Column; 10] = [
     ("hits", |outcome| percent(outcome.measures.hit_rate)),
     ("goodput", |outcome| percent(outcome.measures.goodput)),
     ("imbalance", |outcome| format!("{:.2}", outcome.measures.imbalance)),
+    ("cut", |outcome| percent(outcome.measures.cut)),
     ("preempted", |outcome| outcome.measures.preemptions.to_string()),
     ("all done s", |outcome| format!("{:.0}", outcome.measures.makespan)),
 ];
@@ -64,7 +65,7 @@ fn line(text: &mut String, cells: &[impl AsRef<str>], widths: &[usize]) {
 #[must_use]
 pub fn csv(outcomes: &[Outcome]) -> String {
     let mut text =
-        "workload,policy,requests,ttft_mean,ttft_p50,ttft_p90,ttft_p99,tpot_mean,hit_rate,goodput,imbalance,preemptions,makespan\n"
+        "workload,policy,requests,ttft_mean,ttft_p50,ttft_p90,ttft_p99,tpot_mean,hit_rate,goodput,imbalance,cut,preemptions,makespan\n"
             .to_owned();
     for Outcome { workload, policy, measures } in outcomes {
         let numbers = [
@@ -76,6 +77,7 @@ pub fn csv(outcomes: &[Outcome]) -> String {
             measures.hit_rate,
             measures.goodput,
             measures.imbalance,
+            measures.cut,
         ];
         let _ = write!(text, "{workload},{policy},{}", measures.requests);
         numbers.iter().for_each(|number| {

@@ -11,6 +11,9 @@ use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::policy::Policy;
 use crate::workload::{ArrivalTime, Workload};
 
+/// How often a request is placed at most, as in the router.
+const MAX_ATTEMPTS: u8 = 3;
+
 /// The outcome of a request. Times are seconds since the run began.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RequestRecord {
@@ -21,6 +24,8 @@ pub(crate) struct RequestRecord {
     pub(crate) output: u32,
     pub(crate) cached: u32,
     pub(crate) replica: usize,
+    /// The replica ended before the answer did.
+    pub(crate) cut: bool,
 }
 
 /// The outcomes of all requests.
@@ -36,8 +41,10 @@ pub(crate) struct RunResult {
 #[derive(Debug)]
 enum SimEvent {
     Arrives(usize),
-    StepEnds(usize),
+    /// On this replica, in this life of its engine.
+    StepEnds(usize, u32),
     Reported(usize, ReplicaReport),
+    JobEnds(usize),
 }
 
 /// An event at its time; of those at the same time, the one that was made first comes first.
@@ -76,6 +83,12 @@ struct Simulation<'a> {
     policy: Box<dyn Policy>,
     engines: Vec<SimulatedEngine>,
     stepping: Vec<bool>,
+    /// How many engines each replica has had before.
+    lives: Vec<u32>,
+    /// How often each request was placed.
+    attempts: Vec<u8>,
+    /// Requests that have not ended.
+    open: usize,
     seen: FleetState,
     events: BinaryHeap<TimedEvent>,
     next_sequence: u64,
@@ -96,7 +109,14 @@ pub(crate) fn run(fleet: &SimulatedFleet, workload: &Workload, policy: Box<dyn P
         policy,
         engines: (0..replicas).map(|_| SimulatedEngine::new(fleet.hardware)).collect(),
         stepping: vec![false; replicas],
-        seen: FleetState { in_flight: vec![0; replicas], loads: vec![EngineLoad::default(); replicas] },
+        lives: vec![0; replicas],
+        attempts: vec![0; workload.arrivals.len()],
+        open: workload.arrivals.len(),
+        seen: FleetState {
+            in_flight: vec![0; replicas],
+            loads: vec![EngineLoad::default(); replicas],
+            job_ends: vec![f64::INFINITY; replicas],
+        },
         events: BinaryHeap::new(),
         next_sequence: 0,
         followers: FxHashMap::default(),
@@ -108,10 +128,18 @@ pub(crate) fn run(fleet: &SimulatedFleet, workload: &Workload, policy: Box<dyn P
             ArrivalTime::After(before, pause) => world.followers.entry(before).or_default().push((id, pause)),
         }
     }
+    for replica in 0..replicas {
+        if let Some(end) = fleet.first_job_end(replica) {
+            world.begin_job(replica, end);
+        }
+    }
     while let Some(TimedEvent { time, event, .. }) = world.events.pop() {
         match event {
             SimEvent::Arrives(id) => world.on_arrival(id, time),
-            SimEvent::StepEnds(replica) => world.end_step(replica, time, done),
+            SimEvent::StepEnds(replica, life) if world.lives[replica] == life => world.end_step(replica, time, done),
+            // It ended with the job of its engine.
+            SimEvent::StepEnds(..) => {}
+            SimEvent::JobEnds(replica) => world.end_job(replica, time, done),
             SimEvent::Reported(replica, report) => {
                 world.seen.loads[replica] = report.load;
                 world.policy.on_report(replica, &report);
@@ -133,6 +161,11 @@ impl Simulation<'_> {
 
     fn on_arrival(&mut self, id: usize, now: f64) {
         self.run.records[id].arrived = now;
+        self.place(id, now);
+    }
+
+    fn place(&mut self, id: usize, now: f64) {
+        self.attempts[id] += 1;
         let request = &self.workload.arrivals[id].request;
         if let Some(replica) = self.policy.place(id, request, &self.seen, now) {
             self.send(id, replica, now);
@@ -153,7 +186,7 @@ impl Simulation<'_> {
         let seconds = self.engines[replica].begin_step() * self.fleet.noise_factor(replica, now);
         self.run.busy[replica] += seconds;
         self.report(replica, now);
-        self.schedule(now + seconds, SimEvent::StepEnds(replica));
+        self.schedule(now + seconds, SimEvent::StepEnds(replica, self.lives[replica]));
     }
 
     fn end_step(&mut self, replica: usize, now: f64, done: &dyn Fn()) {
@@ -164,13 +197,9 @@ impl Simulation<'_> {
                     self.policy.on_first_token(id, &self.seen, now);
                 }
                 StepOutput::LastToken { id } => {
-                    self.run.records[id].last = now;
                     self.seen.in_flight[replica] -= 1;
                     self.policy.on_last_token(id, &self.seen, now);
-                    for (follower, pause) in self.followers.remove(&id).unwrap_or_default() {
-                        self.schedule(now + pause, SimEvent::Arrives(follower));
-                    }
-                    done();
+                    self.end_request(id, now, done);
                 }
             }
         }
@@ -179,6 +208,50 @@ impl Simulation<'_> {
             self.report(replica, now);
         } else {
             self.begin_step(replica, now);
+        }
+    }
+
+    fn end_request(&mut self, id: usize, now: f64, done: &dyn Fn()) {
+        self.run.records[id].last = now;
+        for (follower, pause) in self.followers.remove(&id).unwrap_or_default() {
+            self.schedule(now + pause, SimEvent::Arrives(follower));
+        }
+        self.open -= 1;
+        done();
+    }
+
+    fn begin_job(&mut self, replica: usize, end: f64) {
+        self.schedule(end, SimEvent::JobEnds(replica));
+        if !self.fleet.hide_job_ends {
+            self.seen.job_ends[replica] = end;
+        }
+    }
+
+    /// Answers that have begun are cut, requests that nothing has come for are placed again, and another job's engine takes over.
+    fn end_job(&mut self, replica: usize, now: f64, done: &dyn Fn()) {
+        if self.open == 0 {
+            return;
+        }
+        self.lives[replica] += 1;
+        self.stepping[replica] = false;
+        self.seen.in_flight[replica] = 0;
+        self.begin_job(replica, now + self.fleet.job);
+        let lost = self.engines[replica].restart();
+        self.report(replica, now);
+        for (id, had_tokens) in &lost {
+            self.policy.on_cut(*id, *had_tokens, &self.seen, now);
+        }
+        for (id, had_tokens) in lost {
+            if !had_tokens && self.attempts[id] < MAX_ATTEMPTS {
+                self.place(id, now);
+                continue;
+            }
+            let record = &mut self.run.records[id];
+            record.cut = true;
+            if !had_tokens {
+                record.first = now;
+            }
+            self.end_request(id, now, done);
         }
     }
 

@@ -12,7 +12,7 @@ fn wire_rates(rates: &rates::Rates) -> Rates {
 
 fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
     let cost::Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms;
-    let Candidate { matched, in_flight, pending, context, capacity, kv_use, budget, overdue, doubtful, .. } = scored.candidate;
+    let Candidate { matched, in_flight, pending, context, capacity, kv_use, budget, overdue, time_left, doubtful, .. } = scored.candidate;
     Scored {
         replica: format!("n{index}/0"),
         matched,
@@ -28,6 +28,8 @@ fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
         age: 0.01,
         rates: Some(wire_rates(&scored.candidate.rates)),
         terms: Some(Terms { queue, prefill, steps, memory, congestion, decode }),
+        time_left: Some(time_left).filter(|left| left.is_finite()),
+        finish: scored.finish,
     }
 }
 
@@ -42,6 +44,7 @@ fn told(placed: &Placed, tokens: u32, output: f64) -> Decision {
         level: "exact".into(),
         tokens,
         output,
+        long_output: 3.0 * output,
         why: "cheapest".into(),
         tied: 1,
         utilisation: placed.utilisation,
@@ -65,13 +68,14 @@ fn candidate(matched: u32, in_flight: u32) -> Candidate {
         budget: 2048,
         overdue: 0.0,
         rates: rates::Rates::default(),
+        time_left: f64::INFINITY,
         doubtful: false,
     }
 }
 
 fn decided(candidates: &[Candidate]) -> Decision {
     let arrivals = Arrivals::empty();
-    let ask = PricingInput { tokens: 1264, output: 200.0, arrivals: &arrivals };
+    let ask = PricingInput { tokens: 1264, output: 200.0, long_output: 600.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: rates::Rates::default(), utilisation: 0.5 };
     told(&place(&ask, candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), 1264, 200.0)
 }
@@ -97,6 +101,23 @@ fn what_is_not_known_is_said_to_be_so() {
     let text = text(&decided(&[candidate(0, 0)])).join("\n");
     assert!(text.contains("not known: it has not come, or the answer is no stream"), "{text}");
     assert!(super::text(&Decision::default()).len() > 3, "an empty answer is no reason to fail");
+}
+
+#[test]
+fn a_replica_that_ends_says_when_and_how_long_the_answer_may_need() {
+    let ends = Candidate { time_left: 4.0, ..candidate(1024, 1) };
+    let mut decision = decided(&[ends, candidate(0, 9)]);
+    assert_eq!(decision.chosen, 1);
+    let finish = decision.scored[0].finish;
+    assert!(finish > 4.0, "{finish}");
+    let said = text(&decision).join("\n");
+    assert!(said.contains(&format!("ends in 4.0 s; this answer needs about {finish:.1} s")), "{said}");
+    assert!(said.contains("200 expected of the answer and hardly more than 600;"), "{said}");
+    let json = decision_json(&decision);
+    assert_eq!((&json["scored"][0]["time_left"], &json["scored"][0]["finish"]), (&json!(4.0), &json!(finish)));
+    assert!(json["scored"][1]["time_left"].is_null() && json["long_output"] == 600.0);
+    decision.why = "ends_first".into();
+    assert!(text(&decision).join("\n").contains("none of 2 candidates can be expected to finish the answer before it leaves"));
 }
 
 #[test]
@@ -135,7 +156,7 @@ proptest! {
         let popularity = Popularity::default();
         let keys: Vec<u64> = (0..u64::from(tokens / 16)).collect();
         let seen = (0..=arrivals).map(|_| popularity.arrive(&keys, 16, 0.0)).last().unwrap();
-        let ask = PricingInput { tokens, output, arrivals: &seen };
+        let ask = PricingInput { tokens, output, long_output: 2.0 * output, arrivals: &seen };
         let conditions = Conditions { nominal: rates::Rates::default(), utilisation };
         let decision = told(&place(&ask, &[one], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), tokens, output);
         let scored = &decision.scored[0];

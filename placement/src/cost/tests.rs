@@ -19,6 +19,7 @@ fn idle(replica: usize) -> Candidate {
         budget: 8192,
         overdue: 0.0,
         rates: Rates::default(),
+        time_left: f64::INFINITY,
         doubtful: false,
     }
 }
@@ -34,7 +35,7 @@ fn fleet(utilisation: f64) -> Conditions {
 
 fn decide(tokens: u32, candidates: &[Candidate], utilisation: f64, seed: u64) -> Decision {
     let arrivals = Arrivals::empty();
-    let ask = PricingInput { tokens, output: 200.0, arrivals: &arrivals };
+    let ask = PricingInput { tokens, output: 200.0, long_output: 600.0, arrivals: &arrivals };
     place(&ask, candidates, &fleet(utilisation), &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap()
 }
 
@@ -66,7 +67,7 @@ fn every_term_can_be_worked_out_by_hand() {
         ..idle(0)
     };
     let arrivals = Arrivals::empty();
-    let ask = PricingInput { tokens: 3_000, output: 100.0, arrivals: &arrivals };
+    let ask = PricingInput { tokens: 3_000, output: 100.0, long_output: 300.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: Rates { prefill: 1e-4, attention: 0.0, ..rates }, utilisation: 0.5 };
     let decision = place(&ask, &[candidate], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap();
     let Scored { uncached, terms, .. } = *decision.choice();
@@ -83,6 +84,7 @@ fn every_term_can_be_worked_out_by_hand() {
     assert_close(terms.first_token(), terms.queue + terms.prefill + terms.steps + terms.memory);
     assert_close(terms.total(), terms.first_token() + terms.congestion + terms.decode);
     assert_eq!((decision.why, decision.tied, decision.utilisation), (ChoiceReason::Only, 1, 0.5));
+    assert_close(decision.choice().finish, terms.first_token() + 1.5 * 300.0 * step + 1.0);
 }
 
 #[test]
@@ -131,7 +133,7 @@ fn equal_replicas_share_evenly_over_seeds_and_within_one() {
     let first = (0..2_000).filter(|&seed| decide(500, &equals, 0.3, seed).chosen == 0).count();
     assert!((800..1_200).contains(&first), "{first}");
     let arrivals = Arrivals::empty();
-    let ask = PricingInput { tokens: 500, output: 200.0, arrivals: &arrivals };
+    let ask = PricingInput { tokens: 500, output: 200.0, long_output: 600.0, arrivals: &arrivals };
     let mut random = fastrand::Rng::with_seed(9);
     let mut counts = [0; 5];
     let equals: Vec<Candidate> = (0..5).map(idle).collect();
@@ -158,6 +160,36 @@ fn a_doubtful_replica_is_used_only_when_nothing_else_is_left() {
     assert_eq!((decision.chosen, decision.why), (1, ChoiceReason::Cheapest));
     let decision = decide(8_000, &[doubtful(0), Candidate { pending: 90_000, ..doubtful(1) }], 0.0, 1);
     assert_eq!((decision.chosen, decision.why), (0, ChoiceReason::LastResort));
+}
+
+/// With what a long answer of 600 tokens needs there: 10 s.
+fn ends_in(replica: usize, time_left: f64) -> Candidate {
+    Candidate { time_left, matched: 8_000, ..idle(replica) }
+}
+
+#[test]
+fn an_answer_goes_where_it_can_end_whatever_that_costs() {
+    for (time_left, expected) in [(30.0, 0), (10.1, 0), (9.9, 1), (0.0, 1)] {
+        let decision = decide(8_000, &[ends_in(0, time_left), busy(1, 0)], 0.0, 1);
+        assert_eq!((decision.chosen, decision.why), (expected, ChoiceReason::Cheapest), "{time_left} s left: {:?}", decision.scored[0]);
+    }
+}
+
+#[test]
+fn a_request_waits_for_the_replica_that_can_finish_it_rather_than_be_cut() {
+    let full = Candidate { pending: 1_000_000, ..busy(1, 0) };
+    let decision = decide(8_000, &[ends_in(0, 5.0), full], 0.0, 1);
+    assert!(decision.chosen == 1 && !has_room(&decision.choice().candidate), "{decision:?}");
+}
+
+#[test]
+fn where_no_replica_can_finish_an_answer_the_cheapest_of_those_that_leave_is_taken() {
+    let dear = Candidate { pending: 50_000, ..ends_in(1, 9.0) };
+    let doubtful = Candidate { doubtful: true, ..idle(2) };
+    let decision = decide(8_000, &[ends_in(0, 2.0), dear, doubtful], 0.0, 1);
+    assert_eq!((decision.chosen, decision.why), (0, ChoiceReason::EndsFirst), "before one that may be dead");
+    assert!(decision.choice().ends_first());
+    assert_eq!(decide(8_000, &[ends_in(0, 2.0)], 0.0, 1).why, ChoiceReason::EndsFirst, "also where it is the only one");
 }
 
 /// What equal replicas are priced with that seem to take so many times as long.
@@ -198,7 +230,7 @@ fn streams_spread_over_equal_replicas_that_seem_to_differ_and_decode_at_a_flat_r
 #[test]
 fn no_candidate_means_no_decision() {
     let arrivals = Arrivals::empty();
-    let ask = PricingInput { tokens: 1, output: 1.0, arrivals: &arrivals };
+    let ask = PricingInput { tokens: 1, output: 1.0, long_output: 3.0, arrivals: &arrivals };
     assert_eq!(place(&ask, &[], &fleet(0.0), &mut Vec::new(), &mut fastrand::Rng::with_seed(1)), None);
 }
 
@@ -232,7 +264,7 @@ fn a_hot_prefix_spreads_where_a_cold_one_stays() {
     let home = Candidate { pending: 12_000, ..busy(0, 8_000) };
     let (popularity, keys) = (Popularity::default(), keys(0, 8_000));
     let place_it = |arrivals: &Arrivals| {
-        let ask = PricingInput { tokens: 8_000, output: 200.0, arrivals };
+        let ask = PricingInput { tokens: 8_000, output: 200.0, long_output: 600.0, arrivals };
         place(&ask, &[home, idle(1)], &fleet(0.6), &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap().choice().candidate.replica
     };
     assert_eq!(place_it(&popularity.arrive(&keys, BLOCK, 0.0)), 0);
@@ -249,7 +281,7 @@ fn a_burst_of_equal_prompts_stays_on_two_replicas_at_most() {
             let mut replicas: Vec<Candidate> = (0..4).map(idle).collect();
             for _ in 0..16 {
                 let arrivals = popularity.arrive(&keys, BLOCK, 0.0);
-                let ask = PricingInput { tokens, output: 200.0, arrivals: &arrivals };
+                let ask = PricingInput { tokens, output: 200.0, long_output: 600.0, arrivals: &arrivals };
                 let decision = place(&ask, &replicas, &fleet(utilisation), &mut Vec::new(), &mut random).unwrap();
                 let uncached = decision.choice().uncached;
                 let replica = &mut replicas[decision.chosen];
@@ -290,8 +322,8 @@ fn any_rates() -> impl Strategy<Value = Rates> {
 
 fn any_candidate() -> impl Strategy<Value = Candidate> {
     let counts = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>());
-    (counts, figure(), figure(), prop_oneof![any_rates(), Just(Rates::default())], any::<bool>()).prop_map(
-        |((matched, in_flight, pending, context, capacity, budget), kv_use, overdue, rates, doubtful)| Candidate {
+    (counts, figure(), figure(), prop_oneof![any_rates(), Just(Rates::default())], figure(), any::<bool>()).prop_map(
+        |((matched, in_flight, pending, context, capacity, budget), kv_use, overdue, rates, time_left, doubtful)| Candidate {
             replica: 0,
             matched,
             in_flight,
@@ -302,6 +334,7 @@ fn any_candidate() -> impl Strategy<Value = Candidate> {
             budget,
             overdue,
             rates,
+            time_left,
             doubtful,
         },
     )
@@ -314,21 +347,43 @@ proptest! {
         nominal in any_rates(), seed: u64,
     ) {
         let arrivals = Arrivals::empty();
-        let ask = PricingInput { tokens, output, arrivals: &arrivals };
+        let ask = PricingInput { tokens, output, long_output: output, arrivals: &arrivals };
         let conditions = Conditions { nominal, utilisation };
         let decision = place(&ask, &candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap();
         prop_assert_eq!(decision.scored.len(), candidates.len());
         for scored in &decision.scored {
             prop_assert!(scored.terms.total().is_finite() && scored.terms.total() >= 0.0, "{:?}", scored);
         }
-        let rank = |scored: &Scored| (scored.candidate.doubtful, scored.terms.total());
-        let (doubtful, cost) = rank(decision.choice());
+        let standing = |scored: &Scored| if scored.candidate.doubtful { 2 } else { u8::from(scored.ends_first()) };
+        let (own, cost) = (standing(decision.choice()), decision.choice().terms.total());
         for other in &decision.scored {
-            let (other_doubtful, other_cost) = rank(other);
+            let other_cost = other.terms.total();
             let near = cost <= (other_cost * 1.02).max(other_cost + 0.001);
-            prop_assert!(if doubtful == other_doubtful { near } else { other_doubtful }, "{:?}", decision);
+            prop_assert!(if standing(other) == own { near } else { standing(other) > own }, "{:?}", decision);
         }
         prop_assert_eq!(decision.chosen, place(&ask, &candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap().chosen);
+    }
+
+    #[test]
+    fn no_answer_that_may_take_longer_goes_to_a_replica_that_ends_in_30_seconds(
+        loads in prop::array::uniform2((0..200_u32, 0..100_000_u64, 0..300_000_u64)), (tokens, matched) in (1..50_000_u32, 0..50_000_u32),
+        (output, long_output) in (0.0..4000.0_f64, 0.0..4000.0_f64), utilisation in 0.0..1.0, seed: u64,
+    ) {
+        let [(in_flight, pending, context), other] = loads;
+        let ending = Candidate { matched, in_flight, pending, context, time_left: 30.0, ..idle(0) };
+        let staying = Candidate { in_flight: other.0, pending: other.1, context: other.2, ..idle(1) };
+        let arrivals = Arrivals::empty();
+        let ask = PricingInput { tokens, output, long_output, arrivals: &arrivals };
+        let decision = place(&ask, &[ending, staying], &fleet(utilisation), &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap();
+        let terms = decision.scored[0].terms;
+        let needed = terms.first_token() + 1.5 * long_output * ending.rates.step_seconds(in_flight, context) + 1.0;
+        prop_assert!(decision.chosen == 1 || needed <= 30.0 + 1e-9, "{:?}", decision);
+        // The end of a replica says nothing against it where there is time.
+        let endless = [Candidate { time_left: f64::INFINITY, ..ending }, staying];
+        if needed < 30.0 - 1e-9 {
+            let without = place(&ask, &endless, &fleet(utilisation), &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap();
+            prop_assert_eq!(decision.chosen, without.chosen);
+        }
     }
 
     #[test]

@@ -114,7 +114,11 @@ impl Dispatch {
             })
         };
         let alone = beside(&|replica| constraints.is_allowed(&replica.engine_life()) && !constraints.is_occupied(&replica.id)).flatten();
-        alone.or_else(|| beside(&|replica| constraints.is_allowed(&replica.engine_life())).flatten())
+        match alone {
+            Some(alone) if !alone.ends_first() => Some(alone),
+            // Beside another trial rather than where the answer would be cut.
+            alone => beside(&|replica| constraints.is_allowed(&replica.engine_life())).flatten().or(alone),
+        }
     }
 
     fn bind_retry(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Binding> {

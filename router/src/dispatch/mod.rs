@@ -4,6 +4,7 @@
 mod binding;
 mod external;
 mod failover;
+mod job_end;
 mod refusal;
 mod relay;
 mod retry_budget;
@@ -21,6 +22,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 pub(crate) use external::ExternalPlacement;
 use failover::RetryContext;
+use job_end::explain_loss;
 pub(crate) use refusal::Refusal;
 pub(crate) use relay::BREAK_DELAY;
 pub(crate) use relay::{Relay, RelayContext};
@@ -242,7 +244,8 @@ impl Dispatch {
                     begun.in_flight = None;
                     refused = Some(begun);
                 }
-                AttemptOutcome::Lost(broken) => {
+                AttemptOutcome::Lost(mut broken) => {
+                    broken.message = explain_loss(&self.fleet.view(), &replica, Instant::now(), broken.message);
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     lost = Some(broken);
                 }

@@ -15,6 +15,7 @@ use hostler_proto::lane::{Fault, StreamFault, is_keep_alive_comment};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
+use super::job_end::explain_loss;
 use super::usage_bounds::UsageBounds;
 use crate::access_log::AccessEntry;
 use crate::admission::{ActualUsage, OutputTokens, Permit};
@@ -206,6 +207,7 @@ impl Relay {
     /// The answer broke: an event stream ends with an error event.
     fn fail(&mut self, cause: &'static str, message: String) {
         self.exchange.detach();
+        let message = explain_loss(&self.context.feedback.fleet().view(), &self.context.replica, Instant::now(), message);
         let replica = &self.context.replica.id;
         let id = self.context.feedback.decision_id();
         tracing::warn!(%replica, id = format_args!("{id:016x}"), message, "an answer broke after it had begun");

@@ -29,13 +29,31 @@ pub(crate) async fn attach(fleet: &Fleet, attachment: u64, replicas: Vec<Replica
     attach_told(fleet, attachment, Directives::unconnected(), replicas).await
 }
 
+/// The same of another node.
+pub(crate) async fn attach_node(fleet: &Fleet, attachment: u64, node: &str, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
+    attach_with(fleet, attachment, node, Directives::unconnected(), replicas).await
+}
+
+/// Its agent runs in the job `12.head`, which ends in so many seconds and which it leaves in so many.
+pub(crate) async fn report_job(fleet: &Fleet, attachment: u64, (leaves, ends): (u64, u64)) {
+    let moment = |seconds| Some(Instant::now() + Duration::from_secs(seconds));
+    let (ends_at, leaves_at) = (moment(ends), moment(leaves));
+    let job = Job { scheduler: super::job::Scheduler::Pbs, id: "12.head".into(), array_index: None, run: 1, ends_at, leaves_at };
+    fleet.update(FleetUpdate::JobReported { attachment, job }).await;
+    sleep(LOAD_PUBLISH_INTERVAL).await;
+}
+
 /// The same, with directives that the agent receives.
 pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Directives, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
+    attach_with(fleet, attachment, "n", directives, replicas).await
+}
+
+async fn attach_with(fleet: &Fleet, attachment: u64, node: &str, directives: Directives, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
     let lanes = Arc::new(Lanes::default());
     let lane = Lane::new(Counter::default());
     lanes.add(&lane);
     let attached =
-        FleetUpdate::Attached { attachment, node: "n".into(), agent_version: "1".into(), agent_run: attachment, lanes, directives };
+        FleetUpdate::Attached { attachment, node: node.into(), agent_version: "1".into(), agent_run: attachment, lanes, directives };
     fleet.update(attached).await;
     report(fleet, attachment, true, replicas).await;
     lane

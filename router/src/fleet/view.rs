@@ -86,6 +86,13 @@ impl Replica {
         self.epoch == life.epoch && self.id == life.replica
     }
 
+    /// Seconds until its node's agent begins to leave; infinite where no end is known.
+    #[must_use]
+    pub(crate) fn seconds_until_leaving(&self, now: Instant) -> f64 {
+        let leaves_at = self.job.as_ref().and_then(|job| job.leaves_at);
+        leaves_at.map_or(f64::INFINITY, |at| at.saturating_duration_since(now).as_secs_f64())
+    }
+
     #[must_use]
     pub(crate) fn accepts(&self, model: Option<&str>) -> bool {
         self.is_ready() && self.serves(model)
@@ -180,8 +187,14 @@ impl FleetView {
     /// the replica was forgotten.
     #[must_use]
     pub(crate) fn has_lapsed_lease(&self, replica: &Replica) -> bool {
+        self.present(replica).is_none_or(|present| present.lease_lapsed)
+    }
+
+    /// What is known of `replica` now; nothing if it was forgotten since the view that it is from.
+    #[must_use]
+    pub(crate) fn present(&self, replica: &Replica) -> Option<&Arc<Replica>> {
         let place = self.replicas.binary_search_by(|other| (&other.node, other.index).cmp(&(&replica.node, replica.index)));
-        place.map_or(true, |place| self.replicas[place].lease_lapsed)
+        place.ok().map(|place| &self.replicas[place])
     }
 
     /// Whether that life of an engine lasts.

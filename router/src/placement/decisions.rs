@@ -30,6 +30,8 @@ pub(crate) struct PlacementDecision {
     pub fallback_reason: &'static str,
     pub prompt_tokens: u32,
     pub expected_output_tokens: f64,
+    /// Tokens that the answer hardly exceeds.
+    pub long_output_tokens: f64,
     /// The decision, with the candidates that are kept and their costs.
     pub decision: Decision,
     /// The candidates' names, in the same order.
@@ -51,7 +53,7 @@ pub(crate) struct PlacementOutcome {
 impl PlacementDecision {
     #[must_use]
     pub(crate) fn new(id: u64, prompt: &Prompt, chosen: ChosenReplica) -> Self {
-        let ChosenReplica { decision, view, chosen_at, level, expected_output_tokens, .. } = chosen;
+        let ChosenReplica { decision, view, chosen_at, level, expected_output_tokens, long_output_tokens, .. } = chosen;
         let replicas = || decision.scored.iter().map(|scored| &view.replicas[scored.candidate.replica]);
         let replica_names = replicas().map(|replica| replica.id.clone()).collect();
         let report_ages = replicas().map(|replica| chosen_at.saturating_duration_since(replica.last_report).as_secs_f32()).collect();
@@ -67,6 +69,7 @@ impl PlacementDecision {
             fallback_reason: prompt.fallback_reason,
             prompt_tokens: prompt.token_count(),
             expected_output_tokens,
+            long_output_tokens,
             decision,
             replica_names,
             report_ages,
@@ -80,6 +83,7 @@ impl PlacementDecision {
             ChoiceReason::Only => "only",
             ChoiceReason::Cheapest => "cheapest",
             ChoiceReason::NearTie => "near_tie",
+            ChoiceReason::EndsFirst => "ends_first",
             ChoiceReason::LastResort => "last_resort",
         }
     }

@@ -2,7 +2,6 @@
 //! request until its answer has ended.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use hostler_placement::affinity::ReplicaSlot;
 use hostler_placement::block_keys::BlockKey;
@@ -10,38 +9,8 @@ use hostler_placement::rates::FirstTokenSample;
 use tokio::time::Instant;
 
 use super::{PlacementDecision, Placer, Prompt};
-use crate::fleet::{InFlight, LocalLoad};
+use crate::fleet::{Fleet, InFlight, LocalLoad};
 use crate::sse::TokenUsage;
-
-/// Tokens expected of an answer before any has been seen.
-const DEFAULT_OUTPUT_TOKENS: f64 = 256.0;
-
-/// The weight of one answer in the moving average of lengths.
-const OUTPUT_WEIGHT: f64 = 0.02;
-
-#[derive(Debug)]
-pub(super) struct OutputLengths(AtomicU64);
-
-impl Default for OutputLengths {
-    fn default() -> Self {
-        Self(AtomicU64::new(DEFAULT_OUTPUT_TOKENS.to_bits()))
-    }
-}
-
-impl OutputLengths {
-    /// Tokens expected of an answer of at most `most`.
-    #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-    pub(super) fn expected(&self, most: Option<u64>) -> f64 {
-        let mean = f64::from_bits(self.0.load(Ordering::Relaxed));
-        most.map_or(mean, |most| mean.min(most as f64))
-    }
-
-    /// Adds an answer's length. Of two at the same moment one may be lost.
-    fn observe(&self, tokens: f64) {
-        let mean = f64::from_bits(self.0.load(Ordering::Relaxed));
-        self.0.store((mean + OUTPUT_WEIGHT * (tokens - mean)).to_bits(), Ordering::Relaxed);
-    }
-}
 
 /// A placed request, from its dispatch to the end of its answer.
 #[derive(Debug)]
@@ -63,6 +32,10 @@ pub(crate) struct PlacementFeedback {
 }
 
 impl PlacementFeedback {
+    pub(crate) fn fleet(&self) -> &Fleet {
+        &self.placer.fleet
+    }
+
     /// The router's own number of the request, which its answer has as `x-hostler-id`.
     pub(crate) fn decision_id(&self) -> u64 {
         self.decision.id
@@ -127,7 +100,7 @@ impl PlacementFeedback {
         let completion = usage.map_or(events, |usage| usage.completion_tokens);
         let seen = completion.min(context).min(self.max_output_tokens.unwrap_or(u64::MAX));
         if seen > 0 && one {
-            self.placer.output_lengths.observe(seen as f64);
+            self.placer.output_lengths.observe(seen);
         }
         if let Some(first) = self.first_token_at.filter(|_| self.is_stream && completion > 2) {
             let now = Instant::now();

@@ -3,6 +3,7 @@
 
 mod decisions;
 mod feedback;
+mod output_lengths;
 mod prefill_windows;
 mod prompt;
 mod prompt_reading;
@@ -31,7 +32,7 @@ use crate::cache_level::CacheLevel;
 use crate::fleet::{Fleet, FleetView, InFlight, InFlightCost, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;
-use feedback::OutputLengths;
+use output_lengths::SharedOutputLengths;
 
 /// Decisions that can still be explained.
 const MAX_RECORDED_DECISIONS: usize = 10_000;
@@ -61,7 +62,7 @@ pub(crate) struct Placer {
     popularity: Popularity,
     approx_prefix: Arc<ApproxPrefixIndex>,
     offered_load: OfferedWork,
-    output_lengths: OutputLengths,
+    output_lengths: SharedOutputLengths,
     prefill_windows: PrefillWindows,
 }
 
@@ -76,6 +77,8 @@ pub(crate) struct ChosenReplica {
     pub chosen_at: Instant,
     pub level: CacheLevel,
     pub expected_output_tokens: f64,
+    /// Tokens that the answer hardly exceeds.
+    pub long_output_tokens: f64,
     /// Its replica slot in the cache index, if its cache is known.
     slot: Option<ReplicaSlot>,
     block_tokens: u32,
@@ -94,6 +97,12 @@ impl ChosenReplica {
     #[must_use]
     pub(crate) fn first_token_seconds(&self) -> f64 {
         self.decision.choice().terms.first_token()
+    }
+
+    /// Whether the replica's node may well leave before the answer has ended; then no other replica could finish it.
+    #[must_use]
+    pub(crate) fn ends_first(&self) -> bool {
+        self.decision.choice().ends_first()
     }
 
     /// What a waiting request keeps of the choice.
@@ -173,7 +182,7 @@ impl Placer {
             popularity: Popularity::default(),
             approx_prefix: Arc::default(),
             offered_load: OfferedWork::new(),
-            output_lengths: OutputLengths::default(),
+            output_lengths: SharedOutputLengths::default(),
             prefill_windows,
         }
     }
@@ -232,8 +241,9 @@ impl Placer {
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
         let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(ours, others);
         let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
-        let output = self.output_lengths.expected(prompt.max_output_tokens());
-        let ask = PricingInput { tokens: prompt.token_count(), output, arrivals };
+        let most_output = prompt.max_output_tokens();
+        let (output, long_output) = (self.output_lengths.expected(most_output), self.output_lengths.long(most_output));
+        let ask = PricingInput { tokens: prompt.token_count(), output, long_output, arrivals };
         let decision = place(&ask, candidates, &Conditions { nominal, utilisation }, priced, &mut fastrand::Rng::new())?;
         let choice = &decision.choice().candidate;
         let (replica, is_window_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
@@ -249,6 +259,7 @@ impl Placer {
             chosen_at: now,
             level,
             expected_output_tokens: output,
+            long_output_tokens: long_output,
             slot,
             block_tokens,
             is_window_open,
@@ -379,6 +390,7 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
         budget: replica.state.token_budget,
         overdue: local.overdue_seconds(seconds),
         rates: Rates::default(),
+        time_left: replica.seconds_until_leaving(now),
         doubtful: view.is_last_resort(replica, now),
     }
 }

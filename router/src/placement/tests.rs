@@ -1,11 +1,13 @@
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use hostler_placement::cost::ChoiceReason;
 use hostler_prompt::Dialect;
 
 use super::prompt::tests::{exact, stream, text};
 use super::*;
-use crate::fleet::tests::{ReplicaChange, attach, fleet, ready, report, state};
+use crate::fleet::tests::{ReplicaChange, attach, attach_node, fleet, ready, report, report_job, state};
 use crate::fleet::{EngineLaunch, EngineLoad, FleetUpdate, Phase, ReplicaCache, ReplicaLoad, ReplicaStatus};
 use crate::lanes::Lane;
 use crate::prompt::FilesHash;
@@ -59,6 +61,13 @@ impl Fixture {
         report(&self.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(index) }]).await;
     }
 
+    /// Another node, `later`, which stays, while this one leaves its job in so many seconds. Its lane is to be kept.
+    pub(super) async fn leave_in(&self, seconds: u64) -> Arc<Lane> {
+        let lane = attach_node(&self.fleet, 2, "later", vec![replica(0)]).await;
+        report_job(&self.fleet, 1, (seconds, seconds + 5)).await;
+        lane
+    }
+
     pub(super) fn choose(&self, prompt: &Prompt) -> ChosenReplica {
         self.placer.choose(prompt, &[], Instant::now()).unwrap()
     }
@@ -88,6 +97,48 @@ async fn a_request_goes_only_to_replicas_whose_front_end_has_its_route() {
     let view = fixture.fleet.view();
     assert!(view.may_lack_route(Some("m"), "/v1/responses") && !view.may_lack_route(Some("other"), "/v1/responses"));
     assert!(!view.may_lack_route(Some("m"), "/v1/messages"));
+}
+
+/// A stream of at most so many tokens.
+fn answer_of(most: u64) -> Prompt {
+    let model = Some("m".to_owned());
+    Prompt::from_text(PlacementRequest { model, max_output_tokens: Some(most), is_stream: true, ..PlacementRequest::default() }, "")
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_may_take_longer_than_a_nodes_job_goes_to_another_node() {
+    let fixture = Fixture::approximate(1).await;
+    let _lane = fixture.leave_in(10).await;
+    let places = |prompt: &Prompt| (0..40).map(|_| fixture.choose(prompt).replica.id.to_string()).collect::<BTreeSet<_>>();
+    let both = BTreeSet::from(["later/0".to_owned(), "n/0".to_owned()]);
+    // Of what is known of long answers so far, 1,024 tokens, 16 s are needed.
+    let stays = BTreeSet::from(["later/0".to_owned()]);
+    assert_eq!((places(&stream("hi")), places(&answer_of(5000)), places(&answer_of(100))), (stays.clone(), stays.clone(), both));
+    let scored = &fixture.choose(&answer_of(100)).decision.scored;
+    assert!(scored[0].candidate.time_left.is_infinite() && (9.0..10.0).contains(&scored[1].candidate.time_left), "{scored:?}");
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    for attachment in [1, 2] {
+        report(&fixture.fleet, attachment, false, Vec::new()).await;
+    }
+    assert_eq!(places(&answer_of(100)), stays, "by now that is too long, too");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_leaves_is_used_where_no_other_is_left() {
+    let fixture = Fixture::approximate(1).await;
+    report_job(&fixture.fleet, 1, (3, 8)).await;
+    let chosen = fixture.choose(&stream("hi"));
+    assert!(&*chosen.replica.id == "n/0" && chosen.has_room() && chosen.ends_first());
+    assert_eq!(chosen.decision.why, ChoiceReason::EndsFirst);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_ends_earlier_than_it_was_said_to_counts_from_then_on() {
+    let fixture = Fixture::approximate(1).await;
+    let _lane = fixture.leave_in(3600).await;
+    assert!(fixture.choose(&stream("hi")).decision.scored.iter().all(|scored| !scored.ends_first()));
+    report_job(&fixture.fleet, 1, (5, 10)).await;
+    assert_eq!(&*fixture.choose(&stream("hi")).replica.id, "later/0");
 }
 
 fn replica(index: u32) -> ReplicaChange {

@@ -53,6 +53,7 @@ fn nonsense_is_refused() {
         ["--step", "0"],
         ["--context", "inf"],
         ["--requests", "0"],
+        ["--job", "0.5"],
     ] {
         assert!(Program::try_parse_from(["program", flags[0], flags[1]]).is_err(), "{flags:?}");
     }

@@ -4,6 +4,21 @@ use proptest::prelude::*;
 
 use super::*;
 
+#[test]
+fn what_is_cleared_is_reported_as_removed_and_all_of_it_is_free_again() {
+    let mut blocks = Blocks::new(4);
+    let held = blocks.take(1);
+    blocks.take(2);
+    blocks.give_back(held);
+    blocks.changes();
+    blocks.take(3);
+    blocks.clear();
+    let mut changes = blocks.changes();
+    changes.removed.sort_unstable();
+    assert_eq!((changes.stored, changes.removed), (Vec::new(), vec![1, 2]), "nobody has heard of the third");
+    assert_eq!((blocks.free(), blocks.matched(&[1])), (4, 0));
+}
+
 /// A chain of keys: equal for equal names and lengths, and a prefix of every longer one.
 fn chain(name: u64, length: u64) -> Vec<BlockKey> {
     (0..length).map(|position| name * 1_000 + position).collect()

@@ -1,7 +1,8 @@
 use super::*;
 
 fn record(ttft: f64, tpot: f64, cached: u32) -> RequestRecord {
-    RequestRecord { arrived: 1.0, first: 1.0 + ttft, last: 1.0 + ttft + tpot * 10.0, prompt: 100, output: 11, cached, replica: 0 }
+    let (first, last) = (1.0 + ttft, 1.0 + ttft + tpot * 10.0);
+    RequestRecord { arrived: 1.0, first, last, prompt: 100, output: 11, cached, replica: 0, cut: false }
 }
 
 #[test]
@@ -13,8 +14,8 @@ fn a_percentile_is_the_least_value_that_so_many_do_not_exceed() {
 
 #[test]
 fn measures_are_those_of_the_records() {
-    let records =
-        vec![record(1.0, 0.05, 50), record(3.0, 0.05, 100), record(1.0, 0.3, 0), RequestRecord { output: 1, ..record(1.0, 9.0, 0) }];
+    let short = RequestRecord { output: 1, ..record(1.0, 9.0, 0) };
+    let records = vec![record(1.0, 0.05, 50), record(3.0, 0.05, 100), record(1.0, 0.3, 0), short];
     let run = RunResult { records, busy: vec![1.0, 3.0], preemptions: 2 };
     let measures = measure(&run, &Objectives::default());
     assert!((measures.ttft_mean - 1.5).abs() < 1e-9 && (measures.ttft_p90 - 3.0).abs() < 1e-9);
@@ -22,6 +23,15 @@ fn measures_are_those_of_the_records() {
     assert!((measures.hit_rate - 150.0 / 400.0).abs() < 1e-9);
     assert!((measures.goodput - 0.5).abs() < 1e-9, "one was too late, one too slow");
     assert!((measures.imbalance - 1.5).abs() < 1e-9);
+}
+
+#[test]
+fn an_answer_that_was_cut_is_not_good_and_says_nothing_of_the_time_per_token() {
+    let cut = RequestRecord { cut: true, ..record(1.0, 0.01, 0) };
+    let run = RunResult { records: vec![record(1.0, 0.05, 0), cut], busy: vec![1.0], preemptions: 0 };
+    let measures = measure(&run, &Objectives::default());
+    assert_eq!((measures.cut, measures.goodput), (0.5, 0.5));
+    assert!((measures.tpot_mean - 0.05).abs() < 1e-9);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use hostler_placement::affinity::{
 use hostler_placement::block_keys::BlockKey;
 use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, PricingInput, has_room, place};
 use hostler_placement::offered_work::OfferedWork;
+use hostler_placement::output_lengths::OutputLengths;
 use hostler_placement::queue::{Queue, TurnFactors};
 use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, RatePool, Rates};
 use rustc_hash::FxHashMap;
@@ -17,12 +18,6 @@ use rustc_hash::FxHashMap;
 use super::Policy;
 use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::request::{BLOCK_TOKENS, Request};
-
-/// Tokens of an answer before any has been seen.
-const DEFAULT_OUTPUT_TOKENS: f64 = 256.0;
-
-/// How much one answer moves the mean length.
-const OUTPUT_WEIGHT: f64 = 0.02;
 
 /// Requests that may wait: more than any run has.
 const MAX_QUEUED: usize = 1 << 20;
@@ -39,7 +34,7 @@ pub(super) struct HostlerPolicy {
     overlay: Arc<InFlightOverlay>,
     popularity: Popularity,
     offered_work: OfferedWork,
-    output: f64,
+    output_lengths: OutputLengths,
     /// A buffer for the costs, reused.
     priced: Vec<CandidateCost>,
     local_loads: Vec<LocalLoad>,
@@ -96,7 +91,7 @@ impl HostlerPolicy {
             overlay: Arc::default(),
             popularity: Popularity::default(),
             offered_work: OfferedWork::new(),
-            output: DEFAULT_OUTPUT_TOKENS,
+            output_lengths: OutputLengths::default(),
             priced: Vec::new(),
             local_loads: (0..fleet.replicas).map(|_| own()).collect(),
             in_flight: FxHashMap::default(),
@@ -122,7 +117,12 @@ impl HostlerPolicy {
             .collect();
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
         let utilisation = self.offered_work.utilisation(candidates.len(), now);
-        let ask = PricingInput { tokens: prompt.tokens, output: self.output, arrivals: &prompt.arrivals };
+        let ask = PricingInput {
+            tokens: prompt.tokens,
+            output: self.output_lengths.mean(),
+            long_output: self.output_lengths.long(),
+            arrivals: &prompt.arrivals,
+        };
         let conditions = Conditions { nominal, utilisation };
         place(&ask, &candidates, &conditions, &mut self.priced, &mut self.random).expect("a fleet has a replica")
     }
@@ -140,6 +140,7 @@ impl HostlerPolicy {
             budget: self.fleet.hardware.budget,
             overdue: own.due.first().map_or(0.0, |(due, _)| (now - f64::from_bits(*due)).max(0.0)),
             rates: Rates::default(),
+            time_left: seen.job_ends[replica] - now,
             doubtful: false,
         }
     }
@@ -148,7 +149,7 @@ impl HostlerPolicy {
         let choice = decision.choice();
         let replica = choice.candidate.replica;
         let rates = &choice.candidate.rates;
-        self.offered_work.add_request(rates.work_seconds(choice.uncached, choice.candidate.matched, self.output), now);
+        self.offered_work.add_request(rates.work_seconds(choice.uncached, choice.candidate.matched, self.output_lengths.mean()), now);
         let predicted = choice.terms.first_token();
         let due = (now + predicted).to_bits();
         let own = &mut self.local_loads[replica];
@@ -241,11 +242,21 @@ impl Policy for HostlerPolicy {
         let Some(sent) = self.in_flight.remove(&id) else { return };
         let replica = sent.choice.replica;
         let own = &mut self.local_loads[replica];
-        self.output += OUTPUT_WEIGHT * (f64::from(sent.output) - self.output);
+        self.output_lengths.observe(sent.output);
         if let Some((first, sequences, context)) = sent.first_token.filter(|_| sent.output > 2) {
             let interval = (now - first) / f64::from(sent.output - 1);
             let sequences = sequences.midpoint(seen.in_flight[replica]).max(1);
             own.learner.learn_interval(sequences, context.midpoint(own.context), interval, now);
+        }
+        own.context -= u64::from(sent.tokens);
+    }
+
+    fn on_cut(&mut self, id: usize, had_tokens: bool, _seen: &FleetState, _now: f64) {
+        let Some(sent) = self.in_flight.remove(&id) else { return };
+        let own = &mut self.local_loads[sent.choice.replica];
+        if !had_tokens {
+            own.pending -= u64::from(sent.uncached);
+            own.due.remove(&(sent.due, id));
         }
         own.context -= u64::from(sent.tokens);
     }

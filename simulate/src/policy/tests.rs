@@ -12,7 +12,11 @@ fn request(session: u64, segments: &[(u64, u32)]) -> Request {
 }
 
 fn seen(in_flight: &[u32]) -> FleetState {
-    FleetState { in_flight: in_flight.to_vec(), loads: vec![EngineLoad::default(); in_flight.len()] }
+    FleetState {
+        in_flight: in_flight.to_vec(),
+        loads: vec![EngineLoad::default(); in_flight.len()],
+        job_ends: vec![f64::INFINITY; in_flight.len()],
+    }
 }
 
 fn stored(request: &Request) -> ReplicaReport {

@@ -12,6 +12,7 @@ pub(crate) fn outcome(workload: &str, policy: &str, ttft_mean: f64) -> Outcome {
         hit_rate: 0.5,
         goodput: 1.0,
         imbalance: 1.25,
+        cut: 0.0,
         preemptions: 3,
         makespan: 60.0,
         ttfts: Vec::new(),
@@ -35,5 +36,5 @@ fn csv_has_a_heading_for_each_field() {
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let (headings, fields) = (lines.next().unwrap(), lines.next().unwrap());
     assert_eq!(headings.len(), fields.len());
-    assert_eq!((headings[3], fields[3], headings[11], fields[11]), ("ttft_mean", "0.500000", "preemptions", "3"));
+    assert_eq!((headings[3], fields[3], headings[12], fields[12]), ("ttft_mean", "0.500000", "preemptions", "3"));
 }

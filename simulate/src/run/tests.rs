@@ -82,6 +82,53 @@ fn bursts_stay_together_where_the_router_knows_what_is_in_flight() {
     assert!(even < 0.51 && own > 0.75, "{even} and {own}");
 }
 
+/// One answer of 20 steps on a replica whose job ends every 10 s; it comes after 5 s or at the end of a prompt.
+fn cut_by_the_end_of_a_job(prompt: u32) -> RequestRecord {
+    let fleet = SimulatedFleet { replicas: 1, job: 10.0, ..small() };
+    play(vec![arrival(1, prompt, 20, ArrivalTime::At(5.0))], PolicyName::Hostler, &fleet).records[0]
+}
+
+#[test]
+fn the_end_of_a_job_cuts_the_answers_that_have_begun() {
+    let record = cut_by_the_end_of_a_job(100);
+    assert!(record.cut, "{record:?}");
+    assert_eq!((record.first, record.last), (7.0, 10.0));
+}
+
+#[test]
+fn a_request_that_nothing_has_come_for_when_a_job_ends_is_placed_again_and_twice_at_most() {
+    // Its prompt takes 8 s: it is computed in the job after.
+    let record = cut_by_the_end_of_a_job(700);
+    assert_eq!((record.first, record.last, record.cut), (18.0, 20.0, true));
+    // Its prompt takes longer than a job.
+    let record = cut_by_the_end_of_a_job(2_000);
+    assert_eq!((record.first, record.last, record.cut), (30.0, 30.0, true));
+}
+
+#[test]
+fn every_policy_goes_on_after_the_ends_of_jobs_with_empty_caches() {
+    let shape = WorkloadShape { requests: 80, ..WorkloadShape::default() };
+    for kind in [WorkloadKind::Agentic, WorkloadKind::Bursts] {
+        for policy in PolicyName::all() {
+            let fleet = SimulatedFleet { replicas: 3, job: 10.0, ..SimulatedFleet::default() };
+            let run = play(shape.workload(kind).unwrap().arrivals, *policy, &fleet);
+            assert!(run.records.iter().all(|record| record.first > record.arrived && record.last >= record.first), "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn answers_go_where_they_can_end_if_the_ends_of_jobs_are_known() {
+    let cut = |hide_job_ends| {
+        let shape = WorkloadShape { requests: 1_000, rate: Some(8.0), ..WorkloadShape::default() };
+        let fleet = SimulatedFleet { replicas: 4, job: 60.0, hide_job_ends, ..SimulatedFleet::default() };
+        let run = play(shape.workload(WorkloadKind::NoSharing).unwrap().arrivals, PolicyName::Hostler, &fleet);
+        run.records.iter().filter(|record| record.cut).count()
+    };
+    let (known, hidden) = (cut(false), cut(true));
+    assert!(hidden > 20 && known * 5 < hidden, "{known} cut, and {hidden} where the ends are hidden");
+}
+
 #[test]
 fn a_noisy_replica_is_as_fast_for_ten_seconds_and_as_fast_as_the_others_in_the_mean() {
     let fleet = SimulatedFleet { noise: 0.1, ..SimulatedFleet::default() };

@@ -89,6 +89,29 @@ async fn nobody_is_queued_while_a_replica_has_room() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_waits_for_a_node_that_stays_while_another_leaves_too_early_and_goes_there_when_it_is_the_last() {
+    let fixture = Fixture::start(8, LONG).await;
+    let lane = fixture.placed.leave_in(10).await;
+    let full = fixture.fill(0);
+    assert_eq!(&*fixture.placed.fleet.view().replicas[0].id, "later/0");
+    drop(fixture.wait("first", 0, 100));
+    let_tasks_run().await;
+    assert_eq!((fixture.queue.waiting_count(), fixture.log().len()), (1, 0), "a request that waits is better than one that is cut");
+    drop(full);
+    let_tasks_run().await;
+    assert_eq!(fixture.log(), ["first"]);
+    let _full = fixture.fill(0);
+    drop(fixture.wait("second", 0, 100));
+    let_tasks_run().await;
+    assert_eq!(fixture.log(), ["first"]);
+    let draining = ReplicaChange { state: Some(state(Phase::Draining, "m")), ..ready(0) };
+    report(&fixture.placed.fleet, 2, false, vec![draining]).await;
+    let_tasks_run().await;
+    assert_eq!(fixture.log(), ["first", "second"]);
+    drop(lane);
+}
+
+#[tokio::test(start_paused = true)]
 async fn prompts_for_a_busy_replica_wait_for_a_prefill_window_and_go_together() {
     let every = Duration::from_millis(400);
     let fixture = Fixture::on(Placement::with_prefill_windows(1, every).await, 8, LONG);

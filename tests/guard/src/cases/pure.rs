@@ -49,13 +49,14 @@ pub(crate) fn place_among(count_of: usize) -> anyhow::Result<()> {
             budget: 8192,
             overdue: 0.0,
             rates: Rates::default(),
+            time_left: f64::INFINITY,
             doubtful: false,
         })
         .collect();
     let prompt: Vec<u32> = (0..TOKENS).collect();
     let prompt = block_keys::token_keys(KeyChain::new("", ""), &prompt, 16);
     let arrivals = Popularity::default().arrive(&prompt, 16, 0.1);
-    let ask = PricingInput { tokens: TOKENS, output: 300.0, arrivals: &arrivals };
+    let ask = PricingInput { tokens: TOKENS, output: 300.0, long_output: 900.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: Rates::default(), utilisation: 0.0 };
     let mut priced = Vec::new();
     count(|| {

@@ -1,0 +1,49 @@
+//! What is known of the ends of batch jobs must save answers, and cost next to nothing: four replicas, of which one ends every two minutes,
+//! once with these ends known to the router and once without.
+
+use super::GateResult;
+use crate::fleet::SimulatedFleet;
+use crate::measure::{Measures, Objectives, measure};
+use crate::policy::PolicyName;
+use crate::random::Random;
+use crate::run;
+use crate::workload::{Workload, unrelated};
+
+/// Seconds of a job; one of four ends every two minutes.
+const JOB_SECONDS: f64 = 480.0;
+
+/// Requests, their rate, and tokens of their prompts and answers in the mean: half an hour at about half of what the fleet can do.
+const REQUESTS: usize = 21_600;
+const RATE: f64 = 12.0;
+const TOKENS: (f64, f64) = (500.0, 600.0);
+
+/// Share of the answers that are cut where the ends are known, of those that are cut where they are not.
+const MAX_CUT_RATIO: f64 = 0.05;
+
+/// Mean time to the first token where the ends are known, over the same where they are not: at times three replicas do the work of four.
+const MAX_TTFT_RATIO: f64 = 1.1;
+
+pub(super) fn measure_jobs(hide_job_ends: bool) -> Measures {
+    let fleet = SimulatedFleet { replicas: 4, job: JOB_SECONDS, hide_job_ends, ..SimulatedFleet::default() };
+    let arrivals = unrelated(&mut Random::new(1), 0..REQUESTS, 0.0, RATE, TOKENS);
+    let workload = Workload { name: String::new(), arrivals };
+    measure(&run::run(&fleet, &workload, PolicyName::Hostler.build(&fleet, 1), &|| ()), &Objectives::default())
+}
+
+pub(super) fn judge(known: &Measures, hidden: &Measures) -> [GateResult; 2] {
+    let percent = |share: f64| format!("{:.3} %", share * 100.0);
+    let text = format!(
+        "jobs that end: {} of the answers cut, at most 1/{:.0} of {} where their ends are not known",
+        percent(known.cut),
+        1.0 / MAX_CUT_RATIO,
+        percent(hidden.cut)
+    );
+    let cut = GateResult { passed: known.cut <= hidden.cut * MAX_CUT_RATIO, text };
+    let (with, without) = (known.ttft_mean, hidden.ttft_mean);
+    let text =
+        format!("jobs that end: mean TTFT {with:.4} s, at most {MAX_TTFT_RATIO:.2} of {without:.4} s where their ends are not known");
+    [cut, GateResult { passed: with <= MAX_TTFT_RATIO * without, text }]
+}
+
+#[cfg(test)]
+mod tests;
