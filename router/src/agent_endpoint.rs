@@ -107,7 +107,7 @@ struct LaneGuard {
 
 impl Drop for LaneGuard {
     fn drop(&mut self) {
-        self.lane.mark_lost();
+        self.lane.mark_lost(&self.lanes.loss());
         self.lanes.remove_lost();
     }
 }

@@ -1,11 +1,11 @@
 """hostler's processes as the suites run them: start one, read what it prints, end it with all it started.
 
-Every process gets a session of its own. The agent puts each engine into a process group but never into another
-session, so whatever still carries the session's number afterwards was left behind, and `Process.stop` says so.
-Topologies of several processes are in fleet.py.
+Every process gets a session of its own, and so does each engine of an agent, with its keeper. Whatever still carries
+the number of one of these sessions afterwards was left behind, and `Process.stop` says so. Topologies of several processes are in fleet.py.
 """
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -68,24 +68,49 @@ def wait_until(condition, seconds: float, what: str, pause: float = 0.02):
 
 
 def alive(*, session: int | None = None, group: int | None = None) -> dict[int, str]:
-    """The processes of a session or of a process group that still run, by pid with their command line.
+    """The processes of a session or of a process group that still run, by pid with their command line."""
+    wanted = [one for one in running() if (one.session == session if session is not None else one.group == group)]
+    return {one.pid: one.command for one in wanted}
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """A process as the kernel shows it."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    command: str
+
+
+def running() -> list[Running]:
+    """All processes.
 
     Zombies do not count: in a container without an init nobody collects the grandchildren of a killed engine.
     """
-    found = {}
+    found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             # The name may hold spaces and brackets; the fields after the last bracket do not.
-            state, _, its_group, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            state, *numbers = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             continue  # it ended while we looked
-        wanted = int(its_session) == session if session is not None else int(its_group) == group
-        if wanted and state not in "ZX":
-            found[int(entry.name)] = command
+        if state not in "ZX":
+            found.append(Running(int(entry.name), state, *map(int, numbers), command))
     return found
+
+
+def descendants(pid: int) -> list[Running]:
+    """What a process has started, and what that has started."""
+    family, processes = {pid}, running()
+    while more := {one.pid for one in processes if one.parent in family} - family:
+        family |= more
+    return [one for one in processes if one.pid in family - {pid}]
 
 
 class Process:
@@ -96,6 +121,7 @@ class Process:
         self.name = name
         self.log = folder / f"{name}.stderr"
         self.killed = False
+        self._sessions: set[int] = set()
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
                 [binary(), *arguments],
@@ -135,15 +161,27 @@ class Process:
         log = self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
         return "\n".join([*self.lines, log])
 
+    def sessions(self) -> set[int]:
+        """Its own session, and those of all that it has started and that still lives, or did when it was last seen."""
+        self._sessions |= {self.child.pid} | {one.session for one in descendants(self.child.pid)}
+        return self._sessions
+
+    def left(self) -> dict[int, str]:
+        """What lives in these sessions, by pid with its command line."""
+        sessions = self._sessions | {self.child.pid}
+        return {one.pid: one.command for one in running() if one.session in sessions}
+
     def kill(self) -> None:
         """SIGKILL to this one process, as a crash would be; what it started is left to itself."""
         self.killed = True
+        self.sessions()
         self.child.kill()
         self.child.wait(timeout=10)
 
     def stop(self) -> None:
-        """Ends it with SIGTERM and checks that nothing of its session is left; cleans up even where that fails."""
+        """Ends it with SIGTERM and checks that nothing of its sessions is left; cleans up even where that fails."""
         complaint = None
+        self.sessions()
         if not self.killed:
             self.child.terminate()
             try:
@@ -153,9 +191,9 @@ class Process:
                 complaint = f"{self.name} was still running {STOP_SECONDS} s after SIGTERM"
                 self.kill()
         try:
-            wait_until(lambda: not alive(session=self.child.pid), 5, f"{self.name} ended with all it started")
+            wait_until(lambda: not self.left(), 5, f"{self.name} ended with all it started")
         except AssertionError:
-            left = alive(session=self.child.pid)
+            left = self.left()
             complaint = complaint or f"{self.name} left processes behind: {left}"
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):  # it ended just now

@@ -6,6 +6,7 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
+use super::SUSPENDED_AFTER;
 use super::diagnosis::EndCause;
 use super::monitored_engine::MonitoredEngine;
 use crate::engine_client::{ApiClient, FetchError};
@@ -31,6 +32,8 @@ pub(super) enum CanaryOutcome {
     Unsupported(StatusCode),
     Failed(String),
     TimedOut(Duration),
+    /// The time passed while this program and the engine were suspended, so it says nothing.
+    Suspended,
 }
 
 #[derive(Debug)]
@@ -54,10 +57,12 @@ impl Canary {
     pub(super) async fn run_test_within(&mut self, model: &str, deadline: Duration) -> CanaryOutcome {
         // Every vocabulary has a token 1, and a prompt of tokens needs no tokenizer.
         let body = json!({"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0}).to_string();
+        let asked = Instant::now();
         let outcome = match self.client.post("/v1/completions", body, deadline).await {
             Ok(reply) if reply.status.is_success() => CanaryOutcome::Computed,
             Ok(reply) if reply.status.is_server_error() => CanaryOutcome::Failed(format!("status {}", reply.status.as_u16())),
             Ok(reply) => CanaryOutcome::Unsupported(reply.status),
+            Err(FetchError::Timeout(_)) if asked.elapsed() > deadline + SUSPENDED_AFTER => CanaryOutcome::Suspended,
             Err(FetchError::Timeout(deadline)) => CanaryOutcome::TimedOut(deadline),
             Err(error) => CanaryOutcome::Failed(error.to_string()),
         };
@@ -113,7 +118,7 @@ impl CanaryFailures {
     /// Takes an outcome into account; says why the engine is to be given up after too many failures. `moved` says whether anything came out of the engine meanwhile.
     fn record(&mut self, outcome: &CanaryOutcome, moved: bool, activity: &ProcessActivity) -> Option<EndCause> {
         let failed = match outcome {
-            CanaryOutcome::Computed | CanaryOutcome::Unsupported(_) => None,
+            CanaryOutcome::Computed | CanaryOutcome::Unsupported(_) | CanaryOutcome::Suspended => None,
             CanaryOutcome::Failed(reason) => Some(reason.clone()),
             // A process at work may just be slow. The watchdog takes care of requests that wait.
             CanaryOutcome::TimedOut(_) if moved || matches!(activity, ProcessActivity::Computing | ProcessActivity::Unknown) => None,

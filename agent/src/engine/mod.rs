@@ -46,6 +46,10 @@ use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, VllmVersion};
 /// Commands waiting for the supervisor, which never waits long for anything else.
 const MAX_QUEUED_COMMANDS: usize = 16;
 
+/// A timer that fires so much too late tells that this program did not run meanwhile, and neither
+/// did the engine: the job was suspended. On busy machines delays of a second were seen.
+const SUSPENDED_AFTER: Duration = Duration::from_secs(2);
+
 #[derive(Debug, Clone)]
 pub struct EngineSpec {
     pub node: String,

@@ -225,6 +225,11 @@ impl EngineStateMachine {
         }
     }
 
+    /// Gives an engine that starts this much more time: so long neither it nor this program ran.
+    pub(crate) fn postpone_readiness(&mut self, by: Duration) {
+        self.ready_by = self.ready_by.map(|at| at + by);
+    }
+
     /// Takes one event into account and returns what must be done, in order. An event that means
     /// nothing in the present state is ignored.
     pub(crate) fn handle(&mut self, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {

@@ -23,7 +23,7 @@ use super::engine_life::{EngineLife, KeeperEvent, StartupLog};
 use super::health::HealthEvent;
 use super::log::EngineLog;
 use super::state_machine::{EngineEvent, EngineState, EngineStateMachine, LiveStage, PhaseTimeouts, SupervisorAction};
-use super::{AdoptedLife, EngineCommand, EngineSpec, EngineStatus, Phase, ProcessHandle};
+use super::{AdoptedLife, EngineCommand, EngineSpec, EngineStatus, Phase, ProcessHandle, SUSPENDED_AFTER};
 use crate::cache::CacheLog;
 use crate::crashes::CrashLog;
 use crate::gpu::StartObstacle;
@@ -116,9 +116,32 @@ impl Supervisor {
         let first = self.adopt().await.unwrap_or(EngineEvent::Start);
         self.apply(first).await;
         while !self.machine.is_finished() {
-            if let Some(event) = self.next_event().await {
-                self.apply(event).await;
+            let starts = matches!(self.machine.state(), EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
+            let waited_since = Instant::now();
+            let event = self.next_event().await;
+            if starts {
+                self.discount_suspension(waited_since.elapsed());
             }
+            match event {
+                // It has just been postponed.
+                Some(EngineEvent::Tick) if self.machine.next_deadline().is_some_and(|at| at > Instant::now()) => {}
+                Some(event) => self.apply(event).await,
+                None => {}
+            }
+        }
+    }
+
+    /// The time for which a job was suspended is not the start's. While an engine starts, something
+    /// happens each second.
+    fn discount_suspension(&mut self, waited: Duration) {
+        let held_up = waited.saturating_sub(PROGRESS_INTERVAL);
+        if held_up > SUSPENDED_AFTER {
+            tracing::info!(
+                engine = self.deps.spec.index,
+                seconds = held_up.as_secs(),
+                "suspended while it started; it gets so much more time"
+            );
+            self.machine.postpone_readiness(held_up);
         }
     }
 

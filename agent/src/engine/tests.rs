@@ -122,6 +122,19 @@ async fn an_engine_becomes_ready_and_tells_its_models_and_load() {
 }
 
 #[tokio::test]
+async fn an_engine_whose_job_is_suspended_while_it_starts_has_as_much_time_as_before() {
+    let mut fixture = start("exec sleep 600");
+    let begun = fixture.until(|status| status.pid.is_some()).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    tokio::time::resume();
+    let _serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    assert_eq!((ready.pid, ready.epoch, ready.restarts), (begun.pid, begun.epoch, 0));
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
 async fn an_exit_with_code_zero_is_a_crash_that_shows_the_last_lines() {
     let mut fixture = start("echo loading; echo no memory left >&2; exit 0");
     let failed = fixture.until(|status| status.reason.contains("next start")).await;

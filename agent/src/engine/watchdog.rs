@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::SUSPENDED_AFTER;
 use super::canary::{Canary, CanaryOutcome};
 use super::diagnosis::EndCause;
 use super::monitored_engine::{MonitoredEngine, WorkCounters};
@@ -122,7 +123,13 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
     loop {
         // An idle engine costs no wake-ups.
         subject.traffic.wait_busy().await;
+        let waited_since = Instant::now();
         ticks.tick().await;
+        if waited_since.elapsed() > SUSPENDED_AFTER {
+            // The job was suspended. Its engine goes on a moment after this program, and must not be
+            // judged by what it did in between.
+            looked = None;
+        }
         let Some(model) = subject.model_if_ready() else {
             stall = StallTimer::new(subject.work_counters(), Instant::now());
             continue;
@@ -161,6 +168,10 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
                 }
                 CanaryOutcome::Unsupported(_) => {
                     testable = false;
+                    looked = Some((look, lasted));
+                    continue;
+                }
+                CanaryOutcome::Suspended => {
                     looked = Some((look, lasted));
                     continue;
                 }

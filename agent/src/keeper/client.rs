@@ -90,8 +90,8 @@ pub(crate) fn start(order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotice
     let (ours, theirs) = StdStream::pair()?;
     let mut command = Command::new(&order.keeper);
     command.arg("keeper").env(KEEPER_OF, &order.directory).env(ALLOCATOR_SETTING.0, ALLOCATOR_SETTING.1);
-    // A process group of its own: Ctrl-C at the terminal is for the agent, which then decides.
-    command.process_group(0).stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
+    // It leaves this session by itself, which the leader of a process group could not.
+    command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn()?;
     // Dropping the command drops our copy of the keeper's end. The runtime reaps the child whenever
     // it ends.

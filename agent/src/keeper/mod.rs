@@ -1,14 +1,23 @@
-//! The keeper: a small process between the agent and one engine. `guard` is that process; `link` is how the agent talks to it; `wire` is what they say. It is there because an agent that is killed can do nothing any more: its keepers then end the engines with all their processes, or keep them for the next agent, as they were told.
+//! The keeper: a small process between the agent and one engine. `server` is that process; `client` is how the agent talks to it; `wire` is what
+//! they say. It is there because an agent that is killed can do nothing any more: its keepers then end the engines with all their processes, or
+//! keep them for the next agent, as they were told.
+//!
+//! Keeper and engine are in a session of their own (decision 20). So a signal to all of the agent's session, by which batch systems ask a job to
+//! end, reaches the agent alone, which drains. What such a signal would have done otherwise, the keeper does: the engine ends with its agent, and is
+//! stopped while its agent is.
 //!
 //! A keeper is a child subreaper, so every process of the engine stays its descendant, however it forks. If the keeper itself is killed, the
 //! engine's first process goes with it (`exec` asks the kernel for that), and the agent ends the others. It has two threads: all waiting is on
 //! the one, files are written by the other, because a disk may hang and the engine's output must still be read.
 
 mod agent_connection;
+mod agent_process;
 mod client;
+mod launch;
 mod log_file;
 mod output_replay;
 mod server;
+mod suspension;
 pub(crate) mod wire;
 
 use std::ffi::OsString;
@@ -20,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal, setsid};
 use sha2::{Digest, Sha256};
 
 pub(crate) use self::client::{AdoptionError, KeeperClient, KeeperNotices, SurvivingEngine, start};
@@ -105,6 +114,9 @@ pub fn run_subcommand(arguments: &[OsString]) -> ExitCode {
 }
 
 fn run_keeper() -> io::Result<()> {
+    // Before anything else: until then a signal to the agent's session or terminal ends this
+    // process, and with it the start of an engine that the agent would drain anyway.
+    setsid()?;
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let _ = rustix::thread::set_name(PROCESS_NAME);
     set_child_subreaper(Some(getpid()))?;
@@ -125,7 +137,7 @@ fn exec_engine(keeper: &OsString, directory: &Path, program: &OsString, argument
     }
     let error = Command::new(program).args(arguments).exec();
     // If the disk is full too, the exit code is all that is left.
-    let _ = std::fs::write(exec_error_path(directory), server::describe_start_error(program, &error));
+    let _ = std::fs::write(exec_error_path(directory), launch::describe_start_error(program, &error));
     error
 }
 

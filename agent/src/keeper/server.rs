@@ -1,18 +1,14 @@
 //! The keeper's own process: starts the engine, reads what it prints for as long as it lives, obeys the agent, and leaves only when no process of the engine is left.
 
-use std::ffi::OsStr;
 use std::future::pending;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, geteuid, getpid, kill_process, kill_process_group};
-use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::net::{UnixListener, UnixStream};
@@ -20,13 +16,15 @@ use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::agent_connection::{AgentConnection, AgentWriter, read_request, write_queued};
+use super::agent_process::{self, AgentProcess, AgentState};
+use super::launch::{bind_to_cpus, describe_start_error, spawn};
 use super::log_file::{LogFileThread, LogFileWriter};
 use super::output_replay::OutputReplay;
+use super::suspension::Suspension;
 use super::wire::{KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
 use super::{exec_error_path, socket_path};
 use crate::process::leftovers::SharedMemoryLeftovers;
-use crate::process::record::ProcessRecord;
-use crate::process::{KEEPER_OF, LeaderProcess, STUCK_AFTER, table};
+use crate::process::{LeaderProcess, STUCK_AFTER, table};
 
 /// How long the agent that started this keeper may take to send the launch spec.
 const LAUNCH_SPEC_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,6 +56,9 @@ const READ_CHUNK_BYTES: usize = 16 * 1024;
 #[derive(Debug)]
 struct Keeper {
     agent: Option<AgentConnection>,
+    /// The agent's process, where it can be watched.
+    agent_process: Option<AgentProcess>,
+    suspension: Suspension,
     /// For the next agent; `None` where the engine ends with this one.
     listener: Option<UnixListener>,
     adoption_timeout: Option<Duration>,
@@ -89,8 +90,9 @@ struct KillProgress {
 
 enum KeeperStep {
     Requested(io::Result<Option<KeeperRequest>>),
+    AgentSeen(AgentState),
     Sent(io::Result<()>),
-    Connected(AgentConnection),
+    Connected(AgentConnection, io::Result<AgentProcess>),
     Printed(BytesMut),
     Complained(String),
     ChildEnded,
@@ -102,6 +104,7 @@ enum KeeperStep {
 /// Keeps one engine, for the agent at the other end of `agent`. Returns when nothing is left of the
 /// engine.
 pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()> {
+    let process = AgentProcess::of_peer(&agent);
     let mut agent = AgentConnection::new(agent)?;
     agent.queue_notice(&KeeperNotice::Hello { protocol: PROTOCOL, running: None });
     let order = match timeout(LAUNCH_SPEC_TIMEOUT, agent.read_launch_spec()).await {
@@ -113,7 +116,7 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
     // The engine does not inherit the handlers.
     let mut children = unix::signal(SignalKind::child())?;
     let mut signals = [unix::signal(SignalKind::terminate())?, unix::signal(SignalKind::interrupt())?, unix::signal(SignalKind::hangup())?];
-    let mut guard = match Keeper::start(agent, &order) {
+    let mut guard = match Keeper::start(agent, process, &order) {
         Ok(guard) => guard,
         Err((mut agent, text)) => {
             agent.queue_notice(&KeeperNotice::StartFailed(text));
@@ -133,7 +136,7 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
 }
 
 impl Keeper {
-    fn start(mut agent: AgentConnection, order: &LaunchSpec) -> Result<Self, (AgentConnection, String)> {
+    fn start(mut agent: AgentConnection, process: io::Result<AgentProcess>, order: &LaunchSpec) -> Result<Self, (AgentConnection, String)> {
         if let Err(error) = bind_to_cpus(&order.cpus) {
             agent.queue_notice(&KeeperNotice::Warning(format!(
                 "the engine cannot be bound to CPUs {:?}: {error}; it runs on all",
@@ -158,8 +161,11 @@ impl Keeper {
             }
         };
         agent.queue_notice(&KeeperNotice::Started(leader));
+        let agent_process = watchable(process, &mut agent);
         Ok(Self {
             agent: Some(agent),
+            agent_process,
+            suspension: Suspension::default(),
             listener,
             adoption_timeout: wait,
             adoption_deadline: None,
@@ -184,11 +190,14 @@ impl Keeper {
         let listener = self.listener.as_ref().filter(|_| accepts);
         let (reader, writer) = self.agent.as_mut().map(AgentConnection::split).unzip();
         let writer = writer.filter(AgentWriter::has_work);
+        // The agent that has the engine; what is killed needs no stop.
+        let watched = self.agent_process.as_mut().filter(|_| self.adoption_deadline.is_none() && self.killing.is_none());
         let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
         tokio::select! {
             biased;
             _ = children.recv() => KeeperStep::ChildEnded,
             request = read_request(reader) => KeeperStep::Requested(request),
+            state = agent_process::watch(watched, self.suspension.is_on()) => KeeperStep::AgentSeen(state),
             _ = terminate.recv() => KeeperStep::Signalled,
             _ = interrupt.recv() => KeeperStep::Signalled,
             _ = hang_up.recv() => KeeperStep::Signalled,
@@ -209,9 +218,14 @@ impl Keeper {
     fn handle(&mut self, step: KeeperStep) -> ControlFlow<()> {
         match step {
             KeeperStep::Requested(Ok(Some(request))) => self.handle_request(request),
-            KeeperStep::Requested(Ok(None) | Err(_)) | KeeperStep::Sent(Err(_)) => self.handle_agent_loss(),
-            KeeperStep::Connected(mut peer) => {
+            KeeperStep::Requested(Ok(None) | Err(_)) | KeeperStep::Sent(Err(_)) | KeeperStep::AgentSeen(AgentState::Gone) => {
+                self.handle_agent_loss();
+            }
+            KeeperStep::AgentSeen(AgentState::Suspended) => self.suspension.enforce(own_id()),
+            KeeperStep::AgentSeen(AgentState::Running) => self.suspension.end(own_id()),
+            KeeperStep::Connected(mut peer, process) => {
                 peer.queue_notice(&KeeperNotice::Hello { protocol: PROTOCOL, running: Some((self.leader, self.life_record.clone())) });
+                self.agent_process = watchable(process, &mut peer);
                 self.agent = Some(peer);
             }
             KeeperStep::Printed(chunk) => self.forward_output(chunk.freeze()),
@@ -255,9 +269,12 @@ impl Keeper {
     }
 
     fn handle_agent_loss(&mut self) {
-        self.agent = None;
+        (self.agent, self.agent_process) = (None, None);
         match self.adoption_timeout {
             Some(wait) if self.is_leader_unreaped => {
+                // An agent may be killed while it is suspended, and the next one needs an engine
+                // that answers.
+                self.suspension.end(own_id());
                 // An agent that came and left without taking the engine over has not prolonged the
                 // wait.
                 self.adoption_deadline.get_or_insert_with(|| Instant::now() + wait);
@@ -346,7 +363,7 @@ impl Keeper {
 
     /// The engine's processes, those that left its group among them.
     fn processes(&self) -> Vec<i32> {
-        table::descendants(getpid().as_raw_nonzero().get())
+        table::descendants(own_id()).iter().map(|process| process.pid).collect()
     }
 
     /// Flushes the last lines to the disk and the last notices to the agent.
@@ -397,47 +414,25 @@ async fn read_output(output: Option<&mut pipe::Receiver>, chunk: &mut BytesMut) 
 fn check_agent(accepted: io::Result<UnixStream>) -> KeeperStep {
     let Ok(stream) = accepted else { return KeeperStep::Nothing };
     match stream.peer_cred() {
-        Ok(peer) if peer.uid() == geteuid().as_raw() => KeeperStep::Connected(AgentConnection::of(stream)),
+        Ok(peer) if peer.uid() == geteuid().as_raw() => {
+            let process = AgentProcess::of_peer(&stream);
+            KeeperStep::Connected(AgentConnection::of(stream), process)
+        }
         _ => KeeperStep::Nothing,
     }
 }
 
-/// Restricts this process, and all that it starts, to these CPUs. Memory then comes from the
-/// nearest node by itself, because Linux takes it where it is first touched. A memory policy cannot
-/// be set safely, nor is one needed.
-fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
-    if cpus.is_empty() {
-        return Ok(());
-    }
-    let mut set = CpuSet::new();
-    for cpu in cpus.iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
-        set.set(cpu);
-    }
-    Ok(sched_setaffinity(None, &set)?)
+/// The agent's process. One that cannot be watched is told so: its end is seen by its connection
+/// all the same.
+fn watchable(process: io::Result<AgentProcess>, agent: &mut AgentConnection) -> Option<AgentProcess> {
+    let warn = |error: &io::Error| {
+        agent.queue_notice(&KeeperNotice::Warning(format!(
+            "the engine's keeper cannot see its agent in /proc ({error}): while the agent is suspended, the engine goes on"
+        )));
+    };
+    process.inspect_err(warn).ok()
 }
 
-/// Creates the engine through `exec`, in a group of its own but in the agent's session: a batch
-/// system's clean-up must still reach it.
-fn spawn(order: &LaunchSpec) -> io::Result<(LeaderProcess, pipe::Receiver)> {
-    let (reader, writer) = io::pipe()?;
-    let mut command = std::process::Command::new(&order.keeper);
-    command.args([OsStr::new("keeper"), OsStr::new("exec"), OsStr::new(&std::process::id().to_string())]);
-    command.args([&order.directory, &order.program]).args(&order.arguments);
-    for name in &order.unset {
-        command.env_remove(name);
-    }
-    command.env_remove(KEEPER_OF).env_remove(super::ALLOCATOR_SETTING.0).envs(order.set.iter().map(|(name, value)| (name, value)));
-    // Also takes signals back to their defaults, except those that the agent was started to ignore.
-    let child = command.process_group(0).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
-    // The command holds our copies of the writing end. When they are gone, the pipe ends with the
-    // engine.
-    drop(command);
-    // Our child, and not yet reaped, so it is there even if it has ended.
-    let record = ProcessRecord::of(child.id().cast_signed())?;
-    record.write(Path::new(&order.directory))?;
-    Ok((record.leader(), pipe::Receiver::from_owned_fd(reader.into())?))
-}
-
-pub(super) fn describe_start_error(program: &OsStr, error: &io::Error) -> String {
-    format!("cannot start {}: {error}", program.display())
+fn own_id() -> i32 {
+    getpid().as_raw_nonzero().get()
 }

@@ -171,6 +171,17 @@ async fn a_kill_reaches_even_what_left_the_group_and_the_session() {
 }
 
 #[tokio::test]
+async fn keeper_and_engine_are_in_a_session_without_the_agent() {
+    let mut kept = Kept::start("exec sleep 600");
+    let leader = kept.started().await;
+    let session = |pid| crate::process::table::ProcessStat::read(pid).unwrap().session;
+    let keepers = crate::process::orphans::keepers_of(&kept.directory);
+    assert_eq!(keepers.len(), 1);
+    assert_eq!((session(leader.pid), session(keepers[0])), (keepers[0], keepers[0]));
+    assert_ne!(session(std::process::id().cast_signed()), keepers[0]);
+}
+
+#[tokio::test]
 async fn nothing_is_left_when_the_agent_is_gone() {
     let mut kept = Kept::start(SPREAD);
     kept.started().await;

@@ -15,6 +15,9 @@ pub(crate) struct ProcessStat {
     /// It has ended and waits to be reaped. Where nothing reaps orphans, as in some containers, it
     /// stays so forever.
     pub(crate) is_zombie: bool,
+    /// A signal has stopped it (state T). What a debugger stops or strace looks at (state t) does
+    /// not count: that lasts for the moment of each system call.
+    pub(crate) is_stopped: bool,
 }
 
 impl ProcessStat {
@@ -31,7 +34,7 @@ impl ProcessStat {
 
     /// Reads a line of `/proc/PID/stat`: the name in parentheses may contain anything, so fields
     /// count from the last parenthesis.
-    fn parse(pid: i32, line: &str) -> Option<Self> {
+    pub(crate) fn parse(pid: i32, line: &str) -> Option<Self> {
         let fields: Vec<&str> = line[line.rfind(')')? + 1..].split_whitespace().collect();
         let state = *fields.first()?;
         let threads: u32 = fields.get(17)?.parse().ok()?;
@@ -43,6 +46,7 @@ impl ProcessStat {
             started: fields.get(19)?.parse().ok()?,
             // A first thread that ended while others live looks the same except for the count.
             is_zombie: matches!(state, "Z" | "X") && threads <= 1,
+            is_stopped: state == "T",
         })
     }
 
@@ -70,11 +74,11 @@ pub(crate) fn tree(leader: i32) -> Vec<ProcessStat> {
 }
 
 /// The living processes that this one has started, and those that they have started.
-pub(crate) fn descendants(of: i32) -> Vec<i32> {
-    let processes = ProcessStat::all();
+pub(crate) fn descendants(of: i32) -> Vec<ProcessStat> {
+    let mut processes = ProcessStat::all();
     let family = with_descendants(of, &processes);
-    let lives = |process: &&ProcessStat| process.pid != of && !process.is_zombie && family.contains(&process.pid);
-    processes.iter().filter(lives).map(|process| process.pid).collect()
+    processes.retain(|process| process.pid != of && !process.is_zombie && family.contains(&process.pid));
+    processes
 }
 
 /// The ids of a process and its descendants among these.

@@ -204,6 +204,7 @@ impl FleetWriter {
             FleetUpdate::Reported { attachment, snapshot, replicas } => {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
                 attached.last_report = Instant::now();
+                attached.lanes.mark_heard(attached.last_report, self.fleet.lease);
                 return attached.apply_report(snapshot, replicas);
             }
             FleetUpdate::JobReported { attachment, job } => {

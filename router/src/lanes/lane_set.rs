@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use hostler_proto::lane::{RequestHead, StreamFault};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+use tokio::time::Instant;
 
 use super::{Exchange, Lane};
 use crate::random::random;
@@ -22,6 +24,8 @@ pub struct Lanes {
     change_lock: Mutex<()>,
     /// Ids are never reused, so that a late frame of a cancelled request reaches no other one.
     next_id: AtomicU64,
+    /// When the agent's last report came, and for how long it counts.
+    heard: Mutex<Option<(Instant, Duration)>>,
 }
 
 impl Lanes {
@@ -36,7 +40,22 @@ impl Lanes {
 
     /// The attachment has ended, so that every lane is lost.
     pub fn mark_lost(&self) {
-        self.update(|_| Vec::new()).iter().for_each(|lane| lane.mark_lost());
+        let loss = self.loss();
+        self.update(|_| Vec::new()).iter().for_each(|lane| lane.mark_lost(&loss));
+    }
+
+    /// The agent has reported, which counts for a lease.
+    pub fn mark_heard(&self, at: Instant, lease: Duration) {
+        *self.heard.lock() = Some((at, lease));
+    }
+
+    /// Why what runs on these lanes is lost now. A connection that ends when the lease has lapsed
+    /// ends because of the silence.
+    #[must_use]
+    pub fn loss(&self) -> StreamFault {
+        let heard = *self.heard.lock();
+        let silence = heard.and_then(|(at, lease)| Some(at.elapsed()).filter(|silence| *silence > lease));
+        silence.map_or_else(StreamFault::lane_lost, agent_silent)
     }
 
     fn update(&self, change: impl FnOnce(&[Arc<Lane>]) -> Vec<Arc<Lane>>) -> Arc<Vec<Arc<Lane>>> {
@@ -63,6 +82,13 @@ impl Lanes {
         let turn = usize::try_from(id % lanes.len().max(1) as u64).unwrap_or(0);
         lanes.get(turn).ok_or_else(StreamFault::lane_lost)?.open(id, head, body)
     }
+}
+
+fn agent_silent(silence: Duration) -> StreamFault {
+    let seconds = silence.as_secs();
+    let message =
+        format!("the node's agent was silent for {seconds} s, so its connection was given up: its host is gone, or its job was suspended");
+    StreamFault { message, ..StreamFault::lane_lost() }
 }
 
 fn live_lanes(lanes: &[Arc<Lane>]) -> impl Iterator<Item = Arc<Lane>> {

@@ -107,15 +107,15 @@ impl Lane {
         }
     }
 
-    /// The lane's stream has ended: open requests break, and later ones are refused.
-    pub fn mark_lost(&self) {
+    /// The lane's stream has ended: open requests break for this reason, and later ones are refused.
+    pub fn mark_lost(&self, loss: &StreamFault) {
         let calls = {
             let mut open = self.state.lock();
             open.is_lost = true;
             std::mem::take(&mut open.requests)
         };
         self.outbox.close();
-        calls.into_values().for_each(|call| call.inbox.end(Err(StreamFault::lane_lost())));
+        calls.into_values().for_each(|call| call.inbox.end(Err(loss.clone())));
     }
 
     #[must_use]

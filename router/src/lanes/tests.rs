@@ -1,6 +1,8 @@
 use std::task::Waker;
+use std::time::Duration;
 
-use hostler_proto::lane::ConsumeOutcome;
+use hostler_proto::lane::{ConsumeOutcome, Fault};
+use tokio::time::Instant;
 
 use super::*;
 
@@ -114,9 +116,26 @@ fn a_frame_for_an_unknown_id_is_dropped_and_counted() {
 fn a_lost_lane_breaks_its_requests_and_refuses_new_ones() {
     let lane = Lane::new(Counter::default());
     let exchange = lane.open(1, RequestHead::default(), Bytes::new()).unwrap();
-    lane.mark_lost();
+    lane.mark_lost(&StreamFault::lane_lost());
     assert_eq!(exchange.poll_head(&context()), Poll::Ready(Err(StreamFault::lane_lost())));
     assert!(lane.open(2, RequestHead::default(), Bytes::new()).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ends_after_a_long_silence_of_the_agent_says_so() {
+    let lanes = Lanes::default();
+    assert_eq!(lanes.loss(), StreamFault::lane_lost(), "never heard");
+    lanes.mark_heard(Instant::now(), Duration::from_secs(3));
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert_eq!(lanes.loss(), StreamFault::lane_lost());
+    tokio::time::advance(Duration::from_secs(7)).await;
+    let lane = Lane::new(Counter::default());
+    lanes.add(&lane);
+    let exchange = lanes.open(RequestHead::default(), Bytes::new()).unwrap();
+    lanes.mark_lost();
+    let Poll::Ready(Err(fault)) = exchange.poll_head(&context()) else { panic!("it goes on") };
+    assert_eq!(fault.fault, Fault::LaneLost);
+    assert!(fault.message.starts_with("the node's agent was silent for 10 s"), "{}", fault.message);
 }
 
 #[test]
@@ -126,10 +145,10 @@ fn an_attachment_can_be_sent_to_while_one_of_its_lanes_lives() {
     assert!(!lanes.is_available());
     lanes.add(&first);
     lanes.add(&second);
-    first.mark_lost();
+    first.mark_lost(&lanes.loss());
     lanes.remove_lost();
     assert!(lanes.is_available() && lanes.open(RequestHead::default(), Bytes::new()).is_ok());
-    second.mark_lost();
+    second.mark_lost(&lanes.loss());
     lanes.remove_lost();
     assert!(!lanes.is_available());
 }

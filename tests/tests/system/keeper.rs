@@ -1,83 +1,12 @@
 //! What becomes of engines when their agent, or the keeper between the two, is killed: nothing is left of them, or they go on under the next agent, as it was set.
 
 use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use hostler_proto::agent::v1::Phase;
-use hostler_router::RouterConfig;
 use rustix::process::Signal;
 
-use crate::harness::{Admin, CHAT, Program, RunningRouter, Seen, Workplace, chat, chat_stream, is_alive, signal, until};
-
-struct Scene {
-    place: Workplace,
-    router: RunningRouter,
-}
-
-impl Scene {
-    async fn new() -> Self {
-        let local = || "127.0.0.1:0".to_owned();
-        let config = RouterConfig { listen: local(), agents_listen: local(), admin_listen: local(), ..RouterConfig::default() };
-        let place = Workplace::new();
-        let (cache_dir, operators_socket) = (place.path().join("caches"), place.path().join("o.sock"));
-        let config = RouterConfig { cache_dir, operators_socket, ..config };
-        Self { place, router: RunningRouter::start(config).await }
-    }
-
-    fn agent(&self, name: &str, replicas: &str, flags: &[&str]) -> Program {
-        let router = self.router.agents.to_string();
-        let mut arguments = vec!["agent", "--router", &router, "--node", "n0", "--engine", "simulated", "--replicas", replicas];
-        arguments.extend(flags);
-        arguments.extend(["--", "--sim-start-ms", "50", "--sim-step-ms", "10", "--enable-sleep-mode", "--enable-lora"]);
-        self.place.start(name, &arguments)
-    }
-
-    fn admin(&self) -> Admin {
-        self.router.admin()
-    }
-
-    async fn ready(&self, count: usize) -> Vec<Seen> {
-        self.until_replicas("all replicas ready", |replicas| replicas.len() == count && replicas.iter().all(Seen::is_ready)).await
-    }
-
-    async fn until_replicas(&self, what: &str, are: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
-        until(what, async || {
-            let replicas = self.admin().replicas().await.map_err(|status| status.to_string())?;
-            if are(&replicas) { Ok(replicas) } else { Err(format!("{replicas:#?}")) }
-        })
-        .await
-    }
-
-    /// The directory of the only engine of the only agent.
-    fn engine(&self) -> PathBuf {
-        let records: Vec<_> = self.place.left().into_iter().filter(|path| path.ends_with("engine.pid")).collect();
-        assert_eq!(records.len(), 1, "{records:?}");
-        records[0].parent().unwrap().to_owned()
-    }
-
-    /// The processes that keep an engine.
-    fn keepers(&self) -> Vec<u32> {
-        let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        self.place.processes().into_iter().filter(|pid| name(pid).trim() == "engine-keeper").collect()
-    }
-
-    /// The agent ends as it should, and nothing is left, not even a file.
-    async fn ends(&self, agent: &mut Program, signal: Signal) {
-        agent.signal(signal);
-        assert!(agent.ended().await.success(), "{}", agent.stderr());
-        self.until_no_process_is_left().await;
-        assert_eq!(self.place.left(), Vec::<PathBuf>::new());
-    }
-
-    async fn until_no_process_is_left(&self) {
-        until("nothing left of agent, keepers and engines", async || {
-            let left = self.place.processes();
-            if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
-        })
-        .await;
-    }
-}
+use crate::harness::{CHAT, Scene, Seen, chat, chat_stream, is_alive, signal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_survives_an_agent_that_is_killed_with_streams_open() {

@@ -264,7 +264,7 @@ proptest! {
         let mut world = World::new();
         steps.into_iter().for_each(|step| world.take(step));
         if lose {
-            world.router.mark_lost();
+            world.router.mark_lost(&StreamFault::lane_lost());
             world.agent.close();
         } else {
             // Engines that are still writing complete.

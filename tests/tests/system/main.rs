@@ -39,5 +39,6 @@ mod restarts;
 mod routers;
 mod scale;
 mod secrecy;
+mod sessions;
 mod stored_responses;
 mod web_pages;

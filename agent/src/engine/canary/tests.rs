@@ -95,6 +95,23 @@ async fn an_idle_engine_that_does_not_answer_hangs() {
     assert!(begun.elapsed() < 93 * S, "{:?}", begun.elapsed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_test_during_which_the_job_was_suspended_says_nothing() {
+    let (watched, _engine) = watched(|| None);
+    let mut canary = Canary::new(&watched.subject);
+    let suspension = async {
+        tokio::time::sleep(S).await;
+        tokio::time::advance(3600 * S).await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        outcome = canary.run_test("tiny") => assert_eq!(outcome, CanaryOutcome::Suspended),
+        () = suspension => unreachable!("it has no end"),
+    }
+    assert_eq!(CanaryFailures(1).record(&CanaryOutcome::Suspended, false, &ProcessActivity::Idle), None);
+    assert_eq!(canary.run_test("tiny").await, CanaryOutcome::TimedOut(FIRST_TEST_TIMEOUT));
+}
+
 #[test]
 fn an_engine_that_is_at_work_is_just_slow() {
     let slow = || CanaryOutcome::TimedOut(10 * S);

@@ -75,6 +75,18 @@ fn an_engine_that_is_not_ready_in_time_is_a_crash() {
 }
 
 #[test]
+fn time_for_which_a_job_was_suspended_is_not_the_starts() {
+    let now = Instant::now();
+    let mut machine = machine_after(&[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Loading], now);
+    machine.postpone_readiness(Duration::from_secs(3600));
+    assert_eq!(machine.next_deadline(), Some(now + Duration::from_secs(3660)));
+    assert_eq!(machine.handle(EngineEvent::Tick, now + Duration::from_secs(3659)), []);
+    let mut ready = machine_after(READY, now);
+    ready.postpone_readiness(Duration::from_secs(3600));
+    assert_eq!(ready.next_deadline(), None);
+}
+
+#[test]
 fn the_pause_doubles_up_to_five_minutes() {
     let seconds: Vec<u64> = (1..=11).map(|n| backoff(n).as_secs()).collect();
     assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);

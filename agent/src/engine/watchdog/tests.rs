@@ -109,6 +109,36 @@ async fn a_stopped_process_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_engine_that_was_suspended_with_its_agent_is_given_time_to_go_on() {
+    let (watched, process) = resting();
+    watched.says(busy());
+    let request = watched.enter();
+    let _wait = waits(&request);
+    assert_eq!(within_while_suspended(&watched, &process).await, None);
+    // The same stall without a suspension is a hang by now.
+    let reason = within(&watched, 11 * S).await.unwrap();
+    assert!(reason.starts_with("no token for 10.0 s"), "{reason}");
+}
+
+/// Watches for nine seconds; then the job is suspended for an hour, and the engine goes on two
+/// seconds later than the agent.
+async fn within_while_suspended(watched: &Watched, process: &Resting) -> Option<String> {
+    let pid = Pid::from_raw(process.pid().cast_signed()).unwrap();
+    let suspension = async {
+        tokio::time::sleep(9 * S).await;
+        kill_process(pid, Signal::STOP).unwrap();
+        tokio::time::advance(3600 * S).await;
+        tokio::time::sleep(2 * S).await;
+        kill_process(pid, Signal::CONT).unwrap();
+        watched.says(EngineMetrics { steps: 1, ..busy() });
+    };
+    tokio::select! {
+        cause = watch(&watched.subject) => Some(cause.to_string()),
+        () = suspension => None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_engine_that_moves_is_left_alone_however_slowly() {
     let (watched, _process) = resting();
     watched.says(busy());

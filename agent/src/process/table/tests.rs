@@ -15,6 +15,10 @@ fn only_a_zombie_without_further_threads_has_ended() {
         let line = format!("7 (x) {state} 1 7 7 0 -1 0 1 0 0 0 5 6 0 0 20 0 {threads} 0 9 1");
         assert_eq!(ProcessStat::parse(7, &line).unwrap().is_zombie, ended);
     }
+    for (state, stopped) in [("T", true), ("t", false), ("S", false)] {
+        let line = format!("7 (x) {state} 1 7 7 0 -1 0 1 0 0 0 5 6 0 0 20 0 1 0 9 1");
+        assert_eq!(ProcessStat::parse(7, &line).unwrap().is_stopped, stopped);
+    }
     assert_eq!(ProcessStat::parse(7, "7 (x) S 1"), None);
     assert_eq!(ProcessStat::parse(7, ""), None);
 }

@@ -5,6 +5,7 @@ use futures_util::StreamExt;
 use hostler_prompt::{Dialect, Encoder, PromptForm, PromptForms, PromptRequest};
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Frame, FrameBatch, ResponseHead};
+use hostler_proto::lane::StreamFault;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
 
@@ -206,7 +207,7 @@ async fn a_lane_that_is_lost_leaves_the_encoder_unproved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, lane) = engine(with_words_from(0));
-    lane.mark_lost();
+    lane.mark_lost(&StreamFault::lane_lost());
     prompts.prove(reader(hash), &lanes, 3, "small").await;
     assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Unproved);
 }

@@ -4,12 +4,16 @@ mod admin;
 mod client;
 mod fleet;
 mod program;
+mod scene;
 mod wait;
 
 pub(crate) use admin::{Admin, Seen};
 pub(crate) use client::{Answer, Answering, Endpoint, channel, exchange, json_request, raw};
 pub(crate) use fleet::{Fleet, RunningRouter, Setup, attach, link};
-pub(crate) use program::{Ended, Program, Workplace, hostler, is_alive, kill_group, signal};
+pub(crate) use program::{
+    Ended, Program, Workplace, hostler, is_alive, kill_group, session_of, signal, signal_group, signal_session, state_of,
+};
+pub(crate) use scene::Scene;
 pub(crate) use wait::{DEADLINE, soon, until};
 
 use serde_json::{Value, json};

@@ -80,7 +80,10 @@ impl Workplace {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(PROGRAM);
+        self.adapt(Command::new(PROGRAM), arguments)
+    }
+
+    fn adapt(&self, mut command: Command, arguments: &[&str]) -> Command {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HOSTLER_")) {
             command.env_remove(name);
         }
@@ -93,9 +96,21 @@ impl Workplace {
     }
 
     pub(crate) fn start(&self, name: &str, arguments: &[&str]) -> Program {
+        self.start_command(name, self.command(arguments))
+    }
+
+    /// The same as leader of a session of its own, whose id is the program's.
+    pub(crate) fn start_session(&self, name: &str, arguments: &[&str]) -> Program {
+        // It becomes the program, because this test's child leads no process group.
+        let mut command = Command::new("setsid");
+        command.arg(PROGRAM);
+        self.start_command(name, self.adapt(command, arguments))
+    }
+
+    fn start_command(&self, name: &str, mut command: Command) -> Program {
         let home = self.directory.path().to_owned();
         let file = |end: &str| File::create(home.join(format!("{name}.{end}"))).unwrap();
-        let child = self.command(arguments).stdout(file("out")).stderr(file("err")).spawn().unwrap();
+        let child = command.stdout(file("out")).stderr(file("err")).spawn().unwrap();
         Program { child, name: name.to_owned(), home: home.clone() }
     }
 
@@ -205,14 +220,40 @@ pub(crate) fn signal(pid: u32, signal: Signal) {
 }
 
 pub(crate) fn kill_group(leader: u32) {
-    let _ = kill_process_group(process(leader), Signal::KILL);
+    signal_group(leader, Signal::KILL);
+}
+
+pub(crate) fn signal_group(leader: u32, signal: Signal) {
+    let _ = kill_process_group(process(leader), signal);
+}
+
+/// What a batch system does: it looks for the processes of a session and signals each.
+pub(crate) fn signal_session(leader: u32, signal: Signal) {
+    let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let members: Vec<u32> = pids.filter(|pid| session_of(*pid) == Some(leader)).collect();
+    assert!(members.contains(&leader), "process {leader} leads no session");
+    members.into_iter().for_each(|pid| self::signal(pid, signal));
+}
+
+pub(crate) fn session_of(pid: u32) -> Option<u32> {
+    stat_fields(pid)?.get(3)?.parse().ok()
+}
+
+/// The letter of what a process does, such as `T` of one that is stopped.
+pub(crate) fn state_of(pid: u32) -> Option<char> {
+    stat_fields(pid)?.first()?.chars().next()
+}
+
+/// The fields of its line in `/proc` after its name.
+fn stat_fields(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    Some(rest.split_whitespace().map(str::to_owned).collect())
 }
 
 /// Whether a process runs; one that has ended and was not collected does not.
 pub(crate) fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
-    state.is_some_and(|state| !matches!(state, "Z" | "X"))
+    state_of(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 fn process(pid: u32) -> Pid {

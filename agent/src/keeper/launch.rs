@@ -1,0 +1,54 @@
+//! How a keeper creates its engine: on its CPUs, in a process group of its own, with its output in a pipe and its record in the directory.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tokio::net::unix::pipe;
+
+use super::ALLOCATOR_SETTING;
+use super::wire::LaunchSpec;
+use crate::process::record::ProcessRecord;
+use crate::process::{KEEPER_OF, LeaderProcess};
+
+/// Restricts this process, and all that it starts, to these CPUs. Memory then comes from the
+/// nearest node by itself, because Linux takes it where it is first touched. A memory policy cannot
+/// be set safely, nor is one needed.
+pub(super) fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    for cpu in cpus.iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
+        set.set(cpu);
+    }
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Creates the engine through `exec`, in a group of its own and in the keeper's session.
+pub(super) fn spawn(order: &LaunchSpec) -> io::Result<(LeaderProcess, pipe::Receiver)> {
+    let (reader, writer) = io::pipe()?;
+    let mut command = Command::new(&order.keeper);
+    command.args([OsStr::new("keeper"), OsStr::new("exec"), OsStr::new(&std::process::id().to_string())]);
+    command.args([&order.directory, &order.program]).args(&order.arguments);
+    for name in &order.unset {
+        command.env_remove(name);
+    }
+    command.env_remove(KEEPER_OF).env_remove(ALLOCATOR_SETTING.0).envs(order.set.iter().map(|(name, value)| (name, value)));
+    // Also takes signals back to their defaults, except those that the agent was started to ignore.
+    let child = command.process_group(0).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
+    // The command holds our copies of the writing end. When they are gone, the pipe ends with the
+    // engine.
+    drop(command);
+    // Our child, and not yet reaped, so it is there even if it has ended.
+    let record = ProcessRecord::of(child.id().cast_signed())?;
+    record.write(Path::new(&order.directory))?;
+    Ok((record.leader(), pipe::Receiver::from_owned_fd(reader.into())?))
+}
+
+pub(super) fn describe_start_error(program: &OsStr, error: &io::Error) -> String {
+    format!("cannot start {}: {error}", program.display())
+}
