@@ -9,12 +9,14 @@ pub mod exposition;
 pub mod home;
 pub mod listen;
 pub mod metrics;
+pub mod passing;
+pub mod peer_user;
 pub mod shutdown;
 pub mod socket;
 pub mod telemetry;
 
 pub use config::{ConfigError, Section, SettingSources, Settings};
-pub use listen::{ListenError, accept, bind, configure_stream};
+pub use listen::{ListenError, accept, bind, configure_stream, resolve};
 pub use shutdown::Shutdown;
 pub use socket::{PrivateSocket, SocketError};
 

@@ -39,9 +39,17 @@ pub async fn bind(address: &str, setting: &'static str) -> Result<(TcpListener, 
 /// bound is usually as high.
 const BACKLOG: u32 = 4096;
 
+/// The addresses that `HOST:PORT` may mean.
+///
+/// # Errors
+/// When the name is not known.
+pub async fn resolve(address: &str) -> std::io::Result<Vec<SocketAddr>> {
+    Ok(tokio::net::lookup_host(address).await?.collect())
+}
+
 async fn listen(address: &str) -> std::io::Result<TcpListener> {
     let mut last = std::io::Error::other("the name has no address");
-    for address in tokio::net::lookup_host(address).await? {
+    for address in resolve(address).await? {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         // A port that was released a moment ago can be bound again.
         socket.set_reuseaddr(true)?;

@@ -28,6 +28,9 @@ const BACKLOG: u32 = 128;
 /// system calls.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How often a socket's file is checked.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
 /// How long connecting to a living process's socket may take; the kernel does it without that
 /// process.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -60,6 +63,8 @@ pub enum SocketError {
 pub struct PrivateSocket {
     listener: UnixListener,
     file: SocketFile,
+    /// Where it is until it takes its name.
+    unnamed: Option<PathBuf>,
 }
 
 /// A socket's file, recognized even if another file has taken its name.
@@ -106,7 +111,31 @@ impl PrivateSocket {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(other)?;
         let metadata = fs::symlink_metadata(&path).map_err(other)?;
         let listener = socket.listen(BACKLOG).map_err(other)?;
-        Ok(Self { listener, file: SocketFile { path: path.clone(), device: metadata.dev(), inode: metadata.ino() } })
+        Ok(Self { listener, file: SocketFile { path: path.clone(), device: metadata.dev(), inode: metadata.ino() }, unnamed: None })
+    }
+
+    /// As `bind`, for a path that another process has and gives up soon: nobody finds the socket until
+    /// `take_name`.
+    ///
+    /// # Errors
+    /// As for `bind`, also when a third process waits for the path.
+    pub async fn bind_beside(path: &Path) -> Result<Self, SocketError> {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".next");
+        let mut socket = Self::bind(Path::new(&beside)).await?;
+        let path = socket.file.path.with_extension("");
+        socket.unnamed = Some(std::mem::replace(&mut socket.file.path, path));
+        Ok(socket)
+    }
+
+    /// Takes the path, in place of what has it. Whoever connects reaches the one or the other, at every
+    /// moment.
+    ///
+    /// # Errors
+    /// When the folder does not allow it.
+    pub fn take_name(&mut self) -> Result<(), SocketError> {
+        let Some(beside) = self.unnamed.take() else { return Ok(()) };
+        fs::rename(&beside, &self.file.path).map_err(|source| SocketError::Other { path: self.file.path.clone(), source })
     }
 
     /// The file, also for when the socket has gone elsewhere.
@@ -117,7 +146,7 @@ impl PrivateSocket {
 
     /// The next connection of this user or of root. The file's mode keeps others out; this check
     /// holds even if somebody has changed the mode.
-    async fn accept_trusted(&self) -> UnixStream {
+    pub async fn accept_trusted(&self) -> UnixStream {
         loop {
             match self.listener.accept().await.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
                 Ok((uid, stream)) if uid == geteuid().as_raw() || uid == 0 => return stream,
@@ -133,8 +162,10 @@ impl PrivateSocket {
 
 impl Drop for PrivateSocket {
     fn drop(&mut self) {
-        if self.file.exists() {
-            // At worst the file stays and is recognized as dead.
+        // At worst the file stays and is recognized as dead.
+        if let Some(beside) = &self.unnamed {
+            let _ = fs::remove_file(beside);
+        } else if self.file.exists() {
             let _ = fs::remove_file(&self.file.path);
         }
     }
@@ -164,6 +195,13 @@ impl SocketFile {
     #[must_use]
     pub fn exists(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode)
+    }
+
+    /// Resolves when it no longer exists.
+    pub async fn wait_removed(&self) {
+        while self.exists() {
+            sleep(FILE_CHECK_INTERVAL).await;
+        }
     }
 }
 

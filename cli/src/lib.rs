@@ -51,7 +51,7 @@ enum Command {
     /// Run everything on this machine: a router, an agent and its engines.
     Up(settings::EngineArgs),
     /// Run the router.
-    Router,
+    Router(router::RouterArgs),
     /// Run the agent of this node: it starts the engines and serves the routers.
     Agent(settings::EngineArgs),
     /// Show what the agent would run here and why: layout, memory, flags. Starts nothing.
@@ -167,7 +167,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = match cli.command {
         Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?, adjust_router)),
-        Command::Router => runtime.block_on(router::router(&given.load(file.as_deref(), None)?, adjust_router)),
+        Command::Router(args) => runtime.block_on(router::router(&given.load(file.as_deref(), None)?, &args, adjust_router)),
         Command::Agent(engine) => runtime.block_on(agent::agent(&given.load(file.as_deref(), Some(&engine))?)),
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),

@@ -1,22 +1,30 @@
 //! `hostler router`.
 
+use clap::Args;
 use hostler_boot::{Settings, Shutdown};
 use hostler_router::{Exposure, Router};
 
 use crate::AdjustRouter;
 use crate::output::say;
 
-/// Runs a router until it has drained.
-pub(crate) async fn router(settings: &Settings, adjust: AdjustRouter) -> anyhow::Result<()> {
+#[derive(Debug, Args)]
+pub(crate) struct RouterArgs {
+    /// Take the place of your router that runs here with the same admin address, without refusing a request; where none runs, start as
+    /// ever.
+    #[arg(long)]
+    takeover: bool,
+}
+
+/// Runs a router until it has drained, or until another one has taken its place.
+pub(crate) async fn router(settings: &Settings, args: &RouterArgs, adjust: AdjustRouter) -> anyhow::Result<()> {
     let mut config = settings.section("router")?;
     adjust(&mut config);
     hostler_boot::raise_file_limit();
-    let router = Router::bind(config).await?;
+    let router = if args.takeover { Router::take_over(config).await? } else { Router::bind(config).await?.offer_place().await };
     let shutdown = Shutdown::new();
     let _signals = shutdown.install_signal_handlers()?;
     announce(&router);
-    router.run(shutdown).await;
-    Ok(())
+    Ok(router.run(shutdown).await?)
 }
 
 /// Prints the addresses for scripts, and what is open for operators.

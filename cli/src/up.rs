@@ -56,14 +56,14 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
         // An agent that ends unasked has an error to show.
         ended = &mut agent_task => {
             shutdown.stop();
-            router_task.await?;
+            router_task.await??;
             return ended?;
         }
         () = shutdown.wait_drain() => {}
         // It leaves before its batch job ends.
         () = agent_shutdown.wait_drain() => shutdown.drain(),
     }
-    router_task.await?;
+    router_task.await??;
     invitation.abort();
     agent_shutdown.drain();
     agent_task.await?

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
+use hostler_boot::peer_user::peer_user;
 use hostler_proto::agent::v1::agent_link_server::{AgentLink, AgentLinkServer};
 use hostler_proto::agent::v1::{AttachRequest, FrameBatch};
 use hostler_proto::{TICKET_KEY, wire};
 use hostler_tls::Stream as Tunnel;
+use rustix::process::geteuid;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -22,6 +24,7 @@ use crate::join::{Connection, JoinEndpoint, Peer};
 use crate::lanes::{Lane, Lanes};
 use crate::member::NewestCertificates;
 use crate::metrics::RouterMetrics;
+use crate::succession::Succession;
 use crate::tls::FleetAuthority;
 
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,7 +50,7 @@ pub(crate) async fn serve(
 ) -> Result<(), tonic::transport::Error> {
     let fence = Arc::<NewestCertificates>::default();
     let join = admitting.clone().map(|admitting| JoinEndpoint::into_server(sessions.fleet.clone(), admitting, fence.clone()));
-    let is_open = admitting.is_none();
+    let (is_open, succession) = (admitting.is_none(), sessions.succession.clone());
     let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed: is_open, end: end.clone() })
         .max_decoding_message_size(wire::MAX_MESSAGE_BYTES);
     Server::builder()
@@ -58,7 +61,7 @@ pub(crate) async fn serve(
         .http2_keepalive_timeout(Some(wire::KEEPALIVE_TIMEOUT))
         .add_service(link)
         .add_optional_service(join)
-        .serve_with_incoming_shutdown(accept_connections(listener, admitting, fence), end.cancelled_owned())
+        .serve_with_incoming_shutdown(accept_connections(listener, succession, admitting, fence), end.cancelled_owned())
         .await
 }
 
@@ -66,10 +69,13 @@ pub(crate) async fn serve(
 /// would hold its place for ever.
 fn accept_connections(
     listener: TcpListener,
+    succession: Succession,
     admitting: Option<FleetAuthority>,
     fence: Arc<NewestCertificates>,
 ) -> impl Stream<Item = io::Result<Connection>> {
-    let accepted = futures_util::stream::unfold(listener, |listener| async { Some((hostler_boot::accept(&listener).await, listener)) });
+    let accepted = futures_util::stream::unfold((Some(listener), succession), |(mut listener, succession)| async {
+        Some((succession.accept_agent(&mut listener).await, (listener, succession)))
+    });
     let unauthenticated = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED_CONNECTIONS));
     let spoken = accepted.map(move |stream| {
         let (handshake, fence, unauthenticated) =
@@ -124,6 +130,28 @@ struct AgentEndpoint {
 
 const NO_CERTIFICATE: &str = "this router serves nodes that have a certificate and are attached: join with a token (agent.join_token_file)";
 
+/// Lets an agent in that is of the router's own user, or root's: every user of the host reaches loopback,
+/// and would get the prompts of this one's fleet.
+async fn check_user(peer: &Peer) -> Result<(), Status> {
+    let (Some(address), Some(local)) = (peer.address, peer.local_address) else {
+        return Err(Status::unavailable("the connection has gone"));
+    };
+    let found = tokio::task::spawn_blocking(move || peer_user(address, local)).await;
+    let own = geteuid().as_raw();
+    match found.map_err(|error| Status::internal(error.to_string()))? {
+        Ok(Some(user)) if user == own || user == 0 => Ok(()),
+        Ok(user) => Err(Status::failed_precondition(format!(
+            "this router is user {own}'s and the agent {}: in plain text it takes agents of its own user only. Name a router of yours \
+             (agent.router), or let the router speak TLS (router.tls_dir) or trust everybody on its network (router.allow_plain_text)",
+            user.map_or("of nobody that the kernel knows".to_owned(), |user| format!("user {user}'s"))
+        ))),
+        Err(error) => {
+            tracing::debug!(%error, "the kernel does not tell whose connections are");
+            Ok(())
+        }
+    }
+}
+
 type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -132,10 +160,16 @@ impl AgentLink for AgentEndpoint {
     type CarryStream = ResponseStream<FrameBatch>;
 
     async fn attach(&self, request: Request<Streaming<AttachRequest>>) -> Result<Response<Self::AttachStream>, Status> {
-        let Peer { address, member } = Peer::of(&request);
-        if member.is_none() && !self.is_anonymous_allowed {
+        let peer = Peer::of(&request);
+        if peer.member.is_none() && !self.is_anonymous_allowed {
             return Err(Status::unauthenticated(NO_CERTIFICATE));
         }
+        if self.sessions.only_own_user {
+            check_user(&peer).await.inspect_err(|status| {
+                tracing::warn!(peer = ?peer.address, reason = status.message(), "agent refused");
+            })?;
+        }
+        let Peer { address, member, .. } = peer;
         let messages = attach(self.sessions.clone(), request.into_inner(), member).await.inspect_err(|status| {
             tracing::warn!(peer = ?address, reason = status.message(), "agent refused");
         })?;

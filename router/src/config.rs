@@ -70,7 +70,7 @@ pub struct RouterConfig {
     /// How long a node's certificate holds; agents renew it at two thirds of that. A constant for users: only tests have other ones.
     #[serde(skip)]
     pub certificate_lifetime: Duration,
-    /// Whether the edge and the agents' port may be reached from other hosts in plain text.
+    /// Whether the edge and the agents' port may be reached from other hosts in plain text, and the agents' port by agents of other users of this host.
     pub allow_plain_text: bool,
     /// Origins of web pages that may use the edge, such as `https://chat.example.org`, or `*` for all: their preflights are answered before
     /// keys are asked for, and every answer says that the page may read it. Empty: the router's own answers are for no page, and of their own

@@ -29,8 +29,8 @@ pub(crate) struct Listeners {
     /// There is a key file, so that operators may show an admin key.
     pub(crate) has_key_file: bool,
     pub(crate) has_edge_tls: bool,
-    /// Agents have to show a certificate.
-    pub(crate) has_agents_tls: bool,
+    /// Agents have to show a certificate, or to be of this user.
+    pub(crate) checks_agents: bool,
 }
 
 /// What is open. Plain text within this host is not: only its root could listen.
@@ -40,7 +40,7 @@ pub(crate) fn find_exposures(doors: &Listeners) -> Vec<Exposure> {
     let lines = [
         (!doors.has_keys, "router.keys_file", edge, "no keys: whoever reaches it may use the models"),
         (!doors.has_edge_tls && is_far(edge), "router.listen", edge, "no TLS: prompts, answers and keys travel in plain text"),
-        (!doors.has_agents_tls, "router.agents_listen", agents, "no TLS: whoever reaches it may join as an agent and gets requests"),
+        (!doors.checks_agents, "router.agents_listen", agents, "no TLS: whoever reaches it may join as an agent and gets requests"),
         (doors.has_key_file && is_far(admin), "router.admin_listen", admin, "no TLS: admin keys travel in plain text"),
     ];
     lines

@@ -32,13 +32,15 @@ mod placement;
 mod prompt;
 mod random;
 mod response_affinity;
+mod shared_state;
 pub mod sse;
+mod succession;
+mod takeover;
 mod tls;
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -47,36 +49,35 @@ use hostler_boot::metrics::MetricRegistry;
 use hostler_boot::shutdown::join_within;
 use hostler_boot::{ListenError, PrivateSocket, Shutdown, SocketError, admin, bind};
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use access_log::{AccessLog, AccessLogError, AccessLogWriter};
-use admission::Admission;
-use background::BackgroundTasks;
 use bookings::Bookings;
 pub use config::{AccessFormat, NeedKey, RouterConfig};
-use crash_suspects::CrashSuspects;
 use dispatch::{Dispatch, RetryBudgets};
 pub use exposures::Exposure;
-use fleet::{CacheReportQueue, Fleet, SessionDeps};
+use fleet::{Fleet, SessionDeps};
 use fleet_figures::RouterCollector;
 use health_watches::HealthWatchPermits;
-use hostler_placement::affinity::CacheIndex;
 use inbound::{AllowedOrigins, BodyMemory, Edge, InvalidMediaHost, InvalidOrigin, Isolation, MediaHosts};
 use keys::{AdminGuard, KeyFileError, Keys, Secret, guard_pages};
 pub use metrics::RouterMetrics;
 pub use operators::find_operators_sockets;
 use operators::{Operators, OperatorsSocket};
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
-use prompt::Prompts;
-use response_affinity::ResponseAffinity;
-use tls::RouterTls;
+use shared_state::SharedState;
+pub use takeover::TakeoverError;
+use takeover::{ListeningSockets, Successor, SuccessorParts};
 pub use tls::TlsSetupError;
+use tls::{FleetAuthority, RouterTls};
 
 /// How long connections to agents and operators may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reports come every third of a lease; shorter leases would make each hiccup a suspicion.
-const MIN_LEASE: Duration = Duration::from_millis(500);
+/// How long the requests of a router may take whose place another one has taken. Nobody waits for
+/// them, so this is for those that never end.
+const REPLACED_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A router that is bound to its addresses but does not serve yet.
 #[derive(Debug)]
@@ -95,6 +96,10 @@ pub struct Router {
     origins: AllowedOrigins,
     media: MediaHosts,
     isolation: Option<Isolation>,
+    /// Where another router asks for this one's place; none where it is given to nobody.
+    takeover: Option<PrivateSocket>,
+    /// The way to the router whose place this one takes.
+    successor: Option<Successor>,
 }
 
 /// What is on a router's metrics page, for the manual.
@@ -110,6 +115,10 @@ pub fn describe_metrics() -> MetricRegistry {
 pub enum StartError {
     #[error(transparent)]
     Listen(#[from] ListenError),
+    #[error("{0}; a router of yours runs here, whose place `hostler router --takeover` takes without refusing a request")]
+    Replaceable(ListenError),
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
     #[error("{0} (setting router.operators_socket)")]
     Socket(#[from] SocketError),
     #[error("{0} (setting router.keys_file)")]
@@ -138,26 +147,36 @@ impl Router {
     /// # Errors
     /// When one of them cannot be had.
     pub async fn bind(config: RouterConfig) -> Result<Self, StartError> {
+        Self::open(config, false).await
+    }
+
+    /// As `bind`, but another router of this user that has the place gives it up once this one runs
+    /// and the agents are here. Another one may then take this one's place.
+    ///
+    /// # Errors
+    /// As for `bind`, and when the running router does not give its place up.
+    pub async fn take_over(config: RouterConfig) -> Result<Self, StartError> {
+        Ok(Self::open(config, true).await?.offer_place().await)
+    }
+
+    async fn open(config: RouterConfig, takes_over: bool) -> Result<Self, StartError> {
         let keys = Keys::open(&config.keys_file)?;
-        if !keys.are_required() && config.metrics_need_key == NeedKey::Always {
-            return Err(StartError::Setting("router.metrics_need_key can be `always` only where there are keys: set router.keys_file"));
-        }
-        if !BodyMemory::new(config.max_buffered_body_bytes).can_fit(config.max_body_bytes) {
-            return Err(StartError::Setting(
-                "a body of router.max_body_bytes would never find room: let seven eighths of router.max_buffered_body_bytes be more than that, or lower \
-                 router.max_body_bytes",
-            ));
-        }
+        check_settings(&config, &keys)?;
         let mut metric_registry = MetricRegistry::default();
         let metrics = Arc::new(RouterMetrics::register(&mut metric_registry));
         let tls = RouterTls::load(&config)?;
-        let edge = bind(&config.listen, "router.listen").await?;
-        let agents = bind(config.agents_address(), "router.agents_listen").await?;
+        let place = operators_place(&config);
+        let mut successor = if takes_over { Successor::find(&place).await? } else { None };
+        if takes_over && successor.is_none() {
+            tracing::info!("no router of this user has this place: nothing to take over");
+        }
+        let edge = listen(&config.listen, "router.listen", &mut successor, &place).await?;
+        let agents = listen(config.agents_address(), "router.agents_listen", &mut successor, &place).await?;
         tls.check_plain_text(&config, edge.1, agents.1)?;
-        let admin = bind(&config.admin_listen, "router.admin_listen").await?;
-        let place = OperatorsSocket { configured: config.operators_socket.clone(), port: admin.1.port() };
+        let admin = listen(&config.admin_listen, "router.admin_listen", &mut successor, &place).await?;
+        let place = OperatorsSocket { port: admin.1.port(), ..place };
         Ok(Self {
-            operators: (place.clone(), place.open().await?),
+            operators: (place.clone(), place.open(successor.is_some()).await?),
             tls,
             origins: AllowedOrigins::new(&config.allowed_origins)?,
             media: MediaHosts::new(&config.media_hosts)?,
@@ -171,7 +190,19 @@ impl Router {
             agents,
             admin,
             config,
+            takeover: None,
+            successor,
         })
+    }
+
+    /// Lets another router of this user take this one's place.
+    #[must_use]
+    pub async fn offer_place(mut self) -> Self {
+        let Some(path) = self.operators_socket().map(takeover::socket_path) else { return self };
+        let socket = if self.successor.is_some() { PrivateSocket::bind_beside(&path).await } else { PrivateSocket::bind(&path).await };
+        let warn = |error: &SocketError| tracing::warn!(%error, "no other router can take this one's place");
+        self.takeover = socket.inspect_err(warn).ok();
+        self
     }
 
     #[must_use]
@@ -210,7 +241,7 @@ impl Router {
             has_keys: self.keys.are_required() || !self.config.tls_client_ca.as_os_str().is_empty(),
             has_key_file: self.keys.are_required(),
             has_edge_tls: self.tls.edge.is_some(),
-            has_agents_tls: self.tls.agents.is_some(),
+            checks_agents: self.tls.agents.is_some() || !self.config.allow_plain_text,
         })
     }
 
@@ -229,41 +260,33 @@ impl Router {
         &self.operator_key
     }
 
-    /// Serves until the shutdown drains, then until the running requests have ended, the drain
-    /// timeout has passed or the shutdown stops.
-    pub async fn run(self, shutdown: Shutdown) {
+    /// Takes the other router's place, if it is to. Then serves until the shutdown drains or another
+    /// router takes this one's place, and until the running requests have ended, their time has passed
+    /// or the shutdown stops.
+    ///
+    /// # Errors
+    /// When it does not get the other router's place.
+    pub async fn run(mut self, shutdown: Shutdown) -> Result<(), TakeoverError> {
         let guard = self.guard();
-        // The connections may be stopped when their time is over, while the process goes on.
-        let serving = shutdown.child();
-        let tasks = BackgroundTasks::default();
-        let end = tasks.end();
+        let state = SharedState::start(&self.config, &shutdown);
+        let (serving, tasks, end) = (&state.serving, &state.tasks, state.tasks.end());
+        let SharedState { fleet, crash_suspects, admission, prompts, .. } = &state;
         let (metrics, drain_timeout, (access, writing)) = (self.metrics, self.config.drain_timeout, self.access_log);
-        let fleet = Fleet::start(self.config.lease.max(MIN_LEASE), &tasks);
-        let index = Arc::new(CacheIndex::new());
-        let prompts = Prompts::new(self.config.cache_folder(), self.config.tokenizer_threads());
-        let readers = tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone()));
-        let crash_suspects = CrashSuspects::new(self.config.crash_suspect_ttl);
-        let sessions = SessionDeps {
-            tasks: tasks.clone(),
-            fleet: fleet.clone(),
-            crash_suspects: crash_suspects.clone(),
-            cache_reports: CacheReportQueue::start(index.clone(), fleet.clone(), &tasks),
-            prompts: prompts.clone(),
-            tickets: Arc::default(),
-            router_run: fastrand::u64(1..),
-            next_attachment: AtomicU64::new(0),
-        };
-        let (agents, admitting, link_metrics, link_end) = (self.agents.0, self.tls.agents.clone(), metrics.clone(), end.clone());
-        let link = tokio::spawn(async move {
-            if let Err(error) = agent_endpoint::serve(agents, admitting, Arc::new(sessions), link_metrics, link_end).await {
-                tracing::error!(%error, "the agents' listener ended");
-            }
-        });
-
-        let admission = Admission::new(self.config.max_in_flight);
+        let predecessor =
+            self.takeover.as_ref().map(|_| state.predecessor(ListeningSockets::of([&self.edge.0, &self.agents.0, &self.admin.0])));
+        if self.successor.is_some() {
+            // Whoever dials now is the other router's.
+            state.succession.lend_agents_port();
+        }
+        let mut parts = vec![
+            serve_agents(self.agents.0, self.tls.agents.clone(), state.session_deps(&self.config), metrics.clone(), end.clone()),
+            tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone())),
+            tokio::spawn(keys::watch_file(self.keys.clone(), metrics.clone(), end.clone())),
+        ];
         let prefill_windows = PrefillWindows::from_now(self.config.prefill_interval);
-        let placer = Arc::new(Placer::new(fleet.clone(), index, prompts.clone(), metrics.clone(), prefill_windows));
-        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), &tasks, serving.clone());
+        let placer = Arc::new(Placer::new(fleet.clone(), state.index.clone(), prompts.clone(), metrics.clone(), prefill_windows));
+        // A router whose place was taken serves what it has as before, so it waits for replicas too.
+        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), tasks, shutdown.clone());
         let mut metric_registry = self.metric_registry;
         metric_registry.register_collector(RouterCollector {
             fleet: fleet.clone(),
@@ -273,43 +296,125 @@ impl Router {
             queue: queue.clone(),
         });
         let overview = RouterAdmin { fleet: fleet.clone(), placer: placer.clone(), metric_registry, shutdown: serving.clone() };
-        let admin = tokio::spawn(overview.serve(guard, self.admin.0, self.operators, end.clone()));
-        let keys = tokio::spawn(keys::watch_file(self.keys.clone(), metrics.clone(), end.clone()));
-
         let dispatch = Dispatch {
-            fleet,
+            fleet: fleet.clone(),
             placer,
             queue,
             retries: RetryBudgets::default(),
-            crash_suspects,
+            crash_suspects: crash_suspects.clone(),
             metrics,
             answer_timeout: self.config.answer_timeout,
             idle_timeout: self.config.idle_timeout,
         };
         let edge = Arc::new(Edge {
-            bookings: Bookings::start(dispatch.queue.clone(), &tasks),
+            bookings: Bookings::start(dispatch.queue.clone(), tasks),
             shutdown: serving.clone(),
+            succession: state.succession.clone(),
             access_log: access,
             allowed_origins: self.origins,
             media_hosts: self.media,
             isolation: self.isolation,
             body_memory: BodyMemory::new(self.config.max_buffered_body_bytes),
             health_watches: HealthWatchPermits::default(),
-            response_affinity: ResponseAffinity::default(),
+            response_affinity: state.response_affinity.clone(),
             config: self.config,
             keys: self.keys,
             admission: admission.clone(),
             dispatch,
         });
-        let (tls, renewals) = (self.tls.edge.clone(), tokio::spawn(self.tls.renew_certificates(end.clone())));
-        edge::serve(self.edge.0, tls, edge, serving.clone()).await;
-        if !serving.wait_tasks(drain_timeout).await {
-            tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
-            serving.stop();
+        let tls = self.tls.edge.clone();
+        parts.push(tokio::spawn(self.tls.renew_certificates(end.clone())));
+        let sockets = [self.operators.1.as_mut(), self.takeover.as_mut()];
+        let taken = take_place(self.successor, state.successor_parts(sockets), &shutdown).await;
+        if taken.is_ok() {
+            parts.push(tokio::spawn(overview.serve(guard, self.admin.0, self.operators, state.admin_end.clone())));
+            parts.extend(predecessor.zip(self.takeover).map(|(predecessor, socket)| tokio::spawn(predecessor.serve(socket))));
+            edge::serve(self.edge.0, tls, edge, serving.clone()).await;
+            if !wait_requests(&state, &shutdown, drain_timeout).await {
+                tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
+            }
         }
-        let rest = [link, admin, readers, renewals, keys].map(|task| join_within(CLOSE_TIMEOUT, task));
-        tokio::join!(tasks.finish(CLOSE_TIMEOUT), join_all(rest), prompts.finish(CLOSE_TIMEOUT));
+        serving.stop();
+        state.requests_ended.cancel();
+        let parts = parts.into_iter().map(|task| join_within(CLOSE_TIMEOUT, task));
+        tokio::join!(tasks.finish(CLOSE_TIMEOUT), join_all(parts), prompts.finish(CLOSE_TIMEOUT));
         writing.flush().await;
+        taken
+    }
+}
+
+/// Where the operators' socket of a router with these settings is.
+fn operators_place(config: &RouterConfig) -> OperatorsSocket {
+    let port = config.admin_listen.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
+    OperatorsSocket { configured: config.operators_socket.clone(), port }
+}
+
+fn check_settings(config: &RouterConfig, keys: &Keys) -> Result<(), StartError> {
+    if !keys.are_required() && config.metrics_need_key == NeedKey::Always {
+        return Err(StartError::Setting("router.metrics_need_key can be `always` only where there are keys: set router.keys_file"));
+    }
+    if !BodyMemory::new(config.max_buffered_body_bytes).can_fit(config.max_body_bytes) {
+        return Err(StartError::Setting(
+            "a body of router.max_body_bytes would never find room: let seven eighths of router.max_buffered_body_bytes be more than that, or lower \
+             router.max_body_bytes",
+        ));
+    }
+    Ok(())
+}
+
+/// Listens on an address, or goes on with the other router's listener.
+async fn listen(
+    address: &str,
+    setting: &'static str,
+    successor: &mut Option<Successor>,
+    place: &OperatorsSocket,
+) -> Result<(TcpListener, SocketAddr), StartError> {
+    if let Some(taken) = successor.as_mut().map(|successor| successor.take_listener(address))
+        && let Some(taken) = taken.await
+    {
+        return Ok(taken);
+    }
+    match bind(address, setting).await {
+        Err(error @ ListenError::InUse { .. }) if takeover::is_offered(place).await => Err(StartError::Replaceable(error)),
+        bound => Ok(bound?),
+    }
+}
+
+fn serve_agents(
+    listener: TcpListener,
+    admitting: Option<FleetAuthority>,
+    sessions: SessionDeps,
+    metrics: Arc<RouterMetrics>,
+    end: CancellationToken,
+) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        if let Err(error) = agent_endpoint::serve(listener, admitting, Arc::new(sessions), metrics, end).await {
+            tracing::error!(%error, "the agents' listener ended");
+        }
+    })
+}
+
+/// Takes another router's place, if there is one to take.
+async fn take_place(successor: Option<Successor>, parts: SuccessorParts<'_>, shutdown: &Shutdown) -> Result<(), TakeoverError> {
+    let Some(successor) = successor else { return Ok(()) };
+    tokio::select! {
+        taken = successor.take_place(parts) => taken,
+        () = shutdown.wait_drain() => Err(TakeoverError::Stopped),
+    }
+}
+
+/// Waits until the running requests have ended; `false` when their time is over before. Where another
+/// router has this one's place, time is short only once somebody wants this process to end.
+async fn wait_requests(state: &SharedState, shutdown: &Shutdown, drain_timeout: Duration) -> bool {
+    if !state.succession.is_replaced() {
+        return state.serving.wait_tasks(drain_timeout).await;
+    }
+    tokio::select! {
+        ended = state.serving.wait_tasks(REPLACED_DRAIN_TIMEOUT) => ended,
+        () = async {
+            shutdown.wait_drain().await;
+            tokio::time::sleep(drain_timeout).await;
+        } => false,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -13,7 +14,7 @@ use hostler_proto::agent::v1::attach_request::Message as ToRouter;
 use hostler_proto::agent::v1::attach_response::Message as FromRouter;
 use hostler_proto::agent::v1::directive::Order;
 use hostler_proto::{PROTOCOL, TICKET_KEY};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -84,17 +85,32 @@ impl From<JoinError> for SessionEnd {
 }
 
 /// Keeps a session with the router at `address` until `end`. A router that is away is dialled again
-/// and again, but logged once.
+/// and again, but logged once. While another router takes its place there are two sessions: the one
+/// with the first ends when that router leaves.
 pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, name: String, end: CancellationToken) {
     let mut redial = Backoff::default();
     let mut mentioned = String::new();
-    loop {
-        let mut attached = false;
-        let ended = tokio::select! {
-            ended = run_session(&uplink, address, &mut attached) => ended,
-            () = end.cancelled() => return,
+    let successor = Arc::new(Notify::new());
+    let mut replaced = FuturesUnordered::new();
+    'dial: loop {
+        let attached = Arc::<AtomicBool>::default();
+        let mut session = Box::pin(run_session(uplink.clone(), address, attached.clone(), successor.clone()));
+        let ended = loop {
+            tokio::select! {
+                ended = &mut session => break ended,
+                () = successor.notified() => {
+                    if attached.load(Ordering::Relaxed) {
+                        tracing::info!(router = name, %address, "another router takes this one's place: dialling again");
+                        replaced.push(session);
+                    }
+                    redial = Backoff::default();
+                    continue 'dial;
+                }
+                Some(ended) = replaced.next() => log_replaced(&name, address, &ended),
+                () = end.cancelled() => return,
+            }
         };
-        if attached {
+        if attached.load(Ordering::Relaxed) {
             (redial, mentioned) = (Backoff::default(), String::new());
         }
         let reason = ended.to_string();
@@ -114,15 +130,25 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
         let longest = if matches!(ended, SessionEnd::Refused(_) | SessionEnd::Duplicate) { REFUSED_DELAY } else { MAX_DELAY };
         tokio::select! {
             () = sleep(redial.next_delay_up_to(longest)) => {}
+            () = successor.notified() => redial = Backoff::default(),
+            // Where no successor came, this was the only session.
+            Some(ended) = replaced.next() => {
+                log_replaced(&name, address, &ended);
+                redial = Backoff::default();
+            }
             () = end.cancelled() => return,
         }
     }
 }
 
-async fn run_session(uplink: &Arc<Uplink>, address: SocketAddr, attached: &mut bool) -> SessionEnd {
-    match attach(uplink, address).await {
+fn log_replaced(name: &str, address: SocketAddr, ended: &SessionEnd) {
+    tracing::info!(router = name, %address, reason = %ended, "the session with the router that was replaced has ended");
+}
+
+async fn run_session(uplink: Arc<Uplink>, address: SocketAddr, attached: Arc<AtomicBool>, successor: Arc<Notify>) -> SessionEnd {
+    match attach(&uplink, address, successor).await {
         Ok(session) => {
-            *attached = true;
+            attached.store(true, Ordering::Relaxed);
             tracing::info!(router = %address, "attached");
             session.run().await
         }
@@ -162,6 +188,8 @@ struct Session {
     lanes: Vec<AbortOnDropHandle<Option<Status>>>,
     /// Orders being carried out, to be answered when they are done.
     orders: FuturesUnordered<BoxFuture<'static, wire::Answer>>,
+    /// Told when another router takes this one's place.
+    successor: Arc<Notify>,
     /// Keeps the connection's certificate from expiring.
     _renewal: AbortOnDropHandle<()>,
 }
@@ -180,7 +208,7 @@ async fn connect(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<(Channel, 
     Ok((channel, identity))
 }
 
-async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, SessionEnd> {
+async fn attach(uplink: &Arc<Uplink>, address: SocketAddr, successor: Arc<Notify>) -> Result<Session, SessionEnd> {
     let (channel, identity) = connect(uplink, address).await?;
     let (to_router, messages) = mpsc::channel(QUEUE_CAPACITY);
     let hello = wire::Hello {
@@ -226,7 +254,8 @@ async fn attach(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<Session, Se
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(MIN_HEARTBEAT);
     let transfers = TransferQueue::new(uplink.state.replicas().iter().map(|replica| replica.engine.cache().clone()));
     let renewal = AbortOnDropHandle::new(tokio::spawn(uplink.access.clone().keep_renewed(channel, identity)));
-    Ok(Session { claim, to_router, from_router, reporter, transfers, heartbeat, lanes, orders: FuturesUnordered::new(), _renewal: renewal })
+    let orders = FuturesUnordered::new();
+    Ok(Session { claim, to_router, from_router, reporter, transfers, heartbeat, lanes, orders, successor, _renewal: renewal })
 }
 
 async fn open_lane(
@@ -371,6 +400,10 @@ impl Session {
             Some(Order::Release(replicas)) => {
                 tracing::info!(replicas = ?replicas.indices, "directive from router: release");
                 answer.error = orders::release(&uplink, &replicas);
+            }
+            Some(Order::Successor(_)) => {
+                self.successor.notify_one();
+                return Ok(());
             }
             // These take seconds or minutes. They are answered when they are done, and the session
             // goes on meanwhile.

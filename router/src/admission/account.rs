@@ -1,5 +1,7 @@
 //! What those who share limits have used of them, and whether one more request fits. Pure arithmetic: the time is an argument.
 
+use serde::{Deserialize, Serialize};
+
 use super::UsageEstimate;
 use super::bucket::LeakyBucket;
 use super::daily_window::DailyWindow;
@@ -48,7 +50,7 @@ impl LimitHit {
 }
 
 /// A caller's use of the limits that it has; nothing else is counted.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Account {
     in_flight: u32,
     requests: LeakyBucket,
@@ -86,13 +88,23 @@ impl Account {
         if let Some(longest) = hits.max_by_key(|hit| hit.wait_ms.unwrap_or(u64::MAX)) {
             return Err(longest);
         }
-        self.in_flight += 1;
+        self.add(limits, asked, now);
+        Ok(())
+    }
+
+    /// Counts a request whether it fits or not.
+    pub(super) fn add(&mut self, limits: &KeyLimits, asked: &UsageEstimate, now: u64) {
+        let (input, output, most_output) = (asked.prompt_tokens, asked.output_tokens, asked.most_output_tokens());
+        self.in_flight = self.in_flight.saturating_add(1);
         limits.requests_per_minute.inspect(|limit| self.requests.add(*limit, 1, now));
         limits.input_per_minute.inspect(|limit| self.input.add(*limit, input, now));
         limits.output_per_minute.inspect(|limit| self.output.add(*limit, output, now));
         limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).reserve(input, now));
         limits.output_per_day.inspect(|_| window_or_default(&mut self.daily_output).reserve(most_output, now));
-        Ok(())
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight
     }
 
     /// Replaces the estimate of a request that entered at `then` by the tokens that it has used.
@@ -121,7 +133,7 @@ impl Account {
 
     /// A request has ended that was last counted as `asked`.
     pub(super) fn release(&mut self, asked: &UsageEstimate) {
-        self.in_flight -= 1;
+        self.in_flight = self.in_flight.saturating_sub(1);
         self.daily_input.iter_mut().for_each(|window| window.release(asked.prompt_tokens));
         self.daily_output.iter_mut().for_each(|window| window.release(asked.most_output_tokens()));
     }

@@ -1,11 +1,13 @@
 //! What was used of a limit per minute: it fills with use and drains evenly, a whole limit in a minute. So no more than the limit can be
 //! used at once, and on average no more than the limit in a minute, also where an answer used more than was expected of it.
 
+use serde::{Deserialize, Serialize};
+
 /// Milliseconds of a minute. A unit of use is counted as 60,000 parts, so a limit of `n` per minute
 /// drains `n` parts a millisecond.
 const MINUTE_MS: u64 = 60_000;
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct LeakyBucket {
     /// In parts, 60,000 to the unit.
     used_parts: u64,

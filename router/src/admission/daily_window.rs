@@ -1,10 +1,13 @@
 //! What was used in the last 24 hours, to the quarter of an hour: a budget for a day that nothing refills before its time.
 
+use serde::{Deserialize, Serialize};
+
 const SLOT_MS: u64 = 15 * 60 * 1000;
 
 const SLOTS: usize = 96;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "WindowRecord", into = "WindowRecord")]
 pub(super) struct DailyWindow {
     /// Indexed by the number of the quarter of an hour, modulo [`SLOTS`].
     slots: [u64; SLOTS],
@@ -12,6 +15,30 @@ pub(super) struct DailyWindow {
     sum: u64,
     /// What requests in flight have reserved of it.
     reserved: u64,
+}
+
+/// A window on its way to another router.
+#[derive(Serialize, Deserialize)]
+struct WindowRecord {
+    slots: Vec<u64>,
+    newest_slot: u64,
+    reserved: u64,
+}
+
+impl From<DailyWindow> for WindowRecord {
+    fn from(window: DailyWindow) -> Self {
+        Self { slots: window.slots.to_vec(), newest_slot: window.newest_slot, reserved: window.reserved }
+    }
+}
+
+impl TryFrom<WindowRecord> for DailyWindow {
+    type Error = &'static str;
+
+    fn try_from(record: WindowRecord) -> Result<Self, Self::Error> {
+        let slots = <[u64; SLOTS]>::try_from(record.slots).map_err(|_| "a day has 96 quarters of an hour")?;
+        let sum = slots.iter().try_fold(0_u64, |sum, slot| sum.checked_add(*slot)).ok_or("more was used in a day than can be counted")?;
+        Ok(Self { slots, newest_slot: record.newest_slot, sum, reserved: record.reserved })
+    }
 }
 
 impl Default for DailyWindow {

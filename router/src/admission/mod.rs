@@ -8,20 +8,25 @@
 mod account;
 mod bucket;
 mod daily_window;
+mod handover;
 mod rate_limits;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use account::Account;
 use account::LimitHit;
 pub(crate) use account::LimitKind;
+use handover::{SharedAccount, UsageEvent};
+pub(crate) use handover::{UsageChange, UsageLedger};
 pub(crate) use rate_limits::RateLimits;
 
 use crate::keys::{Caller, KeyLimits};
@@ -38,8 +43,9 @@ pub(crate) struct Admission(Arc<AdmissionState>);
 struct AdmissionState {
     in_flight: AtomicUsize,
     max_in_flight: usize,
-    /// The accounts' times are milliseconds since then.
+    /// The accounts' times are milliseconds since then, and those of the routers whose place was taken.
     started_at: Instant,
+    inherited_ms: AtomicU64,
     accounts: Mutex<TenantAccounts>,
 }
 
@@ -50,19 +56,23 @@ struct TenantAccounts {
     /// By key, the account that it has used last.
     last_owner: FxHashMap<Arc<str>, AccountOwner>,
     next_sweep: u64,
+    /// Where changes are told, once another router takes this one's place.
+    successor: Option<mpsc::Sender<UsageChange>>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct AccountOwner {
     /// Tenant, or key where there is no tenant.
+    #[serde(with = "handover::shared_text")]
     name: Arc<str>,
     limits: [Option<u64>; 6],
 }
 
 #[derive(Debug)]
 struct TenantAccount {
-    limits: Arc<KeyLimits>,
-    account: Mutex<Account>,
+    owner: AccountOwner,
+    limits: KeyLimits,
+    account: Mutex<SharedAccount>,
 }
 
 /// Proof that a request was admitted; its place is free again when it is dropped. What it was
@@ -80,7 +90,7 @@ struct Reservation {
     reserved_at: u64,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct UsageEstimate {
     /// Estimated from the length of its text.
     pub prompt_tokens: u64,
@@ -131,6 +141,7 @@ impl Admission {
             in_flight: AtomicUsize::new(0),
             max_in_flight,
             started_at: Instant::now(),
+            inherited_ms: AtomicU64::new(0),
             accounts: Mutex::default(),
         }))
     }
@@ -147,8 +158,7 @@ impl Admission {
         if let Some(whose) = AccountOwner::for_caller(caller) {
             let reserved_at = shared.now();
             let account = shared.accounts.lock().open(whose, caller, reserved_at);
-            let entered = account.account.lock().reserve(&account.limits, &estimate, reserved_at);
-            entered.map_err(|hit| LimitExceeded::for_hit(caller, &hit, &estimate))?;
+            account.reserve(&estimate, reserved_at).map_err(|hit| LimitExceeded::for_hit(caller, &hit, &estimate))?;
             permit.reservation = Some(Reservation { account, estimate, reserved_at });
         }
         Ok(permit)
@@ -160,7 +170,7 @@ impl Admission {
         let whose = AccountOwner::for_caller(caller)?;
         let now = self.0.now();
         let open = self.0.accounts.lock().open(whose, caller, now);
-        let rates = open.account.lock().rate_limits(&open.limits, now);
+        let rates = open.account.lock().account.rate_limits(&open.limits, now);
         Some(rates)
     }
 
@@ -172,6 +182,15 @@ impl Admission {
 
 impl AdmissionState {
     fn now(&self) -> u64 {
+        self.uptime_ms().saturating_add(self.inherited_ms.load(Ordering::Relaxed))
+    }
+
+    /// Goes on from another router's time.
+    fn set_clock(&self, now: u64) {
+        self.inherited_ms.store(now.saturating_sub(self.uptime_ms()), Ordering::Relaxed);
+    }
+
+    fn uptime_ms(&self) -> u64 {
         u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
@@ -185,6 +204,12 @@ impl AccountOwner {
         let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
         limits.iter().any(Option::is_some).then(|| Self { name: name.clone(), limits })
     }
+
+    fn limits(&self) -> KeyLimits {
+        let [in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day] = self.limits;
+        let in_flight = in_flight.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
+        KeyLimits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, weight: None }
+    }
 }
 
 impl TenantAccounts {
@@ -192,7 +217,7 @@ impl TenantAccounts {
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP_INTERVAL_MS;
             // An account that somebody else holds is about to be used, or has a request in flight.
-            self.by_owner.retain(|_, open| Arc::strong_count(open) > 1 || !open.account.lock().is_idle(&open.limits, now));
+            self.by_owner.retain(|_, open| Arc::strong_count(open) > 1 || !open.account.lock().account.is_idle(&open.limits, now));
             self.last_owner.retain(|_, whose| self.by_owner.contains_key(whose));
         }
         let before = match self.last_owner.get(&caller.key) {
@@ -200,14 +225,35 @@ impl TenantAccounts {
             _ => self.last_owner.insert(caller.key.clone(), whose.clone()),
         };
         let name = whose.name.clone();
-        let open = || Arc::new(TenantAccount { limits: caller.limits.clone(), account: Mutex::default() });
-        let open = self.by_owner.entry(whose).or_insert_with(open).clone();
+        let open = self.open_owner(whose);
         // A key that has moved to another tenant brings nothing of its former tenant's use.
         if let Some(before) = before.filter(|before| before.name == name).and_then(|whose| self.by_owner.get(&whose)) {
-            let day = before.account.lock().daily_usage();
-            open.account.lock().carry_over(day, now);
+            let day = before.account.lock().account.daily_usage();
+            open.account.lock().account.carry_over(day, now);
         }
         open
+    }
+}
+
+impl TenantAccounts {
+    fn open_owner(&mut self, owner: AccountOwner) -> Arc<TenantAccount> {
+        let successor = &self.successor;
+        let open = |owner: &AccountOwner| Arc::new(TenantAccount::new(owner.clone(), successor.clone()));
+        self.by_owner.entry(owner).or_insert_with_key(open).clone()
+    }
+}
+
+impl TenantAccount {
+    fn new(owner: AccountOwner, successor: Option<mpsc::Sender<UsageChange>>) -> Self {
+        let limits = owner.limits();
+        Self { owner, limits, account: Mutex::new(SharedAccount { account: Account::default(), successor }) }
+    }
+
+    fn reserve(&self, estimate: &UsageEstimate, now: u64) -> Result<(), LimitHit> {
+        let mut shared = self.account.lock();
+        shared.account.reserve(&self.limits, estimate, now)?;
+        self.tell(&shared, UsageEvent::Reserved(*estimate), now);
+        Ok(())
     }
 }
 
@@ -221,7 +267,7 @@ impl Permit {
                 OutputTokens::AtLeast(tokens) => tokens.max(estimate.output_tokens),
             };
             let used = (used.prompt_tokens.unwrap_or(estimate.prompt_tokens), output);
-            account.account.lock().reconcile(&account.limits, (estimate, *reserved_at), used, now);
+            account.apply(UsageEvent::Reconciled { estimate: *estimate, reserved_at: *reserved_at, used }, now);
             // Reconciled again, it would be corrected from here.
             (estimate.prompt_tokens, estimate.output_tokens, estimate.max_output_tokens) = (used.0, used.1, None);
         }
@@ -234,7 +280,7 @@ impl Drop for Permit {
         // Where nobody has said what was used, it counts with what was expected, not with all that it might have been.
         self.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(0) });
         if let Some(Reservation { account, estimate, .. }) = &self.reservation {
-            account.account.lock().release(estimate);
+            account.apply(UsageEvent::Released(*estimate), self.shared.now());
         }
     }
 }

@@ -41,6 +41,7 @@ pub(super) struct ConnectionClock {
     open: Mutex<Vec<Arc<OpenAnswer>>>,
     /// Something of an answer of ours is still to be written.
     is_answering: AtomicBool,
+    has_streams: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +69,7 @@ impl ConnectionClock {
             idle_since: AtomicU64::new(0),
             open: Mutex::default(),
             is_answering: AtomicBool::new(false),
+            has_streams: AtomicBool::new(false),
         })
     }
 
@@ -94,6 +96,11 @@ impl ConnectionClock {
         let answering = Arc::<OpenAnswer>::default();
         self.open.lock().push(answering.clone());
         OpenRequest { clock: self.clone(), answering }
+    }
+
+    /// Whether it has turned out to speak HTTP/2.
+    pub(super) fn has_streams(&self) -> bool {
+        self.has_streams.load(Ordering::Relaxed)
     }
 
     /// Whether what the library writes now is of an answer of ours; else it is its own.
@@ -149,6 +156,7 @@ where
     /// hyper calls this right after it has given the request to the service, so the newest request
     /// is this stream's.
     fn execute(&self, stream: F) {
+        self.0.has_streams.store(true, Ordering::Relaxed);
         let newest = self.0.open.lock().last().cloned();
         let task = tokio::spawn(stream);
         if let Some(newest) = newest {

@@ -8,7 +8,7 @@ use std::{fmt, io};
 
 use hostler_boot::{Shutdown, accept, configure_stream};
 use hostler_tls::{EdgeTls, Handshake, Stream};
-use http::{Request, Response, Version, header};
+use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -26,6 +26,7 @@ use super::reply::EdgeBody;
 use crate::config::RouterConfig;
 use crate::direct_writing::ClientStream;
 use crate::inbound::Edge;
+use crate::succession::Succession;
 
 /// The largest head of a request, and the most that is buffered of an answer beyond the socket's
 /// buffer.
@@ -125,7 +126,7 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     let told = tokio::select! {
         told = may_be_http2(&stream) => told,
         _ = wait_overdue(&clock) => return,
-        () = shutdown.wait_drain() => return,
+        () = wait_closing(&edge.succession, shutdown) => return,
     };
     let Ok(may_be_http2) = told else { return };
     let wire = ClientStream::new(stream);
@@ -133,15 +134,19 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     let wire = RefusalStream::new(wire, clock.clone(), edge.allowed_origins.allows_all());
     let (watch, framing) = watch_framing(clock.clone());
     let wire = InspectReader::new(wire, watch);
-    let asked = clock.clone();
+    let (asked, leaving) = (clock.clone(), wait_leaving(edge.succession.clone(), &clock, shutdown));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (edge, flaw, open) = (edge.clone(), framing.flaw(), asked.open_request());
+        let (edge, succession, flaw, open) = (edge.clone(), edge.succession.clone(), framing.flaw(), asked.open_request());
         let direct_writer = direct_writer.clone().filter(|_| request.version() == Version::HTTP_11);
         let request = Box::new(request);
         // hyper keeps room for this future as long as the connection lives, and moves it: 16 bytes
         // are better than thousands.
         Box::pin(async move {
+            let is_http2 = request.version() == Version::HTTP_2;
             let mut response = edge.answer(request, flaw).await;
+            if !is_http2 && succession.is_replaced() {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
             if let Some(direct_writer) = direct_writer.filter(|_| is_chunked(&response)) {
                 response.body_mut().enable_direct_writing(&direct_writer);
             }
@@ -152,13 +157,35 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
     if may_be_http2 {
         // Boxed: its state is twice as large, and the task of every HTTP/1 connection would have
         // room for it.
-        serve_connection(Box::pin(auto_builder(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown).await;
+        serve_connection(Box::pin(auto_builder(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown, leaving).await;
     } else {
-        serve_connection(pin!(http1.serve_connection(wire, service)), &clock, shutdown).await;
+        serve_connection(pin!(http1.serve_connection(wire, service)), &clock, shutdown, leaving).await;
     }
 }
 
-async fn serve_connection<C>(mut connection: Pin<&mut C>, clock: &ConnectionClock, shutdown: &Shutdown)
+/// Resolves when a connection on which nothing was asked yet is to be closed. Where another router has
+/// this one's place, what was accepted here is answered here.
+async fn wait_closing(succession: &Succession, shutdown: &Shutdown) {
+    shutdown.wait_drain().await;
+    if succession.is_replaced() {
+        shutdown.wait_stop().await;
+    }
+}
+
+/// Resolves when a connection is to end as soon as its requests have. Where another router has this
+/// one's place, an idle connection of HTTP/1 waits for its next request, whose answer closes it: to
+/// close it at once would cross a request on its way. HTTP/2 can tell the client which requests count.
+async fn wait_leaving(succession: Succession, clock: &ConnectionClock, shutdown: &Shutdown) {
+    shutdown.wait_drain().await;
+    while succession.is_replaced() && !clock.has_streams() {
+        tokio::select! {
+            () = tokio::time::sleep(clock.check_interval()) => {}
+            () = shutdown.wait_stop() => return,
+        }
+    }
+}
+
+async fn serve_connection<C>(mut connection: Pin<&mut C>, clock: &ConnectionClock, shutdown: &Shutdown, leaving: impl Future<Output = ()>)
 where
     C: GracefulConnection<Error: fmt::Display>,
 {
@@ -168,7 +195,7 @@ where
             tracing::debug!(?why, "a client's connection is closed");
             return;
         }
-        () = shutdown.wait_drain() => {
+        () = leaving => {
             connection.as_mut().graceful_shutdown();
             tokio::select! {
                 ended = connection => ended,

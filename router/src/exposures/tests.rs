@@ -9,7 +9,7 @@ fn doors() -> Listeners {
         has_keys: false,
         has_key_file: false,
         has_edge_tls: false,
-        has_agents_tls: false,
+        checks_agents: false,
     }
 }
 
@@ -36,6 +36,6 @@ fn a_router_that_others_reach_says_what_travels_in_plain_text() {
 fn a_router_with_keys_and_certificates_leaves_nothing_open() {
     let far: SocketAddr = "192.0.2.1:1".parse().unwrap();
     let closed =
-        Listeners { edge: far, agents: far, has_keys: true, has_key_file: true, has_edge_tls: true, has_agents_tls: true, ..doors() };
+        Listeners { edge: far, agents: far, has_keys: true, has_key_file: true, has_edge_tls: true, checks_agents: true, ..doors() };
     assert_eq!(find_exposures(&closed), []);
 }

@@ -99,6 +99,11 @@ impl Directives {
         self.try_send(Order::FetchFiles(wire::FetchFiles { hash: hash.to_vec().into() }))
     }
 
+    /// Has the agent dial again, because another router takes this one's place; `false` if the message could not be queued.
+    pub(super) fn announce_successor(&self) -> bool {
+        self.try_send(Order::Successor(wire::Successor {}))
+    }
+
     async fn send_and_wait(&self, order: Order) -> Result<wire::Answer, Status> {
         let (answered, answer) = oneshot::channel();
         let waiting = PendingAnswer { id: fastrand::u64(1..), directives: self };

@@ -29,6 +29,7 @@ use crate::crash_suspects::{CrashSuspects, MAX_REQUESTS_PER_CRASH, ReportedCrash
 use crate::lanes::{Lanes, Tickets};
 use crate::member::{Member, MemberAttachment};
 use crate::prompt::{FilesHash, FilesPiece, Prompts};
+use crate::succession::Succession;
 
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -55,6 +56,9 @@ pub(crate) struct SessionDeps {
     pub tickets: Arc<Tickets>,
     pub router_run: u64,
     pub next_attachment: AtomicU64,
+    pub succession: Succession,
+    /// Whether agents must be of the router's own user: in plain text that nobody was told to trust.
+    pub only_own_user: bool,
 }
 
 pub(crate) type ToAgentStream = Pin<Box<dyn Stream<Item = Result<wire::AttachResponse, Status>> + Send>>;
@@ -200,8 +204,16 @@ impl Session {
             Ok(_) => return Status::invalid_argument("the agent's second message must be a snapshot"),
             Err(status) => return status,
         }
+        let mut port = self.sessions.succession.watch_agents_port();
         loop {
-            match requests.message().await {
+            let message = tokio::select! {
+                message = requests.message() => message,
+                () = port.wait_lent() => {
+                    self.directives.announce_successor();
+                    continue;
+                }
+            };
+            match message {
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.apply_report(report).await,
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Answer(answer)) })) => self.directives.deliver_answer(answer),
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Cache(report)) })) => {

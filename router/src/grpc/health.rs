@@ -35,7 +35,7 @@ impl HealthEndpoint {
             return ServingStatus::ServiceUnknown;
         }
         let edge = &self.0;
-        let serves = !edge.shutdown.is_draining() && edge.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
+        let serves = !edge.is_closing() && edge.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
         if serves { ServingStatus::Serving } else { ServingStatus::NotServing }
     }
 }

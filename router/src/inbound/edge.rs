@@ -21,6 +21,7 @@ use crate::health_watches::HealthWatchPermits;
 use crate::keys::{Caller, Keys};
 use crate::outcome::RefusalReason;
 use crate::response_affinity::ResponseAffinity;
+use crate::succession::Succession;
 
 #[derive(Debug)]
 pub(crate) struct Edge {
@@ -38,6 +39,7 @@ pub(crate) struct Edge {
     pub health_watches: HealthWatchPermits,
     pub bookings: Bookings,
     pub shutdown: Shutdown,
+    pub succession: Succession,
 }
 
 impl Edge {
@@ -69,6 +71,12 @@ impl Edge {
             log_entry: log_entry.clone(),
             received_at,
         })
+    }
+
+    /// Whether clients are to go elsewhere. Those of a router that was replaced need not know: where
+    /// they go next is the one that took its place.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.shutdown.is_draining() && !self.succession.is_replaced()
     }
 
     /// The names of the models that a caller may use, for an error message.

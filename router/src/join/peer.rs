@@ -24,6 +24,8 @@ const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Peer {
     pub(crate) address: Option<SocketAddr>,
+    /// Where it has come in.
+    pub(crate) local_address: Option<SocketAddr>,
     pub(crate) member: Option<Arc<Member>>,
 }
 
@@ -52,7 +54,7 @@ impl Connection {
     /// Whatever certificate has come with it was found good in the handshake. `None` for one without, when there are as many already as there are
     /// places for `unauthenticated` ones.
     pub(crate) fn new(stream: Stream, fence: &Arc<NewestCertificates>, unauthenticated: &Arc<Semaphore>) -> Option<Self> {
-        let address = stream.tcp().peer_addr().ok();
+        let (address, local_address) = (stream.tcp().peer_addr().ok(), stream.tcp().local_addr().ok());
         let certified = stream.certificate().and_then(CertificateInfo::parse);
         let member = certified.map(|certified| Arc::new(Member::new(certified, fence.clone())));
         let mut limits = None;
@@ -63,7 +65,7 @@ impl Connection {
             };
             limits = Some(UnauthenticatedPeer { deadline: Box::pin(sleep(UNAUTHENTICATED_TIMEOUT)), _permit: place });
         }
-        Some(Self { stream, peer: Peer { address, member }, unauthenticated: limits })
+        Some(Self { stream, peer: Peer { address, local_address, member }, unauthenticated: limits })
     }
 }
 

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::Router;
-use hostler_boot::socket::{SocketFile, folders_of_all_users, is_live, is_private_folder};
+use hostler_boot::socket::{folders_of_all_users, is_live, is_private_folder};
 use hostler_boot::{PrivateSocket, SocketError, admin, home};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::CLOSE_TIMEOUT;
 
-/// How often the file is checked, and how soon a socket that could not be made is tried again.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// How soon a socket that could not be made is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
 pub(crate) struct OperatorsSocket {
@@ -25,6 +25,11 @@ pub(crate) struct OperatorsSocket {
 }
 
 impl OperatorsSocket {
+    /// Where this user's routers of this port may have their socket.
+    pub(crate) fn usual_paths(&self) -> Vec<PathBuf> {
+        self.paths(&home::run_dirs())
+    }
+
     /// The paths, the preferred first; at least one.
     fn paths(&self, folders: &[PathBuf]) -> Vec<PathBuf> {
         if self.is_configured() {
@@ -39,10 +44,11 @@ impl OperatorsSocket {
 
     /// Listens on one of the paths. The error is about the last of them, which does not depend on a
     /// login.
-    async fn bind(&self) -> Result<PrivateSocket, SocketError> {
+    async fn bind(&self, has_predecessor: bool) -> Result<PrivateSocket, SocketError> {
         let mut refused = None;
-        for path in self.paths(&home::run_dirs()) {
-            match PrivateSocket::bind(&path).await {
+        for path in self.usual_paths() {
+            let bound = if has_predecessor { PrivateSocket::bind_beside(&path).await } else { PrivateSocket::bind(&path).await };
+            match bound {
                 Ok(socket) => return Ok(socket),
                 Err(error) => refused = Some(error),
             }
@@ -51,12 +57,13 @@ impl OperatorsSocket {
     }
 
     /// Listens before the router runs. A configured path must work. If none of the usual ones does,
-    /// the router still serves its clients, and operators need a key.
+    /// the router still serves its clients, and operators need a key. A path that a predecessor has is
+    /// this socket's when it takes its name.
     ///
     /// # Errors
     /// When the configured path cannot be used.
-    pub(crate) async fn open(&self) -> Result<Option<PrivateSocket>, SocketError> {
-        match self.bind().await {
+    pub(crate) async fn open(&self, has_predecessor: bool) -> Result<Option<PrivateSocket>, SocketError> {
+        match self.bind(has_predecessor).await {
             Ok(socket) => Ok(Some(socket)),
             Err(error) if self.is_configured() => Err(error),
             Err(error) => {
@@ -73,7 +80,7 @@ impl OperatorsSocket {
             let Some(socket) = next.take() else {
                 tokio::select! {
                     () = end.cancelled() => {}
-                    () = sleep(CHECK_INTERVAL) => next = self.bind().await.ok(),
+                    () = sleep(RETRY_INTERVAL) => next = self.bind(false).await.ok(),
                 }
                 continue;
             };
@@ -81,21 +88,15 @@ impl OperatorsSocket {
             let mut serving = Box::pin(admin::serve_socket(socket, pages.clone(), leaving.clone()));
             tokio::select! {
                 () = &mut serving => {}
-                () = wait_removed(&file) => {
+                () = file.wait_removed() => {
                     tracing::warn!(socket = %file.path().display(), "the operators' socket was removed; it is made anew");
                     leaving.cancel();
-                    next = self.bind().await.ok();
+                    next = self.bind(false).await.ok();
                     // Running calls on the old socket get as much time as at the router's end.
                     let _ = timeout(CLOSE_TIMEOUT, serving).await;
                 }
             }
         }
-    }
-}
-
-async fn wait_removed(file: &SocketFile) {
-    while file.exists() {
-        sleep(CHECK_INTERVAL).await;
     }
 }
 

@@ -4,6 +4,7 @@
 //! Engines keep responses in their memory and nowhere else, so the table forgets with them: an entry counts only as long as the engine
 //! lives that it was learned of. It is this router's own; what another router has learned is found by asking the replicas (`ask`).
 
+mod handover;
 mod id_reader;
 mod replica_query;
 mod response_reference;
@@ -14,11 +15,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::engine_life::EngineLife;
 use crate::fleet::FleetView;
 
+pub(crate) use handover::ResponseRecord;
 pub(crate) use id_reader::{ResponseIdReader, ResponseRecorder};
 pub(crate) use replica_query::query_replicas;
 pub(crate) use response_reference::ResponseReference;
@@ -54,6 +57,8 @@ struct ResponseTable {
     /// Each tenant's expiry times in order; an id that was learned again is there twice.
     expirations: FxHashMap<Arc<str>, VecDeque<(Instant, Arc<str>)>>,
     expiration_count: usize,
+    /// Where further responses are told, once another router takes this one's place.
+    successor: Option<mpsc::Sender<ResponseRecord>>,
 }
 
 #[derive(Debug)]
@@ -66,6 +71,10 @@ struct StoredResponse {
 impl ResponseAffinity {
     /// Remembers where a response is. One that another tenant has stays that tenant's, as long as it lives.
     pub(crate) fn record(&self, id: &str, life: EngineLife, tenant: &Arc<str>, now: Instant) {
+        self.record_until(id, life, tenant, now, now + RETENTION);
+    }
+
+    fn record_until(&self, id: &str, life: EngineLife, tenant: &Arc<str>, now: Instant, until: Instant) {
         if id.len() > MAX_ID_BYTES {
             return;
         }
@@ -74,10 +83,15 @@ impl ResponseAffinity {
         if table.by_id.get(id).is_some_and(|kept| kept.expires_at > now && kept.tenant != *tenant) {
             return;
         }
-        let (id, until): (Arc<str>, Instant) = (id.into(), now + RETENTION);
+        let id: Arc<str> = id.into();
+        let stored = StoredResponse { life, tenant: tenant.clone(), expires_at: until };
+        if let Some(successor) = &table.successor {
+            // One that reads too slowly does not know this response.
+            let _ = successor.try_send(ResponseRecord::new(&id, &stored, now));
+        }
         table.expirations.entry(tenant.clone()).or_default().push_back((until, id.clone()));
         table.expiration_count += 1;
-        table.by_id.insert(id, StoredResponse { life, tenant: tenant.clone(), expires_at: until });
+        table.by_id.insert(id, stored);
     }
 
     /// Looks up a response for a caller of this tenant.

@@ -40,5 +40,7 @@ mod routers;
 mod scale;
 mod secrecy;
 mod sessions;
+mod shared_hosts;
 mod stored_responses;
+mod takeover;
 mod web_pages;

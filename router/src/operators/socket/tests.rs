@@ -37,12 +37,12 @@ async fn a_socket_that_is_removed_is_made_anew() {
     let folder = folder();
     let place = OperatorsSocket { configured: folder.path().join("below/s.sock"), port: 1 };
     let (path, end) = (place.configured.clone(), CancellationToken::new());
-    let first = place.open().await.unwrap();
+    let first = place.open(false).await.unwrap();
     let serving = tokio::spawn(place.serve(first, Router::new().route("/", get(|| async { "here" })), end.clone()));
     assert!(is_live(&path).await);
     fs::remove_dir_all(path.parent().unwrap()).unwrap();
     while !is_live(&path).await {
-        sleep(CHECK_INTERVAL).await;
+        sleep(RETRY_INTERVAL).await;
     }
     end.cancel();
     serving.await.unwrap();
@@ -53,7 +53,7 @@ async fn a_socket_that_is_removed_is_made_anew() {
 async fn a_path_that_was_chosen_must_do() {
     let folder = folder();
     let place = OperatorsSocket { configured: folder.path().join("s.sock"), port: 1 };
-    let living = place.open().await.unwrap();
-    let refused = place.open().await.unwrap_err().to_string();
+    let living = place.open(false).await.unwrap();
+    let refused = place.open(false).await.unwrap_err().to_string();
     assert!(living.is_some() && refused.contains("in use"), "{refused}");
 }

@@ -58,7 +58,7 @@ impl RouterFixture {
         let router = CountedThread::start(move || async move {
             let router = Router::bind(config).await.expect("loopback has free ports");
             let _ = tell.send((router.edge_address(), router.agents_address()));
-            router.run(Shutdown::new()).await;
+            router.run(Shutdown::new()).await.expect("it takes nobody's place");
         })?;
         let (edge, agents) = told.await.context("the router did not start")?;
         let (took, taken) = mpsc::unbounded_channel();

@@ -134,7 +134,8 @@ impl RunningRouter {
         let (edge, agents, admin) = (router.edge_address(), router.agents_address(), router.admin_address());
         let socket = Admin::at(router.operators_socket().unwrap());
         let shutdown = Shutdown::new();
-        let task = tokio::spawn(router.run(shutdown.clone()));
+        let running = router.run(shutdown.clone());
+        let task = tokio::spawn(async { running.await.unwrap() });
         Self { edge, agents, admin, socket, shutdown, task }
     }
 

@@ -1,6 +1,7 @@
 //! The program as users run it: a process of its own in a place of its own, ended with all its engines when the test ends.
 
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -17,6 +18,9 @@ pub(crate) struct Workplace {
     directory: TempDir,
     /// Variables of its own, such as PATH.
     pub(crate) environment: Vec<(&'static str, &'static str)>,
+    program: PathBuf,
+    /// Another one than the user who runs the test.
+    user: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -36,7 +40,18 @@ pub(crate) struct Ended {
 impl Workplace {
     pub(crate) fn new() -> Self {
         // Short: the paths of Unix sockets begin with it.
-        Self { directory: tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap(), environment: Vec::new() }
+        let directory = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
+        Self { directory, environment: Vec::new(), program: PROGRAM.into(), user: None }
+    }
+
+    /// Another user's, which only root can make. That user may not reach what cargo has built.
+    pub(crate) fn of_user(user: u32) -> Self {
+        let mut place = Self::new();
+        place.program = place.path().join("hostler");
+        fs::copy(PROGRAM, &place.program).unwrap();
+        std::os::unix::fs::chown(place.path(), Some(user), Some(user)).unwrap();
+        place.user = Some(user);
+        place
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -80,10 +95,13 @@ impl Workplace {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        self.adapt(Command::new(PROGRAM), arguments)
+        self.adapt(Command::new(&self.program), arguments)
     }
 
     fn adapt(&self, mut command: Command, arguments: &[&str]) -> Command {
+        if let Some(user) = self.user {
+            command.uid(user).gid(user).current_dir("/");
+        }
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HOSTLER_")) {
             command.env_remove(name);
         }

@@ -1,0 +1,85 @@
+//! Whose program is at the other end of a TCP connection within this host, by the kernel's table of sockets. For listeners on loopback, which
+//! every user of the host reaches.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The kernel's code of a connection that is open in both directions. Only those surely have a user:
+/// one whose program has gone shows root.
+const ESTABLISHED: &str = "01";
+
+/// The user of the program whose connection goes from `peer` to `local`; `None` where there is no such
+/// connection. Blocks: the table has a line for each connection of the host.
+///
+/// # Errors
+/// When the kernel does not show the table.
+pub fn peer_user(peer: SocketAddr, local: SocketAddr) -> io::Result<Option<u32>> {
+    let ends = (canonical(peer), canonical(local));
+    if let Some(user) = find_user(&fs::read_to_string("/proc/net/tcp")?, ends) {
+        return Ok(Some(user));
+    }
+    // A kernel without IPv6 has no such table.
+    Ok(find_user(&fs::read_to_string("/proc/net/tcp6").unwrap_or_default(), ends))
+}
+
+fn find_user(table: &str, ends: (SocketAddr, SocketAddr)) -> Option<u32> {
+    table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [_, from, to, state, _, _, _, user, ..] = fields[..] else { return None };
+        let is_wanted = state == ESTABLISHED && parse_address(from)? == ends.0 && parse_address(to)? == ends.1;
+        if is_wanted { user.parse().ok() } else { None }
+    })
+}
+
+/// An address such as `0100007F:1F41`: words of 32 bits as the processor has them, and the port.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let words = address.as_bytes().chunks(8).map(|word| Some(u32::from_str_radix(std::str::from_utf8(word).ok()?, 16).ok()?.to_ne_bytes()));
+    let bytes = words.collect::<Option<Vec<_>>>()?.concat();
+    let address = match bytes.len() {
+        4 => IpAddr::from(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?)),
+        16 => IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?)),
+        _ => return None,
+    };
+    Some(canonical(SocketAddr::new(address, u16::from_str_radix(port, 16).ok()?)))
+}
+
+/// An IPv4 address in IPv6 as IPv4.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::process::geteuid;
+
+    use super::*;
+
+    #[test]
+    fn the_user_of_a_connection_is_found_by_both_of_its_ends() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            // A host may have no IPv6.
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (peer, local) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+            assert_eq!(peer_user(peer, local).unwrap(), Some(geteuid().as_raw()));
+            assert_eq!(peer_user(SocketAddr::new(peer.ip(), 1), local).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn only_an_open_connection_between_these_ends_tells_its_user() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             0: 0100007F:A54D 00000000:0000 0A 00000000:00000000 00:00000000 00000000     5        0 2355576 1\n\
+             1: 0100007F:A54D 0100007F:1F41 06 00000000:00000000 00:00000000 00000000     0        0 0 3\n\
+             2: 0100007F:A54E 0100007F:1F41 01 00000000:00000000 00:00000000 00000000  1000        0 2348637 1\n\
+             3: 0000000000000000FFFF00000100007F:A54F 0000000000000000FFFF00000100007F:1F41 01 0:0 00:0 0  1001        0 1 1\n";
+        let from = |port: u16| (SocketAddr::from(([127, 0, 0, 1], port)), SocketAddr::from(([127, 0, 0, 1], 0x1f41)));
+        assert_eq!(find_user(table, from(0xa54d)), None, "it was closed, and has nobody");
+        assert_eq!(find_user(table, from(0xa54e)), Some(1000));
+        assert_eq!(find_user(table, from(0xa54f)), Some(1001));
+    }
+}

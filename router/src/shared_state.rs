@@ -1,0 +1,99 @@
+//! What the parts of a running router share, and the parts that need nothing else. Made once, by `Router::run`.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use hostler_boot::{PrivateSocket, Shutdown};
+use hostler_placement::affinity::CacheIndex;
+use tokio_util::sync::CancellationToken;
+
+use crate::admission::Admission;
+use crate::background::BackgroundTasks;
+use crate::config::RouterConfig;
+use crate::crash_suspects::CrashSuspects;
+use crate::fleet::{CacheReportQueue, Fleet, SessionDeps};
+use crate::prompt::Prompts;
+use crate::response_affinity::ResponseAffinity;
+use crate::succession::Succession;
+use crate::takeover::{ListeningSockets, Predecessor, SuccessorParts};
+
+/// Reports come every third of a lease; shorter leases would make each hiccup a suspicion.
+const MIN_LEASE: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+pub(crate) struct SharedState {
+    /// The connections may be stopped when their time is over, while the process goes on.
+    pub(crate) serving: Shutdown,
+    pub(crate) tasks: BackgroundTasks,
+    pub(crate) succession: Succession,
+    pub(crate) fleet: Fleet,
+    pub(crate) index: Arc<CacheIndex>,
+    pub(crate) prompts: Prompts,
+    pub(crate) crash_suspects: Arc<CrashSuspects>,
+    pub(crate) admission: Admission,
+    pub(crate) response_affinity: ResponseAffinity,
+    /// Cancelled when operators are to be served no more.
+    pub(crate) admin_end: CancellationToken,
+    /// Cancelled when the last request has ended.
+    pub(crate) requests_ended: CancellationToken,
+}
+
+impl SharedState {
+    pub(crate) fn start(config: &RouterConfig, shutdown: &Shutdown) -> Self {
+        let tasks = BackgroundTasks::default();
+        Self {
+            serving: shutdown.child(),
+            succession: Succession::default(),
+            fleet: Fleet::start(config.lease.max(MIN_LEASE), &tasks),
+            index: Arc::new(CacheIndex::new()),
+            prompts: Prompts::new(config.cache_folder(), config.tokenizer_threads()),
+            crash_suspects: CrashSuspects::new(config.crash_suspect_ttl),
+            admission: Admission::new(config.max_in_flight),
+            response_affinity: ResponseAffinity::default(),
+            admin_end: tasks.end().child_token(),
+            requests_ended: CancellationToken::new(),
+            tasks,
+        }
+    }
+
+    pub(crate) fn session_deps(&self, config: &RouterConfig) -> SessionDeps {
+        SessionDeps {
+            tasks: self.tasks.clone(),
+            fleet: self.fleet.clone(),
+            crash_suspects: self.crash_suspects.clone(),
+            cache_reports: CacheReportQueue::start(self.index.clone(), self.fleet.clone(), &self.tasks),
+            prompts: self.prompts.clone(),
+            tickets: Arc::default(),
+            router_run: fastrand::u64(1..),
+            next_attachment: AtomicU64::new(0),
+            succession: self.succession.clone(),
+            only_own_user: config.tls_dir.as_os_str().is_empty() && !config.allow_plain_text,
+        }
+    }
+
+    pub(crate) fn predecessor(&self, listeners: ListeningSockets) -> Predecessor {
+        Predecessor {
+            listeners,
+            fleet: self.fleet.clone(),
+            admission: self.admission.clone(),
+            response_affinity: self.response_affinity.clone(),
+            succession: self.succession.clone(),
+            serving: self.serving.clone(),
+            admin_end: self.admin_end.clone(),
+            requests_ended: self.requests_ended.clone(),
+        }
+    }
+
+    /// With the sockets that take the other router's names.
+    pub(crate) fn successor_parts<'a>(&'a self, sockets: [Option<&'a mut PrivateSocket>; 2]) -> SuccessorParts<'a> {
+        SuccessorParts {
+            tasks: &self.tasks,
+            fleet: &self.fleet,
+            succession: &self.succession,
+            admission: &self.admission,
+            response_affinity: &self.response_affinity,
+            sockets,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! How far another router has taken this one's place: whose the agents' port is, and whether clients go to the other one. Written by
+//! `takeover`, read by whoever accepts connections.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// Who accepts agents on the port that two routers share for a while. Both may, but agents that are
+/// told to dial again must reach the other one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum AgentsPort {
+    #[default]
+    Ours,
+    /// The other router's, which may still fail to start.
+    Lent,
+    /// The other router's for good.
+    GivenAway,
+}
+
+/// Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Succession(Arc<SuccessionState>);
+
+#[derive(Debug, Default)]
+struct SuccessionState {
+    agents_port: watch::Sender<AgentsPort>,
+    is_replaced: AtomicBool,
+}
+
+impl Succession {
+    /// Agents go to the other router from now on.
+    pub(crate) fn lend_agents_port(&self) {
+        self.0.agents_port.send_replace(AgentsPort::Lent);
+    }
+
+    /// Agents come here: the other router has given its port away, or has failed to start.
+    pub(crate) fn take_agents_port(&self) {
+        self.0.agents_port.send_replace(AgentsPort::Ours);
+    }
+
+    /// The other router serves. What runs here finishes.
+    pub(crate) fn give_place(&self) {
+        self.0.is_replaced.store(true, Ordering::Relaxed);
+        self.0.agents_port.send_replace(AgentsPort::GivenAway);
+    }
+
+    /// Whether another router serves in this one's place.
+    #[must_use]
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.0.is_replaced.load(Ordering::Relaxed)
+    }
+
+    /// For an agent's session, which begins now.
+    #[must_use]
+    pub(crate) fn watch_agents_port(&self) -> AgentsPortWatch {
+        let mut port = self.0.agents_port.subscribe();
+        port.mark_changed();
+        AgentsPortWatch { port, is_ours: true }
+    }
+
+    /// The next connection of an agent, as long as the port is this router's. It is closed here once
+    /// it is given away: a listener that nobody accepts from keeps agents waiting if the other router
+    /// dies.
+    pub(crate) async fn accept_agent(&self, listener: &mut Option<TcpListener>) -> TcpStream {
+        let mut port = self.0.agents_port.subscribe();
+        loop {
+            let whose = *port.borrow_and_update();
+            if whose == AgentsPort::GivenAway {
+                *listener = None;
+            }
+            let accepted = async {
+                match listener {
+                    Some(listener) if whose == AgentsPort::Ours => hostler_boot::accept(listener).await,
+                    _ => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                stream = accepted => return stream,
+                // The sender lives in `self`.
+                _ = port.changed() => {}
+            }
+        }
+    }
+}
+
+/// What one agent's session has seen of the port.
+#[derive(Debug)]
+pub(crate) struct AgentsPortWatch {
+    port: watch::Receiver<AgentsPort>,
+    is_ours: bool,
+}
+
+impl AgentsPortWatch {
+    /// Resolves when another router has got the port, once each time.
+    pub(crate) async fn wait_lent(&mut self) {
+        loop {
+            if self.port.changed().await.is_err() {
+                // The router ends.
+                return std::future::pending().await;
+            }
+            let is_ours = *self.port.borrow_and_update() == AgentsPort::Ours;
+            if std::mem::replace(&mut self.is_ours, is_ours) && !is_ours {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn agents_are_accepted_while_the_port_is_ours_and_refused_once_it_was_given_away() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (succession, mut listener) = (Succession::default(), Some(listener));
+        let _first = TcpStream::connect(address).await.unwrap();
+        succession.accept_agent(&mut listener).await;
+        succession.lend_agents_port();
+        let _second = TcpStream::connect(address).await.unwrap();
+        assert!(timeout(Duration::from_millis(50), succession.accept_agent(&mut listener)).await.is_err());
+        succession.take_agents_port();
+        succession.accept_agent(&mut listener).await;
+        succession.give_place();
+        assert!(timeout(Duration::from_millis(50), succession.accept_agent(&mut listener)).await.is_err());
+        assert!(TcpStream::connect(address).await.is_err() && succession.is_replaced());
+    }
+}

@@ -1,0 +1,109 @@
+//! What a router and its successor say to each other: JSON with its length before it. Both are this user's programs, but of two versions.
+
+use std::io;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use crate::admission::{UsageChange, UsageLedger};
+use crate::response_affinity::ResponseRecord;
+
+/// Version of this contract; a router gives its place only to one that speaks its own.
+pub(super) const PROTOCOL: u32 = 1;
+
+/// How long the other side may take for what it does at once.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The largest message: the owners of 65,536 responses are about 10 MB.
+const MAX_BYTES: u32 = 64 * 1024 * 1024;
+
+/// What a successor says, in this order.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum FromSuccessor {
+    Hello {
+        protocol: u32,
+        version: String,
+    },
+    /// It can accept agents.
+    ReadyForAgents,
+    /// It has the agents.
+    ReadyForClients,
+    /// It accepts clients and has the sockets' names.
+    Serving,
+}
+
+/// What a predecessor says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum FromPredecessor {
+    Refused(String),
+    /// The answer to `Hello`; the listening sockets follow.
+    Offer {
+        version: String,
+        fleet: FleetSummary,
+    },
+    /// Agents are not accepted here any more, and are told to dial again.
+    AgentsAreYours,
+    /// What this router knows that agents cannot tell.
+    Memory(Memory),
+    /// What changes of it until the predecessor leaves.
+    Change(MemoryChange),
+}
+
+/// What agents are attached, and what they serve.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct FleetSummary {
+    pub(super) nodes: Vec<String>,
+    pub(super) ready_replicas: Vec<ReadyReplica>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct ReadyReplica {
+    pub(super) id: String,
+    pub(super) models: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Memory {
+    pub(super) usage: UsageLedger,
+    pub(super) responses: Vec<ResponseRecord>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum MemoryChange {
+    Usage(UsageChange),
+    Response(ResponseRecord),
+}
+
+/// Sends a message within [`ANSWER_TIMEOUT`].
+pub(super) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(message)?;
+    let length = u32::try_from(text.len()).ok().filter(|length| *length <= MAX_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
+    let sent = timeout(ANSWER_TIMEOUT, async {
+        stream.write_all(&length.to_be_bytes()).await?;
+        stream.write_all(&text).await
+    });
+    sent.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+/// The other side's next message. Not to be waited for again after it was given up.
+pub(super) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).await?;
+    let length = u32::from_be_bytes(length);
+    if length > MAX_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    // It grows as bytes come: a length alone costs nothing.
+    let mut text = Vec::new();
+    stream.take(length.into()).read_to_end(&mut text).await?;
+    serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("of another version: {error}")))
+}
+
+/// As `receive`, with a deadline.
+pub(super) async fn receive_within<T: DeserializeOwned>(limit: Duration, stream: &mut UnixStream) -> io::Result<T> {
+    timeout(limit, receive(stream)).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}

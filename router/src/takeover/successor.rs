@@ -1,0 +1,221 @@
+//! The router that starts: it finds the running one, gets its listening sockets, waits for the agents, and takes the clients.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hostler_boot::PrivateSocket;
+use hostler_boot::passing::receive_files;
+use hostler_boot::socket::{is_live, is_private_folder};
+use rustix::process::geteuid;
+use tokio::net::{TcpListener, UnixStream};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::message::{
+    ANSWER_TIMEOUT, FleetSummary, FromPredecessor, FromSuccessor, Memory, MemoryChange, PROTOCOL, receive, receive_within, send,
+};
+use super::{TakeoverError, socket_path};
+use crate::admission::Admission;
+use crate::background::BackgroundTasks;
+use crate::fleet::{Fleet, FleetView};
+use crate::operators::OperatorsSocket;
+use crate::response_affinity::ResponseAffinity;
+use crate::succession::Succession;
+
+/// How long the agents may take to attach here as well. They dial at once, and each sends a snapshot.
+const AGENTS_TIMEOUT: Duration = Duration::from_secs(10);
+
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A router that takes another one's place, and its connection with that one.
+#[derive(Debug)]
+pub(crate) struct Successor {
+    stream: UnixStream,
+    /// Those that were not taken.
+    listeners: Vec<(TcpListener, SocketAddr)>,
+    fleet: FleetSummary,
+}
+
+/// What a router needs of its own to take another one's place.
+#[derive(Debug)]
+pub(crate) struct SuccessorParts<'a> {
+    pub(crate) tasks: &'a BackgroundTasks,
+    pub(crate) fleet: &'a Fleet,
+    pub(crate) succession: &'a Succession,
+    pub(crate) admission: &'a Admission,
+    pub(crate) response_affinity: &'a ResponseAffinity,
+    /// Those that take the other router's names.
+    pub(crate) sockets: [Option<&'a mut PrivateSocket>; 2],
+}
+
+impl Successor {
+    /// Asks the router whose operators' socket is at this place for its own; `None` where there is no
+    /// router.
+    ///
+    /// # Errors
+    /// When there is one and it refuses or does not answer.
+    pub(crate) async fn find(place: &OperatorsSocket) -> Result<Option<Self>, TakeoverError> {
+        for path in own_socket_paths(place) {
+            if let Ok(stream) = UnixStream::connect(&path).await {
+                let owner = stream.peer_cred()?.uid();
+                if owner != geteuid().as_raw() {
+                    return Err(TakeoverError::OtherUser { path, owner });
+                }
+                return Self::introduce(stream).await.map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    async fn introduce(mut stream: UnixStream) -> Result<Self, TakeoverError> {
+        send(&mut stream, &FromSuccessor::Hello { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into() }).await?;
+        let fleet = match receive_within(ANSWER_TIMEOUT, &mut stream).await? {
+            FromPredecessor::Offer { version, fleet } => {
+                tracing::info!(version, "taking the running router's place");
+                fleet
+            }
+            FromPredecessor::Refused(reason) => return Err(TakeoverError::Refused(reason)),
+            _ => return Err(out_of_turn()),
+        };
+        let files = timeout(ANSWER_TIMEOUT, receive_files(&stream)).await;
+        let files = files.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let listeners = files.into_iter().map(|file| {
+            let listener = std::net::TcpListener::from(file);
+            listener.set_nonblocking(true)?;
+            let listener = TcpListener::from_std(listener)?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        });
+        let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { stream, listeners, fleet })
+    }
+
+    /// The running router's listener of an address (`HOST:PORT`), if it has one. One that nobody asks
+    /// for is closed with the running router.
+    pub(crate) async fn take_listener(&mut self, address: &str) -> Option<(TcpListener, SocketAddr)> {
+        let named = hostler_boot::resolve(address).await.unwrap_or_default();
+        let place = self.listeners.iter().position(|(_, address)| named.contains(address))?;
+        Some(self.listeners.remove(place))
+    }
+
+    /// Takes the running router's place: first the agents, then, when they are here, the clients. It
+    /// serves on if this fails. If it ends meanwhile, its place is free.
+    ///
+    /// # Errors
+    /// When the running router does not let go, or a model would have no replica here.
+    pub(crate) async fn take_place(mut self, parts: SuccessorParts<'_>) -> Result<(), TakeoverError> {
+        let SuccessorParts { tasks, fleet, succession, admission, response_affinity, sockets } = parts;
+        let memory = match self.take_agents_and_memory(succession, fleet).await {
+            Ok(memory) => Some(memory),
+            Err(error) if error.is_other_gone() => None,
+            Err(error) => return Err(error),
+        };
+        succession.take_agents_port();
+        for socket in sockets.into_iter().flatten() {
+            socket.take_name()?;
+        }
+        let Some(Memory { usage, responses }) = memory else {
+            tracing::warn!("the running router has ended while its place was taken");
+            return Ok(());
+        };
+        let mut foreign = admission.import(usage);
+        responses.into_iter().for_each(|record| response_affinity.import(record));
+        // It may have ended in this moment.
+        let _ = send(&mut self.stream, &FromSuccessor::Serving).await;
+        let response_affinity = response_affinity.clone();
+        tasks.spawn(self.follow(move |change| match change {
+            MemoryChange::Usage(change) => foreign.apply(change),
+            MemoryChange::Response(record) => response_affinity.import(record),
+        }));
+        Ok(())
+    }
+
+    async fn take_agents_and_memory(&mut self, succession: &Succession, fleet: &Fleet) -> Result<Memory, TakeoverError> {
+        send(&mut self.stream, &FromSuccessor::ReadyForAgents).await?;
+        match receive_within(ANSWER_TIMEOUT, &mut self.stream).await? {
+            FromPredecessor::AgentsAreYours => succession.take_agents_port(),
+            _ => return Err(out_of_turn()),
+        }
+        self.wait_for_agents(fleet).await?;
+        send(&mut self.stream, &FromSuccessor::ReadyForClients).await?;
+        match receive_within(ANSWER_TIMEOUT, &mut self.stream).await? {
+            FromPredecessor::Memory(memory) => Ok(memory),
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    /// Waits until every agent and every ready replica of the running router is here too. Some may be
+    /// gone meanwhile, so when the time is over it is enough that every model has a replica.
+    async fn wait_for_agents(&self, fleet: &Fleet) -> Result<(), TakeoverError> {
+        let deadline = Instant::now() + AGENTS_TIMEOUT;
+        loop {
+            let missing = find_missing(&self.fleet, &fleet.view());
+            if missing.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let models = find_models_without_replica(&self.fleet, &fleet.view());
+                if models.is_empty() {
+                    tracing::warn!(?missing, "taking the running router's place without these, which have not come here in time");
+                    return Ok(());
+                }
+                return Err(TakeoverError::NoReplicas { seconds: AGENTS_TIMEOUT.as_secs(), models: models.join(", ") });
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Passes on what the other router learns until it has left.
+    async fn follow(mut self, mut apply: impl FnMut(MemoryChange)) {
+        // Addresses that the configuration no longer has.
+        self.listeners.clear();
+        loop {
+            match receive(&mut self.stream).await {
+                Ok(FromPredecessor::Change(change)) => apply(change),
+                Ok(_) => {}
+                Err(_) => {
+                    tracing::info!("the router whose place was taken has left");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Whether a router of this user lets others take its place there.
+pub(crate) async fn is_offered(place: &OperatorsSocket) -> bool {
+    for path in own_socket_paths(place) {
+        if is_live(&path).await {
+            return true;
+        }
+    }
+    false
+}
+
+/// Where such a router listens. What answers in another user's folder is not asked.
+fn own_socket_paths(place: &OperatorsSocket) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = place.usual_paths().iter().map(|path| socket_path(path)).collect();
+    paths.retain(|path| path.parent().is_some_and(is_private_folder));
+    paths
+}
+
+fn out_of_turn() -> TakeoverError {
+    TakeoverError::Refused("its answer is not the one that is due: stop it, then start the new one".into())
+}
+
+/// The nodes and replicas of the other router that are not here.
+fn find_missing(there: &FleetSummary, view: &FleetView) -> Vec<String> {
+    let is_attached = |name: &&String| view.nodes.iter().any(|node| *node.name == ***name && node.is_attached);
+    let is_ready = |id: &&String| view.replicas.iter().any(|replica| *replica.id == ***id && replica.is_ready());
+    let replicas = there.ready_replicas.iter().map(|replica| &replica.id).filter(|id| !is_ready(id));
+    there.nodes.iter().filter(|name| !is_attached(name)).chain(replicas).cloned().collect()
+}
+
+fn find_models_without_replica(there: &FleetSummary, view: &FleetView) -> Vec<String> {
+    let mut models: Vec<String> = there.ready_replicas.iter().flat_map(|replica| replica.models.clone()).collect();
+    models.sort();
+    models.dedup();
+    models.retain(|model| view.eligible(Some(model), &[]).next().is_none());
+    models
+}
