@@ -4,7 +4,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 SECONDS ?= 600
 
-.PHONY: run test build lint docs program contract smoke e2e netns hardening chaos fuzz bench bench-compare fairness simulate-gates guard scale ci ci-full
+.PHONY: run test build lint docs program contract smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates guard scale ci ci-full
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -37,15 +37,15 @@ ifdef HOSTLER_BIN
 export HOSTLER_BIN := $(abspath $(HOSTLER_BIN))
 program: ;
 else
-contract smoke e2e netns hardening chaos: export HOSTLER_BIN := $(CURDIR)/target/debug/hostler
+contract smoke e2e netns slurm hardening chaos: export HOSTLER_BIN := $(CURDIR)/target/debug/hostler
 program:
 	cargo build --quiet --locked --package hostler --package hostler-tests --bins
 endif
 
-## SDKs and libraries for Python and Node, unmodified, against simulated engines.
+## SDKs and libraries for Python and Node, unmodified, against simulated engines; and agents in jobs of a stand-in for PBS.
 contract: program
 	tests/python/venv.sh
-	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "not vllm"
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "not vllm and not slurm"
 	cd tests/node && npm ci --silent --no-audit --no-fund && node --test
 
 ## The same through real vLLM on CPU (2.3 GB, installed into the cache once).
@@ -63,6 +63,10 @@ smoke: program
 ## Agent and router in two network namespaces, the agent without a listening port. Needs root and iproute2.
 netns: program
 	tests/netns/run.sh
+
+## Agents in jobs of real Slurm. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
+slurm: program
+	tests/slurm/run.sh $(ARGS)
 
 ## A running service attacked over HTTP/1.1 and HTTP/2, one table; about 12 minutes, or 40 s with ARGS=--quick. Options: ARGS=--help.
 hardening: program

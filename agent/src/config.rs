@@ -75,6 +75,19 @@ pub enum IfAgentDies {
     Keep,
 }
 
+/// What an agent does whose engines all fail to start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum IfEnginesFail {
+    /// `end` in a batch job, `retry` otherwise.
+    #[default]
+    Auto,
+    /// It ends, and with it the job.
+    End,
+    /// It tries again for as long as it lives.
+    Retry,
+}
+
 /// The `[agent]` section of the configuration.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -148,6 +161,19 @@ pub struct AgentConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub stop_grace: Duration,
+    /// From SIGTERM until everything has ended, drain included: what a batch scheduler leaves before it kills. Empty means 6 s under PBS, 25 s under
+    /// Slurm, and `drain_timeout` and `stop_grace` alone elsewhere; set, it holds everywhere, and SIGTERM counts as a scheduler's.
+    #[serde(with = "hostler_boot::duration::optional")]
+    #[schemars(with = "String")]
+    pub leave_grace: Option<Duration>,
+    /// An agent that has attached to no router for so long since its start ends with exit code 3, as does one that is refused for a minute. Empty
+    /// means `5m` in a batch job and never elsewhere; `0s` means never.
+    #[serde(with = "hostler_boot::duration::optional")]
+    #[schemars(with = "String")]
+    pub attach_timeout: Option<Duration>,
+    /// What the agent does when none of its engines has ever been ready and each has failed to start three times: `end`, with exit code 4, `retry`, or
+    /// `auto`, which is `end` in a batch job, so that it holds no GPU in vain, and `retry` otherwise.
+    pub if_engines_fail: IfEnginesFail,
     /// How often a busy engine's load is read. A constant for users: only tests have other ones.
     #[serde(skip)]
     pub probe_interval: Duration,
@@ -185,6 +211,9 @@ impl Default for AgentConfig {
             startup_timeout: Duration::from_secs(30 * 60),
             drain_timeout: Duration::from_secs(30),
             stop_grace: Duration::from_secs(10),
+            leave_grace: None,
+            attach_timeout: None,
+            if_engines_fail: IfEnginesFail::Auto,
             probe_interval: PROBE_INTERVAL,
             job_interval: job_interval(|name| std::env::var(name).ok()),
         }

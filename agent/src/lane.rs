@@ -112,6 +112,12 @@ impl Lane {
         running.into_values().for_each(|shared| shared.cancel.set());
     }
 
+    /// Interrupts every request that is being served, as a cancel does, but the router is told how
+    /// each of them ends.
+    pub fn interrupt(&self) {
+        self.active.lock().values().for_each(|shared| shared.cancel.set());
+    }
+
     #[must_use]
     pub fn active_requests(&self) -> usize {
         self.active.lock().len()
@@ -128,7 +134,7 @@ pub struct RequestStream {
 }
 
 impl RequestStream {
-    /// Resolves when the router cancels. Only one task at a time may wait for it.
+    /// Resolves when the router cancels, or the lane interrupts. Only one task at a time may wait for it.
     pub async fn wait_cancelled(&self) {
         std::future::poll_fn(|context| self.shared.cancel.poll(context)).await;
     }

@@ -10,6 +10,7 @@ mod crashes;
 mod dial;
 mod engine;
 mod engine_client;
+mod engine_failures;
 mod gpu;
 mod gpu_watch;
 mod host;
@@ -17,8 +18,10 @@ mod job;
 mod join;
 pub mod keeper;
 pub mod lane;
+mod leave;
 mod metrics;
 pub mod node;
+mod pages;
 pub mod plan;
 mod probe;
 mod process;
@@ -33,27 +36,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hostler_boot::admin::{self, AdminPages};
 use hostler_boot::metrics::MetricRegistry;
-use hostler_boot::shutdown::join_within;
-use hostler_boot::{ListenError, PrivateSocket, Shutdown, bind};
-use tokio::net::TcpListener;
+use hostler_boot::shutdown::{SignalSource, join_within};
+use hostler_boot::{ListenError, Shutdown};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use advise::EngineSetup;
-pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, Profile};
+pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
 use engine::start_order::StartOrder;
-use engine::{AdoptedLife, Engine, EngineSpec, Phase};
+use engine::{AdoptedLife, Engine, EngineSpec};
 use host::{EngineProgram, Host, HostError, ReplicaPlan};
-use job::JobClock;
+use job::{Job, JobClock};
 use join::RouterAccess;
 use keeper::{AgentDeathPolicy, SurvivingEngine};
+use leave::{LeaveTerms, Leaving};
 pub use metrics::AgentMetrics;
 use node::NodeState;
+use pages::{AgentPages, PagesListener};
 use plan::{HostResources, Inventory, Plan, PlanError};
 use run_dir::{RunDir, RunDirError};
-use uplink::Uplink;
+use uplink::{AttachLimits, Attachments, Uplink};
 use vllm::command_line::command_line;
 use vllm::{CommandLine, FrontEndInUse, LaunchContext, plugin, version};
 
@@ -78,6 +82,59 @@ pub enum AgentError {
     /// This program's own path is unknown, so it cannot start the simulated engine.
     #[error("cannot find this program's own path to start the simulated engine: {0}")]
     OwnPath(#[source] std::io::Error),
+    /// No router wants this agent.
+    #[error("{0}")]
+    Unattached(String),
+    /// None of the engines has ever been ready.
+    #[error("no engine of this agent can be started: {cause}\nwhat to do: {remedy}")]
+    EnginesFailed { cause: String, remedy: String },
+    /// The time to finish was over.
+    #[error(
+        "requests cut off before their answers were complete: {requests}; agent.drain_timeout and agent.leave_grace are the time to finish"
+    )]
+    CutOff { requests: u32 },
+}
+
+impl AgentError {
+    /// The exit code by which scripts and schedulers tell how the agent ended. All codes are in docs/hpc.md and in `EXIT_CODES`.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Unattached(_) => 3,
+            Self::EnginesFailed { .. } => 4,
+            Self::CutOff { .. } => 5,
+            _ => 1,
+        }
+    }
+}
+
+/// The agent's exit codes, for its help.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0  drained: every answer was complete
+  1  nothing was started; the last line says why
+  2  the command line is wrong
+  3  no router took the agent in (agent.attach_timeout); the last line says why
+  4  no engine could be started (agent.if_engines_fail); the last lines say why and what to do
+  5  answers were cut off, because the time to finish was over or a second signal came";
+
+/// Who sends signals to an agent with these settings.
+#[must_use]
+pub fn signal_source(config: &AgentConfig) -> SignalSource {
+    match leave::grace(config, current_job().as_ref()) {
+        Some(_) => SignalSource::Scheduler,
+        None => SignalSource::Operators,
+    }
+}
+
+/// How an agent with these settings would leave, a sentence each; none where nobody ends it but an operator.
+#[must_use]
+pub fn describe_leaving(config: &AgentConfig) -> Vec<String> {
+    LeaveTerms::new(config, current_job().as_ref()).sentences()
+}
+
+fn current_job() -> Option<Job> {
+    Job::detect(|name| std::env::var(name).ok())
 }
 
 /// An agent that knows what it will run.
@@ -85,6 +142,7 @@ pub enum AgentError {
 pub struct Agent {
     config: AgentConfig,
     node: String,
+    host: String,
     engine: EngineProgram,
     plan: Plan,
     run_dir: RunDir,
@@ -154,7 +212,7 @@ impl Agent {
         let node = match &job {
             _ if !config.node.is_empty() => config.node.clone(),
             Some(clock) => clock.job().node_name(&host.name),
-            None => host.name,
+            None => host.name.clone(),
         };
         if !node.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '-' | '_')) {
             return Err(AgentError::NodeName(node));
@@ -163,7 +221,8 @@ impl Agent {
         let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, |name| std::env::var(name).ok());
         let run_dir = open_run_dir(config.run_dir.clone(), node.clone()).await?;
         let program = simulated.to_owned();
-        Ok(Self { logs: run_dir::log_dir(&config.log_dir)?, config, node, engine, plan, run_dir, access, program, fate, driver, job })
+        let logs = run_dir::log_dir(&config.log_dir)?;
+        Ok(Self { logs, config, node, host: host.name, job, engine, plan, run_dir, access, program, fate, driver })
     }
 
     /// Where the agent's metrics and health are served when no address was given.
@@ -177,11 +236,11 @@ impl Agent {
     /// they are left to the next agent. When it stops instead, the engines are killed.
     ///
     /// # Errors
-    /// When an engine cannot be described, or the admin address cannot be had; nothing is left
-    /// running then.
+    /// When an engine cannot be described, or the admin address cannot be had; when no router takes the agent in, its engines fail for good, or
+    /// answers are cut off. Nothing is left running then.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), AgentError> {
         // All that may fail comes before the first engine starts.
-        let admin_at = self.bind_admin().await?;
+        let listener = PagesListener::bind(&self.config.agent_admin, &self.run_dir).await?;
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
         let survivors = self.run_dir.take_survivors();
@@ -201,9 +260,10 @@ impl Agent {
         let mut metric_registry = MetricRegistry::default();
         let metrics = Arc::new(AgentMetrics::register(&mut metric_registry));
         metric_registry.register_collector(state.clone());
-        let overview = Arc::new(AgentPages { state: state.clone(), metric_registry });
-        let admin = tokio::spawn(serve_admin(admin_at, overview, end.clone()));
+        let pages = Arc::new(AgentPages { state: state.clone(), metric_registry });
+        let pages = tokio::spawn(listener.serve(pages, self.run_dir.held().clone(), end.clone()));
 
+        let attachments = Arc::<Attachments>::default();
         let uplink = Uplink {
             state: state.clone(),
             node: self.node.clone(),
@@ -212,6 +272,7 @@ impl Agent {
             metrics,
             requests: TaskTracker::new(),
             attached_routers: parking_lot::Mutex::default(),
+            attachments: attachments.clone(),
         };
         let watcher = tokio::spawn({
             let (state, end) = (state.clone(), end.clone());
@@ -221,38 +282,50 @@ impl Agent {
         let sessions = tokio::spawn(Arc::new(uplink).run(self.config.router.clone(), end.clone()));
 
         let clock = AbortOnDropHandle::new(tokio::spawn(job::drain_in_time(self.job.clone(), self.config.job_interval, shutdown.clone())));
+        let outcome = self.wait_for_reason(&shutdown, &state, &attachments).await;
         let keeps = self.fate != AgentDeathPolicy::Kill;
-        tokio::select! {
-            () = drain(&engines, &shutdown, keeps, self.config.drain_timeout + self.config.stop_grace + KILL_TIMEOUT) => {}
-            () = shutdown.wait_stop() => {
-                tracing::warn!("killing the engines");
-                engines.iter().for_each(Engine::kill_now);
-            }
-        }
+        let terms = LeaveTerms::in_job(&self.config, self.job.as_deref());
+        let hands_over = keeps && shutdown.is_by_hang_up();
+        let leaving = Leaving { terms: &terms, node: &self.node, engines: &engines, state: &state, shutdown: &shutdown, hands_over };
+        let left = leaving.run().await;
         // A process that is stuck in the kernel may not die even when killed; then the next agent
         // to start here ends it.
-        let stopped =
-            tokio::time::timeout(self.config.stop_grace + KILL_TIMEOUT, futures_util::future::join_all(engines.iter().map(Engine::stop)))
-                .await;
+        let stopped = timeout_at(left.deadline, futures_util::future::join_all(engines.iter().map(Engine::stop))).await;
         end.cancel();
         drop(clock);
-        for task in [watcher, gpus, sessions, admin] {
-            join_within(CLOSE_TIMEOUT, task).await;
+        let closed_by = Instant::now() + left.farewell;
+        for task in [sessions, watcher, gpus, pages] {
+            join_within(closed_by.saturating_duration_since(Instant::now()), task).await;
         }
         drop((engines, state));
+        let outcome = outcome.and(if left.cut_off > 0 { Err(AgentError::CutOff { requests: left.cut_off }) } else { Ok(()) });
         if stopped.is_err() {
             tracing::error!("an engine's processes do not die; the next agent in this run directory tries again");
             self.run_dir.leave_to_successor();
-            return Ok(());
+            return outcome;
         }
         supervisors.close();
         supervisors.wait().await;
-        if keeps && shutdown.is_by_hang_up() {
+        if hands_over {
             self.run_dir.leave_to_successor();
         } else {
             self.run_dir.remove();
         }
-        Ok(())
+        outcome
+    }
+
+    /// Waits until the agent has to leave. Fails when nobody told it to.
+    async fn wait_for_reason(&self, shutdown: &Shutdown, state: &NodeState, attachments: &Attachments) -> Result<(), AgentError> {
+        let is_in_job = self.job.is_some();
+        let error = tokio::select! {
+            () = shutdown.wait_drain() => return Ok(()),
+            reason = attachments.wait_given_up(AttachLimits::new(&self.config, is_in_job)) => AgentError::Unattached(reason),
+            failed = engine_failures::wait_failed(state), if engine_failures::ends_agent(&self.config, is_in_job) => {
+                AgentError::EnginesFailed { cause: failed.cause, remedy: failed.remedy }
+            }
+        };
+        tracing::error!(%error, "leaving");
+        Err(error)
     }
 
     /// What each replica runs. Where a dead agent left the very engine that would be started, its
@@ -277,13 +350,14 @@ impl Agent {
                 front_end: self.plan.front_end.in_use,
                 python_path: &python_path,
             };
-            let log = self.logs.join(format!("{}-e{}.log", self.node, plan.index));
+            let log = self.logs.join(run_dir::log_name(&self.host, &self.node, plan.index));
             let mut spec = EngineSpec::new(&launch, log, self.program.clone())?;
             if self.plan.front_end.may_fall_back {
                 let choices = self.plan.choices(plan, FrontEndInUse::Python);
                 spec.fallback = Some(command_line(&LaunchContext { choices: &choices, front_end: FrontEndInUse::Python, ..launch })?);
             }
             (spec.node, spec.if_agent_dies) = (self.node.clone(), self.fate);
+            spec.run_dirs = Some(self.run_dir.held().clone());
             Ok::<_, HostError>(spec)
         };
         let described = self.plan.replicas.iter().map(|plan| {
@@ -374,33 +448,6 @@ impl Agent {
             arguments: command.arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect(),
         }
     }
-
-    /// Takes the address of the admin pages, when one was given.
-    async fn bind_admin(&self) -> Result<AdminListener, ListenError> {
-        if self.config.agent_admin.is_empty() {
-            return Ok(AdminListener::Socket(self.run_dir.admin_socket()));
-        }
-        let (listener, address) = bind(&self.config.agent_admin, "agent.agent_admin").await?;
-        tracing::info!(%address, "admin pages");
-        Ok(AdminListener::Address(listener, self.config.agent_admin.clone()))
-    }
-}
-
-/// Where the agent's own pages are served: on a configured address, or on a socket.
-enum AdminListener {
-    Address(TcpListener, String),
-    Socket(PathBuf),
-}
-
-async fn serve_admin(at: AdminListener, overview: Arc<AgentPages>, end: CancellationToken) {
-    let routes = admin::routes(overview);
-    match at {
-        AdminListener::Address(listener, configured) => admin::serve(listener, admin::guard_metrics(routes, &configured), end).await,
-        AdminListener::Socket(path) => match PrivateSocket::bind(&path).await {
-            Ok(socket) => admin::serve_socket(socket, routes, end).await,
-            Err(error) => tracing::error!(%error, "the admin socket could not be made"),
-        },
-    }
 }
 
 /// Ends engines that a dead agent has left and this one would not start: of another model, or with
@@ -428,46 +475,4 @@ fn time_to_leave(config: &AgentConfig) -> Duration {
     config.drain_timeout + config.stop_grace
 }
 
-/// Drains for a shutdown: tells the routers, lets the engines finish, and waits until all have
-/// stopped.
-async fn drain(engines: &[Engine], shutdown: &Shutdown, keeps: bool, limit: Duration) {
-    shutdown.wait_drain().await;
-    engines.iter().for_each(if keeps && shutdown.is_by_hang_up() { Engine::hand_over } else { Engine::retire });
-    let all_stopped = async {
-        for engine in engines {
-            let mut status = engine.status();
-            let _ = status.wait_for(|status| status.phase == Phase::Stopped).await;
-        }
-    };
-    // The engines keep to the same deadlines; this is for processes that cannot be killed.
-    let _ = tokio::time::timeout(limit, all_stopped).await;
-    // The last reports leave before the connections do.
-    tokio::time::sleep(FLUSH_TIME).await;
-}
-
-/// How long a killed process may take to be gone.
-const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// See `drain`; reports go out every 10 ms.
-const FLUSH_TIME: Duration = Duration::from_millis(30);
-
 type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);
-
-#[derive(Debug)]
-struct AgentPages {
-    state: Arc<NodeState>,
-    metric_registry: MetricRegistry,
-}
-
-impl AdminPages for AgentPages {
-    fn ready(&self) -> Result<(), String> {
-        let ready = self.state.replicas().iter().any(|replica| replica.engine.status().borrow().phase == Phase::Ready);
-        if ready { Ok(()) } else { Err("no engine is ready".into()) }
-    }
-
-    fn metrics(&self) -> &MetricRegistry {
-        &self.metric_registry
-    }
-}

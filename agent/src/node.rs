@@ -2,7 +2,7 @@
 //! findings, and a signal when something has changed. Sessions report it, relays look replicas up in it, the metrics page reads it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -88,13 +88,22 @@ pub struct NodeState {
     readings: Option<watch::Receiver<Arc<GpuReadings>>>,
     /// The batch job that the agent runs in.
     job: Option<Arc<JobClock>>,
+    cut_off: CutOff,
+}
+
+/// The end of all requests that still run, because the node leaves.
+#[derive(Debug, Default)]
+struct CutOff {
+    /// What their clients are told.
+    reason: OnceLock<String>,
+    has_come: CancellationToken,
 }
 
 impl NodeState {
     /// The state of these replicas, in the order of their index.
     #[must_use]
     pub fn new(replicas: Vec<Replica>) -> Self {
-        Self { replicas, changes: watch::Sender::new(0), readings: None, job: None }
+        Self { replicas, changes: watch::Sender::new(0), readings: None, job: None, cut_off: CutOff::default() }
     }
 
     /// As it is, with the readings of the node's GPUs.
@@ -140,6 +149,22 @@ impl NodeState {
     /// Wakes when something has changed, at most every 10 ms.
     pub(crate) fn changed(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// Ends all requests that still run, and tells their clients why.
+    pub(crate) fn cut_off(&self, reason: String) {
+        let _ = self.cut_off.reason.set(reason);
+        self.cut_off.has_come.cancel();
+    }
+
+    /// Resolves when what still runs is to end.
+    pub(crate) fn wait_cut_off(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.cut_off.has_come.clone().cancelled_owned()
+    }
+
+    /// Why what still ran had to end; `None` as long as it need not.
+    pub(crate) fn cut_off_reason(&self) -> Option<&str> {
+        self.cut_off.reason.get().map(String::as_str)
     }
 
     /// The bundle of prompt files with this hash, if a replica has it.

@@ -1,10 +1,13 @@
-//! The directory of one agent's sockets: private, short enough for socket paths, held by a lock for as long as the agent lives, so that a later agent can tell what a dead one left behind and clear it away.
+//! The directory of one agent's sockets: private, short enough for socket paths, held by a lock for as long as the agent lives, so that a later agent can tell what a dead one left behind and clear it away. A site's cleaner may remove it under a living agent; `held` makes it again.
+
+mod held;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hostler_boot::home::fallback_run_dir;
@@ -13,6 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+pub(crate) use self::held::HeldDirectories;
 use crate::keeper::{AdoptionError, SurvivingEngine};
 use crate::process::orphans::end_orphans;
 
@@ -63,12 +67,10 @@ pub(crate) struct RunDir {
     path: PathBuf,
     /// The directories of dead agents that were cleared, for the log.
     cleared: Vec<ClearedRunDir>,
-    /// Directories of dead agents whose engines live on, with their locks. They are this agent's
-    /// now.
-    inherited_dirs: Vec<(PathBuf, File)>,
+    /// Directories of dead agents whose engines live on. They are this agent's now.
+    inherited_dirs: Vec<PathBuf>,
     survivors: Vec<SurvivingEngine>,
-    /// Held as long as the agent lives; the kernel releases it however the agent ends.
-    _lock: File,
+    held: Arc<HeldDirectories>,
 }
 
 impl RunDir {
@@ -88,7 +90,14 @@ impl RunDir {
         let path = make_unique(&base)?;
         let lock = lock_file(&path.join(LOCK))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|errno| unusable_error(&path.join(LOCK), errno.into()))?;
-        Ok(Self { path, cleared: found.cleared, inherited_dirs: found.inherited, survivors: found.survivors, _lock: lock })
+        let inherited_dirs = found.inherited.iter().map(|(path, _)| path.clone()).collect();
+        let held = HeldDirectories::new(base, std::iter::once((path.clone(), lock)).chain(found.inherited));
+        Ok(Self { path, cleared: found.cleared, inherited_dirs, survivors: found.survivors, held: Arc::new(held) })
+    }
+
+    /// All directories that this agent holds, to be made again if somebody removes them.
+    pub(crate) fn held(&self) -> &Arc<HeldDirectories> {
+        &self.held
     }
 
     /// The engines that a dead agent has left. Their directories stay until this one is removed.
@@ -113,7 +122,7 @@ impl RunDir {
 
     /// Leaves the directory to the next agent, which ends what is recorded in it.
     pub(crate) fn leave_to_successor(self) {
-        // Forgetting it loses nothing: the kernel releases the lock when the process ends.
+        // Forgetting it loses nothing: the kernel releases the locks when the process ends.
         std::mem::forget(self);
     }
 
@@ -121,7 +130,8 @@ impl RunDir {
     /// destructors.
     pub(crate) fn remove(&self) {
         // Survivors that were not taken over wait for another agent.
-        let inherited = self.inherited_dirs.iter().map(|(path, _)| path).filter(|_| self.survivors.is_empty());
+        self.held.release();
+        let inherited = self.inherited_dirs.iter().filter(|_| self.survivors.is_empty());
         for path in inherited.chain([&self.path]) {
             match fs::remove_dir_all(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -156,6 +166,12 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     };
     DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|source| unusable_error(&path, source))?;
     Ok(path)
+}
+
+/// The name of an engine's log. Logs may be kept in a home directory that many hosts share, where several have a node of that name.
+pub(crate) fn log_name(host: &str, node: &str, index: u32) -> String {
+    let place = if node.starts_with(host) { node.to_owned() } else { format!("{host}-{node}") };
+    format!("{place}-e{index}.log")
 }
 
 /// A relative path would only seem short enough, because engines make it absolute.

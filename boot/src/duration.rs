@@ -21,6 +21,57 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duratio
     deserializer.deserialize_any(DurationText)
 }
 
+/// A duration that may be absent, which is written as an empty text: what else decides then is in the
+/// setting's documentation. Use with `#[serde(with = "hostler_boot::duration::optional")]`.
+pub mod optional {
+    use super::{Deserializer, Duration, DurationText, Serializer, de, fmt};
+
+    /// As `duration::serialize`; an absent duration is an empty text.
+    ///
+    /// # Errors
+    /// Only those of the serializer.
+    pub fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        match duration {
+            Some(duration) => super::serialize(duration, serializer),
+            None => serializer.serialize_str(""),
+        }
+    }
+
+    /// As `duration::deserialize`; an empty text is no duration.
+    ///
+    /// # Errors
+    /// Says what form is expected.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        deserializer.deserialize_any(OptionalText)
+    }
+
+    struct OptionalText;
+
+    impl de::Visitor<'_> for OptionalText {
+        type Value = Option<Duration>;
+
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            DurationText.expecting(out)
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+            if text.trim().is_empty() { Ok(None) } else { DurationText.visit_str(text).map(Some) }
+        }
+
+        fn visit_i64<E: de::Error>(self, number: i64) -> Result<Self::Value, E> {
+            DurationText.visit_i64(number).map(Some)
+        }
+
+        fn visit_u64<E: de::Error>(self, number: u64) -> Result<Self::Value, E> {
+            DurationText.visit_u64(number).map(Some)
+        }
+
+        fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
+            DurationText.visit_f64(number).map(Some)
+        }
+    }
+}
+
 struct DurationText;
 
 impl de::Visitor<'_> for DurationText {

@@ -1,6 +1,10 @@
-//! Stopping in two stages: *drain* (admit nothing new, finish what runs) and *stop* (leave now).
+//! Stopping in two stages: *drain* (admit nothing new, finish what runs) and *stop* (leave now). A drain may be *hurried*: then it must be over
+//! when the grace of the one who asked is.
 //!
-//! The first signal drains, the second stops. A role holds one `Shutdown`, starts its tasks on the tracker, and returns from `run` when they have ended or stop was called.
+//! What each signal does is in `signals`. A role holds one `Shutdown`, starts its tasks on the tracker, and returns from `run` when they have
+//! ended or stop was called.
+
+mod signals;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,10 +16,14 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
+pub use self::signals::SignalSource;
+use self::signals::{LeaveSignal, SignalEffect, SignalHistory};
+
 /// The two stages and the tasks that must end before the role does. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
     drain: CancellationToken,
+    hurry: CancellationToken,
     stop: CancellationToken,
     by_hang_up: Arc<AtomicBool>,
     tasks: TaskTracker,
@@ -27,11 +35,12 @@ impl Shutdown {
         Self::default()
     }
 
-    /// A second role of the same process: it is stopped with this one, but is drained by itself.
+    /// A second role of the same process: it is hurried and stopped with this one, but is drained by itself.
     #[must_use]
     pub fn sibling(&self) -> Self {
         Self {
-            drain: self.stop.child_token(),
+            drain: self.hurry.child_token(),
+            hurry: self.hurry.child_token(),
             stop: self.stop.child_token(),
             by_hang_up: Arc::clone(&self.by_hang_up),
             tasks: TaskTracker::new(),
@@ -44,6 +53,7 @@ impl Shutdown {
     pub fn child(&self) -> Self {
         Self {
             drain: self.drain.child_token(),
+            hurry: self.hurry.child_token(),
             stop: self.stop.child_token(),
             by_hang_up: Arc::clone(&self.by_hang_up),
             tasks: TaskTracker::new(),
@@ -54,15 +64,26 @@ impl Shutdown {
         self.drain.cancel();
     }
 
+    /// Drains within the grace of the one who asked: he kills when it is over.
+    pub fn hurry(&self) {
+        self.drain.cancel();
+        self.hurry.cancel();
+    }
+
     /// Ends everything now; implies drain.
     pub fn stop(&self) {
-        self.drain.cancel();
+        self.hurry();
         self.stop.cancel();
     }
 
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.drain.is_cancelled()
+    }
+
+    #[must_use]
+    pub fn is_hurried(&self) -> bool {
+        self.hurry.is_cancelled()
     }
 
     #[must_use]
@@ -79,6 +100,10 @@ impl Shutdown {
 
     pub fn wait_drain(&self) -> impl Future<Output = ()> + Send + 'static {
         self.drain.clone().cancelled_owned()
+    }
+
+    pub fn wait_hurry(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.hurry.clone().cancelled_owned()
     }
 
     pub fn wait_stop(&self) -> impl Future<Output = ()> + Send + 'static {
@@ -101,34 +126,50 @@ impl Shutdown {
         }
     }
 
-    /// Turns SIGINT, SIGTERM and SIGHUP (a closed terminal) into drain, and the next one of any of
-    /// them into stop, while the handle is kept.
+    /// Turns SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 into drain, hurry and stop while
+    /// the handle is kept. An engine does not hear SIGUSR1.
     ///
     /// # Errors
     /// When the process may not install signal handlers.
     #[must_use = "signals are heard while it is kept"]
-    pub fn install_signal_handlers(&self) -> std::io::Result<AbortOnDropHandle<()>> {
+    pub fn install_signal_handlers(&self, source: SignalSource) -> std::io::Result<AbortOnDropHandle<()>> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
+        let mut user = if source == SignalSource::Agent { None } else { Some(signal(SignalKind::user_defined1())?) };
         let shutdown = self.clone();
+        let mut history = SignalHistory::new(source);
         Ok(AbortOnDropHandle::new(tokio::spawn(async move {
-            loop {
-                let hung_up = tokio::select! {
-                    _ = interrupt.recv() => false,
-                    _ = terminate.recv() => false,
-                    _ = async { hang_up.as_mut()?.recv().await }, if hang_up.is_some() => true,
+            while !shutdown.is_stopped() {
+                let signal = tokio::select! {
+                    _ = interrupt.recv() => LeaveSignal::Interrupt,
+                    _ = terminate.recv() => LeaveSignal::Terminate,
+                    _ = async { hang_up.as_mut()?.recv().await }, if hang_up.is_some() => LeaveSignal::HangUp,
+                    _ = async { user.as_mut()?.recv().await }, if user.is_some() => LeaveSignal::User1,
                 };
-                if shutdown.is_draining() {
-                    tracing::warn!("second signal: stopping at once");
-                    shutdown.stop();
-                    return;
-                }
-                tracing::info!("draining: running requests may finish; a second signal stops at once");
-                shutdown.by_hang_up.store(hung_up, Ordering::Relaxed);
-                shutdown.drain();
+                shutdown.apply(signal, history.record(signal));
             }
         })))
+    }
+
+    fn apply(&self, signal: LeaveSignal, effect: SignalEffect) {
+        match effect {
+            SignalEffect::Drain => {
+                tracing::info!(?signal, "draining: running requests may finish; a second SIGINT stops at once");
+                // A role that drains for another reason was not replaced.
+                self.by_hang_up.store(signal == LeaveSignal::HangUp && !self.is_draining(), Ordering::Relaxed);
+                self.drain();
+            }
+            SignalEffect::Hurry => {
+                tracing::warn!(?signal, "draining within the time that is left before this process is killed");
+                self.hurry();
+            }
+            SignalEffect::Stop => {
+                tracing::warn!(?signal, "another signal: stopping at once");
+                self.stop();
+            }
+            SignalEffect::Ignore => tracing::info!(?signal, "already draining"),
+        }
     }
 }
 

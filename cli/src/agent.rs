@@ -7,7 +7,7 @@ pub(crate) async fn agent(settings: &Settings) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    let _signals = shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&config))?;
     prepare_and_run(config, shutdown).await
 }
 

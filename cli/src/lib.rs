@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use hostler_agent::AgentError;
 use hostler_router::RouterConfig;
 
 use settings::CommandFlags;
@@ -49,10 +50,12 @@ struct Cli {
 #[allow(clippy::large_enum_variant, reason = "made once a process")]
 enum Command {
     /// Run everything on this machine: a router, an agent and its engines.
+    #[command(after_help = hostler_agent::EXIT_CODES)]
     Up(settings::EngineArgs),
     /// Run the router.
     Router(router::RouterArgs),
     /// Run the agent of this node: it starts the engines and serves the routers.
+    #[command(after_help = hostler_agent::EXIT_CODES)]
     Agent(settings::EngineArgs),
     /// Show what the agent would run here and why: layout, memory, flags. Starts nothing.
     Plan(plan::PlanArgs),
@@ -129,9 +132,14 @@ pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&format!("error: {}", output::describe(&error)));
-            ExitCode::FAILURE
+            exit_code(&error)
         }
     }
+}
+
+/// How an agent ended is told by its exit code; every other error is 1, and a wrong command line 2, by clap.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    error.downcast_ref::<AgentError>().map_or(ExitCode::FAILURE, |error| error.exit_code().into())
 }
 
 /// The command line, with a flag for each setting.

@@ -37,14 +37,19 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
     let release =
         |text: &String| VllmVersion::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
     let version = args.vllm_version.as_ref().map(release).transpose()?;
+    let leaving = hostler_agent::describe_leaving(&config);
     let preview = preview(config, PreviewRequest { described_gpus: described, version }).await?;
     if args.json {
         let mut told = preview.plan.json();
         told["supposes"] = preview.assumptions.into();
+        told["leaving"] = leaving.into();
         say(&serde_json::to_string_pretty(&told)?);
         return Ok(());
     }
     say(&preview.plan.page());
+    for (at, sentence) in leaving.iter().enumerate() {
+        say(&format!("{:<11}{sentence}", if at == 0 { "leaving" } else { "" }));
+    }
     for sentence in preview.assumptions {
         say(&format!("note       {sentence}"));
     }

@@ -22,7 +22,7 @@ pub(crate) async fn router(settings: &Settings, args: &RouterArgs, adjust: Adjus
     hostler_boot::raise_file_limit();
     let router = if args.takeover { Router::take_over(config).await? } else { Router::bind(config).await?.offer_place().await };
     let shutdown = Shutdown::new();
-    let _signals = shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&settings.section("agent")?))?;
     announce(&router);
     Ok(router.run(shutdown).await?)
 }

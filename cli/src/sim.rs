@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use hostler_boot::Shutdown;
+use hostler_boot::shutdown::SignalSource;
 use hostler_boot::telemetry::LogConfig;
 use hostler_sim::EngineArgs;
 
@@ -16,7 +17,7 @@ pub(crate) async fn run(Sim::Engine(args): Sim) -> anyhow::Result<()> {
     hostler_boot::telemetry::init(&LogConfig::default())?;
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    let _signals = shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers(SignalSource::Agent)?;
     tokio::select! {
         served = hostler_sim::serve(args, shutdown.wait_drain()) => Ok(served?),
         () = shutdown.wait_stop() => Ok(()),

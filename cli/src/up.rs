@@ -21,7 +21,7 @@ use crate::router::announce;
 /// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs both until they have drained: first the router, so that requests finish, then the agent.
+/// Runs both until they have drained: first the router, so that requests finish, then the agent. Where a scheduler presses, both at the same time.
 pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyhow::Result<()> {
     let mut router_config: RouterConfig = settings.section("router")?;
     adjust_router(&mut router_config);
@@ -43,7 +43,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
 
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
-    let _signals = shutdown.install_signal_handlers()?;
+    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent_config))?;
     let (edge, admin) = (format!("{}://{}", router.edge_scheme(), router.edge_address()), router.admin_address());
     let (key, wants_keys) = (router.operator_key().clone(), router.requires_keys());
     announce(&router);

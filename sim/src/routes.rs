@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, SERVER, VARY};
+use http::header::{self, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, SERVER, VARY};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -61,13 +61,15 @@ const RUST_LACKS: [&str; 5] = ["/v1/messages", "/v1/responses", "/v1/embeddings"
 pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Reply, BodyError> {
     let given_id = request.headers().get(REQUEST_ID).cloned();
     let origins = api.args.allowed_origins.as_ref();
-    let origin = origins.and_then(|origins| origins.header(request.headers()));
-    let mut reply = match origins.and_then(|origins| origins.answer_preflight(request.method(), request.headers())) {
-        Some(preflight) => preflight,
+    let origin = origins.and_then(|origins| origins.named(request.headers()));
+    let mut reply = match preflight(request.method(), request.headers(), origin.is_some()).filter(|_| origins.is_some()) {
+        Some(reply) => reply,
         None => route(api, request, given_id.as_ref()).await?,
     };
     let headers = reply.headers_mut();
-    headers.extend(origin);
+    if let Some(origin) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    }
     headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
     headers.insert(VARY, HeaderValue::from_static("Origin"));
     if api.args.enable_request_id_headers {
@@ -75,6 +77,22 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
         headers.insert(REQUEST_ID, id);
     }
     Ok(reply)
+}
+
+/// The answer to a page's question what it may send, which goes to no route.
+fn preflight(method: &Method, headers: &HeaderMap, is_allowed: bool) -> Option<Reply> {
+    let asked = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD).filter(|_| *method == Method::OPTIONS)?;
+    let mut reply = match is_allowed {
+        true => whole(StatusCode::OK, "text/plain; charset=utf-8", "OK"),
+        false => whole(StatusCode::BAD_REQUEST, "text/plain; charset=utf-8", "Disallowed CORS origin"),
+    };
+    let told = reply.headers_mut();
+    told.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.clone());
+    told.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        told.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+    }
+    Some(reply)
 }
 
 async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderValue>) -> Result<Reply, BodyError> {

@@ -4,6 +4,7 @@ import pytest
 
 import fleet as fleets
 import processes
+from batch import JobFleet
 from fleet import BLOCK, MODEL, Fleet, Up
 
 
@@ -69,4 +70,6 @@ def pytest_runtest_makereport(item):
         for running in {id(fixture): fixture for fixture in item.funcargs.values()}.values():
             if isinstance(running, Fleet):
                 report.sections.extend((f"engine's {path}", text) for path, text in running.engine_logs().items())
+            if isinstance(running, JobFleet):
+                report.sections.extend((f"output of {job}", text) for job, text in running.scheduler.printed().items())
     return report

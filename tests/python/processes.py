@@ -1,7 +1,8 @@
 """hostler's processes as the suites run them: start one, read what it prints, end it with all it started.
 
 Every process gets a session of its own, and so does each engine of an agent, with its keeper. Whatever still carries
-the number of one of these sessions afterwards was left behind, and `Process.stop` says so. Topologies of several processes are in fleet.py.
+the number of one of these sessions afterwards was left behind, and `Process.stop` says so. Topologies of several
+processes are in fleet.py.
 """
 
 import contextlib

@@ -21,8 +21,11 @@ SUSPENDED = 1.0
 NOTHING_LEFT = 2.0
 # An agent's drain, and what vLLM takes to end on two busy cores.
 DRAINED = 60
-# Some seconds of the tiny model's tokens.
-LONG = 600
+# Tokens of a stream that is to finish: two of them within an agent's drain of 30 s also on a machine that is busy with
+# builds, where the tiny model was seen to give 21 a second.
+LONG = 200
+# More tokens than any test waits for.
+ENDLESS = 3500
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,7 @@ def test_an_engine_is_suspended_and_continued_with_its_job(jobs: Fleet):
     before, job = jobs.replica("a"), jobs.agents[0]
     engine = set(alive(group=os.getpgid(before.engine_pid)))
     assert len(engine) >= 3 and not engine & set(alive(session=job.child.pid)), engine
-    streams = streams_on(jobs, "a", 4, LONG)
+    streams = streams_on(jobs, "a", 2, LONG)
     began = signal_session(job, signal.SIGSTOP)
     wait_until(lambda: states(engine) == {"T"}, SUSPENDED, "every process of the engine is stopped", pause=0.01)
     stopped = time.monotonic() - began
@@ -77,7 +80,7 @@ def test_an_engine_is_suspended_and_continued_with_its_job(jobs: Fleet):
 
 def test_a_sigterm_to_the_whole_session_lets_streams_finish_and_the_job_ends_well(jobs: Fleet):
     job, group = jobs.agents[0], os.getpgid(jobs.replica("a").engine_pid)
-    streams = streams_on(jobs, "a", 4, LONG)
+    streams = streams_on(jobs, "a", 2, LONG)
     job.sessions()
     began = signal_session(job, signal.SIGTERM)
     for stream in streams:
@@ -85,15 +88,14 @@ def test_a_sigterm_to_the_whole_session_lets_streams_finish_and_the_job_ends_wel
     finished = time.monotonic() - began
     assert all(stream.complete for stream in streams), [stream.end() for stream in streams]
     assert job.child.wait(timeout=DRAINED) == 0, job.tail()
-    print(
-        f"\nsession-wide SIGTERM: streams finished after {finished:.1f} s, exit 0 after {time.monotonic() - began:.1f} s"
-    )
+    ended = time.monotonic() - began
+    print(f"\nsession-wide SIGTERM: streams finished after {finished:.1f} s, exit 0 after {ended:.1f} s")
     assert not alive(group=group) and not job.left()
 
 
 def test_nothing_survives_a_session_that_is_killed(jobs: Fleet):
     job = jobs.agents[1]
-    streams = streams_on(jobs, "b", 4, LONG)
+    streams = streams_on(jobs, "b", 2, ENDLESS)
     started = {one.pid for one in descendants(job.child.pid)}
     assert len(started) >= 4, "a keeper and the engine's processes"
     job.sessions()

@@ -177,7 +177,12 @@ impl NodeKey {
     pub fn load_or_create(path: &Path) -> Result<Self, TlsError> {
         if !path.exists() {
             path.parent().map_or(Ok(()), make_folder)?;
-            write_private(path, KeyPair::generate()?.serialize_pem().as_bytes())?;
+            let pem = KeyPair::generate()?.serialize_pem();
+            // Another process of this node may be first; its key counts then. Where there are no
+            // hard links, the last one counts.
+            if write_new(path, pem.as_bytes()).is_err() && !path.exists() {
+                write_private(path, pem.as_bytes())?;
+            }
         }
         let pem = String::from_utf8(read_private(path)?).unwrap_or_default();
         let damaged = |_| TlsError::Content {

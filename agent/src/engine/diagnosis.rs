@@ -28,6 +28,8 @@ pub(crate) struct LifeEnd {
 pub enum FailureKind {
     /// The program cannot be started at all.
     Program,
+    /// The directory of its sockets cannot be made, or was removed under it.
+    RunDir,
     /// A flag that this release does not have, or one that is missing.
     BadFlag,
     /// A flag's value, or several that do not go together.
@@ -81,6 +83,7 @@ impl FailureKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Program => "program",
+            Self::RunDir => "run-dir",
             Self::BadFlag => "bad-flag",
             Self::BadValue => "bad-value",
             Self::ModelMissing => "model-missing",
@@ -173,6 +176,8 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
 pub(crate) fn diagnose_decision(cause: &EndCause) -> Option<Diagnosis> {
     let (kind, remedy) = match cause {
         EndCause::NotStarted(reason) => (FailureKind::Program, remedies::remedy_for_program(reason)),
+        EndCause::NoDirectory(_) => (FailureKind::RunDir, remedies::NO_RUN_DIR),
+        EndCause::DirectoryRemoved(_) => (FailureKind::RunDir, remedies::RUN_DIR_REMOVED),
         EndCause::Failed(_) => (FailureKind::Hardware, remedies::HARDWARE),
         EndCause::Stalled { .. } | EndCause::FailedTests { .. } => (FailureKind::Hang, remedies::HANG),
         _ => return None,

@@ -15,6 +15,7 @@ mod state_machine;
 mod supervisor;
 mod watchdog;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use self::log::EngineLog;
 pub(crate) use self::model_card::ModelCard;
 use self::start_order::StartOrder;
 use self::startup_progress::{LogFacts, StartupProgress};
+pub(crate) use self::state_machine::LeaveDeadlines;
 use self::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};
 use self::supervisor::Supervisor;
 use crate::cache::{self, CacheLog};
@@ -38,6 +40,7 @@ use crate::host::HostError;
 use crate::keeper::wire::{KeeperRequest, LaunchSpec};
 use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, SurvivingEngine};
 use crate::probe::LoadSample;
+use crate::run_dir::{HeldDirectories, RunDirError};
 use crate::traffic::Traffic;
 use crate::vllm::command_line::{cache_source, command_line};
 use crate::vllm::directory::{prepare, socket_path};
@@ -58,6 +61,8 @@ pub struct EngineSpec {
     pub version: Option<VllmVersion>,
     /// The engine's own directory; emptied before each life.
     pub directory: PathBuf,
+    /// What it is in, which is made again before a life if somebody has removed it.
+    pub(crate) run_dirs: Option<Arc<HeldDirectories>>,
     /// Where its output goes, in a directory that exists.
     pub log: PathBuf,
     /// From a spawn until the engine is ready.
@@ -97,6 +102,7 @@ impl EngineSpec {
             command: command_line(launch)?,
             version: launch.version,
             directory: launch.directory.to_owned(),
+            run_dirs: None,
             log,
             startup_timeout: launch.config.startup_timeout,
             drain_timeout: launch.config.drain_timeout,
@@ -161,6 +167,8 @@ pub struct EngineStatus {
     pub pid: Option<u32>,
     /// Lives after the first.
     pub restarts: u32,
+    /// How often this agent has failed to start it, until it is ready for the first time.
+    pub failed_starts: u32,
     pub version: Option<VllmVersion>,
     /// What it serves; empty until it is ready.
     pub models: Arc<[ModelCard]>,
@@ -311,9 +319,10 @@ impl Engine {
         self.send(EngineEvent::Drain);
     }
 
-    /// As `drain`, for an agent that is leaving: no `restart` revives the engine.
-    pub fn retire(&self) {
-        self.send(EngineEvent::Retire);
+    /// As `drain`, for an agent that is leaving: no `restart` revives the engine, and it is gone in time.
+    /// May be called again with less time.
+    pub(crate) fn retire(&self, deadlines: LeaveDeadlines) {
+        self.send(EngineEvent::Retire(deadlines));
     }
 
     /// As `retire`, but the engine lives on for the next agent, unless it is to end with its agent.
@@ -390,14 +399,29 @@ impl Engine {
     }
 }
 
+/// Why there is no keeper.
+#[derive(Debug, thiserror::Error)]
+enum LaunchError {
+    #[error("the agent is stopping")]
+    Closed,
+    #[error("the engine's directory {} cannot be made: {source}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    RunDir(#[from] RunDirError),
+    #[error("cannot start {}: {source}", program.display())]
+    Keeper { program: PathBuf, source: io::Error },
+}
+
 impl ProcessHandle {
     /// Creates a keeper, and through it an engine, unless that is over.
-    fn start(&mut self, spec: LaunchSpec) -> std::io::Result<KeeperNotices> {
+    fn start(&mut self, spec: LaunchSpec, run_dirs: Option<&HeldDirectories>) -> Result<KeeperNotices, LaunchError> {
         if self.is_closed {
-            return Err(std::io::Error::other("the agent is stopping"));
+            return Err(LaunchError::Closed);
         }
-        prepare(Path::new(&spec.directory))?;
-        let (keeper, notices) = keeper::start(spec)?;
+        run_dirs.map_or(Ok(()), HeldDirectories::restore)?;
+        let (path, program) = (PathBuf::from(&spec.directory), PathBuf::from(&spec.keeper));
+        prepare(&path).map_err(|source| LaunchError::Directory { path, source })?;
+        let (keeper, notices) = keeper::start(spec).map_err(|source| LaunchError::Keeper { program, source })?;
         self.keeper = Some(keeper);
         Ok(notices)
     }

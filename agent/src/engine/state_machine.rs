@@ -25,6 +25,15 @@ const IDLE_GRACE: Duration = Duration::from_secs(3);
 /// nothing left to load; an answer takes milliseconds.
 const ADOPTION_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// When an engine whose agent is leaving must be gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LeaveDeadlines {
+    /// When SIGTERM is sent even though requests run.
+    pub(crate) drained_by: Instant,
+    /// From then until the process group is killed.
+    pub(crate) stop: Duration,
+}
+
 /// How long each part of an engine's life may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PhaseTimeouts {
@@ -48,8 +57,8 @@ pub(crate) enum EngineEvent {
     /// The engine has its start permit.
     MayStart,
     Drain,
-    /// As `Drain`, and for good: no restart revives it.
-    Retire,
+    /// As `Drain`, and for good: no restart revives it. A second one may shorten the first.
+    Retire(LeaveDeadlines),
     /// As `Retire`, but the engine is left to the next agent, alive.
     HandOver,
     /// Finish what runs, then start again; also brings back a stopped or failed engine at once.
@@ -183,6 +192,8 @@ pub(crate) struct EngineStateMachine {
     quarantined: bool,
     /// `Retire`, `HandOver` or `Stop` was seen: no further life.
     closing: bool,
+    /// Until when a drain may last because the agent leaves.
+    drained_by: Option<Instant>,
 }
 
 impl EngineStateMachine {
@@ -197,6 +208,7 @@ impl EngineStateMachine {
             may_fall_back,
             quarantined: false,
             closing: false,
+            drained_by: None,
         }
     }
 
@@ -233,7 +245,7 @@ impl EngineStateMachine {
     /// Takes one event into account and returns what must be done, in order. An event that means
     /// nothing in the present state is ignored.
     pub(crate) fn handle(&mut self, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
-        let event = self.record_intent(event);
+        let event = self.record_intent(event, now);
         match self.state {
             EngineState::Stopped | EngineState::Quarantined => self.while_down(event, now),
             EngineState::Waiting => self.while_waiting(event, now),
@@ -247,9 +259,14 @@ impl EngineStateMachine {
 
     /// Records what holds for every later state: whether the engine may live again, and at whose
     /// request.
-    fn record_intent(&mut self, event: EngineEvent) -> EngineEvent {
+    fn record_intent(&mut self, event: EngineEvent, now: Instant) -> EngineEvent {
         match event {
-            EngineEvent::Retire | EngineEvent::HandOver | EngineEvent::Stop => self.closing = true,
+            EngineEvent::Retire(deadlines) => {
+                self.closing = true;
+                self.shorten(deadlines, now);
+                return EngineEvent::Drain;
+            }
+            EngineEvent::HandOver | EngineEvent::Stop => self.closing = true,
             EngineEvent::Quarantine | EngineEvent::QuarantineNow => self.quarantined = true,
             EngineEvent::Release if !self.closing => {
                 self.quarantined = false;
@@ -257,7 +274,18 @@ impl EngineStateMachine {
             }
             _ => {}
         }
-        if event == EngineEvent::Retire { EngineEvent::Drain } else { event }
+        event
+    }
+
+    /// What is under way, or comes, ends by these deadlines if it would last longer.
+    fn shorten(&mut self, deadlines: LeaveDeadlines, now: Instant) {
+        self.timeouts.grace = self.timeouts.grace.min(deadlines.stop);
+        self.drained_by = Some(self.drained_by.map_or(deadlines.drained_by, |by| by.min(deadlines.drained_by)));
+        match &mut self.state {
+            EngineState::Draining(Drain { until, .. }) => *until = deadlines.drained_by.min(*until),
+            EngineState::Stopping { until, .. } => *until = (now + deadlines.stop).min(*until),
+            _ => {}
+        }
     }
 
     fn may_start(&self) -> bool {
@@ -390,7 +418,8 @@ impl EngineStateMachine {
         if !matches!(stage, LiveStage::Ready | LiveStage::Sleeping) {
             return self.terminate(then, STARTING_GRACE, now);
         }
-        self.enter(EngineState::Draining(Drain { from: stage, then, until: now + self.timeouts.drain }))
+        let until = self.drained_by.unwrap_or(now + self.timeouts.drain);
+        self.enter(EngineState::Draining(Drain { from: stage, then, until }))
     }
 
     fn terminate(&mut self, then: AfterExit, grace: Duration, now: Instant) -> Vec<SupervisorAction> {

@@ -30,6 +30,7 @@ use crate::gpu::StartObstacle;
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 use crate::vllm::FrontEndInUse;
+use crate::vllm::directory::socket_path;
 
 /// How often the progress of a start, and what an engine waits for, is published.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -66,6 +67,8 @@ pub(super) struct Supervisor {
     /// Why the engine is out of service, or asleep.
     out_of_service_reason: String,
     uses_fallback: bool,
+    /// Starts that failed; `None` once one did not.
+    failed_starts: Option<u32>,
     /// Every handle is gone.
     has_no_handles: bool,
 }
@@ -84,6 +87,7 @@ impl Supervisor {
             reason: "about to start".to_owned(),
             pid: None,
             restarts: life.lives.saturating_sub(1),
+            failed_starts: 0,
             version: spec.version,
             models: Arc::default(),
             ready_in: None,
@@ -107,6 +111,7 @@ impl Supervisor {
             last_start_duration: None,
             out_of_service_reason: String::new(),
             uses_fallback: fell_back,
+            failed_starts: Some(0),
             has_no_handles: false,
         };
         (supervisor, receiver)
@@ -302,6 +307,7 @@ impl Supervisor {
                 // The output of the previous life is not shown with this.
                 self.deps.log.begin_life(&format!("hostler: the engine is not started: {cause}"));
                 self.failure = FailureState::Diagnosed(Diagnosis { kind, cause, remedy });
+                self.count_failed_start();
                 EngineEvent::Fail
             }
         }
@@ -321,12 +327,15 @@ impl Supervisor {
             }
             KeeperEvent::StartFailed(why) => {
                 self.life.as_mut()?.leader = None;
-                self.failure.suspect(EndCause::NotStarted(why));
+                let is_removed = !self.deps.spec.directory.exists();
+                self.failure.suspect(if is_removed { self.directory_removed() } else { EndCause::NotStarted(why) });
                 let alive = matches!(self.machine.state(), EngineState::Alive(_));
                 Some(if alive { EngineEvent::SpawnFailed } else { EngineEvent::Exited })
             }
             KeeperEvent::Exited(status) => {
-                self.failure.suspect(EndCause::Exited(status));
+                // Nobody but a stranger removes the directory of an engine that lives.
+                let is_removed = !self.deps.spec.directory.exists();
+                self.failure.suspect(if is_removed { self.directory_removed() } else { EndCause::Exited(status) });
                 Some(EngineEvent::Exited)
             }
             KeeperEvent::Stuck(left) => {
@@ -338,6 +347,14 @@ impl Supervisor {
             KeeperEvent::Empty => None,
             KeeperEvent::Gone => self.handle_keeper_loss(EndCause::KeeperLost),
         }
+    }
+
+    fn socket_exists(&self) -> bool {
+        socket_path(&self.deps.spec.directory).exists()
+    }
+
+    fn directory_removed(&self) -> EndCause {
+        EndCause::DirectoryRemoved(self.deps.spec.directory.clone())
     }
 
     fn handle_orphan_cleanup(&mut self, ended: Result<usize, Vec<i32>>) -> Option<EngineEvent> {
@@ -364,7 +381,8 @@ impl Supervisor {
         match event {
             HealthEvent::Loading => Some(EngineEvent::Loading),
             HealthEvent::Unhealthy(cause) => {
-                self.failure = FailureState::Suspected(cause);
+                let socket_is_gone = self.life.as_ref().is_some_and(|life| life.ready_in.is_some()) && !self.socket_exists();
+                self.failure = FailureState::Suspected(if socket_is_gone { self.directory_removed() } else { cause });
                 Some(EngineEvent::Unhealthy)
             }
             HealthEvent::LacksRoute(reason) => {

@@ -37,6 +37,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         },
         version: None,
         directory: directory.clone(),
+        run_dirs: None,
         log: parent.path().join("e0.log"),
         startup_timeout: Duration::from_secs(60),
         drain_timeout: Duration::from_secs(60),

@@ -1,7 +1,7 @@
 //! When the job ends, read again and again, because users shorten jobs; and when the agent has to leave, so that it is gone before.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use hostler_boot::Shutdown;
@@ -37,6 +37,8 @@ pub(crate) struct JobClock {
     pub(crate) grace: Duration,
     time_to_leave: Duration,
     facts: watch::Sender<JobFacts>,
+    /// The run that the scheduler named first. It is this process's: a later one has another agent, even if this one still asks.
+    run: OnceLock<u32>,
     /// The scheduler did not answer last time, and the log says so.
     is_failing: AtomicBool,
 }
@@ -52,7 +54,14 @@ impl JobClock {
     async fn start(job: Job, time_to_leave: Duration) -> Self {
         let (grace, reading) = tokio::join!(grace(job.scheduler), read_job(&job));
         let unknown = JobFacts { run: job.run, ends: None, leaves: None };
-        let clock = Self { job, grace, time_to_leave, facts: watch::Sender::new(unknown), is_failing: AtomicBool::new(false) };
+        let clock = Self {
+            job,
+            grace,
+            time_to_leave,
+            facts: watch::Sender::new(unknown),
+            run: OnceLock::new(),
+            is_failing: AtomicBool::new(false),
+        };
         clock.take(reading);
         let JobFacts { run, ends, .. } = *clock.facts.borrow();
         tracing::info!(job = clock.job.id, run, ends_in_s = ends.map(seconds_until), grace = ?clock.grace, "runs in a batch job");
@@ -105,6 +114,7 @@ impl JobClock {
             }
         };
         self.is_failing.store(false, Ordering::Relaxed);
+        let reading = JobReading { run: reading.run.map(|run| *self.run.get_or_init(|| run)), ..reading };
         let facts = JobFacts::of(reading, self.facts.borrow().run, (Instant::now(), SystemTime::now()), self.time_to_leave);
         self.facts.send_if_modified(|known| {
             let changed = !facts.is_same_as(known);

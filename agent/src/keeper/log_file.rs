@@ -1,12 +1,16 @@
 //! The file of one engine's output: rotated, and written by a thread of its own, so that a disk that is slow, full or gone never stops the engine.
+//! A file has one writer: where another engine's keeper holds it, this one takes the next name.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tokio::sync::{mpsc, oneshot};
 
 /// Size of one log file; with the two before it a log takes at most 48 MiB.
@@ -18,6 +22,15 @@ const MAX_ROTATED_FILES: u32 = 2;
 /// Chunks waiting for the disk, 2 MiB in all; what comes while it is full is not written to the
 /// file.
 const MAX_QUEUED_CHUNKS: usize = 128;
+
+/// How long to wait for a file that another keeper holds: the one of the engine's last life may not have written its last lines.
+const LOCK_WAIT: Duration = Duration::from_secs(3);
+
+/// Between two attempts to lock a file.
+const LOCK_RETRY: Duration = Duration::from_millis(50);
+
+/// Names that are tried for one file.
+const MAX_NAMES: u32 = 9;
 
 /// Error messages that wait to be reported.
 const MAX_QUEUED_ERRORS: usize = 8;
@@ -72,6 +85,13 @@ impl LogFileWriter {
 fn write_all(path: &Path, waiting: &Receiver<Bytes>, complain: &mpsc::Sender<String>) {
     let mut file = LogFile::new(path.to_owned(), MAX_FILE_BYTES);
     let mut failing = false;
+    if let Err(held) = file.choose_name(LOCK_WAIT) {
+        let text = format!(
+            "{held}: the output of this engine goes to {}; give each agent a node name or a log folder of its own",
+            file.path.display()
+        );
+        let _ = complain.try_send(text);
+    }
     for chunk in waiting {
         match file.write(&chunk) {
             Ok(()) => failing = false,
@@ -114,10 +134,37 @@ impl LogFile {
         Ok(())
     }
 
+    /// Takes the first of its names that no other process writes to. Fails, with why, where that is another name than it was given.
+    #[expect(clippy::disallowed_methods, reason = "the thread has nothing else to do, and what is to be written waits in its queue")]
+    fn choose_name(&mut self, wait: Duration) -> Result<(), String> {
+        let given = self.path.clone();
+        let deadline = Instant::now() + wait;
+        let mut number = 1;
+        loop {
+            match self.append() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => std::thread::sleep(LOCK_RETRY),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && number < MAX_NAMES => {
+                    number += 1;
+                    self.path = numbered(&given, number);
+                }
+                opened => {
+                    // What else is wrong is reported with the first line.
+                    self.open = opened.ok();
+                    break;
+                }
+            }
+        }
+        if self.path == given { Ok(()) } else { Err(format!("another engine's keeper writes to the log {}", given.display())) }
+    }
+
     /// Opens for appending, so that a restarted agent goes on where the last one was. A log may
     /// have prompts in it, so nobody else may read it.
     fn append(&self) -> io::Result<(File, u64)> {
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
+        // Another error is let pass: some parallel filesystems have no locks, and names differ by host and node there.
+        if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let size = file.metadata()?.len();
         Ok((file, size))
     }
@@ -137,6 +184,13 @@ impl LogFile {
         name.push(format!(".{number}"));
         name.into()
     }
+}
+
+/// `n0-e0.log` as `n0-e0-2.log`.
+fn numbered(path: &Path, number: u32) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!("-{number}.log"));
+    path.with_file_name(name)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::*;
 
 /// A base directory short enough for sockets.
-fn temporary() -> tempfile::TempDir {
+pub(super) fn temporary() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("h").tempdir_in("/tmp").unwrap()
 }
 
@@ -116,4 +116,12 @@ fn a_configured_log_directory_is_made() {
     let wanted = parent.path().join("a/b");
     assert_eq!(log_dir(&wanted).unwrap(), wanted);
     assert!(wanted.is_dir());
+}
+
+#[test]
+fn a_log_is_named_by_host_and_node() {
+    assert_eq!(log_name("gpu1", "gpu1", 0), "gpu1-e0.log");
+    assert_eq!(log_name("gpu1", "gpu1-12.head", 3), "gpu1-12.head-e3.log");
+    assert_eq!(log_name("gpu1", "mine", 0), "gpu1-mine-e0.log");
+    assert_ne!(log_name("gpu1", "mine", 0), log_name("gpu2", "mine", 0));
 }

@@ -1,5 +1,6 @@
 //! The agent's connections to its routers: one session per router, each with its own attachment and lanes, all over the same engines.
 
+mod attachments;
 mod backoff;
 mod orders;
 mod relay;
@@ -17,6 +18,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use attachments::AttachLimits;
+pub use attachments::Attachments;
 pub use backoff::Backoff;
 
 use crate::join::RouterAccess;
@@ -46,6 +49,8 @@ pub struct Uplink {
     pub requests: TaskTracker,
     /// Lives of the routers that are served now: two addresses of one router must not both attach.
     pub attached_routers: Mutex<FxHashSet<u64>>,
+    /// Whether any router has ever wanted this agent.
+    pub attachments: Arc<Attachments>,
 }
 
 impl Uplink {

@@ -31,10 +31,13 @@ pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, route
     };
     let outcome = tokio::select! {
         biased;
-        () = stream.wait_cancelled() => {
-            counted(&metrics.cancelled);
-            return;
-        }
+        () = stream.wait_cancelled() => match node.cut_off_reason() {
+            Some(reason) => Err(StreamFault { fault: Fault::EngineStopped, message: reason.to_owned() }),
+            None => {
+                counted(&metrics.cancelled);
+                return;
+            }
+        },
         outcome = relay(head, &stream, &node, router) => outcome,
     };
     match &outcome {

@@ -1,13 +1,14 @@
 //! One router's session: dialled, attached, reporting, serving lanes; and again when it ends, for as long as the agent lives.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
 use hostler_proto::agent::v1::attach_request::Message as ToRouter;
@@ -39,6 +40,9 @@ use crate::traffic::RouterKey;
 const REFUSED_DELAY: Duration = Duration::from_secs(10);
 
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long the last report may take.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The shortest interval of empty reports, whatever the router's lease.
 const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
@@ -94,7 +98,7 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
     let mut replaced = FuturesUnordered::new();
     'dial: loop {
         let attached = Arc::<AtomicBool>::default();
-        let mut session = Box::pin(run_session(uplink.clone(), address, attached.clone(), successor.clone()));
+        let mut session = Box::pin(run_session(uplink.clone(), address, attached.clone(), successor.clone(), end.clone()));
         let ended = loop {
             tokio::select! {
                 ended = &mut session => break ended,
@@ -106,14 +110,21 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
                     redial = Backoff::default();
                     continue 'dial;
                 }
-                Some(ended) = replaced.next() => log_replaced(&name, address, &ended),
-                () = end.cancelled() => return,
+                Some(ended) = replaced.next() => log_replaced(&name, address, ended.as_ref()),
             }
         };
         if attached.load(Ordering::Relaxed) {
             (redial, mentioned) = (Backoff::default(), String::new());
         }
+        let Some(ended) = ended else {
+            while replaced.next().await.is_some() {}
+            return;
+        };
         let reason = ended.to_string();
+        match &ended {
+            SessionEnd::Refused(_) => uplink.attachments.record_refusal(address, &reason),
+            _ => uplink.attachments.record_failure(address, &reason),
+        }
         // One log line per outage, whatever further symptoms follow. But a refusal needs somebody
         // to act.
         if mentioned.is_empty() || (matches!(ended, SessionEnd::Refused(_)) && reason != mentioned) {
@@ -133,26 +144,43 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
             () = successor.notified() => redial = Backoff::default(),
             // Where no successor came, this was the only session.
             Some(ended) = replaced.next() => {
-                log_replaced(&name, address, &ended);
+                log_replaced(&name, address, ended.as_ref());
                 redial = Backoff::default();
             }
-            () = end.cancelled() => return,
+            () = end.cancelled() => {
+                while replaced.next().await.is_some() {}
+                return;
+            }
         }
     }
 }
 
-fn log_replaced(name: &str, address: SocketAddr, ended: &SessionEnd) {
-    tracing::info!(router = name, %address, reason = %ended, "the session with the router that was replaced has ended");
+fn log_replaced(name: &str, address: SocketAddr, ended: Option<&SessionEnd>) {
+    if let Some(reason) = ended {
+        tracing::info!(router = name, %address, %reason, "the session with the router that was replaced has ended");
+    }
 }
 
-async fn run_session(uplink: Arc<Uplink>, address: SocketAddr, attached: Arc<AtomicBool>, successor: Arc<Notify>) -> SessionEnd {
-    match attach(&uplink, address, successor).await {
+/// One session, from the dialling on. `None` when `end` has come.
+async fn run_session(
+    uplink: Arc<Uplink>,
+    address: SocketAddr,
+    attached: Arc<AtomicBool>,
+    successor: Arc<Notify>,
+    end: CancellationToken,
+) -> Option<SessionEnd> {
+    let session = tokio::select! {
+        session = attach(&uplink, address, successor) => session,
+        () = end.cancelled() => return None,
+    };
+    match session {
         Ok(session) => {
             attached.store(true, Ordering::Relaxed);
             tracing::info!(router = %address, "attached");
-            session.run().await
+            uplink.attachments.record_attached();
+            session.run(&end).await
         }
-        Err(ended) => ended,
+        Err(ended) => Some(ended),
     }
 }
 
@@ -274,8 +302,16 @@ async fn open_lane(
     let uplink = uplink.clone();
     let guard = LaneGuard(lane);
     Ok(AbortOnDropHandle::new(tokio::spawn(async move {
+        let mut cut_off = pin!(uplink.state.wait_cut_off().fuse());
         loop {
-            match batches.message().await {
+            let batch = tokio::select! {
+                batch = batches.message() => batch,
+                () = &mut cut_off => {
+                    guard.0.interrupt();
+                    continue;
+                }
+            };
+            match batch {
                 Ok(Some(batch)) => {
                     for incoming in guard.0.receive(batch) {
                         uplink.requests.spawn(relay::serve(incoming, uplink.state.clone(), router, uplink.metrics.clone()));
@@ -298,7 +334,8 @@ impl Drop for LaneGuard {
 }
 
 impl Session {
-    async fn run(mut self) -> SessionEnd {
+    /// Runs until the session is lost; `None` when it was to end, and the router has the last report.
+    async fn run(mut self, end: &CancellationToken) -> Option<SessionEnd> {
         let uplink = self.claim.uplink.clone();
         let mut state = uplink.state.changed();
         let mut heartbeat = tokio::time::interval(self.heartbeat);
@@ -318,9 +355,13 @@ impl Session {
                 message = self.from_router.message() => match message {
                     Ok(Some(wire::AttachResponse { message: Some(FromRouter::Directive(directive)) })) => self.execute_directive(directive).await,
                     Ok(Some(_)) => Ok(()),
-                    Ok(None) => return SessionEnd::Left,
-                    Err(status) => return status.into(),
+                    Ok(None) => return Some(SessionEnd::Left),
+                    Err(status) => return Some(status.into()),
                 },
+                () = end.cancelled() => {
+                    self.bid_farewell().await;
+                    return None;
+                }
                 _ = news => {
                     heartbeat.reset();
                     next_report = Instant::now() + REPORT_INTERVAL;
@@ -337,16 +378,29 @@ impl Session {
                 },
                 Some(answer) = self.orders.next() => self.answer_order(answer).await,
                 Some(lane) = lanes.next() => {
-                    return match lane {
+                    return Some(match lane {
                         Ok(None) => SessionEnd::Left,
                         Ok(Some(status)) => status.into(),
                         Err(error) => SessionEnd::Lost(error.to_string()),
-                    };
+                    });
                 }
             };
             if let Err(ended) = sent {
-                return ended;
+                return Some(ended);
             }
+        }
+    }
+
+    /// Reports what has changed last. The router ends its side when it has read ours to the end, so
+    /// nothing that was sent is lost with the connection.
+    async fn bid_farewell(mut self) {
+        let farewell = async {
+            let _ = self.report().await;
+            drop(self.to_router);
+            while let Ok(Some(_)) = self.from_router.message().await {}
+        };
+        if timeout(FAREWELL_TIMEOUT, farewell).await.is_err() {
+            tracing::debug!("a router did not take the last report in time");
         }
     }
 

@@ -92,6 +92,22 @@ fn a_duration_without_its_unit_is_shown_with_one() {
 }
 
 #[test]
+fn a_duration_that_may_be_absent_is_an_empty_text_then() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Wait {
+        #[serde(with = "crate::duration::optional")]
+        limit: Option<Duration>,
+    }
+    for (text, limit) in [("", None), (" ", None), ("0s", Some(0)), ("1m 30s", Some(90))] {
+        let wait: Wait = toml::from_str(&format!("limit = {text:?}")).unwrap();
+        assert_eq!(wait.limit, limit.map(Duration::from_secs), "{text:?}");
+        let written = toml::to_string(&wait).unwrap();
+        assert_eq!(toml::from_str::<Wait>(&written).unwrap(), wait);
+    }
+    assert!(toml::from_str::<Wait>("limit = 5").unwrap_err().to_string().contains("write \"5s\""));
+}
+
+#[test]
 fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
     for (setting, hint) in REMOVED_SETTINGS {
         let (section, key) = setting.split_once('.').unwrap();

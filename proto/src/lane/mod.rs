@@ -25,6 +25,9 @@ pub const MAX_BODY_BYTES: usize = 64 * 1024;
 /// run at 25 MB/s, a thousand times what tokens need.
 pub const WINDOW_BYTES: usize = 256 * 1024;
 
+/// The longest message of a fault. The longest of our own, a hang's cause, has some 450.
+const MAX_FAULT_CHARACTERS: usize = 600;
+
 impl Frame {
     #[must_use]
     pub fn new(id: u64, kind: Kind) -> Self {
@@ -43,12 +46,12 @@ impl Frame {
 }
 
 impl End {
-    /// `Err` when the body will never be complete.
+    /// `Err` when the body will never be complete. Its message is the other side's, on one line of bounded length: clients and logs get it.
     ///
     /// # Errors
     /// The fault in the frame.
     pub fn outcome(self) -> Result<(), StreamFault> {
-        let message = self.message;
+        let message: String = self.message.chars().take(MAX_FAULT_CHARACTERS).map(|c| if c.is_control() { ' ' } else { c }).collect();
         match wire::Fault::try_from(self.fault).map(Fault::from_wire) {
             Ok(None) => Ok(()),
             Ok(Some(fault)) => Err(StreamFault { fault, message }),

@@ -235,3 +235,11 @@ fn an_end_with_a_fault_of_a_later_release_is_no_complete_body() {
     let broken = End { fault: 77, message: "of a later release".into() }.outcome().unwrap_err();
     assert_eq!((broken.fault, broken.message.contains("of a later release")), (Fault::Protocol, true), "{broken}");
 }
+
+#[test]
+fn what_the_other_side_says_of_a_fault_is_one_line_of_bounded_length() {
+    let told = |message: &str| End { fault: wire::Fault::EngineStopped.into(), message: message.to_owned() }.outcome().unwrap_err().message;
+    assert_eq!(told("the job is being ended"), "the job is being ended");
+    assert_eq!(told("a\r\ndata: {}\n\nb"), "a  data: {}  b");
+    assert_eq!(told(&"ü".repeat(10_000)).chars().count(), MAX_FAULT_CHARACTERS);
+}

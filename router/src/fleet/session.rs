@@ -112,13 +112,11 @@ pub(crate) async fn attach(
         };
         let ended = tokio::select! {
             ended = session.run(hello, requests) => ended,
-            ended = wait_for_expiry(attached.as_ref()) => {
-                // The agent learns the reason if its queue has room; its stream ends in either
-                // case.
-                directives.close_with(ended.clone());
-                ended
-            }
+            ended = wait_for_expiry(attached.as_ref()) => ended,
         };
+        // The agent learns the reason if its queue has room. One that has left learns that its last
+        // report has come.
+        directives.close_with(ended.clone());
         tracing::debug!(node, %ended, "attachment ended");
         drop(waiting);
         sessions.fleet.update(FleetUpdate::Detached { attachment }).await;

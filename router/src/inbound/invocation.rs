@@ -6,11 +6,9 @@
 //! vLLM's Rust front-end lacks the route. An engine with it gets the request that is carried, on that request's own route.
 
 use http::HeaderMap;
-use http::uri::PathAndQuery;
 use serde_json::{Map, Value};
 
 use super::peek::{Peek, peek};
-use super::request::InboundRequest;
 
 pub(crate) const PATH: &str = "/invocations";
 
@@ -47,30 +45,20 @@ pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Optio
     }
 }
 
-impl InboundRequest {
-    /// An invocation as the chat or the completion that it carries, of the model in its header, else of that in its body. Any other request stays as
-    /// it is.
-    pub(crate) fn unwrap_invocation(mut self) -> Self {
-        let Some((path, body)) = self.carried() else { return self };
-        self.path = PathAndQuery::from_static(path);
-        self.body = body.into();
-        self.headers.remove(ADAPTER_HEADER);
-        self
+/// The route and the body of what an invocation carries, a chat or a completion, with the model of its header, else of its body. `None` for any
+/// other request.
+pub(super) fn carried_request(path: &str, headers: &HeaderMap, body: &[u8]) -> Option<(&'static str, String)> {
+    let route = match effective_route(path, &peek(body).ok()?) {
+        _ if path != PATH => return None,
+        CHAT => CHAT,
+        COMPLETIONS => COMPLETIONS,
+        _ => return None,
+    };
+    let mut fields: Map<String, Value> = serde_json::from_slice(body).ok()?;
+    if let Some(model) = model_from_header(path, headers).ok()? {
+        fields.insert("model".to_owned(), model.into());
     }
-
-    fn carried(&self) -> Option<(&'static str, String)> {
-        let path = match effective_route(self.path.path(), &peek(&self.body).ok()?) {
-            _ if self.path.path() != PATH => return None,
-            CHAT => CHAT,
-            COMPLETIONS => COMPLETIONS,
-            _ => return None,
-        };
-        let mut fields: Map<String, Value> = serde_json::from_slice(&self.body).ok()?;
-        if let Some(model) = model_from_header(PATH, &self.headers).ok()? {
-            fields.insert("model".to_owned(), model.into());
-        }
-        Some((path, Value::Object(fields).to_string()))
-    }
+    Some((route, Value::Object(fields).to_string()))
 }
 
 /// For a caller that may not use all models and names none where engines look.

@@ -7,6 +7,7 @@ use http::uri::PathAndQuery;
 use tokio::time::Instant;
 
 use super::body::BodyReservation;
+use super::invocation;
 use crate::access_log::AccessEntry;
 use crate::admission::{LimitExceeded, LimitKind};
 use crate::dispatch::Refusal;
@@ -37,6 +38,15 @@ impl InboundRequest {
         self.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         self.headers.remove(header::ACCEPT);
         self.headers.remove(header::ACCEPT_ENCODING);
+    }
+
+    /// An invocation as the chat or the completion that it carries; any other request as it is.
+    pub(crate) fn unwrap_invocation(mut self) -> Self {
+        let Some((route, body)) = invocation::carried_request(self.path.path(), &self.headers, &self.body) else { return self };
+        self.path = PathAndQuery::from_static(route);
+        self.body = body.into();
+        self.headers.remove(invocation::ADAPTER_HEADER);
+        self
     }
 }
 

@@ -46,7 +46,8 @@ impl ResponseAffinity {
     pub(crate) fn import(&self, record: ResponseRecord) {
         let ResponseRecord { id, replica, epoch, tenant, left_ms } = record;
         let (now, left) = (Instant::now(), Duration::from_millis(left_ms).min(RETENTION));
-        self.record_until(&id, EngineLife { replica: replica.into(), epoch }, &tenant.into(), now, now + left);
+        let life = EngineLife { replica: replica.into(), epoch };
+        self.record_stored(&id, StoredResponse { life, tenant: tenant.into(), expires_at: now + left }, now);
     }
 }
 

@@ -71,25 +71,24 @@ struct StoredResponse {
 impl ResponseAffinity {
     /// Remembers where a response is. One that another tenant has stays that tenant's, as long as it lives.
     pub(crate) fn record(&self, id: &str, life: EngineLife, tenant: &Arc<str>, now: Instant) {
-        self.record_until(id, life, tenant, now, now + RETENTION);
+        self.record_stored(id, StoredResponse { life, tenant: tenant.clone(), expires_at: now + RETENTION }, now);
     }
 
-    fn record_until(&self, id: &str, life: EngineLife, tenant: &Arc<str>, now: Instant, until: Instant) {
+    fn record_stored(&self, id: &str, stored: StoredResponse, now: Instant) {
         if id.len() > MAX_ID_BYTES {
             return;
         }
         let mut table = self.0.lock();
-        table.make_room(tenant, now);
-        if table.by_id.get(id).is_some_and(|kept| kept.expires_at > now && kept.tenant != *tenant) {
+        table.make_room(&stored.tenant, now);
+        if table.by_id.get(id).is_some_and(|kept| kept.expires_at > now && kept.tenant != stored.tenant) {
             return;
         }
         let id: Arc<str> = id.into();
-        let stored = StoredResponse { life, tenant: tenant.clone(), expires_at: until };
         if let Some(successor) = &table.successor {
             // One that reads too slowly does not know this response.
             let _ = successor.try_send(ResponseRecord::new(&id, &stored, now));
         }
-        table.expirations.entry(tenant.clone()).or_default().push_back((until, id.clone()));
+        table.expirations.entry(stored.tenant.clone()).or_default().push_back((stored.expires_at, id.clone()));
         table.expiration_count += 1;
         table.by_id.insert(id, stored);
     }

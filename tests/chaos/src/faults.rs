@@ -176,7 +176,8 @@ async fn end(place: &mut Option<Process>, how: Signal, away: Duration) -> anyhow
         process.kill().await;
         anyhow::bail!("it has not ended within {END:?} of a signal");
     };
-    anyhow::ensure!(how == Signal::KILL || status.success(), "it was told to end, and ended so: {status}");
+    // An agent that had to cut requests off says so; what their clients got is checked with every answer.
+    anyhow::ensure!(how == Signal::KILL || matches!(status.code(), Some(0 | 5)), "it was told to end, and ended so: {status}");
     Ok(())
 }
 

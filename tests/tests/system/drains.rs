@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use hostler_agent::AgentError;
 use hostler_proto::agent::v1::Phase;
 use tokio::net::TcpStream;
 use tonic::Code;
@@ -141,7 +142,8 @@ async fn an_agent_that_is_told_twice_kills_its_engines() {
     let agent = fleet.agents.remove(0);
     agent.shutdown.drain();
     agent.shutdown.stop();
-    soon("the agent's end", agent.task).await.unwrap().unwrap();
+    let cut_off = soon("the agent's end", agent.task).await.unwrap().unwrap_err();
+    assert!(matches!(cut_off, AgentError::CutOff { requests: 1 }), "{cut_off}");
     assert!(!is_alive(engine.pid));
     stream.finish().await.assert_broken_stream();
 }

@@ -27,6 +27,7 @@ mod keeper;
 mod keys;
 mod lanes;
 mod learning;
+mod leaving;
 mod lifetimes;
 mod ollama;
 mod operators;

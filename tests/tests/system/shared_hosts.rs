@@ -15,12 +15,9 @@ use crate::harness::{Admin, Answer, CHAT, Endpoint, Program, Workplace, chat, js
 /// Neither root nor the user who runs the tests.
 const NOBODY: u32 = 65_534;
 
+/// Only root can become another user.
 fn can_be_another_user() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("not run: only root can become another user");
-    }
-    is_root
+    rustix::process::geteuid().is_root()
 }
 
 /// The user who runs the test. Files are protected by their own modes here: the folder above them is
@@ -67,6 +64,7 @@ async fn ask(edge: &Endpoint, body: &Value, key: &str) -> Answer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_user_reads_no_file_reaches_no_socket_and_operates_nothing() {
     if !can_be_another_user() {
+        println!("not run: only root can become another user");
         return;
     }
     let (mut ours, theirs) = (our_workplace(), Workplace::of_user(NOBODY));
@@ -121,6 +119,7 @@ async fn another_user_reads_no_file_reaches_no_socket_and_operates_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_users_have_fleets_beside_each_other() {
     if !can_be_another_user() {
+        println!("not run: only root can become another user");
         return;
     }
     let (ours, theirs) = (our_workplace(), Workplace::of_user(NOBODY));

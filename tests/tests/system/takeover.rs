@@ -244,7 +244,6 @@ async fn take_over_under_load(streams: usize, clients: usize, pause: Duration) {
     }
     place.assert_ended().await;
     let answered = asking.stop().await;
-    println!("{answered} short requests were answered");
     assert!(answered > 0);
     assert_eq!(place.edge.post(CHAT, &chat(2)).await.status, 200);
     let after = place.admin.replicas().await.unwrap();
@@ -310,13 +309,14 @@ async fn a_router_that_fails_to_take_the_place_leaves_the_other_one_serving() {
     site.start_agent(&place, 1, &["--sim-step-ms", "50"]);
     place.until_ready(1).await;
     let streams = open_streams(&place.edge, 2, 150).await;
-    // Without the flag it is a mistake.
+    // Without the flag it is a mistake. (A program that is dropped ends its workplace's engines.)
     let mut second = site.start_router("mistaken", &place.flags);
     assert!(!second.ended().await.success());
     assert!(second.stderr().contains("`hostler router --takeover`"), "{}", second.stderr());
     // Its own settings are wrong.
     let wrong = [place.flags.clone(), ["--takeover", "--keys-file", "/nowhere/keys.toml"].map(str::to_owned).to_vec()].concat();
-    assert!(!site.start_router("wrong", &wrong).ended().await.success());
+    let mut third = site.start_router("wrong", &wrong);
+    assert!(!third.ended().await.success());
     // It is of another version.
     let mut other = UnixStream::connect(place.takeover_socket()).await.unwrap();
     say(&mut other, &json!({"Hello": {"protocol": 99, "version": "9.8.7"}})).await;

@@ -1,6 +1,7 @@
 //! Why a life of an engine ends, as this agent itself has seen it, before anybody reads what the engine printed.
 
 use std::fmt::{self, Display, Formatter};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -9,6 +10,10 @@ use std::time::Duration;
 pub(crate) enum EndCause {
     /// Its first process could not be made, for this reason.
     NotStarted(String),
+    /// There is no directory for it, for this reason.
+    NoDirectory(String),
+    /// Somebody removed its directory while it lived.
+    DirectoryRemoved(PathBuf),
     /// Something outside of it has failed it, such as a GPU.
     Failed(String),
     /// It was not ready within this time.
@@ -58,7 +63,12 @@ pub(crate) enum EndCause {
 impl Display for EndCause {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotStarted(reason) | Self::Failed(reason) | Self::LacksRoute(reason) => formatter.write_str(reason),
+            Self::DirectoryRemoved(path) => {
+                write!(formatter, "somebody removed the engine's directory {} while it ran; it is made again", path.display())
+            }
+            Self::NotStarted(reason) | Self::NoDirectory(reason) | Self::Failed(reason) | Self::LacksRoute(reason) => {
+                formatter.write_str(reason)
+            }
             Self::NotReadyWithin(limit) => write!(formatter, "the engine was not ready within {} s", limit.as_secs_f32()),
             Self::SilentSinceAdoption => formatter.write_str("the engine that a dead agent left does not answer"),
             Self::Stalled { lasted, waiting, why } => {

@@ -1,6 +1,9 @@
 //! What to do about each failure, in sentences that name a flag, a variable or a command.
 
 pub(super) const UNKNOWN: &str = "read the engine's last lines with `hostler logs REPLICA`; it is started again by itself";
+pub(super) const NO_RUN_DIR: &str = "`df -h` and `ls -ld` show why; name another place on a local disk with --run-dir";
+pub(super) const RUN_DIR_REMOVED: &str =
+    "it is started again by itself; if a site's cleaner of /tmp did it, name a place that it leaves alone with --run-dir";
 pub(super) const HARDWARE: &str = "`nvidia-smi -q` shows the GPU's errors; have it reset or replaced, then `hostler release REPLICA`";
 pub(super) const HANG: &str =
     "it is replaced by itself; if it hangs again, look for one request that does it, or raise --stall-timeout if it only was slow";

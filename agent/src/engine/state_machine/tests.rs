@@ -11,6 +11,11 @@ fn limits() -> PhaseTimeouts {
     PhaseTimeouts { startup: Duration::from_secs(60), drain: Duration::from_secs(30), grace: Duration::from_secs(10) }
 }
 
+/// An agent that leaves at leisure.
+fn retire(now: Instant) -> EngineEvent {
+    EngineEvent::Retire(LeaveDeadlines { drained_by: now + limits().drain, stop: limits().grace })
+}
+
 /// A machine brought to where the test begins.
 fn machine_after(events: &[EngineEvent], now: Instant) -> EngineStateMachine {
     let mut machine = EngineStateMachine::new(limits(), false);
@@ -126,7 +131,7 @@ fn a_healthy_life_that_ended_on_request_forgives_too_and_only_once() {
 fn a_retired_engine_finishes_its_requests_and_no_restart_revives_it() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
-    assert_eq!(machine.handle(EngineEvent::Retire, now), []);
+    assert_eq!(machine.handle(retire(now), now), []);
     assert!(matches!(machine.state(), EngineState::Draining(_)));
     for event in
         [EngineEvent::Restart, EngineEvent::Idle, EngineEvent::Restart, EngineEvent::Exited, EngineEvent::Restart, EngineEvent::GroupEmpty]
@@ -135,6 +140,42 @@ fn a_retired_engine_finishes_its_requests_and_no_restart_revives_it() {
     }
     assert!(machine.is_finished());
     assert_eq!(machine.handle(EngineEvent::Restart, now), []);
+}
+
+#[test]
+fn an_agent_that_is_pressed_shortens_a_drain_and_a_stop_but_never_lengthens_one() {
+    let now = Instant::now();
+    let second = Duration::from_secs(1);
+    let pressed = |now: Instant| EngineEvent::Retire(LeaveDeadlines { drained_by: now + 4 * second, stop: second });
+    // A drain of its own, one for leaving, and one that an operator began.
+    for before in [None, Some(retire(now)), Some(EngineEvent::Drain), Some(EngineEvent::Restart)] {
+        let mut machine = machine_after(READY, now);
+        if let Some(before) = before {
+            machine.handle(before, now);
+        }
+        assert_eq!(machine.handle(pressed(now), now), [], "{before:?}");
+        assert_eq!(machine.next_deadline(), Some(now + 4 * second), "{before:?}");
+        assert_eq!(machine.handle(retire(now), now), []);
+        assert_eq!(machine.next_deadline(), Some(now + 4 * second), "a later order with more time changes nothing");
+        let drained = now + 4 * second;
+        assert_eq!(machine.handle(EngineEvent::Tick, drained), [SupervisorAction::Terminate]);
+        assert_eq!(machine.state(), EngineState::Stopping { then: AfterExit::Stop, until: drained + second });
+    }
+    // A leaving agent cuts off what runs at the end of its drain; an engine that stopped at the same moment would be blamed for it.
+    let mut machine = machine_after(READY, now);
+    let later = now + limits().drain + second;
+    machine.handle(EngineEvent::Retire(LeaveDeadlines { drained_by: later, stop: second }), now);
+    assert_eq!(machine.next_deadline(), Some(later));
+    // One that was told to stop has a second from now.
+    let mut machine = machine_after(READY, now);
+    machine.handle(EngineEvent::Stop, now);
+    assert_eq!(machine.next_deadline(), Some(now + limits().grace));
+    machine.handle(pressed(now + second), now + second);
+    assert_eq!(machine.next_deadline(), Some(now + 2 * second));
+    // One that starts is told to stop at once.
+    let mut machine = machine_after(&READY[..2], now);
+    assert_eq!(machine.handle(pressed(now), now), [SupervisorAction::Terminate]);
+    assert_eq!(machine.next_deadline(), Some(now + second));
 }
 
 #[test]
@@ -200,7 +241,7 @@ fn a_release_starts_again_what_was_told_to_stop_or_drains_into_quarantine() {
 #[test]
 fn no_release_keeps_an_engine_whose_agent_leaves() {
     let now = Instant::now();
-    for order in [EngineEvent::Retire, EngineEvent::HandOver] {
+    for order in [retire(now), EngineEvent::HandOver] {
         let mut machine = machine_after(READY, now);
         machine.handle(order, now);
         machine.handle(EngineEvent::Release, now);
@@ -327,7 +368,7 @@ fn a_quarantined_engine_can_be_stopped_and_stays_in_quarantine_when_it_was_only_
     assert!(!machine.is_finished() && machine.is_quarantined());
     assert_eq!(machine.handle(EngineEvent::Restart, now), []);
     assert_eq!(machine.handle(EngineEvent::Release, now), [SupervisorAction::RequestStart]);
-    for end in [EngineEvent::Stop, EngineEvent::Retire] {
+    for end in [EngineEvent::Stop, retire(now)] {
         let mut machine = machine_after(&quarantined, now);
         machine.handle(end, now);
         assert!(machine.is_finished());
@@ -452,7 +493,7 @@ fn an_adopted_engine_that_had_been_ready_must_answer_soon() {
 #[test]
 fn an_engine_that_waits_for_its_turn_stops_at_once() {
     let now = Instant::now();
-    for end in [EngineEvent::Drain, EngineEvent::Stop, EngineEvent::Retire] {
+    for end in [EngineEvent::Drain, EngineEvent::Stop, retire(now)] {
         let mut machine = machine_after(&[EngineEvent::Start], now);
         assert_eq!(machine.handle(end, now), []);
         assert_eq!(machine.state(), EngineState::Stopped);

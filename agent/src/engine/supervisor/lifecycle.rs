@@ -12,7 +12,6 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Supervisor;
 use super::phases::{FailureState, PendingWork};
 use crate::cache;
-use crate::engine::AdoptedLife;
 use crate::engine::diagnosis::{Diagnosis, EndCause, LifeEnd, diagnose};
 use crate::engine::engine_life::{EngineLife, KeeperReader, StartupLog};
 use crate::engine::health;
@@ -20,6 +19,7 @@ use crate::engine::model_card::ModelCard;
 use crate::engine::monitored_engine::MonitoredEngine;
 use crate::engine::startup_progress::StartupLogParser;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState};
+use crate::engine::{AdoptedLife, LaunchError};
 use crate::keeper::wire::{self, KeeperRequest, LaunchSpec};
 use crate::keeper::{self, KeeperNotices};
 use crate::probe;
@@ -87,7 +87,7 @@ impl Supervisor {
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
         let launch_spec = self.launch_spec(epoch);
-        let started = self.deps.process_handle.lock().start(launch_spec);
+        let started = self.deps.process_handle.lock().start(launch_spec, self.deps.spec.run_dirs.as_deref());
         match started {
             Ok(notices) => {
                 self.life = Some(self.begin_life(notices, epoch));
@@ -95,8 +95,10 @@ impl Supervisor {
                 Ok(())
             }
             Err(error) => {
-                self.failure =
-                    FailureState::Suspected(EndCause::NotStarted(format!("cannot start {}: {error}", self.deps.spec.keeper.display())));
+                self.failure = FailureState::Suspected(match error {
+                    LaunchError::Directory { .. } | LaunchError::RunDir(_) => EndCause::NoDirectory(error.to_string()),
+                    LaunchError::Closed | LaunchError::Keeper { .. } => EndCause::NotStarted(error.to_string()),
+                });
                 Err(EngineEvent::SpawnFailed)
             }
         }
@@ -254,6 +256,9 @@ impl Supervisor {
         self.deps.cache.end_life();
         if let FailureState::Undiagnosed(cause) = &self.failure {
             let diagnosis = self.diagnose(cause.clone());
+            if !self.is_switching_to_fallback() {
+                self.count_failed_start();
+            }
             if self.uses_fallback && self.is_switching_to_fallback() {
                 let why = &diagnosis.cause;
                 tracing::warn!(
@@ -265,6 +270,11 @@ impl Supervisor {
         }
         self.life = None;
         remove_life_files(&self.deps.spec.directory);
+    }
+
+    /// A start that failed counts as long as none has succeeded.
+    pub(super) fn count_failed_start(&mut self) {
+        self.failed_starts = self.failed_starts.map(|starts| starts.saturating_add(1));
     }
 
     /// Whether the life that ended was the last one with the first command line.
@@ -308,6 +318,7 @@ impl Supervisor {
         life.ready_in = Some(took);
         self.last_start_duration = Some(took);
         self.failure = FailureState::None;
+        self.failed_starts = None;
         let (spec, samples) = (&self.deps.spec, self.deps.samples.clone());
         let (socket, interval) = (socket_path(&spec.directory), spec.probe_interval);
         let traffic = Arc::clone(&self.deps.traffic);

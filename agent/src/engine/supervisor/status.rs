@@ -102,6 +102,7 @@ impl Supervisor {
                 reason: reason.unwrap_or_else(|| status.reason.clone()),
                 pid: life.and_then(|life| life.leader),
                 restarts: self.life_count.saturating_sub(1),
+                failed_starts: self.failed_starts.unwrap_or(0),
                 version: self.deps.spec.version,
                 models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),
                 ready_in: life.and_then(|life| life.ready_in),

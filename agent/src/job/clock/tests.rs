@@ -54,6 +54,7 @@ fn clock() -> JobClock {
         grace: TIME_TO_LEAVE,
         time_to_leave: TIME_TO_LEAVE,
         facts: watch::Sender::new(facts),
+        run: OnceLock::new(),
         is_failing: AtomicBool::new(false),
     }
 }
@@ -70,6 +71,18 @@ async fn a_reading_that_fails_leaves_the_last_known_end() {
     assert_eq!(*clock.facts().borrow(), known);
     clock.take(Ok(JobReading { run: Some(2), ends: None }));
     assert_eq!(clock.facts().borrow().ends, None, "an operator has lifted the limit");
+}
+
+#[tokio::test]
+async fn the_run_of_an_agent_is_the_first_that_was_read() {
+    let clock = clock();
+    let run = || clock.facts().borrow().run;
+    clock.take(Err(CommandError::Late { program: "/bin/qstat".into() }));
+    assert_eq!(run(), 1);
+    clock.take(Ok(JobReading { run: Some(2), ends: None }));
+    assert_eq!(run(), 2);
+    clock.take(Ok(JobReading { run: Some(3), ends: Some(SystemTime::now() + Duration::from_secs(3600)) }));
+    assert_eq!(run(), 2, "the next run has an agent of its own");
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,6 +18,7 @@ fn a_full_file_is_set_aside_and_few_are_kept() {
     assert_eq!(read("e0.log.2"), "bbbbbbbb");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
 
+    drop(file);
     let mut reopened = LogFile::new(path, 10);
     reopened.write(b"e").unwrap();
     assert_eq!(read("e0.log"), "dddddddde");
@@ -38,4 +39,46 @@ async fn a_file_that_cannot_be_written_is_told_once_and_the_output_goes_on() {
     tokio::time::timeout(Duration::from_secs(10), &mut thread.written).await.unwrap().unwrap();
     assert_eq!(thread.errors.recv().await, None);
     assert!(fs::read_to_string(path).unwrap().ends_with("three\n"));
+}
+
+#[test]
+fn a_file_has_one_writer_and_the_next_one_takes_another_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("n0-e0.log");
+    let open = || {
+        let mut file = LogFile::new(path.clone(), 10);
+        let chosen = file.choose_name(Duration::ZERO);
+        (file, chosen)
+    };
+    let (mut first, chosen) = open();
+    assert_eq!(chosen, Ok(()));
+    let (mut second, chosen) = open();
+    assert!(chosen.unwrap_err().contains("n0-e0.log"));
+    for chunk in ["aaaaaaaa", "bbbbbbbb"] {
+        first.write(chunk.as_bytes()).unwrap();
+        second.write(chunk.to_uppercase().as_bytes()).unwrap();
+    }
+    let read = |name: &str| fs::read_to_string(directory.path().join(name)).unwrap();
+    assert_eq!((read("n0-e0.log"), read("n0-e0.log.1")), ("bbbbbbbb".to_owned(), "aaaaaaaa".to_owned()));
+    assert_eq!((read("n0-e0-2.log"), read("n0-e0-2.log.1")), ("BBBBBBBB".to_owned(), "AAAAAAAA".to_owned()));
+    drop(first);
+    let (_third, chosen) = open();
+    assert_eq!(chosen, Ok(()), "a name that is free again is used");
+}
+
+#[test]
+fn the_next_life_waits_for_the_last_lines_of_the_one_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("n0-e0.log");
+    let mut last = LogFile::new(path.clone(), 10);
+    last.write(b"a").unwrap();
+    let next = std::thread::spawn(move || {
+        let mut next = LogFile::new(path, 10);
+        let chosen = next.choose_name(Duration::from_secs(60));
+        next.write(b"b").map(|()| chosen)
+    });
+    last.write(b"z").unwrap();
+    drop(last);
+    assert_eq!(next.join().unwrap().unwrap(), Ok(()));
+    assert_eq!(fs::read_to_string(directory.path().join("n0-e0.log")).unwrap(), "azb");
 }

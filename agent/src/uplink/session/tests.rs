@@ -143,6 +143,7 @@ impl Fixture {
             metrics: Arc::new(AgentMetrics::default()),
             requests: TaskTracker::new(),
             attached_routers: parking_lot::Mutex::default(),
+            attachments: Arc::default(),
         };
         let state = uplink.state.clone();
         tracker.spawn({
@@ -203,6 +204,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         },
         version: None,
         directory: life,
+        run_dirs: None,
         log: directory.path().join("e0.log"),
         startup_timeout: Duration::from_secs(60),
         drain_timeout: Duration::from_secs(60),

@@ -10,13 +10,13 @@ fn loss(fleet: &Fleet, placed: &Replica, seconds: u64) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_at_the_end_of_a_job_names_job_and_deadline_and_any_other_says_what_was_seen() {
+async fn a_loss_names_the_job_and_at_its_end_the_deadline() {
     let fleet = fleet();
     let _lane = attach(&fleet, 1, vec![ready(0)]).await;
     assert_eq!(loss(&fleet, &fleet.view().replicas[0], 99), "the connection was lost", "it is in no job");
     report_job(&fleet, 1, (20, 30)).await;
     let placed = fleet.view().replicas[0].clone();
-    assert_eq!(loss(&fleet, &placed, 10), "the connection was lost", "long before its end");
+    assert_eq!(loss(&fleet, &placed, 10), "the connection was lost (job 12.head on node n)", "long before its end");
     assert_eq!(loss(&fleet, &placed, 24), "the job 12.head on node n has its deadline in 5 s: the connection was lost");
     assert_eq!(loss(&fleet, &placed, 40), "the job 12.head on node n reached its deadline: the connection was lost");
 }

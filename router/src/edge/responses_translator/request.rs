@@ -201,7 +201,8 @@ fn check_fields(fields: &Map<String, Value>) -> Result<(), String> {
     if let Some(field) = wanted(fields, &UNKNOWN_FIELDS) {
         return Err(format!("no engine does `{field}`: leave it out"));
     }
-    let forms: [(&str, &str, fn(&Value) -> bool); 7] = [
+    type Form = (&'static str, &'static str, fn(&Value) -> bool);
+    let forms: [Form; 7] = [
         ("instructions", "a text", Value::is_string),
         ("stream", "true or false", Value::is_boolean),
         ("include", "a list", Value::is_array),

@@ -1,0 +1,128 @@
+//! When all engines of an agent have failed to start for good. In a batch job nobody is there to mend what is wrong, and the node is better given
+//! back. `Agent::run` waits for it.
+
+use crate::config::{AgentConfig, IfEnginesFail};
+use crate::engine::diagnosis::{Diagnosis, FailureKind};
+use crate::engine::{EngineStatus, Phase};
+use crate::node::NodeState;
+
+/// Failed starts that are enough. The pauses between them are one second and two.
+const MAX_FAILED_STARTS: u32 = 3;
+
+/// As many take a minute with their pauses: memory of a GPU that the job before has left full may be freed meanwhile.
+const MAX_STARTS_ON_BUSY_GPU: u32 = 7;
+
+/// Whether this agent ends when its engines fail to start.
+pub(crate) fn ends_agent(config: &AgentConfig, is_in_job: bool) -> bool {
+    match config.if_engines_fail {
+        IfEnginesFail::Auto => is_in_job,
+        IfEnginesFail::End => true,
+        IfEnginesFail::Retry => false,
+    }
+}
+
+/// Resolves, with why, when none of the engines has ever been ready and all have failed to start for good.
+pub(crate) async fn wait_failed(state: &NodeState) -> Diagnosis {
+    let mut changes = state.changed();
+    loop {
+        let statuses: Vec<EngineStatus> = state.replicas().iter().map(|replica| replica.engine.status().borrow().clone()).collect();
+        match judge(&statuses) {
+            StartVerdict::Failed(diagnosis) => return diagnosis,
+            StartVerdict::Serves => break,
+            StartVerdict::Open => {}
+        }
+        if changes.changed().await.is_err() {
+            break;
+        }
+    }
+    std::future::pending().await
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum StartVerdict {
+    /// One has been ready, and later failures are another matter.
+    Serves,
+    Open,
+    Failed(Diagnosis),
+}
+
+fn judge(statuses: &[EngineStatus]) -> StartVerdict {
+    if statuses.iter().any(|status| matches!(status.phase, Phase::Ready | Phase::Sleeping)) {
+        return StartVerdict::Serves;
+    }
+    // Only an operator brings one back that is out of service.
+    let is_over = |status: &EngineStatus| has_failed(status) || status.phase == Phase::Quarantined;
+    match statuses.iter().find(|status| has_failed(status)) {
+        Some(EngineStatus { failure: Some(diagnosis), .. }) if statuses.iter().all(is_over) => StartVerdict::Failed(diagnosis.clone()),
+        _ => StartVerdict::Open,
+    }
+}
+
+/// Judged between two starts, when what the last one failed of is known.
+fn has_failed(status: &EngineStatus) -> bool {
+    let Some(failure) = &status.failure else { return false };
+    let limit = if failure.kind == FailureKind::GpuInUse { MAX_STARTS_ON_BUSY_GPU } else { MAX_FAILED_STARTS };
+    status.failed_starts >= limit
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::vllm::FrontEndInUse;
+
+    fn status(phase: Phase, failed_starts: u32, kind: FailureKind) -> EngineStatus {
+        EngineStatus {
+            phase,
+            epoch: 1,
+            reason: String::new(),
+            pid: None,
+            restarts: failed_starts,
+            failed_starts,
+            version: None,
+            models: Arc::default(),
+            ready_in: None,
+            progress: None,
+            failure: Some(Diagnosis { kind, cause: "there is no such model".to_owned(), remedy: "check --model".to_owned() }),
+            facts: crate::engine::startup_progress::LogFacts::default(),
+            front_end: FrontEndInUse::default(),
+            missing_routes: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn engines_have_failed_when_each_has_failed_three_times_and_none_was_ready() {
+        let failed = |starts| status(Phase::Failed, starts, FailureKind::ModelMissing);
+        let is_failed = |statuses: &[EngineStatus]| matches!(judge(statuses), StartVerdict::Failed(_));
+        assert!(is_failed(&[failed(3)]) && is_failed(&[failed(3), failed(4)]));
+        assert!(!is_failed(&[failed(2)]) && !is_failed(&[failed(3), failed(2)]) && !is_failed(&[]));
+        // It tries for the fourth time while another one fails for the third.
+        assert!(is_failed(&[status(Phase::Starting, 3, FailureKind::Unknown), failed(3)]));
+        let ready = EngineStatus { failure: None, ..status(Phase::Ready, 0, FailureKind::Unknown) };
+        assert_eq!(judge(&[failed(9), ready]), StartVerdict::Serves);
+        let StartVerdict::Failed(diagnosis) = judge(&[failed(3)]) else { panic!("it has failed") };
+        assert_eq!((diagnosis.cause.as_str(), diagnosis.remedy.as_str()), ("there is no such model", "check --model"));
+    }
+
+    #[test]
+    fn an_engine_in_quarantine_is_not_waited_for_but_is_no_failed_start_alone() {
+        let quarantined = status(Phase::Quarantined, 0, FailureKind::Hardware);
+        assert_eq!(judge(std::slice::from_ref(&quarantined)), StartVerdict::Open);
+        assert!(matches!(judge(&[quarantined, status(Phase::Failed, 3, FailureKind::GpuMemory)]), StartVerdict::Failed(_)));
+    }
+
+    #[test]
+    fn a_gpu_that_the_job_before_has_left_full_gets_a_minute() {
+        let busy = |starts| judge(&[status(Phase::Failed, starts, FailureKind::GpuInUse)]);
+        assert_eq!(busy(6), StartVerdict::Open);
+        assert!(matches!(busy(7), StartVerdict::Failed(_)));
+    }
+
+    #[test]
+    fn only_in_a_job_or_by_a_setting_the_agent_ends() {
+        let ends = |setting, is_in_job| ends_agent(&AgentConfig { if_engines_fail: setting, ..AgentConfig::default() }, is_in_job);
+        assert_eq!([false, true].map(|is_in_job| ends(IfEnginesFail::Auto, is_in_job)), [false, true]);
+        assert!(ends(IfEnginesFail::End, false) && !ends(IfEnginesFail::Retry, true));
+    }
+}

@@ -1,0 +1,96 @@
+//! How the time to leave is divided: what answers get to finish, engines to stop, and killed processes and last reports to be gone.
+
+use std::time::Duration;
+
+/// Where it fits, engines have at least this long to stop by themselves, so that vLLM can remove what it keeps in shared memory.
+const MIN_STOP: Duration = Duration::from_millis(500);
+
+/// How long a killed process may take to be gone where nothing presses; one in a GPU driver's call takes seconds.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The most of a grace that killed processes get. What is not gone then dies with the job.
+const MAX_KILL: Duration = Duration::from_secs(1);
+
+/// How long the last reports may take to reach the routers where nothing presses.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The most of a grace that the last reports get; a round trip takes a millisecond.
+const MAX_FAREWELL: Duration = Duration::from_millis(250);
+
+/// The parts of leaving, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LeavePlan {
+    /// For running answers. What has not ended then is cut off.
+    pub(crate) drain: Duration,
+    /// From the engines' SIGTERM to their SIGKILL.
+    pub(crate) stop: Duration,
+    /// For killed processes to be gone.
+    pub(crate) kill: Duration,
+    /// For the last reports.
+    pub(crate) farewell: Duration,
+}
+
+impl LeavePlan {
+    /// Where nobody kills the agent.
+    pub(crate) fn at_leisure(drain_timeout: Duration, stop_grace: Duration) -> Self {
+        Self { drain: drain_timeout, stop: stop_grace, kill: KILL_TIMEOUT, farewell: FAREWELL_TIMEOUT }
+    }
+
+    /// Everything within `grace`. Answers get what the rest does not need: an eighth is for the engines to stop, as much for killed processes.
+    pub(crate) fn within(grace: Duration, drain_timeout: Duration, stop_grace: Duration) -> Self {
+        let farewell = MAX_FAREWELL.min(grace / 8);
+        let kill = MAX_KILL.min(grace / 8);
+        let rest = grace - farewell - kill;
+        let stop = (rest / 8).max(MIN_STOP).min(rest / 4).min(stop_grace);
+        Self { drain: drain_timeout.min(rest - stop), stop, kill, farewell }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn total(plan: LeavePlan) -> Duration {
+        plan.drain + plan.stop + plan.kill + plan.farewell
+    }
+
+    fn any_duration() -> impl Strategy<Value = Duration> {
+        prop_oneof![
+            Just(Duration::ZERO),
+            (0_u64..600_000).prop_map(Duration::from_millis),
+            (0_u64..5_000_000).prop_map(Duration::from_micros)
+        ]
+    }
+
+    #[test]
+    fn the_graces_of_the_schedulers_leave_most_of_it_to_answers() {
+        let (drain, stop) = (30 * SECOND, 10 * SECOND);
+        let pbs = LeavePlan::within(6 * SECOND, drain, stop);
+        assert_eq!((pbs.drain, pbs.stop), (Duration::from_millis(4375), Duration::from_millis(625)));
+        let slurm = LeavePlan::within(25 * SECOND, drain, stop);
+        assert!(slurm.drain > 20 * SECOND && slurm.stop > 2 * SECOND, "{slurm:?}");
+        // More than is needed is not used.
+        let long = LeavePlan::within(300 * SECOND, drain, stop);
+        assert_eq!((long.drain, long.stop), (drain, stop));
+    }
+
+    proptest! {
+        #[test]
+        fn all_of_it_fits_the_grace(grace in any_duration(), drain in any_duration(), stop in any_duration()) {
+            let plan = LeavePlan::within(grace, drain, stop);
+            prop_assert!(total(plan) <= grace, "{plan:?}");
+            prop_assert!(plan.drain <= drain && plan.stop <= stop);
+        }
+
+        #[test]
+        fn answers_get_the_larger_part_and_engines_enough_to_stop(grace in any_duration()) {
+            let plan = LeavePlan::within(grace, 3_600 * SECOND, 3_600 * SECOND);
+            prop_assert!(plan.drain >= plan.stop + plan.kill + plan.farewell, "{plan:?}");
+            prop_assert!(grace < 3 * SECOND || plan.stop >= MIN_STOP, "{plan:?}");
+        }
+    }
+}

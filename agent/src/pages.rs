@@ -1,0 +1,101 @@
+//! The agent's own pages for operators and probes: health and metrics, on a Unix socket in its run directory or on a configured address. What
+//! somebody removes of the run directory is made again here while no engine starts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_boot::admin::{self, AdminPages};
+use hostler_boot::metrics::MetricRegistry;
+use hostler_boot::{ListenError, PrivateSocket, bind};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::Phase;
+use crate::node::NodeState;
+use crate::run_dir::{HeldDirectories, RunDir};
+
+/// How often it is checked that the run directory is still there. One file is looked at.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(crate) struct AgentPages {
+    pub(crate) state: Arc<NodeState>,
+    pub(crate) metric_registry: MetricRegistry,
+}
+
+impl AdminPages for AgentPages {
+    fn ready(&self) -> Result<(), String> {
+        let ready = self.state.replicas().iter().any(|replica| replica.engine.status().borrow().phase == Phase::Ready);
+        if ready { Ok(()) } else { Err("no engine is ready".into()) }
+    }
+
+    fn metrics(&self) -> &MetricRegistry {
+        &self.metric_registry
+    }
+}
+
+/// Where the pages are served.
+pub(crate) enum PagesListener {
+    Address(TcpListener, String),
+    Socket(PathBuf),
+}
+
+impl PagesListener {
+    /// Takes the configured address, where there is one.
+    pub(crate) async fn bind(configured: &str, run_dir: &RunDir) -> Result<Self, ListenError> {
+        if configured.is_empty() {
+            return Ok(Self::Socket(run_dir.admin_socket()));
+        }
+        let (listener, address) = bind(configured, "agent.agent_admin").await?;
+        tracing::info!(%address, "admin pages");
+        Ok(Self::Address(listener, configured.to_owned()))
+    }
+
+    /// Serves the pages, and keeps the run directory, until `end`.
+    pub(crate) async fn serve(self, pages: Arc<AgentPages>, run_dirs: Arc<HeldDirectories>, end: CancellationToken) {
+        let routes = admin::routes(pages);
+        match self {
+            Self::Address(listener, configured) => {
+                let serving = admin::serve(listener, admin::guard_metrics(routes, &configured), end.clone());
+                tokio::join!(serving, async { while wait_removed(&run_dirs, || false, &end).await {} });
+            }
+            Self::Socket(path) => {
+                while !end.is_cancelled() {
+                    let bound = match PrivateSocket::bind(&path).await {
+                        Ok(socket) => socket,
+                        Err(error) => {
+                            tracing::error!(%error, "the admin socket could not be made");
+                            return;
+                        }
+                    };
+                    let (file, replaced) = (bound.file().clone(), end.child_token());
+                    let watch = async {
+                        wait_removed(&run_dirs, || !file.exists(), &end).await;
+                        replaced.cancel();
+                    };
+                    tokio::join!(admin::serve_socket(bound, routes.clone(), replaced.clone()), watch);
+                }
+            }
+        }
+    }
+}
+
+/// Makes the run directory again when it is removed. Returns `true` when `is_gone` holds, and `false` at the end.
+async fn wait_removed(run_dirs: &HeldDirectories, is_gone: impl Fn() -> bool, end: &CancellationToken) -> bool {
+    let mut is_failing = false;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(CHECK_INTERVAL) => {}
+            () = end.cancelled() => return false,
+        }
+        match run_dirs.restore() {
+            Ok(()) => is_failing = false,
+            Err(error) if !std::mem::replace(&mut is_failing, true) => tracing::error!(%error, "the run directory was removed"),
+            Err(_) => {}
+        }
+        if !is_failing && is_gone() {
+            return true;
+        }
+    }
+}

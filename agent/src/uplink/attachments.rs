@@ -1,0 +1,201 @@
+//! Whether this agent has ever attached to a router, and why not yet. An agent of a batch job that nobody wants gives its node back instead of
+//! holding it until the job ends. Sessions record, `Agent::run` waits.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::config::AgentConfig;
+
+/// Where nothing is configured, an agent in a job waits so long for its first router.
+const JOB_ATTACH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// How long a refusal may last. A node that died is taken to be attached until its connection is found dead and its lease has lapsed; that takes
+/// half a minute.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// When an agent that is attached to no router gives up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AttachLimits {
+    /// Since the agent's start.
+    attach: Duration,
+    /// Since a router refused it for the first time in a row.
+    refusal: Duration,
+}
+
+impl AttachLimits {
+    /// `None` where an agent tries for as long as it lives.
+    pub(crate) fn new(config: &AgentConfig, is_in_job: bool) -> Option<Self> {
+        let attach = config.attach_timeout.or(is_in_job.then_some(JOB_ATTACH_TIMEOUT)).filter(|limit| !limit.is_zero())?;
+        Some(Self { attach, refusal: attach.min(REFUSAL_TIMEOUT) })
+    }
+}
+
+/// How the attempts to attach have ended so far.
+#[derive(Debug)]
+pub struct Attachments {
+    record: watch::Sender<AttachRecord>,
+}
+
+#[derive(Debug)]
+struct AttachRecord {
+    since: Instant,
+    has_attached: bool,
+    /// The routers that refuse this agent, since when, and what they say.
+    refusals: FxHashMap<SocketAddr, (Instant, String)>,
+    /// How the last attempt ended.
+    last_failure: String,
+}
+
+/// What is to be done about an agent that may not be attached.
+#[derive(Debug, PartialEq, Eq)]
+enum AttachVerdict {
+    /// It was wanted once, so routers will come back.
+    TryOn,
+    WaitUntil(Instant),
+    GiveUp(String),
+}
+
+impl Default for Attachments {
+    fn default() -> Self {
+        let record = AttachRecord {
+            since: Instant::now(),
+            has_attached: false,
+            refusals: FxHashMap::default(),
+            last_failure: "no router was found".to_owned(),
+        };
+        Self { record: watch::Sender::new(record) }
+    }
+}
+
+impl Attachments {
+    pub(super) fn record_attached(&self) {
+        self.record.send_if_modified(|record| !std::mem::replace(&mut record.has_attached, true));
+    }
+
+    pub(super) fn record_refusal(&self, router: SocketAddr, reason: &str) {
+        self.record.send_modify(|record| {
+            let since = record.refusals.get(&router).map_or_else(Instant::now, |(since, _)| *since);
+            record.refusals.insert(router, (since, reason.to_owned()));
+            record.last_failure = format!("{router}: {reason}");
+        });
+    }
+
+    /// An attempt failed for a reason that may pass.
+    pub(super) fn record_failure(&self, router: SocketAddr, reason: &str) {
+        self.record.send_modify(|record| {
+            record.refusals.remove(&router);
+            record.last_failure = format!("{router}: {reason}");
+        });
+    }
+
+    /// Resolves, with the reason, when an agent that no router wants is to give up.
+    pub(crate) async fn wait_given_up(&self, limits: Option<AttachLimits>) -> String {
+        let Some(limits) = limits else { return std::future::pending().await };
+        let mut changes = self.record.subscribe();
+        loop {
+            let verdict = changes.borrow_and_update().judge(limits, Instant::now());
+            match verdict {
+                AttachVerdict::GiveUp(reason) => return reason,
+                AttachVerdict::TryOn => return std::future::pending().await,
+                AttachVerdict::WaitUntil(deadline) => tokio::select! {
+                    () = sleep_until(deadline) => {}
+                    _ = changes.changed() => {}
+                },
+            }
+        }
+    }
+}
+
+impl AttachRecord {
+    fn judge(&self, limits: AttachLimits, now: Instant) -> AttachVerdict {
+        if self.has_attached {
+            return AttachVerdict::TryOn;
+        }
+        if let Some((router, (_, reason))) = self.refusals.iter().find(|(_, (since, _))| now >= *since + limits.refusal) {
+            return AttachVerdict::GiveUp(format!(
+                "the router at {router} has refused this agent for {} s: {reason}",
+                limits.refusal.as_secs_f32()
+            ));
+        }
+        let ends_at = self.since + limits.attach;
+        if now >= ends_at {
+            let limit = limits.attach.as_secs_f32();
+            return AttachVerdict::GiveUp(format!(
+                "this agent has attached to no router within {limit} s (agent.attach_timeout): {}",
+                self.last_failure
+            ));
+        }
+        let refused_until = self.refusals.values().map(|(since, _)| *since + limits.refusal).min();
+        AttachVerdict::WaitUntil(refused_until.map_or(ends_at, |until| until.min(ends_at)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: AttachLimits = AttachLimits { attach: Duration::from_secs(300), refusal: Duration::from_secs(60) };
+
+    fn router(port: u16) -> SocketAddr {
+        ([127, 0, 0, 1], port).into()
+    }
+
+    async fn given_up_after(attachments: &Attachments, limits: Option<AttachLimits>) -> Option<(u64, String)> {
+        let begun = Instant::now();
+        let given_up = tokio::time::timeout(Duration::from_secs(86_400), attachments.wait_given_up(limits)).await;
+        given_up.ok().map(|reason| (begun.elapsed().as_secs(), reason))
+    }
+
+    #[test]
+    fn only_a_job_or_a_setting_has_limits() {
+        let limits = |configured: Option<u64>, is_in_job| {
+            let config = AgentConfig { attach_timeout: configured.map(Duration::from_secs), ..AgentConfig::default() };
+            AttachLimits::new(&config, is_in_job)
+        };
+        assert_eq!(limits(None, false), None);
+        assert_eq!(limits(None, true), Some(LIMITS));
+        assert_eq!(limits(Some(0), true), None);
+        for is_in_job in [false, true] {
+            let second = Duration::from_secs(1);
+            assert_eq!(limits(Some(1), is_in_job), Some(AttachLimits { attach: second, refusal: second }));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_reaches_no_router_gives_up_and_names_its_last_failure() {
+        let attachments = Attachments::default();
+        attachments.record_failure(router(1), "cannot connect: Connection refused");
+        let (after, reason) = given_up_after(&attachments, Some(LIMITS)).await.unwrap();
+        assert_eq!(after, 300);
+        assert!(reason.contains("within 300 s") && reason.ends_with("127.0.0.1:1: cannot connect: Connection refused"), "{reason}");
+        assert_eq!(given_up_after(&attachments, None).await, None, "without limits it tries on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_is_refused_for_a_minute_gives_up_but_a_refusal_may_pass() {
+        let attachments = Attachments::default();
+        let second = Duration::from_secs(1);
+        attachments.record_refusal(router(1), "refused: another agent is attached as node `n0`");
+        tokio::time::advance(50 * second).await;
+        attachments.record_failure(router(1), "connection lost");
+        attachments.record_refusal(router(1), "refused: another agent is attached as node `n0`");
+        tokio::time::advance(10 * second).await;
+        attachments.record_refusal(router(1), "refused: another agent is attached as node `n0` still");
+        let (after, reason) = given_up_after(&attachments, Some(LIMITS)).await.unwrap();
+        assert_eq!(after, 50, "it counts from the first refusal in a row");
+        assert!(reason.contains("for 60 s") && reason.ends_with("`n0` still"), "{reason}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_was_attached_once_tries_on() {
+        let attachments = Attachments::default();
+        attachments.record_refusal(router(1), "refused");
+        attachments.record_attached();
+        attachments.record_refusal(router(2), "refused");
+        assert_eq!(given_up_after(&attachments, Some(LIMITS)).await, None);
+    }
+}

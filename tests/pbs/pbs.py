@@ -1,0 +1,506 @@
+"""A stand-in for OpenPBS on one host: server, scheduler, MoM and the commands that people type, in one program.
+
+    python3 pbs.py serve FOLDER            makes qsub, qstat, qdel and the others in FOLDER/bin; runs until SIGTERM;
+                                           FOLDER is its users' home, too
+    python3 pbs.py call FOLDER COMMAND …   what those are
+
+It starts each job in a session of its own and treats the session as a MoM without cgroups does, measured on OpenPBS
+23.06: signals go to every process whose session is the job's, and to no other; when the top process ends, the session
+is killed at once. The times are those measured divided by PACE, and of a range the end that is worse for the job. The
+words that commands print are OpenPBS's own (src/cmds).
+"""
+
+import asyncio
+import contextlib
+import getopt
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+# How many times faster than a real one this scheduler is. On a machine with little time for it: 1.
+PACE = float(os.environ.get("PBS_STAND_IN_PACE", "2"))
+# From SIGTERM to SIGKILL while the top process lives: 9 to 22 s with the default `kill_delay` of 10 s.
+TERM_TO_KILL = 9 / PACE
+# The same where SIGTERM ends the top process, as it does every shell with a script: 2.1 to 7.9 s.
+TERM_TO_KILL_OF_SCRIPT = 2.1 / PACE
+# SIGTERM comes 3 to 16 s after the walltime has ended.
+WALLTIME_LATENESS = 3 / PACE
+# From the end of one run of a requeued job to the next: the scheduler looks every ten seconds, or is told.
+REQUEUED = 2 / PACE
+
+SERVER = "head"
+COMMANDS = ("qsub", "qstat", "qdel", "qsig", "qrerun", "pbsnodes")
+# Each of a job's processes has this variable; its value is the folder of this scheduler.
+MARKER = "PBS_STAND_IN"
+# Exit codes of the commands: PBSE_UNKJOBID, _BADSTATE, _HISTJOBID, _UNKSIG and _NORERUN modulo 256; 2 for bad usage.
+UNKNOWN_JOB, BAD_STATE, FINISHED, UNKNOWN_SIGNAL, NO_RERUN, USAGE = 153, 168, 35, 165, 190, 2
+
+
+class CommandError(Exception):
+    """What a command prints to standard error, and its exit code."""
+
+    def __init__(self, code: int, text: str):
+        """`text` without the name of the command."""
+        super().__init__(text)
+        self.code = code
+
+
+def processes_of(session: int) -> dict[int, str]:
+    """The processes of a session by pid, with the letter of their state; zombies do not count."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        # The name may hold spaces and brackets; the fields after the last bracket do not.
+        with contextlib.suppress(OSError):
+            state, _, _, its_session = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state not in "ZX":
+                found[int(entry)] = state
+    return found
+
+
+def seconds(walltime: str) -> int:
+    """`1:00:00`, `10:00` or `600` as seconds."""
+    total = 0
+    for part in walltime.split(":"):
+        total = total * 60 + int(part)
+    return total
+
+
+def clock(duration: float) -> str:
+    """Seconds as PBS writes them: `01:00:00`."""
+    whole = int(duration)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def parsed(value):
+    """A value as `qstat -F json` prints it: what reads as JSON is JSON, all else text (pbs_json_insert_parsed)."""
+    try:
+        return json.loads(value)
+    except (TypeError, ValueError):
+        return value
+
+
+class Submission:
+    """What a call of qsub asks for."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], folder: str, stdin: str):
+        """Reads flags, then the directives of the script, whose flags lose to those of the command line."""
+        own, program = arguments, []
+        if "--" in arguments:
+            at = arguments.index("--")
+            own, program = arguments[:at], arguments[at + 1 :]
+        flags, rest = self._flags(own)
+        self.program, self.script = program, ""
+        if not program:
+            self.script = Path(folder, rest[0]).read_text() if rest else stdin
+            directives = re.findall(r"^#PBS\s+(.*)$", self.script, re.MULTILINE)
+            flags = self._flags([word for line in directives for word in shlex.split(line, comments=True)])[0] + flags
+        self.arguments, self.environment, self.folder = arguments, environment, folder
+        self.name = Path(rest[0]).name if rest else "STDIN"
+        if program:
+            self.name = Path(program[0]).name
+        self.resources = {"ncpus": "1", "nodect": "1", "place": "pack", "select": "1:ncpus=1"}
+        self.array: range | None = None
+        self.join, self.output, self.error, self.rerunable = False, None, None, True
+        self.variables: dict[str, str] = {}
+        for flag, value in flags:
+            self._take(flag, value)
+
+    @staticmethod
+    def _flags(words: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+        try:
+            return getopt.getopt(words, "A:e:j:J:k:l:m:N:o:P:q:r:S:v:VW:")
+        except getopt.GetoptError as error:
+            raise CommandError(USAGE, str(error)) from error
+
+    def _take(self, flag: str, value: str) -> None:
+        match flag:
+            case "-N":
+                self.name = value
+            case "-l":
+                # `select=` and `place=` hold commas of no list; `ncpus=1,walltime=60` is one.
+                for item in [value] if value.startswith(("select=", "place=")) else value.split(","):
+                    name, _, amount = item.partition("=")
+                    self.resources[name] = clock(seconds(amount)) if name == "walltime" else amount
+            case "-J":
+                first, last = re.fullmatch(r"(\d+)-(\d+)", value).groups()
+                self.array = range(int(first), int(last) + 1)
+            case "-j":
+                self.join = value == "oe"
+            case "-o":
+                self.output = value
+            case "-e":
+                self.error = value
+            case "-r":
+                self.rerunable = value == "y"
+            case "-V":
+                self.variables |= self.environment
+            case "-v":
+                for item in value.split(","):
+                    name, equals, given = item.partition("=")
+                    self.variables[name] = given if equals else self.environment.get(name, "")
+
+    def origin(self) -> dict[str, str]:
+        """What qsub sends of the environment that it was called in."""
+        names = {"HOME": "/", "LANG": "C", "LOGNAME": "nobody", "PATH": "/bin:/usr/bin", "SHELL": "/bin/sh"}
+        variables = {f"PBS_O_{name}": self.environment.get(name, default) for name, default in names.items()}
+        variables |= {"PBS_O_SYSTEM": "Linux", "PBS_O_WORKDIR": self.folder, "PBS_O_QUEUE": "workq"}
+        return variables | {"PBS_O_HOST": socket.gethostname(), **self.variables}
+
+
+class Job:
+    """One job, or one part of an array: its runs, one after the other, each a session."""
+
+    def __init__(self, server: "Server", number: int, index: int | None, submission: Submission):
+        """Queued; `run` runs it."""
+        self.server, self.number, self.index, self.submission = server, number, index, submission
+        self.id = f"{number}.{SERVER}" if index is None else f"{number}[{index}].{SERVER}"
+        self.state, self.run_count = "Q", 0
+        self.queued_at, self.started_at, self.walltime_used = time.time(), 0.0, 0.0
+        self.session, self.exit_status, self.requeue = 0, None, False
+        self.terminated_at: float | None = None
+        """When SIGTERM was sent to end this run."""
+        self.top: asyncio.subprocess.Process | None = None
+        self.spool = [server.folder / "spool" / f"{self.id}.{stream}" for stream in ("OU", "ER")]
+        self.killing: asyncio.TimerHandle | None = None
+        self.life = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        while True:
+            await self._run()
+            if not self.requeue:
+                break
+            self.state = "Q"
+            await asyncio.sleep(REQUEUED)
+        self._stage_output()
+        self.state = "F"
+
+    async def _run(self) -> None:
+        self.run_count += 1
+        self.requeue, self.terminated_at, self.started_at = False, None, time.time()
+        tmpdir = self.server.folder / "tmp" / f"pbs.{self.id}"
+        tmpdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await self._start(self._environment(tmpdir))
+        self.state = "R"
+        ends = None
+        if walltime := self.submission.resources.get("walltime"):
+            late = seconds(walltime) + WALLTIME_LATENESS
+            ends = asyncio.get_running_loop().call_later(late, self.terminate)
+        code = await self.top.wait()
+        if self.terminated_at and code == -signal.SIGTERM:
+            # The MoM learns of it at its next look, and the others of the session live on until then.
+            await asyncio.sleep(max(0.0, self.terminated_at + TERM_TO_KILL_OF_SCRIPT - time.time()))
+        self.state = "E"
+        for timer in (ends, self.killing):
+            if timer:
+                timer.cancel()
+        while self.signal(signal.SIGKILL):
+            await asyncio.sleep(0.01)
+        self.exit_status = code if code >= 0 else 256 - code
+        self.walltime_used = time.time() - self.started_at
+        shutil.rmtree(tmpdir, ignore_errors=True)
+
+    async def _start(self, environment: dict[str, str]) -> None:
+        """The top process in a session of its own: the program itself, or a login shell that runs the script."""
+        command, script = self.submission.program, ""
+        if not command:
+            body = self.server.folder / "spool" / f"{self.id}.SC"
+            body.write_text(self.submission.script)
+            body.chmod(0o700)
+            # Two shells, as with a real MoM: the one that reads the script's name, and the one that runs it.
+            command, script = ["/bin/bash", "-l"], f"{shlex.quote(str(body))}\n"
+        output, error = (path.open("ab") for path in self.spool)
+        with output, error:
+            self.top = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output if self.submission.join else error,
+                cwd=environment["HOME"],
+                env=environment,
+                start_new_session=True,
+            )
+        self.session = self.top.pid
+        with contextlib.suppress(ConnectionError):
+            self.top.stdin.write(script.encode())
+            await self.top.stdin.drain()
+        self.top.stdin.close()
+
+    def _environment(self, tmpdir: Path) -> dict[str, str]:
+        origin = self.submission.origin()
+        threads = re.search(r"ncpus=(\d+)", self.submission.resources["select"])
+        threads = threads[1] if threads else self.submission.resources["ncpus"]
+        nodefile = self.server.folder / "aux" / self.id
+        nodefile.write_text(f"{socket.gethostname()}\n")
+        variables = origin | {
+            **{name: origin[f"PBS_O_{name}"] for name in ("HOME", "LOGNAME", "SHELL")},
+            "USER": origin["PBS_O_LOGNAME"],
+            "PATH": f"{self.server.folder}/bin:/bin:/usr/bin",
+            "TMPDIR": str(tmpdir),
+            **{"NCPUS": threads, "OMP_NUM_THREADS": threads, "ENVIRONMENT": "BATCH"},
+            **{"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": self.id, "PBS_JOBNAME": self.submission.name},
+            **{"PBS_JOBCOOKIE": os.urandom(16).hex().upper(), "PBS_JOBDIR": origin["PBS_O_HOME"], "PBS_QUEUE": "workq"},
+            **{"PBS_NODEFILE": str(nodefile), "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_MOMPORT": "15003"},
+            MARKER: str(self.server.folder),
+        }
+        if self.index is not None:
+            variables |= {"PBS_ARRAY_INDEX": str(self.index), "PBS_ARRAY_ID": f"{self.number}[].{SERVER}"}
+        return variables
+
+    def signal(self, number: int) -> int:
+        """Sends it to every process of the session; how many there were."""
+        members = processes_of(self.session) if self.session else {}
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return len(members)
+
+    def terminate(self) -> None:
+        """SIGTERM now, SIGKILL after the delay: for qdel, qrerun and the end of the walltime."""
+        if self.terminated_at or self.state not in "RS":
+            return
+        self.terminated_at = time.time()
+        self.signal(signal.SIGTERM)
+        self.killing = asyncio.get_running_loop().call_later(TERM_TO_KILL, self.signal, signal.SIGKILL)
+
+    def suspend(self) -> None:
+        """Stops all processes of the session."""
+        self._demand("R")
+        self.signal(signal.SIGSTOP)
+        self.state = "S"
+
+    def resume(self) -> None:
+        """Has them continue."""
+        self._demand("S")
+        self.signal(signal.SIGCONT)
+        self.state = "R"
+
+    def rerun(self) -> None:
+        """Ends this run as qdel would, and queues the job again under the same id."""
+        self._demand("R")
+        if not self.submission.rerunable:
+            raise CommandError(NO_RERUN, f"Job is not rerunnable {self.id}")
+        self.requeue = True
+        self.terminate()
+
+    def _demand(self, state: str) -> None:
+        if self.state != state:
+            raise CommandError(BAD_STATE, f"Request invalid for state of job {self.id}")
+
+    def _stage_output(self) -> None:
+        """Copies what the job printed to where it was submitted, only now."""
+        number = str(self.number) if self.index is None else f"{self.number}.{self.index}"
+        asked = [(self.submission.output, "o"), (self.submission.error, "e")]
+        for spooled, (path, letter) in zip(self.spool, asked[: 1 if self.submission.join else 2], strict=False):
+            to = Path(self.submission.folder, path or f"{self.submission.name}.{letter}{number}")
+            if to.is_dir():
+                to /= f"{self.id}.{'OU' if letter == 'o' else 'ER'}"
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(spooled, to)
+
+    def attributes(self) -> dict:
+        """What `qstat -f -F json` prints of it."""
+        host, run = socket.gethostname(), self.submission
+        shown = {
+            "Job_Name": run.name,
+            "Job_Owner": f"{run.environment.get('LOGNAME', 'nobody')}@{host}",
+            "job_state": self.state,
+            "queue": "workq",
+            "server": SERVER,
+            "Checkpoint": "u",
+            "ctime": time.ctime(self.queued_at),
+            "Hold_Types": "n",
+            "Join_Path": "oe" if run.join else "n",
+            "Keep_Files": "n",
+            "mtime": time.ctime(self.started_at or self.queued_at),
+            "qtime": time.ctime(self.queued_at),
+            "Rerunable": str(run.rerunable),
+            "Resource_List": {name: parsed(value) for name, value in sorted(run.resources.items())},
+            "Variable_List": {name: parsed(value) for name, value in run.origin().items()},
+            "etime": time.ctime(self.queued_at),
+            "Submit_arguments": shlex.join(run.arguments),
+            "project": "_pbs_project_default",
+            "Submit_Host": host,
+        }
+        if self.started_at:
+            used = time.time() - self.started_at if self.state in "RSE" else self.walltime_used
+            resources = {"cpupercent": 0, "cput": "00:00:00", "mem": "0b", "ncpus": 1, "vmem": "0b"}
+            shown["resources_used"] = resources | {"walltime": clock(used)}
+            shown |= {"stime": time.ctime(self.started_at), "session_id": self.session, "run_count": self.run_count}
+        if self.state in "RSE":
+            shown |= {"exec_host": f"{host}/0", "exec_vnode": f"({host}:ncpus=1)", "jobdir": run.origin()["PBS_O_HOME"]}
+        if self.state == "F":
+            shown["Exit_status"] = self.exit_status
+        if self.index is not None:
+            shown |= {"array_id": f"{self.number}[].{SERVER}", "array_index": self.index}
+        return shown
+
+
+class Server:
+    """All jobs, and the commands that are about them."""
+
+    def __init__(self, folder: Path):
+        """An empty queue; makes the commands in `folder`."""
+        self.folder = folder
+        self.jobs: dict[str, Job] = {}
+        self.numbers = itertools.count(11)
+        for name in ("bin", "spool", "aux", "tmp"):
+            (folder / name).mkdir()
+        # A login shell forgets the path that it inherits; on a real host /etc/profile.d puts the commands back.
+        (folder / ".bash_profile").write_text(f"PATH={shlex.quote(str(folder))}/bin:$PATH\n")
+        for command in COMMANDS:
+            path = folder / "bin" / command
+            program = shlex.join([sys.executable, str(Path(__file__).resolve()), "call", str(folder), command])
+            path.write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+            path.chmod(0o755)
+
+    async def serve(self) -> None:
+        """Answers commands until SIGTERM, then kills every session."""
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+        async with await asyncio.start_unix_server(self._answer, self.folder / "server.sock"):
+            await ended.wait()
+        for job in self.jobs.values():
+            job.requeue = False
+            job.signal(signal.SIGKILL)
+        await asyncio.gather(*(job.life for job in self.jobs.values()))
+
+    @staticmethod
+    def _take_zone(environment: dict[str, str]) -> None:
+        """Times are printed in the zone of the one who asks."""
+        os.environ.pop("TZ", None)
+        os.environ |= {name: zone for name, zone in environment.items() if name == "TZ"}
+        time.tzset()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        call = json.loads(await reader.read())
+        command = call["command"]
+        self._take_zone(call["environment"])
+        try:
+            printed, code = getattr(self, command)(call), 0
+        except CommandError as error:
+            printed, code = f"{command}: {error}", error.code
+        writer.write(json.dumps({"printed": printed, "code": code}).encode())
+        await writer.drain()
+        writer.close()
+
+    def chosen(self, ids: list[str]) -> list[Job]:
+        """The jobs of these ids: one each, or all parts of an array."""
+        if not ids:
+            raise CommandError(USAGE, "no job identifier is given")
+        found = []
+        for given in ids:
+            number = given.partition(".")[0]
+            if number.endswith("[]"):
+                parts = [job for job in self.jobs.values() if str(job.number) == number[:-2] and job.index is not None]
+            else:
+                parts = [job for job in self.jobs.values() if job.id.partition(".")[0] == number]
+            if not parts:
+                raise CommandError(UNKNOWN_JOB, f"Unknown Job Id {given}")
+            found += parts
+        return found
+
+    def qsub(self, call: dict) -> str:
+        """Queues a job, or one for each index, and starts it at once."""
+        submission = Submission(call["arguments"], call["environment"], call["folder"], call["stdin"])
+        number = next(self.numbers)
+        for index in submission.array or [None]:
+            job = Job(self, number, index, submission)
+            self.jobs[job.id] = job
+        return f"{number}[].{SERVER}" if submission.array else job.id
+
+    def qstat(self, call: dict) -> str:
+        """`qstat -f -F json [-x] [ID…]`."""
+        flags, ids = getopt.gnu_getopt(call["arguments"], "fxtwF:")
+        options = dict(flags)
+        if "-f" not in options or options.get("-F") != "json":
+            raise CommandError(USAGE, "this stand-in knows `qstat -f -F json`")
+        jobs = self.chosen(ids) if ids else list(self.jobs.values())
+        if "-x" not in options:
+            for job in jobs:
+                if ids and job.state == "F":
+                    text = f"{job.id} Job has finished, use -x or -H to obtain historical job information"
+                    raise CommandError(FINISHED, text)
+            jobs = [job for job in jobs if job.state != "F"]
+        head = {"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": SERVER}
+        return as_json(head | {"Jobs": {job.id: job.attributes() for job in jobs}})
+
+    def qdel(self, call: dict) -> str:
+        """SIGTERM to the sessions of these jobs, SIGKILL later."""
+        jobs = self.chosen(getopt.gnu_getopt(call["arguments"], "W:x")[1])
+        if all(job.state == "F" for job in jobs):
+            raise CommandError(FINISHED, f"Job has finished {jobs[0].id}")
+        for job in jobs:
+            job.terminate()
+        return ""
+
+    def qsig(self, call: dict) -> str:
+        """A signal to every process of a job, or `suspend` and `resume`."""
+        flags, ids = getopt.gnu_getopt(call["arguments"], "s:")
+        name = dict(flags).get("-s", "SIGTERM")
+        for job in self.chosen(ids):
+            if name in ("suspend", "resume"):
+                getattr(job, name)()
+                continue
+            wanted = name if name.startswith("SIG") else f"SIG{name}"
+            if not name.isdigit() and wanted not in signal.Signals.__members__:
+                raise CommandError(UNKNOWN_SIGNAL, f"Unknown/illegal signal name {name}")
+            if job.state != "R":
+                raise CommandError(BAD_STATE, f"Request invalid for state of job {job.id}")
+            job.signal(int(name) if name.isdigit() else signal.Signals[wanted])
+        return ""
+
+    def qrerun(self, call: dict) -> str:
+        """Ends these runs and starts others under the same ids."""
+        for job in self.chosen(call["arguments"]):
+            job.rerun()
+        return ""
+
+    def pbsnodes(self, call: dict) -> str:
+        """`pbsnodes -a -F json`: this host, and whose it is."""
+        options = dict(getopt.gnu_getopt(call["arguments"], "avF:")[0])
+        if options.get("-F") != "json":
+            raise CommandError(USAGE, "this stand-in knows `pbsnodes -a -F json`")
+        host = socket.gethostname()
+        jobs = [f"{job.id}/0" for job in self.jobs.values() if job.state in "RSE"]
+        available = {"arch": "linux", "host": host, "ncpus": os.cpu_count(), "vnode": host}
+        node = {"Mom": host, "ntype": "PBS", "state": "job-busy" if jobs else "free", "jobs": jobs}
+        node |= {"resources_available": available, "resources_assigned": {}}
+        head = {"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": SERVER}
+        return as_json(head | {"nodes": {host: node}})
+
+
+def as_json(value: dict) -> str:
+    """As cJSON prints it."""
+    return json.dumps(value, indent="\t", separators=(",", ":\t"))
+
+
+def call_server(folder: Path, command: str, arguments: list[str]) -> int:
+    """One command: sends what it was called with, prints what the server says."""
+    reads = command == "qsub" and "--" not in arguments and not sys.stdin.isatty()
+    called = {"command": command, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(folder / "server.sock"))
+        connection.sendall(json.dumps(called | {"stdin": sys.stdin.read() if reads else ""}).encode())
+        connection.shutdown(socket.SHUT_WR)
+        answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
+    if answer["printed"]:
+        print(answer["printed"], file=sys.stderr if answer["code"] else sys.stdout)
+    return answer["code"]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        # asyncio makes the sessions' pipes inheritable to nobody; all else of ours is closed in jobs, too.
+        asyncio.run(Server(Path(sys.argv[2]).resolve()).serve())
+    else:
+        sys.exit(call_server(Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))

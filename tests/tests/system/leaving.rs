@@ -1,0 +1,297 @@
+//! How agents leave a batch job: by which signals, in what time, with which exit code, and what streams and short requests see of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hostler_proto::agent::v1::{Failure, Phase};
+use hostler_router::RouterConfig;
+use rustix::process::Signal;
+
+use crate::harness::{Admin, Answer, CHAT, Program, RunningRouter, Seen, Workplace, chat, chat_stream, until};
+
+struct Scene {
+    place: Workplace,
+    router: RunningRouter,
+}
+
+/// A time that nothing here needs.
+const AMPLE: &str = "120s";
+
+impl Scene {
+    /// A place whose programs run in no job.
+    async fn new() -> Self {
+        let local = || "127.0.0.1:0".to_owned();
+        let config = RouterConfig { listen: local(), agents_listen: local(), admin_listen: local(), ..RouterConfig::default() };
+        let place = Workplace::new();
+        let (cache_dir, operators_socket) = (place.path().join("caches"), place.path().join("o.sock"));
+        let config = RouterConfig { cache_dir, operators_socket, ..config };
+        Self { place, router: RunningRouter::start(config).await }
+    }
+
+    async fn in_job() -> Self {
+        let mut scene = Self::new().await;
+        scene.place.environment.push(("PBS_JOBID", "12.head"));
+        scene
+    }
+
+    fn agent(&self, node: &str, flags: &[&str]) -> Program {
+        self.agent_with(node, flags, &["--sim-start-ms", "50", "--sim-step-ms", "10"])
+    }
+
+    fn agent_with(&self, node: &str, flags: &[&str], engine: &[&str]) -> Program {
+        let router = self.router.agents.to_string();
+        let mut arguments = vec!["agent", "--router", &router, "--node", node, "--engine", "simulated", "--replicas", "1"];
+        arguments.extend(flags);
+        arguments.push("--");
+        arguments.extend(engine);
+        self.place.start(node, &arguments)
+    }
+
+    fn admin(&self) -> Admin {
+        self.router.admin()
+    }
+
+    async fn until_replicas(&self, what: &str, are: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
+        until(what, async || {
+            let replicas = self.admin().replicas().await.map_err(|status| status.to_string())?;
+            if are(&replicas) { Ok(replicas) } else { Err(format!("{replicas:#?}")) }
+        })
+        .await
+    }
+
+    async fn ready(&self, count: usize) -> Vec<Seen> {
+        self.until_replicas("replicas ready", |replicas| replicas.len() == count && replicas.iter().all(Seen::is_ready)).await
+    }
+
+    /// What the router was told last of why a replica failed.
+    async fn failure(&self, id: &str) -> Option<Failure> {
+        let nodes = self.admin().nodes().await.unwrap();
+        nodes.into_iter().flat_map(|node| node.replicas).find(|replica| replica.id == id)?.state?.failure
+    }
+
+    async fn until_draining(&self) {
+        self.until_replicas("a drain", |replicas| replicas.iter().any(|replica| replica.phase == Phase::Draining)).await;
+    }
+
+    /// Waits for the agent's end and returns its exit code; nothing may be left of it.
+    async fn ends(&self, agent: &mut Program) -> i32 {
+        let code = agent.ended().await.code().unwrap_or_else(|| panic!("a signal ended it: {}", agent.stderr()));
+        until("no process left", async || {
+            let left = self.place.processes();
+            if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+        })
+        .await;
+        assert_eq!(self.place.left(), Vec::<PathBuf>::new());
+        code
+    }
+}
+
+/// The message of a broken stream's one error.
+fn error_of(answer: &Answer) -> String {
+    answer.assert_broken_stream();
+    let error: serde_json::Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    error["error"]["message"].as_str().unwrap().to_owned()
+}
+
+fn last_line(program: &Program) -> String {
+    program.stderr().trim_end().lines().last().unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scheduler_may_send_what_it_likes_and_streams_that_can_end_in_time_do() {
+    let scene = Scene::in_job().await;
+    let mut agent = scene.agent("n0", &["--leave-grace", AMPLE]);
+    scene.ready(1).await;
+    let mut stream = scene.router.edge().open(CHAT, &chat_stream(300)).await;
+    stream.events(2).await;
+    agent.signal(Signal::USR1);
+    scene.until_draining().await;
+    for signal in [Signal::USR1, Signal::TERM, Signal::TERM, Signal::USR1, Signal::TERM] {
+        agent.signal(signal);
+        // Signals of a kind that wait for the process are one.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    stream.finish().await.assert_whole_stream();
+    assert_eq!(scene.ends(&mut agent).await, 0, "{}", agent.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_cannot_end_before_the_scheduler_kills_ends_with_one_error_that_names_the_job() {
+    let scene = Scene::in_job().await;
+    let mut agent = scene.agent("n0", &["--leave-grace", "2s", "--drain-timeout", AMPLE]);
+    scene.ready(1).await;
+    let mut stream = scene.router.edge().open(CHAT, &chat_stream(10_000)).await;
+    stream.events(2).await;
+    // The warning leaves all the time of a drain; the scheduler's last word does not.
+    agent.signal(Signal::USR1);
+    scene.until_draining().await;
+    agent.signal(Signal::TERM);
+    let error = error_of(&stream.finish().await);
+    assert_eq!(error, "the pbs job 12.head is being ended by its scheduler: the answer was not complete in time");
+    assert_eq!(scene.ends(&mut agent).await, 5, "{}", agent.stderr());
+    assert!(last_line(&agent).contains("before their answers were complete: 1;"), "{}", agent.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outside_of_a_job_a_stream_that_outlasts_the_drain_is_told_that_the_node_leaves() {
+    let scene = Scene::new().await;
+    let mut agent = scene.agent("n0", &["--drain-timeout", "300ms"]);
+    scene.ready(1).await;
+    let mut stream = scene.router.edge().open(CHAT, &chat_stream(10_000)).await;
+    stream.events(2).await;
+    agent.signal(Signal::USR1);
+    assert_eq!(error_of(&stream.finish().await), "node n0 is leaving: the answer was not complete in time");
+    assert_eq!(scene.ends(&mut agent).await, 5, "{}", agent.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_interrupt_of_a_person_stops_at_once_in_a_job_too() {
+    let scene = Scene::in_job().await;
+    let mut agent = scene.agent("n0", &["--leave-grace", AMPLE, "--drain-timeout", AMPLE]);
+    scene.ready(1).await;
+    let mut stream = scene.router.edge().open(CHAT, &chat_stream(10_000)).await;
+    stream.events(2).await;
+    agent.signal(Signal::INT);
+    scene.until_draining().await;
+    agent.signal(Signal::INT);
+    stream.finish().await.assert_broken_stream();
+    assert_eq!(scene.ends(&mut agent).await, 5, "{}", agent.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_short_request_fails_while_one_of_two_jobs_is_ended() {
+    let scene = Scene::in_job().await;
+    let (mut leaving, _staying) = (scene.agent("n0", &["--leave-grace", "10s"]), scene.agent("n1", &[]));
+    scene.ready(2).await;
+    let edge = scene.router.edge();
+    leaving.signal(Signal::TERM);
+    let (mut answers, body) = (0, chat(5));
+    until("the end of the job", async || {
+        let (one, other) = tokio::join!(edge.post(CHAT, &body), edge.post(CHAT, &body));
+        assert!(one.status == 200 && other.status == 200, "{} {}", one.text(), other.text());
+        answers += 2;
+        let left = scene.admin().nodes().await.unwrap().iter().any(|node| node.name == "n0" && !node.attached);
+        if left { Ok(()) } else { Err(format!("{answers} answers")) }
+    })
+    .await;
+    assert_eq!(leaving.ended().await.code(), Some(0), "{}", leaving.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn up_in_a_job_ends_within_the_grace_though_its_router_would_drain_for_longer() {
+    let mut place = Workplace::new();
+    place.environment.extend([("PBS_JOBID", "12.head"), ("HOSTLER_AGENT_LEAVE_GRACE", "2s"), ("HOSTLER_ROUTER_DRAIN_TIMEOUT", AMPLE)]);
+    let mut up = place.up(1, &["--sim-step-ms", "10"]);
+    let edge = crate::harness::Endpoint::Tcp(up.address("edge").await);
+    up.line("ready   1 of 1").await;
+    let mut stream = edge.open(CHAT, &chat_stream(10_000)).await;
+    stream.events(2).await;
+    up.signal(Signal::TERM);
+    up.signal(Signal::TERM);
+    assert!(error_of(&stream.finish().await).contains("the pbs job 12.head is being ended by its scheduler"));
+    assert_eq!(up.ended().await.code(), Some(5), "{}", up.stderr());
+    assert_eq!(place.left(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_reaches_no_router_ends_and_says_why() {
+    let place = Workplace::new();
+    let arguments = ["agent", "--router", "127.0.0.1:1", "--engine", "simulated", "--node", "n0", "--attach-timeout", "500ms"];
+    let mut agent = place.start("agent", &arguments);
+    assert_eq!(agent.ended().await.code(), Some(3), "{}", agent.stderr());
+    let reason = last_line(&agent);
+    assert!(reason.starts_with("error: this agent has attached to no router within") && reason.contains("127.0.0.1:1"), "{reason}");
+    assert_eq!(place.left(), Vec::<PathBuf>::new());
+    assert_eq!(place.processes(), Vec::<u32>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_agent_of_the_same_node_ends_and_the_first_goes_on_with_its_own_log() {
+    let scene = Scene::new().await;
+    let logs = scene.place.path().join("logs");
+    let logs = logs.to_str().unwrap();
+    let mut first = scene.agent("n0", &["--log-dir", logs]);
+    let before = scene.ready(1).await.remove(0);
+    let router = scene.router.agents.to_string();
+    let engine = ["--engine", "simulated", "--replicas", "1", "--attach-timeout", "20s", "--log-dir", logs];
+    let mut second = scene.place.start("second", &[&["agent", "--router", &router, "--node", "n0"], &engine[..]].concat());
+    assert_eq!(second.ended().await.code(), Some(3), "{}", second.stderr());
+    assert!(last_line(&second).contains("another agent is attached as node `n0`"), "{}", second.stderr());
+    // Two writers never share a file.
+    let texts: Vec<String> = log_files(Path::new(logs)).iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    assert!(texts.iter().all(|text| text.matches("of this engine begins").count() == 1), "{texts:?}");
+    assert!(second.stderr().contains("another engine's keeper writes to the log"), "{}", second.stderr());
+    let after = scene.ready(1).await.remove(0);
+    assert_eq!((after.pid, after.epoch), (before.pid, before.epoch));
+    first.signal(Signal::TERM);
+    assert_eq!(scene.ends(&mut first).await, 0, "{}", first.stderr());
+}
+
+fn log_files(logs: &Path) -> Vec<PathBuf> {
+    fs::read_dir(logs).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_that_fail_to_start_for_good_end_the_job_and_the_router_has_heard_why() {
+    let scene = Scene::in_job().await;
+    let mut agent = scene.agent_with("n0", &[], &["--sim-fail-start"]);
+    assert_eq!(scene.ends(&mut agent).await, 4, "{}", agent.stderr());
+    let failure = scene.failure("n0/0").await.expect("the last report has the failure");
+    let told = agent.stderr();
+    let last: Vec<&str> = told.trim_end().lines().rev().take(2).collect();
+    assert_eq!(last[1], format!("error: no engine of this agent can be started: {}", failure.cause));
+    assert_eq!(last[0], format!("what to do: {}", failure.remedy));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outside_of_a_job_engines_that_fail_are_tried_again() {
+    let scene = Scene::new().await;
+    let mut agent = scene.agent_with("n0", &[], &["--sim-fail-start"]);
+    scene.until_replicas("the fourth start", |replicas| replicas.iter().any(|replica| replica.restarts >= 3)).await;
+    agent.signal(Signal::TERM);
+    assert_eq!(scene.ends(&mut agent).await, 0, "{}", agent.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_directory_that_is_removed_is_made_again_and_the_engine_comes_back() {
+    let scene = Scene::in_job().await;
+    // The engine's health is asked over a connection that is open; a test completion opens a new one.
+    let mut agent = scene.agent("n0", &["--canary-interval", "2s"]);
+    let before = scene.ready(1).await.remove(0);
+    let own = Path::new(&before.socket).ancestors().nth(2).unwrap().to_owned();
+    fs::remove_dir_all(own.parent().unwrap()).unwrap();
+    let after = scene.until_replicas("another life", |replicas| replicas[0].is_ready() && replicas[0].epoch > before.epoch).await.remove(0);
+    assert_eq!(after.socket, before.socket);
+    let told = agent.stderr();
+    assert!(
+        told.contains("somebody removed the engine's directory") && told.contains("name a place that it leaves alone with --run-dir"),
+        "{told}"
+    );
+    assert_eq!(scene.router.edge().post(CHAT, &chat(3)).await.status, 200);
+    until("the admin socket", async || if own.join("admin.sock").exists() { Ok(()) } else { Err("there is none".to_owned()) }).await;
+    // An agent that starts now does not take it for a dead one's.
+    let mut other = scene.agent("n1", &[]);
+    scene.ready(2).await;
+    other.signal(Signal::TERM);
+    assert_eq!(other.ended().await.code(), Some(0), "{}", other.stderr());
+    assert!(own.join("lock").exists());
+    agent.signal(Signal::TERM);
+    assert_eq!(scene.ends(&mut agent).await, 0, "{}", agent.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_plan_and_the_help_say_how_an_agent_leaves() {
+    let mut place = Workplace::new();
+    let plan = ["plan", "--engine", "simulated"];
+    assert!(!place.run(&plan).await.stdout.contains("leaving"), "nobody ends it");
+    let set = place.run(&[&plan[..], &["--leave-grace", "20s"]].concat()).await.stdout;
+    assert!(set.contains("leaving    20.0 s from SIGTERM to the end (agent.leave_grace): answers may finish for"), "{set}");
+    place.environment.push(("SLURM_JOB_ID", "77"));
+    let job = place.run(&plan).await.stdout;
+    assert!(job.contains("leaving    slurm job 77: ") && job.contains(" s from SIGTERM to the end"), "{job}");
+    assert!(job.contains("after SIGUSR1 answers may finish for 30.0 s (agent.drain_timeout)"), "{job}");
+    let help = place.run(&["agent", "--help"]).await.stdout;
+    assert!(help.contains("Exit codes:") && help.contains("agent.if_engines_fail"), "{help}");
+}
