@@ -16,7 +16,7 @@ const MAX_FILES: usize = 8;
 /// Sends open files. They travel with one byte, because the kernel sends none without data.
 ///
 /// # Errors
-/// When the other side is gone, or the files are more than [`MAX_FILES`].
+/// When the other side is gone, or there are more than eight files.
 pub async fn send_files(stream: &UnixStream, files: &[BorrowedFd<'_>]) -> io::Result<()> {
     let send = || {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];

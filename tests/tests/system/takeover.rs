@@ -253,13 +253,13 @@ async fn take_over_under_load(streams: usize, clients: usize, pause: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_takes_anothers_place_without_a_client_noticing() {
+async fn a_router_takes_the_place_of_another_without_a_client_noticing() {
     take_over_under_load(100, 2, Duration::from_millis(100)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "500 requests a second need more than two busy cores in a debug build"]
-async fn a_router_takes_anothers_place_under_500_requests_a_second() {
+async fn a_router_takes_the_place_of_another_under_500_requests_a_second() {
     take_over_under_load(100, 20, Duration::from_millis(110)).await;
 }
 
