@@ -93,6 +93,9 @@ pub enum AgentError {
         "requests cut off before their answers were complete: {requests}; agent.drain_timeout and agent.leave_grace are the time to finish"
     )]
     CutOff { requests: u32 },
+    /// They are stuck in the kernel, or nothing could wait for them any longer.
+    #[error("processes of an engine were still there when the time to leave was over; the next agent in this run directory ends them")]
+    EnginesLeft,
 }
 
 impl AgentError {
@@ -103,6 +106,7 @@ impl AgentError {
             Self::Unattached(_) => 3,
             Self::EnginesFailed { .. } => 4,
             Self::CutOff { .. } => 5,
+            Self::EnginesLeft => 6,
             _ => 1,
         }
     }
@@ -116,7 +120,8 @@ Exit codes:
   2  the command line is wrong
   3  no router took the agent in (agent.attach_timeout); the last line says why
   4  no engine could be started (agent.if_engines_fail); the last lines say why and what to do
-  5  answers were cut off, because the time to finish was over or a second signal came";
+  5  answers were cut off, because the time to finish was over or a second signal came
+  6  every answer was complete, but processes of an engine did not die in time";
 
 /// Who sends signals to an agent with these settings.
 #[must_use]
@@ -300,9 +305,8 @@ impl Agent {
         drop((engines, state));
         let outcome = outcome.and(if left.cut_off > 0 { Err(AgentError::CutOff { requests: left.cut_off }) } else { Ok(()) });
         if stopped.is_err() {
-            tracing::error!("an engine's processes do not die; the next agent in this run directory tries again");
             self.run_dir.leave_to_successor();
-            return outcome;
+            return outcome.and(Err(AgentError::EnginesLeft));
         }
         supervisors.close();
         supervisors.wait().await;
@@ -472,7 +476,7 @@ async fn open_run_dir(configured: PathBuf, node: String) -> Result<RunDir, Agent
 
 /// How long before its job's end the agent begins to leave: what drain and stop may need.
 fn time_to_leave(config: &AgentConfig) -> Duration {
-    config.drain_timeout + config.stop_grace
+    config.drain_timeout.saturating_add(config.stop_grace)
 }
 
 type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);

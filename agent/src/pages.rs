@@ -1,7 +1,7 @@
 //! The agent's own pages for operators and probes: health and metrics, on a Unix socket in its run directory or on a configured address. What
 //! somebody removes of the run directory is made again here while no engine starts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,14 +61,7 @@ impl PagesListener {
                 tokio::join!(serving, async { while wait_removed(&run_dirs, || false, &end).await {} });
             }
             Self::Socket(path) => {
-                while !end.is_cancelled() {
-                    let bound = match PrivateSocket::bind(&path).await {
-                        Ok(socket) => socket,
-                        Err(error) => {
-                            tracing::error!(%error, "the admin socket could not be made");
-                            return;
-                        }
-                    };
+                while let Some(bound) = bind_again(&path, &run_dirs, &end).await {
                     let (file, replaced) = (bound.file().clone(), end.child_token());
                     let watch = async {
                         wait_removed(&run_dirs, || !file.exists(), &end).await;
@@ -79,6 +72,22 @@ impl PagesListener {
             }
         }
     }
+}
+
+/// Makes the socket, as often as it takes. `None` at the end.
+async fn bind_again(path: &Path, run_dirs: &HeldDirectories, end: &CancellationToken) -> Option<PrivateSocket> {
+    let mut is_failing = false;
+    while !end.is_cancelled() {
+        match PrivateSocket::bind(path).await {
+            Ok(socket) => return Some(socket),
+            Err(error) if !std::mem::replace(&mut is_failing, true) => {
+                tracing::error!(%error, "the admin socket could not be made; it is tried again every second");
+            }
+            Err(_) => {}
+        }
+        wait_removed(run_dirs, || true, end).await;
+    }
+    None
 }
 
 /// Makes the run directory again when it is removed. Returns `true` when `is_gone` holds, and `false` at the end.

@@ -129,10 +129,13 @@ pub struct CandidateCost {
     terms: Terms,
 }
 
-/// A candidate is taken only where there is none of a better standing, whatever they cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// A candidate is taken only where there is none of a better standing, whatever they cost; but one that is tight goes before sound ones
+/// of which none has room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Sound,
+    /// It has room, and stays until the end of an answer as long as expected, though not of a long one.
+    Tight,
     /// It leaves before the answer can be expected to end. It comes before what may be dead already.
     EndsFirst,
     Doubtful,
@@ -224,11 +227,11 @@ const FINISH_MARGIN_SECONDS: f64 = 1.0;
 /// Above this share of the KV cache, the next sequence probably preempts a running one.
 const FULL_KV_USE: f64 = 0.97;
 
-/// The cheapest replica that can be expected to finish the answer before it leaves and that is not doubtful; with its reasons. Where there
-/// is none, the cheapest of those that end first, and then of the doubtful ones. `None` without candidates.
+/// The cheapest replica that can be expected to finish even a long answer before it leaves and that is not doubtful; with its reasons.
+/// Where there is none, the one that leaves the least too early, and then the cheapest of the doubtful ones. `None` without candidates.
 ///
-/// It makes no difference here whether a replica has room. One that ends first is not taken because the others are full: a request that
-/// waits is better than one that is cut.
+/// Where none of the sound ones has room, one that has is taken if it stays long enough for an answer of the expected length. One that
+/// does not is left alone: a request that waits is better than one that is cut.
 ///
 /// Among near-ties (within 2 % of the cheapest's time to the first token) the longest match wins, so that bursts of equal prompts stay
 /// together; with equal matches the fewest requests in flight, so that short requests spread evenly and less is lost with a replica that
@@ -245,24 +248,26 @@ pub fn place(
     random: &mut fastrand::Rng,
 ) -> Option<Decision> {
     let mut pricing = CostModel::new(ask, conditions);
-    // The lowest cost of each standing, and the time to the first token there.
-    let mut lowest = [(f64::INFINITY, 0.0); 3];
+    // The lowest measure of each standing, and the time to the first token there.
+    let mut lowest = [(f64::INFINITY, 0.0); 4];
     priced.clear();
     priced.extend(candidates.iter().map(|candidate| {
         let terms = pricing.terms(candidate);
-        let total = terms.total();
-        let of_standing = &mut lowest[pricing.standing(candidate, &terms) as usize];
-        if total < of_standing.0 {
-            *of_standing = (total, terms.first_token());
+        let cost = CandidateCost { total: terms.total(), terms };
+        let standing = pricing.standing(candidate, &terms);
+        let measure = pricing.measure(standing, candidate, &cost);
+        let of_standing = &mut lowest[standing as usize];
+        if measure < of_standing.0 {
+            *of_standing = (measure, terms.first_token());
         }
-        CandidateCost { total, terms }
+        cost
     }));
-    let standings = [Standing::Sound, Standing::EndsFirst, Standing::Doubtful];
-    let (standing, (cheapest, first_token)) = standings.into_iter().zip(lowest).find(|(_, (cost, _))| cost.is_finite())?;
-    let reach = cheapest + (first_token * TIE_SHARE).max(TIE_SECONDS);
+    let standing = pricing.best_standing(candidates, priced, &lowest)?;
+    let (least, first_token) = lowest[standing as usize];
+    let reach = least + (first_token * TIE_SHARE).max(TIE_SECONDS);
     let (mut tied, mut equals, mut best, mut chosen) = (0, 0, None, None);
     for (index, (candidate, priced)) in candidates.iter().zip(&*priced).enumerate() {
-        if priced.total > reach || pricing.standing(candidate, &priced.terms) != standing {
+        if pricing.standing(candidate, &priced.terms) != standing || pricing.measure(standing, candidate, priced) > reach {
             continue;
         }
         tied += 1;
@@ -283,7 +288,7 @@ pub fn place(
     let chosen = chosen?;
     let why = match (standing, candidates.len(), tied) {
         (Standing::Doubtful, ..) => ChoiceReason::LastResort,
-        (Standing::EndsFirst, ..) => ChoiceReason::EndsFirst,
+        (Standing::Tight | Standing::EndsFirst, ..) => ChoiceReason::EndsFirst,
         (Standing::Sound, 1, _) => ChoiceReason::Only,
         (Standing::Sound, _, 1) => ChoiceReason::Cheapest,
         _ => ChoiceReason::NearTie,
@@ -396,14 +401,42 @@ impl<'a> CostModel<'a> {
         match candidate {
             Candidate { doubtful: true, .. } => Standing::Doubtful,
             // Most have no end, and of those this costs a comparison.
-            Candidate { time_left, .. } if *time_left < f64::INFINITY && *time_left < self.finish(candidate, terms) => Standing::EndsFirst,
+            Candidate { time_left, .. } if *time_left < f64::INFINITY && *time_left < self.finish(candidate, terms) => {
+                let is_tight = has_room(candidate) && *time_left >= self.finish_after(self.output, candidate, terms);
+                if is_tight { Standing::Tight } else { Standing::EndsFirst }
+            }
             _ => Standing::Sound,
         }
     }
 
+    /// What candidates of one standing are compared by: their cost in seconds, or by how much they leave too early.
+    #[inline]
+    fn measure(&self, standing: Standing, candidate: &Candidate, cost: &CandidateCost) -> f64 {
+        match standing {
+            Standing::Sound | Standing::Doubtful => cost.total,
+            Standing::Tight | Standing::EndsFirst => self.finish(candidate, &cost.terms) - candidate.time_left.max(0.0),
+        }
+    }
+
+    /// `lowest` has the lowest measure of each standing; an infinite one means that it has no candidate.
+    fn best_standing(&self, candidates: &[Candidate], priced: &[CandidateCost], lowest: &[(f64, f64); 4]) -> Option<Standing> {
+        let is_there = |standing: &Standing| lowest[*standing as usize].0.is_finite();
+        let is_sound = |(candidate, cost): (&Candidate, &CandidateCost)| {
+            has_room(candidate) && self.standing(candidate, &cost.terms) == Standing::Sound
+        };
+        if is_there(&Standing::Tight) && !candidates.iter().zip(priced).any(is_sound) {
+            return Some(Standing::Tight);
+        }
+        [Standing::Sound, Standing::EndsFirst, Standing::Doubtful].into_iter().find(is_there)
+    }
+
     fn finish(&self, candidate: &Candidate, terms: &Terms) -> f64 {
+        self.finish_after(self.finish_steps, candidate, terms)
+    }
+
+    fn finish_after(&self, steps: f64, candidate: &Candidate, terms: &Terms) -> f64 {
         let step = candidate.rates.step_seconds(candidate.in_flight, candidate.context);
-        terms.first_token() + clamp_seconds(self.finish_steps * step) + FINISH_MARGIN_SECONDS
+        terms.first_token() + clamp_seconds(steps * step) + FINISH_MARGIN_SECONDS
     }
 
     /// Steps until a running sequence has freed enough memory.

@@ -25,8 +25,8 @@ import sys
 import time
 from pathlib import Path
 
-# How many times faster than a real one this scheduler is. On a machine with little time for it: 1.
-PACE = float(os.environ.get("PBS_STAND_IN_PACE", "2"))
+# How many times faster than a real one this scheduler is.
+PACE = float(os.environ.get("PBS_STAND_IN_PACE", "1"))
 # From SIGTERM to SIGKILL while the top process lives: 9 to 22 s with the default `kill_delay` of 10 s.
 TERM_TO_KILL = 9 / PACE
 # The same where SIGTERM ends the top process, as it does every shell with a script: 2.1 to 7.9 s.

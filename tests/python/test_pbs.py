@@ -37,9 +37,9 @@ from pbs import PACE, TERM_TO_KILL, TERM_TO_KILL_OF_SCRIPT, WALLTIME_LATENESS  #
 # The grace that agents count on is six seconds under PBS.
 GRACE = ("--leave-grace", f"{6 / PACE}s")
 # What a stream may still need when the signal comes, in seconds, so that it can end within that grace.
-CAN_END = 1.5
+CAN_END = 3 / PACE
 CANNOT_END = 60
-# How long before its end a job leaves that is only seconds long: the sum of both.
+# How long before its end a job leaves that is only seconds long: the sum of both, and a quarter of the job at most.
 LEAVES_EARLY = ("--drain-timeout", "4s", "--stop-grace", "1s")
 # Exit codes of an agent, see docs/hpc.md.
 NOT_TAKEN_IN, NO_ENGINE, CUT_OFF = 3, 4, 5
@@ -144,7 +144,7 @@ def test_qdel_of_a_script_loses_no_stream_that_ends_before_the_shortest_grace(fl
     fleet.jobs.append(job)
     fleet.wait_ready(3)
     fleet.requests()
-    streams = fleet.streams_everywhere(0.5, on=job)
+    streams = fleet.streams_everywhere(1, on=job)
     fleet.scheduler.call("qdel", job)
     whole(streams, 10)
     # SIGTERM has ended the shell.
@@ -184,7 +184,7 @@ def test_sigusr1_drains_a_job_for_longer_than_the_grace(fleet: PbsFleet):
 
 def test_the_end_of_the_walltime_loses_no_stream(fleet: PbsFleet):
     fleet.submit_array(2)
-    walltime = 20
+    walltime = 24
     job = fleet.submit(*LEAVES_EARLY, flags=("-l", f"walltime={walltime}"))
     fleet.wait_ready(3)
     started = fleet.scheduler.job(job)
@@ -203,7 +203,7 @@ def test_the_end_of_the_walltime_loses_no_stream(fleet: PbsFleet):
 
 
 def test_a_stream_that_only_an_ending_job_can_take_ends_with_an_error_that_names_deadline_and_job(fleet: PbsFleet):
-    walltime = 12
+    walltime = 24
     job = fleet.submit(*LEAVES_EARLY, flags=("-l", f"walltime={walltime}"))
     fleet.wait_ready(1)
     streams = [Stream(fleet.edge, tokens(CANNOT_END)) for _ in range(4)]
@@ -242,7 +242,7 @@ def test_a_suspended_job_s_engines_are_suspended_with_it_and_serve_again_when_it
     wait_until(lambda: not any(state_of(pid) == "T" for pid in engines), 3, "the engines continue")
     fleet.wait_ready(3)
     assert fleet.engines(jobs[0]) == engines, "the same engines"
-    whole(fleet.streams_everywhere(CAN_END, on=jobs[0]), 20)
+    whole(fleet.streams_everywhere(6, on=jobs[0]), 20)
 
 
 def test_a_short_suspension_loses_no_stream(fleet: PbsFleet):

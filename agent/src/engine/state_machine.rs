@@ -405,6 +405,8 @@ impl EngineStateMachine {
     /// `Release` revives one in quarantine.
     fn amend(&self, then: AfterExit, event: EngineEvent) -> AfterExit {
         match event {
+            // A leaving agent that is pressed says it again.
+            EngineEvent::HandOver if then == AfterExit::Detach => AfterExit::Detach,
             // An engine that was to end is not left to the next agent.
             EngineEvent::Drain | EngineEvent::HandOver | EngineEvent::Stop => AfterExit::Stop,
             EngineEvent::Quarantine | EngineEvent::QuarantineNow if !self.closing => AfterExit::Quarantine,

@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep_until};
 use super::commands::{CommandError, JobReading, read_job, read_kill_wait};
 use super::{GRACE_MARGIN, Job, MIN_GRACE, Scheduler};
 
-/// A job that still runs so long after its end has another end than its scheduler says: PBS does not count the time in which it was
-/// suspended, and Slurm may let jobs go on (`OverTimeLimit`). Both end a job within a minute otherwise.
+/// A job that still runs so long after its end has another end than its scheduler says: Slurm may let jobs go on (`OverTimeLimit`), and PBS
+/// may not say how long one was suspended. Both end a job within a minute otherwise.
 const MAX_OVERTIME: Duration = Duration::from_secs(10 * 60);
 
 /// Ends that differ by less are the same, read by clocks of which one was set.
@@ -36,6 +36,8 @@ pub(crate) struct JobClock {
     /// How long the agent may live after the scheduler's SIGTERM.
     pub(crate) grace: Duration,
     time_to_leave: Duration,
+    /// What the job had left when its end was first read.
+    first_left: OnceLock<Duration>,
     facts: watch::Sender<JobFacts>,
     /// The run that the scheduler named first. It is this process's: a later one has another agent, even if this one still asks.
     run: OnceLock<u32>,
@@ -58,6 +60,7 @@ impl JobClock {
             job,
             grace,
             time_to_leave,
+            first_left: OnceLock::new(),
             facts: watch::Sender::new(unknown),
             run: OnceLock::new(),
             is_failing: AtomicBool::new(false),
@@ -78,7 +81,8 @@ impl JobClock {
 
     /// Waits until the agent has to leave, and reads the job's end again at every `interval`.
     async fn wait_to_leave(&self, interval: Duration) {
-        let mut next_reading = Instant::now() + interval;
+        // The agents of an array begin together, and should not all ask together ever after.
+        let mut next_reading = Instant::now() + interval.mul_f64(fastrand::f64());
         loop {
             let leaves = self.facts.borrow().leaves;
             sleep_until(leaves.map_or(next_reading, |leaves| leaves.min(next_reading))).await;
@@ -115,7 +119,10 @@ impl JobClock {
         };
         self.is_failing.store(false, Ordering::Relaxed);
         let reading = JobReading { run: reading.run.map(|run| *self.run.get_or_init(|| run)), ..reading };
-        let facts = JobFacts::of(reading, self.facts.borrow().run, (Instant::now(), SystemTime::now()), self.time_to_leave);
+        let now = (Instant::now(), SystemTime::now());
+        let left = reading.ends.and_then(|ends| ends.duration_since(now.1).ok());
+        let time_to_leave = left.map_or(self.time_to_leave, |left| cap(self.time_to_leave, *self.first_left.get_or_init(|| left)));
+        let facts = JobFacts::of(reading, self.facts.borrow().run, now, time_to_leave);
         self.facts.send_if_modified(|known| {
             let changed = !facts.is_same_as(known);
             if changed {
@@ -156,6 +163,11 @@ impl JobFacts {
                 (ends, other) => ends == other,
             }
     }
+}
+
+/// The time to leave of an agent whose job had so much left when it began: a quarter of that at most, so that a short job serves too.
+fn cap(time_to_leave: Duration, first_left: Duration) -> Duration {
+    time_to_leave.min(first_left / 4)
 }
 
 /// How long after SIGTERM the scheduler lets the agent live.

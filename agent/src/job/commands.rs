@@ -17,6 +17,10 @@ use crate::process::command::run_to_end;
 /// Schedulers answer within a second unless they are overloaded.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How old the walltime that PBS says is used may be: a host reports it every two minutes (`$max_check_poll`, 120 s by default), and on its way
+/// it gets a little older.
+const MAX_USED_AGE: Duration = Duration::from_secs(130);
+
 /// Characters of a command's own words that are repeated.
 const MAX_QUOTED_CHARS: usize = 200;
 
@@ -48,7 +52,7 @@ pub(super) async fn read_job(job: &Job) -> Result<JobReading, CommandError> {
     match job.scheduler {
         Scheduler::Pbs => {
             let printed = run("qstat", &["-f", "-F", "json", &job.id]).await?;
-            let reading = parse_qstat(&printed.text, &job.id);
+            let reading = parse_qstat(&printed.text, &job.id, SystemTime::now());
             reading.map_err(|what| printed.unreadable(what))
         }
         Scheduler::Slurm => {
@@ -124,9 +128,9 @@ fn parse_pbs_exec(text: &str) -> Option<PathBuf> {
 
 /// Reads what `qstat -f -F json ID` prints, with `TZ=UTC`. Times are in the form of `ctime`.
 ///
-/// The job ends when it has run for its walltime. The time in which it was suspended does not count for PBS, and is not known here; so a
-/// job that was suspended ends later than this says.
-fn parse_qstat(text: &str, id: &str) -> Result<JobReading, &'static str> {
+/// The job ends when it has run for its walltime. The time in which it was suspended does not count: the walltime that is used says so, as it
+/// was at most `MAX_USED_AGE` ago. A job that was suspended for less than that ends later than is returned, and none ends earlier.
+fn parse_qstat(text: &str, id: &str, now: SystemTime) -> Result<JobReading, &'static str> {
     let root: Value = serde_json::from_str(text).map_err(|_| "what is no JSON")?;
     let jobs = root.get("Jobs").and_then(Value::as_object).ok_or("no job")?;
     // Another form of the server's name may be in the id.
@@ -138,7 +142,9 @@ fn parse_qstat(text: &str, id: &str) -> Result<JobReading, &'static str> {
     };
     let walltime = parse_walltime(walltime).ok_or("a walltime that is none")?;
     let started = job.get("stime").and_then(parse_time).ok_or("no start time of the job")?;
-    Ok(JobReading { run, ends: started.checked_add(walltime) })
+    let used = job.get("resources_used").and_then(|used| used.get("walltime")).and_then(parse_walltime);
+    let by_use = used.and_then(|used| now.checked_add(walltime)?.checked_sub(used.saturating_add(MAX_USED_AGE)));
+    Ok(JobReading { run, ends: started.checked_add(walltime).max(by_use) })
 }
 
 fn parse_number(value: &Value) -> Option<u64> {

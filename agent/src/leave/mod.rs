@@ -6,13 +6,16 @@ mod plan;
 use std::time::Duration;
 
 use hostler_boot::Shutdown;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
-pub(crate) use self::plan::LeavePlan;
+pub(crate) use self::plan::{LeaveMoments, LeavePlan};
 use crate::config::AgentConfig;
 use crate::engine::{Engine, LeaveDeadlines, Phase};
 use crate::job::{Job, JobClock};
 use crate::node::NodeState;
+
+/// Pieces are sent as soon as they come; a busy machine takes milliseconds for it.
+const FLUSH_TIME: Duration = Duration::from_millis(30);
 
 /// How long an agent has for leaving, and in whose name it leaves.
 #[derive(Debug, Clone)]
@@ -107,8 +110,8 @@ impl Leaving<'_> {
     pub(crate) async fn run(&self) -> Left {
         let mut is_hurried = self.shutdown.is_hurried();
         let mut plan = self.terms.plan(is_hurried);
-        let mut drained_by = Instant::now() + plan.drain;
-        self.retire(plan, drained_by);
+        let mut moments = LeaveMoments::new(plan, Instant::now());
+        self.retire(plan, moments);
         let mut cut_off = None;
         let stopped = self.wait_stopped();
         tokio::pin!(stopped);
@@ -125,30 +128,31 @@ impl Leaving<'_> {
                 () = self.shutdown.wait_hurry(), if !is_hurried => {
                     is_hurried = true;
                     plan = self.terms.plan(true);
-                    drained_by = drained_by.min(Instant::now() + plan.drain);
-                    self.retire(plan, drained_by);
+                    moments = moments.hurry(plan, Instant::now());
+                    self.retire(plan, moments);
                 }
-                () = sleep_until(drained_by), if cut_off.is_none() => cut_off = Some(self.cut_off(is_hurried)),
+                () = sleep_until(moments.drained_by), if cut_off.is_none() => cut_off = Some(self.cut_off(is_hurried)),
                 // The engines keep to the same deadlines; this is for processes that cannot be killed.
-                () = sleep_until(drained_by + plan.stop + plan.kill) => break,
+                () = sleep_until(moments.gone_by) => break,
             }
         }
+        // The last pieces of answers leave before the connections do.
+        sleep(FLUSH_TIME).await;
         // An engine that is handed over does not end its answers.
         if self.hands_over && cut_off.is_none() && self.in_flight() > 0 {
             cut_off = Some(self.cut_off(is_hurried));
         }
-        let rest = plan.stop + plan.kill;
-        let deadline = if is_hurried { drained_by + rest } else { Instant::now() + rest };
+        let deadline = if is_hurried { moments.gone_by } else { Instant::now() + plan.stop + plan.kill };
         Left { cut_off: cut_off.unwrap_or(0), deadline, farewell: plan.farewell }
     }
 
     /// The engines get a moment more, so that what is left is cut off before they stop.
-    fn retire(&self, plan: LeavePlan, drained_by: Instant) {
+    fn retire(&self, plan: LeavePlan, moments: LeaveMoments) {
         if self.hands_over {
             self.engines.iter().for_each(Engine::hand_over);
             return;
         }
-        let deadlines = LeaveDeadlines { drained_by: drained_by + plan.farewell, stop: plan.stop };
+        let deadlines = LeaveDeadlines { drained_by: moments.drained_by + plan.farewell, stop: plan.stop };
         self.engines.iter().for_each(|engine| engine.retire(deadlines));
     }
 

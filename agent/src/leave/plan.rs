@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 /// Where it fits, engines have at least this long to stop by themselves, so that vLLM can remove what it keeps in shared memory.
 const MIN_STOP: Duration = Duration::from_millis(500);
 
@@ -16,6 +18,9 @@ const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most of a grace that the last reports get; a round trip takes a millisecond.
 const MAX_FAREWELL: Duration = Duration::from_millis(250);
+
+/// No wait of a leaving agent is longer: a clock has no moment for every duration that can be set.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The parts of leaving, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,16 +38,40 @@ pub(crate) struct LeavePlan {
 impl LeavePlan {
     /// Where nobody kills the agent.
     pub(crate) fn at_leisure(drain_timeout: Duration, stop_grace: Duration) -> Self {
-        Self { drain: drain_timeout, stop: stop_grace, kill: KILL_TIMEOUT, farewell: FAREWELL_TIMEOUT }
+        Self { drain: drain_timeout.min(LONGEST), stop: stop_grace.min(LONGEST), kill: KILL_TIMEOUT, farewell: FAREWELL_TIMEOUT }
     }
 
     /// Everything within `grace`. Answers get what the rest does not need: an eighth is for the engines to stop, as much for killed processes.
     pub(crate) fn within(grace: Duration, drain_timeout: Duration, stop_grace: Duration) -> Self {
+        let grace = grace.min(LONGEST);
         let farewell = MAX_FAREWELL.min(grace / 8);
         let kill = MAX_KILL.min(grace / 8);
         let rest = grace - farewell - kill;
         let stop = (rest / 8).max(MIN_STOP).min(rest / 4).min(stop_grace);
         Self { drain: drain_timeout.min(rest - stop), stop, kill, farewell }
+    }
+}
+
+/// When the parts of an agent's leaving are over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LeaveMoments {
+    /// What has not been answered then is cut off.
+    pub(crate) drained_by: Instant,
+    /// The engines are gone, or cannot be killed.
+    pub(crate) gone_by: Instant,
+}
+
+impl LeaveMoments {
+    pub(crate) fn new(plan: LeavePlan, now: Instant) -> Self {
+        let drained_by = now + plan.drain;
+        Self { drained_by, gone_by: drained_by + plan.stop + plan.kill }
+    }
+
+    /// The same for an agent that is told to hurry now. Nothing takes longer than it would have, and engines that are being stopped have the
+    /// new plan's time for that from now.
+    pub(crate) fn hurry(self, plan: LeavePlan, now: Instant) -> Self {
+        let drained_by = self.drained_by.min(now + plan.drain);
+        Self { drained_by, gone_by: self.gone_by.min(drained_by.max(now) + plan.stop + plan.kill) }
     }
 }
 
@@ -76,6 +105,31 @@ mod tests {
         // More than is needed is not used.
         let long = LeavePlan::within(300 * SECOND, drain, stop);
         assert_eq!((long.drain, long.stop), (drain, stop));
+    }
+
+    #[test]
+    fn engines_have_time_to_stop_whenever_their_agent_is_hurried() {
+        let plan = LeavePlan::at_leisure(30 * SECOND, 10 * SECOND);
+        let hurried = LeavePlan { drain: 4 * SECOND, stop: SECOND, kill: SECOND, farewell: Duration::ZERO };
+        let begun = Instant::now();
+        // The second of the hurry, and those of both moments then.
+        for (second, drained_by, gone_by) in
+            [(0, 4, 6), (10, 14, 16), (28, 30, 32), (30, 30, 32), (35, 30, 37), (48, 30, 50), (49, 30, 50), (60, 30, 50)]
+        {
+            let moments = LeaveMoments::new(plan, begun).hurry(hurried, begun + second * SECOND);
+            let expected = LeaveMoments { drained_by: begun + drained_by * SECOND, gone_by: begun + gone_by * SECOND };
+            assert_eq!(moments, expected, "hurried after {second} s");
+        }
+    }
+
+    #[test]
+    fn durations_without_sense_have_moments_too() {
+        let now = Instant::now();
+        let endless = LeavePlan::at_leisure(Duration::MAX, Duration::MAX);
+        let moments = LeaveMoments::new(endless, now);
+        assert!(moments.gone_by > moments.drained_by && moments.drained_by > now);
+        let hurried = LeavePlan::within(Duration::MAX, Duration::MAX, Duration::MAX);
+        assert_eq!(moments.hurry(hurried, now).drained_by, now + hurried.drain);
     }
 
     proptest! {

@@ -52,7 +52,7 @@ impl Account {
 #[derive(Debug, Default)]
 pub(super) struct SharedAccount {
     pub(super) account: Account,
-    pub(super) successor: Option<mpsc::Sender<UsageChange>>,
+    pub(super) successor: Option<mpsc::UnboundedSender<UsageChange>>,
 }
 
 impl TenantAccount {
@@ -66,14 +66,14 @@ impl TenantAccount {
     /// Tells the successor what has happened already.
     pub(super) fn tell(&self, shared: &SharedAccount, event: UsageEvent, now: u64) {
         let Some(successor) = &shared.successor else { return };
-        // One that reads too slowly counts the request with what was expected of it.
-        let _ = successor.try_send(UsageChange { owner: self.owner.clone(), now, event });
+        // It may have left.
+        let _ = successor.send(UsageChange { owner: self.owner.clone(), now, event });
     }
 }
 
 impl Admission {
     /// All that was used; what happens after that is sent to `successor`.
-    pub(crate) fn export(&self, successor: mpsc::Sender<UsageChange>) -> UsageLedger {
+    pub(crate) fn export(&self, successor: mpsc::UnboundedSender<UsageChange>) -> UsageLedger {
         let mut accounts = self.0.accounts.lock();
         accounts.successor = Some(successor.clone());
         let exported = accounts.by_owner.iter().map(|(owner, open)| {

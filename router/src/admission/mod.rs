@@ -57,7 +57,7 @@ struct TenantAccounts {
     last_owner: FxHashMap<Arc<str>, AccountOwner>,
     next_sweep: u64,
     /// Where changes are told, once another router takes this one's place.
-    successor: Option<mpsc::Sender<UsageChange>>,
+    successor: Option<mpsc::UnboundedSender<UsageChange>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -244,7 +244,7 @@ impl TenantAccounts {
 }
 
 impl TenantAccount {
-    fn new(owner: AccountOwner, successor: Option<mpsc::Sender<UsageChange>>) -> Self {
+    fn new(owner: AccountOwner, successor: Option<mpsc::UnboundedSender<UsageChange>>) -> Self {
         let limits = owner.limits();
         Self { owner, limits, account: Mutex::new(SharedAccount { account: Account::default(), successor }) }
     }

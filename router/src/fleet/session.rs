@@ -13,7 +13,7 @@ use hostler_proto::PROTOCOL;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message as FromAgent;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
@@ -33,6 +33,9 @@ use crate::succession::Succession;
 
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How soon an agent whose queue is full is told again of a successor, which waits 10 s for it.
+const ANNOUNCEMENT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// No replica has more requests in flight, over all routers.
 const MAX_REQUESTS: u32 = 1 << 20;
@@ -203,13 +206,16 @@ impl Session {
             Err(status) => return status,
         }
         let mut port = self.sessions.succession.watch_agents_port();
+        let mut is_announcement_due = false;
         loop {
+            is_announcement_due = is_announcement_due && !self.directives.announce_successor();
             let message = tokio::select! {
                 message = requests.message() => message,
                 () = port.wait_lent() => {
-                    self.directives.announce_successor();
+                    is_announcement_due = true;
                     continue;
                 }
+                () = sleep(ANNOUNCEMENT_RETRY_INTERVAL), if is_announcement_due => continue,
             };
             match message {
                 Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.apply_report(report).await,

@@ -187,10 +187,31 @@ impl Placer {
         }
     }
 
-    /// Whether a model has replicas, but none with room.
+    /// Whether a model has replicas, but none with room that a request would be sent to. Those that leave before the end of an answer of the
+    /// expected length count only where there are no others.
     fn is_full(&self, view: &FleetView, model: Option<&str>, now: Instant) -> bool {
-        let mut eligible = view.eligible(model, &[]).peekable();
-        eligible.peek().is_some() && !eligible.any(|(_, replica)| self.has_room(view, replica, now))
+        let (mut others, mut leaving_has_room, mut leaving) = (false, false, false);
+        for (_, replica) in view.eligible(model, &[]) {
+            let has_room = self.has_room(view, replica, now);
+            if self.leaves_first(replica, now) {
+                (leaving, leaving_has_room) = (true, leaving_has_room || has_room);
+            } else if has_room {
+                return false;
+            } else {
+                others = true;
+            }
+        }
+        others || (leaving && !leaving_has_room)
+    }
+
+    /// Whether a replica leaves before the end of an answer of the expected length.
+    fn leaves_first(&self, replica: &Replica, now: Instant) -> bool {
+        let time_left = replica.seconds_until_leaving(now);
+        if time_left.is_infinite() {
+            return false;
+        }
+        let local = &replica.local_load;
+        time_left < self.output_lengths.expected(None) * local.learned().rates.step_seconds(local.in_flight(), local.context_tokens())
     }
 
     /// Whether a request would be sent to that replica now rather than queued.

@@ -32,7 +32,7 @@ impl ResponseRecord {
 
 impl ResponseAffinity {
     /// All responses, those that expire soonest first; further ones are sent to `successor`.
-    pub(crate) fn export(&self, successor: mpsc::Sender<ResponseRecord>) -> Vec<ResponseRecord> {
+    pub(crate) fn export(&self, successor: mpsc::UnboundedSender<ResponseRecord>) -> Vec<ResponseRecord> {
         let now = Instant::now();
         let mut table = self.0.lock();
         table.successor = Some(successor);
@@ -61,7 +61,7 @@ mod tests {
         let life = EngineLife { replica: "n0/0".into(), epoch: 7 };
         let (ours, now) = ("ours".into(), Instant::now());
         before.record("resp_1", life.clone(), &ours, now);
-        let (sender, mut changes) = mpsc::channel(4);
+        let (sender, mut changes) = mpsc::unbounded_channel();
         before.export(sender).into_iter().for_each(|record| after.import(record));
         before.record("resp_2", life.clone(), &ours, now);
         after.import(changes.recv().await.unwrap());

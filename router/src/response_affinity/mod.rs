@@ -58,7 +58,7 @@ struct ResponseTable {
     expirations: FxHashMap<Arc<str>, VecDeque<(Instant, Arc<str>)>>,
     expiration_count: usize,
     /// Where further responses are told, once another router takes this one's place.
-    successor: Option<mpsc::Sender<ResponseRecord>>,
+    successor: Option<mpsc::UnboundedSender<ResponseRecord>>,
 }
 
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl ResponseAffinity {
         let id: Arc<str> = id.into();
         if let Some(successor) = &table.successor {
             // One that reads too slowly does not know this response.
-            let _ = successor.try_send(ResponseRecord::new(&id, &stored, now));
+            let _ = successor.send(ResponseRecord::new(&id, &stored, now));
         }
         table.expirations.entry(stored.tenant.clone()).or_default().push_back((stored.expires_at, id.clone()));
         table.expiration_count += 1;

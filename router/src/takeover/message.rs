@@ -100,10 +100,28 @@ pub(super) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io:
     // It grows as bytes come: a length alone costs nothing.
     let mut text = Vec::new();
     stream.take(length.into()).read_to_end(&mut text).await?;
+    if text.len() < length as usize {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("of another version: {error}")))
 }
 
 /// As `receive`, with a deadline.
 pub(super) async fn receive_within<T: DeserializeOwned>(limit: Duration, stream: &mut UnixStream) -> io::Result<T> {
     timeout(limit, receive(stream)).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_message_that_breaks_off_is_a_hang_up_and_not_another_version() {
+        let (mut here, mut there) = UnixStream::pair().unwrap();
+        there.write_all(&[0, 0, 0, 20]).await.unwrap();
+        there.write_all(b"{\"Refused\":").await.unwrap();
+        drop(there);
+        let error = receive::<FromPredecessor>(&mut here).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{error}");
+    }
 }

@@ -6,6 +6,7 @@
 //! that of the one that starts. Until the successor says that it serves, the predecessor can go on as if nothing had been.
 
 mod message;
+mod peer_process;
 mod predecessor;
 mod successor;
 
@@ -36,8 +37,8 @@ pub enum TakeoverError {
 }
 
 impl TakeoverError {
-    /// Whether the other router has ended. Then its place is free.
-    fn is_other_gone(&self) -> bool {
+    /// Whether the other router has hung up. It may still live: a step may have failed there.
+    fn is_hang_up(&self) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         matches!(self, Self::Lost(error) if matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
     }

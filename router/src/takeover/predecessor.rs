@@ -2,6 +2,7 @@
 //! telling it what it learns until it leaves. A successor that fails on the way changes nothing.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use hostler_boot::passing::send_files;
@@ -28,9 +29,6 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How soon a socket that could not be made is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Changes that may wait to be sent to the successor.
-const MAX_QUEUED_CHANGES: usize = 4096;
-
 /// A router that another one may replace.
 #[derive(Debug)]
 pub(crate) struct Predecessor {
@@ -55,6 +53,10 @@ impl ListeningSockets {
     pub(crate) fn of([edge, agents, admin]: [&TcpListener; 3]) -> Self {
         let copy = |listener: &TcpListener| listener.as_fd().try_clone_to_owned();
         Self(copy(edge).and_then(|edge| Ok([edge, copy(agents)?, copy(admin)?])))
+    }
+
+    fn close(&mut self) {
+        self.0 = Err(io::ErrorKind::NotConnected.into());
     }
 }
 
@@ -83,19 +85,15 @@ impl Predecessor {
         tell_changes(stream, changes, requests_ended).await;
     }
 
-    async fn wait_for_successor(self, socket: PrivateSocket) -> (UnixStream, Changes) {
+    async fn wait_for_successor(mut self, socket: PrivateSocket) -> (UnixStream, Changes) {
         let path = socket.file().path().to_owned();
         let mut next = Some(socket);
         loop {
-            let Some(socket) = &next else {
-                sleep(RETRY_INTERVAL).await;
-                next = PrivateSocket::bind(&path).await.ok();
-                continue;
-            };
             let mut stream = tokio::select! {
-                stream = socket.accept_trusted() => stream,
-                () = socket.file().wait_removed() => {
-                    next = None;
+                stream = accept_caller(&mut next, &path) => stream,
+                // While a copy is open, the kernel takes clients into a queue that nobody serves any more.
+                () = self.serving.wait_drain(), if self.listeners.0.is_ok() => {
+                    self.listeners.close();
                     continue;
                 }
             };
@@ -103,6 +101,10 @@ impl Predecessor {
                 Ok(changes) => return (stream, changes),
                 Err(Failure::NoSuccessor) => {}
                 Err(error) => {
+                    if !matches!(error, Failure::Refused(_)) {
+                        // It may have ended. If it lives, it is to know that this one does, too.
+                        let _ = send(&mut stream, &FromPredecessor::Refused(format!("a step failed: {error}"))).await;
+                    }
                     self.succession.take_agents_port();
                     tracing::warn!(%error, "another router has failed to take this one's place; this one serves on");
                 }
@@ -129,8 +131,10 @@ impl Predecessor {
 
         expect(stream, |told| matches!(told, FromSuccessor::ReadyForClients)).await?;
         // From here on nothing is learned that is neither in the memory nor among the changes.
-        let (usage_sender, usage_changes) = mpsc::channel(MAX_QUEUED_CHANGES);
-        let (response_sender, further_responses) = mpsc::channel(MAX_QUEUED_CHANGES);
+        // None may be lost: a request whose end is lost counts as running until this router has left. They
+        // are few: until `Serving` there is a deadline, and from then on no request begins here.
+        let (usage_sender, usage_changes) = mpsc::unbounded_channel();
+        let (response_sender, further_responses) = mpsc::unbounded_channel();
         let usage = self.admission.export(usage_sender);
         let responses = self.response_affinity.export(response_sender);
         send(stream, &FromPredecessor::Memory(Memory { usage, responses })).await?;
@@ -161,6 +165,21 @@ impl Predecessor {
     }
 }
 
+/// The next one that calls. The socket is made again where its file was removed.
+async fn accept_caller(socket: &mut Option<PrivateSocket>, path: &Path) -> UnixStream {
+    loop {
+        let Some(bound) = socket else {
+            sleep(RETRY_INTERVAL).await;
+            *socket = PrivateSocket::bind(path).await.ok();
+            continue;
+        };
+        tokio::select! {
+            stream = bound.accept_trusted() => return stream,
+            () = bound.file().wait_removed() => *socket = None,
+        }
+    }
+}
+
 async fn expect(stream: &mut UnixStream, is_due: impl Fn(&FromSuccessor) -> bool) -> Result<(), Failure> {
     let told = receive_within(STEP_TIMEOUT, stream).await?;
     if is_due(&told) { Ok(()) } else { Err(Failure::OutOfTurn(told)) }
@@ -179,8 +198,8 @@ fn summarize(view: &FleetView) -> FleetSummary {
 
 /// What this router learns after it has told what it knows.
 struct Changes {
-    usage: mpsc::Receiver<UsageChange>,
-    responses: mpsc::Receiver<ResponseRecord>,
+    usage: mpsc::UnboundedReceiver<UsageChange>,
+    responses: mpsc::UnboundedReceiver<ResponseRecord>,
 }
 
 /// Ends with the router, or with its successor.

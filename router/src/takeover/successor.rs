@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::message::{
     ANSWER_TIMEOUT, FleetSummary, FromPredecessor, FromSuccessor, Memory, MemoryChange, PROTOCOL, receive, receive_within, send,
 };
+use super::peer_process::PeerProcess;
 use super::{TakeoverError, socket_path};
 use crate::admission::Admission;
 use crate::background::BackgroundTasks;
@@ -28,12 +29,15 @@ const AGENTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+type Listener = (TcpListener, SocketAddr);
+
 /// A router that takes another one's place, and its connection with that one.
 #[derive(Debug)]
 pub(crate) struct Successor {
     stream: UnixStream,
+    process: PeerProcess,
     /// Those that were not taken.
-    listeners: Vec<(TcpListener, SocketAddr)>,
+    listeners: Vec<Listener>,
     fleet: FleetSummary,
 }
 
@@ -54,7 +58,7 @@ impl Successor {
     /// router.
     ///
     /// # Errors
-    /// When there is one and it refuses or does not answer.
+    /// When there is one that lives and refuses or does not answer.
     pub(crate) async fn find(place: &OperatorsSocket) -> Result<Option<Self>, TakeoverError> {
         for path in own_socket_paths(place) {
             if let Ok(stream) = UnixStream::connect(&path).await {
@@ -62,33 +66,15 @@ impl Successor {
                 if owner != geteuid().as_raw() {
                     return Err(TakeoverError::OtherUser { path, owner });
                 }
-                return Self::introduce(stream).await.map(Some);
+                let process = PeerProcess::of(&stream);
+                match introduce(stream).await {
+                    Ok((stream, fleet, listeners)) => return Ok(Some(Self { stream, process, listeners, fleet })),
+                    Err(error) if error.is_hang_up() && process.has_ended().await => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         Ok(None)
-    }
-
-    async fn introduce(mut stream: UnixStream) -> Result<Self, TakeoverError> {
-        send(&mut stream, &FromSuccessor::Hello { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into() }).await?;
-        let fleet = match receive_within(ANSWER_TIMEOUT, &mut stream).await? {
-            FromPredecessor::Offer { version, fleet } => {
-                tracing::info!(version, "taking the running router's place");
-                fleet
-            }
-            FromPredecessor::Refused(reason) => return Err(TakeoverError::Refused(reason)),
-            _ => return Err(out_of_turn()),
-        };
-        let files = timeout(ANSWER_TIMEOUT, receive_files(&stream)).await;
-        let files = files.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        let listeners = files.into_iter().map(|file| {
-            let listener = std::net::TcpListener::from(file);
-            listener.set_nonblocking(true)?;
-            let listener = TcpListener::from_std(listener)?;
-            let address = listener.local_addr()?;
-            Ok((listener, address))
-        });
-        let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { stream, listeners, fleet })
     }
 
     /// The running router's listener of an address (`HOST:PORT`), if it has one. One that nobody asks
@@ -108,7 +94,7 @@ impl Successor {
         let SuccessorParts { tasks, fleet, succession, admission, response_affinity, sockets } = parts;
         let memory = match self.take_agents_and_memory(succession, fleet).await {
             Ok(memory) => Some(memory),
-            Err(error) if error.is_other_gone() => None,
+            Err(error) if error.is_hang_up() && self.process.has_ended().await => None,
             Err(error) => return Err(error),
         };
         succession.take_agents_port();
@@ -121,8 +107,11 @@ impl Successor {
         };
         let mut foreign = admission.import(usage);
         responses.into_iter().for_each(|record| response_affinity.import(record));
-        // It may have ended in this moment.
-        let _ = send(&mut self.stream, &FromSuccessor::Serving).await;
+        if let Err(error) = send(&mut self.stream, &FromSuccessor::Serving).await
+            && !self.process.has_ended().await
+        {
+            return Err(error.into());
+        }
         let response_affinity = response_affinity.clone();
         tasks.spawn(self.follow(move |change| match change {
             MemoryChange::Usage(change) => foreign.apply(change),
@@ -135,13 +124,13 @@ impl Successor {
         send(&mut self.stream, &FromSuccessor::ReadyForAgents).await?;
         match receive_within(ANSWER_TIMEOUT, &mut self.stream).await? {
             FromPredecessor::AgentsAreYours => succession.take_agents_port(),
-            _ => return Err(out_of_turn()),
+            other => return Err(refusal(other)),
         }
         self.wait_for_agents(fleet).await?;
         send(&mut self.stream, &FromSuccessor::ReadyForClients).await?;
         match receive_within(ANSWER_TIMEOUT, &mut self.stream).await? {
             FromPredecessor::Memory(memory) => Ok(memory),
-            _ => Err(out_of_turn()),
+            other => Err(refusal(other)),
         }
     }
 
@@ -183,6 +172,29 @@ impl Successor {
     }
 }
 
+/// Asks for the fleet and the listening sockets.
+async fn introduce(mut stream: UnixStream) -> Result<(UnixStream, FleetSummary, Vec<Listener>), TakeoverError> {
+    send(&mut stream, &FromSuccessor::Hello { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into() }).await?;
+    let fleet = match receive_within(ANSWER_TIMEOUT, &mut stream).await? {
+        FromPredecessor::Offer { version, fleet } => {
+            tracing::info!(version, "taking the running router's place");
+            fleet
+        }
+        other => return Err(refusal(other)),
+    };
+    let files = timeout(ANSWER_TIMEOUT, receive_files(&stream)).await;
+    let files = files.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let listeners = files.into_iter().map(|file| {
+        let listener = std::net::TcpListener::from(file);
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    });
+    let listeners = listeners.collect::<io::Result<Vec<_>>>()?;
+    Ok((stream, fleet, listeners))
+}
+
 /// Whether a router of this user lets others take its place there.
 pub(crate) async fn is_offered(place: &OperatorsSocket) -> bool {
     for path in own_socket_paths(place) {
@@ -200,8 +212,12 @@ fn own_socket_paths(place: &OperatorsSocket) -> Vec<PathBuf> {
     paths
 }
 
-fn out_of_turn() -> TakeoverError {
-    TakeoverError::Refused("its answer is not the one that is due: stop it, then start the new one".into())
+/// What an answer means that is not the one that is due.
+fn refusal(answer: FromPredecessor) -> TakeoverError {
+    TakeoverError::Refused(match answer {
+        FromPredecessor::Refused(reason) => reason,
+        _ => "its answer is not the one that is due: stop it, then start the new one".into(),
+    })
 }
 
 /// The nodes and replicas of the other router that are not here.

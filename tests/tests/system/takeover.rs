@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -201,7 +201,7 @@ impl Kept {
                 assert_eq!(status, StatusCode::OK, "{}", String::from_utf8_lossy(&body));
                 None
             }
-            Err(mut error) => Some(error.take_message().unwrap_or_else(|| panic!("a request was lost: {}", error.into_error()))),
+            Err(mut error) => Some(error.take_message().unwrap_or_else(|| panic!("a request was lost: {:?}", error.into_error()))),
         }
     }
 }
@@ -370,6 +370,42 @@ async fn a_router_whose_predecessor_is_killed_serves_on() {
         other => Err(format!("{other:?}\n{}", alone.stderr())),
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_only_hangs_up_on_its_successor_keeps_its_place() {
+    let site = Site::new(&[]);
+    let mut place = site.place().await;
+    signal(place.router.pid(), Signal::TERM);
+    place.assert_ended().await;
+    // This process lives, and gives nothing.
+    let running = UnixListener::bind(place.takeover_socket()).unwrap();
+    let mut next = site.start_router("second", &[place.flags.clone(), vec!["--takeover".to_owned()]].concat());
+    let (mut stream, _) = soon("the second one's call", running.accept()).await.unwrap();
+    assert_eq!(hear(&mut stream).await["Hello"]["protocol"], 1);
+    say(&mut stream, &json!({"Offer": {"version": "0.1.0", "fleet": {"nodes": [], "ready_replicas": []}}})).await;
+    drop(stream);
+    assert!(!next.ended().await.success());
+    assert!(next.stderr().contains("it serves on"), "{}", next.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_drains_refuses_new_clients_while_it_finishes_its_streams() {
+    let mut site = Site::new(&[]);
+    let mut place = site.place().await;
+    site.start_agent(&place, 1, &["--sim-step-ms", "50"]);
+    place.until_ready(1).await;
+    let stream = open_streams(&place.edge, 1, 150).await.remove(0);
+    let Endpoint::Tcp(address) = place.edge else { unreachable!("the edge is TCP") };
+    signal(place.router.pid(), Signal::TERM);
+    until("a refused connection", async || match TcpStream::connect(address).await {
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    assert!(!stream.is_finished(), "the router still has it");
+    stream.await.unwrap().assert_whole_stream();
+    place.assert_ended().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -525,6 +525,22 @@ fn an_engine_that_is_handed_over_finishes_its_requests_and_is_let_go_alive() {
 }
 
 #[test]
+fn a_second_hand_over_changes_nothing_and_every_other_end_calls_the_first_one_off() {
+    let now = Instant::now();
+    let table = [
+        (EngineEvent::HandOver, SupervisorAction::Detach),
+        (EngineEvent::Drain, SupervisorAction::Terminate),
+        (retire(now), SupervisorAction::Terminate),
+    ];
+    for (second, action) in table {
+        let mut machine = machine_after(READY, now);
+        machine.handle(EngineEvent::HandOver, now);
+        assert_eq!(machine.handle(second, now), [], "{second:?}");
+        assert_eq!(machine.handle(EngineEvent::Idle, now), [action], "{second:?}");
+    }
+}
+
+#[test]
 fn an_engine_that_was_to_end_or_dies_is_not_handed_over() {
     let now = Instant::now();
     let mut restarting = machine_after(READY, now);

@@ -45,6 +45,13 @@ fn the_same_end_read_again_is_no_news_and_a_shortened_one_is() {
     assert!(!facts(hour).is_same_as(&JobFacts { run: 3, ..facts(hour) }));
 }
 
+#[test]
+fn an_agent_serves_for_three_quarters_of_a_short_job() {
+    for (left, time_to_leave) in [(0, 0), (8, 2), (40, 10), (160, 40), (161, 40), (7200, 40)] {
+        assert_eq!(cap(TIME_TO_LEAVE, Duration::from_secs(left)), Duration::from_secs(time_to_leave), "{left} s");
+    }
+}
+
 /// A clock of a job of which nothing has been read; its commands are not there, so nothing will be.
 fn clock() -> JobClock {
     let job = Job::detect(|name| (name == "PBS_JOBID").then(|| "12.head".to_owned())).unwrap();
@@ -53,6 +60,7 @@ fn clock() -> JobClock {
         job,
         grace: TIME_TO_LEAVE,
         time_to_leave: TIME_TO_LEAVE,
+        first_left: OnceLock::new(),
         facts: watch::Sender::new(facts),
         run: OnceLock::new(),
         is_failing: AtomicBool::new(false),
@@ -71,6 +79,22 @@ async fn a_reading_that_fails_leaves_the_last_known_end() {
     assert_eq!(*clock.facts().borrow(), known);
     clock.take(Ok(JobReading { run: Some(2), ends: None }));
     assert_eq!(clock.facts().borrow().ends, None, "an operator has lifted the limit");
+}
+
+#[tokio::test]
+async fn what_a_job_has_left_at_first_decides_how_long_before_its_end_the_agent_leaves() {
+    let time_to_leave = |clock: &JobClock, left| {
+        clock.take(Ok(reading(SystemTime::now() + Duration::from_secs(left))));
+        let facts = *clock.facts().borrow();
+        (facts.ends.unwrap() - facts.leaves.unwrap()).as_secs_f32().round()
+    };
+    // (what is left, how long before its end the agent leaves) at each reading.
+    for readings in [[(40, 10.0), (20, 10.0), (7200, 10.0)], [(7200, 40.0), (60, 40.0), (41, 40.0)]] {
+        let clock = clock();
+        for (left, expected) in readings {
+            assert_eq!(time_to_leave(&clock, left), expected, "{left} s left, of {readings:?}");
+        }
+    }
 }
 
 #[tokio::test]

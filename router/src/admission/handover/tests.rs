@@ -24,7 +24,7 @@ async fn what_was_used_counts_in_the_router_that_takes_the_place_once_and_at_its
     tokio::time::advance(std::time::Duration::from_secs(3600)).await;
     drop(before.admit(&caller, asked(1, 20)).unwrap());
     let mut running = before.admit(&caller, asked(1, 50)).unwrap();
-    let (sender, mut changes) = mpsc::channel(16);
+    let (sender, mut changes) = mpsc::unbounded_channel();
     let mut foreign = after.import(sent(before.export(sender)));
     let late = before.admit(&caller, asked(1, 10)).unwrap();
     foreign.apply(sent(changes.recv().await.unwrap()));
@@ -48,7 +48,7 @@ async fn requests_at_once_count_over_both_routers_and_end_with_the_one_that_had_
     let (before, after) = (Admission::new(10), Admission::new(10));
     let caller = caller(KeyLimits { in_flight: Some(2), ..KeyLimits::default() });
     let running = [(); 2].map(|()| before.admit(&caller, asked(1, 1)).unwrap());
-    let (sender, mut changes) = mpsc::channel(16);
+    let (sender, mut changes) = mpsc::unbounded_channel();
     let mut foreign = after.import(sent(before.export(sender)));
     assert_eq!(after.admit(&caller, asked(1, 1)).unwrap_err().limit, LimitKind::InFlight);
     let [first, second] = running;

@@ -6,7 +6,46 @@ use crate::fleet::tests::{attach, attach_node, fleet, ready, report_job};
 
 /// Why an answer was lost on the replica of node `n`, as it was when the answer began, after so many seconds.
 fn loss(fleet: &Fleet, placed: &Replica, seconds: u64) -> String {
-    explain_loss(&fleet.view(), placed, Instant::now() + Duration::from_secs(seconds), "the connection was lost".into())
+    explain(fleet, placed, seconds, "the connection was lost")
+}
+
+fn explain(fleet: &Fleet, placed: &Replica, seconds: u64, message: &str) -> String {
+    explain_loss(&fleet.view(), placed, Instant::now() + Duration::from_secs(seconds), message.into())
+}
+
+#[test]
+fn a_job_is_named_by_its_whole_id_behind_the_word() {
+    for (id, message, is_named) in [
+        ("12", "the slurm job 12 is being ended by its scheduler", true),
+        ("12", "node n leaves the slurm job 12: the answer was not complete", true),
+        ("12", "its last words were of job 12", true),
+        ("12", "the job 123 ended before the job 12 did", true),
+        ("12", "no byte for 12 s", false),
+        ("12", "the job 123 ended", false),
+        ("12", "the job 12_3 ended", false),
+        ("12", "the job 12.head ended", false),
+        ("12[3].head", "the pbs job 12[3].head is being ended", true),
+        ("12[3].head", "the pbs job 12[4].head is being ended", false),
+    ] {
+        assert_eq!(names(message, id), is_named, "{id} in {message:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_is_named_once() {
+    let fleet = fleet();
+    let _lane = attach(&fleet, 1, vec![ready(0)]).await;
+    report_job(&fleet, 1, (20, 30)).await;
+    let placed = fleet.view().replicas[0].clone();
+    for (seconds, message, expected) in [
+        (10, "the pbs job 12.head is being ended", "the pbs job 12.head is being ended"),
+        (10, "lost after 12.headers", "lost after 12.headers (job 12.head on node n)"),
+        (24, "the pbs job 12.head is being ended", "the pbs job 12.head is being ended (the job has its deadline in 5 s)"),
+        (40, "the pbs job 12.head is being ended", "the pbs job 12.head is being ended (the job reached its deadline)"),
+        (40, "the job 12.header ended", "the job 12.head on node n reached its deadline: the job 12.header ended"),
+    ] {
+        assert_eq!(explain(&fleet, &placed, seconds, message), expected, "after {seconds} s");
+    }
 }
 
 #[tokio::test(start_paused = true)]

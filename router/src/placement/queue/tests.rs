@@ -91,7 +91,7 @@ async fn nobody_is_queued_while_a_replica_has_room() {
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_a_node_that_stays_while_another_leaves_too_early_and_goes_there_when_it_is_the_last() {
     let fixture = Fixture::start(8, LONG).await;
-    let lane = fixture.placed.leave_in(10).await;
+    let lane = fixture.placed.leave_in(2).await;
     let full = fixture.fill(0);
     assert_eq!(&*fixture.placed.fleet.view().replicas[0].id, "later/0");
     drop(fixture.wait("first", 0, 100));
