@@ -190,6 +190,8 @@ def test_the_end_of_the_walltime_loses_no_stream(fleet: PbsFleet):
     started = fleet.scheduler.job(job)
     fleet.requests()
     streams = fleet.streams(3)
+    # How long a step takes is learned from streams.
+    wait_until(lambda: any(stream.done for stream in streams.all), 20, "a stream has ended")
     # From the first one on, all that is asked for now goes on until after the job's end.
     long = [Stream(fleet.edge, tokens(walltime + 5)) for _ in range(6)]
     all_streaming(long)

@@ -7,6 +7,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::placement::OutputBounds;
+
 /// The fields that the router looks at. A field of an unexpected type counts as absent: the engine
 /// judges it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -17,6 +19,10 @@ pub(super) struct Peek<'a> {
     /// it is in a form that only engines may read. Engines also differ in which of the names they
     /// use.
     pub(super) max_output: RequestedCount,
+    /// Fewest tokens that the answer may have.
+    pub(super) min_output: RequestedCount,
+    /// Whether the answer goes on behind the model's end of text, up to the most that it may have.
+    pub(super) ignores_end: bool,
     pub(super) choices: RequestedCount,
     /// Whether the answer is to be computed in the background, in any form that engines take for a
     /// yes.
@@ -92,12 +98,16 @@ impl<'de> Visitor<'de> for PeekVisitor {
                 "model" => peek.model = typed_value(&mut map)?,
                 "stream" => peek.is_stream = typed_value(&mut map)?.unwrap_or(false),
                 "max_completion_tokens" | "max_tokens" | "max_output_tokens" => peek.max_output.merge(map.next_value::<&RawValue>()?),
+                "min_tokens" => peek.min_output.merge(map.next_value::<&RawValue>()?),
+                "ignore_eos" => peek.ignores_end = typed_value(&mut map)?.unwrap_or(false),
                 "n" | "best_of" => peek.choices.merge(map.next_value::<&RawValue>()?),
                 "sampling_params" => {
                     match serde_json::from_str::<Option<SamplingParams<'_>>>(map.next_value::<&RawValue>()?.get()) {
                         Ok(params) => {
-                            let SamplingParams { max_tokens, n } = params.unwrap_or_default();
+                            let SamplingParams { max_tokens, min_tokens, ignore_eos, n } = params.unwrap_or_default();
                             max_tokens.inspect(|most| peek.max_output.merge(most));
+                            min_tokens.inspect(|least| peek.min_output.merge(least));
+                            peek.ignores_end = ignore_eos.is_some_and(|ignores| ignores.get() == "true");
                             n.inspect(|choices| peek.choices.merge(choices));
                         }
                         // As with a repeated name: engines take the last one.
@@ -140,6 +150,15 @@ impl<'de> Visitor<'de> for PeekVisitor {
     }
 }
 
+impl Peek<'_> {
+    /// What the request says of the length of its answer.
+    pub(super) fn output_bounds(&self) -> OutputBounds {
+        let most = self.max_output.count();
+        let least = if self.ignores_end { most } else { self.min_output.count() };
+        OutputBounds { least: least.unwrap_or_default(), most }
+    }
+}
+
 /// Whether a priority is plainly 0 or more: digits, and nothing that a reader could take for
 /// something else.
 pub(super) fn is_plain_priority(priority: &[u8]) -> bool {
@@ -177,6 +196,10 @@ impl RequestedCount {
 struct SamplingParams<'a> {
     #[serde(borrow)]
     max_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    min_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    ignore_eos: Option<&'a RawValue>,
     #[serde(borrow)]
     n: Option<&'a RawValue>,
 }

@@ -20,7 +20,7 @@ use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
 use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
 use crate::keys::{Caller, Role};
-use crate::placement::PlacementRequest;
+use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::sse::Dialect;
 
@@ -137,7 +137,7 @@ impl Edge {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
         }
         let work = estimate_work(route, body.len(), &peek);
-        let most_output = peek.max_output.count();
+        let output_bounds = if work.generates() { peek.output_bounds() } else { OutputBounds::NOTHING };
         let permit = self.admission.admit(&caller, self.estimate_usage(work, &peek, &body))?;
         if let Some(chosen) = peek
             .response_id
@@ -166,7 +166,7 @@ impl Edge {
                 path: route.to_owned(),
                 prompt_parts: text,
                 cache_salt: salt,
-                max_output_tokens: if work.generates() { most_output } else { Some(0) },
+                output_bounds,
                 is_stream: peek.is_stream,
                 required_engine: None,
                 body: body.clone(),
@@ -193,7 +193,7 @@ impl Edge {
     }
 
     fn estimate_usage(&self, work: Work, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
-        let output_tokens = if work.generates() { self.dispatch.placer.expected_output_tokens(peek.max_output.count()) } else { 0 };
+        let output_tokens = if work.generates() { self.dispatch.placer.expected_output_tokens(peek.output_bounds()) } else { 0 };
         let prompt_tokens = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
         let choices = work.answers.checked_div(work.prompts).unwrap_or_default();
         let max_output_tokens = peek.max_output.count().map(|most| most.saturating_mul(choices));

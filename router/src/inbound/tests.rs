@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::headers::{asks_engine_priority as is_urgent_by_header, headers_for_client, headers_for_engine};
 use super::peek::{Peek, RequestedCount, is_invalid_for_engines, peek};
+use crate::placement::OutputBounds;
 
 fn model(name: &str) -> Peek<'static> {
     Peek { model: Some(name.into()), ..Peek::default() }
@@ -74,6 +75,20 @@ fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_
     assert_eq!(choices(r#"{"sampling_params":{"n":4}}"#), RequestedCount::Count(4));
     assert_eq!(choices(r#"{"sampling_params":{"n":2,"n":256}}"#), RequestedCount::Unreadable);
     assert_eq!((choices(r#"{"n":2,"best_of":5}"#), choices(r#"{"n":"5"}"#)), (RequestedCount::Count(5), RequestedCount::Unreadable));
+}
+
+#[test]
+fn an_answer_that_goes_on_behind_the_end_of_text_is_as_long_as_it_may_be() {
+    let bounds = |body: &str| {
+        let OutputBounds { least, most } = peek(body.as_bytes()).unwrap().output_bounds();
+        (least, most)
+    };
+    assert_eq!(bounds(r#"{"max_tokens":100}"#), (0, Some(100)));
+    assert_eq!(bounds(r#"{"max_tokens":100,"min_tokens":20,"ignore_eos":false}"#), (20, Some(100)));
+    assert_eq!(bounds(r#"{"max_tokens":100,"min_tokens":20,"ignore_eos":true}"#), (100, Some(100)));
+    assert_eq!(bounds(r#"{"ignore_eos":true}"#), (0, None));
+    assert_eq!(bounds(r#"{"sampling_params":{"max_tokens":70,"ignore_eos":true}}"#), (70, Some(70)));
+    assert_eq!(bounds(r#"{"sampling_params":{"max_tokens":70,"min_tokens":"7","ignore_eos":"true"}}"#), (0, Some(70)));
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl PlacementFeedback {
             load_at_start: (0, 0),
             is_stream: prompt.is_stream(),
             is_reliable: !prompt.is_estimate(),
-            max_output_tokens: prompt.max_output_tokens(),
+            max_output_tokens: prompt.output_bounds().most,
         }
     }
 

@@ -32,6 +32,7 @@ use crate::cache_level::CacheLevel;
 use crate::fleet::{Fleet, FleetView, InFlight, InFlightCost, Replica};
 use crate::metrics::RouterMetrics;
 use crate::prompt::Prompts;
+pub(crate) use output_lengths::OutputBounds;
 use output_lengths::SharedOutputLengths;
 
 /// Decisions that can still be explained.
@@ -211,7 +212,9 @@ impl Placer {
             return false;
         }
         let local = &replica.local_load;
-        time_left < self.output_lengths.expected(None) * local.learned().rates.step_seconds(local.in_flight(), local.context_tokens())
+        time_left
+            < self.output_lengths.expected(OutputBounds::default())
+                * local.learned().rates.step_seconds(local.in_flight(), local.context_tokens())
     }
 
     /// Whether a request would be sent to that replica now rather than queued.
@@ -262,8 +265,8 @@ impl Placer {
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
         let utilisation = self.offered_load.utilisation(candidates.len(), seconds) * fleet_share(ours, others);
         let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
-        let most_output = prompt.max_output_tokens();
-        let (output, long_output) = (self.output_lengths.expected(most_output), self.output_lengths.long(most_output));
+        let bounds = prompt.output_bounds();
+        let (output, long_output) = (self.output_lengths.expected(bounds), self.output_lengths.long(bounds));
         let ask = PricingInput { tokens: prompt.token_count(), output, long_output, arrivals };
         let decision = place(&ask, candidates, &Conditions { nominal, utilisation }, priced, &mut fastrand::Rng::new())?;
         let choice = &decision.choice().candidate;
@@ -287,11 +290,11 @@ impl Placer {
         })
     }
 
-    /// Tokens expected of an answer of at most `most`.
+    /// Tokens expected of an answer within these bounds.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^53 tokens, and `as` saturates")]
-    pub(crate) fn expected_output_tokens(&self, most: Option<u64>) -> u64 {
-        self.output_lengths.expected(most).ceil() as u64
+    pub(crate) fn expected_output_tokens(&self, bounds: OutputBounds) -> u64 {
+        self.output_lengths.expected(bounds).ceil() as u64
     }
 
     /// Counts the request on the chosen replica, and its blocks as soon to be cached there.
@@ -313,7 +316,7 @@ impl Placer {
         let first_token = seconds + chosen.first_token_seconds();
         // A plain answer comes when it is complete, and its length is not known: it is late only
         // after the time for the longest possible one.
-        let due = match prompt.max_output_tokens() {
+        let due = match prompt.output_bounds().most {
             _ if prompt.is_stream() => first_token,
             #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
             Some(most) => {

@@ -22,14 +22,14 @@ impl Default for SharedOutputLengths {
 }
 
 impl SharedOutputLengths {
-    /// Tokens expected of an answer of at most `most`.
-    pub(super) fn expected(&self, most: Option<u64>) -> f64 {
-        bounded(&self.mean, most)
+    /// Tokens expected of an answer within these bounds.
+    pub(super) fn expected(&self, bounds: OutputBounds) -> f64 {
+        bounds.clamp(&self.mean)
     }
 
-    /// Tokens that an answer of at most `most` hardly exceeds.
-    pub(super) fn long(&self, most: Option<u64>) -> f64 {
-        bounded(&self.long, most)
+    /// Tokens that an answer within these bounds hardly exceeds.
+    pub(super) fn long(&self, bounds: OutputBounds) -> f64 {
+        bounds.clamp(&self.long)
     }
 
     /// Adds an answer's length.
@@ -41,10 +41,23 @@ impl SharedOutputLengths {
     }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-fn bounded(tokens: &AtomicU64, most: Option<u64>) -> f64 {
-    let tokens = f64::from_bits(tokens.load(Ordering::Relaxed));
-    most.map_or(tokens, |most| tokens.min(most as f64))
+/// How many tokens a request lets its answer have.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct OutputBounds {
+    pub least: u64,
+    /// Wins where it is below the least. `None`: until the model's context is full.
+    pub most: Option<u64>,
+}
+
+impl OutputBounds {
+    /// Those of a request that generates nothing.
+    pub(crate) const NOTHING: Self = Self { least: 0, most: Some(0) };
+
+    #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
+    fn clamp(self, tokens: &AtomicU64) -> f64 {
+        let tokens = f64::from_bits(tokens.load(Ordering::Relaxed)).max(self.least as f64);
+        self.most.map_or(tokens, |most| tokens.min(most as f64))
+    }
 }
 
 #[cfg(test)]
@@ -54,10 +67,25 @@ mod tests {
     #[test]
     fn answers_are_expected_to_be_as_long_as_they_lately_were_and_no_longer_than_they_may() {
         let outputs = SharedOutputLengths::default();
-        assert_eq!((outputs.expected(None), outputs.expected(Some(10)), outputs.expected(Some(100_000))), (256.0, 10.0, 256.0));
-        assert_eq!((outputs.long(None), outputs.long(Some(10)), outputs.long(Some(100_000))), (1024.0, 10.0, 1024.0));
+        let (expected, long) = (|most| outputs.expected(at_most(most)), |most| outputs.long(at_most(most)));
+        assert_eq!((expected(None), expected(Some(10)), expected(Some(100_000))), (256.0, 10.0, 256.0));
+        assert_eq!((long(None), long(Some(10)), long(Some(100_000))), (1024.0, 10.0, 1024.0));
         (1..=500).for_each(|answer| outputs.observe(if answer % 10 == 0 { 3000 } else { 1000 }));
-        assert!((1000.0..=1500.0).contains(&outputs.expected(None)), "{}", outputs.expected(None));
-        assert_eq!((outputs.long(None), outputs.long(Some(2000))), (3000.0, 2000.0));
+        assert!((1000.0..=1500.0).contains(&expected(None)), "{}", expected(None));
+        assert_eq!((long(None), long(Some(2000))), (3000.0, 2000.0));
+    }
+
+    #[test]
+    fn an_answer_that_must_be_long_is_expected_to_be_long_whatever_others_were() {
+        let outputs = SharedOutputLengths::default();
+        (0..500).for_each(|_| outputs.observe(4));
+        let bounds = OutputBounds { least: 5000, most: Some(6000) };
+        assert_eq!((outputs.expected(bounds), outputs.long(bounds)), (5000.0, 5000.0));
+        let impossible = OutputBounds { least: 5000, most: Some(100) };
+        assert_eq!((outputs.expected(impossible), outputs.long(impossible)), (100.0, 100.0));
+    }
+
+    fn at_most(most: Option<u64>) -> OutputBounds {
+        OutputBounds { least: 0, most }
     }
 }

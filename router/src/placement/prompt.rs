@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::prompt_reading::{BlockChain, PromptReading, PromptText};
-use super::{Placer, block_tokens};
+use super::{OutputBounds, Placer, block_tokens};
 use crate::engine_life::EngineLife;
 use crate::fleet::{FleetView, Replica};
 use crate::prompt::{EncoderKey, NotEncoded};
@@ -41,7 +41,7 @@ pub(crate) struct PlacementRequest {
     pub prompt_parts: Vec<Bytes>,
     /// Its `cache_salt`; empty when it has none. Engines keep the blocks of different salts apart.
     pub cache_salt: String,
-    pub max_output_tokens: Option<u64>,
+    pub output_bounds: OutputBounds,
     pub is_stream: bool,
     /// The only engine that can answer it, as the one that keeps what it is about.
     pub required_engine: Option<EngineLife>,
@@ -111,8 +111,8 @@ impl Prompt {
     }
 
     #[must_use]
-    pub(crate) fn max_output_tokens(&self) -> Option<u64> {
-        self.request.max_output_tokens
+    pub(crate) fn output_bounds(&self) -> OutputBounds {
+        self.request.output_bounds
     }
 
     /// Tokens of the prompt; an estimate where they are not counted.

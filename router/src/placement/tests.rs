@@ -102,7 +102,15 @@ async fn a_request_goes_only_to_replicas_whose_front_end_has_its_route() {
 /// A stream of at most so many tokens.
 fn answer_of(most: u64) -> Prompt {
     let model = Some("m".to_owned());
-    Prompt::from_text(PlacementRequest { model, max_output_tokens: Some(most), is_stream: true, ..PlacementRequest::default() }, "")
+    Prompt::from_text(
+        PlacementRequest {
+            model,
+            output_bounds: OutputBounds { least: 0, most: Some(most) },
+            is_stream: true,
+            ..PlacementRequest::default()
+        },
+        "",
+    )
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::placement::OutputBounds;
 use crate::placement::PlacementRequest;
 use crate::placement::prompt::tests::text;
 use crate::placement::tests::Fixture;
@@ -27,12 +28,13 @@ fn usage(completion_tokens: u64, cached_tokens: Option<u64>) -> Option<TokenUsag
 #[tokio::test(start_paused = true)]
 async fn nobody_teaches_a_longer_answer_than_he_could_have() {
     let fixture = Fixture::approximate(1).await;
-    let lengths = |max_output_tokens, context| {
+    let lengths = |most, context| {
+        let output_bounds = OutputBounds { least: 0, most };
         let asked =
-            PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], max_output_tokens, ..PlacementRequest::default() };
+            PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], output_bounds, ..PlacementRequest::default() };
         let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
         placed.record_end(usage(1_000_000_000_000_000_000, None), 0, context, true);
-        fixture.placer.output_lengths.expected(None)
+        fixture.placer.output_lengths.expected(OutputBounds::default())
     };
     assert!(lengths(Some(300), 4096) < 300.0);
     assert!(lengths(None, 4096) < 4096.0);
@@ -42,11 +44,11 @@ async fn nobody_teaches_a_longer_answer_than_he_could_have() {
 #[tokio::test(start_paused = true)]
 async fn many_answers_in_one_teach_nothing_of_the_length_of_one() {
     let fixture = Fixture::approximate(1).await;
-    let before = fixture.placer.output_lengths.expected(None);
+    let before = fixture.placer.output_lengths.expected(OutputBounds::default());
     let asked = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], ..PlacementRequest::default() };
     let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
     placed.record_end(usage(131_072, None), 0, 131_072, false);
-    assert_eq!(fixture.placer.output_lengths.expected(None), before);
+    assert_eq!(fixture.placer.output_lengths.expected(OutputBounds::default()), before);
 }
 
 #[test]
@@ -82,7 +84,7 @@ async fn a_plain_answer_tells_no_speed_but_its_length() {
     placed.record_start();
     placed.record_end(usage(1000, None), 0, 4096, true);
     assert_eq!((*record.outcome.lock(), fixture.fleet.view().replicas[0].local_load.learned().rates), (Default::default(), before));
-    assert!(fixture.placer.output_lengths.expected(None) > 256.0);
+    assert!(fixture.placer.output_lengths.expected(OutputBounds::default()) > 256.0);
 }
 
 #[tokio::test(start_paused = true)]
