@@ -9,13 +9,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExplainRequest, ExplainResponse, GoneJob, Job, ListRequest, ListResponse, LogsRequest, LogsResponse, LoraRequest,
-    Node, Rates, Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
+    Cache, Decision, ExplainRequest, ExplainResponse, GoneJob, ListRequest, ListResponse, LogsRequest, LogsResponse, LoraRequest, Node,
+    Rates, Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
-use crate::fleet::{Fleet, FleetView, ReplicaOrder};
+use crate::fleet::{Fleet, FleetView, ReplicaOrder, job_message};
 use crate::placement::{PlacementDecision, Placer};
 use crate::prompt::EncoderStatus;
 pub(crate) use socket::OperatorsSocket;
@@ -41,11 +41,11 @@ impl fleet_server::Fleet for Operators {
             agent_version: node.agent_version.clone(),
             attached: node.is_attached,
             replicas: view.replicas.iter().filter(|replica| replica.node == node.name).map(|of| replica(of, &self.placer)).collect(),
-            job: node.job.as_deref().map(|of| job(of, now)),
+            job: node.job.as_deref().map(|job| job_message(job, now)),
         });
         let gone_jobs = view.gone_jobs.iter().map(|gone| GoneJob {
             node: gone.node.to_string(),
-            job: Some(job(&gone.job, gone.gone_at)),
+            job: Some(job_message(&gone.job, gone.gone_at)),
             gone_ms_ago: millis(now.saturating_duration_since(gone.gone_at)),
             reason: gone.reason.to_string(),
         });
@@ -184,19 +184,6 @@ fn find_target(view: &FleetView, name: &str) -> Result<(crate::fleet::Directives
     Ok((node.directives.clone(), indices, replicas.iter().map(|replica| replica.id.to_string()).collect()))
 }
 
-/// A job with what was left of it at that moment.
-fn job(job: &crate::fleet::Job, at: Instant) -> Job {
-    let left = |moment: Instant| millis(moment.saturating_duration_since(at));
-    Job {
-        scheduler: job.scheduler.as_str().to_owned(),
-        id: job.id.clone(),
-        array_index: job.array_index,
-        run: job.run,
-        ends_in_ms: job.ends_at.map(left),
-        leaves_in_ms: job.leaves_at.map(left),
-    }
-}
-
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -246,7 +233,7 @@ fn decision(record: &PlacementDecision) -> Decision {
         client_id: record.client_id.as_deref().unwrap_or_default().to_owned(),
         path: record.path.to_string(),
         model: record.model.as_deref().unwrap_or_default().to_owned(),
-        at_ms: record.decided_at.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
+        at_ms: record.decided_at.duration_since(UNIX_EPOCH).map_or(0, millis),
         attempt: record.attempt,
         queue_seconds: record.queued_seconds.into(),
         level: record.level.as_str().to_owned(),

@@ -231,9 +231,9 @@ impl Gpu {
     }
 }
 
-impl From<wire::Job> for Job {
-    fn from(job: wire::Job) -> Self {
-        let wire::Job { scheduler, id, array_index, run, ends_in_ms, leaves_in_ms } = job;
+impl From<agent::Job> for Job {
+    fn from(job: agent::Job) -> Self {
+        let agent::Job { scheduler, id, array_index, run, ends_in_ms, leaves_in_ms } = job;
         let seconds = |ms: u64| ms / 1000;
         Self { scheduler, id, array_index, run, ends_in_seconds: ends_in_ms.map(seconds), leaves_in_seconds: leaves_in_ms.map(seconds) }
     }

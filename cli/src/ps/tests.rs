@@ -10,8 +10,8 @@ pub(crate) fn node(name: &str, state: agent::ReplicaState, change: impl FnOnce(&
     wire::Node { name: name.into(), agent_version: "1".into(), attached: true, replicas: vec![replica], job: None }.into()
 }
 
-fn job(id: &str, run: u32, ends_in_ms: Option<u64>) -> wire::Job {
-    wire::Job { scheduler: "pbs".into(), id: id.into(), run, ends_in_ms, ..wire::Job::default() }
+fn job(id: &str, run: u32, ends_in_ms: Option<u64>) -> agent::Job {
+    agent::Job { scheduler: "pbs".into(), id: id.into(), run, ends_in_ms, ..agent::Job::default() }
 }
 
 fn in_phase(phase: agent::Phase) -> agent::ReplicaState {
@@ -100,7 +100,7 @@ fn a_fleet_without_gpus_has_no_column_of_them() {
 
 #[test]
 fn a_fleet_of_batch_jobs_shows_them_and_when_they_end() {
-    let in_job = |name: &str, job| Node { job: Some(wire::Job::into(job)), ..node(name, ready(), |_| {}) };
+    let in_job = |name: &str, job| Node { job: Some(agent::Job::into(job)), ..node(name, ready(), |_| {}) };
     let mut nodes = vec![
         in_job("x1.12", job("12.head", 1, Some(4_325_000))),
         in_job("x1.19-3", job("19[3].head", 2, Some(36_900))),

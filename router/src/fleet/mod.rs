@@ -23,8 +23,7 @@ pub(crate) use index_writer::CacheReportQueue;
 pub(crate) use job::Job;
 pub(crate) use local_load::{InFlight, InFlightCost, LocalLoad};
 pub(crate) use replica_status::{Model, Phase};
-pub(crate) use session::SessionDeps;
-pub(crate) use session::attach;
+pub(crate) use session::{SessionDeps, attach, job_message};
 pub(crate) use view::{FleetView, Replica};
 #[cfg(test)]
 pub(crate) use {

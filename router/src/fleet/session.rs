@@ -327,6 +327,19 @@ fn parse_job(job: wire::Job, now: Instant) -> Option<Job> {
     Some(Job { scheduler, id, array_index, run: run.max(1), ends_at, leaves_at })
 }
 
+/// A job as operators are told of it, in the words of its agent, with what was left of it at that moment.
+pub(crate) fn job_message(job: &Job, at: Instant) -> wire::Job {
+    let left = |moment: Instant| u64::try_from(moment.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX);
+    wire::Job {
+        scheduler: job.scheduler.as_str().to_owned(),
+        id: job.id.clone(),
+        array_index: job.array_index,
+        run: job.run,
+        ends_in_ms: job.ends_at.map(left),
+        leaves_in_ms: job.leaves_at.map(left),
+    }
+}
+
 fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {
     let load = report.load.map(bound_load);
     ReplicaChange {
