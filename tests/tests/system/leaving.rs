@@ -5,37 +5,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hostler_proto::agent::v1::{Failure, Phase};
-use hostler_router::RouterConfig;
 use rustix::process::Signal;
 
-use crate::harness::{Admin, Answer, CHAT, Program, RunningRouter, Seen, Workplace, chat, chat_stream, until};
-
-struct Scene {
-    place: Workplace,
-    router: RunningRouter,
-}
+use crate::harness::{Answer, CHAT, Program, Scene, Workplace, chat, chat_stream, until};
 
 /// A time that nothing here needs.
 const AMPLE: &str = "120s";
 
 impl Scene {
-    /// A place whose programs run in no job.
-    async fn new() -> Self {
-        let local = || "127.0.0.1:0".to_owned();
-        let config = RouterConfig { listen: local(), agents_listen: local(), admin_listen: local(), ..RouterConfig::default() };
-        let place = Workplace::new();
-        let (cache_dir, operators_socket) = (place.path().join("caches"), place.path().join("o.sock"));
-        let config = RouterConfig { cache_dir, operators_socket, ..config };
-        Self { place, router: RunningRouter::start(config).await }
-    }
-
+    /// A place whose programs run in a job.
     async fn in_job() -> Self {
         let mut scene = Self::new().await;
         scene.place.environment.push(("PBS_JOBID", "12.head"));
         scene
     }
 
-    fn agent(&self, node: &str, flags: &[&str]) -> Program {
+    fn named_agent(&self, node: &str, flags: &[&str]) -> Program {
         self.agent_with(node, flags, &["--sim-start-ms", "50", "--sim-step-ms", "10"])
     }
 
@@ -46,22 +31,6 @@ impl Scene {
         arguments.push("--");
         arguments.extend(engine);
         self.place.start(node, &arguments)
-    }
-
-    fn admin(&self) -> Admin {
-        self.router.admin()
-    }
-
-    async fn until_replicas(&self, what: &str, are: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
-        until(what, async || {
-            let replicas = self.admin().replicas().await.map_err(|status| status.to_string())?;
-            if are(&replicas) { Ok(replicas) } else { Err(format!("{replicas:#?}")) }
-        })
-        .await
-    }
-
-    async fn ready(&self, count: usize) -> Vec<Seen> {
-        self.until_replicas("replicas ready", |replicas| replicas.len() == count && replicas.iter().all(Seen::is_ready)).await
     }
 
     /// What the router was told last of why a replica failed.
@@ -75,13 +44,9 @@ impl Scene {
     }
 
     /// Waits for the agent's end and returns its exit code; nothing may be left of it.
-    async fn ends(&self, agent: &mut Program) -> i32 {
+    async fn exit_code(&self, agent: &mut Program) -> i32 {
         let code = agent.ended().await.code().unwrap_or_else(|| panic!("a signal ended it: {}", agent.stderr()));
-        until("no process left", async || {
-            let left = self.place.processes();
-            if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
-        })
-        .await;
+        self.until_no_process_is_left().await;
         assert_eq!(self.place.left(), Vec::<PathBuf>::new());
         code
     }
@@ -101,7 +66,7 @@ fn last_line(program: &Program) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scheduler_may_send_what_it_likes_and_streams_that_can_end_in_time_do() {
     let scene = Scene::in_job().await;
-    let mut agent = scene.agent("n0", &["--leave-grace", AMPLE]);
+    let mut agent = scene.named_agent("n0", &["--leave-grace", AMPLE]);
     scene.ready(1).await;
     let mut stream = scene.router.edge().open(CHAT, &chat_stream(300)).await;
     stream.events(2).await;
@@ -113,13 +78,13 @@ async fn a_scheduler_may_send_what_it_likes_and_streams_that_can_end_in_time_do(
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     stream.finish().await.assert_whole_stream();
-    assert_eq!(scene.ends(&mut agent).await, 0, "{}", agent.stderr());
+    assert_eq!(scene.exit_code(&mut agent).await, 0, "{}", agent.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_cannot_end_before_the_scheduler_kills_ends_with_one_error_that_names_the_job() {
     let scene = Scene::in_job().await;
-    let mut agent = scene.agent("n0", &["--leave-grace", "2s", "--drain-timeout", AMPLE]);
+    let mut agent = scene.named_agent("n0", &["--leave-grace", "2s", "--drain-timeout", AMPLE]);
     scene.ready(1).await;
     let mut stream = scene.router.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
@@ -129,26 +94,26 @@ async fn a_stream_that_cannot_end_before_the_scheduler_kills_ends_with_one_error
     agent.signal(Signal::TERM);
     let error = error_of(&stream.finish().await);
     assert_eq!(error, "the pbs job 12.head is being ended by its scheduler: the answer was not complete in time");
-    assert_eq!(scene.ends(&mut agent).await, 5, "{}", agent.stderr());
+    assert_eq!(scene.exit_code(&mut agent).await, 5, "{}", agent.stderr());
     assert!(last_line(&agent).contains("before their answers were complete: 1;"), "{}", agent.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outside_of_a_job_a_stream_that_outlasts_the_drain_is_told_that_the_node_leaves() {
     let scene = Scene::new().await;
-    let mut agent = scene.agent("n0", &["--drain-timeout", "300ms"]);
+    let mut agent = scene.named_agent("n0", &["--drain-timeout", "300ms"]);
     scene.ready(1).await;
     let mut stream = scene.router.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
     agent.signal(Signal::USR1);
     assert_eq!(error_of(&stream.finish().await), "node n0 is leaving: the answer was not complete in time");
-    assert_eq!(scene.ends(&mut agent).await, 5, "{}", agent.stderr());
+    assert_eq!(scene.exit_code(&mut agent).await, 5, "{}", agent.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_second_interrupt_of_a_person_stops_at_once_in_a_job_too() {
     let scene = Scene::in_job().await;
-    let mut agent = scene.agent("n0", &["--leave-grace", AMPLE, "--drain-timeout", AMPLE]);
+    let mut agent = scene.named_agent("n0", &["--leave-grace", AMPLE, "--drain-timeout", AMPLE]);
     scene.ready(1).await;
     let mut stream = scene.router.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
@@ -156,13 +121,13 @@ async fn the_second_interrupt_of_a_person_stops_at_once_in_a_job_too() {
     scene.until_draining().await;
     agent.signal(Signal::INT);
     stream.finish().await.assert_broken_stream();
-    assert_eq!(scene.ends(&mut agent).await, 5, "{}", agent.stderr());
+    assert_eq!(scene.exit_code(&mut agent).await, 5, "{}", agent.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_short_request_fails_while_one_of_two_jobs_is_ended() {
     let scene = Scene::in_job().await;
-    let (mut leaving, _staying) = (scene.agent("n0", &["--leave-grace", "10s"]), scene.agent("n1", &[]));
+    let (mut leaving, _staying) = (scene.named_agent("n0", &["--leave-grace", "10s"]), scene.named_agent("n1", &[]));
     scene.ready(2).await;
     let edge = scene.router.edge();
     leaving.signal(Signal::TERM);
@@ -211,7 +176,7 @@ async fn a_second_agent_of_the_same_node_ends_and_the_first_goes_on_with_its_own
     let scene = Scene::new().await;
     let logs = scene.place.path().join("logs");
     let logs = logs.to_str().unwrap();
-    let mut first = scene.agent("n0", &["--log-dir", logs]);
+    let mut first = scene.named_agent("n0", &["--log-dir", logs]);
     let before = scene.ready(1).await.remove(0);
     let router = scene.router.agents.to_string();
     let engine = ["--engine", "simulated", "--replicas", "1", "--attach-timeout", "20s", "--log-dir", logs];
@@ -226,7 +191,7 @@ async fn a_second_agent_of_the_same_node_ends_and_the_first_goes_on_with_its_own
     let after = scene.ready(1).await.remove(0);
     assert_eq!((after.pid, after.epoch), (before.pid, before.epoch));
     first.signal(Signal::TERM);
-    assert_eq!(scene.ends(&mut first).await, 0, "{}", first.stderr());
+    assert_eq!(scene.exit_code(&mut first).await, 0, "{}", first.stderr());
 }
 
 fn log_files(logs: &Path) -> Vec<PathBuf> {
@@ -237,7 +202,7 @@ fn log_files(logs: &Path) -> Vec<PathBuf> {
 async fn engines_that_fail_to_start_for_good_end_the_job_and_the_router_has_heard_why() {
     let scene = Scene::in_job().await;
     let mut agent = scene.agent_with("n0", &[], &["--sim-fail-start"]);
-    assert_eq!(scene.ends(&mut agent).await, 4, "{}", agent.stderr());
+    assert_eq!(scene.exit_code(&mut agent).await, 4, "{}", agent.stderr());
     let failure = scene.failure("n0/0").await.expect("the last report has the failure");
     let told = agent.stderr();
     let last: Vec<&str> = told.trim_end().lines().rev().take(2).collect();
@@ -251,14 +216,14 @@ async fn outside_of_a_job_engines_that_fail_are_tried_again() {
     let mut agent = scene.agent_with("n0", &[], &["--sim-fail-start"]);
     scene.until_replicas("the fourth start", |replicas| replicas.iter().any(|replica| replica.restarts >= 3)).await;
     agent.signal(Signal::TERM);
-    assert_eq!(scene.ends(&mut agent).await, 0, "{}", agent.stderr());
+    assert_eq!(scene.exit_code(&mut agent).await, 0, "{}", agent.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_directory_that_is_removed_is_made_again_and_the_engine_comes_back() {
     let scene = Scene::in_job().await;
     // The engine's health is asked over a connection that is open; a test completion opens a new one.
-    let mut agent = scene.agent("n0", &["--canary-interval", "2s"]);
+    let mut agent = scene.named_agent("n0", &["--canary-interval", "2s"]);
     let before = scene.ready(1).await.remove(0);
     let own = Path::new(&before.socket).ancestors().nth(2).unwrap().to_owned();
     fs::remove_dir_all(own.parent().unwrap()).unwrap();
@@ -272,13 +237,13 @@ async fn a_run_directory_that_is_removed_is_made_again_and_the_engine_comes_back
     assert_eq!(scene.router.edge().post(CHAT, &chat(3)).await.status, 200);
     until("the admin socket", async || if own.join("admin.sock").exists() { Ok(()) } else { Err("there is none".to_owned()) }).await;
     // An agent that starts now does not take it for a dead one's.
-    let mut other = scene.agent("n1", &[]);
+    let mut other = scene.named_agent("n1", &[]);
     scene.ready(2).await;
     other.signal(Signal::TERM);
     assert_eq!(other.ended().await.code(), Some(0), "{}", other.stderr());
     assert!(own.join("lock").exists());
     agent.signal(Signal::TERM);
-    assert_eq!(scene.ends(&mut agent).await, 0, "{}", agent.stderr());
+    assert_eq!(scene.exit_code(&mut agent).await, 0, "{}", agent.stderr());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

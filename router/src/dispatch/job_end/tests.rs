@@ -4,12 +4,19 @@ use super::*;
 use crate::fleet::Fleet;
 use crate::fleet::tests::{attach, attach_node, fleet, ready, report_job};
 
-/// Why an answer was lost on the replica of node `n`, as it was when the answer began, after so many seconds.
-fn loss(fleet: &Fleet, placed: &Replica, seconds: u64) -> String {
-    explain(fleet, placed, seconds, "the connection was lost")
+const LOST: &str = "the connection was lost";
+
+/// A fleet with one replica, on node `n` and in job `12.head` with these moments to leave and to end, in seconds.
+async fn fleet_in_job(moments: (u64, u64)) -> (Fleet, Arc<Replica>, impl Sized) {
+    let fleet = fleet();
+    let lane = attach(&fleet, 1, vec![ready(0)]).await;
+    report_job(&fleet, 1, moments).await;
+    let placed = fleet.view().replicas[0].clone();
+    (fleet, placed, lane)
 }
 
-fn explain(fleet: &Fleet, placed: &Replica, seconds: u64, message: &str) -> String {
+/// What a client is told after so many seconds of an answer that was lost on the replica, which was as it is here when the answer began.
+fn loss(fleet: &Fleet, placed: &Replica, seconds: u64, message: &str) -> String {
     explain_loss(&fleet.view(), placed, Instant::now() + Duration::from_secs(seconds), message.into())
 }
 
@@ -33,10 +40,7 @@ fn a_job_is_named_by_its_whole_id_behind_the_word() {
 
 #[tokio::test(start_paused = true)]
 async fn a_job_is_named_once() {
-    let fleet = fleet();
-    let _lane = attach(&fleet, 1, vec![ready(0)]).await;
-    report_job(&fleet, 1, (20, 30)).await;
-    let placed = fleet.view().replicas[0].clone();
+    let (fleet, placed, _lane) = fleet_in_job((20, 30)).await;
     for (seconds, message, expected) in [
         (10, "the pbs job 12.head is being ended", "the pbs job 12.head is being ended"),
         (10, "lost after 12.headers", "lost after 12.headers (job 12.head on node n)"),
@@ -44,7 +48,7 @@ async fn a_job_is_named_once() {
         (40, "the pbs job 12.head is being ended", "the pbs job 12.head is being ended (the job reached its deadline)"),
         (40, "the job 12.header ended", "the job 12.head on node n reached its deadline: the job 12.header ended"),
     ] {
-        assert_eq!(explain(&fleet, &placed, seconds, message), expected, "after {seconds} s");
+        assert_eq!(loss(&fleet, &placed, seconds, message), expected, "after {seconds} s");
     }
 }
 
@@ -52,31 +56,25 @@ async fn a_job_is_named_once() {
 async fn a_loss_names_the_job_and_at_its_end_the_deadline() {
     let fleet = fleet();
     let _lane = attach(&fleet, 1, vec![ready(0)]).await;
-    assert_eq!(loss(&fleet, &fleet.view().replicas[0], 99), "the connection was lost", "it is in no job");
+    assert_eq!(loss(&fleet, &fleet.view().replicas[0], 99, LOST), "the connection was lost", "it is in no job");
     report_job(&fleet, 1, (20, 30)).await;
     let placed = fleet.view().replicas[0].clone();
-    assert_eq!(loss(&fleet, &placed, 10), "the connection was lost (job 12.head on node n)", "long before its end");
-    assert_eq!(loss(&fleet, &placed, 24), "the job 12.head on node n has its deadline in 5 s: the connection was lost");
-    assert_eq!(loss(&fleet, &placed, 40), "the job 12.head on node n reached its deadline: the connection was lost");
+    assert_eq!(loss(&fleet, &placed, 10, LOST), "the connection was lost (job 12.head on node n)", "long before its end");
+    assert_eq!(loss(&fleet, &placed, 24, LOST), "the job 12.head on node n has its deadline in 5 s: the connection was lost");
+    assert_eq!(loss(&fleet, &placed, 40, LOST), "the job 12.head on node n reached its deadline: the connection was lost");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_end_that_counts_is_the_one_that_was_told_last() {
-    let fleet = fleet();
-    let _lane = attach(&fleet, 1, vec![ready(0)]).await;
-    report_job(&fleet, 1, (1000, 1010)).await;
-    let placed = fleet.view().replicas[0].clone();
+    let (fleet, placed, _lane) = fleet_in_job((1000, 1010)).await;
     report_job(&fleet, 1, (20, 30)).await;
-    assert_eq!(loss(&fleet, &placed, 40), "the job 12.head on node n reached its deadline: the connection was lost");
+    assert_eq!(loss(&fleet, &placed, 40, LOST), "the job 12.head on node n reached its deadline: the connection was lost");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_node_that_nobody_remembers_had_the_job_that_it_had() {
-    let fleet = fleet();
-    let _lane = attach(&fleet, 1, vec![ready(0)]).await;
-    report_job(&fleet, 1, (20, 30)).await;
-    let placed = fleet.view().replicas[0].clone();
+    let (_fleet, placed, _lane) = fleet_in_job((20, 30)).await;
     let other = crate::fleet::tests::fleet();
     let _lane = attach_node(&other, 1, "other", vec![ready(0)]).await;
-    assert_eq!(loss(&other, &placed, 40), "the job 12.head on node n reached its deadline: the connection was lost");
+    assert_eq!(loss(&other, &placed, 40, LOST), "the job 12.head on node n reached its deadline: the connection was lost");
 }
