@@ -26,6 +26,7 @@ pub mod plan;
 mod probe;
 mod process;
 mod prompt_files;
+mod replica_launch;
 mod run_dir;
 mod sizes;
 mod traffic;
@@ -43,11 +44,9 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use advise::EngineSetup;
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
-use engine::start_order::StartOrder;
-use engine::{AdoptedLife, Engine, EngineSpec};
-use host::{EngineProgram, Host, HostError, ReplicaPlan};
+use engine::Engine;
+use host::{EngineProgram, Host, HostError};
 use job::{Job, JobClock};
 use join::RouterAccess;
 use keeper::{AgentDeathPolicy, SurvivingEngine};
@@ -58,8 +57,7 @@ use pages::{AgentPages, PagesListener};
 use plan::{HostResources, Inventory, Plan, PlanError};
 use run_dir::{RunDir, RunDirError};
 use uplink::{AttachLimits, Attachments, Uplink};
-use vllm::command_line::command_line;
-use vllm::{CommandLine, FrontEndInUse, LaunchContext, plugin, version};
+use vllm::version;
 
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
@@ -332,95 +330,6 @@ impl Agent {
         Err(error)
     }
 
-    /// What each replica runs. Where a dead agent left the very engine that would be started, its
-    /// life goes on. Also returns what else that agent left.
-    fn engine_specs(&self, mut survivors: Vec<SurvivingEngine>) -> Result<(Vec<ReplicaLaunch<'_>>, Vec<SurvivingEngine>), AgentError> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let cores = u32::try_from(cores / self.plan.replicas.len().max(1)).unwrap_or(1).max(1);
-        let kv_cache_gib = host::kv_cache_gib(self.plan.replicas.len());
-        let python_path = std::env::var_os("PYTHONPATH").unwrap_or_default();
-        let spec_in = |plan, directory: PathBuf| {
-            let plan: &ReplicaPlan = plan;
-            let launch = LaunchContext {
-                engine: &self.engine,
-                version: self.plan.setup.version,
-                replica: plan,
-                // A single engine has the host to itself and binds to cores as it likes.
-                cores: (plan.gpus.is_empty() && self.plan.replicas.len() > 1).then_some(cores),
-                kv_cache_gib: kv_cache_gib.filter(|_| plan.gpus.is_empty()),
-                directory: &directory,
-                config: &self.config,
-                choices: &self.plan.choices(plan, self.plan.front_end.in_use),
-                front_end: self.plan.front_end.in_use,
-                python_path: &python_path,
-            };
-            let log = self.logs.join(run_dir::log_name(&self.host, &self.node, plan.index));
-            let mut spec = EngineSpec::new(&launch, log, self.program.clone())?;
-            if self.plan.front_end.may_fall_back {
-                let choices = self.plan.choices(plan, FrontEndInUse::Python);
-                spec.fallback = Some(command_line(&LaunchContext { choices: &choices, front_end: FrontEndInUse::Python, ..launch })?);
-            }
-            (spec.node, spec.if_agent_dies) = (self.node.clone(), self.fate);
-            spec.run_dirs = Some(self.run_dir.held().clone());
-            Ok::<_, HostError>(spec)
-        };
-        let described = self.plan.replicas.iter().map(|plan| {
-            if let Some(at) = survivors.iter().position(|survivor| survivor.life_record.index == plan.index) {
-                // An engine that lives on stays where it is.
-                let spec = spec_in(plan, survivors[at].directory.clone())?;
-                if let Some(fell_back) = survivors[at].matches_command(&spec.command, spec.fallback.as_ref(), spec.version) {
-                    let adopted = AdoptedLife { survivor: survivors.swap_remove(at), uses_fallback: fell_back };
-                    return Ok((plan, spec, Some(adopted)));
-                }
-            }
-            Ok((plan, spec_in(plan, self.run_dir.engine(plan.index))?, None))
-        });
-        // All commands are known to be valid before the first engine starts.
-        let mut described: Vec<_> = described.collect::<Result<_, HostError>>()?;
-        let command = described.first().map(|(_, spec, _)| &spec.command);
-        if let Some(allowed) = std::env::var_os("VLLM_PLUGINS")
-            && command.is_some_and(CommandLine::has_plugin)
-            && plugin::is_excluded_by(&allowed)
-        {
-            tracing::warn!(
-                ?allowed,
-                "VLLM_PLUGINS does not name `hostler`, so the threads of the engine's core wait longer for each other: add it to that list"
-            );
-        }
-        let start_order = Arc::new(StartOrder::for_replicas(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
-        for (_, spec, _) in &mut described {
-            spec.start_order = Arc::clone(&start_order);
-        }
-        Ok((self.bind_to_gpus(described), survivors))
-    }
-
-    fn start_replicas(&self, described: Vec<ReplicaLaunch<'_>>, supervisors: &TaskTracker) -> Vec<node::Replica> {
-        let replica = |(plan, spec, adopted): ReplicaLaunch<'_>| {
-            let gpu = plan.gpus.first();
-            let traits = node::ReplicaTraits {
-                gpu: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
-                token_budget: self.plan.token_budget(plan),
-                prompt_files: prompt_files::PromptFileSource::new(&self.engine, &self.config),
-                setup: self.engine_setup(plan, &spec.command),
-            };
-            node::Replica::new(plan.index, Engine::supervise(spec, adopted, supervisors), traits)
-        };
-        described.into_iter().map(replica).collect()
-    }
-
-    /// Binds engines to the CPUs next to their GPUs, and has them start only where those are free.
-    fn bind_to_gpus<'a>(&self, mut specs: Vec<ReplicaLaunch<'a>>) -> Vec<ReplicaLaunch<'a>> {
-        let Some(driver) = &self.driver else { return specs };
-        let gpus: Vec<_> = specs.iter().map(|(plan, ..)| plan.gpus.clone()).collect();
-        let bindings = if self.config.bind_cpus { gpu::plan_cpu_bindings(driver, &gpus) } else { vec![None; gpus.len()] };
-        for (((_, spec, _), gpus), binding) in specs.iter_mut().zip(gpus).zip(bindings) {
-            spec.cpu_binding = binding;
-            spec.gpu_availability =
-                (!gpus.is_empty()).then(|| gpu::GpuAvailability::new(driver.clone(), gpus, self.plan.setup.utilization()));
-        }
-        specs
-    }
-
     fn watch_gpus(&self, state: &NodeState, end: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
         let watched = |replica: &node::Replica| gpu_watch::WatchedReplica {
             name: format!("{}/{}", self.node, replica.index),
@@ -433,23 +342,6 @@ impl Agent {
             if let Some(driver) = driver {
                 gpu_watch::watch(driver, watched, end).await;
             }
-        }
-    }
-
-    /// How a replica is started, for the advisor and the routers.
-    fn engine_setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> EngineSetup {
-        EngineSetup {
-            simulated: matches!(self.engine, EngineProgram::Simulated { .. }),
-            profile: self.config.profile.as_str(),
-            python_front_end_reason: match self.plan.front_end.in_use {
-                FrontEndInUse::Python => self.plan.front_end.because.clone(),
-                FrontEndInUse::Rust => String::new(),
-            },
-            tensor_parallel: u32::try_from(plan.gpus.len()).unwrap_or(u32::MAX).max(1),
-            gpus: plan.gpus.clone(),
-            has_nvlink_mesh: self.plan.share(plan).is_none_or(|share| !share.over_pcie),
-            weights_bytes: self.plan.model.facts().map(|facts| facts.weight_bytes),
-            arguments: command.arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect(),
         }
     }
 }
@@ -478,5 +370,3 @@ async fn open_run_dir(configured: PathBuf, node: String) -> Result<RunDir, Agent
 fn time_to_leave(config: &AgentConfig) -> Duration {
     config.drain_timeout.saturating_add(config.stop_grace)
 }
-
-type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);

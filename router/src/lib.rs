@@ -28,6 +28,7 @@ mod member;
 mod metrics;
 mod operators;
 mod outcome;
+mod pages;
 mod placement;
 mod prompt;
 mod random;
@@ -44,10 +45,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use hostler_boot::admin::AdminPages;
 use hostler_boot::metrics::MetricRegistry;
 use hostler_boot::shutdown::join_within;
-use hostler_boot::{ListenError, PrivateSocket, Shutdown, SocketError, admin, bind};
+use hostler_boot::{ListenError, PrivateSocket, Shutdown, SocketError, bind};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -57,14 +57,15 @@ use bookings::Bookings;
 pub use config::{AccessFormat, NeedKey, RouterConfig};
 use dispatch::{Dispatch, RetryBudgets};
 pub use exposures::Exposure;
-use fleet::{Fleet, SessionDeps};
+use fleet::SessionDeps;
 use fleet_figures::RouterCollector;
 use health_watches::HealthWatchPermits;
 use inbound::{AllowedOrigins, BodyMemory, Edge, InvalidMediaHost, InvalidOrigin, Isolation, MediaHosts};
-use keys::{AdminGuard, KeyFileError, Keys, Secret, guard_pages};
+use keys::{AdminGuard, KeyFileError, Keys, Secret};
 pub use metrics::RouterMetrics;
+use operators::OperatorsSocket;
 pub use operators::find_operators_sockets;
-use operators::{Operators, OperatorsSocket};
+use pages::RouterAdmin;
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
 use shared_state::SharedState;
 pub use takeover::TakeoverError;
@@ -420,42 +421,4 @@ async fn wait_requests(state: &SharedState, shutdown: &Shutdown, drain_timeout: 
 
 fn queue_limits(config: &RouterConfig) -> QueueLimits {
     QueueLimits { max_requests: config.max_queued, max_bytes: MAX_QUEUED_BYTES, max_wait: config.max_queue_wait }
-}
-
-#[derive(Debug)]
-struct RouterAdmin {
-    fleet: Fleet,
-    placer: Arc<Placer>,
-    metric_registry: MetricRegistry,
-    shutdown: Shutdown,
-}
-
-impl RouterAdmin {
-    /// Serves the pages and operators' calls on the admin listener and on the operators' socket,
-    /// until `end`.
-    async fn serve(
-        self,
-        guard: AdminGuard,
-        listener: TcpListener,
-        operators: (OperatorsSocket, Option<PrivateSocket>),
-        end: CancellationToken,
-    ) {
-        let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone() };
-        let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
-        let (place, socket) = operators;
-        tokio::join!(place.serve(socket, pages.clone(), end.clone()), admin::serve(listener, pages, end));
-    }
-}
-
-impl AdminPages for RouterAdmin {
-    fn ready(&self) -> Result<(), String> {
-        if self.shutdown.is_draining() {
-            return Err("draining".into());
-        }
-        if self.fleet.view().replicas.iter().any(|replica| replica.is_ready()) { Ok(()) } else { Err("no replica is ready".into()) }
-    }
-
-    fn metrics(&self) -> &MetricRegistry {
-        &self.metric_registry
-    }
 }

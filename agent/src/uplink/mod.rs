@@ -3,6 +3,7 @@
 mod attachments;
 mod backoff;
 mod orders;
+mod redial;
 mod relay;
 mod report;
 mod session;
@@ -76,7 +77,7 @@ impl Uplink {
                         for address in addresses {
                             known.entry(address).or_insert_with(|| {
                                 let session = end.child_token();
-                                sessions.spawn(session::maintain_session(self.clone(), address, target.clone(), session.clone()));
+                                sessions.spawn(redial::maintain_session(self.clone(), address, target.clone(), session.clone()));
                                 RouterSession { target: target.clone(), session }
                             });
                         }

@@ -1,9 +1,8 @@
-//! One router's session: dialled, attached, reporting, serving lanes; and again when it ends, for as long as the agent lives.
+//! One router's session: dialled, attached, reporting, serving lanes, until it ends. `redial` begins the next one.
 
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -16,7 +15,7 @@ use hostler_proto::agent::v1::attach_response::Message as FromRouter;
 use hostler_proto::agent::v1::directive::Order;
 use hostler_proto::{PROTOCOL, TICKET_KEY};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -24,7 +23,6 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
-use super::backoff::{Backoff, MAX_DELAY};
 use super::orders;
 use super::relay;
 use super::report::{self, Reporter};
@@ -35,9 +33,6 @@ use crate::join::{self, Identity, JoinError};
 use crate::lane::Lane;
 use crate::node::REPORT_INTERVAL;
 use crate::traffic::RouterKey;
-
-/// The pause after a refusal that will probably last.
-const REFUSED_DELAY: Duration = Duration::from_secs(10);
 
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -55,7 +50,7 @@ const QUEUE_CAPACITY: usize = 16;
 const TRANSFER_RESERVE: usize = 12;
 
 #[derive(Debug, thiserror::Error)]
-enum SessionEnd {
+pub(super) enum SessionEnd {
     #[error("cannot connect: {0}")]
     Unreachable(String),
     #[error("refused: {0}")]
@@ -88,102 +83,6 @@ impl From<JoinError> for SessionEnd {
     }
 }
 
-/// Keeps a session with the router at `address` until `end`. A router that is away is dialled again
-/// and again, but logged once. While another router takes its place there are two sessions: the one
-/// with the first ends when that router leaves.
-pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, name: String, end: CancellationToken) {
-    let mut redial = Backoff::default();
-    let mut mentioned = String::new();
-    let successor = Arc::new(Notify::new());
-    let mut replaced = FuturesUnordered::new();
-    'dial: loop {
-        let attached = Arc::<AtomicBool>::default();
-        let mut session = Box::pin(run_session(uplink.clone(), address, attached.clone(), successor.clone(), end.clone()));
-        let ended = loop {
-            tokio::select! {
-                ended = &mut session => break ended,
-                () = successor.notified() => {
-                    if attached.load(Ordering::Relaxed) {
-                        tracing::info!(router = name, %address, "another router takes this one's place: dialling again");
-                        replaced.push(session);
-                    }
-                    redial = Backoff::default();
-                    continue 'dial;
-                }
-                Some(ended) = replaced.next() => log_replaced(&name, address, ended.as_ref()),
-            }
-        };
-        if attached.load(Ordering::Relaxed) {
-            (redial, mentioned) = (Backoff::default(), String::new());
-        }
-        let Some(ended) = ended else {
-            while replaced.next().await.is_some() {}
-            return;
-        };
-        let reason = ended.to_string();
-        match &ended {
-            SessionEnd::Refused(_) => uplink.attachments.record_refusal(address, &reason),
-            _ => uplink.attachments.record_failure(address, &reason),
-        }
-        // One log line per outage, whatever further symptoms follow. But a refusal needs somebody
-        // to act.
-        if mentioned.is_empty() || (matches!(ended, SessionEnd::Refused(_)) && reason != mentioned) {
-            match &ended {
-                SessionEnd::Duplicate => tracing::debug!(router = name, %address, reason),
-                SessionEnd::Left => tracing::info!(router = name, %address, reason, "not attached; retrying"),
-                SessionEnd::Refused(_) => tracing::error!(router = name, %address, reason, "not attached"),
-                SessionEnd::Unreachable(_) | SessionEnd::Lost(_) => {
-                    tracing::warn!(router = name, %address, reason, "not attached; retrying");
-                }
-            }
-            mentioned = reason;
-        }
-        let longest = if matches!(ended, SessionEnd::Refused(_) | SessionEnd::Duplicate) { REFUSED_DELAY } else { MAX_DELAY };
-        tokio::select! {
-            () = sleep(redial.next_delay_up_to(longest)) => {}
-            () = successor.notified() => redial = Backoff::default(),
-            // Where no successor came, this was the only session.
-            Some(ended) = replaced.next() => {
-                log_replaced(&name, address, ended.as_ref());
-                redial = Backoff::default();
-            }
-            () = end.cancelled() => {
-                while replaced.next().await.is_some() {}
-                return;
-            }
-        }
-    }
-}
-
-fn log_replaced(name: &str, address: SocketAddr, ended: Option<&SessionEnd>) {
-    if let Some(reason) = ended {
-        tracing::info!(router = name, %address, %reason, "the session with the router that was replaced has ended");
-    }
-}
-
-/// One session, from the dialling on. `None` when `end` has come.
-async fn run_session(
-    uplink: Arc<Uplink>,
-    address: SocketAddr,
-    attached: Arc<AtomicBool>,
-    successor: Arc<Notify>,
-    end: CancellationToken,
-) -> Option<SessionEnd> {
-    let session = tokio::select! {
-        session = attach(&uplink, address, successor) => session,
-        () = end.cancelled() => return None,
-    };
-    match session {
-        Ok(session) => {
-            attached.store(true, Ordering::Relaxed);
-            tracing::info!(router = %address, "attached");
-            uplink.attachments.record_attached();
-            session.run(&end).await
-        }
-        Err(ended) => Some(ended),
-    }
-}
-
 /// Frees the router's life for another address when the session ends.
 struct RouterClaim {
     uplink: Arc<Uplink>,
@@ -203,7 +102,7 @@ impl Drop for RouterClaim {
     }
 }
 
-struct Session {
+pub(super) struct Session {
     claim: RouterClaim,
     to_router: mpsc::Sender<wire::AttachRequest>,
     from_router: Streaming<wire::AttachResponse>,
@@ -236,7 +135,8 @@ async fn connect(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<(Channel, 
     Ok((channel, identity))
 }
 
-async fn attach(uplink: &Arc<Uplink>, address: SocketAddr, successor: Arc<Notify>) -> Result<Session, SessionEnd> {
+/// Dials the router and attaches: its welcome is there, the first report is sent, the lanes are open.
+pub(super) async fn attach(uplink: &Arc<Uplink>, address: SocketAddr, successor: Arc<Notify>) -> Result<Session, SessionEnd> {
     let (channel, identity) = connect(uplink, address).await?;
     let (to_router, messages) = mpsc::channel(QUEUE_CAPACITY);
     let hello = wire::Hello {
@@ -335,7 +235,7 @@ impl Drop for LaneGuard {
 
 impl Session {
     /// Runs until the session is lost; `None` when it was to end, and the router has the last report.
-    async fn run(mut self, end: &CancellationToken) -> Option<SessionEnd> {
+    pub(super) async fn run(mut self, end: &CancellationToken) -> Option<SessionEnd> {
         let uplink = self.claim.uplink.clone();
         let mut state = uplink.state.changed();
         let mut heartbeat = tokio::time::interval(self.heartbeat);

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::affinity::Popularity;
+use crate::affinity::{Arrivals, Popularity};
 use crate::block_keys::{BlockKey, KeyChain, token_keys};
 use crate::rates::{LearnedRates, RatePool, Samples};
 

@@ -25,6 +25,7 @@ use crate::keeper;
 use crate::node::{NodeState, Replica, ReplicaTraits};
 use crate::prompt_files::PromptFileSource;
 use crate::traffic::PromptEstimate;
+use crate::uplink::redial::maintain_session;
 use crate::vllm::CommandLine;
 use crate::{AgentConfig, AgentMetrics};
 
