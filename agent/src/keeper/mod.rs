@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal, setsid};
+use rustix::process::{Pid, Signal, getpid, getppid, getpriority_process, set_child_subreaper, set_parent_process_death_signal, setsid};
 use sha2::{Digest, Sha256};
 
 pub(crate) use self::client::{AdoptionError, KeeperClient, KeeperNotices, SurvivingEngine, start};
@@ -80,6 +80,11 @@ const PROCESS_NAME: &std::ffi::CStr = c"engine-keeper";
 /// of huge pages, as was seen, for a keeper that needs 2.
 const ALLOCATOR_SETTING: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
 
+/// The kernel takes one such write in 100 ms, from all of a host's users together. So the keepers of
+/// 16 engines that start at once all get their turn.
+const AUTOGROUP_ATTEMPTS: u32 = 20;
+const AUTOGROUP_PAUSE: Duration = Duration::from_millis(100);
+
 /// Environment variables that do not make two engines different: their values depend on how much
 /// memory was free, or on the shell.
 const FINGERPRINT_IGNORED: [&str; 2] = ["VLLM_CPU_KVCACHE_SPACE", "PYTHONPATH"];
@@ -117,11 +122,26 @@ fn run_keeper() -> io::Result<()> {
     // Before anything else: until then a signal to the agent's session or terminal ends this
     // process, and with it the start of an engine that the agent would drain anyway.
     setsid()?;
+    carry_niceness_over();
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let _ = rustix::thread::set_name(PROCESS_NAME);
     set_child_subreaper(Some(getpid()))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(server::run(agent))
+}
+
+/// Gives the new session the agent's niceness. Linux makes a scheduling group of each session, in
+/// which a process's own niceness counts against that session alone (sched(7), "The autogroup
+/// feature"): engines of an agent that was started with `nice` would take as much as anyone. Where
+/// the kernel has no such groups, there is nothing to do.
+fn carry_niceness_over() {
+    let Ok(niceness @ (..=-1 | 1..)) = getpriority_process(None) else { return };
+    for _ in 0..AUTOGROUP_ATTEMPTS {
+        match std::fs::write("/proc/self/autogroup", niceness.to_string()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(AUTOGROUP_PAUSE),
+            _ => return,
+        }
+    }
 }
 
 /// Becomes the engine's first process, which the kernel kills when its keeper dies. Returns only if

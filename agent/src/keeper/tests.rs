@@ -7,7 +7,6 @@ use super::*;
 
 /// A program that is a keeper as `hostler keeper` is, written into this directory.
 pub(crate) fn program(directory: &Path) -> PathBuf {
-    let path = directory.join("keeper");
     let tests = std::env::current_exe().unwrap();
     // The test harness prints a line of its own before it begins a test, which must not look like
     // the engine's.
@@ -15,6 +14,10 @@ pub(crate) fn program(directory: &Path) -> PathBuf {
         "#!/bin/sh\nexec 3>&1 >/dev/null\nexec '{}' --ignored --exact --nocapture --test-threads 1 keeper::tests::plays_the_keeper -- \"$@\"\n",
         tests.display()
     );
+    write_program(directory.join("keeper"), &script)
+}
+
+fn write_program(path: PathBuf, script: &str) -> PathBuf {
     std::fs::write(&path, script).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
     path
@@ -179,6 +182,23 @@ async fn keeper_and_engine_are_in_a_session_without_the_agent() {
     assert_eq!(keepers.len(), 1);
     assert_eq!((session(leader.pid), session(keepers[0])), (keepers[0], keepers[0]));
     assert_ne!(session(std::process::id().cast_signed()), keepers[0]);
+}
+
+#[tokio::test]
+async fn the_session_of_a_nice_agents_engine_is_as_nice() {
+    let niceness = (getpriority_process(None).unwrap() + 7).min(19);
+    let mut kept = Kept::start_with("exec sleep 600", |order| {
+        let keeper = PathBuf::from(&order.keeper);
+        let script = format!("#!/bin/sh\nexec nice -n 7 '{}' \"$@\"\n", keeper.display());
+        order.keeper = write_program(keeper.with_file_name("nice-keeper"), &script).into();
+    });
+    let leader = kept.started().await;
+    let group = std::fs::read_to_string(format!("/proc/{}/autogroup", leader.pid)).unwrap_or_default();
+    if group.is_empty() {
+        eprintln!("skipped: this kernel makes no scheduling groups of sessions");
+        return;
+    }
+    assert!(group.ends_with(&format!(" nice {niceness}\n")), "{group}");
 }
 
 #[tokio::test]
