@@ -79,6 +79,10 @@ impl ConnectionClock {
         (shortest / 4).clamp(Duration::from_millis(20), Duration::from_millis(2500))
     }
 
+    pub(super) fn head_timeout(&self) -> Duration {
+        self.timeouts.head
+    }
+
     /// Whether part of a head has come. Until the first request is taken, its head is waited for in
     /// any case.
     pub(super) fn set_reading_head(&self, reading: bool) {

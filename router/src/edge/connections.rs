@@ -193,19 +193,35 @@ where
         ended = connection.as_mut() => ended,
         why = wait_overdue(clock) => {
             tracing::debug!(?why, "a client's connection is closed");
-            return;
-        }
-        () = leaving => {
-            connection.as_mut().graceful_shutdown();
-            tokio::select! {
-                ended = connection => ended,
-                _ = wait_overdue(clock) => return,
-                () = shutdown.wait_stop() => return,
+            if why == Overdue::Idle && clock.has_streams() {
+                end_gracefully(connection, clock, shutdown).await
+            } else {
+                return;
             }
         }
+        () = leaving => end_gracefully(connection, clock, shutdown).await,
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a client's connection ended early");
+    }
+}
+
+/// Ends a connection once its requests are answered. Over HTTP/2 a request may be on its way: hyper
+/// tells the client to send no more, and answers what was sent until the client has heard so. One
+/// that says nothing has as long as for a head.
+async fn end_gracefully<C>(mut connection: Pin<&mut C>, clock: &ConnectionClock, shutdown: &Shutdown) -> Result<(), C::Error>
+where
+    C: GracefulConnection,
+{
+    connection.as_mut().graceful_shutdown();
+    let overdue = async {
+        tokio::time::sleep(clock.head_timeout()).await;
+        wait_overdue(clock).await
+    };
+    tokio::select! {
+        ended = connection => ended,
+        _ = overdue => Ok(()),
+        () = shutdown.wait_stop() => Ok(()),
     }
 }
 
