@@ -122,23 +122,25 @@ fn run_keeper() -> io::Result<()> {
     // Before anything else: until then a signal to the agent's session or terminal ends this
     // process, and with it the start of an engine that the agent would drain anyway.
     setsid()?;
-    carry_niceness_over();
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let _ = rustix::thread::set_name(PROCESS_NAME);
     set_child_subreaper(Some(getpid()))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(server::run(agent))
+    runtime.block_on(async {
+        carry_niceness_over().await;
+        server::run(agent).await
+    })
 }
 
 /// Gives the new session the agent's niceness. Linux makes a scheduling group of each session, in
 /// which a process's own niceness counts against that session alone (sched(7), "The autogroup
 /// feature"): engines of an agent that was started with `nice` would take as much as anyone. Where
 /// the kernel has no such groups, there is nothing to do.
-fn carry_niceness_over() {
+async fn carry_niceness_over() {
     let Ok(niceness @ (..=-1 | 1..)) = getpriority_process(None) else { return };
     for _ in 0..AUTOGROUP_ATTEMPTS {
         match std::fs::write("/proc/self/autogroup", niceness.to_string()) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(AUTOGROUP_PAUSE),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(AUTOGROUP_PAUSE).await,
             _ => return,
         }
     }

@@ -325,7 +325,7 @@ async fn read_until_frame(client: &mut TcpStream, kind: u8, stream: u8) -> Vec<u
         loop {
             let mut head = [0; 9];
             client.read_exact(&mut head).await.expect("the router hung up");
-            let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+            let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
             client.read_exact(&mut payload).await.unwrap();
             if (head[3], head[8]) == (kind, stream) {
                 return payload;
