@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
@@ -236,8 +236,8 @@ async fn open_streams(edge: &Endpoint, count: usize, tokens: usize) -> Vec<JoinH
 /// Streams at once that outlast a takeover.
 const STREAMS: usize = 100;
 
-/// A takeover under these streams and so many clients of each kind.
-async fn take_over_under_load(clients: usize, pause: Duration) {
+/// A takeover under these streams and so many clients of each kind; how many requests were answered each second.
+async fn take_over_under_load(clients: usize, pause: Duration) -> f64 {
     let mut site = Site::new(&[]);
     let mut place = site.place().await;
     for _ in 0..2 {
@@ -247,7 +247,7 @@ async fn take_over_under_load(clients: usize, pause: Duration) {
     let streams = open_streams(&place.edge, STREAMS, 150).await;
     let mut long = place.edge.open(CHAT, &chat_stream(10_000)).await;
     long.events(2).await;
-    let asking = Asking::start(&place.edge, clients, pause);
+    let (began, asking) = (Instant::now(), Asking::start(&place.edge, clients, pause));
     let (old, life) = (place.router.pid(), place.admin.replicas().await.unwrap());
 
     let next = place.take_over(&site, "second").await;
@@ -262,7 +262,7 @@ async fn take_over_under_load(clients: usize, pause: Duration) {
     }
     place.assert_ended().await;
     let answered = asking.stop().await;
-    assert!(answered > 0);
+    let rate = answered as f64 / began.elapsed().as_secs_f64();
     assert_eq!(place.edge.post(CHAT, &chat(2)).await.status, 200);
     let after = place.admin.replicas().await.unwrap();
     // What was asked again had not been begun with: agents count each request once, the streams, the
@@ -276,17 +276,20 @@ async fn take_over_under_load(clients: usize, pause: Duration) {
     let pids = |replicas: &[crate::harness::Seen]| replicas.iter().map(|replica| replica.pid).collect::<Vec<_>>();
     assert_eq!(pids(&life), pids(&after), "no engine was touched");
     assert!(!next.stderr().contains("ERROR"), "{}", next.stderr());
+    rate
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_takes_the_place_of_another_without_a_client_noticing() {
-    take_over_under_load(2, Duration::from_millis(100)).await;
+    let rate = take_over_under_load(2, Duration::from_millis(100)).await;
+    assert!(rate > 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "500 requests a second need more than two busy cores in a debug build"]
 async fn a_router_takes_the_place_of_another_under_500_requests_a_second() {
-    take_over_under_load(20, Duration::from_millis(110)).await;
+    let rate = take_over_under_load(50, Duration::from_millis(110)).await;
+    assert!(rate >= 500.0, "{rate} requests a second");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
