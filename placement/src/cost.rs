@@ -99,26 +99,25 @@ pub fn place(
     random: &mut fastrand::Rng,
 ) -> Option<Decision> {
     let mut pricing = CostModel::new(ask, conditions);
-    // The lowest measure of each standing, and the time to the first token there.
-    let mut lowest = [(f64::INFINITY, 0.0); 4];
+    // Nearly always no candidate ends or is doubtful; then all are sound, and nobody is asked again.
+    let (mut cheapest, mut are_lasting) = ((f64::INFINITY, 0.0), true);
     priced.clear();
     priced.extend(candidates.iter().map(|candidate| {
         let terms = pricing.terms(candidate);
-        let cost = CandidateCost { total: terms.total(), terms };
-        let standing = pricing.standing(candidate, &terms);
-        let measure = pricing.measure(standing, candidate, &cost);
-        let of_standing = &mut lowest[standing as usize];
-        if measure < of_standing.0 {
-            *of_standing = (measure, terms.first_token());
+        let total = terms.total();
+        if total < cheapest.0 {
+            cheapest = (total, terms.first_token());
         }
-        cost
+        are_lasting &= candidate.time_left == f64::INFINITY && !candidate.doubtful;
+        CandidateCost { total, terms }
     }));
-    let standing = pricing.best_standing(candidates, priced, &lowest)?;
-    let (least, first_token) = lowest[standing as usize];
+    let (standing, (least, first_token)) =
+        if are_lasting { (Standing::Sound, cheapest) } else { pricing.best_standing(candidates, priced)? };
     let reach = least + (first_token * TIE_SHARE).max(TIE_SECONDS);
     let (mut tied, mut equals, mut best, mut chosen) = (0, 0, None, None);
     for (index, (candidate, priced)) in candidates.iter().zip(&*priced).enumerate() {
-        if pricing.standing(candidate, &priced.terms) != standing || pricing.measure(standing, candidate, priced) > reach {
+        let measure = if are_lasting { priced.total } else { pricing.measure(standing, candidate, priced) };
+        if measure > reach || !are_lasting && pricing.standing(candidate, &priced.terms) != standing {
             continue;
         }
         tied += 1;
@@ -247,12 +246,10 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    #[inline]
     fn standing(&self, candidate: &Candidate, terms: &Terms) -> Standing {
         match candidate {
             Candidate { doubtful: true, .. } => Standing::Doubtful,
-            // Most have no end, and of those this costs a comparison.
-            Candidate { time_left, .. } if *time_left < f64::INFINITY && *time_left < self.finish(candidate, terms) => {
+            Candidate { time_left, .. } if *time_left < self.finish(candidate, terms) => {
                 let is_tight = has_room(candidate) && *time_left >= self.finish_after(self.output, candidate, terms);
                 if is_tight { Standing::Tight } else { Standing::EndsFirst }
             }
@@ -261,7 +258,6 @@ impl<'a> CostModel<'a> {
     }
 
     /// What candidates of one standing are compared by: their cost in seconds, or by how much they leave too early.
-    #[inline]
     fn measure(&self, standing: Standing, candidate: &Candidate, cost: &CandidateCost) -> f64 {
         match standing {
             Standing::Sound | Standing::Doubtful => cost.total,
@@ -269,16 +265,21 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// `lowest` has the lowest measure of each standing; an infinite one means that it has no candidate.
-    fn best_standing(&self, candidates: &[Candidate], priced: &[CandidateCost], lowest: &[(f64, f64); 4]) -> Option<Standing> {
-        let is_there = |standing: &Standing| lowest[*standing as usize].0.is_finite();
-        let is_sound = |(candidate, cost): (&Candidate, &CandidateCost)| {
-            has_room(candidate) && self.standing(candidate, &cost.terms) == Standing::Sound
-        };
-        if is_there(&Standing::Tight) && !candidates.iter().zip(priced).any(is_sound) {
-            return Some(Standing::Tight);
+    /// The standing that is taken, with the lowest measure of its candidates and the time to the first token there.
+    #[cold]
+    fn best_standing(&self, candidates: &[Candidate], priced: &[CandidateCost]) -> Option<(Standing, (f64, f64))> {
+        let (mut lowest, mut is_sound_one_free) = ([(f64::INFINITY, 0.0); 4], false);
+        for (candidate, cost) in candidates.iter().zip(priced) {
+            let standing = self.standing(candidate, &cost.terms);
+            let measure = self.measure(standing, candidate, cost);
+            if measure < lowest[standing as usize].0 {
+                lowest[standing as usize] = (measure, cost.terms.first_token());
+            }
+            is_sound_one_free |= standing == Standing::Sound && has_room(candidate);
         }
-        [Standing::Sound, Standing::EndsFirst, Standing::Doubtful].into_iter().find(is_there)
+        let tight = (!is_sound_one_free).then_some(Standing::Tight);
+        let in_turn = tight.into_iter().chain([Standing::Sound, Standing::EndsFirst, Standing::Doubtful]);
+        in_turn.map(|standing| (standing, lowest[standing as usize])).find(|(_, (measure, _))| measure.is_finite())
     }
 
     fn finish(&self, candidate: &Candidate, terms: &Terms) -> f64 {
