@@ -7,8 +7,6 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::placement::OutputBounds;
-
 /// The fields that the router looks at. A field of an unexpected type counts as absent: the engine
 /// judges it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -147,15 +145,6 @@ impl<'de> Visitor<'de> for PeekVisitor {
             }
         }
         Ok(peek)
-    }
-}
-
-impl Peek<'_> {
-    /// What the request says of the length of its answer.
-    pub(super) fn output_bounds(&self) -> OutputBounds {
-        let most = self.max_output.count();
-        let least = if self.ignores_end { most } else { self.min_output.count() };
-        OutputBounds { least: least.unwrap_or_default(), most }
     }
 }
 

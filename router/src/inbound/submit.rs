@@ -15,7 +15,7 @@ use super::isolation::{SaltedBody, UnsaltedRequest};
 use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::request::{InboundRequest, Rejection};
 use super::share::{queue_share, response_owner, tenant_hash};
-use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work};
+use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work, output_bounds};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
 use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
@@ -137,7 +137,7 @@ impl Edge {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
         }
         let work = estimate_work(route, body.len(), &peek);
-        let output_bounds = if work.generates() { peek.output_bounds() } else { OutputBounds::NOTHING };
+        let output_bounds = if work.generates() { output_bounds(&peek) } else { OutputBounds::NOTHING };
         let permit = self.admission.admit(&caller, self.estimate_usage(work, &peek, &body))?;
         if let Some(chosen) = peek
             .response_id
@@ -193,7 +193,7 @@ impl Edge {
     }
 
     fn estimate_usage(&self, work: Work, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
-        let output_tokens = if work.generates() { self.dispatch.placer.expected_output_tokens(peek.output_bounds()) } else { 0 };
+        let output_tokens = if work.generates() { self.dispatch.placer.expected_output_tokens(output_bounds(peek)) } else { 0 };
         let prompt_tokens = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
         let choices = work.answers.checked_div(work.prompts).unwrap_or_default();
         let max_output_tokens = peek.max_output.count().map(|most| most.saturating_mul(choices));

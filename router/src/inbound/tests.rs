@@ -3,6 +3,7 @@ use proptest::prelude::*;
 
 use super::headers::{asks_engine_priority as is_urgent_by_header, headers_for_client, headers_for_engine};
 use super::peek::{Peek, RequestedCount, is_invalid_for_engines, peek};
+use super::work_estimate::output_bounds;
 use crate::placement::OutputBounds;
 
 fn model(name: &str) -> Peek<'static> {
@@ -80,7 +81,7 @@ fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_
 #[test]
 fn an_answer_that_goes_on_behind_the_end_of_text_is_as_long_as_it_may_be() {
     let bounds = |body: &str| {
-        let OutputBounds { least, most } = peek(body.as_bytes()).unwrap().output_bounds();
+        let OutputBounds { least, most } = output_bounds(&peek(body.as_bytes()).unwrap());
         (least, most)
     };
     assert_eq!(bounds(r#"{"max_tokens":100}"#), (0, Some(100)));

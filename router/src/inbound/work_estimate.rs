@@ -2,6 +2,7 @@
 
 use super::peek::{Peek, RequestedCount};
 use crate::dispatch::Work;
+use crate::placement::OutputBounds;
 
 /// About how many bytes of text make a token.
 const BYTES_PER_TOKEN: usize = 4;
@@ -15,6 +16,13 @@ const MAX_CHOICES: u64 = 16_384;
 /// A response with the engine's own tools is computed in turns, each with the whole prompt. Nothing
 /// bounds their number; further ones are not charged.
 const MAX_TURNS: u64 = 64;
+
+/// What a body says of the length of its answer.
+pub(super) fn output_bounds(peek: &Peek<'_>) -> OutputBounds {
+    let most = peek.max_output.count();
+    let least = if peek.ignores_end { most } else { peek.min_output.count() };
+    OutputBounds { least: least.unwrap_or_default(), most }
+}
 
 /// What a request of this route can have an engine compute. A list of prompts counts as many as its
 /// body has room for.
