@@ -180,8 +180,7 @@ def behind_the_rest(program: Path) -> Path:
 
 
 # An engine is in a session of its own, of which Linux makes a scheduling group: without the second step, niceness
-# would hold it back against its keeper alone. 5 is a third of a router's claim; with 10, two engines beside builds took
-# 217 s to start. The kernel takes one such write in 100 ms from users without privileges.
+# would hold it back against its keeper alone. 5 is a third of a router's claim. The kernel takes one such write in 100 ms from users without privileges.
 BEHIND_THE_REST = """\
 import os, sys, time
 os.nice(15)

@@ -138,7 +138,7 @@ impl Edge {
         }
         let work = estimate_work(route, body.len(), &peek);
         let output_bounds = if work.generates() { output_bounds(&peek) } else { OutputBounds::NOTHING };
-        let permit = self.admission.admit(&caller, self.estimate_usage(work, &peek, &body))?;
+        let permit = self.admission.admit(&caller, self.estimate_usage(work, output_bounds, &peek, &body))?;
         if let Some(chosen) = peek
             .response_id
             .as_deref()
@@ -192,8 +192,8 @@ impl Edge {
         Ok((outgoing, permit))
     }
 
-    fn estimate_usage(&self, work: Work, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
-        let output_tokens = if work.generates() { self.dispatch.placer.expected_output_tokens(output_bounds(peek)) } else { 0 };
+    fn estimate_usage(&self, work: Work, output_bounds: OutputBounds, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
+        let output_tokens = self.dispatch.placer.expected_output_tokens(output_bounds);
         let prompt_tokens = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
         let choices = work.answers.checked_div(work.prompts).unwrap_or_default();
         let max_output_tokens = peek.max_output.count().map(|most| most.saturating_mul(choices));

@@ -84,9 +84,14 @@ impl Place {
         .await;
     }
 
+    /// Starts a router that is to take this one's place.
+    fn start_successor(&self, site: &Site, name: &str) -> Program {
+        site.start_router(name, &[self.flags.clone(), vec!["--takeover".to_owned()]].concat())
+    }
+
     /// Starts a router that takes this one's place; returns when it has.
     async fn take_over(&self, site: &Site, name: &str) -> Program {
-        let next = site.start_router(name, &[self.flags.clone(), vec!["--takeover".to_owned()]].concat());
+        let next = self.start_successor(site, name);
         until("a taken place", async || {
             let said = self.router.stderr();
             if said.contains("has taken this one's place") { Ok(()) } else { Err(format!("{said}\n{}", next.stderr())) }
@@ -434,7 +439,7 @@ async fn a_router_whose_predecessor_is_killed_serves_on() {
     // Where no router is, the flag starts one.
     signal(next.pid(), Signal::TERM);
     next.ended().await;
-    let alone = site.start_router("third", &[place.flags.clone(), vec!["--takeover".to_owned()]].concat());
+    let alone = place.start_successor(&site, "third");
     alone.line("edge").await;
     until("an answer of the third", async || match place.edge.try_send(json_request(CHAT, &chat(2))).await {
         Ok(answer) if answer.status == 200 => Ok(()),
@@ -451,7 +456,7 @@ async fn a_router_that_only_hangs_up_on_its_successor_keeps_its_place() {
     place.assert_ended().await;
     // This process lives, and gives nothing.
     let running = UnixListener::bind(place.takeover_socket()).unwrap();
-    let mut next = site.start_router("second", &[place.flags.clone(), vec!["--takeover".to_owned()]].concat());
+    let mut next = place.start_successor(&site, "second");
     let (mut stream, _) = soon("the second one's call", running.accept()).await.unwrap();
     assert_eq!(hear(&mut stream).await["Hello"]["protocol"], 1);
     say(&mut stream, &json!({"Offer": {"version": "0.1.0", "fleet": {"nodes": [], "ready_replicas": []}}})).await;
