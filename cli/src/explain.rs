@@ -80,12 +80,13 @@ fn headline(decision: &Decision) -> Vec<String> {
         _ => format!("the cheapest of {candidates} candidates"),
     };
     let fallback = if decision.fallback.is_empty() { String::new() } else { format!(" ({})", decision.fallback) };
+    let resume = if decision.resume.is_empty() { String::new() } else { format!("; if its engine dies: {}", decision.resume) };
     let nominal = decision.nominal.unwrap_or_default();
     vec![
         format!("{when}  {id}{}  {path}{}", named("client's id", &decision.client_id), named("model", &decision.model)),
         format!(
             "{tokens} tokens, {} expected of the answer and hardly more than {}; cache known by: {level}{fallback}; \
-             attempt {attempt}; queued for {:.3} s",
+             attempt {attempt}; queued for {:.3} s{resume}",
             figure(decision.output),
             figure(decision.long_output),
             decision.queue_seconds
@@ -252,6 +253,7 @@ fn decision_json(decision: &Decision) -> Value {
         "candidates": decision.candidates,
         "first_token": decision.first_token,
         "cached": decision.cached,
+        "resume": decision.resume,
     })
 }
 

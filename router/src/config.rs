@@ -123,6 +123,9 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub stream_keepalive: Duration,
+    /// Whether the stream of a chat or a completion whose engine is lost goes on from another one, where its parameters allow that
+    /// (docs/streams.md). Engines are then asked for the tokens of such streams.
+    pub resume_streams: bool,
     /// How long an answer that has begun may pause before it is given up.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -199,6 +202,7 @@ impl Default for RouterConfig {
             body_timeout: Duration::from_secs(60),
             answer_timeout: Duration::from_secs(30 * 60),
             stream_keepalive: Duration::from_secs(15),
+            resume_streams: true,
             idle_timeout: Duration::from_secs(10 * 60),
             client_stall_timeout: CLIENT_STALL_TIMEOUT,
             max_queued: 10_000,

@@ -33,6 +33,8 @@ mod placement;
 mod prompt;
 mod random;
 mod response_affinity;
+mod resume_tier;
+mod resumption;
 mod shared_state;
 pub mod sse;
 mod succession;
@@ -67,6 +69,7 @@ use operators::OperatorsSocket;
 pub use operators::find_operators_sockets;
 use pages::RouterAdmin;
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
+use resumption::RecordMemory;
 use shared_state::SharedState;
 pub use takeover::TakeoverError;
 use takeover::{ListeningSockets, Successor, SuccessorParts};
@@ -297,7 +300,7 @@ impl Router {
             queue: queue.clone(),
         });
         let overview = RouterAdmin { fleet: fleet.clone(), placer: placer.clone(), metric_registry, shutdown: serving.clone() };
-        let dispatch = Dispatch {
+        let dispatch = Arc::new(Dispatch {
             fleet: fleet.clone(),
             placer,
             queue,
@@ -306,7 +309,8 @@ impl Router {
             metrics,
             answer_timeout: self.config.answer_timeout,
             idle_timeout: self.config.idle_timeout,
-        };
+            record_memory: RecordMemory::default(),
+        });
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), tasks),
             shutdown: serving.clone(),

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::cache_level::CacheLevel;
 use crate::outcome::{AnswerOutcome, RefusalReason};
+use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
 
 /// What the router itself counts.
@@ -33,7 +34,17 @@ pub struct RouterMetrics {
     answer_duration: Histogram,
     stream_events: Counter,
     completion_tokens: Counter,
+    resumptions: [Counter; 4],
+    resumption_reasons: [Counter; 6],
+    resumption_pause: Histogram,
 }
+
+/// Tier and outcome of a resumption.
+const RESUMPTION_OUTCOMES: [&str; 4] =
+    ["token_exact_failed", "token_exact_resumed", "valid_continuation_failed", "valid_continuation_resumed"];
+
+/// Why a stream broke, in the access log's words.
+const BREAK_REASONS: [&str; 6] = ["agent_lost", "engine_error", "engine_lost", "engine_stopped", "incomplete", "protocol"];
 
 /// 1 ms to about 9 minutes, each bucket twice the one before.
 fn seconds() -> Histogram {
@@ -109,7 +120,34 @@ impl RouterMetrics {
                 "Tokens of completed streams, where their usage was asked for.",
                 Counter::default(),
             ),
+            resumptions: page.register_counters(
+                "resumptions",
+                "outcome",
+                "Streams whose engine was lost and that could be resumed, by their tier and whether they were.",
+                RESUMPTION_OUTCOMES,
+            ),
+            resumption_reasons: page.register_counters(
+                "resumption_reasons",
+                "reason",
+                "The same, by what was the matter with the engine.",
+                BREAK_REASONS,
+            ),
+            resumption_pause: page.register(
+                "resumption_pause_seconds",
+                "From the loss of a stream's engine to the first piece from another one.",
+                seconds(),
+            ),
         }
+    }
+
+    /// A stream of this tier has lost its engine; `pause` is how long it took to go on, if it did.
+    pub(crate) fn record_resumption(&self, tier: ResumeTier, reason: &str, pause: Option<Duration>) {
+        let row = usize::from(tier != ResumeTier::TokenExact) * 2 + usize::from(pause.is_some());
+        self.resumptions[row].inc();
+        if let Some(at) = BREAK_REASONS.iter().position(|known| *known == reason) {
+            self.resumption_reasons[at].inc();
+        }
+        pause.inspect(|pause| self.resumption_pause.observe(pause.as_secs_f64()));
     }
 
     pub fn observe_first_byte(&self, begun: Instant) {

@@ -250,6 +250,7 @@ fn decision(record: &PlacementDecision) -> Decision {
         candidates: count(record.decision.candidates),
         first_token: outcome.first_token_seconds,
         cached: outcome.cached_tokens,
+        resume: record.resume.to_string(),
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::config::AccessFormat;
 use crate::outcome::AnswerOutcome;
+use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
 
 /// Bytes of a client's own text that are written; the rest is cut.
@@ -31,6 +32,10 @@ pub(super) struct AccessLine {
     pub(super) replica: Option<Arc<str>>,
     pub(super) attempts: usize,
     pub(super) queued: Duration,
+    /// `None` where no stream was asked for.
+    pub(super) resume: Option<ResumeTier>,
+    /// How often it was resumed.
+    pub(super) resumed: u32,
     pub(super) first_byte: Option<Duration>,
     pub(super) total: Duration,
     pub(super) usage: Option<TokenUsage>,
@@ -58,6 +63,8 @@ impl AccessLine {
             replica: None,
             attempts: 0,
             queued: Duration::ZERO,
+            resume: None,
+            resumed: 0,
             first_byte: None,
             total: Duration::ZERO,
             usage: None,
@@ -108,6 +115,8 @@ impl AccessLine {
         fields.text("tenant", Some(&*self.tenant).filter(|tenant| !tenant.is_empty()));
         fields.text("replica", self.replica.as_deref());
         fields.number("attempts", Some(self.attempts).filter(|attempts| *attempts > 0));
+        fields.word("resume", self.resume);
+        fields.number("resumed", Some(self.resumed).filter(|resumed| *resumed > 0));
         fields.number("tokens_in", self.usage.map(|usage| usage.prompt_tokens));
         fields.number("tokens_out", self.usage.map(|usage| usage.completion_tokens));
         fields.number("tokens_cached", self.usage.and_then(|usage| usage.cached_tokens));

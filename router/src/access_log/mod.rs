@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::config::AccessFormat;
 use crate::keys::Caller;
 use crate::outcome::AnswerOutcome;
+use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
 use line::AccessLine;
 use writer::LineSender;
@@ -115,6 +116,16 @@ impl AccessEntry {
             line.attempts = attempt;
             line.queued += queued;
         });
+    }
+
+    /// What the client of a stream gets if its engine dies.
+    pub(crate) fn set_resume_tier(&self, tier: ResumeTier) {
+        self.update(|line| line.resume = Some(tier));
+    }
+
+    /// It goes on from another engine.
+    pub(crate) fn record_resumption(&self) {
+        self.update(|line| line.resumed += 1);
     }
 
     pub(crate) fn record_first_byte(&self) {

@@ -98,31 +98,33 @@ pub(crate) struct DirectWriteGuard<'a> {
 }
 
 impl DirectWriteGuard<'_> {
-    /// Writes `bytes`, which must not be empty, as one chunk of HTTP/1.1. `false` where the socket
-    /// does not take all of it: the connection's task must then be woken to write the rest.
-    pub(crate) fn write_chunk(mut self, bytes: &[u8]) -> bool {
+    /// Writes `bytes` and `end`, which must not both be empty, as one chunk of HTTP/1.1. `false` where
+    /// the socket does not take all of it: the connection's task must then be woken to write the rest.
+    pub(crate) fn write_chunk(mut self, bytes: &[u8], end: &[u8]) -> bool {
         let mut head = [0; MAX_CHUNK_HEAD_BYTES];
         let mut free = &mut head[..];
         // The buffer has room for any length.
-        let _ = write!(free, "{:X}\r\n", bytes.len());
+        let _ = write!(free, "{:X}\r\n", bytes.len() + end.len());
         let unused = free.len();
         let head = &head[..MAX_CHUNK_HEAD_BYTES - unused];
-        let length = head.len() + bytes.len() + 2;
+        let length = head.len() + bytes.len() + end.len() + 2;
         let written = if length <= MAX_COPIED_BYTES {
             let mut copied = [0; MAX_COPIED_BYTES];
             copied[..head.len()].copy_from_slice(head);
-            copied[head.len()..length - 2].copy_from_slice(bytes);
+            let end_at = head.len() + bytes.len();
+            copied[head.len()..end_at].copy_from_slice(bytes);
+            copied[end_at..length - 2].copy_from_slice(end);
             copied[length - 2..length].copy_from_slice(b"\r\n");
             self.socket.try_write(&copied[..length])
         } else {
-            self.socket.try_write_vectored(&[IoSlice::new(head), IoSlice::new(bytes), IoSlice::new(b"\r\n")])
+            self.socket.try_write_vectored(&[IoSlice::new(head), IoSlice::new(bytes), IoSlice::new(end), IoSlice::new(b"\r\n")])
         };
         // The connection's task meets the same fault of the socket.
         let written = written.unwrap_or(0);
         if written == length {
             return true;
         }
-        self.state.unsent = [head, bytes, b"\r\n"].concat().into();
+        self.state.unsent = [head, bytes, end, b"\r\n"].concat().into();
         self.state.unsent.advance(written);
         self.state.is_idle = false;
         false

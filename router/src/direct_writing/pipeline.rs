@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::direct_writer::DirectWriter;
 use crate::crash_suspects::TrialProgress;
 use crate::response_affinity::ResponseIdReader;
+use crate::resumption::{Continuation, TokenRecord};
 use crate::sse::{AnswerParser, ChunkOutcome, FinishState, SseScanner};
 
 /// An answer on its way, shared by the relay and the lane's task, either of which may pass it on.
@@ -23,6 +24,10 @@ pub(crate) struct PipelineState {
     /// Reads a plain answer that is too long to be read whole before it is passed on.
     pub(crate) answer_parser: Option<Box<AnswerParser>>,
     pub(crate) response_id_reader: Option<ResponseIdReader>,
+    /// Remembers the tokens of a stream that may be resumed, and takes them out of its events.
+    pub(crate) token_record: Option<Box<TokenRecord>>,
+    /// Tells the rest of a stream that was resumed.
+    pub(crate) continuation: Option<Box<Continuation>>,
     pub(crate) trial_progress: Option<TrialProgress>,
     pub(crate) sent_bytes: u64,
     pub(crate) last_progress_at: Instant,
@@ -42,6 +47,8 @@ impl AnswerPipeline {
             scanner,
             answer_parser: None,
             response_id_reader,
+            token_record: None,
+            continuation: None,
             trial_progress,
             sent_bytes: 0,
             last_progress_at,
@@ -56,24 +63,74 @@ impl AnswerPipeline {
 }
 
 impl PipelineState {
-    /// Reads a piece and returns what is to be sent of it.
-    pub(crate) fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
+    /// What is left of an answer that has ended, and whether it was complete.
+    pub(crate) fn finish(&mut self) -> (Bytes, bool) {
+        let Some(scanner) = &mut self.scanner else { return (Bytes::new(), true) };
+        let rest = scanner.take_rest();
+        // Of a continuation that ends within an event that event is missing.
+        let is_told = self.continuation.as_ref().is_none_or(|continuation| continuation.is_told());
+        let is_complete = is_told && scanner.is_complete();
+        match &mut self.token_record {
+            Some(record) if is_complete => (record.process(&rest), true),
+            _ => (rest, is_complete),
+        }
+    }
+
+    /// Reads a piece and returns what is to be sent of it, and what after that.
+    pub(crate) fn process(&mut self, bytes: Bytes) -> (ChunkOutcome, &'static [u8]) {
         if self.response_id_reader.as_mut().is_some_and(|watch| watch.push(&bytes)) {
             self.response_id_reader = None;
         }
         if self.trial_progress.as_mut().is_some_and(|progress| progress.observe_chunk(&bytes)) {
             self.trial_progress = None;
         }
+        if self.token_record.is_some() {
+            return self.process_with_tokens(bytes);
+        }
         if let Some(scanner) = &mut self.scanner {
-            return scanner.process(bytes);
+            return (scanner.process(bytes), b"");
         }
         if let Some(parser) = &mut self.answer_parser {
             parser.feed(&bytes);
             if parser.finish_state() == FinishState::Abort {
-                return ChunkOutcome::Aborted(Bytes::new());
+                return (ChunkOutcome::Aborted(Bytes::new()), b"");
             }
         }
-        ChunkOutcome::Forward(bytes)
+        (ChunkOutcome::Forward(bytes), b"")
+    }
+
+    /// The same of an event stream whose engine was asked for tokens.
+    fn process_with_tokens(&mut self, bytes: Bytes) -> (ChunkOutcome, &'static [u8]) {
+        let (Some(scanner), Some(record)) = (&mut self.scanner, &mut self.token_record) else {
+            return (ChunkOutcome::Forward(bytes), b"");
+        };
+        let bytes = match &mut self.continuation {
+            Some(continuation) => continuation.retell(&bytes),
+            None => bytes,
+        };
+        if scanner.is_between_events()
+            && let Some((bytes, end)) = record.process_common(&bytes)
+        {
+            scanner.count_plain_event();
+            return (ChunkOutcome::Forward(bytes), end);
+        }
+        let was_within_event = scanner.is_within_event();
+        let outcome = scanner.process(bytes);
+        if was_within_event || scanner.is_within_event() {
+            record.give_up();
+            return (outcome, b"");
+        }
+        let outcome = match outcome {
+            ChunkOutcome::Forward(bytes) if bytes.is_empty() => ChunkOutcome::Forward(bytes),
+            ChunkOutcome::Forward(bytes) => ChunkOutcome::Forward(record.process(&bytes)),
+            ChunkOutcome::Aborted(bytes) => ChunkOutcome::Aborted(record.process(&bytes)),
+            ChunkOutcome::Failed { bytes, error_at, is_engine_dead } => {
+                let before = record.process(&bytes[..error_at]);
+                let (error_at, bytes) = (before.len(), [&before[..], &bytes[error_at..]].concat().into());
+                ChunkOutcome::Failed { bytes, error_at, is_engine_dead }
+            }
+        };
+        (outcome, b"")
     }
 }
 
@@ -89,12 +146,12 @@ impl InlineConsumer for AnswerPipeline {
         let Some(free) = direct_writer.try_acquire() else { return ConsumeOutcome::Declined(piece) };
         flow.last_progress_at = Instant::now();
         match flow.process(piece) {
-            ChunkOutcome::Forward(bytes) if bytes.is_empty() => ConsumeOutcome::Consumed,
-            ChunkOutcome::Forward(bytes) => {
-                flow.sent_bytes += bytes.len() as u64;
-                if free.write_chunk(&bytes) { ConsumeOutcome::Consumed } else { ConsumeOutcome::ConsumedAndWake }
+            (ChunkOutcome::Forward(bytes), _) if bytes.is_empty() => ConsumeOutcome::Consumed,
+            (ChunkOutcome::Forward(bytes), end) => {
+                flow.sent_bytes += (bytes.len() + end.len()) as u64;
+                if free.write_chunk(&bytes, end) { ConsumeOutcome::Consumed } else { ConsumeOutcome::ConsumedAndWake }
             }
-            failed => {
+            (failed, _) => {
                 flow.failure = Some(failed);
                 ConsumeOutcome::ConsumedAndWake
             }

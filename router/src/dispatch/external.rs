@@ -9,6 +9,7 @@ use super::{Dispatch, OutboundRequest, Refusal};
 use crate::crash_suspects::{self, Clearance};
 use crate::fleet::{InFlight, Replica};
 use crate::placement::PlacementDecision;
+use crate::resumption::unasked_part;
 
 /// When a caller may ask again for a placement of a crash suspect.
 const SUSPECT_RETRY_SECONDS: u64 = 5;
@@ -31,7 +32,8 @@ impl Dispatch {
     /// # Errors
     /// When no replica can take it, or it is one that crashes engines.
     pub(crate) async fn place_external(&self, mut outgoing: Box<OutboundRequest>) -> Result<ExternalPlacement, Refusal> {
-        let crash_watch = self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body));
+        let crash_watch =
+            self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, unasked_part(&outgoing.body)));
         if crash_watch.clearance()? != Clearance::Free {
             let message = "this request was in flight when an engine crashed: send it through the router, which tries it alone";
             return Err(Refusal::Overloaded { message: message.into(), retry_after: SUSPECT_RETRY_SECONDS });

@@ -51,7 +51,7 @@ impl Dispatch {
             policy.begin_attempt();
             let now = Instant::now();
             crash_watch.mark_sent(now);
-            let sent = self.send_to(prompt, outgoing, bound, tried.len());
+            let sent = self.send_to(prompt, outgoing, bound, policy.attempts());
             let mut attempt = pin!(self.await_answer_start(sent, prompt, outgoing.work));
             let mut next_check = now;
             bound = loop {

@@ -7,17 +7,18 @@ mod failover;
 mod job_end;
 mod refusal;
 mod relay;
+mod resume;
 mod retry_budget;
 mod retry_policy;
+mod started_answer;
 mod usage_bounds;
 
 use std::future::poll_fn;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_proto::lane::{Fault, Header, RequestHead, ResponseHead, StreamFault, WINDOW_BYTES, is_keep_alive_comment};
-use memchr::memmem::Finder;
+use hostler_proto::lane::{Fault, RequestHead, ResponseHead, StreamFault, is_keep_alive_comment};
 use tokio::time::{Instant, sleep, timeout_at};
 
 pub(crate) use external::ExternalPlacement;
@@ -28,6 +29,7 @@ pub(crate) use relay::BREAK_DELAY;
 pub(crate) use relay::{Relay, RelayContext};
 pub(crate) use retry_budget::RetryBudgets;
 use retry_policy::{AttemptEnd, NextStep, RetryPolicy};
+use started_answer::StartedAnswer;
 pub(crate) use usage_bounds::Work;
 
 use crate::access_log::AccessEntry;
@@ -38,7 +40,9 @@ use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementDecision, PlacementFeedback, PlacementRequest, Placer, Prompt, QueueShare, QueueSlot, RequestQueue};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
-use crate::sse::{AnswerParser, Dialect, FinishState, TokenUsage, is_engine_death};
+use crate::resume_tier::ResumeTier;
+use crate::resumption::{RecordMemory, Sampling, check_engine, unasked_part, without_asking};
+use crate::sse::{Dialect, is_engine_death};
 use binding::Binding;
 
 /// Upper bound of a plain answer's predicted time until its prompt counts as computed, in seconds.
@@ -47,8 +51,8 @@ const MAX_PREFILL_SECONDS: f64 = 600.0;
 /// How often a router in its startup grace looks for a replica.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A plain answer without this text was not cut short by stopping its engine.
-static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
+/// Why an answer is not resumed of which nothing comes before its end.
+pub(crate) const NO_STREAM: &str = "no_stream";
 
 const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";
 
@@ -65,6 +69,8 @@ pub(crate) struct Dispatch {
     pub answer_timeout: Duration,
     /// Between two pieces of an answer.
     pub idle_timeout: Duration,
+    /// What the tokens of all streams may take.
+    pub record_memory: RecordMemory,
 }
 
 /// A request as it will be sent, to one replica or several in turn.
@@ -92,6 +98,8 @@ pub(crate) struct OutboundRequest {
     pub referenced_response: ResponseReference,
     /// Records whose response the answer is, where the engine keeps it.
     pub stored_response: Option<ResponseRecorder>,
+    /// What a continuation of its stream takes over, or why there is none. Its body asks for tokens if there may be one.
+    pub sampling: Result<Box<Sampling>, &'static str>,
     pub received_at: Instant,
 }
 
@@ -110,68 +118,6 @@ pub(crate) struct Answer {
     pub decision: Arc<PlacementDecision>,
 }
 
-/// An attempt of which the head and the first bytes have come.
-struct StartedAnswer {
-    head: ResponseHead,
-    first_chunk: Option<Bytes>,
-    exchange: Exchange,
-    /// Taken when another replica is tried.
-    in_flight: Option<InFlight>,
-    replica: Arc<Replica>,
-    feedback: PlacementFeedback,
-    decision: Arc<PlacementDecision>,
-    /// Known if the answer was read whole.
-    usage: Option<TokenUsage>,
-    /// More of a plain answer follows, which may say what was used.
-    has_unread_body: bool,
-    /// Only comments have come so far.
-    awaits_first_event: bool,
-}
-
-impl StartedAnswer {
-    /// Whether another replica may do better: the engine is full, crashing or has crashed. An event stream says so with status 200.
-    fn is_retryable(&self) -> bool {
-        let fails_at_once = || self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":")) && self.is_stream();
-        matches!(self.head.status, 500 | 503) || fails_at_once()
-    }
-
-    /// Waits for the rest of a JSON answer, up to one credit window: engines write it at once, when
-    /// it is complete. If it breaks off, or is a generation cut short because its engine was
-    /// stopped, nothing has reached the client yet. Where nothing was to be computed, a text that
-    /// looks like that, or like usage, is the client's own.
-    async fn buffer_json_body(&mut self, work: Work) -> Result<(), StreamFault> {
-        if !self.has_content_type(b"application/json") {
-            return Ok(());
-        }
-        let mut body = self.first_chunk.take().unwrap_or_default();
-        let mut is_whole = false;
-        while !is_whole && body.len() < WINDOW_BYTES {
-            match poll_fn(|context| self.exchange.poll_body(context)).await? {
-                Some(more) => body = [body, more].concat().into(),
-                None => is_whole = true,
-            }
-        }
-        if work.generates() && ABORT_MARKER.find(&body).is_some() && AnswerParser::parse(&body, "").finish_state() == FinishState::Abort {
-            return Err(StreamFault { fault: Fault::EngineStopped, message: ABORT_MESSAGE.into() });
-        }
-        if work.is_some() && is_whole {
-            self.usage = AnswerParser::parse_usage(&body);
-        }
-        self.has_unread_body = work.is_some() && !is_whole;
-        self.first_chunk = (!body.is_empty()).then_some(body);
-        Ok(())
-    }
-
-    fn is_stream(&self) -> bool {
-        self.has_content_type(b"text/event-stream")
-    }
-
-    fn has_content_type(&self, wanted: &[u8]) -> bool {
-        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
-        self.head.headers.iter().any(has)
-    }
-}
-
 enum AttemptOutcome {
     Started(Box<StartedAnswer>),
     /// Nothing came; the replica is avoided for a second.
@@ -185,25 +131,35 @@ impl Dispatch {
     ///
     /// # Errors
     /// When no engine's answer can be given; an engine's own refusal is an answer.
-    pub(crate) async fn send(&self, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
+    pub(crate) async fn send(self: &Arc<Self>, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
-        let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, &outgoing.body);
+        let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, unasked_part(&outgoing.body));
         outgoing.head.fingerprint = fingerprint;
         let mut crash_watch = self.crash_suspects.watch(fingerprint);
         // Checked before the prompt is read, which may be the more expensive part.
         crash_watch.clearance()?;
         outgoing.queue_slot = self.queue.take_slot_if_contended(outgoing.placement_request.model.as_deref(), outgoing.queue_share)?;
+        let begun = self.find_answer(&mut outgoing, &mut crash_watch, Vec::new(), RetryPolicy::default()).await?;
+        Ok(self.relay_answer(*begun, outgoing, crash_watch, permit))
+    }
+
+    /// An answer that has begun, from a replica that was not `tried`.
+    async fn find_answer(
+        &self,
+        outgoing: &mut OutboundRequest,
+        crash_watch: &mut CrashWatch,
+        mut tried: Vec<Arc<str>>,
+        mut policy: RetryPolicy,
+    ) -> Result<Box<StartedAnswer>, Refusal> {
         let deadline = outgoing.received_at + self.answer_timeout;
         self.await_startup_grace(outgoing.placement_request.model.as_deref()).await;
         let others_wait = self.queue.has_waiting(outgoing.placement_request.model.as_deref());
         let prompt = Arc::new(self.placer.read_prompt(std::mem::take(&mut outgoing.placement_request), others_wait).await);
-        let mut tried: Vec<Arc<str>> = Vec::new();
         let mut refused: Option<Box<StartedAnswer>> = None;
         let mut lost = None;
-        let mut policy = RetryPolicy::default();
         loop {
             let bound = if policy.allows_attempt() {
-                let bound = timeout_at(deadline, self.bind(&prompt, &mut outgoing, &tried, &mut crash_watch)).await;
+                let bound = timeout_at(deadline, self.bind(&prompt, outgoing, &tried, crash_watch)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {
                 None
@@ -212,7 +168,7 @@ impl Dispatch {
                 // The trial that it had there will not take place.
                 crash_watch.end_trial();
                 return match (refused, lost) {
-                    (Some(begun), _) => Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit)),
+                    (Some(begun), _) => Ok(begun),
                     (None, Some(StreamFault { message, .. })) => {
                         let retry_after = refusal::retry_after(self.fleet.view().arrival(prompt.model(), Instant::now()));
                         Err(Refusal::Lost { attempts: policy.attempts(), last: message, retry_after })
@@ -223,22 +179,16 @@ impl Dispatch {
             if policy.attempts() > 0 {
                 self.metrics.retries.inc();
             }
-            let context = RetryContext {
-                prompt: &prompt,
-                outgoing: &outgoing,
-                tried: &mut tried,
-                policy: &mut policy,
-                crash_watch: &mut crash_watch,
-            };
+            let context = RetryContext { prompt: &prompt, outgoing, tried: &mut tried, policy: &mut policy, crash_watch };
             let (replica, attempt) = self.attempt_with_failover(bound, context).await?;
-            let end = attempt_end(&attempt, &replica, &mut crash_watch);
+            let end = attempt_end(&attempt, &replica, crash_watch);
             let step = policy.end_attempt(end);
             if step == NextStep::TryAgain && end != AttemptEnd::Failed {
                 self.fleet.view().avoid(&replica, Instant::now());
             }
             match attempt {
                 AttemptOutcome::Started(begun) if step == NextStep::RelayAnswer => {
-                    return Ok(self.relay_answer(*begun, &outgoing, crash_watch, permit));
+                    return Ok(begun);
                 }
                 AttemptOutcome::Started(mut begun) => {
                     begun.in_flight = None;
@@ -273,8 +223,14 @@ impl Dispatch {
         drop(turn);
         let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
+        let resume = resume_tier(outgoing, &replica);
+        let body = match (&outgoing.sampling, resume) {
+            (Ok(_), ResumeTier::None(_)) => without_asking(&outgoing.body),
+            _ => outgoing.body.clone(),
+        };
         let head = RequestHead {
             replica: replica.index,
+            body_bytes: body.len() as u64,
             prompt_tokens: prompt.token_count(),
             uncached_tokens: chosen.uncached_tokens(),
             prefill_estimate_ms: if prompt.is_stream() {
@@ -290,13 +246,14 @@ impl Dispatch {
             client_id: outgoing.client_id.clone(),
             attempt: u32::try_from(attempt).unwrap_or(u32::MAX),
             queued_seconds: queued_for.as_secs_f32(),
+            resume,
             ..PlacementDecision::new(outgoing.id, prompt, chosen)
         };
         let decision = Arc::new(decision);
         self.placer.decisions.push(decision.clone());
         outgoing.log_entry.record_attempt(&replica.id, attempt, queued_for);
         let feedback = PlacementFeedback::new(&self.placer, prompt, decision.clone(), &in_flight, approx_prefix_slot);
-        let exchange = replica.lanes.open(head, outgoing.body.clone());
+        let exchange = replica.lanes.open(head, body);
         SentAttempt { replica, exchange, in_flight, feedback, prefill_estimate, decision }
     }
 
@@ -370,7 +327,13 @@ impl Dispatch {
         }
     }
 
-    fn relay_answer(&self, begun: StartedAnswer, outgoing: &OutboundRequest, mut crash_watch: CrashWatch, mut permit: Permit) -> Answer {
+    fn relay_answer(
+        self: &Arc<Self>,
+        begun: StartedAnswer,
+        outgoing: Box<OutboundRequest>,
+        mut crash_watch: CrashWatch,
+        mut permit: Permit,
+    ) -> Answer {
         let streams = begun.is_stream();
         // Front-ends begin a response's stream before they have asked their engine core.
         let is_front_ends = streams && outgoing.dialect == Dialect::Responses;
@@ -415,9 +378,23 @@ impl Dispatch {
             idle_timeout: self.idle_timeout,
             metrics: self.metrics.clone(),
         };
-        let relay = Relay::new(exchange, first_chunk, streams.then_some(outgoing.dialect), watch, context);
+        let dialect = streams.then_some(outgoing.dialect);
+        let mut relay = Relay::new(exchange, first_chunk, dialect, watch, context);
+        if let Some((record, resumption)) = streams.then(|| self.resumption(outgoing, decision.resume)).flatten() {
+            relay.record_tokens(record, resumption);
+        }
         Answer { head, body: Box::new(relay), decision }
     }
+}
+
+/// What the client of a stream gets if this replica's engine dies.
+fn resume_tier(outgoing: &OutboundRequest, replica: &Replica) -> ResumeTier {
+    let tier = |sampling: &Sampling| check_engine(replica.state.launch.as_ref(), sampling.api).map(|()| sampling.tier);
+    let tier = outgoing.sampling.as_ref().map_err(|reason| *reason).and_then(|sampling| tier(sampling)).unwrap_or_else(ResumeTier::None);
+    if tier != ResumeTier::None(NO_STREAM) {
+        outgoing.log_entry.set_resume_tier(tier);
+    }
+    tier
 }
 
 /// What an attempt came to. If the engine was stopped on purpose, or the node is gone, no request

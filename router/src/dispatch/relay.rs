@@ -5,6 +5,8 @@
 //! stream gets an error event of its dialect, and every broken answer ends without its last chunk, so that nothing between here and the user can
 //! take it for complete.
 
+mod resuming;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -16,6 +18,7 @@ use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
 use super::job_end::explain_loss;
+use super::resume::{ResumingAnswer, Resumption};
 use super::usage_bounds::UsageBounds;
 use crate::access_log::AccessEntry;
 use crate::admission::{ActualUsage, OutputTokens, Permit};
@@ -27,7 +30,10 @@ use crate::metrics::RouterMetrics;
 use crate::outcome::AnswerOutcome;
 use crate::placement::PlacementFeedback;
 use crate::response_affinity::ResponseIdReader;
+use crate::resumption::TokenRecord;
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
+
+use resuming::Loss;
 
 #[derive(Debug)]
 pub(crate) struct RelayContext {
@@ -71,11 +77,15 @@ pub(crate) struct Relay {
     keep_alive: Option<Duration>,
     /// When it last did.
     kept_alive_at: Option<Instant>,
+    /// Of a stream that goes on elsewhere when its engine is lost.
+    resumption: Option<Box<Resumption>>,
 }
 
 #[derive(Debug)]
 enum RelayState {
     Streaming,
+    /// The engine was lost, and another one is to go on.
+    Resuming(ResumingAnswer, Loss),
     /// The error event that is sent next.
     SendingError(Bytes, String),
     /// The connection gets [`FLUSH_TIMEOUT`] to send what it has, then breaks.
@@ -125,7 +135,16 @@ impl Relay {
             silence_timer: None,
             keep_alive: None,
             kept_alive_at: None,
+            resumption: None,
         }
+    }
+
+    /// Has the tokens of the stream remembered, so that another engine can go on with it.
+    pub(super) fn record_tokens(&mut self, record: TokenRecord, resumption: Box<Resumption>) {
+        let mut flow = self.pipeline.lock();
+        flow.scanner.as_mut().map(SseScanner::expect_tokens);
+        flow.token_record = Some(Box::new(record));
+        self.resumption = Some(resumption);
     }
 
     /// Whether the engine answers with an event stream.
@@ -230,41 +249,42 @@ impl Relay {
             self.context.log_entry.record_first_byte();
             self.context.crash_watch.mark_answered();
         }
-        let passed = self.pipeline.lock().process(bytes);
-        self.apply_outcome(passed)
+        let (passed, end) = self.pipeline.lock().process(bytes);
+        let passed = self.apply_outcome(passed);
+        if end.is_empty() { passed } else { [&passed[..], end].concat().into() }
     }
 
     /// Returns what is to be sent of a piece that was read.
     fn apply_outcome(&mut self, passed: ChunkOutcome) -> Bytes {
         match passed {
             ChunkOutcome::Forward(bytes) => bytes,
-            ChunkOutcome::Failed { bytes, is_engine_dead } => {
+            ChunkOutcome::Failed { bytes, error_at, is_engine_dead } => {
                 if is_engine_dead {
                     let _ = self.context.crash_watch.record_engine_loss(&self.context.replica.engine_life());
+                    if let Some(more) = self.lose("engine_error", "the engine reported an error".into()) {
+                        return [bytes.slice(..error_at), more].concat().into();
+                    }
+                } else {
+                    self.fail("engine_error", "the engine reported an error".into());
                 }
-                self.fail("engine_error", "the engine reported an error".into());
                 self.state = flushing_state("the engine reported an error".into());
                 bytes
             }
             ChunkOutcome::Aborted(bytes) => {
-                self.fail("engine_stopped", super::ABORT_MESSAGE.into());
-                bytes
+                let more = self.lose("engine_stopped", super::ABORT_MESSAGE.into()).unwrap_or_default();
+                [bytes, more].concat().into()
             }
         }
     }
 
     fn finish_body(&mut self) -> Bytes {
-        let (rest, is_complete) = match &mut self.pipeline.lock().scanner {
-            Some(scanner) => (scanner.take_rest(), scanner.is_complete()),
-            None => (Bytes::new(), true),
-        };
+        let (rest, is_complete) = self.pipeline.lock().finish();
         if is_complete {
             self.complete();
             return rest;
         }
         // After half an event, the client could not read the error event.
-        self.fail("incomplete", "the engine ended the answer before it was complete".into());
-        Bytes::new()
+        self.lose("incomplete", "the engine ended the answer before it was complete".into()).unwrap_or_default()
     }
 
     /// Reconciles the caller's limits with what was used. No answer has reported all of it before
@@ -311,7 +331,9 @@ impl Relay {
         if let Some(events) = events {
             self.context.metrics.record_stream(events, usage);
         }
-        if self.context.usage_bounds.work.is_some() {
+        // What another engine did of it would be taken for this one's speed.
+        let is_resumed = self.resumption.as_ref().is_some_and(|resumption| resumption.is_under_way());
+        if self.context.usage_bounds.work.is_some() && !is_resumed {
             let most = self.context.usage_bounds;
             self.context.feedback.record_end(usage, events.unwrap_or(0), most.context_tokens, most.work.answers == 1);
         }
@@ -339,20 +361,26 @@ impl Body for Relay {
                         (Some(failed), _) => relay.apply_outcome(failed),
                         (None, Poll::Pending) => match ready!(relay.poll_silence(context)) {
                             Ok(keep_alive) => keep_alive,
-                            Err(broken) => {
-                                relay.fail(fault_label(broken.fault), broken.message);
-                                Bytes::new()
-                            }
+                            Err(broken) => relay.lose(fault_label(broken.fault), broken.message).unwrap_or_default(),
                         },
                         (None, Poll::Ready(Ok(Some(bytes)))) => relay.process_chunk(bytes),
                         (None, Poll::Ready(Ok(None))) => relay.finish_body(),
-                        (None, Poll::Ready(Err(broken))) => {
-                            relay.fail(fault_label(broken.fault), broken.message);
-                            Bytes::new()
-                        }
+                        (None, Poll::Ready(Err(broken))) => relay.lose(fault_label(broken.fault), broken.message).unwrap_or_default(),
                     };
                     if !sent.is_empty() {
                         return relay.emit(sent);
+                    }
+                }
+                RelayState::Resuming(mut resuming, loss) => {
+                    if let Poll::Ready(resumed) = resuming.poll(context) {
+                        relay.resume(resumed, loss);
+                        continue;
+                    }
+                    let waited = relay.poll_silence(context);
+                    relay.state = RelayState::Resuming(resuming, loss);
+                    match ready!(waited) {
+                        Ok(keep_alive) => return relay.emit(keep_alive),
+                        Err(broken) => relay.fail(fault_label(broken.fault), broken.message),
                     }
                 }
                 RelayState::SendingError(event, message) => {
@@ -385,7 +413,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         // What the lane's task takes after this would not be counted.
         self.exchange.detach();
-        if matches!(self.state, RelayState::Streaming) {
+        if matches!(self.state, RelayState::Streaming | RelayState::Resuming(..)) {
             self.record_disconnect();
         }
         self.context.log_entry.set_bytes(self.pipeline.lock().sent_bytes);

@@ -22,14 +22,14 @@ pub(crate) use fleet_writer::Fleet;
 pub(crate) use index_writer::CacheReportQueue;
 pub(crate) use job::Job;
 pub(crate) use local_load::{InFlight, InFlightCost, LocalLoad};
-pub(crate) use replica_status::{Model, Phase};
+pub(crate) use replica_status::{EngineLaunch, Model, Phase};
 pub(crate) use session::{SessionDeps, attach, job_message};
 pub(crate) use view::{FleetView, Replica};
 #[cfg(test)]
 pub(crate) use {
     fleet_writer::FleetUpdate,
     replica_cache::ReplicaCache,
-    replica_status::{EngineLaunch, EngineLoad, ReplicaLoad, ReplicaStatus},
+    replica_status::{EngineLoad, ReplicaLoad, ReplicaStatus},
 };
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! What all APIs of the edge share: settings, callers, memory, and the way to the fleet. Each adds what it does with it.
 
+use std::sync::Arc;
+
 use hostler_boot::Shutdown;
 use http::Request;
 use http::uri::PathAndQuery;
@@ -35,7 +37,7 @@ pub(crate) struct Edge {
     pub admission: Admission,
     pub body_memory: BodyMemory,
     pub response_affinity: ResponseAffinity,
-    pub dispatch: Dispatch,
+    pub dispatch: Arc<Dispatch>,
     pub health_watches: HealthWatchPermits,
     pub bookings: Bookings,
     pub shutdown: Shutdown,

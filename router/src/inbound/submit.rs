@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use hostler_proto::lane::RequestHead;
 use http::Method;
+use http::uri::PathAndQuery;
 
 use super::body::BodyMemoryFull;
 use super::body_format::BodyFormat;
@@ -18,10 +19,11 @@ use super::share::{queue_share, response_owner, tenant_hash};
 use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work, output_bounds};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
-use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
+use crate::dispatch::{Answer, ExternalPlacement, NO_STREAM, OutboundRequest, Refusal, Work};
 use crate::keys::{Caller, Role};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
+use crate::resumption::{Sampling, StreamApi, ask_for_tokens, check_engine};
 use crate::sse::Dialect;
 
 /// For callers with limits.
@@ -147,13 +149,29 @@ impl Edge {
             let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
             return Err(Rejection::Forbidden(message));
         }
+        let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
+        let mut sampling = self.sampling(&method, &path, content, plain, &peek);
+        let asking = sampling.is_ok().then(|| ask_for_tokens(plain));
         let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.relocate(&body, text));
+        let at_home = |part: Bytes, home: &Bytes| {
+            let at = part.as_ptr().addr() - plain.as_ptr().addr();
+            home.slice(at..at + part.len())
+        };
+        let part = |text: &str| match &asking {
+            Some(asking) => at_home(part(text), asking),
+            None => part(text),
+        };
         let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| part(text)).collect() };
         let unsalted = || (body.clone(), peek.salt.unwrap_or_default());
         let (body, salt) = salted.map_or_else(unsalted, |SaltedBody { body, salt, .. }| (body, salt));
+        let body = asking.unwrap_or(body);
         // The texts are not kept: they are dropped when the replica has been chosen, and an answer
         // may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
+        if let Ok(sampling) = &mut sampling {
+            sampling.model = peek.model.clone().filter(|model| !model.is_empty());
+            sampling.cache_salt.clone_from(&salt);
+        }
         let outgoing = Box::new(OutboundRequest {
             id,
             priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
@@ -172,6 +190,7 @@ impl Edge {
                 body: body.clone(),
             },
             dialect: Dialect::for_path(route),
+            sampling: sampling.map(Box::new),
             work,
             stored_response: names
                 .creates_response()
@@ -190,6 +209,35 @@ impl Edge {
             received_at: begun,
         });
         Ok((outgoing, permit))
+    }
+
+    /// What a continuation of this request's stream would take over, or why there is none.
+    fn sampling(
+        &self,
+        method: &Method,
+        path: &PathAndQuery,
+        content: BodyFormat<'_>,
+        body: &Bytes,
+        peek: &Peek<'_>,
+    ) -> Result<Sampling, &'static str> {
+        if !peek.is_stream || method != Method::POST || !matches!(content, BodyFormat::Json) {
+            return Err(NO_STREAM);
+        }
+        if !self.config.resume_streams {
+            return Err("off");
+        }
+        if path.query().is_some() {
+            return Err("route");
+        }
+        let api = StreamApi::for_path(path.path()).ok_or("route")?;
+        let view = self.dispatch.fleet.view();
+        let mut checks = view.eligible(peek.model.as_deref(), &[]).map(|(_, replica)| check_engine(replica.state.launch.as_ref(), api));
+        // Tokens are asked for where there is a replica whose streams can be continued.
+        match checks.next().ok_or("engine")? {
+            Err(_) if checks.any(|check| check.is_ok()) => {}
+            first => first?,
+        }
+        Sampling::parse(api, body)
     }
 
     fn estimate_usage(&self, work: Work, output_bounds: OutputBounds, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::{ChosenReplica, Prompt};
 use crate::cache_level::CacheLevel;
+use crate::resume_tier::ResumeTier;
 
 /// Bytes of a path that are kept. It is the client's, and may be long.
 const MAX_PATH_BYTES: usize = 128;
@@ -26,6 +27,8 @@ pub(crate) struct PlacementDecision {
     /// Seconds that it was queued in the router before.
     pub queued_seconds: f32,
     pub level: CacheLevel,
+    /// What its client gets if the engine dies.
+    pub resume: ResumeTier,
     /// Why the prompt's tokens are not known; empty when they are, or are not needed.
     pub fallback_reason: &'static str,
     pub prompt_tokens: u32,
@@ -66,6 +69,7 @@ impl PlacementDecision {
             attempt: 1,
             queued_seconds: 0.0,
             level,
+            resume: ResumeTier::None("no_stream"),
             fallback_reason: prompt.fallback_reason,
             prompt_tokens: prompt.token_count(),
             expected_output_tokens,
@@ -101,7 +105,7 @@ impl fmt::Display for PlacementDecision {
         let why = self.reason();
         write!(
             formatter,
-            "replica={name} matched={} of={} level={} why={why} ttft={:.4} cost={:.4} candidates={} attempt={} queued={:.3}",
+            "replica={name} matched={} of={} level={} why={why} ttft={:.4} cost={:.4} candidates={} attempt={} queued={:.3} resume={}",
             choice.candidate.matched,
             self.prompt_tokens,
             self.level.as_str(),
@@ -110,6 +114,7 @@ impl fmt::Display for PlacementDecision {
             self.decision.candidates,
             self.attempt,
             self.queued_seconds,
+            self.resume,
         )
     }
 }

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 pub(crate) use decisions::{DecisionLog, PlacementDecision};
 pub(crate) use feedback::PlacementFeedback;
 pub(crate) use prefill_windows::PrefillWindows;
-pub(crate) use prompt::{PlacementRequest, Prompt};
+pub(crate) use prompt::{PlacementRequest, Prompt, mentions_media};
 pub(crate) use queue::{DispatchTurn, MAX_QUEUED_BYTES, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
 pub(crate) use tokenizer_upkeep::maintain_tokenizers;
 

@@ -24,6 +24,12 @@ const BYTES_PER_TOKEN: usize = 4;
 static MEDIA_MARKERS: LazyLock<[Finder<'static>; 5]> =
     LazyLock::new(|| ["_url\"", "\"input_audio\"", "\"input_image\"", "\"base64\"", "\"file_data\""].map(Finder::new));
 
+/// Whether a part of a request's JSON seems to have a medium in it.
+#[must_use]
+pub(crate) fn mentions_media(part: &[u8]) -> bool {
+    MEDIA_MARKERS.iter().any(|marker| marker.find(part).is_some())
+}
+
 /// Routes whose prompts are read as tokens.
 const TOKENIZED_PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 

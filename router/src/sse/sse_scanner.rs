@@ -16,6 +16,9 @@ use super::answer_parser::{AnswerParser, FinishState, TokenUsage};
 /// A longer event is passed on in parts. Log probabilities of a long prompt make the largest.
 const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;
 
+/// The same where events have tokens: those of a prompt of 128 KiB, whose tokens may be its bytes.
+const MAX_TOKEN_EVENT_BYTES: usize = 1024 * 1024;
+
 /// Bytes of such an event that stay buffered, since the mark of its end may be split between two
 /// reads.
 const OVERLAP_BYTES: usize = 4;
@@ -138,6 +141,8 @@ pub enum ChunkOutcome {
     /// Send these, then end the answer as broken: they end with the engine's own error event.
     Failed {
         bytes: Bytes,
+        /// Where in them that event begins.
+        error_at: usize,
         /// The error says that the engine core is dead.
         is_engine_dead: bool,
     },
@@ -149,6 +154,8 @@ pub enum ChunkOutcome {
 #[derive(Debug)]
 pub struct SseScanner {
     dialect: Dialect,
+    /// A longer event is passed on in parts.
+    max_event_bytes: usize,
     buffer: BytesMut,
     /// Set when the buffer has the end of an event whose beginning was passed on.
     partial_event: Option<Box<PartialEvent>>,
@@ -177,6 +184,7 @@ impl SseScanner {
     pub fn new(dialect: Dialect) -> Self {
         Self {
             dialect,
+            max_event_bytes: MAX_BUFFERED_EVENT_BYTES,
             buffer: BytesMut::new(),
             partial_event: None,
             has_finish: false,
@@ -184,6 +192,36 @@ impl SseScanner {
             usage: None,
             event_count: 0,
         }
+    }
+
+    /// Lets events with the tokens of a long prompt through whole.
+    pub(crate) fn expect_tokens(&mut self) {
+        self.max_event_bytes = MAX_TOKEN_EVENT_BYTES;
+    }
+
+    /// Whether the next bytes begin an event.
+    #[must_use]
+    pub(crate) fn is_between_events(&self) -> bool {
+        self.buffer.is_empty() && self.partial_event.is_none()
+    }
+
+    /// Counts an event that has nothing of interest.
+    pub(crate) fn count_plain_event(&mut self) {
+        self.event_count += 1;
+    }
+
+    /// Whether the last bytes that were passed on, or the next ones, are a part of an event.
+    #[must_use]
+    pub(crate) fn is_within_event(&self) -> bool {
+        self.partial_event.is_some()
+    }
+
+    /// Forgets what the client has not got of a stream that goes on elsewhere: the beginning of an event, and what the rest of the stream had
+    /// said. `is_finished` if the client has the finish reason.
+    pub(crate) fn rewind(&mut self, is_finished: bool) {
+        self.buffer.clear();
+        self.has_finish = is_finished;
+        self.has_done_marker = false;
     }
 
     /// Reads bytes and says which may be sent.
@@ -199,14 +237,14 @@ impl SseScanner {
             match self.scan_event(&bytes[begin..begin + end]) {
                 EventVerdict::Fine => begin += end,
                 EventVerdict::Error { is_engine_dead } => {
-                    return ChunkOutcome::Failed { bytes: bytes.slice(..begin + end), is_engine_dead };
+                    return ChunkOutcome::Failed { bytes: bytes.slice(..begin + end), error_at: begin, is_engine_dead };
                 }
                 EventVerdict::Abort => return ChunkOutcome::Aborted(bytes.slice(..begin)),
             }
             self.event_count += 1;
             self.partial_event = None;
         }
-        if bytes.len() - begin > MAX_BUFFERED_EVENT_BYTES {
+        if bytes.len() - begin > self.max_event_bytes {
             let end = bytes.len() - OVERLAP_BYTES;
             if matches!(self.scan_part(&bytes[begin..end]), EventVerdict::Abort) {
                 return ChunkOutcome::Aborted(bytes.slice(..begin));
@@ -391,7 +429,8 @@ impl<'a> EventFields<'a> {
 }
 
 /// Length of the first event with its blank line; `None` while it is incomplete.
-fn event_end(bytes: &[u8]) -> Option<usize> {
+#[must_use]
+pub(crate) fn event_end(bytes: &[u8]) -> Option<usize> {
     let newlines = memchr::memchr_iter(b'\n', bytes);
     for at in newlines {
         match &bytes[at + 1..] {

@@ -29,8 +29,8 @@ async fn a_direct_writer_is_idle_from_a_flush_until_the_library_has_something_to
     wire.write_all(b"head").await.unwrap();
     assert!(direct_writer.try_acquire().is_none());
     flush(&mut wire).await;
-    assert!(direct_writer.try_acquire().unwrap().write_chunk(b"hello, world"));
-    assert!(direct_writer.try_acquire().unwrap().write_chunk(&[b'x'; MAX_COPIED_BYTES]));
+    assert!(direct_writer.try_acquire().unwrap().write_chunk(b"hello, ", b"world"));
+    assert!(direct_writer.try_acquire().unwrap().write_chunk(&[b'x'; MAX_COPIED_BYTES], b""));
     direct_writer.mark_busy();
     assert!(direct_writer.try_acquire().is_none());
     wire.write_all(b"end").await.unwrap();
@@ -49,7 +49,7 @@ async fn what_a_client_has_not_taken_goes_before_all_that_follows() {
     for size in (1..).map(|number| number * 997 % 20_000 + 1) {
         let chunk = vec![u8::try_from(size % 251).unwrap(); size];
         expected.extend_from_slice(&[format!("{size:X}\r\n").as_bytes(), &chunk, b"\r\n"].concat());
-        if !direct_writer.try_acquire().unwrap().write_chunk(&chunk) {
+        if !direct_writer.try_acquire().unwrap().write_chunk(&chunk, b"") {
             break;
         }
     }
@@ -70,7 +70,7 @@ async fn a_flush_is_over_when_the_client_has_taken_what_was_left() {
     let (mut wire, mut client) = connection().await;
     let direct_writer = wire.direct_writer().unwrap();
     flush(&mut wire).await;
-    while direct_writer.try_acquire().unwrap().write_chunk(&[b'x'; 60_000]) {}
+    while direct_writer.try_acquire().unwrap().write_chunk(&[b'x'; 60_000], b"") {}
     let mut context = Context::from_waker(std::task::Waker::noop());
     assert!(Pin::new(&mut wire).poll_flush(&mut context).is_pending());
     assert!(direct_writer.try_acquire().is_none());
@@ -79,7 +79,7 @@ async fn a_flush_is_over_when_the_client_has_taken_what_was_left() {
         client.read_to_end(&mut all).await.map(|_| all)
     });
     wire.flush().await.unwrap();
-    assert!(direct_writer.try_acquire().unwrap().write_chunk(b"next"));
+    assert!(direct_writer.try_acquire().unwrap().write_chunk(b"next", b""));
     wire.shutdown().await.unwrap();
     assert!(read.await.unwrap().unwrap().ends_with(b"x\r\n4\r\nnext\r\n"));
 }
@@ -90,7 +90,7 @@ async fn a_client_that_is_gone_is_found_by_the_connections_task() {
     let direct_writer = wire.direct_writer().unwrap();
     flush(&mut wire).await;
     drop(client);
-    while direct_writer.try_acquire().unwrap().write_chunk(b"event") {
+    while direct_writer.try_acquire().unwrap().write_chunk(b"event", b"") {
         tokio::task::yield_now().await;
     }
     assert!(wire.flush().await.is_err());

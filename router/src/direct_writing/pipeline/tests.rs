@@ -4,6 +4,8 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::resumption::samples::{content, role};
+use crate::resumption::{RecordMemory, StreamApi};
 use crate::sse::Dialect;
 
 /// An event stream whose client is the other side of a connection.
@@ -47,4 +49,27 @@ async fn nothing_that_follows_a_failure_is_written() {
         client.read_to_end(&mut received).await.unwrap();
         assert!(received.is_empty(), "the relay sends what the client gets of a failure");
     }
+}
+
+#[tokio::test]
+async fn tokens_that_the_client_did_not_ask_for_are_taken_out_of_what_is_written() {
+    let (flow, mut client) = stream().await;
+    flow.lock().token_record = Some(Box::new(TokenRecord::new(StreamApi::Chat, &RecordMemory::default())));
+    let asked = [role("[1,2]"), content("Hel", "[7]"), content("lo", "[8,9]")];
+    let plain = [role("null"), content("Hel", "null"), content("lo", "null")];
+    let mut expected = String::new();
+    for (event, plain) in asked.iter().zip(&plain) {
+        // An event may come in two pieces.
+        let (one, other) = event.split_at(if event.contains("lo\"") { 100 } else { 0 });
+        assert!(matches!(flow.consume(one.to_owned().into()), ConsumeOutcome::Consumed));
+        assert!(matches!(flow.consume(other.to_owned().into()), ConsumeOutcome::Consumed));
+        expected.push_str(&format!("{:X}\r\n{plain}\r\n", plain.len()));
+    }
+    let mut received = vec![0; expected.len()];
+    client.read_exact(&mut received).await.unwrap();
+    assert_eq!(String::from_utf8(received).unwrap(), expected);
+    let mut flow = flow.lock();
+    assert_eq!((flow.sent_bytes, flow.scanner.as_ref().unwrap().event_count()), (plain.concat().len() as u64, 3));
+    let known = flow.token_record.as_mut().unwrap().rewind().unwrap();
+    assert_eq!(known.total(), 5);
 }

@@ -49,7 +49,7 @@ async fn the_reason_is_one_line_that_a_script_can_read() {
     assert_eq!(
         line,
         format!(
-            "replica=n/1 matched=3200 of=4000 level=exact why=cheapest ttft={first_token:.4} cost={cost:.4} candidates=2 attempt=2 queued=0.250"
+            "replica=n/1 matched=3200 of=4000 level=exact why=cheapest ttft={first_token:.4} cost={cost:.4} candidates=2 attempt=2 queued=0.250 resume=none:no_stream"
         )
     );
 }

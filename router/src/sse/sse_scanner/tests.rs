@@ -15,8 +15,8 @@ fn all(dialect: Dialect, pieces: &[&str]) -> (String, SseScanner, Option<&'stati
     for piece in pieces {
         let (bytes, verdict) = match scanner.process(Bytes::copy_from_slice(piece.as_bytes())) {
             ChunkOutcome::Forward(bytes) => (bytes, None),
-            ChunkOutcome::Failed { bytes, is_engine_dead: false } => (bytes, Some("failed")),
-            ChunkOutcome::Failed { bytes, is_engine_dead: true } => (bytes, Some("died")),
+            ChunkOutcome::Failed { bytes, is_engine_dead: false, .. } => (bytes, Some("failed")),
+            ChunkOutcome::Failed { bytes, is_engine_dead: true, .. } => (bytes, Some("died")),
             ChunkOutcome::Aborted(bytes) => (bytes, Some("aborted")),
         };
         sent.push_str(std::str::from_utf8(&bytes).unwrap());

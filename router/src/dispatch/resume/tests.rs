@@ -1,0 +1,262 @@
+use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hostler_placement::affinity::CacheIndex;
+use hostler_proto::agent::v1::frame::Kind;
+use hostler_proto::agent::v1::{Frame, FrameBatch};
+use hostler_proto::lane::{Fault, ResponseHead, StreamFault};
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+
+use super::*;
+use crate::access_log::AccessEntry;
+use crate::admission::{Admission, UsageEstimate};
+use crate::background::BackgroundTasks;
+use crate::crash_suspects::CrashSuspects;
+use crate::dispatch::{Refusal, Relay, RetryBudgets, Work};
+use crate::fleet::tests::{ReplicaChange, attach, fleet, ready, state};
+use crate::fleet::{EngineLaunch, Phase, ReplicaStatus};
+use crate::keys::Caller;
+use crate::lanes::Lane;
+use crate::placement::{Placer, PrefillWindows, QueueLimits, QueueShare, RequestQueue};
+use crate::prompt::Prompts;
+use crate::resumption::samples::answer;
+use crate::resumption::{RecordMemory, SEAM, ask_for_tokens};
+
+const CHAT: &str = "/v1/chat/completions";
+
+const TEXTS: [&str; 6] = ["Hel", "", "\u{1f980}", " \\\"quo", "", "end"];
+
+/// How an engine ends a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Death {
+    Fault(Fault),
+    EngineError,
+    Abort,
+    Incomplete,
+    Silence,
+}
+
+/// Replicas of one node, whose engines answer alike. The first attempts end as the script says, behind so many events.
+struct Fixture {
+    dispatch: Arc<Dispatch>,
+    admission: Admission,
+    lane: Arc<Lane>,
+    script: Arc<Mutex<VecDeque<(usize, Death)>>>,
+    /// What was sent to engines.
+    seen: Arc<Mutex<Vec<(RequestHead, Bytes)>>>,
+    tasks: BackgroundTasks,
+}
+
+impl Fixture {
+    async fn start(replicas: u32, script: &[(usize, Death)]) -> Self {
+        let fleet = fleet();
+        let replica = |index| {
+            let state = ReplicaStatus { launch: Some(EngineLaunch::default()), ..state(Phase::Ready, "m") };
+            ReplicaChange { state: Some(state), ..ready(index) }
+        };
+        let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
+        let prompts = Prompts::new(PathBuf::new(), 1);
+        let windows = PrefillWindows::from_now(Duration::ZERO);
+        let placer = Arc::new(Placer::new(fleet.clone(), Arc::new(CacheIndex::new()), prompts, Arc::default(), windows));
+        let limits = QueueLimits { max_requests: 100, max_bytes: 1 << 20, max_wait: Duration::from_secs(60) };
+        let tasks = BackgroundTasks::default();
+        let dispatch = Arc::new(Dispatch {
+            queue: RequestQueue::start(placer.clone(), limits, &tasks, hostler_boot::Shutdown::new()),
+            fleet,
+            placer,
+            retries: RetryBudgets::default(),
+            crash_suspects: CrashSuspects::new(Duration::from_secs(600)),
+            metrics: Arc::default(),
+            answer_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(10),
+            record_memory: RecordMemory::default(),
+        });
+        let script = Arc::new(Mutex::new(script.iter().copied().collect()));
+        let fixture = Self { dispatch, admission: Admission::new(10), lane, script, seen: Arc::default(), tasks };
+        fixture.tasks.spawn(serve(fixture.lane.clone(), fixture.script.clone(), fixture.seen.clone()));
+        fixture
+    }
+
+    /// What the client of a stream gets, and how it ends.
+    async fn stream(&self, path: &str, body: &str) -> (String, Result<(), String>) {
+        let permit = self.admission.admit(&Caller::anonymous("".into()), UsageEstimate::default()).unwrap();
+        let answer = self.dispatch.send(request(path, body), permit).await.unwrap_or_else(|refusal: Refusal| panic!("{refusal}"));
+        read(answer.body).await
+    }
+
+    /// Nothing is left of the requests that have ended.
+    fn assert_idle(&self) {
+        assert_eq!((self.admission.in_flight(), self.lane.open_request_count(), self.dispatch.record_memory.taken()), (0, 0, 0));
+        assert!(self.dispatch.fleet.view().replicas.iter().all(|replica| replica.local_load.in_flight() == 0));
+    }
+}
+
+/// Reads an answer to its end.
+async fn read(mut relay: Box<Relay>) -> (String, Result<(), String>) {
+    let mut told = String::new();
+    while let Some(frame) = relay.frame().await {
+        match frame {
+            Ok(frame) => told.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap()),
+            Err(broken) => return (told, Err(broken.message)),
+        }
+    }
+    (told, Ok(()))
+}
+
+fn request(path: &str, body: &str) -> Box<OutboundRequest> {
+    let mut sampling = Sampling::parse(StreamApi::for_path(path).unwrap(), body.as_bytes()).map(Box::new);
+    let body = if sampling.is_ok() { ask_for_tokens(body.as_bytes()) } else { Bytes::from(body.to_owned()) };
+    if let Ok(sampling) = &mut sampling {
+        sampling.model = Some("m".into());
+    }
+    Box::new(OutboundRequest {
+        placement_request: PlacementRequest {
+            model: Some("m".into()),
+            path: path.into(),
+            body: body.clone(),
+            is_stream: true,
+            ..PlacementRequest::default()
+        },
+        id: 7,
+        priority: 0,
+        tenant: 0,
+        queue_share: QueueShare { tenant: 0, weight: 1.0, bytes: 100 },
+        queue_slot: None,
+        client_id: None,
+        head: RequestHead { method: "POST".into(), path: path.into(), body_bytes: body.len() as u64, ..RequestHead::default() },
+        body,
+        dialect: Dialect::for_path(path),
+        work: Work { prompts: 1, answers: 1, turns: 1 },
+        log_entry: AccessEntry::none(),
+        referenced_response: ResponseReference::None,
+        stored_response: None,
+        sampling,
+        received_at: Instant::now(),
+    })
+}
+
+/// Stands in for the agent and its engines.
+async fn serve(lane: Arc<Lane>, script: Arc<Mutex<VecDeque<(usize, Death)>>>, seen: Arc<Mutex<Vec<(RequestHead, Bytes)>>>) {
+    let mut open: HashMap<u64, (RequestHead, Vec<u8>)> = HashMap::new();
+    loop {
+        while let Some(batch) = lane.outbox().take_batch() {
+            for Frame { id, kind } in batch.frames {
+                match kind {
+                    Some(Kind::Request(head)) => drop(open.insert(id, (head.into(), Vec::new()))),
+                    Some(Kind::Body(bytes)) => open.get_mut(&id).unwrap().1.extend_from_slice(&bytes),
+                    Some(Kind::End(_)) => {
+                        let (head, body) = open.remove(&id).unwrap();
+                        let attempt = seen.lock().len();
+                        let name = if attempt == 0 { "cmpl-r1" } else { "cmpl-other" };
+                        let events = answer(&head.path, &body, name, &TEXTS);
+                        seen.lock().push((head, body.into()));
+                        let end = script.lock().pop_front();
+                        frames(id, &events, end).into_iter().for_each(|kind| lane.receive(FrameBatch { frames: vec![kind] }));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn frames(id: u64, events: &[String], end: Option<(usize, Death)>) -> Vec<Frame> {
+    let (count, death) = end.map_or((usize::MAX, None), |(count, death)| (count, Some(death)));
+    let kind = Header { name: "content-type".into(), value: "text/event-stream; charset=utf-8".into() };
+    let mut frames = vec![Frame::new(id, Kind::Response(ResponseHead { status: 200, headers: vec![kind] }.into()))];
+    let body = |text: &str| Frame::new(id, Kind::Body(text.to_owned().into()));
+    frames.extend(events.iter().take(count).map(|event| body(event)));
+    let error = "data: {\"error\": {\"message\": \"EngineCore encountered an issue. See stack trace\", \"code\": 500}}\n\n";
+    let aborted = events.last().map(|_| crate::resumption::samples::finish("cut", "[99]", "abort")).unwrap_or_default();
+    match death {
+        Some(Death::Fault(fault)) => frames.push(Frame::end(id, Some(&StreamFault { fault, message: "gone".into() }))),
+        Some(Death::EngineError) => frames.extend([body(error), body("data: [DONE]\n\n"), Frame::end(id, None)]),
+        Some(Death::Abort) => frames.extend([body(&aborted), body("data: [DONE]\n\n"), Frame::end(id, None)]),
+        Some(Death::Silence) => {}
+        Some(Death::Incomplete) | None => frames.push(Frame::end(id, None)),
+    }
+    frames
+}
+
+const SEAM_TEXT: &str = ": resumed\n\n";
+
+/// Without what the router itself sends, and what it cannot know of an engine that did not end its answer.
+fn bare(told: &str) -> String {
+    assert_eq!(SEAM, SEAM_TEXT);
+    told.replace(SEAM_TEXT, "").replace(": keep-alive\n\n", "").replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_whose_engine_is_lost_behind_any_event_and_in_any_way_is_the_one_of_an_engine_that_lives() {
+    let faults = [Fault::EngineLost, Fault::EngineStopped, Fault::LaneLost].map(Death::Fault);
+    let deaths = [&faults[..], &[Death::EngineError, Death::Abort, Death::Incomplete, Death::Silence]].concat();
+    for (path, body) in [
+        (CHAT, r#"{"model":"m","messages":[],"stream":true,"temperature":0}"#),
+        (CHAT, r#"{"model":"m","messages":[],"stream":true,"max_tokens":5,"stream_options":{"include_usage":true}}"#),
+        (COMPLETIONS, r#"{"model":"m","prompt":[1,2],"stream":true,"max_tokens":50}"#),
+    ] {
+        let uncut = answer(path, body.as_bytes(), "cmpl-r1", &TEXTS);
+        for death in &deaths {
+            for cut in 1..uncut.len() {
+                let fixture = Fixture::start(2, &[(cut, *death)]).await;
+                let (told, ended) = fixture.stream(path, body).await;
+                assert_eq!((bare(&told), ended), (bare(&uncut.concat()), Ok(())), "{body} {death:?} behind {cut}");
+                let seen = fixture.seen.lock().clone();
+                let replicas: Vec<u32> = seen.iter().map(|(head, _)| head.replica).collect();
+                assert_eq!(told.contains(SEAM_TEXT), seen.len() == 2, "{body} {death:?} behind {cut}");
+                assert!(seen.len() == 1 || replicas[0] != replicas[1] && seen[1].0.path == COMPLETIONS, "{replicas:?}");
+                assert!(seen.iter().all(|(head, body)| head.body_bytes == body.len() as u64));
+                sleep(Duration::from_millis(100)).await;
+                fixture.assert_idle();
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_may_lose_several_engines_and_each_is_asked_for_the_rest_alone() {
+    let stopped = Death::Fault(Fault::EngineStopped);
+    let fixture = Fixture::start(4, &[(2, stopped), (1, stopped), (2, stopped)]).await;
+    let body = r#"{"model":"m","messages":[],"stream":true,"max_tokens":100,"min_tokens":4}"#;
+    let (told, ended) = fixture.stream(CHAT, body).await;
+    assert_eq!((bare(&told), ended), (bare(&answer(CHAT, body.as_bytes(), "", &TEXTS).concat()), Ok(())));
+    assert_eq!(told.matches(SEAM_TEXT).count(), 3);
+    let asked: Vec<(String, u64)> = fixture.seen.lock()[1..]
+        .iter()
+        .map(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).unwrap())
+        .map(|body| (body["prompt"].to_string(), body["max_tokens"].as_u64().unwrap()))
+        .collect();
+    // The second engine gives a text without anything to see, which the third gives again.
+    let prompts = [("[1,2,10]", 99), ("[1,2,10]", 99), ("[1,2,10,11,12]", 97)];
+    assert_eq!(asked, prompts.map(|(prompt, most)| (prompt.to_owned(), most)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_kills_engines_is_not_carried_through_the_fleet_by_its_stream() {
+    let fixture = Fixture::start(6, &[(1, Death::Fault(Fault::EngineLost)); 6]).await;
+    let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
+    assert!(ended.is_err() && told.contains("data: {\"error\":"), "{told}");
+    assert_eq!(fixture.seen.lock().len(), 2);
+    let fingerprints: Vec<_> = fixture.seen.lock().iter().map(|(head, _)| head.fingerprint).collect();
+    assert!(fingerprints[0].is_some() && fingerprints[0] == fingerprints[1]);
+    fixture.assert_idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_cannot_be_resumed_ends_with_an_error_event() {
+    let lost = [(3, Death::Fault(Fault::EngineStopped))];
+    let alone = Fixture::start(1, &lost).await;
+    let (told, ended) = alone.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
+    assert!(told.contains("gone; it could not be resumed: ") && ended.is_err(), "{told}");
+    alone.assert_idle();
+    let seeded = Fixture::start(2, &lost).await;
+    let (told, ended) = seeded.stream(CHAT, r#"{"model":"m","messages":[],"stream":true,"seed":7}"#).await;
+    assert!(!told.contains(SEAM_TEXT) && told.contains("data: {\"error\":") && ended.is_err(), "{told}");
+    assert_eq!(seeded.seen.lock().len(), 1);
+    assert!(!String::from_utf8_lossy(&seeded.seen.lock()[0].1).contains("token_ids"));
+    seeded.assert_idle();
+}

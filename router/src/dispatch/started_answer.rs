@@ -1,0 +1,79 @@
+//! An attempt that an engine has begun to answer, and what can be told from the beginning.
+
+use std::future::poll_fn;
+use std::sync::{Arc, LazyLock};
+
+use bytes::Bytes;
+use hostler_proto::lane::{Fault, Header, ResponseHead, StreamFault, WINDOW_BYTES};
+use memchr::memmem::Finder;
+
+use super::{ABORT_MESSAGE, Work};
+use crate::fleet::{InFlight, Replica};
+use crate::lanes::Exchange;
+use crate::placement::{PlacementDecision, PlacementFeedback};
+use crate::sse::{AnswerParser, FinishState, TokenUsage};
+
+/// A plain answer without this text was not cut short by stopping its engine.
+static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
+
+/// An attempt of which the head and the first bytes have come.
+pub(super) struct StartedAnswer {
+    pub(super) head: ResponseHead,
+    pub(super) first_chunk: Option<Bytes>,
+    pub(super) exchange: Exchange,
+    /// Taken when another replica is tried.
+    pub(super) in_flight: Option<InFlight>,
+    pub(super) replica: Arc<Replica>,
+    pub(super) feedback: PlacementFeedback,
+    pub(super) decision: Arc<PlacementDecision>,
+    /// Known if the answer was read whole.
+    pub(super) usage: Option<TokenUsage>,
+    /// More of a plain answer follows, which may say what was used.
+    pub(super) has_unread_body: bool,
+    /// Only comments have come so far.
+    pub(super) awaits_first_event: bool,
+}
+
+impl StartedAnswer {
+    /// Whether another replica may do better: the engine is full, crashing or has crashed. An event stream says so with status 200.
+    pub(super) fn is_retryable(&self) -> bool {
+        let fails_at_once = || self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":")) && self.is_stream();
+        matches!(self.head.status, 500 | 503) || fails_at_once()
+    }
+
+    /// Waits for the rest of a JSON answer, up to one credit window: engines write it at once, when
+    /// it is complete. If it breaks off, or is a generation cut short because its engine was
+    /// stopped, nothing has reached the client yet. Where nothing was to be computed, a text that
+    /// looks like that, or like usage, is the client's own.
+    pub(super) async fn buffer_json_body(&mut self, work: Work) -> Result<(), StreamFault> {
+        if !self.has_content_type(b"application/json") {
+            return Ok(());
+        }
+        let mut body = self.first_chunk.take().unwrap_or_default();
+        let mut is_whole = false;
+        while !is_whole && body.len() < WINDOW_BYTES {
+            match poll_fn(|context| self.exchange.poll_body(context)).await? {
+                Some(more) => body = [body, more].concat().into(),
+                None => is_whole = true,
+            }
+        }
+        if work.generates() && ABORT_MARKER.find(&body).is_some() && AnswerParser::parse(&body, "").finish_state() == FinishState::Abort {
+            return Err(StreamFault { fault: Fault::EngineStopped, message: ABORT_MESSAGE.into() });
+        }
+        if work.is_some() && is_whole {
+            self.usage = AnswerParser::parse_usage(&body);
+        }
+        self.has_unread_body = work.is_some() && !is_whole;
+        self.first_chunk = (!body.is_empty()).then_some(body);
+        Ok(())
+    }
+
+    pub(super) fn is_stream(&self) -> bool {
+        self.has_content_type(b"text/event-stream")
+    }
+
+    fn has_content_type(&self, wanted: &[u8]) -> bool {
+        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
+        self.head.headers.iter().any(has)
+    }
+}

@@ -1,0 +1,42 @@
+//! How well a stream could go on elsewhere if its engine died, in the words that `explain`, the access log, headers and metrics have in common.
+
+use std::fmt;
+
+/// What a client gets of a stream that was resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResumeTier {
+    /// The tokens that the lost engine would have given, but for numerics.
+    TokenExact,
+    /// Tokens that it could have given.
+    ValidContinuation,
+    /// It is not resumed, for this reason.
+    None(&'static str),
+}
+
+impl ResumeTier {
+    /// Those in which a stream is resumed, each at its own number.
+    pub(crate) const RESUMED: [&'static str; 2] = ["token_exact", "valid_continuation"];
+
+    #[must_use]
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::TokenExact => Self::RESUMED[0],
+            Self::ValidContinuation => Self::RESUMED[1],
+            Self::None(_) => "none",
+        }
+    }
+
+    #[must_use]
+    pub(crate) fn is_some(self) -> bool {
+        !matches!(self, Self::None(_))
+    }
+}
+
+impl fmt::Display for ResumeTier {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None(reason) => write!(formatter, "none:{reason}"),
+            tier => formatter.write_str(tier.as_str()),
+        }
+    }
+}

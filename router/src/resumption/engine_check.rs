@@ -1,0 +1,60 @@
+//! Whether the streams of an engine can be continued, by how it was started.
+
+use hostler_prompt::Dialect;
+
+use super::sampling::StreamApi;
+use crate::fleet::EngineLaunch;
+
+/// A chat of an engine with one of these is not the text of its tokens, or nobody can tell.
+const FLAGS_OF_CHATS: [&str; 3] = ["--reasoning-parser", "--reasoning-parser-plugin", "--response-role"];
+
+/// With these nobody can tell what a stream of the engine looks like.
+const FLAGS_OF_ALL: [&str; 4] = ["--config", "--skip-tokenizer-init", "--enable-force-include-usage", "--return-tokens-as-token-ids"];
+
+/// Whether the streams of an engine that was started like this can be continued.
+///
+/// # Errors
+/// With the reason why not.
+pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Result<(), &'static str> {
+    let launch = launch.ok_or("engine")?;
+    // How the Rust one writes tokens was not recorded yet.
+    if launch.dialect == Dialect::Rust {
+        return Err("front_end");
+    }
+    let has = |names: &[&str]| launch.flags.iter().any(|flag| names.iter().any(|name| is_flag(flag, name)));
+    if has(&FLAGS_OF_ALL) {
+        return Err("engine");
+    }
+    if api == StreamApi::Chat && has(&FLAGS_OF_CHATS) { Err("parser") } else { Ok(()) }
+}
+
+/// Whether an argument is the flag of this name, in either spelling, with or without its value.
+fn is_flag(argument: &str, name: &str) -> bool {
+    let flag = argument.split_once('=').map_or(argument, |(flag, _)| flag).as_bytes();
+    flag.len() == name.len() && flag.iter().map(|byte| if *byte == b'_' { b'-' } else { *byte }).eq(name.bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(dialect: Dialect, api: StreamApi, flags: &[&str]) -> Result<(), &'static str> {
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        check_engine(Some(&EngineLaunch { dialect, flags, ..EngineLaunch::default() }), api)
+    }
+
+    #[test]
+    fn an_engine_that_parses_chats_has_only_its_completions_resumed() {
+        use StreamApi::{Chat, Completions};
+        assert_eq!(check_engine(None, Chat), Err("engine"));
+        assert_eq!(check(Dialect::Python, Chat, &["--max-model-len", "10"]), Ok(()));
+        assert_eq!(check(Dialect::Rust, Completions, &[]), Err("front_end"));
+        for flags in [&["--reasoning-parser", "qwen3"][..], &["--reasoning-parser=qwen3"], &["--reasoning_parser=qwen3"]] {
+            assert_eq!(check(Dialect::Python, Chat, flags), Err("parser"), "{flags:?}");
+            assert_eq!(check(Dialect::Python, Completions, flags), Ok(()), "{flags:?}");
+        }
+        // It parses what a request without tools never gives.
+        assert_eq!(check(Dialect::Python, Chat, &["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]), Ok(()));
+        assert_eq!(check(Dialect::Python, Completions, &["--config", "x.yaml"]), Err("engine"));
+    }
+}

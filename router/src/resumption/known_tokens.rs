@@ -1,0 +1,158 @@
+//! What is known of a stream that has died: its tokens, as far as the client has seen their text, and how its events begin.
+
+use std::fmt::Write;
+
+use bytes::Bytes;
+
+use super::sampling::{Sampling, StreamApi};
+
+/// Where a stream goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct KnownTokens {
+    /// Those of the prompt and those of the answer, separated by commas.
+    pub(super) ids: String,
+    pub(super) prompt_tokens: u64,
+    pub(super) emitted_tokens: u64,
+    /// How each event begins, up to its list of choices.
+    pub(super) head: Bytes,
+    /// The client has the finish reason.
+    pub(super) is_finished: bool,
+}
+
+/// The request for the rest of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ContinuationRequest {
+    pub(crate) body: Bytes,
+    /// Where in the body the list of tokens is.
+    pub(crate) prompt: std::ops::Range<usize>,
+    /// It has at least so many tokens.
+    pub(crate) min_tokens: u64,
+    /// `None` for as many as there is room for.
+    pub(crate) max_tokens: Option<u64>,
+}
+
+impl KnownTokens {
+    #[must_use]
+    pub(crate) fn total(&self) -> u64 {
+        self.prompt_tokens + self.emitted_tokens
+    }
+
+    /// Whether the client has the finish reason.
+    #[must_use]
+    pub(crate) fn is_finished(&self) -> bool {
+        self.is_finished
+    }
+
+    /// The request for what is missing; `None` where nothing can be missing but the end.
+    #[must_use]
+    pub(crate) fn continuation_request(&self, sampling: &Sampling) -> Option<ContinuationRequest> {
+        let left = sampling.max_tokens.map(|most| most.saturating_sub(self.emitted_tokens));
+        if self.is_finished || left == Some(0) {
+            return None;
+        }
+        // As in vLLM, a completion without the field has sixteen tokens, and one with `null` as many as there is room for.
+        let most = left.map_or("null".to_owned(), |left| left.to_string());
+        let mut body = String::with_capacity(self.ids.len() + sampling.carried.len() + 160);
+        body.push('{');
+        body.push_str(&sampling.carried);
+        let min = sampling.min_tokens.saturating_sub(self.emitted_tokens);
+        if min > 0 {
+            let _ = write!(body, "\"min_tokens\":{min},");
+        }
+        let options = if sampling.wants_usage { ",\"stream_options\":{\"include_usage\":true}" } else { "" };
+        let _ = write!(body, "\"max_tokens\":{most},\"stream\":true{options},\"return_token_ids\":true,\"prompt\":");
+        let begin = body.len();
+        let _ = write!(body, "[{}]", self.ids);
+        let prompt = begin..body.len();
+        body.push('}');
+        let min_tokens = left.filter(|_| sampling.ignores_end).unwrap_or(min);
+        Some(ContinuationRequest { body: body.into(), prompt, min_tokens, max_tokens: left })
+    }
+
+    /// The rest of a stream of which nothing but the end is missing, without the usage if that has come.
+    #[must_use]
+    pub(crate) fn ending(&self, sampling: &Sampling, has_usage: bool) -> Bytes {
+        let head = String::from_utf8_lossy(&self.head);
+        let mut rest = String::new();
+        if !self.is_finished {
+            let choice = match sampling.api {
+                StreamApi::Chat => {
+                    r#"{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}"#
+                }
+                StreamApi::Completions => {
+                    r#"{"index":0,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,"token_ids":null}"#
+                }
+            };
+            let _ = write!(rest, "{head}{choice}]}}\n\n");
+        }
+        if sampling.wants_usage && !has_usage {
+            let Self { prompt_tokens, emitted_tokens, .. } = self;
+            let total = self.total();
+            let usage = format!(r#"{{"prompt_tokens":{prompt_tokens},"total_tokens":{total},"completion_tokens":{emitted_tokens}}}"#);
+            let _ = write!(rest, "{head}],\"usage\":{usage}}}\n\n");
+        }
+        rest.push_str("data: [DONE]\n\n");
+        rest.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resume_tier::ResumeTier;
+
+    fn known(emitted_tokens: u64, is_finished: bool) -> KnownTokens {
+        let head = Bytes::from_static(b"data: {\"id\":\"x\",\"choices\":[");
+        KnownTokens { ids: "1,2,3,4,5".into(), prompt_tokens: 5 - emitted_tokens, emitted_tokens, head, is_finished }
+    }
+
+    fn sampling(max_tokens: Option<u64>, min_tokens: u64, wants_usage: bool) -> Sampling {
+        let carried = "\"model\":\"m\",".into();
+        let (model, cache_salt) = (None, String::new());
+        Sampling {
+            api: StreamApi::Chat,
+            tier: ResumeTier::TokenExact,
+            carried,
+            max_tokens,
+            min_tokens,
+            ignores_end: false,
+            wants_usage,
+            model,
+            cache_salt,
+        }
+    }
+
+    #[test]
+    fn a_continuation_asks_for_what_is_left_of_all_limits() {
+        let request = known(2, false).continuation_request(&sampling(Some(10), 6, true)).unwrap();
+        assert_eq!(
+            request.body,
+            r#"{"model":"m","min_tokens":4,"max_tokens":8,"stream":true,"stream_options":{"include_usage":true},"return_token_ids":true,"prompt":[1,2,3,4,5]}"#
+        );
+        assert_eq!((&request.body[request.prompt], request.max_tokens), (&b"[1,2,3,4,5]"[..], Some(8)));
+        let left = |max_tokens| known(2, false).continuation_request(&sampling(max_tokens, 0, false)).map(|asked| asked.max_tokens);
+        for (max_tokens, expected) in [(None, Some(None)), (Some(3), Some(Some(1))), (Some(2), None), (Some(1), None)] {
+            assert_eq!(left(max_tokens), expected, "{max_tokens:?}");
+        }
+        let unlimited = known(2, false).continuation_request(&sampling(None, 2, false)).unwrap().body;
+        assert_eq!(unlimited, r#"{"model":"m","max_tokens":null,"stream":true,"return_token_ids":true,"prompt":[1,2,3,4,5]}"#);
+        assert_eq!(known(2, true).continuation_request(&sampling(None, 0, false)), None);
+    }
+
+    #[test]
+    fn a_stream_of_which_only_the_end_is_missing_gets_it_from_the_router() {
+        let ending = known(2, true).ending(&sampling(Some(2), 0, true), false);
+        assert_eq!(
+            ending,
+            "data: {\"id\":\"x\",\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"total_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n"
+        );
+        assert_eq!(known(2, true).ending(&sampling(Some(2), 0, false), false), "data: [DONE]\n\n");
+        assert_eq!(known(2, true).ending(&sampling(Some(2), 0, true), true), "data: [DONE]\n\n");
+        let ending = known(2, false).ending(&sampling(Some(2), 0, false), false);
+        assert!(ending.starts_with(b"data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"},"), "{ending:?}");
+        assert!(
+            ending.ends_with(b"\"finish_reason\":\"length\",\"stop_reason\":null,\"token_ids\":null}]}\n\ndata: [DONE]\n\n"),
+            "{ending:?}"
+        );
+    }
+}

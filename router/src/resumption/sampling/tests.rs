@@ -1,0 +1,111 @@
+use super::*;
+
+const CHAT: StreamApi = StreamApi::Chat;
+const COMPLETIONS: StreamApi = StreamApi::Completions;
+
+fn chat(fields: &str) -> Result<Sampling, &'static str> {
+    Sampling::parse(CHAT, format!(r#"{{"model":"m","messages":[{{"role":"user","content":"Hi"}}],"stream":true{fields}}}"#).as_bytes())
+}
+
+fn tier(fields: &str) -> ResumeTier {
+    chat(fields).map_or_else(ResumeTier::None, |sampling| sampling.tier)
+}
+
+#[test]
+fn the_tier_follows_from_the_parameters_of_a_request() {
+    use ResumeTier::{None, TokenExact, ValidContinuation};
+    for (fields, expected) in [
+        ("", ValidContinuation),
+        (r#","temperature":0"#, TokenExact),
+        (r#","temperature":0.0,"seed":7"#, TokenExact),
+        (r#","temperature":null"#, ValidContinuation),
+        (r#","temperature":0.7,"top_p":0.9,"top_k":50,"repetition_penalty":1.1"#, ValidContinuation),
+        (r#","temperature":"0""#, ValidContinuation),
+        (r#","temperature":0.7,"seed":7"#, None("seed")),
+        (r#","seed":null"#, ValidContinuation),
+        (r#","n":1,"logprobs":false,"top_logprobs":0,"tools":[],"tool_choice":"none","stop":[],"presence_penalty":0.0"#, ValidContinuation),
+        (r#","n":2"#, None("choices")),
+        (r#","presence_penalty":0.5"#, None("penalty")),
+        (r#","frequency_penalty":-1"#, None("penalty")),
+        (r#","logprobs":true"#, None("logprobs")),
+        (r#","top_logprobs":3"#, None("logprobs")),
+        (r#","tools":[{"type":"function"}]"#, None("tools")),
+        (r#","tool_choice":"required""#, None("tools")),
+        (r#","response_format":{"type":"text"}"#, ValidContinuation),
+        (r#","response_format":{"type":"json_object"}"#, None("grammar")),
+        (r#","structured_outputs":{"choice":["a"]}"#, None("grammar")),
+        (r#","stop":"x""#, None("stop")),
+        (r#","stop":["x","y"]"#, None("stop")),
+        (r#","bad_words":["x"]"#, None("stop")),
+        (r#","return_token_ids":true"#, None("token_ids")),
+        (r#","return_token_ids":false"#, None("token_ids")),
+        (r#","stream_options":{"include_usage":true}"#, ValidContinuation),
+        (r#","stream_options":{"include_usage":true,"continuous_usage_stats":true}"#, None("continuous_usage")),
+        (r#","stream_options":{"something":true}"#, None("stream_options")),
+        (r#","max_tokens":"9""#, None("max_tokens")),
+        (r#","max_tokens":-1"#, None("max_tokens")),
+        (r#","echo":true"#, None("echo")),
+        (r#","vllm_xargs":{"a":1}"#, None("field")),
+        (r#","invented":true"#, None("field")),
+        (r#","invented":null"#, ValidContinuation),
+        (r#","temperature":0,"temperature":1"#, None("repeated_field")),
+        (r#","temper\u0061ture":0,"temperature":1"#, None("repeated_field")),
+    ] {
+        assert_eq!(tier(fields), expected, "{fields}");
+    }
+}
+
+#[test]
+fn what_has_no_rule_is_not_resumed() {
+    let with_prompt = |prompt: &str| Sampling::parse(COMPLETIONS, format!(r#"{{"prompt":{prompt},"stream":true}}"#).as_bytes());
+    for prompt in [r#"["a","b"]"#, "[[1,2],[3]]", "[]", "{}"] {
+        assert_eq!(with_prompt(prompt), Err("choices"), "{prompt}");
+    }
+    assert!(with_prompt(r#""a""#).is_ok() && with_prompt("[1,2]").is_ok());
+    let picture = r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}],"stream":true}"#;
+    assert_eq!(Sampling::parse(CHAT, picture.as_bytes()), Err("media"));
+    assert_eq!(StreamApi::for_path("/v1/messages"), None);
+    assert_eq!(Sampling::parse(CHAT, b"[]"), Err("body"));
+    assert_eq!(Sampling::parse(CHAT, &vec![b' '; MAX_BODY_BYTES + 1]), Err("size"));
+    assert_eq!(chat(&format!(r#","stop_token_ids":[{}1]"#, "1,".repeat(3000))), Err("size"));
+}
+
+#[test]
+fn an_answers_length_is_read_as_engines_read_it() {
+    let most = |api, fields: &str| {
+        let body = format!(r#"{{"messages":[],"prompt":"x"{fields}}}"#);
+        Sampling::parse(api, body.as_bytes()).map(|sampling| sampling.max_tokens)
+    };
+    for (api, fields, expected) in [
+        (CHAT, "", Ok(None)),
+        (CHAT, r#","max_tokens":5"#, Ok(Some(5))),
+        (CHAT, r#","max_tokens":5,"max_completion_tokens":7"#, Ok(Some(7))),
+        (CHAT, r#","max_tokens":null"#, Ok(None)),
+        (COMPLETIONS, "", Ok(Some(16))),
+        (COMPLETIONS, r#","max_tokens":null"#, Ok(None)),
+        (COMPLETIONS, r#","max_tokens":5"#, Ok(Some(5))),
+        (COMPLETIONS, r#","max_completion_tokens":7"#, Err("max_completion_tokens")),
+    ] {
+        assert_eq!(most(api, fields), expected, "{api:?} {fields}");
+    }
+}
+
+#[test]
+fn a_continuation_carries_what_shapes_the_tokens_and_leaves_what_shapes_the_prompt() {
+    let sampling =
+        chat(r#","temperature":0.5,"logit_bias":{"7": -1},"min_tokens":3,"chat_template_kwargs":{"a":1},"metadata":{}"#).unwrap();
+    assert_eq!(&*sampling.carried, r#""model":"m","temperature":0.5,"logit_bias":{"7": -1},"#);
+    assert_eq!(sampling.min_tokens, 3);
+}
+
+#[test]
+fn a_body_that_asks_for_tokens_is_the_same_up_to_its_end() {
+    for (body, asking) in
+        [(r#"{"stream":true}"#, r#"{"stream":true,"return_token_ids":true}"#), ("{\"a\": 1 \n} \n", r#"{"a": 1,"return_token_ids":true}"#)]
+    {
+        assert_eq!(ask_for_tokens(body.as_bytes()), asking);
+        let plain: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&without_asking(&asking.into())).unwrap(), plain);
+        assert_eq!(unasked_part(asking.as_bytes()), unasked_part(body.as_bytes()));
+    }
+}

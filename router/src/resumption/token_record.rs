@@ -1,0 +1,289 @@
+//! Remembers the tokens of a stream as its events pass, and takes them out of the events again: what the client gets has the bytes that the engine
+//! would have sent without being asked for tokens.
+//!
+//! Nearly all events are of one form, which is known to the byte: the head of the stream, a text, the end with its tokens. Of these only the
+//! tokens are looked at. All others are read as JSON; one that is not understood ends the record, and from then on tokens are only taken out.
+
+use bytes::{Bytes, BytesMut};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::KnownTokens;
+use super::memory::{RecordMemory, RecordShare};
+use super::sampling::StreamApi;
+use super::token_fields::{CommonEvent, END, opening, remove_tokens};
+use crate::sse::event_end;
+
+/// A stream whose tokens take more is not resumed: some 160,000 tokens.
+const MAX_STREAM_BYTES: usize = 1024 * 1024;
+
+/// The tokens of one stream.
+#[derive(Debug)]
+pub(crate) struct TokenRecord {
+    api: StreamApi,
+    /// How each event begins, up to its list of choices; empty before the first one.
+    head: Bytes,
+    /// The head, and what stands between it and a text.
+    prefix: Bytes,
+    /// The tokens of the prompt, then those of the answer, separated by commas.
+    ids: Vec<u8>,
+    /// Length of the prompt's part.
+    prompt_bytes: usize,
+    /// Length up to the last text. What came after it, if anything, is a part of a character.
+    shown_bytes: usize,
+    /// Events without a text that the client has got since.
+    textless_events: u32,
+    /// How many of them the continuation sends again.
+    repeated_events: u32,
+    is_finished: bool,
+    /// All so far was understood and is remembered.
+    is_complete: bool,
+    share: RecordShare,
+}
+
+/// An event as far as it tells of tokens.
+#[derive(Deserialize)]
+struct TokenEvent<'a> {
+    #[serde(borrow)]
+    choices: Vec<TokenChoice<'a>>,
+    #[serde(borrow)]
+    prompt_token_ids: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct TokenChoice<'a> {
+    index: u64,
+    #[serde(borrow)]
+    delta: Option<TextDelta<'a>>,
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    finish_reason: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_token_ids: Option<&'a RawValue>,
+    #[serde(borrow)]
+    token_ids: Option<&'a RawValue>,
+}
+
+/// The delta of a chat that is nothing but text.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TextDelta<'a> {
+    #[serde(borrow, default, rename = "role")]
+    _role: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+}
+
+impl TokenRecord {
+    /// Of a stream that an engine was asked to tell the tokens of.
+    #[must_use]
+    pub(crate) fn new(api: StreamApi, memory: &RecordMemory) -> Self {
+        Self {
+            api,
+            head: Bytes::new(),
+            prefix: Bytes::new(),
+            ids: Vec::new(),
+            prompt_bytes: 0,
+            shown_bytes: 0,
+            textless_events: 0,
+            repeated_events: 0,
+            is_finished: false,
+            is_complete: true,
+            share: memory.share(),
+        }
+    }
+
+    /// Takes the tokens out of an event of the common form, which ends no answer, fails none and has no usage: `None` for anything else. What is to be
+    /// sent are the bytes, and then the end.
+    pub(crate) fn process_common(&mut self, event: &Bytes) -> Option<(Bytes, &'static [u8])> {
+        if !self.is_complete || self.prefix.is_empty() {
+            return None;
+        }
+        let common = CommonEvent::parse(self.api, &self.prefix, event)?;
+        let kept = common.kept;
+        if self.take_common(&common) {
+            return Some((Bytes::new(), b""));
+        }
+        Some((event.slice(..kept), END))
+    }
+
+    /// Takes the tokens out of whole events.
+    pub(crate) fn process(&mut self, events: &[u8]) -> Bytes {
+        let mut passed = BytesMut::with_capacity(events.len());
+        let mut begin = 0;
+        while begin < events.len() {
+            // The last event of a stream may lack its blank line.
+            let end = event_end(&events[begin..]).map_or(events.len(), |length| begin + length);
+            self.process_event(&events[begin..end], &mut passed);
+            begin = end;
+        }
+        passed.freeze()
+    }
+
+    /// From now on tokens are only taken out.
+    pub(crate) fn give_up(&mut self) {
+        self.is_complete = false;
+        self.ids = Vec::new();
+    }
+
+    /// What the stream can be continued from, if all of it is known. What the client has not seen is forgotten: the continuation tells it.
+    pub(crate) fn rewind(&mut self) -> Option<KnownTokens> {
+        if !self.is_complete || self.prompt_bytes == 0 {
+            return None;
+        }
+        if !self.is_finished {
+            self.ids.truncate(self.shown_bytes);
+            self.repeated_events = self.textless_events;
+        }
+        if !self.ids.iter().all(|byte| byte.is_ascii_digit() || *byte == b',') {
+            return None;
+        }
+        let (prompt, emitted) = self.ids.split_at(self.prompt_bytes);
+        Some(KnownTokens {
+            prompt_tokens: count(prompt),
+            emitted_tokens: commas(emitted),
+            ids: String::from_utf8(self.ids.clone()).ok()?,
+            head: self.head.clone(),
+            is_finished: self.is_finished,
+        })
+    }
+
+    fn process_event(&mut self, event: &[u8], passed: &mut BytesMut) {
+        if self.is_complete
+            && !self.prefix.is_empty()
+            && let Some(common) = CommonEvent::parse(self.api, &self.prefix, event)
+        {
+            let kept = common.kept;
+            if !self.take_common(&common) {
+                passed.extend_from_slice(&event[..kept]);
+                passed.extend_from_slice(END);
+            }
+            return;
+        }
+        if self.is_complete && self.read_event(event).is_none() {
+            self.give_up();
+        }
+        remove_tokens(event, passed);
+    }
+
+    /// Remembers the tokens of an event; `true` if the client has got the event before.
+    fn take_common(&mut self, common: &CommonEvent<'_>) -> bool {
+        self.remember(common.ids, common.has_text);
+        self.is_repeated(common.has_text)
+    }
+
+    /// Whether the client has got the same event before the stream was resumed.
+    fn is_repeated(&mut self, has_text: bool) -> bool {
+        if has_text {
+            (self.textless_events, self.repeated_events) = (0, 0);
+        } else if self.repeated_events > 0 {
+            self.repeated_events -= 1;
+            return true;
+        } else {
+            self.textless_events += 1;
+        }
+        false
+    }
+
+    /// Reads an event of another form; `None` if it is not understood.
+    fn read_event(&mut self, event: &[u8]) -> Option<()> {
+        let Some(data) = event.strip_prefix(b"data: ").map(<[u8]>::trim_ascii_end) else {
+            return event.starts_with(b":").then_some(());
+        };
+        if data == b"[DONE]" {
+            return Some(());
+        }
+        let TokenEvent { choices, prompt_token_ids } = serde_json::from_slice(data).ok()?;
+        self.check_head(event)?;
+        prompt_token_ids.map_or(Some(()), |ids| self.remember_prompt(ids))?;
+        let [choice] = &choices[..] else { return choices.is_empty().then_some(()) };
+        if choice.index != 0 || self.is_finished {
+            return None;
+        }
+        choice.prompt_token_ids.map_or(Some(()), |ids| self.remember_prompt(ids))?;
+        let text = match (self.api, &choice.delta, choice.text) {
+            (StreamApi::Chat, Some(TextDelta { content, .. }), None) => content.map_or("", RawValue::get),
+            (StreamApi::Completions, None, Some(text)) => text.get(),
+            _ => return None,
+        };
+        self.is_finished = choice.finish_reason.is_some();
+        let has_text = text.len() > 2;
+        match choice.token_ids.map(list) {
+            Some(ids) if !ids?.is_empty() => self.remember(ids?, has_text),
+            // A text without tokens.
+            _ if has_text => return None,
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// All events of a stream begin alike.
+    fn check_head(&mut self, event: &[u8]) -> Option<()> {
+        if self.head.is_empty() {
+            const CHOICES: &[u8] = b"\"choices\":[";
+            let end = memchr::memmem::find(event, CHOICES)? + CHOICES.len();
+            self.head = Bytes::copy_from_slice(&event[..end]);
+            self.prefix = [&self.head, opening(self.api)].concat().into();
+        }
+        event.starts_with(&self.head).then_some(())
+    }
+
+    fn remember_prompt(&mut self, ids: &RawValue) -> Option<()> {
+        if ids.get() == "null" {
+            return Some(());
+        }
+        let ids = list(ids).filter(|ids| !ids.is_empty() && self.ids.is_empty())?;
+        self.push(ids);
+        self.prompt_bytes = self.ids.len();
+        self.shown_bytes = self.ids.len();
+        Some(())
+    }
+
+    /// Remembers tokens of the answer, of which there is at least one.
+    fn remember(&mut self, ids: &[u8], has_text: bool) {
+        self.push(ids);
+        if has_text {
+            self.shown_bytes = self.ids.len();
+        }
+    }
+
+    fn push(&mut self, ids: &[u8]) {
+        if self.ids.capacity() - self.ids.len() <= ids.len() && !self.grow(ids.len() + 1) {
+            self.give_up();
+            return;
+        }
+        if !self.ids.is_empty() {
+            self.ids.push(b',');
+        }
+        self.ids.extend_from_slice(ids);
+    }
+
+    /// Makes room for so many more bytes; `false` where there is none.
+    fn grow(&mut self, more: usize) -> bool {
+        let needed = self.ids.len() + more;
+        let roomy = (2 * needed).min(MAX_STREAM_BYTES);
+        let may_grow = roomy >= needed && self.share.grow_to(roomy);
+        if may_grow {
+            self.ids.reserve_exact(roomy - self.ids.len());
+        }
+        may_grow
+    }
+}
+
+/// The inside of a list of tokens, without blanks as engines write it.
+fn list(ids: &RawValue) -> Option<&[u8]> {
+    Some(ids.get().strip_prefix('[')?.strip_suffix(']')?.as_bytes())
+}
+
+/// How many tokens a list has that is not empty.
+fn count(ids: &[u8]) -> u64 {
+    commas(ids) + 1
+}
+
+fn commas(ids: &[u8]) -> u64 {
+    memchr::memchr_iter(b',', ids).count() as u64
+}
+
+#[cfg(test)]
+mod tests;

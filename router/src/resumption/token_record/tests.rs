@@ -1,0 +1,180 @@
+use super::*;
+use crate::resumption::samples::{HEAD, answer, content, finish, role};
+use crate::resumption::{Continuation, Sampling, samples};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn text(text: &str, prompt: &str, ids: &str) -> String {
+    samples::text("cmpl-r1", text, prompt, ids, "null")
+}
+
+fn record(api: StreamApi) -> TokenRecord {
+    TokenRecord::new(api, &RecordMemory::default())
+}
+
+/// What the client gets of events that come in one piece.
+fn without_tokens(record: &mut TokenRecord, events: Bytes) -> String {
+    let (passed, end) = record.process_common(&events).unwrap_or_else(|| (record.process(&events), b""));
+    String::from_utf8([&passed[..], end].concat()).unwrap()
+}
+
+/// What the client gets of these events, and what the record knows then.
+fn pass(record: &mut TokenRecord, events: &[String]) -> String {
+    events.iter().map(|event| without_tokens(record, event.clone().into())).collect()
+}
+
+fn known(api: StreamApi, events: &[String]) -> Option<(String, u64, u64, bool)> {
+    let mut record = record(api);
+    pass(&mut record, events);
+    record.rewind().map(|known| (known.ids, known.prompt_tokens, known.emitted_tokens, known.is_finished))
+}
+
+#[test]
+fn a_client_gets_the_bytes_of_an_engine_that_was_not_asked_for_tokens() {
+    let usage = format!("{HEAD}],\"usage\":{{\"prompt_tokens\":3,\"total_tokens\":5,\"completion_tokens\":2}}}}\n\n");
+    let done = "data: [DONE]\n\n".to_owned();
+    let asked = [
+        ": keep-alive\n\n".to_owned(),
+        role("[1,2,3]"),
+        content(" docu\\\"token_ids\\\":[7]", "[3428]"),
+        content("", "[9]"),
+        content("x", "[4,5,6]"),
+        finish(" end", "[2]", "stop"),
+        usage.clone(),
+        done.clone(),
+    ];
+    let plain = [
+        ": keep-alive\n\n".to_owned(),
+        role("null"),
+        content(" docu\\\"token_ids\\\":[7]", "null"),
+        content("", "null"),
+        content("x", "null"),
+        finish(" end", "null", "stop"),
+        usage,
+        done,
+    ];
+    assert_eq!(pass(&mut record(StreamApi::Chat), &asked), plain.concat());
+    // Several events in one piece.
+    assert_eq!(pass(&mut record(StreamApi::Chat), &[asked.concat()]), plain.concat());
+    let asked = [text("State", "[74,75]", "[2606]"), text("y", "null", "[8,9]")];
+    assert_eq!(pass(&mut record(StreamApi::Completions), &asked), [text("State", "null", "null"), text("y", "null", "null")].concat());
+}
+
+#[test]
+fn an_event_that_an_engine_sends_for_its_tokens_alone_is_dropped() {
+    let empty = format!("{HEAD}{{\"index\":0,\"delta\":{{}},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":[5]}}]}}\n\n");
+    let mut record = record(StreamApi::Chat);
+    assert_eq!(pass(&mut record, &[role("[1]"), empty, content("a", "[6]")]), [role("null"), content("a", "null")].concat());
+    assert_eq!(record.rewind().unwrap().ids, "1,5,6");
+}
+
+#[test]
+fn tokens_behind_the_last_text_are_forgotten_since_nobody_has_seen_them() {
+    use StreamApi::{Chat, Completions};
+    let chat = |events: &[String]| known(Chat, events);
+    assert_eq!(chat(&[role("[1,2]")]), Some(("1,2".into(), 2, 0, false)));
+    assert_eq!(chat(&[role("[1,2]"), content("", "[3]")]), Some(("1,2".into(), 2, 0, false)));
+    assert_eq!(chat(&[role("[1,2]"), content("a", "[3,4]"), content("", "[5]")]), Some(("1,2,3,4".into(), 2, 2, false)));
+    assert_eq!(
+        chat(&[role("[1,2]"), content("a", "[3,4]"), content("", "[5]"), content("é", "[6]")]),
+        Some(("1,2,3,4,5,6".into(), 2, 4, false))
+    );
+    assert_eq!(chat(&[role("[1]"), content("a", "[3]"), finish("", "[4]", "stop")]), Some(("1,3,4".into(), 1, 2, true)));
+    assert_eq!(known(Completions, &[text("a", "[1]", "[2]"), text("b", "null", "[3]")]), Some(("1,2,3".into(), 1, 2, false)));
+}
+
+#[test]
+fn a_stream_is_not_known_that_has_an_event_of_another_form() {
+    let with = |event: String| known(StreamApi::Chat, &[role("[1]"), event, content("a", "[2]")]);
+    assert!(with(content("b", "[3]")).is_some());
+    let reasoning = format!(
+        "{HEAD}{{\"index\":0,\"delta\":{{\"reasoning\":\"x\"}},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":[5]}}]}}\n\n"
+    );
+    let second =
+        format!("{HEAD}{{\"index\":1,\"delta\":{{\"content\":\"x\"}},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":[5]}}]}}\n\n");
+    for other in [
+        reasoning,
+        second,
+        content("b", "[3]").replace("chatcmpl-r1", "chatcmpl-r2"),
+        "data: nonsense\n\n".into(),
+        role("[1]"),
+        content("b", "[-3]"),
+    ] {
+        assert_eq!(with(other.clone()), None, "{other}");
+    }
+    assert_eq!(known(StreamApi::Chat, &[role("null"), content("a", "[2]")]), None);
+    assert_eq!(known(StreamApi::Chat, &[]), None);
+}
+
+#[test]
+fn a_stream_without_room_for_its_tokens_goes_on_and_is_not_known() {
+    let memory = RecordMemory::with_bound(30);
+    let mut record = TokenRecord::new(StreamApi::Chat, &memory);
+    let events = [role("[1,2]"), content("a", "[3]"), content("b", "[1000000,1000000,1000000]"), content("c", "[4]")];
+    let plain = [role("null"), content("a", "null"), content("b", "null"), content("c", "null")];
+    assert_eq!(pass(&mut record, &events), plain.concat());
+    assert_eq!(record.rewind(), None);
+    drop(record);
+    assert_eq!(memory.taken(), 0);
+}
+
+/// Empty texts are parts of a character, which the next text completes.
+const TEXTS: [&str; 10] = ["Hel", "", "", "\u{1f980}", " \\\"quo", "te\\\" ", "", "é", "\\n", "end"];
+
+/// What the client gets of a stream that dies behind each of these events of its engines, one after the other.
+fn told(path: &str, body: &str, cuts: &[usize]) -> String {
+    let api = StreamApi::for_path(path).unwrap();
+    let (mut record, sampling) = (record(api), Sampling::parse(api, body.as_bytes()).unwrap());
+    let mut continuation: Option<Continuation> = None;
+    let (mut path, mut body) = (path, crate::resumption::ask_for_tokens(body.as_bytes()));
+    let mut told = String::new();
+    for (attempt, cut) in cuts.iter().copied().chain([usize::MAX]).enumerate() {
+        let id = if attempt == 0 { "cmpl-r1" } else { "cmpl-other" };
+        for event in answer(path, &body, id, &TEXTS).iter().take(cut) {
+            // In halves: pieces end anywhere.
+            let (one, other) = event.as_bytes().split_at(event.len() / 2);
+            let events = match &mut continuation {
+                Some(continuation) => [continuation.retell(one), continuation.retell(other)].concat().into(),
+                None => event.clone().into(),
+            };
+            told.push_str(&without_tokens(&mut record, events));
+        }
+        if cut == usize::MAX {
+            break;
+        }
+        let known = record.rewind().unwrap();
+        let Some(request) = known.continuation_request(&sampling) else {
+            let has_usage = told.contains("\"usage\":{");
+            return told + std::str::from_utf8(&known.ending(&sampling, has_usage)).unwrap();
+        };
+        (path, body) = (COMPLETIONS, request.body);
+        continuation = Some(Continuation::new(api, &known));
+    }
+    told
+}
+
+#[test]
+fn a_stream_cut_behind_any_event_and_told_from_another_engine_is_the_one_that_was_not_cut() {
+    let chat = r#"{"messages":[],"stream":true"#;
+    let completion = r#"{"prompt":[1,2],"stream":true,"max_tokens":100"#;
+    for (path, fields, more) in [
+        (CHAT, chat, ""),
+        (CHAT, chat, r#","max_tokens":7,"stream_options":{"include_usage":true}"#),
+        (COMPLETIONS, completion, ""),
+        (COMPLETIONS, completion, r#","stream_options":{"include_usage":true}"#),
+    ] {
+        let body = format!("{fields}{more}}}");
+        let uncut = told(path, &body, &[]);
+        let events = answer(path, body.as_bytes(), "cmpl-r1", &TEXTS);
+        assert_eq!(uncut, events.concat());
+        for cut in 1..events.len() {
+            // The engine that goes on after the end of an answer would not know its fingerprint.
+            let ends = |told: &str| told.replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "");
+            assert_eq!(ends(&told(path, &body, &[cut])), ends(&uncut), "{body} cut behind {cut}");
+            for second in 0..events.len() - cut {
+                assert_eq!(ends(&told(path, &body, &[cut, second])), ends(&uncut), "{body} cut behind {cut} and {second}");
+            }
+        }
+    }
+}
