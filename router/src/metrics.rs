@@ -35,7 +35,7 @@ pub struct RouterMetrics {
     stream_events: Counter,
     completion_tokens: Counter,
     resumptions: [Counter; 4],
-    resumption_reasons: [Counter; 6],
+    resumption_reasons: [Counter; BREAK_REASONS.len()],
     resumption_pause: Histogram,
 }
 
@@ -44,7 +44,8 @@ const RESUMPTION_OUTCOMES: [&str; 4] =
     ["token_exact_failed", "token_exact_resumed", "valid_continuation_failed", "valid_continuation_resumed"];
 
 /// Why a stream broke, in the access log's words.
-const BREAK_REASONS: [&str; 6] = ["agent_lost", "engine_error", "engine_lost", "engine_stopped", "incomplete", "protocol"];
+const BREAK_REASONS: [&str; 8] =
+    ["agent_lost", "draining", "engine_error", "engine_lost", "engine_stopped", "incomplete", "protocol", "silent"];
 
 /// 1 ms to about 9 minutes, each bucket twice the one before.
 fn seconds() -> Histogram {

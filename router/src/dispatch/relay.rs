@@ -5,6 +5,7 @@
 //! stream gets an error event of its dialect, and every broken answer ends without its last chunk, so that nothing between here and the user can
 //! take it for complete.
 
+mod moving;
 mod resuming;
 
 use std::pin::Pin;
@@ -33,6 +34,7 @@ use crate::response_affinity::ResponseIdReader;
 use crate::resumption::TokenRecord;
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
 
+use moving::{Move, MoveWatch};
 use resuming::Loss;
 
 #[derive(Debug)]
@@ -79,6 +81,8 @@ pub(crate) struct Relay {
     kept_alive_at: Option<Instant>,
     /// Of a stream that goes on elsewhere when its engine is lost.
     resumption: Option<Box<Resumption>>,
+    /// Tells when such a stream had better go on elsewhere.
+    move_watch: Option<MoveWatch>,
 }
 
 #[derive(Debug)]
@@ -86,6 +90,8 @@ enum RelayState {
     Streaming,
     /// The engine was lost, and another one is to go on.
     Resuming(ResumingAnswer, Loss),
+    /// Another engine is to go on, and this one does until then.
+    Moving(ResumingAnswer, Move),
     /// The error event that is sent next.
     SendingError(Bytes, String),
     /// The connection gets [`FLUSH_TIMEOUT`] to send what it has, then breaks.
@@ -136,6 +142,7 @@ impl Relay {
             keep_alive: None,
             kept_alive_at: None,
             resumption: None,
+            move_watch: None,
         }
     }
 
@@ -144,7 +151,9 @@ impl Relay {
         let mut flow = self.pipeline.lock();
         flow.scanner.as_mut().map(SseScanner::expect_tokens);
         flow.token_record = Some(Box::new(record));
+        drop(flow);
         self.resumption = Some(resumption);
+        self.watch_for_move(Duration::ZERO);
     }
 
     /// Whether the engine answers with an event stream.
@@ -359,6 +368,7 @@ impl Body for Relay {
                     let failed = relay.pipeline.lock().failure.take();
                     let sent = match (failed, polled) {
                         (Some(failed), _) => relay.apply_outcome(failed),
+                        (None, Poll::Pending) if relay.poll_move(context) => continue,
                         (None, Poll::Pending) => match ready!(relay.poll_silence(context)) {
                             Ok(keep_alive) => keep_alive,
                             Err(broken) => relay.lose(fault_label(broken.fault), broken.message).unwrap_or_default(),
@@ -373,7 +383,10 @@ impl Body for Relay {
                 }
                 RelayState::Resuming(mut resuming, loss) => {
                     if let Poll::Ready(resumed) = resuming.poll(context) {
-                        relay.resume(resumed, loss);
+                        let sent = relay.resume(resumed, loss);
+                        if !sent.is_empty() {
+                            return relay.emit(sent);
+                        }
                         continue;
                     }
                     let waited = relay.poll_silence(context);
@@ -381,6 +394,16 @@ impl Body for Relay {
                     match ready!(waited) {
                         Ok(keep_alive) => return relay.emit(keep_alive),
                         Err(broken) => relay.fail(fault_label(broken.fault), broken.message),
+                    }
+                }
+                RelayState::Moving(mut moving, until) => {
+                    let Poll::Ready(resumed) = moving.poll(context) else {
+                        relay.state = RelayState::Moving(moving, until);
+                        return Poll::Pending;
+                    };
+                    let sent = relay.finish_move(resumed, &until);
+                    if !sent.is_empty() {
+                        return relay.emit(sent);
                     }
                 }
                 RelayState::SendingError(event, message) => {
@@ -413,7 +436,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         // What the lane's task takes after this would not be counted.
         self.exchange.detach();
-        if matches!(self.state, RelayState::Streaming | RelayState::Resuming(..)) {
+        if matches!(self.state, RelayState::Streaming | RelayState::Resuming(..) | RelayState::Moving(..)) {
             self.record_disconnect();
         }
         self.context.log_entry.set_bytes(self.pipeline.lock().sent_bytes);

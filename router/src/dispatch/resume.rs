@@ -5,15 +5,17 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_proto::lane::{Header, RequestHead};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::retry_policy::{AttemptEnd, RetryPolicy};
 use super::{Dispatch, OutboundRequest, StartedAnswer};
 use crate::crash_suspects::CrashWatch;
-use crate::fleet::Replica;
+use crate::engine_life::EngineLife;
+use crate::fleet::{Fleet, FleetView, Replica};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::ResponseReference;
 use crate::resume_tier::ResumeTier;
@@ -22,6 +24,9 @@ use crate::sse::Dialect;
 
 /// Planned moves may meet a stream of hours several times. One that loses engines is stopped by the crash suspects long before.
 const MAX_RESUMPTIONS: usize = 8;
+
+/// Until another engine has begun; the one that the stream is to leave goes on with it otherwise. A drain lasts 30 s where nobody says else.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The route that takes tokens as a prompt.
 const COMPLETIONS: &str = "/v1/completions";
@@ -34,8 +39,19 @@ pub(super) struct Resumption {
     outgoing: Box<OutboundRequest>,
     sampling: Box<Sampling>,
     pub(super) tier: ResumeTier,
-    /// The replicas that have lost it.
-    lost_at: Vec<Arc<str>>,
+    /// The engines that have lost it or that it has moved away from.
+    left: Vec<EngineLife>,
+    /// How many of them have lost it.
+    losses: usize,
+}
+
+/// Why a stream goes on elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Departure {
+    /// Its engine was lost.
+    Loss,
+    /// Its engine goes on with it until another one does.
+    Move,
 }
 
 /// The way to another engine.
@@ -47,6 +63,24 @@ pub(super) struct ResumedAnswer {
     pub(super) crash_watch: CrashWatch,
     /// The answer, or why there is none.
     pub(super) outcome: Result<Box<StartedAnswer>, String>,
+}
+
+/// Where a stream could go on.
+#[derive(Debug)]
+pub(super) struct Destinations {
+    model: Option<String>,
+    left: Vec<EngineLife>,
+}
+
+impl Destinations {
+    /// Whether there is another one than `from`.
+    pub(super) fn exist(&self, view: &FleetView, from: &Replica, now: Instant) -> bool {
+        let can_continue = |replica: &Replica| {
+            let is_left = self.left.iter().any(|life| replica.has_life(life));
+            !is_left && replica.id != from.id && !view.is_last_resort(replica, now) && is_fit_to_continue(replica)
+        };
+        view.eligible(self.model.as_deref(), &[]).any(|(_, replica)| can_continue(replica))
+    }
 }
 
 impl fmt::Debug for ResumingAnswer {
@@ -71,12 +105,12 @@ impl Dispatch {
         let sampling = outgoing.sampling.clone().ok().filter(|_| tier.is_some())?;
         let record = TokenRecord::new(sampling.api, &self.record_memory);
         outgoing.body = Bytes::new();
-        Some((record, Box::new(Resumption { dispatch: self.clone(), outgoing, sampling, tier, lost_at: Vec::new() })))
+        Some((record, Box::new(Resumption { dispatch: self.clone(), outgoing, sampling, tier, left: Vec::new(), losses: 0 })))
     }
 
-    /// Those that nobody knows to take tokens as a prompt.
-    fn replicas_unfit_to_continue(&self) -> Vec<Arc<str>> {
-        let is_unfit = |replica: &&Arc<Replica>| check_engine(replica.state.launch.as_ref(), StreamApi::Completions).is_err();
+    /// Those that nobody knows to take tokens as a prompt, and those that live on and were `left`.
+    fn replicas_unfit_to_continue(&self, left: &[EngineLife]) -> Vec<Arc<str>> {
+        let is_unfit = |replica: &&Arc<Replica>| !is_fit_to_continue(replica) || left.iter().any(|life| replica.has_life(life));
         self.fleet.view().replicas.iter().filter(is_unfit).map(|replica| replica.id.clone()).collect()
     }
 }
@@ -88,7 +122,7 @@ impl Resumption {
 
     /// Whether it was resumed before.
     pub(super) fn is_under_way(&self) -> bool {
-        !self.lost_at.is_empty()
+        !self.left.is_empty()
     }
 
     /// Stands in for a watch that is elsewhere.
@@ -96,19 +130,35 @@ impl Resumption {
         self.dispatch.crash_suspects.watch(None)
     }
 
-    /// Whether it may be tried once more.
-    pub(super) fn is_allowed(&self) -> bool {
-        self.lost_at.len() < MAX_RESUMPTIONS
+    /// Watches the request at a second engine.
+    pub(super) fn second_watch(&self) -> CrashWatch {
+        self.dispatch.crash_suspects.watch(self.outgoing.head.fingerprint)
     }
 
-    /// Sends the request for the rest elsewhere than to `lost_at`.
+    pub(super) fn fleet(&self) -> &Fleet {
+        &self.dispatch.fleet
+    }
+
+    /// Whether it may be tried once more.
+    pub(super) fn is_allowed(&self) -> bool {
+        self.left.len() < MAX_RESUMPTIONS
+    }
+
+    /// Where it could go on.
+    pub(super) fn destinations(&self) -> Destinations {
+        Destinations { model: self.sampling.model.clone(), left: self.left.clone() }
+    }
+
+    /// Sends the request for the rest elsewhere than to the engine that it leaves.
     pub(super) fn start(
         mut self: Box<Self>,
+        departure: Departure,
         request: ContinuationRequest,
-        lost_at: Arc<str>,
+        engine: EngineLife,
         mut crash_watch: CrashWatch,
     ) -> ResumingAnswer {
-        self.lost_at.push(lost_at);
+        self.left.push(engine);
+        self.losses += usize::from(departure == Departure::Loss);
         let outgoing = &mut self.outgoing;
         outgoing.received_at = Instant::now();
         outgoing.head = RequestHead {
@@ -134,7 +184,17 @@ impl Resumption {
         };
         outgoing.body = request.body;
         ResumingAnswer(Box::pin(async move {
-            let outcome = self.find_continuation(&mut crash_watch).await;
+            let outcome = match departure {
+                Departure::Loss => self.find_continuation(&mut crash_watch).await,
+                Departure::Move => {
+                    let found = timeout(MOVE_TIMEOUT, self.find_continuation(&mut crash_watch)).await;
+                    found.unwrap_or_else(|_| Err(format!("no other engine has begun within {} s", MOVE_TIMEOUT.as_secs())))
+                }
+            };
+            if departure == Departure::Move && outcome.is_err() {
+                // The engine still has it.
+                self.left.pop();
+            }
             self.outgoing.body = Bytes::new();
             ResumedAnswer { resumption: self, crash_watch, outcome }
         }))
@@ -145,13 +205,12 @@ impl Resumption {
         crash_watch.clearance().map_err(|ban| ban.to_string())?;
         // What was lost had been worth its attempt. The next one is paid for as any that follows a loss.
         let mut policy = RetryPolicy::default();
-        for _ in &self.lost_at {
+        for _ in 0..self.losses {
             policy.begin_attempt();
             policy.end_attempt(AttemptEnd::Lost { excused: true });
         }
         let dispatch = self.dispatch.clone();
-        let unfit = dispatch.replicas_unfit_to_continue();
-        let tried = self.lost_at.iter().cloned().chain(unfit).collect();
+        let tried = dispatch.replicas_unfit_to_continue(&self.left);
         let found = dispatch.find_answer(&mut self.outgoing, crash_watch, tried, policy).await;
         let begun = found.map_err(|refusal| refusal.to_string())?;
         if begun.head.status != 200 || !begun.is_stream() {
@@ -159,6 +218,11 @@ impl Resumption {
         }
         Ok(begun)
     }
+}
+
+/// Whether its engine takes tokens as a prompt.
+fn is_fit_to_continue(replica: &Replica) -> bool {
+    check_engine(replica.state.launch.as_ref(), StreamApi::Completions).is_ok()
 }
 
 /// Whether a header of the request goes with its continuation. Two requests of one name have crashed engines (vllm#15041).

@@ -15,6 +15,7 @@ use super::job::Job;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
 use super::replica_status::{ReplicaLoad, ReplicaStatus};
+use super::stream_moves::StreamMoves;
 use super::view::{FleetView, Node, Replica};
 use crate::background::BackgroundTasks;
 use crate::lanes::Lanes;
@@ -267,7 +268,10 @@ impl FleetWriter {
             view.nodes.push(attached.node.clone());
             view.replicas.extend(attached.replicas.values().cloned());
         }
-        self.fleet.view.store(Arc::new(view));
+        let view = Arc::new(view);
+        self.fleet.view.store(view.clone());
+        // To streams that wait for it already, this costs nothing again.
+        view.replicas.iter().filter(|replica| replica.is_leaving()).for_each(|replica| replica.stream_moves.announce());
     }
 }
 
@@ -328,6 +332,7 @@ impl AttachedNode {
             lease_lapsed: false,
             last_report: self.last_report,
             local_load: Arc::<LocalLoad>::default(),
+            stream_moves: Arc::<StreamMoves>::default(),
             cache: ReplicaCache::default(),
             lanes: self.lanes.clone(),
             job: self.node.job.clone(),

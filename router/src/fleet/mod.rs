@@ -1,7 +1,8 @@
 //! All replicas as this router knows them: one task writes, everybody else reads an immutable view.
 //!
 //! `session` parses what an agent says into updates, `fleet_writer` applies them and publishes a `FleetView`; `index_writer` is to the cache
-//! index what `fleet_writer` is to the view. `local_load` is what this router itself has at a replica.
+//! index what `fleet_writer` is to the view. `local_load` is what this router itself has at a replica, `stream_moves` how
+//! its streams leave it.
 
 mod agent_report;
 mod arrival;
@@ -14,6 +15,7 @@ mod local_load;
 mod replica_cache;
 mod replica_status;
 mod session;
+mod stream_moves;
 mod view;
 
 pub(crate) use arrival::Arrival;
@@ -24,6 +26,7 @@ pub(crate) use job::Job;
 pub(crate) use local_load::{InFlight, InFlightCost, LocalLoad};
 pub(crate) use replica_status::{EngineLaunch, Model, Phase};
 pub(crate) use session::{SessionDeps, attach, job_message};
+pub(crate) use stream_moves::MoveTurn;
 pub(crate) use view::{FleetView, Replica};
 #[cfg(test)]
 pub(crate) use {

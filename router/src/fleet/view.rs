@@ -14,6 +14,7 @@ use super::job::{GoneJob, Job};
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
 use super::replica_status::{Model, Phase, ReplicaLoad, ReplicaStatus};
+use super::stream_moves::StreamMoves;
 use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
 
@@ -44,6 +45,7 @@ pub(crate) struct Replica {
     /// When its agent last reported, or was lost.
     pub last_report: Instant,
     pub local_load: Arc<LocalLoad>,
+    pub stream_moves: Arc<StreamMoves>,
     pub cache: ReplicaCache,
     pub lanes: Arc<Lanes>,
     /// The batch job that its agent runs in, shared by all replicas of the node.
@@ -60,6 +62,12 @@ impl Replica {
     #[must_use]
     pub(crate) fn is_ready(&self) -> bool {
         self.state.phase == Phase::Ready && self.lanes.is_available()
+    }
+
+    /// Whether its streams are better off elsewhere: it takes no new requests, or nobody has heard of it.
+    #[must_use]
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.state.phase == Phase::Draining || self.lease_lapsed
     }
 
     /// Whether its engine's front-end has the route of this path, as far as its agent has found.

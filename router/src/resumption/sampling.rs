@@ -69,6 +69,11 @@ impl Sampling {
         let draft: SamplingDraft = serde_json::from_slice(body).map_err(|_| "body")?;
         draft.finish(api)
     }
+
+    /// Tokens that the answer may have; `None` for as many as there is room for.
+    pub(crate) fn max_tokens(&self) -> Option<u64> {
+        self.max_tokens
+    }
 }
 
 /// How a body ends that asks for the tokens of its answer.

@@ -127,26 +127,38 @@ impl TokenRecord {
         self.ids = Vec::new();
     }
 
-    /// What the stream can be continued from, if all of it is known. What the client has not seen is forgotten: the continuation tells it.
-    pub(crate) fn rewind(&mut self) -> Option<KnownTokens> {
+    /// What the stream can be continued from, if all of it is known: all up to the last text that the client has seen.
+    pub(crate) fn known(&self) -> Option<KnownTokens> {
         if !self.is_complete || self.prompt_bytes == 0 {
             return None;
         }
-        if !self.is_finished {
-            self.ids.truncate(self.shown_bytes);
-            self.repeated_events = self.textless_events;
-        }
-        if !self.ids.iter().all(|byte| byte.is_ascii_digit() || *byte == b',') {
+        let ids = if self.is_finished { &self.ids[..] } else { &self.ids[..self.shown_bytes] };
+        if !ids.iter().all(|byte| byte.is_ascii_digit() || *byte == b',') {
             return None;
         }
-        let (prompt, emitted) = self.ids.split_at(self.prompt_bytes);
+        let (prompt, emitted) = ids.split_at(self.prompt_bytes);
         Some(KnownTokens {
             prompt_tokens: count(prompt),
             emitted_tokens: commas(emitted),
-            ids: String::from_utf8(self.ids.clone()).ok()?,
+            ids: String::from_utf8(ids.to_vec()).ok()?,
             head: self.head.clone(),
             is_finished: self.is_finished,
         })
+    }
+
+    /// Tokens of the answer so far.
+    pub(crate) fn emitted_tokens(&self) -> u64 {
+        self.ids.get(self.prompt_bytes..).map_or(0, commas)
+    }
+
+    /// The same, and what the client has not seen is forgotten: the continuation tells it.
+    pub(crate) fn rewind(&mut self) -> Option<KnownTokens> {
+        let known = self.known()?;
+        if !known.is_finished {
+            self.ids.truncate(self.shown_bytes);
+            self.repeated_events = self.textless_events;
+        }
+        Some(known)
     }
 
     fn process_event(&mut self, event: &[u8], passed: &mut BytesMut) {

@@ -29,6 +29,8 @@ const CHAT: &str = "/v1/chat/completions";
 
 const TEXTS: [&str; 6] = ["Hel", "", "\u{1f980}", " \\\"quo", "", "end"];
 
+mod moves;
+
 /// How an engine ends a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Death {
@@ -37,6 +39,8 @@ enum Death {
     Abort,
     Incomplete,
     Silence,
+    /// The rest comes so many seconds later.
+    Stall(u64),
 }
 
 /// Replicas of one node, whose engines answer alike. The first attempts end as the script says, behind so many events.
@@ -154,7 +158,12 @@ async fn serve(lane: Arc<Lane>, script: Arc<Mutex<VecDeque<(usize, Death)>>>, se
                         let events = answer(&head.path, &body, name, &TEXTS);
                         seen.lock().push((head, body.into()));
                         let end = script.lock().pop_front();
-                        frames(id, &events, end).into_iter().for_each(|kind| lane.receive(FrameBatch { frames: vec![kind] }));
+                        let mut frames = frames(id, &events, end);
+                        if let Some((count, Death::Stall(seconds))) = end {
+                            let rest = frames.split_off(count + 1);
+                            tokio::spawn(send_later(lane.clone(), rest, Duration::from_secs(seconds)));
+                        }
+                        frames.into_iter().for_each(|kind| lane.receive(FrameBatch { frames: vec![kind] }));
                     }
                     _ => {}
                 }
@@ -164,8 +173,16 @@ async fn serve(lane: Arc<Lane>, script: Arc<Mutex<VecDeque<(usize, Death)>>>, se
     }
 }
 
+async fn send_later(lane: Arc<Lane>, frames: Vec<Frame>, delay: Duration) {
+    sleep(delay).await;
+    frames.into_iter().for_each(|kind| lane.receive(FrameBatch { frames: vec![kind] }));
+}
+
 fn frames(id: u64, events: &[String], end: Option<(usize, Death)>) -> Vec<Frame> {
-    let (count, death) = end.map_or((usize::MAX, None), |(count, death)| (count, Some(death)));
+    let (count, death) = match end {
+        Some((_, Death::Stall(_))) | None => (usize::MAX, None),
+        Some((count, death)) => (count, Some(death)),
+    };
     let kind = Header { name: "content-type".into(), value: "text/event-stream; charset=utf-8".into() };
     let mut frames = vec![Frame::new(id, Kind::Response(ResponseHead { status: 200, headers: vec![kind] }.into()))];
     let body = |text: &str| Frame::new(id, Kind::Body(text.to_owned().into()));
@@ -177,7 +194,7 @@ fn frames(id: u64, events: &[String], end: Option<(usize, Death)>) -> Vec<Frame>
         Some(Death::EngineError) => frames.extend([body(error), body("data: [DONE]\n\n"), Frame::end(id, None)]),
         Some(Death::Abort) => frames.extend([body(&aborted), body("data: [DONE]\n\n"), Frame::end(id, None)]),
         Some(Death::Silence) => {}
-        Some(Death::Incomplete) | None => frames.push(Frame::end(id, None)),
+        Some(Death::Incomplete | Death::Stall(_)) | None => frames.push(Frame::end(id, None)),
     }
     frames
 }

@@ -1,0 +1,166 @@
+//! Moves a stream to another engine before its own one is gone: a drain, a restart, sleep and the end of a job take as long as the moves, not as long as
+//! the answers. A stream whose agent has fallen silent moves too, when nothing comes any more. Its engine goes on with it until another one has begun.
+
+use std::fmt;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, sleep};
+
+use super::resuming::Loss;
+use super::{Relay, RelayState};
+use crate::direct_writing::AnswerPipeline;
+use crate::dispatch::resume::{Departure, Destinations, ResumedAnswer};
+use crate::fleet::{Fleet, MoveTurn, Phase, Replica};
+
+/// A stream that would end sooner stays.
+const STAY: Duration = Duration::from_secs(2);
+
+/// Silence of a stream whose agent is silent, after which it moves. Without the agent's word nobody knows whether its engine computes.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// How often a stream that cannot move yet, or had better stay, checks again.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Until a stream that could not be moved tries again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Ends when the stream is to move and it is its turn.
+pub(super) struct MoveWatch(Pin<Box<dyn Future<Output = MoveTurn> + Send>>);
+
+impl fmt::Debug for MoveWatch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("MoveWatch").finish_non_exhaustive()
+    }
+}
+
+/// What is known of a stream that may have to move.
+struct MovableStream {
+    replica: Arc<Replica>,
+    pipeline: Arc<AnswerPipeline>,
+    destinations: Destinations,
+    max_tokens: Option<u64>,
+    /// When this engine began with it, and how many tokens it had then.
+    begun: (Instant, u64),
+}
+
+impl MovableStream {
+    /// When it is to leave its replica, and it is its turn.
+    async fn await_turn(self, fleet: Fleet, delay: Duration) -> MoveTurn {
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        let moves = self.replica.stream_moves.clone();
+        loop {
+            let mut change = pin!(moves.change());
+            change.as_mut().enable();
+            let present = fleet.view().present(&self.replica).filter(|present| present.epoch == self.replica.epoch).cloned();
+            let Some(leaving) = present.filter(|present| present.is_leaving()) else {
+                change.await;
+                continue;
+            };
+            let is_possible = self.destinations.exist(&fleet.view(), &self.replica, Instant::now());
+            if is_possible && self.is_better_off_elsewhere(&leaving) {
+                return moves.await_turn().await;
+            }
+            sleep(CHECK_INTERVAL).await;
+        }
+    }
+
+    /// Whether it does not end soon, where the replica drains; whether nothing comes, where its agent is silent.
+    fn is_better_off_elsewhere(&self, leaving: &Replica) -> bool {
+        let flow = self.pipeline.lock();
+        if leaving.state.phase != Phase::Draining {
+            return flow.last_progress_at.elapsed() >= SILENCE;
+        }
+        let emitted = flow.token_record.as_ref().map_or(0, |record| record.emitted_tokens());
+        drop(flow);
+        let (begun_at, emitted_before) = self.begun;
+        let own = u32::try_from(emitted.saturating_sub(emitted_before)).unwrap_or(u32::MAX);
+        let Some(remaining) = self.max_tokens.map(|most| most.saturating_sub(emitted)).filter(|_| own > 0) else { return true };
+        (begun_at.elapsed() / own).saturating_mul(u32::try_from(remaining).unwrap_or(u32::MAX)) > STAY
+    }
+}
+
+/// A move under way.
+#[derive(Debug)]
+pub(super) struct Move {
+    begun_at: Instant,
+    cause: &'static str,
+    _turn: MoveTurn,
+}
+
+impl Relay {
+    /// Has a stream that may be resumed move when its replica leaves, not before `delay`.
+    pub(super) fn watch_for_move(&mut self, delay: Duration) {
+        let Some(resumption) = &self.resumption else { return };
+        let emitted = self.pipeline.lock().token_record.as_ref().map_or(0, |record| record.emitted_tokens());
+        let stream = MovableStream {
+            replica: self.context.replica.clone(),
+            pipeline: self.pipeline.clone(),
+            destinations: resumption.destinations(),
+            max_tokens: resumption.sampling().max_tokens(),
+            begun: (Instant::now(), emitted),
+        };
+        self.move_watch = Some(MoveWatch(Box::pin(stream.await_turn(resumption.fleet().clone(), delay))));
+    }
+
+    /// Begins to move the stream if it is time to; `true` if so.
+    pub(super) fn poll_move(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(watch) = &mut self.move_watch else { return false };
+        let Poll::Ready(turn) = watch.0.as_mut().poll(context) else { return false };
+        self.move_watch = None;
+        self.exchange.detach();
+        // What the lane's task took before that counts.
+        if self.pipeline.lock().failure.is_none() {
+            self.begin_move(turn);
+        }
+        true
+    }
+
+    fn begin_move(&mut self, turn: MoveTurn) {
+        let Some((resumption, known)) = self.take_resumption() else { return self.stay() };
+        let Some(request) = known.continuation_request(resumption.sampling()) else {
+            self.resumption = Some(resumption);
+            return self.stay();
+        };
+        let replica = &self.context.replica;
+        let is_draining = resumption.fleet().view().present(replica).is_some_and(|present| present.state.phase == Phase::Draining);
+        let cause = if is_draining { "draining" } else { "silent" };
+        let watch = resumption.second_watch();
+        let moving = resumption.start(Departure::Move, request, replica.engine_life(), watch);
+        self.state = RelayState::Moving(moving, Move { begun_at: Instant::now(), cause, _turn: turn });
+    }
+
+    /// Goes on with the engine that has the stream.
+    fn stay(&mut self) {
+        self.state = RelayState::Streaming;
+        let flow = self.pipeline.lock();
+        self.is_direct_writing_pending = flow.direct_writer.is_some();
+    }
+
+    /// Another engine has begun to go on, or none does. Returns what is to be sent.
+    pub(super) fn finish_move(&mut self, resumed: ResumedAnswer, until: &Move) -> Bytes {
+        let ResumedAnswer { resumption, crash_watch, outcome } = resumed;
+        let replica = self.context.replica.clone();
+        self.resumption = Some(resumption);
+        match outcome {
+            Ok(begun) => {
+                replica.stream_moves.record_move();
+                self.context.crash_watch = crash_watch;
+                let loss = Loss { cause: until.cause, message: "the stream was moved to another engine".into(), at: until.begun_at };
+                self.continue_with(*begun, &loss)
+            }
+            Err(reason) => {
+                tracing::info!(replica = %replica.id, reason, "a stream could not be moved to another engine and stays");
+                self.pipeline.lock().last_progress_at = Instant::now();
+                self.stay();
+                self.watch_for_move(RETRY_INTERVAL);
+                Bytes::new()
+            }
+        }
+    }
+}
