@@ -5,6 +5,7 @@ mod advise;
 mod agent;
 mod bench;
 mod docs;
+mod drain;
 mod explain;
 mod init;
 mod keeper;
@@ -64,7 +65,7 @@ enum Command {
     /// Show what costs the engines speed, and what to change.
     Advise(advise::AdviseArgs),
     /// Empty a node or a replica, then stop it.
-    Drain(operate::DrainArgs),
+    Drain(drain::DrainArgs),
     /// Empty a node or a replica, then start it again; --rolling does it to one replica after another.
     Restart(operate::RestartArgs),
     /// Let a quarantined, failed or stopped replica start again now, and one that drains go on serving.
@@ -180,7 +181,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),
         Command::Advise(args) => runtime.block_on(advise::advise(&args)),
-        Command::Drain(args) => runtime.block_on(operate::drain(&args)),
+        Command::Drain(args) => runtime.block_on(drain::drain(&args)),
         Command::Restart(args) => runtime.block_on(operate::restart(&args)),
         Command::Release(args) => runtime.block_on(operate::release(&args)),
         Command::Sleep(args) => runtime.block_on(operate::sleep(&args)),

@@ -1,4 +1,4 @@
-//! `hostler drain`, `restart`, `release`, `sleep`, `wake` and `logs`: what operators ask of a router.
+//! `hostler restart`, `release`, `sleep`, `wake` and `logs`: what operators ask of a router.
 
 use std::time::Duration;
 
@@ -13,17 +13,6 @@ use crate::rolling::{self, Rolling};
 pub(crate) struct TargetArgs {
     /// A node, or a replica as `node/index`.
     target: String,
-    #[command(flatten)]
-    pub(crate) admin: AdminArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct DrainArgs {
-    /// A node, or a replica as `node/index`.
-    target: String,
-    /// Even where nobody serves a model then.
-    #[arg(long)]
-    force: bool,
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
 }
@@ -66,17 +55,6 @@ pub(crate) struct SleepArgs {
     level: u32,
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
-}
-
-/// `hostler drain`.
-pub(crate) async fn drain(args: &DrainArgs) -> anyhow::Result<()> {
-    let mut fleet = connect(&args.admin).await?;
-    if !args.force {
-        rolling::check_models_stay_served(&mut fleet, &args.target).await?;
-    }
-    let drained = fleet.drain(TargetRequest { target: args.target.clone() }).await.map_err(status_error)?.into_inner();
-    say(&format!("draining {}", drained.replicas.join(", ")));
-    Ok(())
 }
 
 pub(crate) async fn restart(args: &RestartArgs) -> anyhow::Result<()> {

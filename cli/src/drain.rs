@@ -1,0 +1,117 @@
+//! `hostler drain`: empties a node or a replica, and says what became of the streams there.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hostler_proto::fleet::v1::{ListRequest, Replica, TargetRequest};
+
+use crate::admin::{AdminArgs, AdminClient, connect, status_error};
+use crate::output::say;
+use crate::rolling;
+
+/// How often the replicas are looked at while their streams move.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Requests that run on without one of them moving or ending for so long are told of and left to the agent.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// A node, or a replica as `node/index`.
+    target: String,
+    /// Even where nobody serves a model then.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+}
+
+/// What is left on the replicas that drain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct DrainProgress {
+    moved: u64,
+    running: u64,
+}
+
+impl DrainProgress {
+    fn since(self, before: Self) -> Self {
+        Self { moved: self.moved.saturating_sub(before.moved), ..self }
+    }
+
+    /// `None` where nothing ran there.
+    fn describe(self) -> Option<String> {
+        let requests = |count: u64| if count == 1 { "1 request still runs".to_owned() } else { format!("{count} requests still run") };
+        let streams = |count: u64| if count == 1 { "1 stream was".to_owned() } else { format!("{count} streams were") };
+        match self {
+            Self { moved: 0, running: 0 } => None,
+            Self { moved, running: 0 } => Some(format!("{} moved to other replicas; nothing is left there", streams(moved))),
+            Self { moved: 0, running } => Some(format!("{} there; each may finish within agent.drain_timeout", requests(running))),
+            Self { moved, running } => {
+                Some(format!("{} moved to other replicas; {} there, within agent.drain_timeout", streams(moved), requests(running)))
+            }
+        }
+    }
+}
+
+/// `hostler drain`.
+pub(crate) async fn drain(args: &DrainArgs) -> anyhow::Result<()> {
+    let mut fleet = connect(&args.admin).await?;
+    if !args.force {
+        rolling::check_models_stay_served(&mut fleet, &args.target).await?;
+    }
+    let before = list(&mut fleet).await?;
+    let drained = fleet.drain(TargetRequest { target: args.target.clone() }).await.map_err(status_error)?.into_inner().replicas;
+    say(&format!("draining {}", drained.join(", ")));
+    let before = progress(&before, &drained);
+    if before.running > 0
+        && let Some(words) = await_progress(&mut fleet, &drained).await?.since(before).describe()
+    {
+        say(&words);
+    }
+    Ok(())
+}
+
+/// Waits until the replicas have no request of this router, or nothing changes any more.
+async fn await_progress(fleet: &mut AdminClient, drained: &[String]) -> anyhow::Result<DrainProgress> {
+    let mut last = (None, Instant::now());
+    loop {
+        let seen = progress(&list(fleet).await?, drained);
+        if last.0 != Some(seen) {
+            last = (Some(seen), Instant::now());
+        }
+        if seen.running == 0 || last.1.elapsed() > PATIENCE {
+            return Ok(seen);
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<Replica>> {
+    let nodes = fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner().nodes;
+    Ok(nodes.into_iter().flat_map(|node| node.replicas).collect())
+}
+
+fn progress(replicas: &[Replica], drained: &[String]) -> DrainProgress {
+    let of_drain = || replicas.iter().filter(|replica| drained.contains(&replica.id));
+    DrainProgress {
+        moved: of_drain().map(|replica| replica.streams_moved).sum(),
+        running: of_drain().map(|replica| u64::from(replica.local_in_flight)).sum(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_became_of_the_streams_of_a_drained_replica_is_told_in_a_sentence() {
+        let said = |moved, running| DrainProgress { moved: moved + 5, running }.since(DrainProgress { moved: 5, running: 9 }).describe();
+        assert_eq!(said(0, 0), None);
+        assert_eq!(said(512, 0).unwrap(), "512 streams were moved to other replicas; nothing is left there");
+        assert_eq!(said(0, 1).unwrap(), "1 request still runs there; each may finish within agent.drain_timeout");
+        assert_eq!(
+            said(1, 3).unwrap(),
+            "1 stream was moved to other replicas; 3 requests still run there, within agent.drain_timeout"
+        );
+    }
+}
