@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -210,6 +211,8 @@ class Fleet:
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
         self.routers: list[Router] = []
         self.agents: list[Process] = []
+        self.dead: list[Process] = []
+        """Agents that were killed."""
         try:
             for name in ("router-1", "router-2"):
                 self.routers.append(Router(name, self.folder))
@@ -265,6 +268,20 @@ class Fleet:
         self.routers[position] = Router(f"{old.name}-again", self.folder, like=old)
         return self.routers[position]
 
+    def kill_agent(self, node: str) -> float:
+        """SIGKILL to the agent of a node; returns when."""
+        agent = self.agents[self.nodes.index(node)]
+        self.dead.append(agent)
+        began = time.monotonic()
+        agent.kill()
+        return began
+
+    def next_agent(self, node: str) -> Process:
+        """Another agent, where one was killed."""
+        agent = self._agent(node)
+        self.agents[self.nodes.index(node)] = agent
+        return agent
+
     def engine_logs(self, last: int = 3000) -> dict[str, str]:
         """The end of each engine log, so many characters."""
         logs = sorted(path for path in self.folder.glob("log-*/**/*") if path.is_file())
@@ -273,7 +290,8 @@ class Fleet:
     def stop(self, keep_logs: bool = False) -> None:
         """Ends agents, then routers; each is ended even where one before it left something behind."""
         complaints = []
-        for process in [*self.agents, *self.routers]:
+        replaced = [agent for agent in self.dead if agent not in self.agents]
+        for process in [*self.agents, *self.routers, *replaced]:
             try:
                 process.stop()
             except AssertionError as complaint:

@@ -26,7 +26,7 @@ def complete(edge: str, prompt: str = "short", tokens: int = 4) -> httpx2.Respon
 
 
 @pytest.mark.smoke
-def test_a_killed_engine_breaks_only_its_own_streams_and_comes_back(fleet: Fleet):
+def test_the_streams_of_a_killed_engine_go_on_and_it_comes_back(fleet: Fleet):
     router = fleet.routers[0]
     streams = [Stream(router.edge, ENDLESS) for _ in range(16)]
     all_streaming(streams)
@@ -45,19 +45,17 @@ def test_a_killed_engine_breaks_only_its_own_streams_and_comes_back(fleet: Fleet
         statuses = [answer.result().status_code for answer in [*early, *late]]
     assert statuses == [200] * len(statuses), "a request that had not begun to answer was lost"
 
-    wait_until(lambda: sum(not stream.running for stream in streams) == victim.in_flight, 10, "its streams ended")
-    broken = [stream for stream in streams if not stream.running]
-    assert all(len(stream.errors) == 1 and not stream.done for stream in broken), [stream.end() for stream in broken]
-    assert all(stream.errors[0]["message"] and not stream.complete for stream in broken)
-    unharmed = [stream for stream in streams if stream not in broken]
-    so_far = [len(stream.events) for stream in unharmed]
     wait_until(
-        lambda: all(len(stream.events) > seen for stream, seen in zip(unharmed, so_far, strict=True)),
-        5,
-        "the other engine's streams went on",
+        lambda: sum(len(stream.seams) for stream in streams) == victim.in_flight, 20, "its streams go on elsewhere"
     )
-    assert not any(stream.errors for stream in unharmed)
-    for stream in unharmed:
+    so_far = [len(stream.events) for stream in streams]
+    wait_until(
+        lambda: all(len(stream.events) > seen for stream, seen in zip(streams, so_far, strict=True)),
+        10,
+        "all streams went on",
+    )
+    assert not any(stream.errors for stream in streams) and all(stream.running for stream in streams)
+    for stream in streams:
         stream.leave()
 
     wait_until(lambda: not alive(group=group), 10, "no process of the killed group is left")

@@ -77,11 +77,6 @@ class KeptFleet(Fleet):
 
     full_disk = False
 
-    def __init__(self, engine: fleets.Engine):
-        """As every fleet."""
-        self.dead: list[Process] = []
-        super().__init__(engine)
-
     def _agent(self, node: str) -> Process:
         if node == "a":
             log = self.folder / "log-a"
@@ -93,27 +88,10 @@ class KeptFleet(Fleet):
         command = ["agent", *routers, "--node", "b", *folders, *kept, *self.engine.command("b")]
         return Process("agent-b", command, self.folder)
 
-    def kill_agent(self, node: str) -> float:
-        """SIGKILL to the agent of a node; returns when."""
-        agent = self.agents[self.NODES.index(node)]
-        self.dead.append(agent)
-        began = time.monotonic()
-        agent.kill()
-        return began
-
-    def next_agent(self, node: str) -> Process:
-        """Another agent, where one was killed."""
-        agent = self._agent(node)
-        self.agents[self.NODES.index(node)] = agent
-        return agent
-
     def stop(self, keep_logs: bool = False) -> None:
-        """As for every fleet; nothing that a killed agent had started is left either; then the disk goes."""
+        """As for every fleet; then the disk goes."""
         try:
             super().stop(keep_logs=True)
-            for agent in self.dead:
-                if agent not in self.agents:
-                    agent.stop()
         finally:
             if self.full_disk:
                 subprocess.run(["umount", self.folder / "log-a"], check=False)

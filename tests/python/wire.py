@@ -6,6 +6,8 @@ import json
 import socket
 import ssl
 import threading
+import time
+from collections.abc import Sequence
 
 import httpx2
 
@@ -22,12 +24,18 @@ certificates = ssl.create_default_context()
 
 
 class Stream:
-    """One streamed completion, read in a thread of its own until it ends, is cut, or `leave` is called."""
+    """One streamed answer, read in a thread of its own until it ends, is cut, or `leave` is called."""
 
-    def __init__(self, edge: str, tokens: int, model: str = MODEL, prompt: str | None = None):
-        """Sends the request; `tokens` is how many are asked for, end-of-text or not."""
+    def __init__(
+        self, edge: str, tokens: int, model: str = MODEL, prompt: str | None = None, chat: bool = False, **parameters
+    ):
+        """Sends the request; `tokens` is how many are asked for, end-of-text or not, `parameters` are more of its body."""
         self.status: int | None = None
         self.events: list[dict] = []
+        self.arrivals: list[float] = []
+        """When each of the events came."""
+        self.seams: list[tuple[int, float]] = []
+        """How many events had come each time that it was to go on elsewhere, and when that was."""
         self.done = False
         """Whether `[DONE]` was seen."""
         self.cut: Exception | None = None
@@ -35,8 +43,10 @@ class Stream:
         self._leaving = False
         length = {"max_tokens": tokens, "ignore_eos": True}
         prompt = prompt or f"a long story, number {next(stories)}"
-        body = {"model": model, "prompt": prompt, "temperature": 0, "stream": True, **length}
-        self._thread = threading.Thread(target=self._read, args=(f"{edge}/completions", body), daemon=True)
+        asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        body = {"model": model, "temperature": 0, "stream": True, **asked, **length, **parameters}
+        route = "chat/completions" if chat else "completions"
+        self._thread = threading.Thread(target=self._read, args=(f"{edge}/{route}", body), daemon=True)
         self._thread.start()
 
     def _read(self, url: str, body: dict) -> None:
@@ -46,7 +56,10 @@ class Stream:
                 for line in answer.iter_lines():
                     if line == "data: [DONE]":
                         self.done = True
+                    elif line == ": resumed":
+                        self.seams.append((len(self.events), time.monotonic()))
                     elif line.startswith("data: "):
+                        self.arrivals.append(time.monotonic())
                         self.events.append(json.loads(line.removeprefix("data: ")))
                     if self._leaving:
                         return
@@ -59,10 +72,19 @@ class Stream:
         return [event["error"] for event in self.events if "error" in event]
 
     @property
+    def choices(self) -> list[dict]:
+        """Those of all its events, in order."""
+        return [choice for event in self.events for choice in event.get("choices", [])]
+
+    @property
+    def text(self) -> str:
+        """All that it said."""
+        return said(self.events)
+
+    @property
     def finish_reason(self) -> str | None:
         """Why the engine ended it; None while it runs, and where it broke."""
-        reasons = [choice["finish_reason"] for event in self.events for choice in event.get("choices", [])]
-        return next((reason for reason in reasons if reason), None)
+        return next((choice["finish_reason"] for choice in self.choices if choice["finish_reason"]), None)
 
     @property
     def complete(self) -> bool:
@@ -87,6 +109,12 @@ class Stream:
         """Waits for its end."""
         self._thread.join(seconds)
         assert not self.running, f"a stream still ran after {seconds} s, with {len(self.events)} events"
+
+
+def said(events: Sequence[dict]) -> str:
+    """The text of these events."""
+    choices = [choice for event in events for choice in event.get("choices", [])]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
 
 
 def all_streaming(streams: list[Stream], seconds: float = 20) -> None:

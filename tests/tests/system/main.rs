@@ -37,6 +37,7 @@ mod placement;
 mod readings;
 mod refusals;
 mod restarts;
+mod resumption;
 mod routers;
 mod scale;
 mod secrecy;

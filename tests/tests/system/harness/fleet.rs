@@ -47,8 +47,6 @@ impl Setup {
             agents_listen: local(),
             admin_listen: local(),
             drain_timeout: Duration::from_secs(20),
-            // Most tests are about what happens to a stream that is not.
-            resume_streams: false,
             ..RouterConfig::default()
         };
         let agent = AgentConfig {

@@ -1,0 +1,142 @@
+//! Streams whose engine dies, hangs or is stopped: they go on from another one, and are what they would have been without that.
+
+use std::time::Duration;
+
+use hostler_agent::AgentConfig;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat_stream, signal};
+
+/// Tokens of an answer: some two seconds.
+const TOKENS: usize = 200;
+
+fn resuming() -> Setup {
+    Setup::two_agents().engine("--sim-step-ms 10")
+}
+
+fn stream(number: usize) -> Value {
+    let mut body = chat_stream(TOKENS);
+    body["messages"][0]["content"] = format!("{number} is a question").into();
+    body["stream_options"] = json!({"include_usage": true});
+    body
+}
+
+/// Streams that have all begun, half of them on each of two replicas.
+async fn open(fleet: &Fleet, count: usize) -> Vec<Answering> {
+    let mut opened = Vec::new();
+    for number in 0..count {
+        let mut stream = fleet.edge().open(CHAT, &stream(number)).await;
+        stream.events(3).await;
+        opened.push(stream);
+    }
+    fleet.until_in_flight("n0/0", u32::try_from(count / 2).unwrap()).await;
+    opened
+}
+
+async fn finish(streams: Vec<Answering>) -> Vec<Answer> {
+    let mut reading = JoinSet::new();
+    for (number, stream) in streams.into_iter().enumerate() {
+        reading.spawn(async move { (number, stream.finish().await) });
+    }
+    let mut answers = reading.join_all().await;
+    answers.sort_by_key(|(number, _)| *number);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// Its text, its finish reasons, its ids, and the usage without what was cached.
+fn content(answer: &Answer) -> (String, Vec<Value>, usize, Value) {
+    answer.assert_whole_stream();
+    let events: Vec<Value> = answer.events().iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
+    let text = events.iter().filter_map(|event| event.pointer("/choices/0/delta/content")?.as_str()).collect();
+    let reasons = events.iter().filter_map(|event| event.pointer("/choices/0/finish_reason").filter(|reason| !reason.is_null()));
+    let mut ids: Vec<&Value> = events.iter().map(|event| &event["id"]).collect();
+    ids.dedup();
+    let usage = events.iter().map(|event| &event["usage"]).find(|usage| usage.is_object()).cloned().unwrap_or_default();
+    assert!(!answer.text().contains("token_ids\":["), "{}", answer.text());
+    (text, reasons.cloned().collect(), ids.len(), json!([usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]]))
+}
+
+/// All are whole and the same as answers that were left alone; `resumed` of them had to go on elsewhere.
+async fn assert_unharmed(fleet: &Fleet, answers: &[Answer], resumed: usize) {
+    let seams = answers.iter().filter(|answer| answer.text().contains(": resumed\n\n")).count();
+    assert_eq!(seams, resumed);
+    for (number, answer) in answers.iter().enumerate() {
+        let alone = fleet.edge().post(CHAT, &stream(number)).await;
+        assert_eq!(content(answer), content(&alone), "{}", answer.text());
+    }
+    assert_eq!(fleet.routers[0].metric("hostler_resumptions_total").await, resumed as f64);
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_streams_of_a_killed_engine_go_on_from_another_one() {
+    let fleet = Fleet::start(resuming()).await;
+    let opened = open(&fleet, 8).await;
+    fleet.kill("n0/0").await;
+    assert_unharmed(&fleet, &finish(opened).await, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_do_those_of_one_whose_core_dies() {
+    let fleet = Fleet::start(resuming()).await;
+    let opened = open(&fleet, 8).await;
+    fleet.fault("n0/0", "error_event").await;
+    assert_unharmed(&fleet, &finish(opened).await, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_do_those_of_one_that_hangs() {
+    let hasty = |agent: &mut AgentConfig| agent.stall_timeout = Duration::from_secs(1);
+    let fleet = Fleet::start(resuming().agent(hasty)).await;
+    let opened = open(&fleet, 4).await;
+    fleet.fault("n0/0", "hang").await;
+    assert_unharmed(&fleet, &finish(opened).await, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_do_those_of_one_that_somebody_stops() {
+    let fleet = Fleet::start(resuming()).await;
+    let opened = open(&fleet, 8).await;
+    // It ends its streams with `abort` and `[DONE]`.
+    signal(fleet.replica("n0/0").await.pid, Signal::TERM);
+    assert_unharmed(&fleet, &finish(opened).await, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_ollamas_api_goes_on_too() {
+    let fleet = Fleet::start(resuming()).await;
+    let body = json!({"model": "simulated", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": TOKENS}});
+    let told = |answer: &Answer| {
+        assert_eq!(answer.ended, Ok(()), "{}", answer.text());
+        let text = answer.text();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.last().unwrap()["done"], true, "{text}");
+        lines.iter().filter_map(|line| line["message"]["content"].as_str()).collect::<String>()
+    };
+    let alone = told(&fleet.edge().post("/api/chat", &body).await);
+    let mut stream = fleet.edge().open("/api/chat", &body).await;
+    assert!(stream.piece().await.unwrap());
+    let running = fleet.admin().replicas().await.unwrap().into_iter().find(|replica| replica.in_flight == 1).unwrap();
+    fleet.kill(&running.id).await;
+    assert_eq!(told(&stream.finish().await), alone);
+    assert_eq!(fleet.routers[0].metric("hostler_resumptions_total").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_goes_back_to_an_engine_that_was_started_again() {
+    let fleet = Fleet::start(resuming()).await;
+    let body = chat_stream(1000);
+    let mut stream = fleet.edge().open(CHAT, &body).await;
+    for seams in 1..=3 {
+        stream.events(50 * seams).await;
+        let replicas = fleet.admin().replicas().await.unwrap();
+        let running = replicas.into_iter().find(|replica| replica.in_flight == 1).unwrap();
+        signal(running.pid, Signal::TERM);
+        fleet.until_replica(&running.id, "its next life", |replica| replica.is_ready() && replica.pid != running.pid).await;
+    }
+    let answer = stream.finish().await;
+    assert_eq!(content(&answer), content(&fleet.edge().post(CHAT, &body).await));
+    assert_eq!(answer.text().matches(": resumed\n\n").count(), 3);
+}
