@@ -3,21 +3,31 @@
 use std::time::Duration;
 
 use hostler_agent::AgentConfig;
+use hostler_proto::agent::v1::Phase;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat_stream, signal};
+use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat_stream, hostler, signal, soon};
 
 /// Tokens of an answer: some two seconds.
 const TOKENS: usize = 200;
+
+/// Of one that takes longer than a drain may.
+const LONG: usize = 600;
+
+const SHORT_DRAIN: Duration = Duration::from_secs(3);
 
 fn resuming() -> Setup {
     Setup::two_agents().engine("--sim-step-ms 10")
 }
 
 fn stream(number: usize) -> Value {
-    let mut body = chat_stream(TOKENS);
+    stream_of(number, TOKENS)
+}
+
+fn stream_of(number: usize, tokens: usize) -> Value {
+    let mut body = chat_stream(tokens);
     body["messages"][0]["content"] = format!("{number} is a question").into();
     body["stream_options"] = json!({"include_usage": true});
     body
@@ -25,9 +35,13 @@ fn stream(number: usize) -> Value {
 
 /// Streams that have all begun, half of them on each of two replicas.
 async fn open(fleet: &Fleet, count: usize) -> Vec<Answering> {
+    open_of(fleet, count, TOKENS).await
+}
+
+async fn open_of(fleet: &Fleet, count: usize, tokens: usize) -> Vec<Answering> {
     let mut opened = Vec::new();
     for number in 0..count {
-        let mut stream = fleet.edge().open(CHAT, &stream(number)).await;
+        let mut stream = fleet.edge().open(CHAT, &stream_of(number, tokens)).await;
         stream.events(3).await;
         opened.push(stream);
     }
@@ -139,4 +153,52 @@ async fn a_stream_goes_back_to_an_engine_that_was_started_again() {
     let answer = stream.finish().await;
     assert_eq!(content(&answer), content(&fleet.edge().post(CHAT, &body).await));
     assert_eq!(answer.text().matches(": resumed\n\n").count(), 3);
+}
+
+/// Two replicas that may not wait for long answers when they drain.
+async fn hasty_fleet() -> Fleet {
+    Fleet::start(resuming().agent(|agent| agent.drain_timeout = SHORT_DRAIN)).await
+}
+
+/// Each has moved so often, and is what it would have been otherwise.
+async fn assert_moved(fleet: &Fleet, answers: &[Answer], moves: impl Fn(usize) -> bool) {
+    for (number, answer) in answers.iter().enumerate() {
+        let alone = fleet.edge().post(CHAT, &stream_of(number, LONG)).await;
+        assert_eq!(content(answer), content(&alone), "{}", answer.text());
+    }
+    let moved: Vec<usize> = answers.iter().map(|answer| answer.text().matches(": resumed\n\n").count()).collect();
+    assert!(moves(moved.iter().sum()), "{moved:?}");
+    fleet.until_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_moves_streams_that_would_outlast_it_and_says_how_many() {
+    let fleet = hasty_fleet().await;
+    let opened = open_of(&fleet, 8, LONG).await;
+    let drained = hostler(&["drain", "n0/0", "--admin", fleet.admin().socket()]).await;
+    let words = "draining n0/0\n4 streams were moved to other replicas; nothing is left there\n";
+    assert_eq!((drained.stdout.as_str(), drained.success), (words, true), "{}", drained.stderr);
+    fleet.until_replica("n0/0", "stopped", |replica| replica.phase == Phase::Stopped).await;
+    let answers = finish(opened).await;
+    assert_eq!(fleet.routers[0].metric("hostler_resumption_reasons_total{reason=\"draining\"}").await, 4.0);
+    assert_moved(&fleet, &answers, |moves| moves == 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_leaves_has_its_streams_moved() {
+    let mut fleet = hasty_fleet().await;
+    let opened = open_of(&fleet, 8, LONG).await;
+    let agent = fleet.agents.remove(0);
+    agent.shutdown.drain();
+    soon("the agent's end", agent.task).await.unwrap().unwrap();
+    assert_moved(&fleet, &finish(opened).await, |moves| moves == 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_restart_of_all_replicas_harms_no_stream_that_outlasts_a_drain() {
+    let fleet = hasty_fleet().await;
+    let opened = open_of(&fleet, 8, LONG).await;
+    let rolled = hostler(&["restart", "--rolling", "all", "--wait", "60s", "--admin", fleet.admin().socket()]).await;
+    assert!(rolled.success, "{}", rolled.stderr);
+    assert_moved(&fleet, &finish(opened).await, |moves| moves >= 8).await;
 }
