@@ -105,13 +105,11 @@ mod tests {
 
     #[test]
     fn what_became_of_the_streams_of_a_drained_replica_is_told_in_a_sentence() {
-        let said = |moved, running| DrainProgress { moved: moved + 5, running }.since(DrainProgress { moved: 5, running: 9 }).describe();
+        let said =
+            |moved: u64, running: u64| DrainProgress { moved: moved + 5, running }.since(DrainProgress { moved: 5, running: 9 }).describe();
         assert_eq!(said(0, 0), None);
         assert_eq!(said(512, 0).unwrap(), "512 streams were moved to other replicas; nothing is left there");
         assert_eq!(said(0, 1).unwrap(), "1 request still runs there; each may finish within agent.drain_timeout");
-        assert_eq!(
-            said(1, 3).unwrap(),
-            "1 stream was moved to other replicas; 3 requests still run there, within agent.drain_timeout"
-        );
+        assert_eq!(said(1, 3).unwrap(), "1 stream was moved to other replicas; 3 requests still run there, within agent.drain_timeout");
     }
 }

@@ -199,7 +199,7 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {
         cache: Some(cache(replica, placer)),
         rates: Some(rates(&replica.local_load.learned().rates)),
         gpus: replica.report.gpus.as_deref().unwrap_or_default().to_vec(),
-        streams_moved: replica.stream_moves.moved(),
+        streams_moved: replica.local_load.stream_moves.moved(),
     }
 }
 

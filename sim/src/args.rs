@@ -85,7 +85,7 @@ pub struct EngineArgs {
     #[arg(long, env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub sim_runtime_lora: bool,
 
-    /// Lack the routes that vLLM's Rust front-end lacks.
+    /// Lack the routes that vLLM's Rust front-end lacks, and stream as it does.
     #[arg(long, env = "VLLM_USE_RUST_FRONTEND", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub sim_rust_front_end: bool,
     /// Keep the responses that are given, as `/v1/responses` wants it.

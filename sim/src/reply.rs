@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
@@ -63,8 +63,18 @@ pub(crate) fn empty() -> Reply {
 }
 
 pub(crate) fn events(stream: EventStream) -> Reply {
+    streamed(stream, "text/event-stream; charset=utf-8")
+}
+
+/// A stream of vLLM's Rust front-end.
+pub(crate) fn rust_events(stream: EventStream) -> Reply {
+    let mut reply = streamed(stream, "text/event-stream");
+    reply.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    reply
+}
+
+fn streamed(stream: EventStream, content_type: &'static str) -> Reply {
     let mut reply = Response::new(Payload::Events(Box::new(stream)));
-    let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
-    reply.headers_mut().insert(CONTENT_TYPE, content_type);
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     reply
 }

@@ -70,8 +70,10 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     }
-    headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
-    headers.insert(VARY, HeaderValue::from_static("Origin"));
+    if !api.args.sim_rust_front_end {
+        headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
+        headers.insert(VARY, HeaderValue::from_static("Origin"));
+    }
     if api.args.enable_request_id_headers {
         let id = given_id.unwrap_or_else(|| HeaderValue::from_str(&api::random_id(32)).expect("hexadecimal digits are valid in a header"));
         headers.insert(REQUEST_ID, id);

@@ -70,7 +70,7 @@ class LosingFleet(Fleet):
         folders = ["--run-dir", str(self.folder / f"run-{node}"), "--log-dir", str(self.folder / f"log-{node}")]
         kept = ["--if-agent-dies", "keep", "--takeover-timeout", "60s"]
         command = ["agent", *routers, "--node", node, *folders, *kept, *self.engine.command(node)]
-        return Process(f"agent-{node}", command, self.folder)
+        return Process(f"agent-{node}", command, self.folder, self.engine.variables)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,19 @@ def losing():
     running = LosingFleet(fleets.vllm())
     yield running
     running.stop()
+
+
+class MixedFleet(LosingFleet):
+    """The same, and each node's engine has another of vLLM's front-ends."""
+
+    def _agent(self, node: str) -> Process:
+        python = self.engine
+        if node == self.NODES[1]:
+            self.engine = fleets.vllm_rust()
+        try:
+            return super()._agent(node)
+        finally:
+            self.engine = python
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +154,6 @@ def kill_agent(losing: LosingFleet, node: str) -> None:
     losing.kill_agent(node)
 
 
-def stop_agent(losing: LosingFleet, node: str) -> None:
-    """SIGSTOP to the agent: no connection breaks, and its engine computes on."""
-    os.kill(losing.agents[losing.nodes.index(node)].child.pid, signal.SIGSTOP)
-
-
 def kill_node(losing: LosingFleet, node: str) -> None:
     """SIGKILL to the agent, its keeper and its engine."""
     started = descendants(losing.agents[losing.nodes.index(node)].child.pid)
@@ -157,11 +165,8 @@ def kill_node(losing: LosingFleet, node: str) -> None:
 
 def mend(losing: LosingFleet, node: str) -> None:
     """Gives the node an agent that runs."""
-    agent = losing.agents[losing.nodes.index(node)]
-    if agent.killed:
+    if losing.agents[losing.nodes.index(node)].killed:
         losing.next_agent(node)
-    else:
-        os.kill(agent.child.pid, signal.SIGCONT)
 
 
 @dataclasses.dataclass
@@ -245,27 +250,26 @@ def count(losing: LosingFleet, metric: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{metric}[{{ ]", line))
 
 
-def play(losing: LosingFleet, lose, unbroken: Sequence[str], measured: Measured) -> None:
-    """One round: all requests at once, and once all flow the loss of the engine or the node that has most of them."""
+def play(losing: LosingFleet, lose, unbroken: Sequence[str], measured: Measured, node: str | None = None) -> None:
+    """One round: all requests at once, and once all flow the loss of this node or its engine, else of the one that has most of them."""
     losing.wait_ready()
     losing.wait_idle(30)
     streams = [ask.open(losing.routers[0].edge) for ask in ASKED]
     all_streaming(streams, 60)
     wait_until(lambda: all(len(stream.events) >= FLOWING for stream in streams), 60, "tokens flow", pause=0.005)
     assert all(stream.running for stream in streams), "a stream ended before anything was lost"
-    victim = max(losing.routers[0].replicas(), key=lambda replica: replica.in_flight)
+    victim = losing.replica(node) if node else max(losing.routers[0].replicas(), key=lambda replica: replica.in_flight)
     node = victim.node
     began = time.monotonic()
     lose(losing, node)
     wait_until(lambda: any(stream.seams or not stream.running for stream in streams), 60, "streams go on elsewhere")
-    # What an agent that wakes up still has of them must not come to the clients.
     mend(losing, node)
     for stream in streams:
         stream.join(ENDED)
     measured.add(streams, unbroken, victim.in_flight, began)
 
 
-@pytest.mark.parametrize("lose", [kill_api, kill_core, stop_core, kill_agent, stop_agent, kill_node])
+@pytest.mark.parametrize("lose", [kill_api, kill_core, stop_core, kill_agent, kill_node])
 def test_streams_go_on_elsewhere(losing: LosingFleet, unbroken: list[str], lose):
     measured, before = Measured(), count(losing, "hostler_resumptions_total")
     for turn in range(ROUNDS):
@@ -278,4 +282,19 @@ def test_streams_go_on_elsewhere(losing: LosingFleet, unbroken: list[str], lose)
     assert not measured.failed, "\n".join(measured.failed)
     assert not measured.truncated, "\n".join(measured.truncated)
     assert measured.resumed > 0 and count(losing, "hostler_resumptions_total") - before >= measured.resumed
+    assert len(measured.different) <= DIFFERENT * measured.greedy, "\n".join(measured.different)
+
+
+def test_streams_go_on_from_an_engine_with_the_other_front_end():
+    mixed = MixedFleet(fleets.vllm())
+    try:
+        unbroken, measured = [stream.text for stream in whole(mixed)], Measured()
+        for node in mixed.nodes * ROUNDS:
+            play(mixed, kill_core, unbroken, measured, node)
+    finally:
+        mixed.stop()
+    tell(f"{len(mixed.nodes) * ROUNDS} rounds with both front-ends: {measured.summary()}")
+    assert not measured.failed, "\n".join(measured.failed)
+    assert not measured.truncated, "\n".join(measured.truncated)
+    assert measured.resumed > 0
     assert len(measured.different) <= DIFFERENT * measured.greedy, "\n".join(measured.different)

@@ -84,7 +84,7 @@ class Stream:
     @property
     def finish_reason(self) -> str | None:
         """Why the engine ended it; None while it runs, and where it broke."""
-        return next((choice["finish_reason"] for choice in self.choices if choice["finish_reason"]), None)
+        return next((choice["finish_reason"] for choice in self.choices if choice.get("finish_reason")), None)
 
     @property
     def complete(self) -> bool:

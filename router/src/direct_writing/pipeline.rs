@@ -71,7 +71,7 @@ impl PipelineState {
         let is_told = self.continuation.as_ref().is_none_or(|continuation| continuation.is_told());
         let is_complete = is_told && scanner.is_complete();
         match &mut self.token_record {
-            Some(record) if is_complete => (record.process(&rest), true),
+            Some(record) if is_complete => (record.process(rest), true),
             _ => (rest, is_complete),
         }
     }
@@ -122,10 +122,10 @@ impl PipelineState {
         }
         let outcome = match outcome {
             ChunkOutcome::Forward(bytes) if bytes.is_empty() => ChunkOutcome::Forward(bytes),
-            ChunkOutcome::Forward(bytes) => ChunkOutcome::Forward(record.process(&bytes)),
-            ChunkOutcome::Aborted(bytes) => ChunkOutcome::Aborted(record.process(&bytes)),
+            ChunkOutcome::Forward(bytes) => ChunkOutcome::Forward(record.process(bytes)),
+            ChunkOutcome::Aborted(bytes) => ChunkOutcome::Aborted(record.process(bytes)),
             ChunkOutcome::Failed { bytes, error_at, is_engine_dead } => {
-                let before = record.process(&bytes[..error_at]);
+                let before = record.process(bytes.slice(..error_at));
                 let (error_at, bytes) = (before.len(), [&before[..], &bytes[error_at..]].concat().into());
                 ChunkOutcome::Failed { bytes, error_at, is_engine_dead }
             }

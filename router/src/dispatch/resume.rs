@@ -79,7 +79,7 @@ impl Destinations {
             let is_left = self.left.iter().any(|life| replica.has_life(life));
             !is_left && replica.id != from.id && !view.is_last_resort(replica, now) && is_fit_to_continue(replica)
         };
-        view.eligible(self.model.as_deref(), &[]).any(|(_, replica)| can_continue(replica))
+        view.replicas.iter().any(|replica| replica.accepts(self.model.as_deref()) && can_continue(replica))
     }
 }
 

@@ -15,7 +15,6 @@ use super::job::Job;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
 use super::replica_status::{ReplicaLoad, ReplicaStatus};
-use super::stream_moves::StreamMoves;
 use super::view::{FleetView, Node, Replica};
 use crate::background::BackgroundTasks;
 use crate::lanes::Lanes;
@@ -105,6 +104,7 @@ impl Fleet {
             started,
             last_publish: started,
             has_unpublished_loads: false,
+            leaving: Vec::new(),
         };
         tasks.spawn(writer.run(received));
         fleet
@@ -138,6 +138,8 @@ struct FleetWriter {
     last_publish: Instant,
     /// Some loads are in no view yet.
     has_unpublished_loads: bool,
+    /// Replicas that have begun to leave, whose streams are to hear of it when a view says so.
+    leaving: Vec<Arc<LocalLoad>>,
 }
 
 #[derive(Debug)]
@@ -167,11 +169,13 @@ impl FleetWriter {
                     if is_urgent || self.last_publish.elapsed() >= LOAD_PUBLISH_INTERVAL {
                         self.publish();
                     }
+                    self.announce_moves();
                 }
                 () = sleep_until(self.last_publish + LOAD_PUBLISH_INTERVAL), if self.has_unpublished_loads => self.publish(),
                 _ = tick.tick() => {
                     if self.check_leases() {
                         self.publish();
+                        self.announce_moves();
                     }
                 }
             }
@@ -206,7 +210,12 @@ impl FleetWriter {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
                 attached.last_report = Instant::now();
                 attached.lanes.mark_heard(attached.last_report, self.fleet.lease);
-                return attached.apply_report(snapshot, replicas);
+                let has_state = |change: &&ReplicaChange| change.state.is_some();
+                let changed: Vec<u32> = replicas.iter().filter(has_state).map(|change| change.index).collect();
+                let is_urgent = attached.apply_report(snapshot, replicas);
+                let changed = changed.iter().filter_map(|index| attached.replicas.get(index));
+                self.leaving.extend(changed.filter(|replica| replica.is_leaving()).map(|replica| replica.local_load.clone()));
+                return is_urgent;
             }
             FleetUpdate::JobReported { attachment, job } => {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
@@ -254,6 +263,7 @@ impl FleetWriter {
             for replica in attached.replicas.values_mut().filter(|replica| !replica.lease_lapsed) {
                 tracing::warn!(replica = %replica.id, "suspect: its agent has sent no report within the lease");
                 Arc::make_mut(replica).lease_lapsed = true;
+                self.leaving.push(replica.local_load.clone());
                 changed = true;
             }
         }
@@ -268,10 +278,11 @@ impl FleetWriter {
             view.nodes.push(attached.node.clone());
             view.replicas.extend(attached.replicas.values().cloned());
         }
-        let view = Arc::new(view);
-        self.fleet.view.store(view.clone());
-        // To streams that wait for it already, this costs nothing again.
-        view.replicas.iter().filter(|replica| replica.is_leaving()).for_each(|replica| replica.stream_moves.announce());
+        self.fleet.view.store(Arc::new(view));
+    }
+
+    fn announce_moves(&mut self) {
+        self.leaving.drain(..).for_each(|load| load.stream_moves.announce());
     }
 }
 
@@ -332,7 +343,6 @@ impl AttachedNode {
             lease_lapsed: false,
             last_report: self.last_report,
             local_load: Arc::<LocalLoad>::default(),
-            stream_moves: Arc::<StreamMoves>::default(),
             cache: ReplicaCache::default(),
             lanes: self.lanes.clone(),
             job: self.node.job.clone(),

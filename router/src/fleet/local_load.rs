@@ -9,6 +9,8 @@ use hostler_placement::affinity::{ApproxPrefixIndex, InFlightBlocks, ReplicaSlot
 use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, Rates, Samples};
 use parking_lot::Mutex;
 
+use super::stream_moves::StreamMoves;
+
 #[derive(Debug)]
 pub(crate) struct LocalLoad {
     in_flight: AtomicU32,
@@ -27,6 +29,8 @@ pub(crate) struct LocalLoad {
     earliest_due: AtomicU64,
     /// The approximate prefix slot of this life of the engine.
     approx_prefix: Mutex<Option<(u64, ApproxPrefixSlot)>>,
+    /// How its streams leave it. Here, since a view copies each replica whenever that reports.
+    pub(crate) stream_moves: StreamMoves,
 }
 
 /// An approximate prefix slot, given back when it is dropped.
@@ -62,6 +66,7 @@ impl Default for LocalLoad {
             unanswered: Mutex::default(),
             earliest_due: AtomicU64::new(f64::INFINITY.to_bits()),
             approx_prefix: Mutex::default(),
+            stream_moves: StreamMoves::default(),
         };
         own.publish_learned(&LearnedRates::default());
         own

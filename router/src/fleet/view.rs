@@ -14,7 +14,6 @@ use super::job::{GoneJob, Job};
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
 use super::replica_status::{Model, Phase, ReplicaLoad, ReplicaStatus};
-use super::stream_moves::StreamMoves;
 use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
 
@@ -45,7 +44,6 @@ pub(crate) struct Replica {
     /// When its agent last reported, or was lost.
     pub last_report: Instant,
     pub local_load: Arc<LocalLoad>,
-    pub stream_moves: Arc<StreamMoves>,
     pub cache: ReplicaCache,
     pub lanes: Arc<Lanes>,
     /// The batch job that its agent runs in, shared by all replicas of the node.

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use hostler_proto::lane::RequestHead;
 use http::Method;
 use http::uri::PathAndQuery;
+use tokio::time::Instant;
 
 use super::body::BodyMemoryFull;
 use super::body_format::BodyFormat;
@@ -141,30 +142,14 @@ impl Edge {
         let work = estimate_work(route, body.len(), &peek);
         let output_bounds = if work.generates() { output_bounds(&peek) } else { OutputBounds::NOTHING };
         let permit = self.admission.admit(&caller, self.estimate_usage(work, output_bounds, &peek, &body))?;
-        if let Some(chosen) = peek
-            .response_id
-            .as_deref()
-            .filter(|id| names.creates_response() && self.response_affinity.belongs_to_another(id, response_owner(&caller), begun))
-        {
-            let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
-            return Err(Rejection::Forbidden(message));
-        }
+        self.check_response_id(&names, peek.response_id.as_deref(), &caller, begun)?;
         let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
-        let mut sampling = self.sampling(&method, &path, content, plain, &peek);
+        let may_be_resumed = peek.is_stream && method == Method::POST && matches!(content, BodyFormat::Json);
+        let mut sampling = if may_be_resumed { self.sampling(&path, plain, &peek) } else { Err(NO_STREAM) };
         let asking = sampling.is_ok().then(|| ask_for_tokens(plain));
-        let part = |text: &str| salted.as_ref().map_or_else(|| body.slice_ref(text.as_bytes()), |salted| salted.relocate(&body, text));
-        let at_home = |part: Bytes, home: &Bytes| {
-            let at = part.as_ptr().addr() - plain.as_ptr().addr();
-            home.slice(at..at + part.len())
-        };
-        let part = |text: &str| match &asking {
-            Some(asking) => at_home(part(text), asking),
-            None => part(text),
-        };
-        let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| part(text)).collect() };
-        let unsalted = || (body.clone(), peek.salt.unwrap_or_default());
-        let (body, salt) = salted.map_or_else(unsalted, |SaltedBody { body, salt, .. }| (body, salt));
-        let body = asking.unwrap_or(body);
+        let for_engine = EngineBody { received: &body, salted, asking };
+        let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| for_engine.locate(text)).collect() };
+        let (body, salt) = for_engine.into_parts(peek.salt);
         // The texts are not kept: they are dropped when the replica has been chosen, and an answer
         // may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
@@ -211,18 +196,16 @@ impl Edge {
         Ok((outgoing, permit))
     }
 
+    /// Checks the id that a caller has chosen for the response.
+    fn check_response_id(&self, names: &ResponseReference, chosen: Option<&str>, caller: &Caller, now: Instant) -> Result<(), Rejection> {
+        let is_taken = |id: &&str| names.creates_response() && self.response_affinity.belongs_to_another(id, response_owner(caller), now);
+        let Some(chosen) = chosen.filter(is_taken) else { return Ok(()) };
+        let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
+        Err(Rejection::Forbidden(message))
+    }
+
     /// What a continuation of this request's stream would take over, or why there is none.
-    fn sampling(
-        &self,
-        method: &Method,
-        path: &PathAndQuery,
-        content: BodyFormat<'_>,
-        body: &Bytes,
-        peek: &Peek<'_>,
-    ) -> Result<Sampling, &'static str> {
-        if !peek.is_stream || method != Method::POST || !matches!(content, BodyFormat::Json) {
-            return Err(NO_STREAM);
-        }
+    fn sampling(&self, path: &PathAndQuery, body: &Bytes, peek: &Peek<'_>) -> Result<Sampling, &'static str> {
         if !self.config.resume_streams {
             return Err("off");
         }
@@ -231,7 +214,8 @@ impl Edge {
         }
         let api = StreamApi::for_path(path.path()).ok_or("route")?;
         let view = self.dispatch.fleet.view();
-        let mut checks = view.eligible(peek.model.as_deref(), &[]).map(|(_, replica)| check_engine(replica.state.launch.as_ref(), api));
+        let eligible = view.replicas.iter().filter(|replica| replica.accepts(peek.model.as_deref()));
+        let mut checks = eligible.map(|replica| check_engine(replica.state.launch.as_ref(), api));
         // Tokens are asked for where there is a replica whose streams can be continued.
         match checks.next().ok_or("engine")? {
             Err(_) if checks.any(|check| check.is_ok()) => {}
@@ -246,6 +230,33 @@ impl Edge {
         let choices = work.answers.checked_div(work.prompts).unwrap_or_default();
         let max_output_tokens = peek.max_output.count().map(|most| most.saturating_mul(choices));
         UsageEstimate { prompt_tokens, output_tokens, max_output_tokens, body_bytes: body.len() as u64 }
+    }
+}
+
+/// A body as an engine gets it.
+struct EngineBody<'a> {
+    received: &'a Bytes,
+    salted: Option<SaltedBody>,
+    /// The same, asking for the tokens of its answer: all before its end keeps its place.
+    asking: Option<Bytes>,
+}
+
+impl EngineBody<'_> {
+    /// A text of the received body, where the engine's body has it.
+    fn locate(&self, text: &str) -> Bytes {
+        let part =
+            self.salted.as_ref().map_or_else(|| self.received.slice_ref(text.as_bytes()), |salted| salted.relocate(self.received, text));
+        let Some(asking) = &self.asking else { return part };
+        let home = self.salted.as_ref().map_or(self.received, |salted| &salted.body);
+        let begin = part.as_ptr().addr() - home.as_ptr().addr();
+        asking.slice(begin..begin + part.len())
+    }
+
+    /// The body, and the salt of its cached blocks.
+    fn into_parts(self, own_salt: Option<String>) -> (Bytes, String) {
+        let unsalted = || (self.received.clone(), own_salt.unwrap_or_default());
+        let (body, salt) = self.salted.map_or_else(unsalted, |SaltedBody { body, salt, .. }| (body, salt));
+        (self.asking.unwrap_or(body), salt)
     }
 }
 

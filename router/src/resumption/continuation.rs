@@ -1,14 +1,12 @@
 //! Tells the stream of a continuation, which is a completion's, in the form of the stream that it continues. Its events then go the way of all others.
 
-use std::io::Write;
-
 use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::KnownTokens;
-use super::sampling::StreamApi;
+use super::event_form::{AnswerDelta, EventForm, WholeUsage};
 use crate::sse::event_end;
 
 /// What the client gets where its stream was resumed.
@@ -17,7 +15,7 @@ pub(crate) const SEAM: Bytes = Bytes::from_static(b": resumed\n\n");
 /// The rest of a stream from another engine.
 #[derive(Debug)]
 pub(crate) struct Continuation {
-    api: StreamApi,
+    form: &'static EventForm,
     head: Bytes,
     prompt_tokens: u64,
     /// Tokens of the answer before the seam.
@@ -31,9 +29,15 @@ pub(crate) struct Continuation {
 struct CompletionEvent<'a> {
     #[serde(borrow)]
     choices: Vec<CompletionChoice<'a>>,
-    usage: Option<Value>,
+    usage: Option<CompletionUsage>,
     #[serde(borrow)]
     system_fingerprint: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct CompletionUsage {
+    completion_tokens: Option<u64>,
+    prompt_tokens_details: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -48,13 +52,24 @@ struct CompletionChoice<'a> {
     token_ids: Option<&'a RawValue>,
 }
 
+impl<'a> CompletionChoice<'a> {
+    fn part(&self) -> AnswerDelta<'a> {
+        let text = self.text.get();
+        AnswerDelta {
+            text: text.get(1..text.len() - 1).unwrap_or_default(),
+            ids: self.token_ids.map(RawValue::get).filter(|ids| *ids != "[]"),
+            finish: self.finish_reason.map(|reason| (reason.get(), self.stop_reason.map_or("null", RawValue::get))),
+        }
+    }
+}
+
 impl Continuation {
-    /// Of a stream of `api` that has died.
+    /// Of a stream that has died.
     #[must_use]
-    pub(crate) fn new(api: StreamApi, known: &KnownTokens) -> Self {
-        let KnownTokens { prompt_tokens, emitted_tokens, head, .. } = known;
+    pub(crate) fn new(known: &KnownTokens) -> Self {
+        let KnownTokens { form, prompt_tokens, emitted_tokens, head, .. } = known;
         let (prompt_tokens, emitted_tokens) = (*prompt_tokens, *emitted_tokens);
-        Self { api, head: head.clone(), prompt_tokens, emitted_tokens, buffer: BytesMut::new() }
+        Self { form, head: head.clone(), prompt_tokens, emitted_tokens, buffer: BytesMut::new() }
     }
 
     /// The events that are whole with this piece.
@@ -81,53 +96,25 @@ impl Continuation {
             told.extend_from_slice(event);
             return;
         };
-        told.extend_from_slice(&self.head);
-        if let Some(choice) = choices.first() {
-            self.push_choice(choice, told);
+        let fingerprint = system_fingerprint.map(RawValue::get);
+        // One that has the prompt's tokens alone tells nothing of the answer.
+        if let Some(part) = choices.first().map(CompletionChoice::part).filter(|part| !part.is_empty()) {
+            self.form.push_part(&self.head, part, fingerprint, told);
         }
-        told.push(b']');
-        if let Some(mut usage) = usage.filter(|usage| !usage.is_null()) {
-            self.add_up(&mut usage);
-            let _ = write!(told, ",\"usage\":{usage}");
+        if let Some(usage) = usage {
+            // To the continuation, what was emitted before is prompt.
+            let completion = self.emitted_tokens + usage.completion_tokens.unwrap_or(0);
+            let cached = usage.prompt_tokens_details.map(|details| self.bound_cached(details));
+            let whole = WholeUsage { prompt: self.prompt_tokens, completion, cached: cached.as_deref() };
+            self.form.push_usage(&self.head, whole, fingerprint, told);
         }
-        if let Some(fingerprint) = system_fingerprint {
-            let _ = write!(told, ",\"system_fingerprint\":{fingerprint}");
-        }
-        told.extend_from_slice(b"}\n\n");
     }
 
-    fn push_choice(&self, choice: &CompletionChoice<'_>, told: &mut Vec<u8>) {
-        let raw = |value: Option<&RawValue>| value.map_or("null", RawValue::get).to_owned();
-        let (text, finish, ids) = (choice.text.get(), raw(choice.finish_reason), raw(choice.token_ids));
-        let stop = raw(choice.stop_reason);
-        let _ = match self.api {
-            StreamApi::Completions => write!(
-                told,
-                r#"{{"index":0,"text":{text},"logprobs":null,"finish_reason":{finish},"stop_reason":{stop},"prompt_token_ids":null,"token_ids":{ids}}}"#
-            ),
-            StreamApi::Chat if finish == "null" => {
-                write!(told, r#"{{"index":0,"delta":{{"content":{text}}},"logprobs":null,"finish_reason":null,"token_ids":{ids}}}"#)
-            }
-            StreamApi::Chat => write!(
-                told,
-                r#"{{"index":0,"delta":{{"content":{text}}},"logprobs":null,"finish_reason":{finish},"stop_reason":{stop},"token_ids":{ids}}}"#
-            ),
-        };
-    }
-
-    /// To the continuation, what was emitted before is prompt.
-    fn add_up(&self, usage: &mut Value) {
-        let of_rest = usage.get("completion_tokens").and_then(Value::as_u64).unwrap_or(0);
-        let completion = self.emitted_tokens + of_rest;
-        for (name, tokens) in
-            [("prompt_tokens", self.prompt_tokens), ("total_tokens", self.prompt_tokens + completion), ("completion_tokens", completion)]
-        {
-            if let Some(number) = usage.get_mut(name) {
-                *number = tokens.into();
-            }
-        }
-        if let Some(cached) = usage.pointer_mut("/prompt_tokens_details/cached_tokens") {
+    /// No more of a prompt can be cached than there is.
+    fn bound_cached(&self, mut details: Value) -> String {
+        if let Some(cached) = details.get_mut("cached_tokens") {
             *cached = cached.as_u64().unwrap_or(0).min(self.prompt_tokens).into();
         }
+        details.to_string()
     }
 }

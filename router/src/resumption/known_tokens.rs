@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use bytes::Bytes;
 
-use super::sampling::{Sampling, StreamApi};
+use super::event_form::{AnswerDelta, EventForm, WholeUsage};
+use super::sampling::Sampling;
 
 /// Where a stream goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +14,7 @@ pub(crate) struct KnownTokens {
     pub(super) ids: String,
     pub(super) prompt_tokens: u64,
     pub(super) emitted_tokens: u64,
+    pub(super) form: &'static EventForm,
     /// How each event begins, up to its list of choices.
     pub(super) head: Bytes,
     /// The client has the finish reason.
@@ -43,15 +45,16 @@ impl KnownTokens {
         self.is_finished
     }
 
-    /// The request for what is missing; `None` where nothing can be missing but the end.
+    /// The request for what is missing of an answer in a context of so many tokens; `None` where nothing can be missing but the end.
     #[must_use]
-    pub(crate) fn continuation_request(&self, sampling: &Sampling) -> Option<ContinuationRequest> {
+    pub(crate) fn continuation_request(&self, sampling: &Sampling, context: u64) -> Option<ContinuationRequest> {
         let left = sampling.max_tokens.map(|most| most.saturating_sub(self.emitted_tokens));
-        if self.is_finished || left == Some(0) {
+        let room = context.saturating_sub(self.total());
+        // Without a number a completion has sixteen tokens, and for `null` as well.
+        let most = left.unwrap_or(room).min(room);
+        if self.is_finished || most == 0 {
             return None;
         }
-        // As in vLLM, a completion without the field has sixteen tokens, and one with `null` as many as there is room for.
-        let most = left.map_or("null".to_owned(), |left| left.to_string());
         let mut body = String::with_capacity(self.ids.len() + sampling.carried.len() + 160);
         body.push('{');
         body.push_str(&sampling.carried);
@@ -72,26 +75,16 @@ impl KnownTokens {
     /// The rest of a stream of which nothing but the end is missing, without the usage if that has come.
     #[must_use]
     pub(crate) fn ending(&self, sampling: &Sampling, has_usage: bool) -> Bytes {
-        let head = String::from_utf8_lossy(&self.head);
-        let mut rest = String::new();
+        let mut rest = Vec::new();
         if !self.is_finished {
-            let choice = match sampling.api {
-                StreamApi::Chat => {
-                    r#"{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}"#
-                }
-                StreamApi::Completions => {
-                    r#"{"index":0,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,"token_ids":null}"#
-                }
-            };
-            let _ = write!(rest, "{head}{choice}]}}\n\n");
+            let end = AnswerDelta { text: "", ids: None, finish: Some((r#""length""#, "null")) };
+            self.form.push_part(&self.head, end, None, &mut rest);
         }
         if sampling.wants_usage && !has_usage {
-            let Self { prompt_tokens, emitted_tokens, .. } = self;
-            let total = self.total();
-            let usage = format!(r#"{{"prompt_tokens":{prompt_tokens},"total_tokens":{total},"completion_tokens":{emitted_tokens}}}"#);
-            let _ = write!(rest, "{head}],\"usage\":{usage}}}\n\n");
+            let usage = WholeUsage { prompt: self.prompt_tokens, completion: self.emitted_tokens, cached: None };
+            self.form.push_usage(&self.head, usage, None, &mut rest);
         }
-        rest.push_str("data: [DONE]\n\n");
+        rest.extend_from_slice(b"data: [DONE]\n\n");
         rest.into()
     }
 }
@@ -100,10 +93,12 @@ impl KnownTokens {
 mod tests {
     use super::*;
     use crate::resume_tier::ResumeTier;
+    use crate::resumption::StreamApi;
 
     fn known(emitted_tokens: u64, is_finished: bool) -> KnownTokens {
         let head = Bytes::from_static(b"data: {\"id\":\"x\",\"choices\":[");
-        KnownTokens { ids: "1,2,3,4,5".into(), prompt_tokens: 5 - emitted_tokens, emitted_tokens, head, is_finished }
+        let form = EventForm::of(StreamApi::Chat, br#","logprobs":null"#);
+        KnownTokens { ids: "1,2,3,4,5".into(), prompt_tokens: 5 - emitted_tokens, emitted_tokens, form, head, is_finished }
     }
 
     fn sampling(max_tokens: Option<u64>, min_tokens: u64, wants_usage: bool) -> Sampling {
@@ -124,19 +119,21 @@ mod tests {
 
     #[test]
     fn a_continuation_asks_for_what_is_left_of_all_limits() {
-        let request = known(2, false).continuation_request(&sampling(Some(10), 6, true)).unwrap();
+        let request = known(2, false).continuation_request(&sampling(Some(10), 6, true), 100).unwrap();
         assert_eq!(
             request.body,
             r#"{"model":"m","min_tokens":4,"max_tokens":8,"stream":true,"stream_options":{"include_usage":true},"return_token_ids":true,"prompt":[1,2,3,4,5]}"#
         );
         assert_eq!((&request.body[request.prompt], request.max_tokens), (&b"[1,2,3,4,5]"[..], Some(8)));
-        let left = |max_tokens| known(2, false).continuation_request(&sampling(max_tokens, 0, false)).map(|asked| asked.max_tokens);
+        let left = |max_tokens| known(2, false).continuation_request(&sampling(max_tokens, 0, false), 100).map(|asked| asked.max_tokens);
         for (max_tokens, expected) in [(None, Some(None)), (Some(3), Some(Some(1))), (Some(2), None), (Some(1), None)] {
             assert_eq!(left(max_tokens), expected, "{max_tokens:?}");
         }
-        let unlimited = known(2, false).continuation_request(&sampling(None, 2, false)).unwrap().body;
-        assert_eq!(unlimited, r#"{"model":"m","max_tokens":null,"stream":true,"return_token_ids":true,"prompt":[1,2,3,4,5]}"#);
-        assert_eq!(known(2, true).continuation_request(&sampling(None, 0, false)), None);
+        let unlimited = known(2, false).continuation_request(&sampling(None, 2, false), 100).unwrap().body;
+        assert_eq!(unlimited, r#"{"model":"m","max_tokens":95,"stream":true,"return_token_ids":true,"prompt":[1,2,3,4,5]}"#);
+        assert_eq!(known(2, true).continuation_request(&sampling(None, 0, false), 100), None);
+        // The context is full.
+        assert_eq!(known(2, false).continuation_request(&sampling(None, 0, false), 5), None);
     }
 
     #[test]

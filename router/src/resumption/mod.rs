@@ -3,6 +3,7 @@
 
 mod continuation;
 mod engine_check;
+mod event_form;
 mod known_tokens;
 mod memory;
 #[cfg(test)]

@@ -1,5 +1,7 @@
-//! Streams as vLLM 0.32 writes them, for tests: a model whose answer is a list of texts, a token each. Its prompts have two tokens.
+//! Streams as the front-ends of vLLM 0.32 write them, for tests: a model whose answer is a list of texts, a token each. Its prompts have two
+//! tokens.
 
+use hostler_prompt::Dialect;
 use serde_json::Value;
 
 /// How the events of its chats begin.
@@ -43,21 +45,69 @@ pub(crate) fn text(id: &str, text: &str, prompt: &str, ids: &str, reason: &str) 
     )
 }
 
+/// A request, and what the model has to say to it.
+struct Asked {
+    is_chat: bool,
+    asks: bool,
+    wants_usage: bool,
+    prompt: Vec<u64>,
+    /// Of its texts, those from here on.
+    from: usize,
+    end: usize,
+    reason: &'static str,
+}
+
+impl Asked {
+    fn parse(path: &str, body: &[u8], texts: usize) -> Self {
+        let body: Value = serde_json::from_slice(body).unwrap();
+        let prompt: Vec<u64> = body["prompt"].as_array().map_or(vec![1, 2], |ids| ids.iter().map(|id| id.as_u64().unwrap()).collect());
+        let from = prompt.len() - PROMPT_TOKENS;
+        let room = body["max_tokens"].as_u64().map_or(usize::MAX, |most| usize::try_from(most).unwrap());
+        let end = texts.min(from.saturating_add(room));
+        let reason = if end < texts { "length" } else { "stop" };
+        let (asks, wants_usage) = (body["return_token_ids"] == true, body["stream_options"]["include_usage"] == true);
+        Self { is_chat: path == "/v1/chat/completions", asks, wants_usage, prompt, from, end, reason }
+    }
+
+    fn prompt_list(&self) -> String {
+        format!("[{}]", self.prompt.iter().map(u64::to_string).collect::<Vec<_>>().join(","))
+    }
+
+    /// The head of the events of an answer that is called `id`, where it is a completion.
+    fn head(&self, id: &str) -> String {
+        if self.is_chat { HEAD.to_owned() } else { text(id, "", "", "", "").split_once("[{").unwrap().0.to_owned() + "[" }
+    }
+
+    fn usage(&self) -> String {
+        let (prompt, completion) = (self.prompt.len(), self.end - self.from);
+        let total = prompt + completion;
+        format!(r#"{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion}"#)
+    }
+}
+
 /// The events with which the model answers a request, whose tokens say where it goes on.
-pub(crate) fn answer(path: &str, body: &[u8], id: &str, texts: &[&str]) -> Vec<String> {
-    let body: Value = serde_json::from_slice(body).unwrap();
-    let (asks, wants_usage) = (body["return_token_ids"] == true, body["stream_options"]["include_usage"] == true);
-    let prompt: Vec<u64> = body["prompt"].as_array().map_or(vec![1, 2], |ids| ids.iter().map(|id| id.as_u64().unwrap()).collect());
-    let from = prompt.len() - PROMPT_TOKENS;
-    let room = body["max_tokens"].as_u64().map_or(usize::MAX, |most| usize::try_from(most).unwrap());
-    let end = texts.len().min(from.saturating_add(room));
-    let reason = if end < texts.len() { "length" } else { "stop" };
-    let list = |ids: String| if asks { format!("[{ids}]") } else { "null".into() };
-    let prompt_list = list(prompt.iter().map(u64::to_string).collect::<Vec<_>>().join(","));
-    let is_chat = path == "/v1/chat/completions";
+pub(crate) fn answer(front_end: Dialect, path: &str, body: &[u8], id: &str, texts: &[&str]) -> Vec<String> {
+    let asked = Asked::parse(path, body, texts.len());
+    let mut events = match front_end {
+        Dialect::Python => python_events(&asked, id, texts),
+        Dialect::Rust => rust_events(&asked, id, texts),
+    };
+    events.push("data: [DONE]\n\n".into());
+    events
+}
+
+fn python_events(asked: &Asked, id: &str, texts: &[&str]) -> Vec<String> {
+    let Asked { is_chat, asks, wants_usage, from, end, reason, .. } = *asked;
+    let or_null = |list: String| if asks { list } else { "null".into() };
+    let prompt_list = or_null(asked.prompt_list());
     let mut events = if is_chat { vec![role(&prompt_list)] } else { Vec::new() };
-    for at in from..end {
-        let (piece, ids, is_last) = (texts[at], list((FIRST_TOKEN + at).to_string()), at + 1 == end);
+    // One that has nothing more to say says so.
+    for at in from..end.max(from + 1) {
+        let is_last = at + 1 >= end;
+        let (piece, ids) = match texts.get(at).filter(|_| at < end) {
+            Some(piece) => (*piece, or_null(format!("[{}]", FIRST_TOKEN + at))),
+            None => ("", or_null("[]".to_owned())),
+        };
         let first_prompt = if at == from { prompt_list.as_str() } else { "null" };
         let event = match (is_chat, is_last) {
             (true, false) => content(piece, &ids),
@@ -68,12 +118,38 @@ pub(crate) fn answer(path: &str, body: &[u8], id: &str, texts: &[&str]) -> Vec<S
         events.push(if is_last && !wants_usage { event.replace("}]}\n\n", &format!("}}]{FINGERPRINT}}}\n\n")) } else { event });
     }
     if wants_usage {
-        let head = if is_chat { HEAD.to_owned() } else { text(id, "", "", "", "").split_once("[{").unwrap().0.to_owned() + "[" };
-        let (prompt, completion) = (prompt.len(), end - from);
-        let total = prompt + completion;
-        let usage = format!(r#"{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion}}}"#);
-        events.push(format!("{head}],\"usage\":{usage}{FINGERPRINT}}}\n\n"));
+        events.push(format!("{}],\"usage\":{}}}{FINGERPRINT}}}\n\n", asked.head(id), asked.usage()));
     }
-    events.push("data: [DONE]\n\n".into());
+    events
+}
+
+fn rust_events(asked: &Asked, id: &str, texts: &[&str]) -> Vec<String> {
+    let head = asked.head(id);
+    let choice = |fields: &str| format!("{head}{{\"index\":0,{fields}}}]}}\n\n");
+    let prompt = format!(r#","prompt_token_ids":{}"#, asked.prompt_list());
+    let mut events = match (asked.is_chat, asked.asks) {
+        (true, asks) => {
+            let prompt = if asks { prompt } else { String::new() };
+            vec![format!("{head}{{\"index\":0,\"delta\":{{\"role\":\"assistant\"}}}}]{prompt}}}\n\n")]
+        }
+        (false, true) => vec![choice(&format!(r#""text":"","token_ids":[]{prompt}"#))],
+        (false, false) => Vec::new(),
+    };
+    for (at, piece) in texts.iter().copied().enumerate().take(asked.end).skip(asked.from) {
+        let ids = if asked.asks { format!(r#","token_ids":[{}]"#, FIRST_TOKEN + at) } else { String::new() };
+        match (asked.is_chat, piece) {
+            (true, "") if !asked.asks => {}
+            (true, "") => events.push(choice(&format!(r#""delta":{{}}{ids}"#))),
+            (true, _) => events.push(choice(&format!(r#""delta":{{"content":"{piece}"}}{ids}"#))),
+            (false, _) => events.push(choice(&format!(r#""text":"{piece}"{ids}"#))),
+        }
+    }
+    let last = if asked.is_chat { r#""delta":{}"# } else { r#""text":"""# };
+    let no_ids = if asked.asks && !asked.is_chat { r#","token_ids":[]"# } else { "" };
+    events.push(choice(&format!(r#"{last},"finish_reason":"{}"{no_ids}"#, asked.reason)));
+    if asked.wants_usage {
+        let details = r#","prompt_tokens_details":null,"completion_tokens_details":{"reasoning_tokens":0}"#;
+        events.push(format!("{head}],\"usage\":{}{details}}}}}\n\n", asked.usage()));
+    }
     events
 }

@@ -134,6 +134,8 @@ impl SamplingDraft {
             (StreamApi::Chat, Some(most), _) => Some(most),
             (StreamApi::Completions, Some(_), _) => return Err("max_completion_tokens"),
             (StreamApi::Completions, None, None) => Some(DEFAULT_COMPLETION_TOKENS),
+            // The default to vLLM 0.32, and no limit to releases before it normalized this.
+            (StreamApi::Completions, None, Some(None)) => return Err("max_tokens"),
             (_, None, most) => most.flatten(),
         };
         let tier = match (self.is_greedy, self.is_seeded) {
@@ -161,7 +163,8 @@ impl SamplingDraft {
             ("messages" | "prompt" | "chat_template" | "chat_template_kwargs" | "documents" | "add_generation_prompt", _)
             | ("continue_final_message" | "add_special_tokens" | "truncate_prompt_tokens" | "truncation_side" | "reasoning_effort", _)
             | ("metadata" | "store" | "service_tier" | "safety_identifier" | "prompt_cache_key" | "request_id", _)
-            | ("parallel_tool_calls" | "include_reasoning", _) => {}
+            | ("parallel_tool_calls", _)
+            | ("include_reasoning", "true") => {}
             ("model" | "user" | "priority" | "cache_salt" | "top_p" | "top_k" | "min_p" | "repetition_penalty", _)
             | ("logit_bias" | "allowed_token_ids" | "stop_token_ids", _)
             | ("skip_special_tokens" | "spaces_between_special_tokens" | "include_stop_str_in_output", _) => self.carry(name, raw),
@@ -197,6 +200,8 @@ impl SamplingDraft {
             // Engines look for them in what they generated themselves, and one may straddle the seam.
             ("stop" | "bad_words", _) => return Err("stop"),
             ("echo" | "suffix", _) => return Err("echo"),
+            // The tokens of what is hidden are not told.
+            ("include_reasoning", _) => return Err("parser"),
             _ => return Err("field"),
         }
         Ok(())

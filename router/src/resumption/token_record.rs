@@ -9,9 +9,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::KnownTokens;
+use super::event_form::EventForm;
 use super::memory::{RecordMemory, RecordShare};
 use super::sampling::StreamApi;
-use super::token_fields::{CommonEvent, END, opening, remove_tokens};
+use super::token_fields::{CommonEvent, has_tokens, remove_tokens};
 use crate::sse::event_end;
 
 /// A stream whose tokens take more is not resumed: some 160,000 tokens.
@@ -21,6 +22,8 @@ const MAX_STREAM_BYTES: usize = 1024 * 1024;
 #[derive(Debug)]
 pub(crate) struct TokenRecord {
     api: StreamApi,
+    /// How its front-end writes events, once the first has come.
+    form: Option<&'static EventForm>,
     /// How each event begins, up to its list of choices; empty before the first one.
     head: Bytes,
     /// The head, and what stands between it and a text.
@@ -81,6 +84,7 @@ impl TokenRecord {
     pub(crate) fn new(api: StreamApi, memory: &RecordMemory) -> Self {
         Self {
             api,
+            form: None,
             head: Bytes::new(),
             prefix: Bytes::new(),
             ids: Vec::new(),
@@ -97,19 +101,21 @@ impl TokenRecord {
     /// Takes the tokens out of an event of the common form, which ends no answer, fails none and has no usage: `None` for anything else. What is to be
     /// sent are the bytes, and then the end.
     pub(crate) fn process_common(&mut self, event: &Bytes) -> Option<(Bytes, &'static [u8])> {
-        if !self.is_complete || self.prefix.is_empty() {
-            return None;
-        }
-        let common = CommonEvent::parse(self.api, &self.prefix, event)?;
+        let form = self.form.filter(|_| self.is_complete)?;
+        let common = CommonEvent::parse(form, &self.prefix, event)?;
         let kept = common.kept;
         if self.take_common(&common) {
             return Some((Bytes::new(), b""));
         }
-        Some((event.slice(..kept), END))
+        Some((event.slice(..kept), form.end))
     }
 
     /// Takes the tokens out of whole events.
-    pub(crate) fn process(&mut self, events: &[u8]) -> Bytes {
+    pub(crate) fn process(&mut self, events: Bytes) -> Bytes {
+        // An engine that tells no tokens costs one search.
+        if !self.is_complete && !has_tokens(&events) {
+            return events;
+        }
         let mut passed = BytesMut::with_capacity(events.len());
         let mut begin = 0;
         while begin < events.len() {
@@ -141,6 +147,7 @@ impl TokenRecord {
             prompt_tokens: count(prompt),
             emitted_tokens: commas(emitted),
             ids: String::from_utf8(ids.to_vec()).ok()?,
+            form: self.form?,
             head: self.head.clone(),
             is_finished: self.is_finished,
         })
@@ -162,21 +169,20 @@ impl TokenRecord {
     }
 
     fn process_event(&mut self, event: &[u8], passed: &mut BytesMut) {
-        if self.is_complete
-            && !self.prefix.is_empty()
-            && let Some(common) = CommonEvent::parse(self.api, &self.prefix, event)
+        if let Some(form) = self.form.filter(|_| self.is_complete)
+            && let Some(common) = CommonEvent::parse(form, &self.prefix, event)
         {
             let kept = common.kept;
             if !self.take_common(&common) {
                 passed.extend_from_slice(&event[..kept]);
-                passed.extend_from_slice(END);
+                passed.extend_from_slice(form.end);
             }
             return;
         }
         if self.is_complete && self.read_event(event).is_none() {
             self.give_up();
         }
-        remove_tokens(event, passed);
+        remove_tokens(self.form.unwrap_or_else(|| EventForm::of(self.api, event)), event, passed);
     }
 
     /// Remembers the tokens of an event; `true` if the client has got the event before.
@@ -232,11 +238,13 @@ impl TokenRecord {
 
     /// All events of a stream begin alike.
     fn check_head(&mut self, event: &[u8]) -> Option<()> {
-        if self.head.is_empty() {
+        if self.form.is_none() {
             const CHOICES: &[u8] = b"\"choices\":[";
             let end = memchr::memmem::find(event, CHOICES)? + CHOICES.len();
+            let form = EventForm::of(self.api, event);
             self.head = Bytes::copy_from_slice(&event[..end]);
-            self.prefix = [&self.head, opening(self.api)].concat().into();
+            self.prefix = [&self.head, form.opening].concat().into();
+            self.form = Some(form);
         }
         event.starts_with(&self.head).then_some(())
     }

@@ -165,6 +165,14 @@ impl Usage {
         json.extend_from_slice(br#","completion_tokens_details":null}"#);
     }
 
+    /// As any event of vLLM's Rust front-end has it.
+    pub(crate) fn push_rust(self, json: &mut Vec<u8>) {
+        self.push_counts(json);
+        let cached = self.cached.filter(|cached| *cached > 0);
+        let details = cached.map_or("null".to_owned(), |cached| format!(r#"{{"cached_tokens":{cached}}}"#));
+        let _ = write!(json, r#","prompt_tokens_details":{details},"completion_tokens_details":{{"reasoning_tokens":0}}}}"#);
+    }
+
     fn push_counts(self, json: &mut Vec<u8>) {
         let Self { prompt, generated, .. } = self;
         let _ = write!(json, r#"{{"prompt_tokens":{prompt},"total_tokens":{},"completion_tokens":{generated}"#, prompt + generated);

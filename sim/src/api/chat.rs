@@ -15,10 +15,11 @@ use super::fields::Fields;
 use super::logprobs::push_chat_logprobs;
 use super::options::{Options, TokenLimit};
 use super::prompt::chat_prompt;
-use super::tool_call::{CallProgress, ToolCall};
+use super::rust_events::RustEvents;
+use super::tool_call::{CallProgress, ToolCall, reason};
 use crate::engine::{Generation, Prompt};
 use crate::mailbox::{Delta, Finish};
-use crate::reply::{Reply, events, json};
+use crate::reply::{Reply, events, json, rust_events};
 use crate::sse::{DONE, EventStream, WriteEvents};
 use crate::tokens::{Detokenizer, push_escaped};
 
@@ -26,7 +27,10 @@ pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Re
     let fields = Fields::parse(body)?;
     let ChatAnswer { answer, tool_call, generation } = start_chat(api, &fields, answer_id("chatcmpl", request_id)).await?;
     if answer.options.stream {
-        return Ok(events(EventStream::new(generation, ChatEvents::new(answer, tool_call))));
+        return Ok(match api.args.sim_rust_front_end {
+            true => rust_events(EventStream::new(generation, RustEvents::chat(answer, tool_call))),
+            false => events(EventStream::new(generation, ChatEvents::new(answer, tool_call))),
+        });
     }
     let choices = collect(&generation).await?;
     let cached_tokens = generation.mailbox.cached_tokens();
@@ -104,12 +108,6 @@ fn push_choice(json: &mut Vec<u8>, answer: &Answer, tool_call: Option<&ToolCall>
     let reason = reason(tool_call, finish);
     let ids = if answer.options.return_token_ids { token_list(&choice.tokens) } else { "null".to_owned() };
     let _ = write!(json, r#","finish_reason":"{reason}","stop_reason":null,"token_ids":{ids},"routed_experts":null}}"#);
-}
-
-/// As in vLLM, a call that the request names ends like a text.
-fn reason(tool_call: Option<&ToolCall>, finish: Finish) -> &'static str {
-    let called = finish == Finish::Stop && tool_call.is_some_and(|call| !call.is_named);
-    if called { "tool_calls" } else { finish.as_str() }
 }
 
 /// How far a choice is.

@@ -13,9 +13,10 @@ use super::fields::Fields;
 use super::logprobs::push_text_logprobs;
 use super::options::{Options, TokenLimit};
 use super::prompt::prompts;
+use super::rust_events::RustEvents;
 use crate::engine::Prompt;
 use crate::mailbox::{Delta, Finish};
-use crate::reply::{Reply, events, json};
+use crate::reply::{Reply, events, json, rust_events};
 use crate::sse::{DONE, EventStream, WriteEvents};
 use crate::tokens::{Detokenizer, decode, push_escaped};
 
@@ -31,8 +32,11 @@ pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>
     let id = answer_id("cmpl", request_id);
     let (answer, generation) = Answer::start(&api.core, &api.args, id, options, prompts).await?;
     if answer.options.stream {
-        let writer = CompletionEvents::new(answer, generation.choices);
-        return Ok(events(EventStream::new(generation, writer)));
+        let choices = generation.choices;
+        return Ok(match api.args.sim_rust_front_end {
+            true => rust_events(EventStream::new(generation, RustEvents::completion(answer, choices))),
+            false => events(EventStream::new(generation, CompletionEvents::new(answer, choices))),
+        });
     }
     let choices = collect(&generation).await?;
     Ok(json(StatusCode::OK, whole(&answer, &choices, generation.mailbox.cached_tokens())))

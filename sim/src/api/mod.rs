@@ -15,6 +15,7 @@ mod operate;
 mod options;
 mod prompt;
 mod responses;
+mod rust_events;
 mod structured_outputs;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::errors::{ApiError, json_string};
 use super::fields::typed;
 use super::random_id;
+use crate::mailbox::Finish;
 use crate::structured::{StructuredOutput, call_head};
 use crate::tokens::{Detokenizer, decode, push_escaped};
 
@@ -130,6 +131,12 @@ impl ToolCall {
         let (id, name) = (&self.id, json_string(&self.name));
         Some(format!(r#"{{"id":"{id}","type":"function","function":{{"name":{name},"arguments":"{arguments}"}}}}"#))
     }
+}
+
+/// Why an answer ended. As in vLLM, a call that the request names ends like a text.
+pub(super) fn reason(tool_call: Option<&ToolCall>, finish: Finish) -> &'static str {
+    let called = finish == Finish::Stop && tool_call.is_some_and(|call| !call.is_named);
+    if called { "tool_calls" } else { finish.as_str() }
 }
 
 fn utf8(bytes: Vec<u8>) -> String {

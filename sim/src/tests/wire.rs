@@ -136,6 +136,42 @@ async fn streamed_completions_have_the_recorded_events() {
 }
 
 #[tokio::test]
+async fn streams_of_the_rust_front_end_have_the_recorded_events() {
+    let engine = RunningEngine::start(&["--enable-request-id-headers", "--sim-rust-front-end"]).await;
+    let usage = r#""stream":true,"stream_options":{"include_usage":true}"#;
+    for (kind, asks) in [("plain", ""), ("ids", r#","return_token_ids":true"#)] {
+        let chat = format!(r#"{{{CHAT},"max_tokens":4,{usage}{asks}}}"#);
+        let answer = engine.send("POST", "/v1/chat/completions", "X-Request-Id: my-req-1\r\n", &chat).await;
+        assert_same_stream(&answer, &format!("sse_rust_chat_length_{kind}.raw"), false);
+        assert!(answer.chunks[0].contains(r#""id":"chatcmpl-my-req-1""#));
+        let completion = format!(r#"{{"model":"tiny","prompt":[74,75,1348,7],"max_tokens":4,{usage}{asks}}}"#);
+        let answer = engine.post("/v1/completions", &completion).await;
+        assert_same_stream(&answer, &format!("sse_rust_completions_length_{kind}.raw"), false);
+    }
+}
+
+#[tokio::test]
+async fn a_cut_character_is_an_event_of_the_rust_front_end_only_where_its_tokens_are_asked_for() {
+    let engine = RunningEngine::start(&["--sim-rust-front-end"]).await;
+    let chat = format!(r#"{{{CHAT},"stream":true,"structured_outputs":{{"choice":["\u00e9\ud83e\udd80"]}}"#);
+    let plain = engine.post("/v1/chat/completions", &format!("{chat}}}")).await.chunks;
+    assert!(!plain.iter().any(|event| event.contains("token_ids") || event.contains(r#""delta":{}}"#)), "{plain:?}");
+    let asked = engine.post("/v1/chat/completions", &format!(r#"{chat},"return_token_ids":true}}"#)).await.chunks;
+    assert_eq!(asked.iter().filter(|event| event.contains(r#""delta":{},"token_ids":["#)).count(), 4, "{asked:?}");
+    assert_eq!(asked.len(), plain.len() + 4);
+}
+
+/// Both front-ends of 0.32 do so (`normalize_null_max_tokens` in the Python one).
+#[tokio::test]
+async fn null_is_the_default_limit_of_a_completion() {
+    let engine = RunningEngine::start(&["--sim-output-tokens", "40"]).await;
+    for (limit, expected) in [(r#","max_tokens":null"#, 16), ("", 16), (r#","max_tokens":5"#, 5)] {
+        let answer = engine.post("/v1/completions", &format!(r#"{{"prompt":"a"{limit}}}"#)).await.json();
+        assert_eq!(answer["usage"]["completion_tokens"], expected, "{limit}");
+    }
+}
+
+#[tokio::test]
 async fn a_stream_interval_groups_tokens_as_recorded() {
     let engine = RunningEngine::start(&["--stream-interval", "8"]).await;
     let body = r#"{"prompt":"hi","max_tokens":20,"stream":true}"#;

@@ -19,7 +19,7 @@ import pytest
 
 from fleet import MODEL, Fleet, own_model
 from said import said
-from table import ALL, CHAT, COUNT_TOKENS, MESSAGES, RESPONSES, Asked
+from table import ALL, CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, Asked
 
 NAMES = [asked.name for asked in ALL]
 
@@ -55,6 +55,21 @@ RUST_DOES_NOT_END = {
 }
 # Both front-ends choose the same tokens, but for calls: the Rust one lets a forced call's arguments be any text.
 TRANSLATED = [row for row in ALL if row.path in STOOD_FOR - {"/invocations"} and row.status == 200 and not re.search("(any|a) tool", row.name)]
+# Streams that may be resumed, of which the router asks engines for the tokens: to a length, to the end that the model
+# gives after a token that has no text, and with characters of several tokens.
+CUT_CHARACTERS = {"logit_bias": {"130": 100, "105": 100}}
+TOLD_TOKENS = [
+    Asked(f"{path} {name}", path, {**prompt, **more, "temperature": 0, "stream": True})
+    for path, prompt in [
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}]}),
+        (COMPLETIONS, {"prompt": "The engine"}),
+    ]
+    for name, more in [
+        ("to a length", {"max_tokens": 12, "stream_options": {"include_usage": True}}),
+        ("to an end", {"max_tokens": 12, "min_tokens": 3, "logit_bias": {"2": 100}}),
+        ("with cut characters", {"max_tokens": 9, "repetition_penalty": 1.5, **CUT_CHARACTERS}),
+    ]
+]
 CHOICE = re.compile(r'"choices":\[\{"index":(\d+)')
 
 
@@ -131,7 +146,7 @@ def answer(client: httpx2.Client, asked: Asked, model: str, name: str) -> dict:
 
 def both(ways: Ways, asked: Asked) -> tuple[dict, dict]:
     """The answer through the router, and the engine's own."""
-    name = f"differential-{NAMES.index(asked.name)}"
+    name = f"differential-{[*ALL, *TOLD_TOKENS].index(asked)}"
     for _ in range(TRIES if asked.streams else 1):
         direct = answer(ways.direct, asked, ways.model, name)
         routed = answer(ways.routed, asked, ways.model, name)
@@ -153,6 +168,18 @@ def test_the_same_answer_as_from_the_engine(ways: Ways, asked: Asked):
     assert routed == direct
     if ways.kind == "vllm":
         assert routed["status"] == asked.status, routed["body"]
+
+
+@pytest.mark.parametrize("asked", TOLD_TOKENS, ids=lambda asked: asked.name)
+def test_a_stream_whose_tokens_the_router_asks_for_has_the_engines_own_bytes(ways: Ways, asked: Asked):
+    routed, direct = both(ways, asked)
+    explained = dataclasses.replace(asked, headers={"x-hostler-explain": "1"})
+    reason = send(ways.routed, explained, ways.model, "explained").headers["x-hostler-reason"]
+    assert "resume=token_exact" in reason, reason
+    if ways.kind == "vllm_rust":
+        routed, direct = in_any_order(routed), in_any_order(direct)
+    assert routed["body"] == direct["body"]
+    assert '"token_ids":[' not in routed["body"] and routed["body"].endswith("data: [DONE]\n\n")
 
 
 def check_rust(asked: Asked, routed: dict, direct: dict) -> None:

@@ -1,4 +1,5 @@
-//! Engines that die, err or are full: what had begun ends with an error and never as if it were whole, what had not begun goes elsewhere.
+//! Engines that die, err or are full: what had begun ends with an error and never as if it were whole, what had not begun goes elsewhere. Streams that
+//! go on from another engine are in `resumption`.
 
 use std::time::Duration;
 
@@ -9,13 +10,13 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, is_alive, signal};
+use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, is_alive, seeded_stream, signal};
 
-/// Streams that have all begun, as evenly spread as the router spreads them.
+/// Streams that have all begun, as evenly spread as the router spreads them, and that are not resumed.
 async fn streams(fleet: &Fleet, count: usize, tokens: usize) -> Vec<Answering> {
     let mut opened = Vec::new();
     for _ in 0..count {
-        let mut stream = fleet.edge().open(CHAT, &chat_stream(tokens)).await;
+        let mut stream = fleet.edge().open(CHAT, &seeded_stream(tokens)).await;
         stream.events(2).await;
         opened.push(stream);
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hostler_agent::AgentConfig;
+use hostler_agent::{AgentConfig, FrontEnd};
 use hostler_proto::agent::v1::Phase;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -20,10 +20,6 @@ const SHORT_DRAIN: Duration = Duration::from_secs(3);
 
 fn resuming() -> Setup {
     Setup::two_agents().engine("--sim-step-ms 10")
-}
-
-fn stream(number: usize) -> Value {
-    stream_of(number, TOKENS)
 }
 
 fn stream_of(number: usize, tokens: usize) -> Value {
@@ -72,14 +68,22 @@ fn content(answer: &Answer) -> (String, Vec<Value>, usize, Value) {
     (text, reasons.cloned().collect(), ids.len(), json!([usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]]))
 }
 
+/// They are what answers to the same requests are that nobody disturbs.
+async fn assert_same(fleet: &Fleet, answers: &[Answer], tokens: usize) {
+    let mut undisturbed = Vec::new();
+    for number in 0..answers.len() {
+        undisturbed.push(fleet.edge().open(CHAT, &stream_of(number, tokens)).await);
+    }
+    for (answer, undisturbed) in answers.iter().zip(finish(undisturbed).await) {
+        assert_eq!(content(answer), content(&undisturbed), "{}", answer.text());
+    }
+}
+
 /// All are whole and the same as answers that were left alone; `resumed` of them had to go on elsewhere.
 async fn assert_unharmed(fleet: &Fleet, answers: &[Answer], resumed: usize) {
     let seams = answers.iter().filter(|answer| answer.text().contains(": resumed\n\n")).count();
     assert_eq!(seams, resumed);
-    for (number, answer) in answers.iter().enumerate() {
-        let alone = fleet.edge().post(CHAT, &stream(number)).await;
-        assert_eq!(content(answer), content(&alone), "{}", answer.text());
-    }
+    assert_same(fleet, answers, TOKENS).await;
     assert_eq!(fleet.routers[0].metric("hostler_resumptions_total").await, resumed as f64);
     fleet.until_idle().await;
 }
@@ -90,6 +94,16 @@ async fn the_streams_of_a_killed_engine_go_on_from_another_one() {
     let opened = open(&fleet, 8).await;
     fleet.kill("n0/0").await;
     assert_unharmed(&fleet, &finish(opened).await, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_do_those_of_one_with_the_rust_front_end() {
+    let fleet = Fleet::start(resuming().agent(|agent| agent.front_end = FrontEnd::Rust)).await;
+    let opened = open(&fleet, 8).await;
+    fleet.kill("n0/0").await;
+    let answers = finish(opened).await;
+    assert!(!answers.iter().any(|answer| answer.text().contains("logprobs")), "no event has what that front-end leaves out");
+    assert_unharmed(&fleet, &answers, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -162,10 +176,7 @@ async fn hasty_fleet() -> Fleet {
 
 /// Each has moved so often, and is what it would have been otherwise.
 async fn assert_moved(fleet: &Fleet, answers: &[Answer], moves: impl Fn(usize) -> bool) {
-    for (number, answer) in answers.iter().enumerate() {
-        let alone = fleet.edge().post(CHAT, &stream_of(number, LONG)).await;
-        assert_eq!(content(answer), content(&alone), "{}", answer.text());
-    }
+    assert_same(fleet, answers, LONG).await;
     let moved: Vec<usize> = answers.iter().map(|answer| answer.text().matches(": resumed\n\n").count()).collect();
     assert!(moves(moved.iter().sum()), "{moved:?}");
     fleet.until_idle().await;
@@ -180,7 +191,7 @@ async fn a_drain_moves_streams_that_would_outlast_it_and_says_how_many() {
     assert_eq!((drained.stdout.as_str(), drained.success), (words, true), "{}", drained.stderr);
     fleet.until_replica("n0/0", "stopped", |replica| replica.phase == Phase::Stopped).await;
     let answers = finish(opened).await;
-    assert_eq!(fleet.routers[0].metric("hostler_resumption_reasons_total{reason=\"draining\"}").await, 4.0);
+    assert_eq!(fleet.routers[0].metric("hostler_resumptions_total").await, 4.0);
     assert_moved(&fleet, &answers, |moves| moves == 4).await;
 }
 

@@ -55,8 +55,8 @@ async fn nothing_that_follows_a_failure_is_written() {
 async fn tokens_that_the_client_did_not_ask_for_are_taken_out_of_what_is_written() {
     let (flow, mut client) = stream().await;
     flow.lock().token_record = Some(Box::new(TokenRecord::new(StreamApi::Chat, &RecordMemory::default())));
-    let asked = [role("[1,2]"), content("Hel", "[7]"), content("lo", "[8,9]")];
-    let plain = [role("null"), content("Hel", "null"), content("lo", "null")];
+    let asked = [role("[1,2]"), content("Hey", "[7]"), content("lo", "[8,9]")];
+    let plain = [role("null"), content("Hey", "null"), content("lo", "null")];
     let mut expected = String::new();
     for (event, plain) in asked.iter().zip(&plain) {
         // An event may come in two pieces.

@@ -53,7 +53,7 @@ impl MovableStream {
         if !delay.is_zero() {
             sleep(delay).await;
         }
-        let moves = self.replica.stream_moves.clone();
+        let moves = &self.replica.local_load.stream_moves;
         loop {
             let mut change = pin!(moves.change());
             change.as_mut().enable();
@@ -123,7 +123,7 @@ impl Relay {
 
     fn begin_move(&mut self, turn: MoveTurn) {
         let Some((resumption, known)) = self.take_resumption() else { return self.stay() };
-        let Some(request) = known.continuation_request(resumption.sampling()) else {
+        let Some(request) = known.continuation_request(resumption.sampling(), self.context.replica.max_context_tokens()) else {
             self.resumption = Some(resumption);
             return self.stay();
         };
@@ -149,7 +149,7 @@ impl Relay {
         self.resumption = Some(resumption);
         match outcome {
             Ok(begun) => {
-                replica.stream_moves.record_move();
+                replica.local_load.stream_moves.record_move();
                 self.context.crash_watch = crash_watch;
                 let loss = Loss { cause: until.cause, message: "the stream was moved to another engine".into(), at: until.begun_at };
                 self.continue_with(*begun, &loss)

@@ -28,7 +28,7 @@ impl Relay {
             return None;
         };
         let loss = Loss { cause, message, at: Instant::now() };
-        let Some(request) = known.continuation_request(resumption.sampling()) else {
+        let Some(request) = known.continuation_request(resumption.sampling(), self.context.replica.max_context_tokens()) else {
             self.resumption = Some(resumption);
             return Some(self.tell_end(&known, &loss));
         };
@@ -105,7 +105,7 @@ impl Relay {
         };
         self.context.metrics.record_resumption(resumption.tier, loss.cause, Some(loss.at.elapsed()));
         self.context.log_entry.record_resumption();
-        let continuation = Continuation::new(resumption.sampling().api, &known);
+        let continuation = Continuation::new(&known);
         let StartedAnswer { first_chunk, exchange, in_flight, replica, feedback, awaits_first_event, .. } = begun;
         if !awaits_first_event {
             self.context.crash_watch.mark_answered();

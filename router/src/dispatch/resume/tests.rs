@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hostler_placement::affinity::CacheIndex;
+use hostler_prompt::Dialect as FrontEnd;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Frame, FrameBatch};
 use hostler_proto::lane::{Fault, ResponseHead, StreamFault};
@@ -27,7 +28,7 @@ use crate::resumption::{RecordMemory, SEAM, ask_for_tokens};
 
 const CHAT: &str = "/v1/chat/completions";
 
-const TEXTS: [&str; 6] = ["Hel", "", "\u{1f980}", " \\\"quo", "", "end"];
+const TEXTS: [&str; 6] = ["Hey", "", "\u{1f980}", " \\\"quo", "", "end"];
 
 mod moves;
 
@@ -56,12 +57,18 @@ struct Fixture {
 
 impl Fixture {
     async fn start(replicas: u32, script: &[(usize, Death)]) -> Self {
+        Self::start_with(&vec![FrontEnd::Python; replicas as usize], script).await
+    }
+
+    /// A replica with each of these front-ends.
+    async fn start_with(front_ends: &[FrontEnd], script: &[(usize, Death)]) -> Self {
         let fleet = fleet();
-        let replica = |index| {
-            let state = ReplicaStatus { launch: Some(EngineLaunch::default()), ..state(Phase::Ready, "m") };
+        let replica = |(index, dialect): (u32, &FrontEnd)| {
+            let launch = EngineLaunch { dialect: *dialect, ..EngineLaunch::default() };
+            let state = ReplicaStatus { launch: Some(launch), ..state(Phase::Ready, "m") };
             ReplicaChange { state: Some(state), ..ready(index) }
         };
-        let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
+        let lane = attach(&fleet, 1, (0..).zip(front_ends).map(replica).collect()).await;
         let prompts = Prompts::new(PathBuf::new(), 1);
         let windows = PrefillWindows::from_now(Duration::ZERO);
         let placer = Arc::new(Placer::new(fleet.clone(), Arc::new(CacheIndex::new()), prompts, Arc::default(), windows));
@@ -80,7 +87,7 @@ impl Fixture {
         });
         let script = Arc::new(Mutex::new(script.iter().copied().collect()));
         let fixture = Self { dispatch, admission: Admission::new(10), lane, script, seen: Arc::default(), tasks };
-        fixture.tasks.spawn(serve(fixture.lane.clone(), fixture.script.clone(), fixture.seen.clone()));
+        fixture.tasks.spawn(serve(front_ends.to_vec(), fixture.lane.clone(), fixture.script.clone(), fixture.seen.clone()));
         fixture
     }
 
@@ -143,7 +150,12 @@ fn request(path: &str, body: &str) -> Box<OutboundRequest> {
 }
 
 /// Stands in for the agent and its engines.
-async fn serve(lane: Arc<Lane>, script: Arc<Mutex<VecDeque<(usize, Death)>>>, seen: Arc<Mutex<Vec<(RequestHead, Bytes)>>>) {
+async fn serve(
+    front_ends: Vec<FrontEnd>,
+    lane: Arc<Lane>,
+    script: Arc<Mutex<VecDeque<(usize, Death)>>>,
+    seen: Arc<Mutex<Vec<(RequestHead, Bytes)>>>,
+) {
     let mut open: HashMap<u64, (RequestHead, Vec<u8>)> = HashMap::new();
     loop {
         while let Some(batch) = lane.outbox().take_batch() {
@@ -155,7 +167,8 @@ async fn serve(lane: Arc<Lane>, script: Arc<Mutex<VecDeque<(usize, Death)>>>, se
                         let (head, body) = open.remove(&id).unwrap();
                         let attempt = seen.lock().len();
                         let name = if attempt == 0 { "cmpl-r1" } else { "cmpl-other" };
-                        let events = answer(&head.path, &body, name, &TEXTS);
+                        let front_end = front_ends[head.replica as usize];
+                        let events = answer(front_end, &head.path, &body, name, &TEXTS);
                         seen.lock().push((head, body.into()));
                         let end = script.lock().pop_front();
                         let mut frames = frames(id, &events, end);
@@ -211,15 +224,19 @@ fn bare(told: &str) -> String {
 async fn a_stream_whose_engine_is_lost_behind_any_event_and_in_any_way_is_the_one_of_an_engine_that_lives() {
     let faults = [Fault::EngineLost, Fault::EngineStopped, Fault::LaneLost].map(Death::Fault);
     let deaths = [&faults[..], &[Death::EngineError, Death::Abort, Death::Incomplete, Death::Silence]].concat();
-    for (path, body) in [
+    let requests = [
         (CHAT, r#"{"model":"m","messages":[],"stream":true,"temperature":0}"#),
         (CHAT, r#"{"model":"m","messages":[],"stream":true,"max_tokens":5,"stream_options":{"include_usage":true}}"#),
         (COMPLETIONS, r#"{"model":"m","prompt":[1,2],"stream":true,"max_tokens":50}"#),
-    ] {
-        let uncut = answer(path, body.as_bytes(), "cmpl-r1", &TEXTS);
-        for death in &deaths {
-            for cut in 1..uncut.len() {
-                let fixture = Fixture::start(2, &[(cut, *death)]).await;
+    ];
+    for (front_end, (path, body)) in FrontEnd::ALL.into_iter().flat_map(|front_end| requests.map(|request| (front_end, request))) {
+        let uncut = answer(front_end, path, body.as_bytes(), "cmpl-r1", &TEXTS);
+        let events = answer(front_end, path, &ask_for_tokens(body.as_bytes()), "", &TEXTS).len();
+        // How it dies does not depend on the form.
+        let deaths = if front_end == FrontEnd::Python { &deaths[..] } else { &deaths[2..5] };
+        for death in deaths {
+            for cut in 1..events {
+                let fixture = Fixture::start_with(&[front_end; 2], &[(cut, *death)]).await;
                 let (told, ended) = fixture.stream(path, body).await;
                 assert_eq!((bare(&told), ended), (bare(&uncut.concat()), Ok(())), "{body} {death:?} behind {cut}");
                 let seen = fixture.seen.lock().clone();
@@ -235,12 +252,31 @@ async fn a_stream_whose_engine_is_lost_behind_any_event_and_in_any_way_is_the_on
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_goes_on_from_an_engine_with_another_front_end_in_its_own_form() {
+    let body = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}"#;
+    for cut in 1..=TEXTS.len() {
+        let fixture = Fixture::start_with(&FrontEnd::ALL, &[(cut, Death::Fault(Fault::EngineLost))]).await;
+        let (told, ended) = fixture.stream(CHAT, body).await;
+        let seen: Vec<FrontEnd> = fixture.seen.lock().iter().map(|(head, _)| FrontEnd::ALL[head.replica as usize]).collect();
+        assert_eq!((seen.len(), &ended), (2, &Ok(())), "{told}");
+        let events: Vec<serde_json::Value> =
+            bare(&told).split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
+        let text: String = events.iter().filter_map(|event| event.pointer("/choices/0/delta/content")?.as_str()).collect();
+        assert_eq!(text, "Hey\u{1f980} \"quoend", "{told}");
+        assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], TEXTS.len(), "{told}");
+        let writes_null = |event: &serde_json::Value| event["choices"][0].as_object().map(|choice| choice.contains_key("logprobs"));
+        assert!(events.iter().filter_map(writes_null).all(|writes| writes == (seen[0] == FrontEnd::Python)), "{seen:?} {told}");
+        fixture.assert_idle();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stream_may_lose_several_engines_and_each_is_asked_for_the_rest_alone() {
     let stopped = Death::Fault(Fault::EngineStopped);
     let fixture = Fixture::start(4, &[(2, stopped), (1, stopped), (2, stopped)]).await;
     let body = r#"{"model":"m","messages":[],"stream":true,"max_tokens":100,"min_tokens":4}"#;
     let (told, ended) = fixture.stream(CHAT, body).await;
-    assert_eq!((bare(&told), ended), (bare(&answer(CHAT, body.as_bytes(), "", &TEXTS).concat()), Ok(())));
+    assert_eq!((bare(&told), ended), (bare(&answer(FrontEnd::Python, CHAT, body.as_bytes(), "", &TEXTS).concat()), Ok(())));
     assert_eq!(told.matches(SEAM_TEXT).count(), 3);
     let asked: Vec<(String, u64)> = fixture.seen.lock()[1..]
         .iter()

@@ -45,6 +45,8 @@ fn the_tier_follows_from_the_parameters_of_a_request() {
         (r#","max_tokens":"9""#, None("max_tokens")),
         (r#","max_tokens":-1"#, None("max_tokens")),
         (r#","echo":true"#, None("echo")),
+        (r#","include_reasoning":true"#, ValidContinuation),
+        (r#","include_reasoning":false"#, None("parser")),
         (r#","vllm_xargs":{"a":1}"#, None("field")),
         (r#","invented":true"#, None("field")),
         (r#","invented":null"#, ValidContinuation),
@@ -82,7 +84,7 @@ fn an_answers_length_is_read_as_engines_read_it() {
         (CHAT, r#","max_tokens":5,"max_completion_tokens":7"#, Ok(Some(7))),
         (CHAT, r#","max_tokens":null"#, Ok(None)),
         (COMPLETIONS, "", Ok(Some(16))),
-        (COMPLETIONS, r#","max_tokens":null"#, Ok(None)),
+        (COMPLETIONS, r#","max_tokens":null"#, Err("max_tokens")),
         (COMPLETIONS, r#","max_tokens":5"#, Ok(Some(5))),
         (COMPLETIONS, r#","max_completion_tokens":7"#, Err("max_completion_tokens")),
     ] {

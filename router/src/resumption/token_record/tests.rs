@@ -1,3 +1,6 @@
+use hostler_prompt::Dialect;
+use serde_json::Value;
+
 use super::*;
 use crate::resumption::samples::{HEAD, answer, content, finish, role};
 use crate::resumption::{Continuation, Sampling, samples};
@@ -15,7 +18,7 @@ fn record(api: StreamApi) -> TokenRecord {
 
 /// What the client gets of events that come in one piece.
 fn without_tokens(record: &mut TokenRecord, events: Bytes) -> String {
-    let (passed, end) = record.process_common(&events).unwrap_or_else(|| (record.process(&events), b""));
+    let (passed, end) = record.process_common(&events).unwrap_or_else(|| (record.process(events.clone()), b""));
     String::from_utf8([&passed[..], end].concat()).unwrap()
 }
 
@@ -120,18 +123,19 @@ fn a_stream_without_room_for_its_tokens_goes_on_and_is_not_known() {
 }
 
 /// Empty texts are parts of a character, which the next text completes.
-const TEXTS: [&str; 10] = ["Hel", "", "", "\u{1f980}", " \\\"quo", "te\\\" ", "", "é", "\\n", "end"];
+const TEXTS: [&str; 10] = ["Hey", "", "", "\u{1f980}", " \\\"quo", "te\\\" ", "", "é", "\\n", "end"];
 
-/// What the client gets of a stream that dies behind each of these events of its engines, one after the other.
-fn told(path: &str, body: &str, cuts: &[usize]) -> String {
+/// What the client gets of a stream that dies behind each of these events of its engines, one after the other. The first one has the first of the
+/// front-ends, all others have the second.
+fn told(front_ends: [Dialect; 2], path: &str, body: &str, cuts: &[usize]) -> String {
     let api = StreamApi::for_path(path).unwrap();
     let (mut record, sampling) = (record(api), Sampling::parse(api, body.as_bytes()).unwrap());
     let mut continuation: Option<Continuation> = None;
     let (mut path, mut body) = (path, crate::resumption::ask_for_tokens(body.as_bytes()));
     let mut told = String::new();
     for (attempt, cut) in cuts.iter().copied().chain([usize::MAX]).enumerate() {
-        let id = if attempt == 0 { "cmpl-r1" } else { "cmpl-other" };
-        for event in answer(path, &body, id, &TEXTS).iter().take(cut) {
+        let (id, front_end) = if attempt == 0 { ("cmpl-r1", front_ends[0]) } else { ("cmpl-other", front_ends[1]) };
+        for event in answer(front_end, path, &body, id, &TEXTS).iter().take(cut) {
             // In halves: pieces end anywhere.
             let (one, other) = event.as_bytes().split_at(event.len() / 2);
             let events = match &mut continuation {
@@ -140,41 +144,143 @@ fn told(path: &str, body: &str, cuts: &[usize]) -> String {
             };
             told.push_str(&without_tokens(&mut record, events));
         }
-        if cut == usize::MAX {
+        if told.ends_with("data: [DONE]\n\n") {
             break;
         }
         let known = record.rewind().unwrap();
-        let Some(request) = known.continuation_request(&sampling) else {
+        let Some(request) = known.continuation_request(&sampling, 1000) else {
             let has_usage = told.contains("\"usage\":{");
             return told + std::str::from_utf8(&known.ending(&sampling, has_usage)).unwrap();
         };
         (path, body) = (COMPLETIONS, request.body);
-        continuation = Some(Continuation::new(api, &known));
+        continuation = Some(Continuation::new(&known));
     }
     told
 }
 
+/// The body of an answer that came in chunks.
+fn recorded(name: &str) -> Vec<String> {
+    let path = format!("{}/../tests/fixtures/vllm/{name}", env!("CARGO_MANIFEST_DIR"));
+    let raw = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
+    // The times of two recordings differ.
+    let masked = |event: &str| {
+        let (before, created) = event.split_once("\"created\":")?;
+        let (_, after) = created.split_once(',')?;
+        Some(format!("{before}\"created\":1,{after}\n\n"))
+    };
+    let events = raw.split("data: ").skip(1).map(|event| format!("data: {}", event.split_once("\n\n").unwrap().0));
+    events.map(|event| masked(&event).unwrap_or(event + "\n\n")).collect()
+}
+
+#[test]
+fn recorded_streams_of_the_rust_front_end_are_those_it_sends_without_being_asked_for_tokens() {
+    for (name, api, expected) in [
+        ("chat_length", StreamApi::Chat, (11, 4)),
+        ("chat_stop", StreamApi::Chat, (11, 11)),
+        ("completions_length", StreamApi::Completions, (4, 4)),
+        ("completions_stop", StreamApi::Completions, (4, 11)),
+    ] {
+        let (asked, plain) = (recorded(&format!("sse_rust_{name}_ids.raw")), recorded(&format!("sse_rust_{name}_plain.raw")));
+        let mut one_by_one = record(api);
+        assert_eq!(pass(&mut one_by_one, &asked), plain.concat(), "{name}");
+        let known = one_by_one.rewind().unwrap();
+        assert_eq!((known.prompt_tokens, known.emitted_tokens, known.is_finished), (expected.0, expected.1, true), "{name}");
+        assert_eq!(pass(&mut record(api), &[asked.concat()]), plain.concat(), "{name} in one piece");
+    }
+}
+
+#[test]
+fn nearly_all_recorded_events_have_the_common_form() {
+    for (name, api, expected) in [("chat_stop", StreamApi::Chat, 6), ("completions_stop", StreamApi::Completions, 11)] {
+        let mut record = record(api);
+        let is_common = |event: String| {
+            let event = Bytes::from(event);
+            let is_common = record.process_common(&event).is_some();
+            if !is_common {
+                record.process(event);
+            }
+            is_common
+        };
+        let common = recorded(&format!("sse_rust_{name}_ids.raw")).into_iter().map(is_common).filter(|is_common| *is_common).count();
+        assert_eq!(common, expected, "{name}");
+    }
+}
+
+const REQUESTS: [(&str, &str); 4] = [
+    (CHAT, r#"{"messages":[],"stream":true}"#),
+    (CHAT, r#"{"messages":[],"stream":true,"max_tokens":7,"stream_options":{"include_usage":true}}"#),
+    (COMPLETIONS, r#"{"prompt":[1,2],"stream":true,"max_tokens":100}"#),
+    (COMPLETIONS, r#"{"prompt":[1,2],"stream":true,"max_tokens":100,"stream_options":{"include_usage":true}}"#),
+];
+
+/// Calls this with each way to cut this stream once or twice.
+fn for_all_cuts(front_end: Dialect, path: &str, body: &str, mut check: impl FnMut(&[usize])) {
+    let asking = crate::resumption::ask_for_tokens(body.as_bytes());
+    let events = answer(front_end, path, &asking, "cmpl-r1", &TEXTS).len();
+    for cut in 1..events {
+        check(&[cut]);
+        (0..events - cut).for_each(|second| check(&[cut, second]));
+    }
+}
+
 #[test]
 fn a_stream_cut_behind_any_event_and_told_from_another_engine_is_the_one_that_was_not_cut() {
-    let chat = r#"{"messages":[],"stream":true"#;
-    let completion = r#"{"prompt":[1,2],"stream":true,"max_tokens":100"#;
-    for (path, fields, more) in [
-        (CHAT, chat, ""),
-        (CHAT, chat, r#","max_tokens":7,"stream_options":{"include_usage":true}"#),
-        (COMPLETIONS, completion, ""),
-        (COMPLETIONS, completion, r#","stream_options":{"include_usage":true}"#),
-    ] {
-        let body = format!("{fields}{more}}}");
-        let uncut = told(path, &body, &[]);
-        let events = answer(path, body.as_bytes(), "cmpl-r1", &TEXTS);
-        assert_eq!(uncut, events.concat());
-        for cut in 1..events.len() {
+    for front_end in Dialect::ALL {
+        for (path, body) in REQUESTS {
+            let told = |cuts: &[usize]| told([front_end; 2], path, body, cuts);
+            let uncut = told(&[]);
+            assert_eq!(uncut, answer(front_end, path, body.as_bytes(), "cmpl-r1", &TEXTS).concat());
             // The engine that goes on after the end of an answer would not know its fingerprint.
             let ends = |told: &str| told.replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "");
-            assert_eq!(ends(&told(path, &body, &[cut])), ends(&uncut), "{body} cut behind {cut}");
-            for second in 0..events.len() - cut {
-                assert_eq!(ends(&told(path, &body, &[cut, second])), ends(&uncut), "{body} cut behind {cut} and {second}");
-            }
+            for_all_cuts(front_end, path, body, |cuts| {
+                assert_eq!(ends(&told(cuts)), ends(&uncut), "{front_end:?} {body} cut behind {cuts:?}");
+            });
         }
+    }
+}
+
+#[test]
+fn a_stream_that_goes_on_from_an_engine_with_the_other_front_end_keeps_its_form() {
+    for front_ends in [[Dialect::Python, Dialect::Rust], [Dialect::Rust, Dialect::Python]] {
+        for (path, body) in REQUESTS {
+            let told = |cuts: &[usize]| told(front_ends, path, body, cuts);
+            let uncut = Said::parse(front_ends[0], &told(&[]));
+            for_all_cuts(front_ends[0], path, body, |cuts| {
+                assert_eq!(Said::parse(front_ends[0], &told(cuts)), uncut, "{front_ends:?} {body} cut behind {cuts:?}");
+            });
+        }
+    }
+}
+
+/// What a stream says, wherever its texts are cut into events.
+#[derive(Debug, PartialEq)]
+struct Said {
+    text: String,
+    finish_reasons: Vec<Value>,
+    usages: Vec<Value>,
+    ends: usize,
+}
+
+impl Said {
+    /// Of a stream all of whose events have the form of this front-end.
+    fn parse(front_end: Dialect, told: &str) -> Self {
+        let mut said = Self { text: String::new(), finish_reasons: Vec::new(), usages: Vec::new(), ends: 0 };
+        for event in told.split_terminator("\n\n") {
+            let data = event.strip_prefix("data: ").unwrap();
+            if data == "[DONE]" {
+                said.ends += 1;
+                continue;
+            }
+            let event: Value = serde_json::from_str(data).unwrap();
+            assert!(event["id"].as_str().unwrap().ends_with("-r1"), "{data}");
+            said.usages.extend(event.get("usage").cloned());
+            let Some(choice) = event["choices"].get(0) else { continue };
+            let is_python = front_end == Dialect::Python;
+            assert_eq!(choice.get("logprobs").is_some(), is_python, "{data}");
+            assert!(choice.get("token_ids").is_none_or(|ids| is_python && ids.is_null()), "{data}");
+            said.text += choice.pointer("/delta/content").or(choice.get("text")).and_then(Value::as_str).unwrap_or_default();
+            said.finish_reasons.extend(choice.get("finish_reason").filter(|reason| !reason.is_null()).cloned());
+        }
+        said
     }
 }

@@ -171,7 +171,7 @@ pub(crate) fn requests() -> anyhow::Result<()> {
     drive(async {
         let mut scene = AgentFixture::start().await?;
         let mut clients = Client::connect(scene.edge, AT_ONCE).await?;
-        let request = chat("Hello", false);
+        let request = chat("Hello", r#""stream":false"#);
         for round in 0..WARM + ROUNDS {
             if round == WARM {
                 scene.agent.begin().await;
@@ -189,5 +189,5 @@ pub(crate) fn requests() -> anyhow::Result<()> {
 }
 
 fn stream() -> Vec<u8> {
-    chat("Tell me about engines.", true)
+    chat("Tell me about engines.", r#""stream":true"#)
 }

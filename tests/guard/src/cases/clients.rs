@@ -15,6 +15,18 @@ pub(crate) const EVENT: &str = concat!(
     "\n\n"
 );
 
+/// How a stream begins, and how its events look, when its engine is asked for tokens.
+pub(crate) const FIRST_WITH_TOKENS: &str = concat!(
+    r#"data: {"id":"chatcmpl-8f14e45fceea167a5a36dedd4bea2543","object":"chat.completion.chunk","created":1700000000,"model":"light","#,
+    r#""choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":[151644,872,198],"prompt_text":null}"#,
+    "\n\n"
+);
+pub(crate) const EVENT_WITH_TOKEN: &str = concat!(
+    r#"data: {"id":"chatcmpl-8f14e45fceea167a5a36dedd4bea2543","object":"chat.completion.chunk","created":1700000000,"model":"light","#,
+    r#""choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":[3950]}]}"#,
+    "\n\n"
+);
+
 /// A plain answer, as vLLM writes it.
 pub(crate) const ANSWER: &str = concat!(
     r#"{"id":"chatcmpl-8f14e45fceea167a5a36dedd4bea2543","object":"chat.completion","created":1700000000,"model":"light","choices":[{"index":0,"#,
@@ -22,8 +34,9 @@ pub(crate) const ANSWER: &str = concat!(
     r#""usage":{"prompt_tokens":12,"total_tokens":14,"completion_tokens":2,"prompt_tokens_details":null}}"#
 );
 
-pub(crate) fn chat(content: &str, stream: bool) -> Vec<u8> {
-    let body = format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"{content}"}}],"max_tokens":16,"stream":{stream}}}"#);
+/// A chat with more fields than these.
+pub(crate) fn chat(content: &str, fields: &str) -> Vec<u8> {
+    let body = format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"{content}"}}],"max_tokens":16,{fields}}}"#);
     let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: guard.test\r\nUser-Agent: guard\r\nAccept: */*\r\n";
     format!("{head}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }

@@ -16,6 +16,8 @@ pub(crate) use clients::{ANSWER, EVENT, chunk};
 pub(crate) enum Case {
     /// An event at the router, of 256 streams that get one each in every step of their engine.
     RouterEvent,
+    /// The same of streams that may be resumed.
+    RouterEventResumed,
     /// An event at the router that comes by itself.
     RouterEventAlone,
     /// A tiny request and its plain answer at the router, one of 16 at once, with one replica.
@@ -58,6 +60,7 @@ impl Case {
         // Clap's own value owns its name, so it cannot be returned here.
         match self {
             Self::RouterEvent => "router-event",
+            Self::RouterEventResumed => "router-event-resumed",
             Self::RouterEventAlone => "router-event-alone",
             Self::RouterRequestOf1 => "router-request-of-1",
             Self::RouterRequestOf8 => "router-request-of-8",
@@ -77,7 +80,7 @@ impl Case {
     #[must_use]
     pub(crate) fn operations(self) -> u32 {
         match self {
-            Self::RouterEvent => events::STREAMS * events::STEPS,
+            Self::RouterEvent | Self::RouterEventResumed => events::STREAMS * events::STEPS,
             Self::RouterEventAlone => events::ALONE,
             Self::RouterRequestOf1 | Self::RouterRequestOf8 | Self::RouterRequestOf1000 => requests::AT_ONCE * requests::ROUNDS,
             Self::RouterLongRequest => requests::LONG,
@@ -89,8 +92,9 @@ impl Case {
 
     pub(crate) fn run(self) -> anyhow::Result<()> {
         match self {
-            Self::RouterEvent => events::streams(events::STREAMS, events::STEPS),
-            Self::RouterEventAlone => events::streams(1, events::ALONE),
+            Self::RouterEvent => events::streams(events::NOT_RESUMED, events::STREAMS, events::STEPS),
+            Self::RouterEventResumed => events::streams(events::RESUMED, events::STREAMS, events::STEPS),
+            Self::RouterEventAlone => events::streams(events::NOT_RESUMED, 1, events::ALONE),
             Self::RouterRequestOf1 => requests::tiny(1),
             Self::RouterRequestOf8 => requests::tiny(8),
             Self::RouterRequestOf1000 => requests::tiny(1000),

@@ -29,7 +29,7 @@ fn requests(replicas: u32, at_once: u32, rounds: u32, prompt: &str) -> anyhow::R
     drive(async move {
         let mut scene = RouterFixture::start(replicas).await?;
         let mut clients = Client::connect(scene.edge, at_once).await?;
-        let request = chat(prompt, false);
+        let request = chat(prompt, r#""stream":false"#);
         for round in 0..WARM + rounds {
             if round == WARM {
                 scene.router.begin().await;

@@ -35,5 +35,12 @@ pub(crate) fn chat_stream(tokens: usize) -> Value {
     body
 }
 
+/// One that is not resumed when its engine is lost.
+pub(crate) fn seeded_stream(tokens: usize) -> Value {
+    let mut body = chat_stream(tokens);
+    body["seed"] = 7.into();
+    body
+}
+
 /// Where chats go.
 pub(crate) const CHAT: &str = "/v1/chat/completions";

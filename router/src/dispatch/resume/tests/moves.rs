@@ -1,7 +1,5 @@
 //! Streams that leave an engine which lives.
 
-use hostler_proto::agent::v1::FrameBatch;
-
 use super::*;
 use crate::fleet::tests::{attach_node, report};
 
@@ -21,14 +19,14 @@ impl Fixture {
     }
 
     fn moved(&self) -> u64 {
-        self.dispatch.fleet.view().replicas.iter().map(|replica| replica.stream_moves.moved()).sum()
+        self.dispatch.fleet.view().replicas.iter().map(|replica| replica.local_load.stream_moves.moved()).sum()
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_whose_replica_drains_goes_on_elsewhere_behind_any_event() {
     for (path, body) in [(CHAT, BODY), (COMPLETIONS, r#"{"model":"m","prompt":[1,2],"stream":true,"max_tokens":5000}"#)] {
-        let uncut = answer(path, body.as_bytes(), "cmpl-r1", &TEXTS).concat();
+        let uncut = answer(FrontEnd::Python, path, body.as_bytes(), "cmpl-r1", &TEXTS).concat();
         let events = uncut.matches("\n\n").count();
         // Behind the finish reason there is nothing to move.
         for cut in 1..events - 1 {
@@ -48,7 +46,7 @@ async fn a_stream_whose_replica_drains_goes_on_elsewhere_behind_any_event() {
 async fn a_stream_stays_on_a_replica_that_drains_where_there_is_no_other() {
     let fixture = Fixture::start(1, &[(3, Death::Stall(5))]).await;
     let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
-    assert_eq!((told, ended), (answer(CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
+    assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
     assert_eq!((fixture.seen.lock().len(), fixture.moved()), (1, 0));
     fixture.assert_idle();
 }
@@ -58,7 +56,7 @@ async fn a_stream_that_ends_soon_stays_on_a_replica_that_drains() {
     let fixture = Fixture::start(2, &[(4, Death::Stall(1))]).await;
     let body = BODY.replace("5000", "6");
     let (told, ended) = fixture.drain_meanwhile(CHAT, &body).await;
-    assert_eq!((told, ended), (answer(CHAT, body.as_bytes(), "", &TEXTS).concat(), Ok(())));
+    assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, body.as_bytes(), "", &TEXTS).concat(), Ok(())));
     assert_eq!((fixture.seen.lock().len(), fixture.moved()), (1, 0));
 }
 
@@ -66,7 +64,7 @@ async fn a_stream_that_ends_soon_stays_on_a_replica_that_drains() {
 async fn a_stream_that_no_other_engine_begins_in_time_goes_on_where_it_is() {
     let fixture = Fixture::start(2, &[(3, Death::Stall(12)), (0, Death::Silence)]).await;
     let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
-    assert_eq!((told, ended), (answer(CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
+    assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
     assert_eq!(fixture.moved(), 0);
     assert!(fixture.seen.lock().len() >= 2);
     sleep(Duration::from_millis(100)).await;
@@ -84,14 +82,14 @@ async fn a_stream_moves_whose_agent_is_silent_and_stays_while_its_tokens_come() 
         let others = async {
             sleep(Duration::from_millis(100)).await;
             let lane = attach_node(fleet, 2, "o", vec![other]).await;
-            fixture.tasks.spawn(serve(lane, fixture.script.clone(), fixture.seen.clone()));
+            fixture.tasks.spawn(serve(vec![FrontEnd::Python], lane, fixture.script.clone(), fixture.seen.clone()));
             loop {
                 sleep(Duration::from_millis(500)).await;
                 report(fleet, 2, false, Vec::new()).await;
             }
         };
         let (told, ended) = tokio::select! { told = streaming => told, () = others => unreachable!() };
-        assert_eq!((bare(&told), ended), (bare(&answer(CHAT, BODY.as_bytes(), "", &TEXTS).concat()), Ok(())));
+        assert_eq!((bare(&told), ended), (bare(&answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat()), Ok(())));
         assert_eq!(fixture.moved(), moves, "{end:?}");
     }
 }
