@@ -215,6 +215,7 @@ impl CrashWatch {
 
     pub(crate) fn mark_sent(&mut self, now: Instant) {
         self.sent_at = now;
+        self.is_answered = false;
     }
 
     /// Records that its engine is lost: the connection broke, or the engine reports that its core

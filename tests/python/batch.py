@@ -32,6 +32,10 @@ START_SECONDS = 40
 NOTHING_LEFT = 2
 
 
+# A stream with these is not resumed (docs/streams.md).
+NOT_RESUMED = {"stop": ["no model says this"]}
+
+
 def tokens(seconds: float) -> int:
     """How many tokens a stream of this length has."""
     return int(seconds * 1000 / STEP_MS)
@@ -248,9 +252,9 @@ class JobFleet:
         self.clients.append(Streams(self.edge, seconds))
         return self.clients[-1]
 
-    def streams_everywhere(self, seconds: float, on: str) -> list[Stream]:
+    def streams_everywhere(self, seconds: float, on: str, **parameters: object) -> list[Stream]:
         """Twelve streams over all engines, each with a first token, at least one of them on this job."""
-        streams = [Stream(self.edge, tokens(seconds)) for _ in range(12)]
+        streams = [Stream(self.edge, tokens(seconds), **parameters) for _ in range(12)]
         all_streaming(streams)
         assert self.in_flight(on), "the job has none of the streams"
         return streams
@@ -302,6 +306,20 @@ def honest(stream: Stream, job: str, *reasons: str) -> None:
     message = stream.errors[0]["message"]
     assert job in message, f"the error does not name {job}: {message}"
     assert any(reason in message for reason in reasons), f"the error does not say why: {message}"
+
+
+def gone_on(streams: list[Stream], seconds: float) -> None:
+    """Those of the streams that were on the job go on elsewhere, and none ends."""
+    wait_until(lambda: sum(bool(stream.seams) for stream in streams) >= 2, seconds, "the job's streams went on")
+    so_far = [len(stream.events) for stream in streams]
+    wait_until(
+        lambda: all(len(stream.events) > seen for stream, seen in zip(streams, so_far, strict=True)),
+        10,
+        "all streams went on",
+    )
+    assert all(stream.running and not stream.errors for stream in streams), [stream.end() for stream in streams]
+    for stream in streams:
+        stream.leave()
 
 
 def broken_honestly(streams: list[Stream], job: str, *reasons: str, seconds: float) -> None:

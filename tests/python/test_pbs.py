@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from batch import (
+    NOT_RESUMED,
     NOTHING_LEFT,
     STAND_IN,
     JobFleet,
     Pbs,
     broken_honestly,
     documented,
+    gone_on,
     honest,
     state_of,
     tokens,
@@ -112,7 +114,7 @@ def test_qdel_of_an_agent_loses_no_stream_that_can_end(fleet: PbsFleet):
 def test_qdel_ends_a_stream_that_cannot_end_in_time_with_an_error_that_names_the_job(fleet: PbsFleet):
     jobs = fleet.submit_three()
     fleet.requests()
-    streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1])
+    streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1], **NOT_RESUMED)
     fleet.scheduler.call("qdel", jobs[1])
     broken_honestly(streams, jobs[1], "ended by its scheduler", seconds=TERM_TO_KILL)
     assert fleet.scheduler.ended(jobs[1], 10) == CUT_OFF, "it had left before it was killed"
@@ -204,6 +206,15 @@ def test_the_end_of_the_walltime_loses_no_stream(fleet: PbsFleet):
     whole(long, walltime + 10)
 
 
+def test_qdel_moves_the_streams_that_cannot_end_in_time(fleet: PbsFleet):
+    jobs = fleet.submit_three()
+    fleet.requests()
+    streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1])
+    fleet.scheduler.call("qdel", jobs[1])
+    gone_on(streams, 10)
+    assert fleet.scheduler.ended(jobs[1], 10) == 0
+
+
 def test_a_stream_that_only_an_ending_job_can_take_ends_with_an_error_that_names_deadline_and_job(fleet: PbsFleet):
     walltime = 24
     job = fleet.submit(*LEAVES_EARLY, flags=("-l", f"walltime={walltime}"))
@@ -239,7 +250,7 @@ def test_a_suspended_job_s_engines_are_suspended_with_it_and_serve_again_when_it
     fleet.scheduler.call("qsig", "-s", "suspend", jobs[0])
     wait_until(lambda: all(state_of(pid) == "T" for pid in engines), 3, "the engines are suspended")
     # Nobody waits for a suspended job for long.
-    broken_honestly(streams, jobs[0], "suspend", "silent", "lost", seconds=20)
+    gone_on(streams, 20)
     fleet.scheduler.call("qsig", "-s", "resume", jobs[0])
     wait_until(lambda: not any(state_of(pid) == "T" for pid in engines), 3, "the engines continue")
     fleet.wait_ready(3)
@@ -274,7 +285,7 @@ def test_nothing_of_a_job_whose_agent_is_killed_is_left(fleet: PbsFleet, killed:
     session = fleet.scheduler.job(jobs[1])["session_id"]
     wait_until(lambda: not alive(session=session), NOTHING_LEFT, "nothing of the session is left")
     print(f"\n{killed} killed: nothing left after {time.monotonic() - began:.2f} s")
-    broken_honestly(streams, jobs[1], "lost", "gone", "connection", seconds=5)
+    gone_on(streams, 10)
     # What a killed agent leaves on disk is for the next one on that host to remove.
     assert len(fleet.remains()) == 3
     fleet.submit()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batch import NOTHING_LEFT, JobFleet, broken_honestly, marked, state_of, whole
+from batch import NOT_RESUMED, NOTHING_LEFT, JobFleet, broken_honestly, gone_on, marked, state_of, whole
 from processes import binary, wait_until
 from slurm import KILL_WAIT, Slurm
 
@@ -80,7 +80,7 @@ def test_scancel_ends_a_stream_that_cannot_end_in_time_with_an_error_that_names_
     jobs = [fleet.submit("--time=10") for _ in range(3)]
     fleet.wait_ready(3)
     fleet.requests()
-    streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1])
+    streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1], **NOT_RESUMED)
     fleet.scheduler.call("scancel", jobs[1])
     broken_honestly(streams, jobs[1], "drain", "leav", "end", seconds=KILL_WAIT)
     fleet.end(jobs[1])
@@ -119,7 +119,7 @@ def test_a_requeued_job_loses_no_stream_that_can_end_and_serves_again_in_its_nex
     assert fleet.node(jobs[1])["job"]["run"] == 2
 
 
-def test_a_node_that_dies_takes_its_own_streams_only_and_its_job_serves_again_elsewhere(fleet: SlurmFleet):
+def test_the_streams_of_a_node_that_dies_go_on_elsewhere_and_its_job_serves_again_elsewhere(fleet: SlurmFleet):
     jobs = [fleet.submit("--time=10", f"--nodelist={node}") for node in ("n1", "n1", "n2")]
     fleet.wait_ready(3)
     fleet.requests()
@@ -128,7 +128,7 @@ def test_a_node_that_dies_takes_its_own_streams_only_and_its_job_serves_again_el
     lost = {*marked(jobs[2], "SLURM_JOB_ID")} & {*fleet.scheduler.left()} | fleet.scheduler.daemon("n2")
     signal_all(lost, signal.SIGSTOP)
     try:
-        broken_honestly(streams, jobs[2], "silent", "lost", "suspend", seconds=30)
+        gone_on(streams, 30)
         fleet.scheduler.call("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=died")
         signal_all(lost, signal.SIGKILL)
         # It was bound to the node that died.

@@ -83,6 +83,7 @@ pub(crate) struct Relay {
     resumption: Option<Box<Resumption>>,
     /// Tells when such a stream had better go on elsewhere.
     move_watch: Option<MoveWatch>,
+    failed_moves: u32,
 }
 
 #[derive(Debug)]
@@ -143,6 +144,7 @@ impl Relay {
             kept_alive_at: None,
             resumption: None,
             move_watch: None,
+            failed_moves: 0,
         }
     }
 

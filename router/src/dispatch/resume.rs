@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use super::retry_policy::{AttemptEnd, RetryPolicy};
 use super::{Dispatch, OutboundRequest, StartedAnswer};
-use crate::crash_suspects::CrashWatch;
+use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::engine_life::EngineLife;
 use crate::fleet::{Fleet, FleetView, Replica};
 use crate::placement::{OutputBounds, PlacementRequest};
@@ -39,10 +39,10 @@ pub(super) struct Resumption {
     outgoing: Box<OutboundRequest>,
     sampling: Box<Sampling>,
     pub(super) tier: ResumeTier,
-    /// The engines that have lost it or that it has moved away from.
-    left: Vec<EngineLife>,
-    /// How many of them have lost it.
-    losses: usize,
+    /// The engines that have lost it.
+    lost_at: Vec<EngineLife>,
+    /// How often it has moved. An engine that it moved away from may have it again.
+    moves: usize,
 }
 
 /// Why a stream goes on elsewhere.
@@ -69,15 +69,15 @@ pub(super) struct ResumedAnswer {
 #[derive(Debug)]
 pub(super) struct Destinations {
     model: Option<String>,
-    left: Vec<EngineLife>,
+    lost_at: Vec<EngineLife>,
 }
 
 impl Destinations {
     /// Whether there is another one than `from`.
     pub(super) fn exist(&self, view: &FleetView, from: &Replica, now: Instant) -> bool {
         let can_continue = |replica: &Replica| {
-            let is_left = self.left.iter().any(|life| replica.has_life(life));
-            !is_left && replica.id != from.id && !view.is_last_resort(replica, now) && is_fit_to_continue(replica)
+            let has_lost_it = self.lost_at.iter().any(|life| replica.has_life(life));
+            !has_lost_it && replica.id != from.id && !view.is_last_resort(replica, now) && is_fit_to_continue(replica)
         };
         view.replicas.iter().any(|replica| replica.accepts(self.model.as_deref()) && can_continue(replica))
     }
@@ -105,12 +105,13 @@ impl Dispatch {
         let sampling = outgoing.sampling.clone().ok().filter(|_| tier.is_some())?;
         let record = TokenRecord::new(sampling.api, &self.record_memory);
         outgoing.body = Bytes::new();
-        Some((record, Box::new(Resumption { dispatch: self.clone(), outgoing, sampling, tier, left: Vec::new(), losses: 0 })))
+        Some((record, Box::new(Resumption { dispatch: self.clone(), outgoing, sampling, tier, lost_at: Vec::new(), moves: 0 })))
     }
 
-    /// Those that nobody knows to take tokens as a prompt, and those that live on and were `left`.
-    fn replicas_unfit_to_continue(&self, left: &[EngineLife]) -> Vec<Arc<str>> {
-        let is_unfit = |replica: &&Arc<Replica>| !is_fit_to_continue(replica) || left.iter().any(|life| replica.has_life(life));
+    /// Those that nobody knows to take tokens as a prompt, and those whose engine it `leaves` or was lost at.
+    fn replicas_unfit_to_continue(&self, leaves: &EngineLife, lost_at: &[EngineLife]) -> Vec<Arc<str>> {
+        let is_left = |replica: &Replica| replica.has_life(leaves) || lost_at.iter().any(|life| replica.has_life(life));
+        let is_unfit = |replica: &&Arc<Replica>| !is_fit_to_continue(replica) || is_left(replica);
         self.fleet.view().replicas.iter().filter(is_unfit).map(|replica| replica.id.clone()).collect()
     }
 }
@@ -122,7 +123,7 @@ impl Resumption {
 
     /// Whether it was resumed before.
     pub(super) fn is_under_way(&self) -> bool {
-        !self.left.is_empty()
+        self.lost_at.len() + self.moves > 0
     }
 
     /// Stands in for a watch that is elsewhere.
@@ -141,12 +142,12 @@ impl Resumption {
 
     /// Whether it may be tried once more.
     pub(super) fn is_allowed(&self) -> bool {
-        self.left.len() < MAX_RESUMPTIONS
+        self.lost_at.len() + self.moves < MAX_RESUMPTIONS
     }
 
     /// Where it could go on.
     pub(super) fn destinations(&self) -> Destinations {
-        Destinations { model: self.sampling.model.clone(), left: self.left.clone() }
+        Destinations { model: self.sampling.model.clone(), lost_at: self.lost_at.clone() }
     }
 
     /// Sends the request for the rest elsewhere than to the engine that it leaves.
@@ -157,8 +158,9 @@ impl Resumption {
         engine: EngineLife,
         mut crash_watch: CrashWatch,
     ) -> ResumingAnswer {
-        self.left.push(engine);
-        self.losses += usize::from(departure == Departure::Loss);
+        if departure == Departure::Loss {
+            self.lost_at.push(engine.clone());
+        }
         let outgoing = &mut self.outgoing;
         outgoing.received_at = Instant::now();
         outgoing.head = RequestHead {
@@ -185,35 +187,42 @@ impl Resumption {
         outgoing.body = request.body;
         ResumingAnswer(Box::pin(async move {
             let outcome = match departure {
-                Departure::Loss => self.find_continuation(&mut crash_watch).await,
-                Departure::Move => {
-                    let found = timeout(MOVE_TIMEOUT, self.find_continuation(&mut crash_watch)).await;
-                    found.unwrap_or_else(|_| Err(format!("no other engine has begun within {} s", MOVE_TIMEOUT.as_secs())))
-                }
+                Departure::Loss => self.find_continuation(&engine, &mut crash_watch).await,
+                Departure::Move => self.find_destination(&engine, &mut crash_watch).await,
             };
-            if departure == Departure::Move && outcome.is_err() {
-                // The engine still has it.
-                self.left.pop();
-            }
             self.outgoing.body = Bytes::new();
             ResumedAnswer { resumption: self, crash_watch, outcome }
         }))
     }
 
-    async fn find_continuation(&mut self, crash_watch: &mut CrashWatch) -> Result<Box<StartedAnswer>, String> {
+    /// The same while the engine that it `leaves` goes on with it: nothing but tokens within a short time is better than that.
+    async fn find_destination(&mut self, leaves: &EngineLife, crash_watch: &mut CrashWatch) -> Result<Box<StartedAnswer>, String> {
+        if !matches!(crash_watch.clearance(), Ok(Clearance::Free)) {
+            return Err("it is suspected of having crashed an engine".into());
+        }
+        let found = timeout(MOVE_TIMEOUT, self.find_continuation(leaves, crash_watch)).await;
+        let begun = found.unwrap_or_else(|_| Err(format!("no other engine has begun within {} s", MOVE_TIMEOUT.as_secs())))?;
+        if begun.awaits_first_event {
+            return Err("the other engine has no room for it yet".into());
+        }
+        self.moves += 1;
+        Ok(begun)
+    }
+
+    async fn find_continuation(&mut self, leaves: &EngineLife, crash_watch: &mut CrashWatch) -> Result<Box<StartedAnswer>, String> {
         // One that is banned meanwhile is refused before its tokens are read.
         crash_watch.clearance().map_err(|ban| ban.to_string())?;
         // What was lost had been worth its attempt. The next one is paid for as any that follows a loss.
         let mut policy = RetryPolicy::default();
-        for _ in 0..self.losses {
+        for _ in &self.lost_at {
             policy.begin_attempt();
             policy.end_attempt(AttemptEnd::Lost { excused: true });
         }
         let dispatch = self.dispatch.clone();
-        let tried = dispatch.replicas_unfit_to_continue(&self.left);
+        let tried = dispatch.replicas_unfit_to_continue(leaves, &self.lost_at);
         let found = dispatch.find_answer(&mut self.outgoing, crash_watch, tried, policy).await;
         let begun = found.map_err(|refusal| refusal.to_string())?;
-        if begun.head.status != 200 || !begun.is_stream() {
+        if begun.head.status != 200 || !begun.is_stream() || begun.is_retryable() {
             return Err(format!("another engine answered {}", begun.head.status));
         }
         Ok(begun)

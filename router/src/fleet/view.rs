@@ -62,10 +62,16 @@ impl Replica {
         self.state.phase == Phase::Ready && self.lanes.is_available()
     }
 
-    /// Whether its streams are better off elsewhere: it takes no new requests, or nobody has heard of it.
+    /// Whether it takes no new requests, and ends those that it has: it drains, or is to sleep.
+    #[must_use]
+    pub(crate) fn is_being_emptied(&self) -> bool {
+        matches!(self.state.phase, Phase::Draining | Phase::Sleeping)
+    }
+
+    /// Whether its streams are better off elsewhere: it is being emptied, or nobody has heard of it.
     #[must_use]
     pub(crate) fn is_leaving(&self) -> bool {
-        self.state.phase == Phase::Draining || self.lease_lapsed
+        self.is_being_emptied() || self.lease_lapsed
     }
 
     /// Whether its engine's front-end has the route of this path, as far as its agent has found.

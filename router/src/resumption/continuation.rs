@@ -12,6 +12,13 @@ use crate::sse::event_end;
 /// What the client gets where its stream was resumed.
 pub(crate) const SEAM: Bytes = Bytes::from_static(b": resumed\n\n");
 
+/// No token has more text: the longest are runs of blanks or lines.
+const MAX_TOKEN_TEXT_BYTES: usize = 256;
+
+/// What ends a stream whose continuation is not one.
+const NO_CONTINUATION: &[u8] =
+    b"data: {\"error\":{\"message\":\"the other engine told the prompt again\",\"type\":\"InternalServerError\",\"param\":null,\"code\":502}}\n\n";
+
 /// The rest of a stream from another engine.
 #[derive(Debug)]
 pub(crate) struct Continuation {
@@ -22,6 +29,8 @@ pub(crate) struct Continuation {
     emitted_tokens: u64,
     /// The beginning of an event.
     buffer: BytesMut,
+    /// Its first text was told.
+    has_begun: bool,
 }
 
 /// An event of a completion's stream.
@@ -63,13 +72,20 @@ impl<'a> CompletionChoice<'a> {
     }
 }
 
+/// Whether a text is not longer than its tokens can be. Behind a prompt that ends within a character, vLLM's first text is that of the whole prompt.
+/// An event with several tokens may hide the beginning of one, so not every cut can be known to be none of these.
+fn is_of_its_tokens(part: &AnswerDelta<'_>) -> bool {
+    let tokens = part.ids.map_or(1, |ids| memchr::memchr_iter(b',', ids.as_bytes()).count() + 1);
+    part.text.len() <= MAX_TOKEN_TEXT_BYTES * tokens
+}
+
 impl Continuation {
     /// Of a stream that has died.
     #[must_use]
     pub(crate) fn new(known: &KnownTokens) -> Self {
         let KnownTokens { form, prompt_tokens, emitted_tokens, head, .. } = known;
         let (prompt_tokens, emitted_tokens) = (*prompt_tokens, *emitted_tokens);
-        Self { form, head: head.clone(), prompt_tokens, emitted_tokens, buffer: BytesMut::new() }
+        Self { form, head: head.clone(), prompt_tokens, emitted_tokens, buffer: BytesMut::new(), has_begun: false }
     }
 
     /// The events that are whole with this piece.
@@ -90,7 +106,7 @@ impl Continuation {
     }
 
     /// What is no event of a completion (errors, comments, `[DONE]`) stays as it is.
-    fn retell_event(&self, event: &[u8], told: &mut Vec<u8>) {
+    fn retell_event(&mut self, event: &[u8], told: &mut Vec<u8>) {
         let data = event.strip_prefix(b"data: ").map(<[u8]>::trim_ascii_end);
         let Some(CompletionEvent { choices, usage, system_fingerprint }) = data.and_then(|data| serde_json::from_slice(data).ok()) else {
             told.extend_from_slice(event);
@@ -99,6 +115,11 @@ impl Continuation {
         let fingerprint = system_fingerprint.map(RawValue::get);
         // One that has the prompt's tokens alone tells nothing of the answer.
         if let Some(part) = choices.first().map(CompletionChoice::part).filter(|part| !part.is_empty()) {
+            if !self.has_begun && !is_of_its_tokens(&part) {
+                told.extend_from_slice(NO_CONTINUATION);
+                return;
+            }
+            self.has_begun |= !part.text.is_empty();
             self.form.push_part(&self.head, part, fingerprint, told);
         }
         if let Some(usage) = usage {
@@ -116,5 +137,35 @@ impl Continuation {
             *cached = cached.as_u64().unwrap_or(0).min(self.prompt_tokens).into();
         }
         details.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resumption::samples::text;
+
+    fn told(first: &str, ids: &str) -> String {
+        let known = KnownTokens {
+            form: EventForm::of(crate::resumption::StreamApi::Chat, crate::resumption::samples::role("[1]").as_bytes()),
+            ids: "1,2".into(),
+            prompt_tokens: 1,
+            emitted_tokens: 1,
+            head: Bytes::from_static(b"data: {\"choices\":["),
+            is_finished: false,
+        };
+        let mut continuation = Continuation::new(&known);
+        let events = [text("c", first, "null", ids, "null"), text("c", &"x".repeat(1000), "null", "[3]", "null")].concat();
+        String::from_utf8(continuation.retell(events.as_bytes()).to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_continuation_that_tells_the_prompt_again_ends_in_an_error() {
+        assert!(told(&"x".repeat(257), "[2]").starts_with("data: {\"error\":"));
+        assert!(told(&"x".repeat(513), "[2,3]").starts_with("data: {\"error\":"));
+        for (first, ids) in [("x".repeat(256), "[2]"), ("x".repeat(512), "[2,3]"), (String::new(), "[2]")] {
+            assert_eq!(told(&first, ids).contains("error"), first.is_empty(), "{}", first.len());
+        }
+        assert!(!told("fine", "[2]").contains("error"));
     }
 }

@@ -60,9 +60,16 @@ impl RecordShare {
     }
 }
 
+impl RecordShare {
+    /// Gives all of it back.
+    pub(super) fn release(&mut self) {
+        self.memory.0.taken.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
+    }
+}
+
 impl Drop for RecordShare {
     fn drop(&mut self) {
-        self.memory.0.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.release();
     }
 }
 

@@ -131,6 +131,7 @@ impl TokenRecord {
     pub(crate) fn give_up(&mut self) {
         self.is_complete = false;
         self.ids = Vec::new();
+        self.share.release();
     }
 
     /// What the stream can be continued from, if all of it is known: all up to the last text that the client has seen.
@@ -156,6 +157,11 @@ impl TokenRecord {
     /// Tokens of the answer so far.
     pub(crate) fn emitted_tokens(&self) -> u64 {
         self.ids.get(self.prompt_bytes..).map_or(0, commas)
+    }
+
+    /// Whether it will never be known.
+    pub(crate) fn has_given_up(&self) -> bool {
+        !self.is_complete
     }
 
     /// The same, and what the client has not seen is forgotten: the continuation tells it.

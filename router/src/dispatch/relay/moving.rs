@@ -14,7 +14,7 @@ use super::resuming::Loss;
 use super::{Relay, RelayState};
 use crate::direct_writing::AnswerPipeline;
 use crate::dispatch::resume::{Departure, Destinations, ResumedAnswer};
-use crate::fleet::{Fleet, MoveTurn, Phase, Replica};
+use crate::fleet::{Fleet, MoveTurn, Replica};
 
 /// A stream that would end sooner stays.
 const STAY: Duration = Duration::from_secs(2);
@@ -25,8 +25,11 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How often a stream that cannot move yet, or had better stay, checks again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Until a stream that could not be moved tries again.
+/// Until a stream that could not be moved tries again; twice as long after each further failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// At most this often twice as long: a minute.
+const MAX_DOUBLINGS: u32 = 6;
 
 /// Ends when the stream is to move and it is its turn.
 pub(super) struct MoveWatch(Pin<Box<dyn Future<Output = MoveTurn> + Send>>);
@@ -73,7 +76,7 @@ impl MovableStream {
     /// Whether it does not end soon, where the replica drains; whether nothing comes, where its agent is silent.
     fn is_better_off_elsewhere(&self, leaving: &Replica) -> bool {
         let flow = self.pipeline.lock();
-        if leaving.state.phase != Phase::Draining {
+        if !leaving.is_being_emptied() {
             return flow.last_progress_at.elapsed() >= SILENCE;
         }
         let emitted = flow.token_record.as_ref().map_or(0, |record| record.emitted_tokens());
@@ -96,8 +99,13 @@ pub(super) struct Move {
 impl Relay {
     /// Has a stream that may be resumed move when its replica leaves, not before `delay`.
     pub(super) fn watch_for_move(&mut self, delay: Duration) {
-        let Some(resumption) = &self.resumption else { return };
-        let emitted = self.pipeline.lock().token_record.as_ref().map_or(0, |record| record.emitted_tokens());
+        let Some(resumption) = self.resumption.as_ref().filter(|resumption| resumption.is_allowed()) else { return };
+        let flow = self.pipeline.lock();
+        if flow.token_record.as_ref().is_none_or(|record| record.has_given_up()) {
+            return;
+        }
+        let emitted = flow.token_record.as_ref().map_or(0, |record| record.emitted_tokens());
+        drop(flow);
         let stream = MovableStream {
             replica: self.context.replica.clone(),
             pipeline: self.pipeline.clone(),
@@ -122,14 +130,18 @@ impl Relay {
     }
 
     fn begin_move(&mut self, turn: MoveTurn) {
-        let Some((resumption, known)) = self.take_resumption() else { return self.stay() };
+        let Some((resumption, known)) = self.take_resumption() else {
+            // The next events may say where it can be cut.
+            self.watch_for_move(RETRY_INTERVAL);
+            return self.stay();
+        };
         let Some(request) = known.continuation_request(resumption.sampling(), self.context.replica.max_context_tokens()) else {
             self.resumption = Some(resumption);
             return self.stay();
         };
         let replica = &self.context.replica;
-        let is_draining = resumption.fleet().view().present(replica).is_some_and(|present| present.state.phase == Phase::Draining);
-        let cause = if is_draining { "draining" } else { "silent" };
+        let is_being_emptied = resumption.fleet().view().present(replica).is_some_and(|present| present.is_being_emptied());
+        let cause = if is_being_emptied { "draining" } else { "silent" };
         let watch = resumption.second_watch();
         let moving = resumption.start(Departure::Move, request, replica.engine_life(), watch);
         self.state = RelayState::Moving(moving, Move { begun_at: Instant::now(), cause, _turn: turn });
@@ -156,9 +168,10 @@ impl Relay {
             }
             Err(reason) => {
                 tracing::info!(replica = %replica.id, reason, "a stream could not be moved to another engine and stays");
-                self.pipeline.lock().last_progress_at = Instant::now();
                 self.stay();
-                self.watch_for_move(RETRY_INTERVAL);
+                let delay = RETRY_INTERVAL * 2_u32.pow(self.failed_moves.min(MAX_DOUBLINGS));
+                self.failed_moves += 1;
+                self.watch_for_move(delay);
                 Bytes::new()
             }
         }

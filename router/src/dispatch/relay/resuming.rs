@@ -35,6 +35,8 @@ impl Relay {
         self.pipeline.lock().last_progress_at = loss.at;
         // It computes nothing there any more.
         self.context.in_flight = None;
+        // Where it was on trial it is no more.
+        self.context.crash_watch.end_trial();
         let idle_watch = resumption.idle_watch();
         let crash_watch = std::mem::replace(&mut self.context.crash_watch, idle_watch);
         let replica = &self.context.replica;

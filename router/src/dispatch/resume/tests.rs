@@ -42,6 +42,8 @@ enum Death {
     Silence,
     /// The rest comes so many seconds later.
     Stall(u64),
+    /// It cannot do what it is asked, but lives.
+    EngineRefusal,
 }
 
 /// Replicas of one node, whose engines answer alike. The first attempts end as the script says, behind so many events.
@@ -205,6 +207,10 @@ fn frames(id: u64, events: &[String], end: Option<(usize, Death)>) -> Vec<Frame>
     match death {
         Some(Death::Fault(fault)) => frames.push(Frame::end(id, Some(&StreamFault { fault, message: "gone".into() }))),
         Some(Death::EngineError) => frames.extend([body(error), body("data: [DONE]\n\n"), Frame::end(id, None)]),
+        Some(Death::EngineRefusal) => {
+            let refusal = error.replace("EngineCore encountered an issue. See stack trace", "no room for so many tokens");
+            frames.extend([body(&refusal), body("data: [DONE]\n\n"), Frame::end(id, None)]);
+        }
         Some(Death::Abort) => frames.extend([body(&aborted), body("data: [DONE]\n\n"), Frame::end(id, None)]),
         Some(Death::Silence) => {}
         Some(Death::Incomplete | Death::Stall(_)) | None => frames.push(Frame::end(id, None)),

@@ -10,12 +10,16 @@ impl Fixture {
     async fn drain_meanwhile(&self, path: &str, body: &str) -> (String, Result<(), String>) {
         let drain = async {
             sleep(Duration::from_millis(100)).await;
-            let index = self.seen.lock()[0].0.replica;
-            let launch = Some(EngineLaunch::default());
-            let draining = ReplicaStatus { launch, ..state(Phase::Draining, "m") };
-            report(&self.dispatch.fleet, 1, false, vec![ReplicaChange { state: Some(draining), ..ready(index) }]).await;
+            self.enter(0, Phase::Draining).await;
         };
         tokio::join!(self.stream(path, body), drain).0
+    }
+
+    /// The replica that got this request enters a phase.
+    async fn enter(&self, request: usize, phase: Phase) {
+        let index = self.seen.lock()[request].0.replica;
+        let status = ReplicaStatus { launch: Some(EngineLaunch::default()), ..state(phase, "m") };
+        report(&self.dispatch.fleet, 1, false, vec![ReplicaChange { state: Some(status), ..ready(index) }]).await;
     }
 
     fn moved(&self) -> u64 {
@@ -62,7 +66,7 @@ async fn a_stream_that_ends_soon_stays_on_a_replica_that_drains() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_no_other_engine_begins_in_time_goes_on_where_it_is() {
-    let fixture = Fixture::start(2, &[(3, Death::Stall(12)), (0, Death::Silence)]).await;
+    let fixture = Fixture::start(2, &[(3, Death::Stall(9)), (0, Death::Silence)]).await;
     let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
     assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
     assert_eq!(fixture.moved(), 0);
@@ -92,4 +96,33 @@ async fn a_stream_moves_whose_agent_is_silent_and_stays_while_its_tokens_come() 
         assert_eq!((bare(&told), ended), (bare(&answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat()), Ok(())));
         assert_eq!(fixture.moved(), moves, "{end:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_moves_away_from_a_replica_that_is_to_sleep_and_back_to_it_when_it_is_awake() {
+    let fixture = Fixture::start(2, &[(3, Death::Silence), (2, Death::Silence)]).await;
+    let moves = async {
+        sleep(Duration::from_millis(100)).await;
+        fixture.enter(0, Phase::Sleeping).await;
+        sleep(Duration::from_millis(200)).await;
+        // The same life of its engine.
+        fixture.enter(0, Phase::Ready).await;
+        fixture.enter(1, Phase::Draining).await;
+    };
+    let ((told, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), moves);
+    assert_eq!((bare(&told), ended), (bare(&answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat()), Ok(())));
+    let replicas: Vec<u32> = fixture.seen.lock().iter().map(|(head, _)| head.replica).collect();
+    assert_eq!((told.matches(SEAM_TEXT).count(), replicas[0], replicas.len()), (2, replicas[2], 3));
+    sleep(Duration::from_millis(100)).await;
+    fixture.assert_idle();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_stays_where_it_is_when_the_other_engine_refuses_it() {
+    let fixture = Fixture::start(2, &[(3, Death::Stall(3)), (0, Death::EngineRefusal), (0, Death::EngineRefusal)]).await;
+    let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
+    assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
+    assert_eq!(fixture.moved(), 0);
+    sleep(Duration::from_millis(100)).await;
+    fixture.assert_idle();
 }
