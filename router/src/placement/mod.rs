@@ -401,6 +401,8 @@ impl Placer {
 
 /// What placement knows of a replica, whatever the prompt, over all routers. `seconds` is `now` on
 /// the router's clock, computed once for all.
+// A call of it per replica costs a placement among 1,000 replicas 5 % of its instructions.
+#[inline]
 fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
     let (local, load) = (&replica.local_load, &replica.load);
     Candidate {
