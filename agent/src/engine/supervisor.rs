@@ -211,13 +211,9 @@ impl Supervisor {
                     SupervisorAction::Detach => self.detach_keeper(),
                     SupervisorAction::ReportCrash => {
                         self.failure.mark_crashed();
-                        // Only an end of its own, a hang included, can have been caused by a
-                        // request.
-                        if matches!(now, EngineEvent::Exited | EngineEvent::Unhealthy) {
-                            self.deps.crashes.record(self.last_epoch, self.deps.traffic.crash_suspects(self.last_epoch));
-                        }
                         // Before its streams break: they tell their clients why.
                         self.publish(Some(self.state_reason()));
+                        self.record_crash(now).await;
                     }
                 }
             }

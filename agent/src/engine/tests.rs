@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use zeromq::{PubSocket, Socket};
 
 use super::*;
+use crate::crashes::RequestFingerprint;
 use crate::engine_client::api_client::tests::Scripted;
 use crate::process::orphans::{keepers_of, orphans};
 use crate::traffic::RouterKey;
@@ -169,6 +170,29 @@ async fn what_a_dead_leader_leaves_is_killed_before_the_next_life() {
     fixture.phase(Phase::Ready).await;
     fixture.engine.stop().await;
     assert!(fixture.processes().is_empty());
+}
+
+#[tokio::test]
+async fn an_answer_that_was_complete_before_the_crash_but_is_read_after_it_blames_nobody() {
+    let mut fixture = start("exec sleep 600");
+    let _serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    let (broken, complete) = (RequestFingerprint(1), RequestFingerprint(2));
+    let requests = [broken, complete].map(|fingerprint| {
+        let request = fixture.engine.traffic().enter(RouterKey(1));
+        request.mark_sent(ready.epoch, fingerprint);
+        request.mark_prefilled();
+        request
+    });
+    let mut crashes = fixture.engine.crashes().subscribe();
+    let leader = rustix::process::Pid::from_raw(ready.pid.unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(leader, rustix::process::Signal::KILL).unwrap();
+    fixture.phase(Phase::Failed).await;
+    requests[0].mark_failed();
+    drop(requests);
+    assert!(tokio::time::timeout(Duration::from_secs(10), crashes.changed()).await.unwrap());
+    assert_eq!(*fixture.engine.crashes().recent_crashes()[0].requests, [broken]);
+    fixture.engine.stop().await;
 }
 
 #[tokio::test]

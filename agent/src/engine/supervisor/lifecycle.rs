@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Supervisor;
@@ -38,6 +38,11 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a keeper may take to end the engine or to report what is left. After that the keeper
 /// itself is ended.
 pub(super) const KEEPER_TIMEOUT: Duration = STUCK_AFTER.saturating_add(Duration::from_secs(5));
+
+/// How long a crash waits for answers that the engine had sent before it exited: nobody is to be
+/// blamed who has one. A connection is longer open only if a router takes nothing from it, or
+/// another process holds it.
+const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Supervisor {
     /// Goes on with a life that another agent began, if there is one; else the first one begins.
@@ -334,6 +339,17 @@ impl Supervisor {
             return Some(EngineEvent::FoundAsleep);
         }
         Some(EngineEvent::Ready)
+    }
+
+    /// Records who was in flight, if the engine ended by itself, a hang included: only that can
+    /// have been caused by a request.
+    pub(super) async fn record_crash(&mut self, cause: EngineEvent) {
+        match cause {
+            EngineEvent::Exited => drop(timeout(LAST_ANSWERS_TIMEOUT, self.deps.traffic.wait_idle()).await),
+            EngineEvent::Unhealthy => {}
+            _ => return,
+        }
+        self.deps.crashes.record(self.last_epoch, self.deps.traffic.crash_suspects(self.last_epoch));
     }
 }
 
