@@ -70,6 +70,8 @@ class Told:
     pause: float = 0.0
     """Seconds between the last event before it went on elsewhere and the first after it."""
     seams: int = 0
+    events: int = 0
+    """With a choice. Where they are fewer than the tokens, the front-end told of several at once."""
 
     def is_whole(self, ask: Ask) -> bool:
         """Whether all of it came, and its usage says so."""
@@ -100,6 +102,7 @@ def read(edge: str, model: str, ask: Ask) -> Told:
                 if "error" in event:
                     told.error = json.dumps(event["error"])
                 for choice in event.get("choices", []):
+                    told.events += 1
                     told.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
                 told.tokens = (event.get("usage") or {}).get("completion_tokens", told.tokens)
     except OSError as error:
@@ -182,7 +185,8 @@ class Lab:
         since = time.monotonic()
         told = self.finish(*self.start(asks))
         bad = [one.error or f"{one.tokens} tokens" for ask in asks if not (one := told[ask.number]).is_whole(ask)]
-        say(f"{len(asks)} streams without a loss in {time.monotonic() - since:.1f} s; not whole: {len(bad)} {bad[:2]}")
+        per_event = sum(one.tokens for one in told.values()) / max(sum(one.events for one in told.values()), 1)
+        say(f"{len(asks)} streams without a loss in {time.monotonic() - since:.1f} s, {per_event:.2f} tokens an event; not whole: {len(bad)} {bad[:2]}")
         return told
 
     def kill(self, asks: list[Ask], node: str, first: dict[int, Told], seconds: float) -> None:
