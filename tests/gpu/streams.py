@@ -153,7 +153,15 @@ class Lab:
             command = [options.hostler, "agent", "--router", printed("agents"), *own, "--model", options.model, "--vllm-bin", options.vllm]
             command += [*options.up, "--", *options.engine]
             agent, agent_log = stack.enter_context(process(f"agent-{node}", command))
-            wait_until(f"the engine of {node} is ready", lambda: must_run(agent, node, agent_log) or self.phase(node) == "ready", 300)
+
+            def ready(node=node, agent=agent, agent_log=agent_log) -> bool:
+                must_run(agent, node, agent_log)
+                if self.phase(node) == "failed":
+                    logs = "".join(path.read_text(errors="replace") for path in (self.folder / f"l{node}").rglob("*.log"))
+                    raise SystemExit(f"the engine of {node} failed:\n{logs[-20_000:]}")
+                return self.phase(node) == "ready"
+
+            wait_until(f"the engine of {node} is ready", ready, 300)
             say(f"{node} is ready")
 
     def replica(self, node: str) -> dict:
