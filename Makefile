@@ -3,8 +3,9 @@
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 SECONDS ?= 600
+SEEDS ?= $(if $(SEED),1,500)
 
-.PHONY: run test build lint docs program contract smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates guard scale ci ci-full
+.PHONY: run test build lint docs program contract smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates simulation guard scale ci ci-full
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -96,6 +97,11 @@ fairness: build
 ## The placement's cost beside other routers' policies, in the simulator; exits 1 when it is worse. About a minute.
 simulate-gates:
 	@cargo run --quiet --locked --profile gates --package hostler-simulate --bin simulate-gates
+
+## The fleet under faults, simulated: SEEDS runs from SEED on, each checked; one that fails is printed. 500 take about two minutes.
+simulation:
+	@HOSTLER_SIMULATION_FIRST_SEED=$(or $(SEED),0) HOSTLER_SIMULATION_SEEDS=$(SEEDS) \
+		cargo test --workspace --quiet --locked --lib simulation:: -- --nocapture
 
 ## Instructions and system calls per request and per event against their budget, counted by valgrind; ARGS=--accept takes new figures. 3 minutes.
 guard:

@@ -9,14 +9,17 @@ use futures_util::{Stream, StreamExt};
 use hostler_boot::peer_user::peer_user;
 use hostler_proto::agent::v1::agent_link_server::{AgentLink, AgentLinkServer};
 use hostler_proto::agent::v1::{AttachRequest, FrameBatch};
+use hostler_proto::join::v1::join_server::JoinServer;
 use hostler_proto::{TICKET_KEY, wire};
 use hostler_tls::Stream as Tunnel;
 use rustix::process::geteuid;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
+use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::fleet::{SessionDeps, attach};
@@ -49,8 +52,24 @@ pub(crate) async fn serve(
     end: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
     let fence = Arc::<NewestCertificates>::default();
-    let join = admitting.clone().map(|admitting| JoinEndpoint::into_server(sessions.fleet.clone(), admitting, fence.clone()));
-    let (is_open, succession) = (admitting.is_none(), sessions.succession.clone());
+    let succession = sessions.succession.clone();
+    let connections = accept_connections(listener, succession, admitting.clone(), fence.clone());
+    let join = admitting.map(|admitting| JoinEndpoint::into_server(sessions.fleet.clone(), admitting, fence));
+    serve_connections(connections, join, sessions, metrics, end).await
+}
+
+/// Serves the agents at the other ends of these connections; without `join` every agent may attach.
+pub(crate) async fn serve_connections<C>(
+    connections: impl Stream<Item = io::Result<C>>,
+    join: Option<JoinServer<JoinEndpoint>>,
+    sessions: Arc<SessionDeps>,
+    metrics: Arc<RouterMetrics>,
+    end: CancellationToken,
+) -> Result<(), tonic::transport::Error>
+where
+    C: AsyncRead + AsyncWrite + Connected<ConnectInfo = Peer> + Unpin + Send + 'static,
+{
+    let is_open = join.is_none();
     let link = AgentLinkServer::new(AgentEndpoint { sessions, metrics, is_anonymous_allowed: is_open, end: end.clone() })
         .max_decoding_message_size(wire::MAX_MESSAGE_BYTES);
     Server::builder()
@@ -61,7 +80,7 @@ pub(crate) async fn serve(
         .http2_keepalive_timeout(Some(wire::KEEPALIVE_TIMEOUT))
         .add_service(link)
         .add_optional_service(join)
-        .serve_with_incoming_shutdown(accept_connections(listener, succession, admitting, fence), end.cancelled_owned())
+        .serve_with_incoming_shutdown(connections, end.cancelled_owned())
         .await
 }
 

@@ -20,6 +20,7 @@ impl BackgroundTasks {
         let end = self.end.clone();
         self.tasks.spawn(async move {
             tokio::select! {
+                biased;
                 () = task => {}
                 () = end.cancelled() => {}
             }

@@ -36,6 +36,8 @@ mod response_affinity;
 mod resume_tier;
 mod resumption;
 mod shared_state;
+#[cfg(test)]
+mod simulation;
 pub mod sse;
 mod succession;
 mod takeover;

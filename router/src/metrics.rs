@@ -151,6 +151,12 @@ impl RouterMetrics {
         pause.inspect(|pause| self.resumption_pause.observe(pause.as_secs_f64()));
     }
 
+    /// Streams that have left an engine for this reason.
+    #[cfg(test)]
+    pub(crate) fn resumptions(&self, reason: &str) -> u64 {
+        BREAK_REASONS.iter().position(|known| *known == reason).map_or(0, |at| self.resumption_reasons[at].get())
+    }
+
     pub fn observe_first_byte(&self, begun: Instant) {
         self.first_byte.observe(begun.elapsed().as_secs_f64());
     }

@@ -1,11 +1,13 @@
 //! How far another router has taken this one's place: whose the agents' port is, and whether clients go to the other one. Written by
 //! `takeover`, read by whoever accepts connections.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// Who accepts agents on the port that two routers share for a while. Both may, but agents that are
 /// told to dial again must reach the other one.
@@ -25,25 +27,31 @@ pub(crate) struct Succession(Arc<SuccessionState>);
 
 #[derive(Debug, Default)]
 struct SuccessionState {
-    agents_port: watch::Sender<AgentsPort>,
+    agents_port: Mutex<AgentsPort>,
+    port_change: Notify,
     is_replaced: AtomicBool,
 }
 
 impl Succession {
+    fn set_port(&self, port: AgentsPort) {
+        *self.0.agents_port.lock() = port;
+        self.0.port_change.notify_waiters();
+    }
+
     /// Agents go to the other router from now on.
     pub(crate) fn lend_agents_port(&self) {
-        self.0.agents_port.send_replace(AgentsPort::Lent);
+        self.set_port(AgentsPort::Lent);
     }
 
     /// Agents come here: the other router has given its port away, or has failed to start.
     pub(crate) fn take_agents_port(&self) {
-        self.0.agents_port.send_replace(AgentsPort::Ours);
+        self.set_port(AgentsPort::Ours);
     }
 
     /// The other router serves. What runs here finishes.
     pub(crate) fn give_place(&self) {
         self.0.is_replaced.store(true, Ordering::Relaxed);
-        self.0.agents_port.send_replace(AgentsPort::GivenAway);
+        self.set_port(AgentsPort::GivenAway);
     }
 
     /// Whether another router serves in this one's place.
@@ -55,18 +63,17 @@ impl Succession {
     /// For an agent's session, which begins now.
     #[must_use]
     pub(crate) fn watch_agents_port(&self) -> AgentsPortWatch {
-        let mut port = self.0.agents_port.subscribe();
-        port.mark_changed();
-        AgentsPortWatch { port, is_ours: true }
+        AgentsPortWatch { succession: self.clone(), is_ours: true }
     }
 
     /// The next connection of an agent, as long as the port is this router's. It is closed here once
     /// it is given away: a listener that nobody accepts from keeps agents waiting if the other router
     /// dies.
     pub(crate) async fn accept_agent(&self, listener: &mut Option<TcpListener>) -> TcpStream {
-        let mut port = self.0.agents_port.subscribe();
         loop {
-            let whose = *port.borrow_and_update();
+            let mut change = pin!(self.0.port_change.notified());
+            change.as_mut().enable();
+            let whose = *self.0.agents_port.lock();
             if whose == AgentsPort::GivenAway {
                 *listener = None;
             }
@@ -78,8 +85,7 @@ impl Succession {
             };
             tokio::select! {
                 stream = accepted => return stream,
-                // The sender lives in `self`.
-                _ = port.changed() => {}
+                () = change => {}
             }
         }
     }
@@ -88,22 +94,22 @@ impl Succession {
 /// What one agent's session has seen of the port.
 #[derive(Debug)]
 pub(crate) struct AgentsPortWatch {
-    port: watch::Receiver<AgentsPort>,
+    succession: Succession,
     is_ours: bool,
 }
 
 impl AgentsPortWatch {
     /// Resolves when another router has got the port, once each time.
     pub(crate) async fn wait_lent(&mut self) {
+        let Succession(state) = &self.succession;
         loop {
-            if self.port.changed().await.is_err() {
-                // The router ends.
-                return std::future::pending().await;
-            }
-            let is_ours = *self.port.borrow_and_update() == AgentsPort::Ours;
+            let mut change = pin!(state.port_change.notified());
+            change.as_mut().enable();
+            let is_ours = *state.agents_port.lock() == AgentsPort::Ours;
             if std::mem::replace(&mut self.is_ours, is_ours) && !is_ours {
                 return;
             }
+            change.await;
         }
     }
 }

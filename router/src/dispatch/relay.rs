@@ -452,6 +452,10 @@ impl Relay {
         if self.is_fully_read() {
             self.complete();
         } else {
+            #[cfg(test)]
+            if crate::simulation::sabotage::is(crate::simulation::sabotage::Sabotage::PermitKept) {
+                self.context.permit.keep();
+            }
             self.context.metrics.record_end(AnswerOutcome::ClientLeft, self.context.received_at);
             let usage = self.usage();
             self.context.log_entry.record_end(AnswerOutcome::ClientLeft, None, usage);

@@ -142,6 +142,10 @@ impl Resumption {
 
     /// Whether it may be tried once more.
     pub(super) fn is_allowed(&self) -> bool {
+        #[cfg(test)]
+        if crate::simulation::sabotage::is(crate::simulation::sabotage::Sabotage::StreamGivenUp) {
+            return false;
+        }
         self.lost_at.len() + self.moves < MAX_RESUMPTIONS
     }
 

@@ -15,8 +15,10 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulConnection;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::coop::unconstrained;
 use tokio_util::io::InspectReader;
 
 use super::connection_clock::{ConnectionClock, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
@@ -24,7 +26,7 @@ use super::framing::watch_framing;
 use super::parser_refusals::RefusalStream;
 use super::reply::EdgeBody;
 use crate::config::RouterConfig;
-use crate::direct_writing::ClientStream;
+use crate::direct_writing::{ClientStream, DirectWriter};
 use crate::inbound::Edge;
 use crate::succession::Succession;
 
@@ -121,16 +123,44 @@ async fn may_be_http2(stream: &Stream) -> io::Result<bool> {
 }
 
 async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder, shutdown: &Shutdown) {
-    let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = edge.config;
-    let clock = ConnectionClock::new(ConnectionTimeouts { head, idle, stall });
+    let clock = connection_clock(&edge.config);
     let told = tokio::select! {
         told = may_be_http2(&stream) => told,
         _ = wait_overdue(&clock) => return,
         () = wait_closing(&edge.succession, shutdown) => return,
     };
     let Ok(may_be_http2) = told else { return };
+    let http1 = (!may_be_http2).then_some(http1);
     let wire = ClientStream::new(stream);
     let direct_writer = wire.direct_writer();
+    serve_wire(wire, direct_writer, edge, (clock, http1), shutdown).await;
+}
+
+/// Serves a connection in memory that speaks HTTP/1.1.
+#[cfg(test)]
+pub(crate) async fn serve_simulated<W>(wire: W, edge: Arc<Edge>, shutdown: &Shutdown)
+where
+    W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let clock = connection_clock(&edge.config);
+    serve_wire(wire, None, edge, (clock, Some(&http1_builder())), shutdown).await;
+}
+
+fn connection_clock(config: &RouterConfig) -> Arc<ConnectionClock> {
+    let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = *config;
+    ConnectionClock::new(ConnectionTimeouts { head, idle, stall })
+}
+
+/// Serves a connection; with settings for HTTP/1.1 where it is known to speak that.
+async fn serve_wire<W>(
+    wire: W,
+    direct_writer: Option<Arc<DirectWriter>>,
+    edge: Arc<Edge>,
+    (clock, http1): (Arc<ConnectionClock>, Option<&http1::Builder>),
+    shutdown: &Shutdown,
+) where
+    W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let wire = RefusalStream::new(wire, clock.clone(), edge.allowed_origins.allows_all());
     let (watch, framing) = watch_framing(clock.clone());
     let wire = InspectReader::new(wire, watch);
@@ -154,12 +184,11 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder
         })
     });
     let wire = TokioIo::new(wire);
-    if may_be_http2 {
+    match http1 {
+        Some(http1) => serve_connection(pin!(http1.serve_connection(wire, service)), &clock, shutdown, leaving).await,
         // Boxed: its state is twice as large, and the task of every HTTP/1 connection would have
         // room for it.
-        serve_connection(Box::pin(auto_builder(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown, leaving).await;
-    } else {
-        serve_connection(pin!(http1.serve_connection(wire, service)), &clock, shutdown, leaving).await;
+        None => serve_connection(Box::pin(auto_builder(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown, leaving).await,
     }
 }
 
@@ -190,8 +219,10 @@ where
     C: GracefulConnection<Error: fmt::Display>,
 {
     let ended = tokio::select! {
+        biased;
         ended = connection.as_mut() => ended,
-        why = wait_overdue(clock) => {
+        // A client that always sends more would use up what tokio lets a task do at a time, and this would never be asked.
+        why = unconstrained(wait_overdue(clock)) => {
             tracing::debug!(?why, "a client's connection is closed");
             if why == Overdue::Idle && clock.has_streams() {
                 end_gracefully(connection, clock, shutdown).await
@@ -199,7 +230,7 @@ where
                 return;
             }
         }
-        () = leaving => end_gracefully(connection, clock, shutdown).await,
+        () = unconstrained(leaving) => end_gracefully(connection, clock, shutdown).await,
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a client's connection ended early");
@@ -240,3 +271,6 @@ async fn wait_overdue(clock: &ConnectionClock) -> Overdue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,3 +21,5 @@ mod routes;
 mod translation;
 
 pub(crate) use connections::serve;
+#[cfg(test)]
+pub(crate) use connections::serve_simulated;

@@ -157,27 +157,32 @@ impl FleetWriter {
         let mut tick = tokio::time::interval(LEASE_CHECK_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
+            let update = tokio::select! {
+                // Updates may come all the time, so they come last.
+                biased;
+                _ = tick.tick() => None,
+                () = sleep_until(self.last_publish + LOAD_PUBLISH_INTERVAL), if self.has_unpublished_loads => {
+                    self.publish();
+                    continue;
+                }
                 update = updates.recv() => {
                     let Some(update) = update else { return };
-                    let mut is_urgent = self.apply(update);
-                    // Updates that came meanwhile are published together.
-                    while let Ok(update) = updates.try_recv() {
-                        is_urgent |= self.apply(update);
-                    }
-                    self.has_unpublished_loads = true;
-                    if is_urgent || self.last_publish.elapsed() >= LOAD_PUBLISH_INTERVAL {
-                        self.publish();
-                    }
-                    self.announce_moves();
+                    Some(update)
                 }
-                () = sleep_until(self.last_publish + LOAD_PUBLISH_INTERVAL), if self.has_unpublished_loads => self.publish(),
-                _ = tick.tick() => {
-                    if self.check_leases() {
-                        self.publish();
-                        self.announce_moves();
-                    }
-                }
+            };
+            let are_leases_due = update.is_none();
+            let mut is_urgent = false;
+            // Updates that came meanwhile are published together, and no lease lapses whose report is here. Those that
+            // come while these are applied wait for the next turn.
+            let waiting = updates.len();
+            for update in update.into_iter().chain(std::iter::from_fn(|| updates.try_recv().ok()).take(waiting)) {
+                is_urgent |= self.apply(update);
+                self.has_unpublished_loads = true;
+            }
+            is_urgent |= are_leases_due && self.check_leases();
+            if is_urgent || (self.has_unpublished_loads && self.last_publish.elapsed() >= LOAD_PUBLISH_INTERVAL) {
+                self.publish();
+                self.announce_moves();
             }
         }
     }

@@ -114,8 +114,9 @@ pub(crate) async fn attach(
             last_resync: Instant::now(),
         };
         let ended = tokio::select! {
-            ended = session.run(hello, requests) => ended,
+            biased;
             ended = wait_for_expiry(attached.as_ref()) => ended,
+            ended = session.run(hello, requests) => ended,
         };
         // The agent learns the reason if its queue has room. One that has left learns that its last
         // report has come.
@@ -210,11 +211,12 @@ impl Session {
         loop {
             is_announcement_due = is_announcement_due && !self.directives.announce_successor();
             let message = tokio::select! {
-                message = requests.message() => message,
+                biased;
                 () = port.wait_lent() => {
                     is_announcement_due = true;
                     continue;
                 }
+                message = requests.message() => message,
                 () = sleep(ANNOUNCEMENT_RETRY_INTERVAL), if is_announcement_due => continue,
             };
             match message {

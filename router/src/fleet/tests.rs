@@ -1,9 +1,11 @@
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use hostler_proto::agent::v1 as wire;
 use prometheus_client::metrics::counter::Counter;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, advance, sleep};
 
 use super::agent_report::AgentReport;
 use super::fleet_writer::LOAD_PUBLISH_INTERVAL;
@@ -126,6 +128,21 @@ async fn a_silent_agent_makes_its_replicas_suspect_and_an_empty_report_clears_th
     assert!(view.is_last_resort(&view.replicas[0], Instant::now()) && candidates(&fleet, None) == [0], "suspect means last, not dead");
     report(&fleet, 1, false, vec![]).await;
     assert!(!fleet.view().replicas[0].lease_lapsed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_lease_lapses_whose_agent_has_reported_when_the_router_was_suspended() {
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    let load = fleet.view().replicas[0].local_load.clone();
+    let mut change = pin!(load.stream_moves.change());
+    change.as_mut().enable();
+    advance(LEASE + Duration::from_secs(1)).await;
+    // It waits when the writer wakes.
+    fleet.update(FleetUpdate::Reported { attachment: 1, snapshot: false, replicas: vec![] }).await;
+    sleep(Duration::from_millis(300)).await;
+    assert!(!fleet.view().replicas[0].lease_lapsed);
+    assert!(change.now_or_never().is_none(), "its streams had no reason to move");
 }
 
 #[tokio::test(start_paused = true)]

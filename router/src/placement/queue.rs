@@ -285,6 +285,7 @@ impl RequestQueue {
         };
         shared.change_notify.notify_one();
         let turn = tokio::select! {
+            biased;
             turn = turn => turn,
             () = shared.wait_out_absence(prompt.model()) => {
                 let (ended, _) = oneshot::channel();

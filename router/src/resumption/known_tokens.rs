@@ -66,6 +66,11 @@ impl KnownTokens {
         let _ = write!(body, "\"max_tokens\":{most},\"stream\":true{options},\"return_token_ids\":true,\"prompt\":");
         let begin = body.len();
         let _ = write!(body, "[{}]", self.ids);
+        #[cfg(test)]
+        if self.emitted_tokens > 0 && crate::simulation::sabotage::is(crate::simulation::sabotage::Sabotage::TokenTwice) {
+            body.truncate(body.rfind(',').unwrap_or(body.len()));
+            body.push(']');
+        }
         let prompt = begin..body.len();
         body.push('}');
         let min_tokens = left.filter(|_| sampling.ignores_end).unwrap_or(min);
