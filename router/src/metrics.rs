@@ -34,18 +34,24 @@ pub struct RouterMetrics {
     answer_duration: Histogram,
     stream_events: Counter,
     completion_tokens: Counter,
-    resumptions: [Counter; 4],
+    resumptions: [Counter; RESUMPTION_OUTCOMES.len()],
     resumption_reasons: [Counter; BREAK_REASONS.len()],
     resumption_pause: Histogram,
 }
 
 /// Tier and outcome of a resumption.
-const RESUMPTION_OUTCOMES: [&str; 4] =
-    ["token_exact_failed", "token_exact_resumed", "valid_continuation_failed", "valid_continuation_resumed"];
+const RESUMPTION_OUTCOMES: [&str; 6] = [
+    "token_exact_failed",
+    "token_exact_resumed",
+    "valid_continuation_failed",
+    "valid_continuation_resumed",
+    "replay_failed",
+    "replay_resumed",
+];
 
 /// Why a stream broke, in the access log's words.
-const BREAK_REASONS: [&str; 8] =
-    ["agent_lost", "draining", "engine_error", "engine_lost", "engine_stopped", "incomplete", "protocol", "silent"];
+const BREAK_REASONS: [&str; 9] =
+    ["agent_lost", "difference", "draining", "engine_error", "engine_lost", "engine_stopped", "incomplete", "protocol", "silent"];
 
 /// 1 ms to about 9 minutes, each bucket twice the one before.
 fn seconds() -> Histogram {
@@ -143,8 +149,8 @@ impl RouterMetrics {
 
     /// A stream of this tier has lost its engine; `pause` is how long it took to go on, if it did.
     pub(crate) fn record_resumption(&self, tier: ResumeTier, reason: &str, pause: Option<Duration>) {
-        let row = usize::from(tier != ResumeTier::TokenExact) * 2 + usize::from(pause.is_some());
-        self.resumptions[row].inc();
+        let Some(row) = ResumeTier::RESUMED.iter().position(|name| *name == tier.as_str()) else { return };
+        self.resumptions[2 * row + usize::from(pause.is_some())].inc();
         if let Some(at) = BREAK_REASONS.iter().position(|known| *known == reason) {
             self.resumption_reasons[at].inc();
         }

@@ -9,26 +9,24 @@ pub(crate) enum ResumeTier {
     TokenExact,
     /// Tokens that it could have given.
     ValidContinuation,
+    /// The answer of the same request, sent again: what the client has got is compared with it.
+    Replay,
     /// It is not resumed, for this reason.
     None(&'static str),
 }
 
 impl ResumeTier {
     /// Those in which a stream is resumed, each at its own number.
-    pub(crate) const RESUMED: [&'static str; 2] = ["token_exact", "valid_continuation"];
+    pub(crate) const RESUMED: [&'static str; 3] = ["token_exact", "valid_continuation", "replay"];
 
     #[must_use]
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::TokenExact => Self::RESUMED[0],
             Self::ValidContinuation => Self::RESUMED[1],
+            Self::Replay => Self::RESUMED[2],
             Self::None(_) => "none",
         }
-    }
-
-    #[must_use]
-    pub(crate) fn is_some(self) -> bool {
-        !matches!(self, Self::None(_))
     }
 }
 

@@ -33,7 +33,7 @@ NOTHING_LEFT = 2
 
 
 # A stream with these is not resumed (docs/streams.md).
-NOT_RESUMED = {"stop": ["no model says this"]}
+NOT_RESUMED = {"stop": ["no model says this"], "temperature": 1}
 
 
 def tokens(seconds: float) -> int:

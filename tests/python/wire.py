@@ -27,9 +27,17 @@ class Stream:
     """One streamed answer, read in a thread of its own until it ends, is cut, or `leave` is called."""
 
     def __init__(
-        self, edge: str, tokens: int, model: str = MODEL, prompt: str | None = None, chat: bool = False, **parameters
+        self,
+        edge: str,
+        tokens: int,
+        model: str = MODEL,
+        prompt: str | None = None,
+        chat: bool = False,
+        route: str | None = None,
+        **parameters,
     ):
-        """Sends the request; `tokens` is how many are asked for, end-of-text or not, `parameters` are more of its body."""
+        """Sends the request; `tokens` is how many are asked for, end-of-text or not, `parameters` are more of its body,
+        or take out of it what is None."""
         self.status: int | None = None
         self.events: list[dict] = []
         self.arrivals: list[float] = []
@@ -45,7 +53,8 @@ class Stream:
         prompt = prompt or f"a long story, number {next(stories)}"
         asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
         body = {"model": model, "temperature": 0, "stream": True, **asked, **length, **parameters}
-        route = "chat/completions" if chat else "completions"
+        body = {name: value for name, value in body.items() if value is not None}
+        route = route or ("chat/completions" if chat else "completions")
         self._thread = threading.Thread(target=self._read, args=(f"{edge}/{route}", body), daemon=True)
         self._thread.start()
 

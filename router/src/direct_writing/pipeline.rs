@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::direct_writer::DirectWriter;
 use crate::crash_suspects::TrialProgress;
 use crate::response_affinity::ResponseIdReader;
-use crate::resumption::{Continuation, TokenRecord};
+use crate::resumption::{Continuation, ReplayRecord, TokenRecord};
 use crate::sse::{AnswerParser, ChunkOutcome, FinishState, SseScanner};
 
 /// An answer on its way, shared by the relay and the lane's task, either of which may pass it on.
@@ -26,11 +26,15 @@ pub(crate) struct PipelineState {
     pub(crate) response_id_reader: Option<ResponseIdReader>,
     /// Remembers the tokens of a stream that may be resumed, and takes them out of its events.
     pub(crate) token_record: Option<Box<TokenRecord>>,
+    /// Remembers what a stream tells that may be replayed, and takes that out of the replay.
+    pub(crate) replay_record: Option<Box<ReplayRecord>>,
     /// Tells the rest of a stream that was resumed.
     pub(crate) continuation: Option<Box<Continuation>>,
     pub(crate) trial_progress: Option<TrialProgress>,
     pub(crate) sent_bytes: u64,
     pub(crate) last_progress_at: Instant,
+    /// Since then the client has got nothing of a stream that is replayed.
+    pub(crate) silent_since: Option<Instant>,
     pub(crate) direct_writer: Option<Arc<DirectWriter>>,
     /// A fault that the lane's task has found in a piece, for the relay.
     pub(crate) failure: Option<ChunkOutcome>,
@@ -48,10 +52,12 @@ impl AnswerPipeline {
             answer_parser: None,
             response_id_reader,
             token_record: None,
+            replay_record: None,
             continuation: None,
             trial_progress,
             sent_bytes: 0,
             last_progress_at,
+            silent_since: None,
             direct_writer: None,
             failure: None,
         })))
@@ -68,7 +74,8 @@ impl PipelineState {
         let Some(scanner) = &mut self.scanner else { return (Bytes::new(), true) };
         let rest = scanner.take_rest();
         // Of a continuation that ends within an event that event is missing.
-        let is_told = self.continuation.as_ref().is_none_or(|continuation| continuation.is_told());
+        let is_told = self.continuation.as_ref().is_none_or(|continuation| continuation.is_told())
+            && self.replay_record.as_ref().is_none_or(|record| record.is_told());
         let is_complete = is_told && scanner.is_complete();
         match &mut self.token_record {
             Some(record) if is_complete => (record.process(rest), true),
@@ -87,6 +94,9 @@ impl PipelineState {
         if self.token_record.is_some() {
             return self.process_with_tokens(bytes);
         }
+        if self.replay_record.is_some() {
+            return (self.process_with_replay(bytes), b"");
+        }
         if let Some(scanner) = &mut self.scanner {
             return (scanner.process(bytes), b"");
         }
@@ -97,6 +107,33 @@ impl PipelineState {
             }
         }
         (ChunkOutcome::Forward(bytes), b"")
+    }
+
+    /// The same of an event stream that may be replayed, or is.
+    fn process_with_replay(&mut self, bytes: Bytes) -> ChunkOutcome {
+        let (Some(scanner), Some(record)) = (&mut self.scanner, &mut self.replay_record) else {
+            return ChunkOutcome::Forward(bytes);
+        };
+        if record.is_replaying() {
+            let Ok(new) = record.retell(&bytes) else { return ChunkOutcome::Aborted(Bytes::new()) };
+            self.silent_since = self.silent_since.filter(|_| new.is_empty());
+            return scanner.process(new);
+        }
+        if scanner.is_between_events() && record.observe_common(&bytes) {
+            scanner.count_plain_event();
+            return ChunkOutcome::Forward(bytes);
+        }
+        let was_within_event = scanner.is_within_event();
+        let outcome = scanner.process(bytes);
+        if was_within_event || scanner.is_within_event() {
+            record.give_up();
+            return outcome;
+        }
+        match &outcome {
+            ChunkOutcome::Forward(bytes) | ChunkOutcome::Aborted(bytes) => record.observe(bytes),
+            ChunkOutcome::Failed { bytes, error_at, .. } => record.observe(&bytes[..*error_at]),
+        }
+        outcome
     }
 
     /// The same of an event stream whose engine was asked for tokens.

@@ -41,7 +41,7 @@ use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementDecision, PlacementFeedback, PlacementRequest, Placer, Prompt, QueueShare, QueueSlot, RequestQueue};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::resume_tier::ResumeTier;
-use crate::resumption::{RecordMemory, Sampling, check_engine, unasked_part, without_asking};
+use crate::resumption::{RecordMemory, ReplayPlan, Sampling, check_engine, check_replaying_engine, unasked_part, without_asking};
 use crate::sse::{Dialect, is_engine_death};
 use binding::Binding;
 
@@ -100,6 +100,8 @@ pub(crate) struct OutboundRequest {
     pub stored_response: Option<ResponseRecorder>,
     /// What a continuation of its stream takes over, or why there is none. Its body asks for tokens if there may be one.
     pub sampling: Result<Box<Sampling>, &'static str>,
+    /// How it is sent again where there is none and its answer is the same each time.
+    pub replay: Option<Box<ReplayPlan>>,
     pub received_at: Instant,
 }
 
@@ -361,6 +363,7 @@ impl Dispatch {
         }
         let watch = outgoing.stored_response.clone().filter(|_| head.status == 200).map(|keep| keep.id_reader(&replica));
         let usage_bounds = outgoing.work.usage_bounds(replica.max_context_tokens());
+        let launch = replica.state.launch.clone();
         let context = RelayContext {
             in_flight,
             permit,
@@ -380,8 +383,8 @@ impl Dispatch {
         };
         let dialect = streams.then_some(outgoing.dialect);
         let mut relay = Relay::new(exchange, first_chunk, dialect, watch, context);
-        if let Some((record, resumption)) = streams.then(|| self.resumption(outgoing, decision.resume)).flatten() {
-            relay.record_tokens(record, resumption);
+        if let Some((record, resumption)) = streams.then(|| self.resumption(outgoing, decision.resume, launch)).flatten() {
+            relay.record_stream(record, resumption);
         }
         Answer { head, body: Box::new(relay), decision }
     }
@@ -389,8 +392,13 @@ impl Dispatch {
 
 /// What the client of a stream gets if this replica's engine dies.
 fn resume_tier(outgoing: &OutboundRequest, replica: &Replica) -> ResumeTier {
-    let tier = |sampling: &Sampling| check_engine(replica.state.launch.as_ref(), sampling.api).map(|()| sampling.tier);
-    let tier = outgoing.sampling.as_ref().map_err(|reason| *reason).and_then(|sampling| tier(sampling)).unwrap_or_else(ResumeTier::None);
+    let launch = replica.state.launch.as_ref();
+    let tier = match (&outgoing.sampling, &outgoing.replay) {
+        (_, Some(_)) => check_replaying_engine(launch).map(|()| ResumeTier::Replay),
+        (Ok(sampling), None) => check_engine(launch, sampling.api).map(|()| sampling.tier),
+        (Err(reason), None) => Err(*reason),
+    };
+    let tier = tier.unwrap_or_else(ResumeTier::None);
     if tier != ResumeTier::None(NO_STREAM) {
         outgoing.log_entry.set_resume_tier(tier);
     }

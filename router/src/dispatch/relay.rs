@@ -5,6 +5,7 @@
 //! stream gets an error event of its dialect, and every broken answer ends without its last chunk, so that nothing between here and the user can
 //! take it for complete.
 
+mod ending;
 mod moving;
 mod resuming;
 
@@ -18,20 +19,17 @@ use hostler_proto::lane::{Fault, StreamFault, is_keep_alive_comment};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::job_end::explain_loss;
-use super::resume::{ResumingAnswer, Resumption};
+use super::resume::{ResumingAnswer, Resumption, StreamRecord};
 use super::usage_bounds::UsageBounds;
 use crate::access_log::AccessEntry;
-use crate::admission::{ActualUsage, OutputTokens, Permit};
+use crate::admission::Permit;
 use crate::crash_suspects::CrashWatch;
 use crate::direct_writing::{AnswerPipeline, DirectWriter};
 use crate::fleet::{InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
-use crate::outcome::AnswerOutcome;
 use crate::placement::PlacementFeedback;
 use crate::response_affinity::ResponseIdReader;
-use crate::resumption::TokenRecord;
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
 
 use moving::{Move, MoveWatch};
@@ -148,11 +146,16 @@ impl Relay {
         }
     }
 
-    /// Has the tokens of the stream remembered, so that another engine can go on with it.
-    pub(super) fn record_tokens(&mut self, record: TokenRecord, resumption: Box<Resumption>) {
+    /// Has the stream remembered, so that another engine can go on with it.
+    pub(super) fn record_stream(&mut self, record: StreamRecord, resumption: Box<Resumption>) {
         let mut flow = self.pipeline.lock();
-        flow.scanner.as_mut().map(SseScanner::expect_tokens);
-        flow.token_record = Some(Box::new(record));
+        match record {
+            StreamRecord::Tokens(record) => {
+                flow.scanner.as_mut().map(SseScanner::expect_tokens);
+                flow.token_record = Some(record);
+            }
+            StreamRecord::Replay(record) => flow.replay_record = Some(record),
+        }
         drop(flow);
         self.resumption = Some(resumption);
         self.watch_for_move(Duration::ZERO);
@@ -203,11 +206,12 @@ impl Relay {
         while timer.as_mut().poll(context).is_ready() {
             let flow = self.pipeline.lock();
             let (now, progress) = (Instant::now(), flow.last_progress_at);
+            let shown = flow.silent_since.filter(|_| self.keep_alive.is_some()).unwrap_or(progress);
             if now >= progress + idle {
                 return Poll::Ready(Err(StreamFault { fault: Fault::EngineLost, message: "the engine sent nothing for too long".into() }));
             }
-            let is_due = now >= self.kept_alive_at.map_or(progress, |sent| sent.max(progress)) + period;
-            let last = if is_due { now } else { self.kept_alive_at.map_or(progress, |sent| sent.max(progress)) };
+            let is_due = now >= self.kept_alive_at.map_or(shown, |sent| sent.max(shown)) + period;
+            let last = if is_due { now } else { self.kept_alive_at.map_or(shown, |sent| sent.max(shown)) };
             timer.as_mut().reset((last + period).min(progress + idle));
             if is_due {
                 self.kept_alive_at = Some(now);
@@ -232,23 +236,6 @@ impl Relay {
         flow.sent_bytes += bytes.len() as u64;
         flow.direct_writer.as_ref().inspect(|outlet| outlet.mark_busy());
         Poll::Ready(Some(Ok(Frame::data(bytes))))
-    }
-
-    /// The answer broke: an event stream ends with an error event.
-    fn fail(&mut self, cause: &'static str, message: String) {
-        self.exchange.detach();
-        let message = explain_loss(&self.context.feedback.fleet().view(), &self.context.replica, Instant::now(), message);
-        let replica = &self.context.replica.id;
-        let id = self.context.feedback.decision_id();
-        tracing::warn!(%replica, id = format_args!("{id:016x}"), message, "an answer broke after it had begun");
-        self.context.metrics.record_end(AnswerOutcome::Broken, self.context.received_at);
-        let usage = self.usage();
-        self.context.log_entry.record_end(AnswerOutcome::Broken, Some(cause), usage);
-        self.reconcile_usage(usage, false);
-        self.state = match &self.pipeline.lock().scanner {
-            Some(scanner) => RelayState::SendingError(scanner.error_event(&message), message),
-            None => flushing_state(message),
-        };
     }
 
     fn process_chunk(&mut self, bytes: Bytes) -> Bytes {
@@ -281,6 +268,10 @@ impl Relay {
                 self.state = flushing_state("the engine reported an error".into());
                 bytes
             }
+            ChunkOutcome::Aborted(bytes) if self.differs() => {
+                self.diverge();
+                bytes
+            }
             ChunkOutcome::Aborted(bytes) => {
                 let more = self.lose("engine_stopped", super::ABORT_MESSAGE.into()).unwrap_or_default();
                 [bytes, more].concat().into()
@@ -298,59 +289,9 @@ impl Relay {
         self.lose("incomplete", "the engine ended the answer before it was complete".into()).unwrap_or_default()
     }
 
-    /// Reconciles the caller's limits with what was used. No answer has reported all of it before
-    /// its end, and some never do. Each event of a stream has at least one token, except the first,
-    /// which has only a role, and the last: so leaving early does not make an answer cheaper.
-    fn reconcile_usage(&mut self, usage: Option<TokenUsage>, is_whole: bool) {
-        let work = self.context.usage_bounds.work;
-        if !work.is_some() {
-            return;
-        }
-        let events = self.pipeline.lock().scanner.as_ref().map_or(0, SseScanner::event_count).saturating_sub(2);
-        let output_tokens = match usage {
-            _ if !work.generates() => OutputTokens::Exact(0),
-            Some(usage) if is_whole => OutputTokens::Exact(usage.completion_tokens),
-            usage => OutputTokens::AtLeast(usage.map_or(0, |usage| usage.completion_tokens).max(events)),
-        };
-        let prompt_tokens = usage.map(|usage| usage.prompt_tokens).filter(|prompt| *prompt > 0);
-        self.context.permit.reconcile_usage(ActualUsage { prompt_tokens, output_tokens });
-    }
-
-    /// The usage that the engine reported, as far as it can be true.
-    fn usage(&self) -> Option<TokenUsage> {
-        let flow = self.pipeline.lock();
-        let reported = match (&flow.scanner, &flow.answer_parser) {
-            (Some(scanner), _) => scanner.usage(),
-            (None, Some(parser)) => parser.usage(),
-            (None, None) => self.context.usage,
-        };
-        self.context.usage_bounds.clamp(reported?)
-    }
-
     /// Whether nothing is left of an answer that is not scanned.
     fn is_fully_read(&self) -> bool {
         self.pipeline.lock().scanner.is_none() && self.first_chunk.is_none() && self.exchange.is_finished()
-    }
-
-    fn complete(&mut self) {
-        self.state = RelayState::Ended;
-        if self.context.clears_suspicion {
-            self.context.crash_watch.clear_suspicion();
-        }
-        let usage = self.usage();
-        let events = self.pipeline.lock().scanner.as_ref().map(SseScanner::event_count);
-        if let Some(events) = events {
-            self.context.metrics.record_stream(events, usage);
-        }
-        // What another engine did of it would be taken for this one's speed.
-        let is_resumed = self.resumption.as_ref().is_some_and(|resumption| resumption.is_under_way());
-        if self.context.usage_bounds.work.is_some() && !is_resumed {
-            let most = self.context.usage_bounds;
-            self.context.feedback.record_end(usage, events.unwrap_or(0), most.context_tokens, most.work.answers == 1);
-        }
-        self.context.metrics.record_end(AnswerOutcome::Complete, self.context.received_at);
-        self.context.log_entry.record_end(AnswerOutcome::Complete, None, usage);
-        self.reconcile_usage(usage, true);
     }
 }
 
@@ -442,24 +383,5 @@ impl Drop for Relay {
             self.record_disconnect();
         }
         self.context.log_entry.set_bytes(self.pipeline.lock().sent_bytes);
-    }
-}
-
-impl Relay {
-    /// The client has left, unless the answer was complete.
-    fn record_disconnect(&mut self) {
-        // A client that knows the length, or that there is no body, does not ask for the end.
-        if self.is_fully_read() {
-            self.complete();
-        } else {
-            #[cfg(test)]
-            if crate::simulation::sabotage::is(crate::simulation::sabotage::Sabotage::PermitKept) {
-                self.context.permit.keep();
-            }
-            self.context.metrics.record_end(AnswerOutcome::ClientLeft, self.context.received_at);
-            let usage = self.usage();
-            self.context.log_entry.record_end(AnswerOutcome::ClientLeft, None, usage);
-            self.reconcile_usage(usage, false);
-        }
     }
 }

@@ -1,5 +1,5 @@
-//! Goes on with a stream whose engine was lost: has the rest of its answer computed by another replica, through the loop that every request goes
-//! through.
+//! Goes on with a stream whose engine was lost: has the rest of its answer, or all of it once more, computed by another replica, through the loop
+//! that every request goes through.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,11 +15,13 @@ use super::retry_policy::{AttemptEnd, RetryPolicy};
 use super::{Dispatch, OutboundRequest, StartedAnswer};
 use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::engine_life::EngineLife;
-use crate::fleet::{Fleet, FleetView, Replica};
+use crate::fleet::{EngineLaunch, Fleet, FleetView, Replica};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::ResponseReference;
 use crate::resume_tier::ResumeTier;
-use crate::resumption::{ContinuationRequest, Sampling, StreamApi, TokenRecord, check_engine};
+use crate::resumption::{
+    ContinuationRequest, KeptBody, ReplayRecord, Sampling, StreamApi, TokenRecord, are_alike, check_engine, check_replaying_engine,
+};
 use crate::sse::Dialect;
 
 /// Planned moves may meet a stream of hours several times. One that loses engines is stopped by the crash suspects long before.
@@ -37,7 +39,7 @@ pub(super) struct Resumption {
     dispatch: Arc<Dispatch>,
     /// The request, without its body once that is sent.
     outgoing: Box<OutboundRequest>,
-    sampling: Box<Sampling>,
+    source: ResumptionSource,
     pub(super) tier: ResumeTier,
     /// The engines that have lost it.
     lost_at: Vec<EngineLife>,
@@ -52,6 +54,22 @@ pub(super) enum Departure {
     Loss,
     /// Its engine goes on with it until another one does.
     Move,
+}
+
+/// What the request for the rest is made of.
+#[derive(Debug)]
+enum ResumptionSource {
+    /// Of the tokens so far, and this.
+    Tokens(Box<Sampling>),
+    /// It is the request itself, sent again.
+    Request(KeptBody),
+}
+
+/// What remembers a stream until it has to go on elsewhere.
+#[derive(Debug)]
+pub(super) enum StreamRecord {
+    Tokens(Box<TokenRecord>),
+    Replay(Box<ReplayRecord>),
 }
 
 /// The way to another engine.
@@ -96,29 +114,44 @@ impl ResumingAnswer {
 }
 
 impl Dispatch {
-    /// What goes on with this answer when its engine is lost, and what remembers its tokens until then, if it may be resumed.
+    /// What goes on with this answer when its engine is lost, which was started like this, and what remembers its stream until then, if it may
+    /// be resumed.
     pub(super) fn resumption(
         self: &Arc<Self>,
         mut outgoing: Box<OutboundRequest>,
         tier: ResumeTier,
-    ) -> Option<(TokenRecord, Box<Resumption>)> {
-        let sampling = outgoing.sampling.clone().ok().filter(|_| tier.is_some())?;
-        let record = TokenRecord::new(sampling.api, &self.record_memory);
-        outgoing.body = Bytes::new();
-        Some((record, Box::new(Resumption { dispatch: self.clone(), outgoing, sampling, tier, lost_at: Vec::new(), moves: 0 })))
-    }
-
-    /// Those that nobody knows to take tokens as a prompt, and those whose engine it `leaves` or was lost at.
-    fn replicas_unfit_to_continue(&self, leaves: &EngineLife, lost_at: &[EngineLife]) -> Vec<Arc<str>> {
-        let is_left = |replica: &Replica| replica.has_life(leaves) || lost_at.iter().any(|life| replica.has_life(life));
-        let is_unfit = |replica: &&Arc<Replica>| !is_fit_to_continue(replica) || is_left(replica);
-        self.fleet.view().replicas.iter().filter(is_unfit).map(|replica| replica.id.clone()).collect()
+        launch: Option<EngineLaunch>,
+    ) -> Option<(StreamRecord, Box<Resumption>)> {
+        let body = std::mem::take(&mut outgoing.body);
+        let memory = &self.record_memory;
+        let (record, source) = match (tier, &outgoing.replay) {
+            (ResumeTier::None(_), _) => return None,
+            (ResumeTier::Replay, replay) => {
+                let record = ReplayRecord::new(replay.as_ref()?.api, memory);
+                let kept = KeptBody::copy(&body, launch?.flags, memory)?;
+                (StreamRecord::Replay(Box::new(record)), ResumptionSource::Request(kept))
+            }
+            (ResumeTier::TokenExact | ResumeTier::ValidContinuation, _) => {
+                let sampling = outgoing.sampling.clone().ok()?;
+                (StreamRecord::Tokens(Box::new(TokenRecord::new(sampling.api, memory))), ResumptionSource::Tokens(sampling))
+            }
+        };
+        Some((record, Box::new(Resumption { dispatch: self.clone(), outgoing, source, tier, lost_at: Vec::new(), moves: 0 })))
     }
 }
 
 impl Resumption {
-    pub(super) fn sampling(&self) -> &Sampling {
-        &self.sampling
+    /// The parameters of a stream that is continued from its tokens.
+    pub(super) fn sampling(&self) -> Option<&Sampling> {
+        match &self.source {
+            ResumptionSource::Tokens(sampling) => Some(sampling),
+            ResumptionSource::Request(_) => None,
+        }
+    }
+
+    /// Of the stream that goes on.
+    pub(super) fn dialect(&self) -> Dialect {
+        self.outgoing.dialect
     }
 
     /// Whether it was resumed before.
@@ -151,44 +184,26 @@ impl Resumption {
 
     /// Where it could go on.
     pub(super) fn destinations(&self) -> Destinations {
-        Destinations { model: self.sampling.model.clone(), lost_at: self.lost_at.clone() }
+        Destinations { model: self.sampling().and_then(|sampling| sampling.model.clone()), lost_at: self.lost_at.clone() }
     }
 
-    /// Sends the request for the rest elsewhere than to the engine that it leaves.
+    /// Sends the request for the rest, or else the same one again, elsewhere than to the engine that it leaves.
     pub(super) fn start(
         mut self: Box<Self>,
         departure: Departure,
-        request: ContinuationRequest,
+        rest: Option<ContinuationRequest>,
         engine: EngineLife,
         mut crash_watch: CrashWatch,
     ) -> ResumingAnswer {
         if departure == Departure::Loss {
             self.lost_at.push(engine.clone());
         }
-        let outgoing = &mut self.outgoing;
-        outgoing.received_at = Instant::now();
-        outgoing.head = RequestHead {
-            method: "POST".into(),
-            path: COMPLETIONS.into(),
-            headers: std::mem::take(&mut outgoing.head.headers).into_iter().filter(is_of_continuation).collect(),
-            body_bytes: request.body.len() as u64,
-            // It is the same request to who looks for one that crashes engines.
-            fingerprint: outgoing.head.fingerprint,
-            ..RequestHead::default()
-        };
-        outgoing.dialect = Dialect::OpenAi;
-        outgoing.referenced_response = ResponseReference::None;
-        outgoing.placement_request = PlacementRequest {
-            model: self.sampling.model.clone(),
-            cache_salt: self.sampling.cache_salt.clone(),
-            path: COMPLETIONS.into(),
-            prompt_parts: vec![request.body.slice(request.prompt)],
-            output_bounds: OutputBounds { least: request.min_tokens, most: request.max_tokens },
-            is_stream: true,
-            body: request.body.clone(),
-            required_engine: None,
-        };
-        outgoing.body = request.body;
+        self.outgoing.received_at = Instant::now();
+        self.outgoing.head.headers.retain(is_of_continuation);
+        match rest {
+            Some(rest) => self.ask_for_rest(rest),
+            None => self.ask_again(),
+        }
         ResumingAnswer(Box::pin(async move {
             let outcome = match departure {
                 Departure::Loss => self.find_continuation(&engine, &mut crash_watch).await,
@@ -197,6 +212,42 @@ impl Resumption {
             self.outgoing.body = Bytes::new();
             ResumedAnswer { resumption: self, crash_watch, outcome }
         }))
+    }
+
+    fn ask_for_rest(&mut self, request: ContinuationRequest) {
+        let ResumptionSource::Tokens(sampling) = &self.source else { return };
+        let outgoing = &mut self.outgoing;
+        outgoing.head = RequestHead {
+            method: "POST".into(),
+            path: COMPLETIONS.into(),
+            headers: std::mem::take(&mut outgoing.head.headers),
+            body_bytes: request.body.len() as u64,
+            // It is the same request to who looks for one that crashes engines.
+            fingerprint: outgoing.head.fingerprint,
+            ..RequestHead::default()
+        };
+        outgoing.dialect = Dialect::OpenAi;
+        outgoing.referenced_response = ResponseReference::None;
+        outgoing.placement_request = PlacementRequest {
+            model: sampling.model.clone(),
+            cache_salt: sampling.cache_salt.clone(),
+            path: COMPLETIONS.into(),
+            prompt_parts: vec![request.body.slice(request.prompt)],
+            output_bounds: OutputBounds { least: request.min_tokens, most: request.max_tokens },
+            is_stream: true,
+            body: request.body.clone(),
+            required_engine: None,
+        };
+        outgoing.body = request.body;
+    }
+
+    fn ask_again(&mut self) {
+        let ResumptionSource::Request(KeptBody { body, .. }) = &self.source else { return };
+        let outgoing = &mut self.outgoing;
+        if let Some(plan) = &outgoing.replay {
+            outgoing.placement_request = plan.placement_request(body);
+        }
+        outgoing.body = body.clone();
     }
 
     /// The same while the engine that it `leaves` goes on with it: nothing but tokens within a short time is better than that.
@@ -223,13 +274,32 @@ impl Resumption {
             policy.end_attempt(AttemptEnd::Lost { excused: true });
         }
         let dispatch = self.dispatch.clone();
-        let tried = dispatch.replicas_unfit_to_continue(leaves, &self.lost_at);
+        let tried = self.replicas_unfit_to_go_on(leaves);
         let found = dispatch.find_answer(&mut self.outgoing, crash_watch, tried, policy).await;
         let begun = found.map_err(|refusal| refusal.to_string())?;
         if begun.head.status != 200 || !begun.is_stream() || begun.is_retryable() {
             return Err(format!("another engine answered {}", begun.head.status));
         }
         Ok(begun)
+    }
+
+    /// Those whose engine cannot go on with it, and those whose engine it `leaves` or was lost at.
+    fn replicas_unfit_to_go_on(&self, leaves: &EngineLife) -> Vec<Arc<str>> {
+        let is_left = |replica: &Replica| replica.has_life(leaves) || self.lost_at.iter().any(|life| replica.has_life(life));
+        let is_unfit = |replica: &&Arc<Replica>| !self.may_go_on_at(replica) || is_left(replica);
+        self.dispatch.fleet.view().replicas.iter().filter(is_unfit).map(|replica| replica.id.clone()).collect()
+    }
+
+    /// Whether this replica's engine is known to take tokens as a prompt, or to make the same stream of an answer.
+    fn may_go_on_at(&self, replica: &Replica) -> bool {
+        let launch = replica.state.launch.as_ref();
+        match &self.source {
+            ResumptionSource::Tokens(_) => is_fit_to_continue(replica),
+            ResumptionSource::Request(kept) => {
+                let is_alike = |launch: &EngineLaunch| are_alike(&launch.flags, &kept.launched_with);
+                check_replaying_engine(launch).is_ok() && launch.is_some_and(is_alike)
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod media;
 mod peek;
 mod request;
 mod required_engine;
+mod resume_plan;
 mod share;
 mod submit;
 mod work_estimate;

@@ -3,7 +3,6 @@
 use bytes::Bytes;
 use hostler_proto::lane::RequestHead;
 use http::Method;
-use http::uri::PathAndQuery;
 use tokio::time::Instant;
 
 use super::body::BodyMemoryFull;
@@ -16,6 +15,7 @@ use super::invocation;
 use super::isolation::{SaltedBody, UnsaltedRequest};
 use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::request::{InboundRequest, Rejection};
+use super::resume_plan::ResumePlan;
 use super::share::{queue_share, response_owner, tenant_hash};
 use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work, output_bounds};
 use crate::access_log::{AccessEntry, client_id};
@@ -24,7 +24,7 @@ use crate::dispatch::{Answer, ExternalPlacement, NO_STREAM, OutboundRequest, Ref
 use crate::keys::{Caller, Role};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
-use crate::resumption::{Sampling, StreamApi, ask_for_tokens, check_engine};
+use crate::resumption::{ReplayPlan, ask_for_tokens};
 use crate::sse::Dialect;
 
 /// For callers with limits.
@@ -145,7 +145,8 @@ impl Edge {
         self.check_response_id(&names, peek.response_id.as_deref(), &caller, begun)?;
         let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
         let may_be_resumed = peek.is_stream && method == Method::POST && matches!(content, BodyFormat::Json);
-        let mut sampling = if may_be_resumed { self.sampling(&path, plain, &peek) } else { Err(NO_STREAM) };
+        let plan = if may_be_resumed { self.resume_plan(&path, plain, &peek) } else { ResumePlan::None(NO_STREAM) };
+        let (mut sampling, replayed_api) = plan.into_parts();
         let asking = sampling.is_ok().then(|| ask_for_tokens(plain));
         let for_engine = EngineBody { received: &body, salted, asking };
         let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| for_engine.locate(text)).collect() };
@@ -154,10 +155,9 @@ impl Edge {
         // may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
         if let Ok(sampling) = &mut sampling {
-            sampling.model = peek.model.clone().filter(|model| !model.is_empty());
             sampling.cache_salt.clone_from(&salt);
         }
-        let outgoing = Box::new(OutboundRequest {
+        let mut outgoing = Box::new(OutboundRequest {
             id,
             priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
             tenant: tenant_hash(&caller).unwrap_or_default(),
@@ -175,7 +175,8 @@ impl Edge {
                 body: body.clone(),
             },
             dialect: Dialect::for_path(route),
-            sampling: sampling.map(Box::new),
+            sampling,
+            replay: None,
             work,
             stored_response: names
                 .creates_response()
@@ -193,6 +194,7 @@ impl Edge {
             log_entry: entry,
             received_at: begun,
         });
+        outgoing.replay = replayed_api.map(|api| Box::new(ReplayPlan::new(api, &outgoing.placement_request)));
         Ok((outgoing, permit))
     }
 
@@ -202,26 +204,6 @@ impl Edge {
         let Some(chosen) = chosen.filter(is_taken) else { return Ok(()) };
         let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
         Err(Rejection::Forbidden(message))
-    }
-
-    /// What a continuation of this request's stream would take over, or why there is none.
-    fn sampling(&self, path: &PathAndQuery, body: &Bytes, peek: &Peek<'_>) -> Result<Sampling, &'static str> {
-        if !self.config.resume_streams {
-            return Err("off");
-        }
-        if path.query().is_some() {
-            return Err("route");
-        }
-        let api = StreamApi::for_path(path.path()).ok_or("route")?;
-        let view = self.dispatch.fleet.view();
-        let eligible = view.replicas.iter().filter(|replica| replica.accepts(peek.model.as_deref()));
-        let mut checks = eligible.map(|replica| check_engine(replica.state.launch.as_ref(), api));
-        // Tokens are asked for where there is a replica whose streams can be continued.
-        match checks.next().ok_or("engine")? {
-            Err(_) if checks.any(|check| check.is_ok()) => {}
-            first => first?,
-        }
-        Sampling::parse(api, body)
     }
 
     fn estimate_usage(&self, work: Work, output_bounds: OutputBounds, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {

@@ -24,7 +24,7 @@ pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Res
 }
 
 /// Whether an argument is the flag of this name, in either spelling, with or without its value.
-fn is_flag(argument: &str, name: &str) -> bool {
+pub(super) fn is_flag(argument: &str, name: &str) -> bool {
     let flag = argument.split_once('=').map_or(argument, |(flag, _)| flag).as_bytes();
     flag.len() == name.len() && flag.iter().map(|byte| if *byte == b'_' { b'-' } else { *byte }).eq(name.bytes())
 }

@@ -1,11 +1,13 @@
 //! Streams that outlive their engine (docs/decisions/0022). Pure: `inbound` asks which requests may be resumed, `direct_writing` has the tokens of a
-//! stream remembered and those of its continuation told in its own form, `dispatch` sends the continuation.
+//! stream remembered and those of its continuation told in its own form, or has a replay compared with it (`replay`), `dispatch` sends the request
+//! for the rest, or the same one again.
 
 mod continuation;
 mod engine_check;
 mod event_form;
 mod known_tokens;
 mod memory;
+mod replay;
 #[cfg(test)]
 pub(crate) mod samples;
 mod sampling;
@@ -16,5 +18,8 @@ pub(crate) use continuation::{Continuation, SEAM};
 pub(crate) use engine_check::check_engine;
 pub(crate) use known_tokens::{ContinuationRequest, KnownTokens};
 pub(crate) use memory::RecordMemory;
+#[cfg(test)]
+pub(crate) use replay::samples as replay_samples;
+pub(crate) use replay::{KeptBody, ReplayApi, ReplayPlan, ReplayRecord, are_alike, check_message_request, check_replaying_engine};
 pub(crate) use sampling::{Sampling, StreamApi, ask_for_tokens, unasked_part, without_asking};
 pub(crate) use token_record::TokenRecord;

@@ -13,7 +13,7 @@ use crate::placement::mentions_media;
 use crate::resume_tier::ResumeTier;
 
 /// A longer body is not asked for tokens: those of its prompt come in one event.
-const MAX_BODY_BYTES: usize = 128 * 1024;
+pub(super) const MAX_BODY_BYTES: usize = 128 * 1024;
 
 /// A continuation takes over no more than this of the body; only lists of tokens can be longer.
 const MAX_CARRIED_BYTES: usize = 4096;
@@ -57,17 +57,41 @@ pub(crate) struct Sampling {
     pub(crate) cache_salt: String,
 }
 
+/// Why a stream is not continued from its tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Unfit {
+    pub(crate) reason: &'static str,
+    /// The same request gives the same answer, and each of its fields has a rule.
+    pub(crate) may_be_replayed: bool,
+}
+
+impl Unfit {
+    /// By what nobody can do anything about.
+    fn hopeless(reason: &'static str) -> Self {
+        Self { reason, may_be_replayed: false }
+    }
+}
+
+/// Reasons that say that an answer is not the text of its tokens, or that a continuation would choose other tokens. The same request is answered in the
+/// same way all the same.
+const REPLAYABLE: [&str; 9] = ["choices", "penalty", "logprobs", "tools", "grammar", "stop", "echo", "continuous_usage", "parser"];
+
 impl Sampling {
     /// Of a stream.
     ///
     /// # Errors
-    /// With the reason why it is not resumed.
-    pub(crate) fn parse(api: StreamApi, body: &[u8]) -> Result<Self, &'static str> {
+    /// With the reason why it is not continued from its tokens.
+    pub(crate) fn parse(api: StreamApi, body: &[u8]) -> Result<Self, Unfit> {
         if body.len() > MAX_BODY_BYTES {
-            return Err("size");
+            return Err(Unfit::hopeless("size"));
         }
-        let draft: SamplingDraft = serde_json::from_slice(body).map_err(|_| "body")?;
+        let draft: SamplingDraft = serde_json::from_slice(body).map_err(|_| Unfit::hopeless("body"))?;
         draft.finish(api)
+    }
+
+    /// Whether the same request gives the same answer again.
+    pub(crate) fn is_determined(&self) -> bool {
+        self.tier == ResumeTier::TokenExact
     }
 
     /// Tokens that the answer may have; `None` for as many as there is room for.
@@ -115,6 +139,8 @@ struct SamplingDraft {
     names: Vec<String>,
     carried: String,
     reason: Option<&'static str>,
+    /// A field has no rule even for a replay.
+    is_hopeless: bool,
     is_greedy: bool,
     is_seeded: bool,
     /// `None` if it was not said, `Some(None)` if it was said to be none.
@@ -126,25 +152,27 @@ struct SamplingDraft {
 }
 
 impl SamplingDraft {
-    fn finish(self, api: StreamApi) -> Result<Sampling, &'static str> {
+    fn finish(self, api: StreamApi) -> Result<Sampling, Unfit> {
+        let may_be_replayed = !self.is_hopeless && (self.is_greedy || self.is_seeded);
+        let unfit = |reason| Unfit { reason, may_be_replayed };
         if let Some(reason) = self.reason {
-            return Err(reason);
+            return Err(unfit(reason));
         }
         let max_tokens = match (api, self.max_completion_tokens, self.max_tokens) {
             (StreamApi::Chat, Some(most), _) => Some(most),
-            (StreamApi::Completions, Some(_), _) => return Err("max_completion_tokens"),
+            (StreamApi::Completions, Some(_), _) => return Err(Unfit::hopeless("max_completion_tokens")),
             (StreamApi::Completions, None, None) => Some(DEFAULT_COMPLETION_TOKENS),
             // The default to vLLM 0.32, and no limit to releases before it normalized this.
-            (StreamApi::Completions, None, Some(None)) => return Err("max_tokens"),
+            (StreamApi::Completions, None, Some(None)) => return Err(unfit("max_tokens")),
             (_, None, most) => most.flatten(),
         };
         let tier = match (self.is_greedy, self.is_seeded) {
             (true, _) => ResumeTier::TokenExact,
-            (false, true) => return Err("seed"),
+            (false, true) => return Err(unfit("seed")),
             (false, false) => ResumeTier::ValidContinuation,
         };
         if self.carried.len() > MAX_CARRIED_BYTES {
-            return Err("size");
+            return Err(unfit("size"));
         }
         let Self { carried, min_tokens, ignores_end, wants_usage, .. } = self;
         let (model, cache_salt) = (None, String::new());
@@ -177,7 +205,8 @@ impl SamplingDraft {
                 self.carry(name, raw);
             }
             ("seed", _) => {
-                self.is_seeded = true;
+                // To vLLM this one is none.
+                self.is_seeded = raw != "-1";
                 self.carry(name, raw);
             }
             ("max_tokens", _) => self.max_tokens = Some(Some(count(value).ok_or("max_tokens")?)),
@@ -275,6 +304,7 @@ impl<'de> Visitor<'de> for SamplingVisitor {
             // Engines differ in which of two values they take.
             let read = if draft.names.iter().any(|read| *read == name) { Err("repeated_field") } else { draft.read(&name, value) };
             // The first reason in the order of the body.
+            draft.is_hopeless |= read.is_err_and(|reason| !REPLAYABLE.contains(&reason));
             draft.reason = draft.reason.or(read.err());
             draft.names.push(name.into_owned());
         }

@@ -189,7 +189,7 @@ async fn a_stream_that_killed_its_engine_after_it_had_begun_is_refused_after_the
     let fleet = Fleet::start(setup(4, 200)).await;
     // Simulated engines die of a text, which a continuation from tokens has not: this stream has none.
     let mut killer = asked(DEADLY, 500, true);
-    killer["seed"] = 7.into();
+    killer["stop"] = "never said".into();
     for crash in 1..=2 {
         fleet.edge().post(CHAT, &killer).await.assert_broken_stream();
         until("the engine's crash", async || {
@@ -207,7 +207,7 @@ async fn a_request_that_killed_once_through_each_of_two_routers_is_refused_by_bo
     let fleet = Fleet::start(setup(4, 200).routers(2)).await;
     // Such a stream is not resumed: each costs one engine.
     let mut killer = asked(DEADLY, 500, true);
-    killer["seed"] = 7.into();
+    killer["stop"] = "never said".into();
     for (crash, router) in (1..).zip(&fleet.routers) {
         router.edge().post(CHAT, &killer).await.assert_broken_stream();
         for router in &fleet.routers {

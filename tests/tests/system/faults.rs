@@ -10,13 +10,13 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, is_alive, seeded_stream, signal};
+use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, is_alive, signal, unresumed_stream};
 
 /// Streams that have all begun, as evenly spread as the router spreads them, and that are not resumed.
 async fn streams(fleet: &Fleet, count: usize, tokens: usize) -> Vec<Answering> {
     let mut opened = Vec::new();
     for _ in 0..count {
-        let mut stream = fleet.edge().open(CHAT, &seeded_stream(tokens)).await;
+        let mut stream = fleet.edge().open(CHAT, &unresumed_stream(tokens)).await;
         stream.events(2).await;
         opened.push(stream);
     }

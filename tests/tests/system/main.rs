@@ -36,6 +36,7 @@ mod pages;
 mod placement;
 mod readings;
 mod refusals;
+mod replays;
 mod restarts;
 mod resumption;
 mod routers;

@@ -259,8 +259,8 @@ async fn ask_wrongly(system: &System) {
 /// Engines die with the prompt until it is banned; other answers break or their clients leave.
 async fn see_engines_die(system: &System) {
     let edge = Endpoint::Tcp(system.edge);
-    // A seed: other streams go on from another engine.
-    let mut body = json!({"model": MODEL, "messages": user(&prompt()), "max_tokens": 10_000, "stream": true, "seed": 7});
+    // A stop string without a seed: other streams go on from another engine.
+    let mut body = json!({"model": MODEL, "messages": user(&prompt()), "max_tokens": 10_000, "stream": true, "stop": "never said"});
     let mut left = edge.send(system.request(Method::POST, CHAT, &[], body.to_string())).await;
     left.events(2).await;
     drop(left);

@@ -97,9 +97,11 @@ pub(super) struct Move {
 }
 
 impl Relay {
-    /// Has a stream that may be resumed move when its replica leaves, not before `delay`.
+    /// Has a stream that can be continued move when its replica leaves, not before `delay`. One that would be replayed stays as long as it can: its
+    /// replay begins with the first token.
     pub(super) fn watch_for_move(&mut self, delay: Duration) {
         let Some(resumption) = self.resumption.as_ref().filter(|resumption| resumption.is_allowed()) else { return };
+        let Some(sampling) = resumption.sampling() else { return };
         let flow = self.pipeline.lock();
         if flow.token_record.as_ref().is_none_or(|record| record.has_given_up()) {
             return;
@@ -110,7 +112,7 @@ impl Relay {
             replica: self.context.replica.clone(),
             pipeline: self.pipeline.clone(),
             destinations: resumption.destinations(),
-            max_tokens: resumption.sampling().max_tokens(),
+            max_tokens: sampling.max_tokens(),
             begun: (Instant::now(), emitted),
         };
         self.move_watch = Some(MoveWatch(Box::pin(stream.await_turn(resumption.fleet().clone(), delay))));
@@ -135,7 +137,7 @@ impl Relay {
             self.watch_for_move(RETRY_INTERVAL);
             return self.stay();
         };
-        let Some(request) = known.continuation_request(resumption.sampling(), self.context.replica.max_context_tokens()) else {
+        let Some(request) = self.rest_of(&resumption, known.as_ref()).flatten() else {
             self.resumption = Some(resumption);
             return self.stay();
         };
@@ -143,7 +145,7 @@ impl Relay {
         let is_being_emptied = resumption.fleet().view().present(replica).is_some_and(|present| present.is_being_emptied());
         let cause = if is_being_emptied { "draining" } else { "silent" };
         let watch = resumption.second_watch();
-        let moving = resumption.start(Departure::Move, request, replica.engine_life(), watch);
+        let moving = resumption.start(Departure::Move, Some(request), replica.engine_life(), watch);
         self.state = RelayState::Moving(moving, Move { begun_at: Instant::now(), cause, _turn: turn });
     }
 

@@ -8,8 +8,10 @@ use tokio::time::Instant;
 use super::{Relay, RelayState};
 use crate::dispatch::StartedAnswer;
 use crate::dispatch::resume::{Departure, ResumedAnswer, Resumption};
-use crate::resumption::{Continuation, KnownTokens, SEAM};
-use crate::sse::Dialect;
+use crate::resumption::{Continuation, ContinuationRequest, KnownTokens, SEAM};
+
+/// The word in the access log for a replay that gives another answer.
+const DIFFERENCE: &str = "difference";
 
 /// Why and when a stream left its engine.
 #[derive(Debug)]
@@ -28,10 +30,11 @@ impl Relay {
             return None;
         };
         let loss = Loss { cause, message, at: Instant::now() };
-        let Some(request) = known.continuation_request(resumption.sampling(), self.context.replica.max_context_tokens()) else {
+        let rest = self.rest_of(&resumption, known.as_ref());
+        if let (Some(None), Some(known)) = (&rest, &known) {
             self.resumption = Some(resumption);
-            return Some(self.tell_end(&known, &loss));
-        };
+            return Some(self.tell_end(known, &loss));
+        }
         self.pipeline.lock().last_progress_at = loss.at;
         // It computes nothing there any more.
         self.context.in_flight = None;
@@ -41,20 +44,42 @@ impl Relay {
         let crash_watch = std::mem::replace(&mut self.context.crash_watch, idle_watch);
         let replica = &self.context.replica;
         tracing::info!(replica = %replica.id, message = loss.message, "a stream has lost its engine and is to go on elsewhere");
-        let resuming = resumption.start(Departure::Loss, request, replica.engine_life(), crash_watch);
+        let resuming = resumption.start(Departure::Loss, rest.flatten(), replica.engine_life(), crash_watch);
         self.state = RelayState::Resuming(resuming, loss);
         Some(Bytes::new())
     }
 
-    /// What the stream goes on from, if it may be resumed once more and all of it is known.
-    pub(super) fn take_resumption(&mut self) -> Option<(Box<Resumption>, KnownTokens)> {
+    /// Whether another engine gives another answer to the same request.
+    pub(super) fn differs(&self) -> bool {
+        self.pipeline.lock().replay_record.as_ref().is_some_and(|record| record.differs())
+    }
+
+    /// Ends the stream, as there is no way to go on with it.
+    pub(super) fn diverge(&mut self) {
+        if let Some(resumption) = self.resumption.take() {
+            self.context.metrics.record_resumption(resumption.tier, DIFFERENCE, None);
+        }
+        self.fail(DIFFERENCE, "the engine was lost, and another one did not give the same answer".into());
+    }
+
+    /// The request for the rest of a stream that goes on from its tokens, if there is any rest.
+    pub(super) fn rest_of(&self, resumption: &Resumption, known: Option<&KnownTokens>) -> Option<Option<ContinuationRequest>> {
+        let (known, sampling) = known.zip(resumption.sampling())?;
+        Some(known.continuation_request(sampling, self.context.replica.max_context_tokens()))
+    }
+
+    /// What the stream goes on from, if it may be resumed once more and all of it is known. One that is replayed has no tokens.
+    pub(super) fn take_resumption(&mut self) -> Option<(Box<Resumption>, Option<KnownTokens>)> {
         self.resumption.as_ref().filter(|resumption| resumption.is_allowed())?;
         let flow = self.pipeline.lock();
         let scanner = flow.scanner.as_ref()?;
         if scanner.is_within_event() || scanner.is_complete() {
             return None;
         }
-        let known = flow.token_record.as_ref()?.known()?;
+        let known = match &flow.replay_record {
+            Some(record) => record.is_known().then_some(None)?,
+            None => Some(flow.token_record.as_ref()?.known()?),
+        };
         drop(flow);
         Some((self.resumption.take()?, known))
     }
@@ -64,21 +89,32 @@ impl Relay {
         let Some(resumption) = &self.resumption else { return Bytes::new() };
         self.context.metrics.record_resumption(resumption.tier, loss.cause, Some(Duration::ZERO));
         self.context.log_entry.record_resumption();
-        let sampling = resumption.sampling().clone();
+        let sampling = resumption.sampling().cloned();
         let has_usage = self.pipeline.lock().scanner.as_ref().is_some_and(|scanner| scanner.usage().is_some());
         // Its engine died with it all the same.
         self.context.clears_suspicion = false;
         let _ = self.rewind();
-        let ending = self.process_chunk(known.ending(&sampling, has_usage));
+        let ending = sampling.map(|sampling| known.ending(&sampling, has_usage)).unwrap_or_default();
+        let ending = self.process_chunk(ending);
         self.complete();
         ending
     }
 
-    /// Forgets what the client has not got whole, and returns what the stream goes on from.
-    fn rewind(&self) -> Option<KnownTokens> {
+    /// Forgets what the client has not got whole, and returns what the stream goes on from. One that is replayed has no tokens.
+    fn rewind(&self) -> Option<Option<KnownTokens>> {
         let mut flow = self.pipeline.lock();
-        let known = flow.token_record.as_mut()?.rewind()?;
-        flow.scanner.as_mut()?.rewind(known.is_finished());
+        let (known, is_finished) = match &mut flow.replay_record {
+            Some(record) => {
+                record.rewind();
+                (None, record.is_finished())
+            }
+            None => {
+                let known = flow.token_record.as_mut()?.rewind()?;
+                let is_finished = known.is_finished();
+                (Some(known), is_finished)
+            }
+        };
+        flow.scanner.as_mut()?.rewind(is_finished);
         flow.continuation = None;
         Some(known)
     }
@@ -107,7 +143,8 @@ impl Relay {
         };
         self.context.metrics.record_resumption(resumption.tier, loss.cause, Some(loss.at.elapsed()));
         self.context.log_entry.record_resumption();
-        let continuation = Continuation::new(&known);
+        let continuation = known.as_ref().map(Continuation::new).map(Box::new);
+        let dialect = resumption.dialect();
         let StartedAnswer { first_chunk, exchange, in_flight, replica, feedback, awaits_first_event, .. } = begun;
         if !awaits_first_event {
             self.context.crash_watch.mark_answered();
@@ -120,9 +157,10 @@ impl Relay {
         self.first_chunk = first_chunk;
         self.state = RelayState::Streaming;
         let mut flow = self.pipeline.lock();
-        flow.continuation = Some(Box::new(continuation));
+        flow.continuation = continuation;
         flow.last_progress_at = Instant::now();
-        flow.trial_progress = self.context.crash_watch.trial_progress(Dialect::OpenAi.token_marker());
+        flow.silent_since = flow.replay_record.as_ref().map(|_| loss.at);
+        flow.trial_progress = self.context.crash_watch.trial_progress(dialect.token_marker());
         self.is_direct_writing_pending = flow.direct_writer.is_some();
         drop(flow);
         self.watch_for_move(Duration::ZERO);

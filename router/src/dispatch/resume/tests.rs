@@ -24,13 +24,14 @@ use crate::lanes::Lane;
 use crate::placement::{Placer, PrefillWindows, QueueLimits, QueueShare, RequestQueue};
 use crate::prompt::Prompts;
 use crate::resumption::samples::answer;
-use crate::resumption::{RecordMemory, SEAM, ask_for_tokens};
+use crate::resumption::{RecordMemory, ReplayApi, ReplayPlan, SEAM, ask_for_tokens};
 
 const CHAT: &str = "/v1/chat/completions";
 
 const TEXTS: [&str; 6] = ["Hey", "", "\u{1f980}", " \\\"quo", "", "end"];
 
 mod moves;
+mod replays;
 
 /// How an engine ends a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +40,8 @@ enum Death {
     EngineError,
     Abort,
     Incomplete,
+    /// Lost with a half of the next event, within a character of several bytes where that has one.
+    WithinEvent,
     Silence,
     /// The rest comes so many seconds later.
     Stall(u64),
@@ -64,6 +67,20 @@ impl Fixture {
 
     /// A replica with each of these front-ends.
     async fn start_with(front_ends: &[FrontEnd], script: &[(usize, Death)]) -> Self {
+        let told_by = front_ends.to_vec();
+        Self::start_telling(front_ends, script, move |head, body, attempt| {
+            let name = if attempt == 0 { "cmpl-r1" } else { "cmpl-other" };
+            answer(told_by[head.replica as usize], &head.path, body, name, &TEXTS)
+        })
+        .await
+    }
+
+    /// The same, with engines that answer like this.
+    async fn start_telling(
+        front_ends: &[FrontEnd],
+        script: &[(usize, Death)],
+        tell: impl Fn(&RequestHead, &[u8], usize) -> Vec<String> + Send + Sync + 'static,
+    ) -> Self {
         let fleet = fleet();
         let replica = |(index, dialect): (u32, &FrontEnd)| {
             let launch = EngineLaunch { dialect: *dialect, ..EngineLaunch::default() };
@@ -89,7 +106,7 @@ impl Fixture {
         });
         let script = Arc::new(Mutex::new(script.iter().copied().collect()));
         let fixture = Self { dispatch, admission: Admission::new(10), lane, script, seen: Arc::default(), tasks };
-        fixture.tasks.spawn(serve(front_ends.to_vec(), fixture.lane.clone(), fixture.script.clone(), fixture.seen.clone()));
+        fixture.tasks.spawn(serve_with(fixture.lane.clone(), fixture.script.clone(), fixture.seen.clone(), tell));
         fixture
     }
 
@@ -120,19 +137,25 @@ async fn read(mut relay: Box<Relay>) -> (String, Result<(), String>) {
 }
 
 fn request(path: &str, body: &str) -> Box<OutboundRequest> {
-    let mut sampling = Sampling::parse(StreamApi::for_path(path).unwrap(), body.as_bytes()).map(Box::new);
+    let parsed = StreamApi::for_path(path).ok_or("route").map(|api| Sampling::parse(api, body.as_bytes()));
+    let may_be_replayed = parsed.is_err() || matches!(parsed, Ok(Err(unfit)) if unfit.may_be_replayed);
+    let mut sampling = parsed.and_then(|sampling| sampling.map_err(|unfit| unfit.reason)).map(Box::new);
     let body = if sampling.is_ok() { ask_for_tokens(body.as_bytes()) } else { Bytes::from(body.to_owned()) };
     if let Ok(sampling) = &mut sampling {
         sampling.model = Some("m".into());
     }
+    let placement_request = PlacementRequest {
+        model: Some("m".into()),
+        path: path.into(),
+        body: body.clone(),
+        prompt_parts: vec![body.slice(1..3)],
+        is_stream: true,
+        ..PlacementRequest::default()
+    };
+    let replayed_api = ReplayApi::for_path(path).filter(|_| may_be_replayed);
     Box::new(OutboundRequest {
-        placement_request: PlacementRequest {
-            model: Some("m".into()),
-            path: path.into(),
-            body: body.clone(),
-            is_stream: true,
-            ..PlacementRequest::default()
-        },
+        replay: replayed_api.map(|api| Box::new(ReplayPlan::new(api, &placement_request))),
+        placement_request,
         id: 7,
         priority: 0,
         tenant: 0,
@@ -152,11 +175,20 @@ fn request(path: &str, body: &str) -> Box<OutboundRequest> {
 }
 
 /// Stands in for the agent and its engines.
-async fn serve(
-    front_ends: Vec<FrontEnd>,
+async fn serve(lane: Arc<Lane>, script: Arc<Mutex<VecDeque<(usize, Death)>>>, seen: Arc<Mutex<Vec<(RequestHead, Bytes)>>>) {
+    let tell = |head: &RequestHead, body: &[u8], attempt: usize| {
+        let name = if attempt == 0 { "cmpl-r1" } else { "cmpl-other" };
+        answer(FrontEnd::Python, &head.path, body, name, &TEXTS)
+    };
+    serve_with(lane, script, seen, tell).await;
+}
+
+/// The same with engines that answer like this.
+async fn serve_with(
     lane: Arc<Lane>,
     script: Arc<Mutex<VecDeque<(usize, Death)>>>,
     seen: Arc<Mutex<Vec<(RequestHead, Bytes)>>>,
+    tell: impl Fn(&RequestHead, &[u8], usize) -> Vec<String>,
 ) {
     let mut open: HashMap<u64, (RequestHead, Vec<u8>)> = HashMap::new();
     loop {
@@ -167,10 +199,7 @@ async fn serve(
                     Some(Kind::Body(bytes)) => open.get_mut(&id).unwrap().1.extend_from_slice(&bytes),
                     Some(Kind::End(_)) => {
                         let (head, body) = open.remove(&id).unwrap();
-                        let attempt = seen.lock().len();
-                        let name = if attempt == 0 { "cmpl-r1" } else { "cmpl-other" };
-                        let front_end = front_ends[head.replica as usize];
-                        let events = answer(front_end, &head.path, &body, name, &TEXTS);
+                        let events = tell(&head, &body, seen.lock().len());
                         seen.lock().push((head, body.into()));
                         let end = script.lock().pop_front();
                         let mut frames = frames(id, &events, end);
@@ -201,6 +230,7 @@ fn frames(id: u64, events: &[String], end: Option<(usize, Death)>) -> Vec<Frame>
     let kind = Header { name: "content-type".into(), value: "text/event-stream; charset=utf-8".into() };
     let mut frames = vec![Frame::new(id, Kind::Response(ResponseHead { status: 200, headers: vec![kind] }.into()))];
     let body = |text: &str| Frame::new(id, Kind::Body(text.to_owned().into()));
+    let half = |event: &String| event.char_indices().find(|(_, char)| char.len_utf8() > 1).map_or(event.len() / 2, |(at, _)| at + 1);
     frames.extend(events.iter().take(count).map(|event| body(event)));
     let error = "data: {\"error\": {\"message\": \"EngineCore encountered an issue. See stack trace\", \"code\": 500}}\n\n";
     let aborted = events.last().map(|_| crate::resumption::samples::finish("cut", "[99]", "abort")).unwrap_or_default();
@@ -212,6 +242,10 @@ fn frames(id: u64, events: &[String], end: Option<(usize, Death)>) -> Vec<Frame>
             frames.extend([body(&refusal), body("data: [DONE]\n\n"), Frame::end(id, None)]);
         }
         Some(Death::Abort) => frames.extend([body(&aborted), body("data: [DONE]\n\n"), Frame::end(id, None)]),
+        Some(Death::WithinEvent) => {
+            frames.extend(events.get(count).map(|event| Frame::new(id, Kind::Body(event.as_bytes()[..half(event)].to_vec().into()))));
+            frames.push(Frame::end(id, Some(&StreamFault { fault: Fault::EngineLost, message: "gone".into() })));
+        }
         Some(Death::Silence) => {}
         Some(Death::Incomplete | Death::Stall(_)) | None => frames.push(Frame::end(id, None)),
     }
@@ -229,7 +263,7 @@ fn bare(told: &str) -> String {
 #[tokio::test(start_paused = true)]
 async fn a_stream_whose_engine_is_lost_behind_any_event_and_in_any_way_is_the_one_of_an_engine_that_lives() {
     let faults = [Fault::EngineLost, Fault::EngineStopped, Fault::LaneLost].map(Death::Fault);
-    let deaths = [&faults[..], &[Death::EngineError, Death::Abort, Death::Incomplete, Death::Silence]].concat();
+    let deaths = [&faults[..], &[Death::EngineError, Death::WithinEvent, Death::Abort, Death::Incomplete, Death::Silence]].concat();
     let requests = [
         (CHAT, r#"{"model":"m","messages":[],"stream":true,"temperature":0}"#),
         (CHAT, r#"{"model":"m","messages":[],"stream":true,"max_tokens":5,"stream_options":{"include_usage":true}}"#),
@@ -239,7 +273,7 @@ async fn a_stream_whose_engine_is_lost_behind_any_event_and_in_any_way_is_the_on
         let uncut = answer(front_end, path, body.as_bytes(), "cmpl-r1", &TEXTS);
         let events = answer(front_end, path, &ask_for_tokens(body.as_bytes()), "", &TEXTS).len();
         // How it dies does not depend on the form.
-        let deaths = if front_end == FrontEnd::Python { &deaths[..] } else { &deaths[2..5] };
+        let deaths = if front_end == FrontEnd::Python { &deaths[..] } else { &deaths[2..6] };
         for death in deaths {
             for cut in 1..events {
                 let fixture = Fixture::start_with(&[front_end; 2], &[(cut, *death)]).await;
@@ -312,10 +346,10 @@ async fn a_stream_that_cannot_be_resumed_ends_with_an_error_event() {
     let (told, ended) = alone.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
     assert!(told.contains("gone; it could not be resumed: ") && ended.is_err(), "{told}");
     alone.assert_idle();
-    let seeded = Fixture::start(2, &lost).await;
-    let (told, ended) = seeded.stream(CHAT, r#"{"model":"m","messages":[],"stream":true,"seed":7}"#).await;
+    let odd = Fixture::start(2, &lost).await;
+    let (told, ended) = odd.stream(CHAT, r#"{"model":"m","messages":[],"stream":true,"invented":7}"#).await;
     assert!(!told.contains(SEAM_TEXT) && told.contains("data: {\"error\":") && ended.is_err(), "{told}");
-    assert_eq!(seeded.seen.lock().len(), 1);
-    assert!(!String::from_utf8_lossy(&seeded.seen.lock()[0].1).contains("token_ids"));
-    seeded.assert_idle();
+    assert_eq!(odd.seen.lock().len(), 1);
+    assert!(!String::from_utf8_lossy(&odd.seen.lock()[0].1).contains("token_ids"));
+    odd.assert_idle();
 }

@@ -1,6 +1,7 @@
 use tonic::Code;
 
 use super::*;
+use crate::resumption::replay_samples::{event_count, resumed_stream};
 
 /// A body as vLLM sent it, without the frames of its chunks.
 fn recorded(raw: &[u8]) -> Vec<u8> {
@@ -130,4 +131,48 @@ fn an_event_without_an_end_is_not_held_for_ever() {
     lines.push(b"data: ");
     lines.push(&vec![b'x'; MAX_EVENT_BYTES]);
     assert_eq!(lines.next_event().unwrap_err().code(), Code::Internal);
+}
+
+/// What a client makes of a stream: each text of a choice in all its pieces, its tokens, calls and end, and the usage. Calls are told without their ids, and
+/// log probabilities without their numbers.
+fn understood(body: &str) -> Vec<(String, String)> {
+    let (events, ended) = told(body.as_bytes(), 100);
+    ended.unwrap();
+    let mut understood = std::collections::BTreeMap::<String, String>::new();
+    for event in events {
+        let mut add = |name: String, text: &str| understood.entry(name).or_default().push_str(text);
+        match event {
+            Event::Started(started) => add("id".into(), &started.id),
+            Event::Delta(delta) => {
+                let choice = delta.index;
+                add(format!("{choice} text"), &delta.text);
+                add(format!("{choice} reasoning"), &delta.reasoning);
+                delta.logprobs.iter().for_each(|token| add(format!("{choice} tokens"), &format!("{}|", token.token)));
+                delta
+                    .tool_calls
+                    .iter()
+                    .for_each(|call| add(format!("{choice} call {}", call.index), &format!("{}{}", call.name, call.arguments)));
+            }
+            Event::Finish(finish) => add(format!("{} end", finish.index), &finish.word),
+            Event::Usage(usage) => add("usage".into(), &format!("{usage:?}")),
+        }
+    }
+    understood.into_iter().collect()
+}
+
+#[test]
+fn a_stream_that_was_replayed_behind_any_event_gives_the_events_of_one_that_was_not_cut() {
+    for (path, body) in [
+        ("/v1/chat/completions", r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#),
+        ("/v1/chat/completions", r#"{"n":2,"stream_options":{"include_usage":true}}"#),
+        ("/v1/completions", r#"{"n":2,"logprobs":1,"stream_options":{"include_usage":true}}"#),
+    ] {
+        let uncut = understood(&resumed_stream(path, body, &[(1, 0)]).unwrap());
+        for (group, other) in [(1, 1), (1, 3), (3, 1), (2, 5)] {
+            for cut in 1..event_count(path, body, group) {
+                let resumed = resumed_stream(path, body, &[(group, cut), (other, 0)]).unwrap();
+                assert_eq!(understood(&resumed), uncut, "{body} in {group} behind {cut}, then in {other}: {resumed}");
+            }
+        }
+    }
 }

@@ -3,8 +3,16 @@ use super::*;
 const CHAT: StreamApi = StreamApi::Chat;
 const COMPLETIONS: StreamApi = StreamApi::Completions;
 
+fn parse(api: StreamApi, body: &[u8]) -> Result<Sampling, &'static str> {
+    Sampling::parse(api, body).map_err(|unfit| unfit.reason)
+}
+
+fn chat_body(fields: &str) -> Vec<u8> {
+    format!(r#"{{"model":"m","messages":[{{"role":"user","content":"Hi"}}],"stream":true{fields}}}"#).into_bytes()
+}
+
 fn chat(fields: &str) -> Result<Sampling, &'static str> {
-    Sampling::parse(CHAT, format!(r#"{{"model":"m","messages":[{{"role":"user","content":"Hi"}}],"stream":true{fields}}}"#).as_bytes())
+    parse(CHAT, &chat_body(fields))
 }
 
 fn tier(fields: &str) -> ResumeTier {
@@ -50,6 +58,7 @@ fn the_tier_follows_from_the_parameters_of_a_request() {
         (r#","vllm_xargs":{"a":1}"#, None("field")),
         (r#","invented":true"#, None("field")),
         (r#","invented":null"#, ValidContinuation),
+        (r#","seed":-1"#, ValidContinuation),
         (r#","temperature":0,"temperature":1"#, None("repeated_field")),
         (r#","temper\u0061ture":0,"temperature":1"#, None("repeated_field")),
     ] {
@@ -58,17 +67,40 @@ fn the_tier_follows_from_the_parameters_of_a_request() {
 }
 
 #[test]
+fn a_request_whose_answer_is_the_same_each_time_may_be_replayed() {
+    let may_be_replayed = |fields: &str| Sampling::parse(CHAT, &chat_body(fields)).unwrap_err().may_be_replayed;
+    for fields in [
+        r#","tools":[{"type":"function"}],"tool_choice":"required""#,
+        r#","response_format":{"type":"json_object"}"#,
+        r#","structured_outputs":{"choice":["a"]}"#,
+        r#","stop":"x""#,
+        r#","logprobs":true,"top_logprobs":3"#,
+        r#","presence_penalty":0.5"#,
+        r#","stream_options":{"include_usage":true,"continuous_usage_stats":true}"#,
+        r#","include_reasoning":false"#,
+    ] {
+        assert!(may_be_replayed(&format!(r#","temperature":0{fields}"#)), "{fields}");
+        assert!(may_be_replayed(&format!(r#","temperature":0.7,"seed":7{fields}"#)), "{fields}");
+        assert!(!may_be_replayed(&format!(r#","temperature":0.7{fields}"#)), "{fields}");
+        assert!(!may_be_replayed(&format!(r#","temperature":0.7,"seed":-1{fields}"#)), "{fields}");
+        assert!(!may_be_replayed(&format!(r#","temperature":0{fields},"invented":1"#)), "{fields}");
+    }
+    assert!(may_be_replayed(r#","seed":7"#) && may_be_replayed(r#","seed":7,"n":2"#));
+    assert!(!may_be_replayed(r#","temperature":0,"return_token_ids":true"#));
+}
+
+#[test]
 fn what_has_no_rule_is_not_resumed() {
-    let with_prompt = |prompt: &str| Sampling::parse(COMPLETIONS, format!(r#"{{"prompt":{prompt},"stream":true}}"#).as_bytes());
+    let with_prompt = |prompt: &str| parse(COMPLETIONS, format!(r#"{{"prompt":{prompt},"stream":true}}"#).as_bytes());
     for prompt in [r#"["a","b"]"#, "[[1,2],[3]]", "[]", "{}"] {
         assert_eq!(with_prompt(prompt), Err("choices"), "{prompt}");
     }
     assert!(with_prompt(r#""a""#).is_ok() && with_prompt("[1,2]").is_ok());
     let picture = r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}],"stream":true}"#;
-    assert_eq!(Sampling::parse(CHAT, picture.as_bytes()), Err("media"));
+    assert_eq!(parse(CHAT, picture.as_bytes()), Err("media"));
     assert_eq!(StreamApi::for_path("/v1/messages"), None);
-    assert_eq!(Sampling::parse(CHAT, b"[]"), Err("body"));
-    assert_eq!(Sampling::parse(CHAT, &vec![b' '; MAX_BODY_BYTES + 1]), Err("size"));
+    assert_eq!(parse(CHAT, b"[]"), Err("body"));
+    assert_eq!(parse(CHAT, &vec![b' '; MAX_BODY_BYTES + 1]), Err("size"));
     assert_eq!(chat(&format!(r#","stop_token_ids":[{}1]"#, "1,".repeat(3000))), Err("size"));
 }
 
@@ -76,7 +108,7 @@ fn what_has_no_rule_is_not_resumed() {
 fn an_answers_length_is_read_as_engines_read_it() {
     let most = |api, fields: &str| {
         let body = format!(r#"{{"messages":[],"prompt":"x"{fields}}}"#);
-        Sampling::parse(api, body.as_bytes()).map(|sampling| sampling.max_tokens)
+        parse(api, body.as_bytes()).map(|sampling| sampling.max_tokens)
     };
     for (api, fields, expected) in [
         (CHAT, "", Ok(None)),

@@ -24,8 +24,11 @@ pub(crate) struct StreamKind {
     event: &'static str,
 }
 
-/// A seed at a temperature: no engine is asked for its tokens.
-pub(crate) const NOT_RESUMED: StreamKind = StreamKind { fields: r#""stream":true,"seed":7"#, first: EVENT, event: EVENT };
+/// A stop string and sampling without a seed: no engine is asked for its tokens, and nothing is remembered.
+pub(crate) const NOT_RESUMED: StreamKind = StreamKind { fields: r#""stream":true,"stop":"never said""#, first: EVENT, event: EVENT };
+
+/// A seed at a temperature: what it tells is remembered.
+pub(crate) const REPLAYED: StreamKind = StreamKind { fields: r#""stream":true,"seed":7"#, first: EVENT, event: EVENT };
 
 /// The engine tells tokens, which are remembered and taken out.
 pub(crate) const RESUMED: StreamKind = StreamKind { fields: r#""stream":true"#, first: FIRST_WITH_TOKENS, event: EVENT_WITH_TOKEN };

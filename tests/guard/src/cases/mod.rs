@@ -18,6 +18,8 @@ pub(crate) enum Case {
     RouterEvent,
     /// The same of streams that may be resumed.
     RouterEventResumed,
+    /// The same of streams that may be replayed.
+    RouterEventReplayed,
     /// An event at the router that comes by itself.
     RouterEventAlone,
     /// A tiny request and its plain answer at the router, one of 16 at once, with one replica.
@@ -61,6 +63,7 @@ impl Case {
         match self {
             Self::RouterEvent => "router-event",
             Self::RouterEventResumed => "router-event-resumed",
+            Self::RouterEventReplayed => "router-event-replayed",
             Self::RouterEventAlone => "router-event-alone",
             Self::RouterRequestOf1 => "router-request-of-1",
             Self::RouterRequestOf8 => "router-request-of-8",
@@ -80,7 +83,7 @@ impl Case {
     #[must_use]
     pub(crate) fn operations(self) -> u32 {
         match self {
-            Self::RouterEvent | Self::RouterEventResumed => events::STREAMS * events::STEPS,
+            Self::RouterEvent | Self::RouterEventResumed | Self::RouterEventReplayed => events::STREAMS * events::STEPS,
             Self::RouterEventAlone => events::ALONE,
             Self::RouterRequestOf1 | Self::RouterRequestOf8 | Self::RouterRequestOf1000 => requests::AT_ONCE * requests::ROUNDS,
             Self::RouterLongRequest => requests::LONG,
@@ -94,6 +97,7 @@ impl Case {
         match self {
             Self::RouterEvent => events::streams(events::NOT_RESUMED, events::STREAMS, events::STEPS),
             Self::RouterEventResumed => events::streams(events::RESUMED, events::STREAMS, events::STEPS),
+            Self::RouterEventReplayed => events::streams(events::REPLAYED, events::STREAMS, events::STEPS),
             Self::RouterEventAlone => events::streams(events::NOT_RESUMED, 1, events::ALONE),
             Self::RouterRequestOf1 => requests::tiny(1),
             Self::RouterRequestOf8 => requests::tiny(8),

@@ -35,10 +35,10 @@ pub(crate) fn chat_stream(tokens: usize) -> Value {
     body
 }
 
-/// One that is not resumed when its engine is lost.
-pub(crate) fn seeded_stream(tokens: usize) -> Value {
+/// One that is not resumed when its engine is lost: a stop string, and sampling without a seed.
+pub(crate) fn unresumed_stream(tokens: usize) -> Value {
     let mut body = chat_stream(tokens);
-    body["seed"] = 7.into();
+    body["stop"] = "never said".into();
     body
 }
 

@@ -86,7 +86,7 @@ async fn a_stream_moves_whose_agent_is_silent_and_stays_while_its_tokens_come() 
         let others = async {
             sleep(Duration::from_millis(100)).await;
             let lane = attach_node(fleet, 2, "o", vec![other]).await;
-            fixture.tasks.spawn(serve(vec![FrontEnd::Python], lane, fixture.script.clone(), fixture.seen.clone()));
+            fixture.tasks.spawn(serve(lane, fixture.script.clone(), fixture.seen.clone()));
             loop {
                 sleep(Duration::from_millis(500)).await;
                 report(fleet, 2, false, Vec::new()).await;

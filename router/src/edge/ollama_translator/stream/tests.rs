@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::edge::translation::StreamTranslation;
 use crate::edge::translation::samples::pieces;
+use crate::resumption::replay_samples::{event_count, resumed_stream};
 
 fn noon() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(1_700_000_000, 5)
@@ -173,5 +174,46 @@ proptest! {
     #[test]
     fn no_bytes_make_it_panic(bytes: Vec<u8>) {
         let _ = told_of(OllamaRoute::Chat, &[b"data:", &bytes, b"\n"]);
+    }
+}
+
+/// What a client makes of lines: each text in all its pieces, the calls without their ids, and the end.
+fn understood(lines: &str) -> Value {
+    let mut told = json!({"content": "", "thinking": "", "tokens": [], "calls": []});
+    for line in timeless(lines) {
+        for text in ["content", "thinking"] {
+            told[text] = format!("{}{}", told[text].as_str().unwrap(), line["message"][text].as_str().unwrap_or_default()).into();
+        }
+        for (list, items) in [("tokens", &line["logprobs"]), ("calls", &line["message"]["tool_calls"])] {
+            for item in items.as_array().into_iter().flatten() {
+                let kept = if list == "tokens" { &item["token"] } else { &item["function"] };
+                told[list].as_array_mut().unwrap().push(kept.clone());
+            }
+        }
+        assert_eq!(told["end"], Value::Null, "{lines}");
+        if line["done"] == true {
+            told["end"] = json!([line["done_reason"], line["prompt_eval_count"], line["eval_count"]]);
+        }
+    }
+    told
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_was_replayed_behind_any_event_gives_the_lines_of_one_that_was_not_cut() {
+    const CHAT: &str = "/v1/chat/completions";
+    for body in [r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#, r#"{"stream_options":{"include_usage":true}}"#]
+    {
+        let lines = |engines: &[(usize, usize)]| {
+            let (lines, cut) = told_of(OllamaRoute::Chat, &events(&resumed_stream(CHAT, body, engines).unwrap()));
+            assert_eq!(cut, None);
+            understood(&lines)
+        };
+        let uncut = lines(&[(1, 0)]);
+        assert!(uncut["end"].is_array(), "{uncut}");
+        for (group, other) in [(1, 1), (1, 3), (3, 1), (2, 5)] {
+            for cut in 1..event_count(CHAT, body, group) {
+                assert_eq!(lines(&[(group, cut), (other, 0)]), uncut, "{body} in {group} behind {cut}, then in {other}");
+            }
+        }
     }
 }

@@ -1,0 +1,95 @@
+//! How an answer ends: what is recorded of it, what its caller is charged with, and what a client gets of one that broke.
+
+use tokio::time::Instant;
+
+use super::{Relay, RelayState, flushing_state};
+use crate::admission::{ActualUsage, OutputTokens};
+use crate::dispatch::job_end::explain_loss;
+use crate::outcome::AnswerOutcome;
+use crate::sse::{SseScanner, TokenUsage};
+
+impl Relay {
+    pub(super) fn complete(&mut self) {
+        self.state = RelayState::Ended;
+        if self.context.clears_suspicion {
+            self.context.crash_watch.clear_suspicion();
+        }
+        let usage = self.usage();
+        let events = self.pipeline.lock().scanner.as_ref().map(SseScanner::event_count);
+        if let Some(events) = events {
+            self.context.metrics.record_stream(events, usage);
+        }
+        // What another engine did of it would be taken for this one's speed.
+        let is_resumed = self.resumption.as_ref().is_some_and(|resumption| resumption.is_under_way());
+        if self.context.usage_bounds.work.is_some() && !is_resumed {
+            let most = self.context.usage_bounds;
+            self.context.feedback.record_end(usage, events.unwrap_or(0), most.context_tokens, most.work.answers == 1);
+        }
+        self.context.metrics.record_end(AnswerOutcome::Complete, self.context.received_at);
+        self.context.log_entry.record_end(AnswerOutcome::Complete, None, usage);
+        self.reconcile_usage(usage, true);
+    }
+
+    /// The answer broke: an event stream ends with an error event.
+    pub(super) fn fail(&mut self, cause: &'static str, message: String) {
+        self.exchange.detach();
+        let message = explain_loss(&self.context.feedback.fleet().view(), &self.context.replica, Instant::now(), message);
+        let replica = &self.context.replica.id;
+        let id = self.context.feedback.decision_id();
+        tracing::warn!(%replica, id = format_args!("{id:016x}"), message, "an answer broke after it had begun");
+        self.context.metrics.record_end(AnswerOutcome::Broken, self.context.received_at);
+        let usage = self.usage();
+        self.context.log_entry.record_end(AnswerOutcome::Broken, Some(cause), usage);
+        self.reconcile_usage(usage, false);
+        self.state = match &self.pipeline.lock().scanner {
+            Some(scanner) => RelayState::SendingError(scanner.error_event(&message), message),
+            None => flushing_state(message),
+        };
+    }
+
+    /// The client has left, unless the answer was complete.
+    pub(super) fn record_disconnect(&mut self) {
+        // A client that knows the length, or that there is no body, does not ask for the end.
+        if self.is_fully_read() {
+            self.complete();
+        } else {
+            #[cfg(test)]
+            if crate::simulation::sabotage::is(crate::simulation::sabotage::Sabotage::PermitKept) {
+                self.context.permit.keep();
+            }
+            self.context.metrics.record_end(AnswerOutcome::ClientLeft, self.context.received_at);
+            let usage = self.usage();
+            self.context.log_entry.record_end(AnswerOutcome::ClientLeft, None, usage);
+            self.reconcile_usage(usage, false);
+        }
+    }
+
+    /// Reconciles the caller's limits with what was used. No answer has reported all of it before
+    /// its end, and some never do. Each event of a stream has at least one token, except the first,
+    /// which has only a role, and the last: so leaving early does not make an answer cheaper.
+    fn reconcile_usage(&mut self, usage: Option<TokenUsage>, is_whole: bool) {
+        let work = self.context.usage_bounds.work;
+        if !work.is_some() {
+            return;
+        }
+        let events = self.pipeline.lock().scanner.as_ref().map_or(0, SseScanner::event_count).saturating_sub(2);
+        let output_tokens = match usage {
+            _ if !work.generates() => OutputTokens::Exact(0),
+            Some(usage) if is_whole => OutputTokens::Exact(usage.completion_tokens),
+            usage => OutputTokens::AtLeast(usage.map_or(0, |usage| usage.completion_tokens).max(events)),
+        };
+        let prompt_tokens = usage.map(|usage| usage.prompt_tokens).filter(|prompt| *prompt > 0);
+        self.context.permit.reconcile_usage(ActualUsage { prompt_tokens, output_tokens });
+    }
+
+    /// The usage that the engine reported, as far as it can be true.
+    fn usage(&self) -> Option<TokenUsage> {
+        let flow = self.pipeline.lock();
+        let reported = match (&flow.scanner, &flow.answer_parser) {
+            (Some(scanner), _) => scanner.usage(),
+            (None, Some(parser)) => parser.usage(),
+            (None, None) => self.context.usage,
+        };
+        self.context.usage_bounds.clamp(reported?)
+    }
+}

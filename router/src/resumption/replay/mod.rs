@@ -1,0 +1,18 @@
+//! Streams that are resumed by sending their request again: the replay is compared with what the client has got, which it does not get twice.
+
+mod choices;
+mod engines;
+mod event;
+mod logprobs;
+mod messages;
+mod plan;
+mod record;
+mod rules;
+#[cfg(test)]
+pub(crate) mod samples;
+mod transcript;
+
+pub(crate) use engines::{are_alike, check_replaying_engine};
+pub(crate) use plan::{KeptBody, ReplayApi, ReplayPlan};
+pub(crate) use record::ReplayRecord;
+pub(crate) use rules::check_message_request;

@@ -1,0 +1,90 @@
+//! What is sent again when the engine of a stream is lost: its own request.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::super::memory::{RecordMemory, RecordShare};
+use crate::placement::{OutputBounds, PlacementRequest};
+
+/// Which API a stream is of that may be replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReplayApi {
+    Chat,
+    Completions,
+    Messages,
+}
+
+impl ReplayApi {
+    #[must_use]
+    pub(crate) fn for_path(path: &str) -> Option<Self> {
+        match path {
+            "/v1/chat/completions" => Some(Self::Chat),
+            "/v1/completions" => Some(Self::Completions),
+            "/v1/messages" => Some(Self::Messages),
+            _ => None,
+        }
+    }
+}
+
+/// What a replay needs besides the request's body.
+#[derive(Debug)]
+pub(crate) struct ReplayPlan {
+    pub(crate) api: ReplayApi,
+    path: String,
+    model: Option<String>,
+    cache_salt: String,
+    /// Where in the body its prompt is.
+    prompt_parts: Vec<Range<usize>>,
+    output_bounds: OutputBounds,
+}
+
+/// The body of a request whose answer streams.
+#[derive(Debug)]
+pub(crate) struct KeptBody {
+    pub(crate) body: Bytes,
+    /// How the engine was started that has begun to answer.
+    pub(crate) launched_with: Vec<String>,
+    _share: RecordShare,
+}
+
+impl KeptBody {
+    /// Keeps a body, if there is room for it. It is copied: as it came, it takes room that new requests wait for.
+    pub(crate) fn copy(body: &[u8], launched_with: Vec<String>, memory: &RecordMemory) -> Option<Self> {
+        let mut share = memory.share();
+        share.grow_to(body.len()).then(|| Self { body: Bytes::copy_from_slice(body), launched_with, _share: share })
+    }
+}
+
+impl ReplayPlan {
+    /// Of a request that is to be placed.
+    pub(crate) fn new(api: ReplayApi, request: &PlacementRequest) -> Self {
+        let place = |part: &Bytes| {
+            let begin = part.as_ptr().addr().checked_sub(request.body.as_ptr().addr())?;
+            (begin + part.len() <= request.body.len()).then(|| begin..begin + part.len())
+        };
+        Self {
+            api,
+            path: request.path.clone(),
+            model: request.model.clone(),
+            cache_salt: request.cache_salt.clone(),
+            prompt_parts: request.prompt_parts.iter().filter_map(place).collect(),
+            output_bounds: request.output_bounds,
+        }
+    }
+
+    /// The request as it is placed once more.
+    pub(crate) fn placement_request(&self, body: &Bytes) -> PlacementRequest {
+        let Self { path, model, cache_salt, prompt_parts, output_bounds, .. } = self;
+        PlacementRequest {
+            model: model.clone(),
+            path: path.clone(),
+            body: body.clone(),
+            prompt_parts: prompt_parts.iter().map(|part| body.slice(part.clone())).collect(),
+            cache_salt: cache_salt.clone(),
+            output_bounds: *output_bounds,
+            is_stream: true,
+            required_engine: None,
+        }
+    }
+}

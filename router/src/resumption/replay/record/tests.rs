@@ -1,0 +1,171 @@
+use proptest::prelude::*;
+
+use super::super::samples::{Grouping, replayed_answer, resumed_stream, understood};
+use super::*;
+
+/// Requests of each kind: with tools and reasoning, with log probabilities, of several choices, of a text with usage.
+const REQUESTS: [(ReplayApi, &str, &str); 9] = [
+    (ReplayApi::Chat, "/v1/chat/completions", r#"{"tools":[]}"#),
+    (ReplayApi::Chat, "/v1/chat/completions", r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#),
+    (ReplayApi::Chat, "/v1/chat/completions", r#"{"n":2}"#),
+    (ReplayApi::Chat, "/v1/chat/completions", r#"{"stream_options":{"include_usage":true}}"#),
+    (ReplayApi::Completions, "/v1/completions", r"{}"),
+    (ReplayApi::Completions, "/v1/completions", r#"{"n":2,"logprobs":1}"#),
+    (ReplayApi::Completions, "/v1/completions", r#"{"logprobs":1,"stream_options":{"include_usage":true}}"#),
+    (ReplayApi::Messages, "/v1/messages", r#"{"tools":[]}"#),
+    (ReplayApi::Messages, "/v1/messages", r"{}"),
+];
+
+fn events(request: usize, name: usize, group: usize) -> Vec<String> {
+    let (_, path, body) = REQUESTS[request];
+    replayed_answer(path, body.as_bytes(), Grouping { name, group })
+}
+
+fn told(request: usize, engines: &[(usize, usize)]) -> Result<String, Difference> {
+    let (_, path, body) = REQUESTS[request];
+    resumed_stream(path, body, engines)
+}
+
+#[test]
+fn a_stream_cut_behind_any_event_and_replayed_in_any_groups_is_the_one_that_was_not_cut() {
+    for (request, kind) in REQUESTS.iter().enumerate() {
+        for (group, other_group) in [(1, 1), (1, 3), (3, 1), (2, 5), (5, 2), (4, 40), (40, 4)] {
+            let uncut = understood(&told(request, &[(group, 0)]).unwrap());
+            for cut in 1..events(request, 0, group).len() {
+                let told = told(request, &[(group, cut), (other_group, 0)]).unwrap();
+                assert_eq!(understood(&told), uncut, "{kind:?} in {group} cut behind {cut}, then in {other_group}: {told}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+    #[test]
+    fn a_stream_may_be_replayed_several_times(
+        request in 0..REQUESTS.len(),
+        engines in prop::collection::vec((1_usize..6, 0_usize..30), 2..5),
+    ) {
+        let uncut = understood(&told(request, &[(1, 0)]).unwrap());
+        let mut engines = engines;
+        // The first one has told something.
+        engines[0].1 = engines[0].1.max(1);
+        prop_assert_eq!(understood(&told(request, &engines).unwrap()), uncut);
+    }
+}
+
+/// Replays events after these; what is new of them.
+fn replay(api: ReplayApi, first: &[String], again: &[String]) -> Result<String, Difference> {
+    let mut record = ReplayRecord::new(api, &RecordMemory::default());
+    first.iter().for_each(|event| record.observe(event.as_bytes()));
+    assert!(record.is_known());
+    record.rewind();
+    let mut told = String::new();
+    for event in again {
+        told.push_str(std::str::from_utf8(&record.retell(event.as_bytes())?).unwrap());
+    }
+    Ok(told)
+}
+
+#[test]
+fn a_replay_that_tells_anything_else_differs() {
+    for (request, (api, ..)) in REQUESTS.iter().enumerate() {
+        let first = events(request, 0, 1);
+        let count = first.len();
+        for (from, to) in [("Let", "Lot"), (": ", ":  "), ("find", "fund"), ("Z", "X"), (" x", " z")] {
+            let again: Vec<String> =
+                events(request, 1, 2).iter().map(|event| event.replace(&format!("\"{from}"), &format!("\"{to}"))).collect();
+            if again == events(request, 1, 2) {
+                continue;
+            }
+            assert_eq!(replay(*api, &first[..count - 2], &again), Err(Difference), "{:?} {from}", REQUESTS[request]);
+        }
+        // One that ends before.
+        let mut short = events(request, 1, 1);
+        short.drain(2..count - 3);
+        assert_eq!(replay(*api, &first[..count - 2], &short), Err(Difference), "{:?}", REQUESTS[request]);
+    }
+}
+
+#[test]
+fn a_replay_of_another_form_differs_and_a_stream_of_one_is_not_known() {
+    let plain = events(3, 0, 1);
+    for odd in [
+        r#"data: {"id":"x","choices":[{"index":0,"delta":{"content":"a","audio":{}},"logprobs":null,"finish_reason":null}]}"#,
+        r#"data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"},"logprobs":null,"finish_reason":null,"token_ids":[1]}]}"#,
+        r#"data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"}},{"index":1,"delta":{"content":"a"}}]}"#,
+        r#"data: {"id":"x","choices":[{"index":0,"delta":{"content":"\ud83e"},"logprobs":null,"finish_reason":null}]}"#,
+        "data: nonsense",
+        "unknown: field",
+    ] {
+        let odd = format!("{odd}\n\n");
+        assert_eq!(replay(ReplayApi::Chat, &plain[..2], std::slice::from_ref(&odd)), Err(Difference), "{odd}");
+        let mut record = ReplayRecord::new(ReplayApi::Chat, &RecordMemory::default());
+        record.observe(odd.as_bytes());
+        record.observe(plain[0].as_bytes());
+        assert!(!record.is_known(), "{odd}");
+    }
+}
+
+#[test]
+fn what_the_engine_says_of_itself_goes_to_the_scanner() {
+    let plain = events(3, 0, 1);
+    let error = "data: {\"error\": {\"message\": \"EngineCore encountered an issue.\"}}\n\n".to_owned();
+    let aborted = plain[0].replace("\"finish_reason\":null", "\"finish_reason\":\"abort\"");
+    for event in [error, aborted] {
+        // The end of the stream may come in the same piece.
+        let failed = event + "data: [DONE]\n\n";
+        assert_eq!(replay(ReplayApi::Chat, &plain[..2], &[plain[0].clone(), failed.clone()]), Ok(failed));
+    }
+}
+
+#[test]
+fn most_events_are_read_by_the_form_of_the_one_before() {
+    for (request, common) in [(3, 2), (4, 2), (8, 2), (0, 5)] {
+        let mut record = ReplayRecord::new(REQUESTS[request].0, &RecordMemory::default());
+        let mut count = 0;
+        for event in events(request, 0, 1) {
+            if record.observe_common(event.as_bytes()) {
+                count += 1;
+            } else {
+                record.observe(event.as_bytes());
+            }
+        }
+        assert!(count >= common, "{count} of {:?}", REQUESTS[request]);
+        assert!(record.is_known());
+    }
+}
+
+#[test]
+fn a_stream_that_tells_too_much_is_not_known_and_takes_no_room() {
+    let memory = RecordMemory::default();
+    let mut record = ReplayRecord::new(ReplayApi::Chat, &memory);
+    let event = |text: &str| {
+        format!(
+            "data: {{\"id\":\"x\",\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}},\"logprobs\":null,\"finish_reason\":null}}]}}\n\n"
+        )
+    };
+    record.observe(event("begin").as_bytes());
+    assert!(record.is_known() && memory.taken() > 0);
+    for _ in 0..20 {
+        record.observe(event(&"long ".repeat(20_000)).as_bytes());
+    }
+    assert_eq!((record.is_known(), memory.taken()), (false, 0));
+}
+
+#[test]
+fn a_replay_that_tells_more_than_there_is_room_for_goes_on_unremembered() {
+    let memory = RecordMemory::with_bound(1000);
+    let mut record = ReplayRecord::new(ReplayApi::Chat, &memory);
+    let events = events(3, 0, 1);
+    events[..3].iter().for_each(|event| record.observe(event.as_bytes()));
+    record.rewind();
+    let text = "x".repeat(2000);
+    let long = events[3].replace("\"content\":\"", &format!("\"content\":\"{text}"));
+    let mut told = String::new();
+    for event in events[..3].iter().chain([&long]).chain(&events[4..]) {
+        told.push_str(std::str::from_utf8(&record.retell(event.as_bytes()).unwrap()).unwrap());
+    }
+    assert!(told.contains(&text) && told.ends_with("data: [DONE]\n\n") && record.is_told(), "{told}");
+    assert_eq!((record.is_known(), memory.taken()), (false, 0));
+}

@@ -1,0 +1,91 @@
+//! Which requests of `/v1/messages` may be replayed. Every field has a rule; one without a rule, or said twice, means that the stream is not resumed.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::event::Text;
+use crate::placement::mentions_media;
+
+/// Whether a request for a stream of messages may be replayed: its body is this.
+///
+/// # Errors
+/// With the reason why not.
+pub(crate) fn check_message_request(body: &[u8]) -> Result<(), &'static str> {
+    if body.len() > super::super::sampling::MAX_BODY_BYTES {
+        return Err("size");
+    }
+    let Fields(fields) = serde_json::from_slice(body).map_err(|_| "body")?;
+    let mut is_greedy = false;
+    for (at, (Text(name), value)) in fields.iter().enumerate() {
+        if fields[..at].iter().any(|(Text(before), _)| before == name) {
+            return Err("repeated_field");
+        }
+        let raw = value.get();
+        match (&**name, raw) {
+            (_, "null") => {}
+            ("messages" | "system", _) if mentions_media(raw.as_bytes()) => return Err("media"),
+            ("temperature", _) => is_greedy = serde_json::from_str::<f64>(raw).is_ok_and(|temperature| temperature == 0.0),
+            ("model" | "messages" | "system" | "max_tokens" | "stream" | "top_p" | "top_k" | "stop_sequences", _)
+            | ("tools" | "tool_choice" | "metadata" | "thinking" | "output_config" | "cache_salt" | "chat_template_kwargs", _) => {}
+            _ => return Err("field"),
+        }
+    }
+    if is_greedy { Ok(()) } else { Err("sampling") }
+}
+
+/// The fields of an object.
+struct Fields<'a>(Vec<(Text<'a>, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor).map(Fields)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Vec<(Text<'de>, &'de RawValue)>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut fields = Vec::new();
+        while let Some(field) = map.next_entry()? {
+            fields.push(field);
+        }
+        Ok(fields)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(fields: &str) -> Result<(), &'static str> {
+        check_message_request(format!(r#"{{"model":"m","max_tokens":9,"messages":[],"stream":true{fields}}}"#).as_bytes())
+    }
+
+    #[test]
+    fn a_message_is_replayed_if_it_is_greedy_and_every_field_has_a_rule() {
+        for (fields, expected) in [
+            (r#","temperature":0"#, Ok(())),
+            (r#","temperature":0.0,"tools":[{"name":"x"}],"tool_choice":{"type":"any"},"thinking":null"#, Ok(())),
+            ("", Err("sampling")),
+            (r#","temperature":1"#, Err("sampling")),
+            (r#","temperature":"0""#, Err("sampling")),
+            (r#","temperature":0,"invented":1"#, Err("field")),
+            (r#","temperature":0,"invented":null"#, Ok(())),
+            (r#","temperature":1,"temper\u0061ture":0"#, Err("repeated_field")),
+            (r#","temperature":0,"system":[{"type":"image","source":{"type":"base64"}}]"#, Err("media")),
+        ] {
+            assert_eq!(check(fields), expected, "{fields}");
+        }
+        assert_eq!(check_message_request(b"[]"), Err("body"));
+    }
+}

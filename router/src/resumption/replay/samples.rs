@@ -1,0 +1,308 @@
+//! Streams for tests that an engine tells again in other groups of tokens and with other ids, and what a client makes of a stream.
+
+use serde_json::{Value, json};
+
+use super::super::SEAM;
+use super::super::memory::RecordMemory;
+use super::plan::ReplayApi;
+use super::record::ReplayRecord;
+use super::transcript::Difference;
+
+use Piece::{Arguments, Call, Content, Nothing, Reasoning};
+
+/// What a token adds to an answer.
+#[derive(Debug, Clone, Copy)]
+enum Piece {
+    Nothing,
+    Reasoning(&'static str),
+    Content(&'static str),
+    Call(&'static str),
+    Arguments(&'static str),
+}
+
+/// A chat that thinks, says something and calls two tools.
+const CHAT: [(&str, Piece); 18] = [
+    ("<think>", Nothing),
+    ("Let", Reasoning("Let")),
+    (" me", Reasoning(" me \n")),
+    ("</think>", Nothing),
+    ("Hé", Content("Hé")),
+    ("f0 9f", Nothing),
+    ("a6 80", Content("\u{1f980}")),
+    (" q", Content(" \"q\\uo")),
+    ("te", Content("te\" ")),
+    ("<tool>", Nothing),
+    ("get", Call("get_weather")),
+    ("{", Arguments("{\"city\": ")),
+    ("Z", Arguments("\"Zürich\"")),
+    ("}", Arguments("}")),
+    ("find", Call("find")),
+    ("{", Arguments("{")),
+    ("}", Arguments("}")),
+    ("<end>", Nothing),
+];
+
+/// A text, as grammars, stop strings and penalties make it.
+const TEXT: [(&str, Piece); 7] = [
+    ("{", Content("{\"a\"")),
+    ("f0 9f", Nothing),
+    ("a6 80", Content(": \"\u{1f980}")),
+    (" x", Content(" x")),
+    (" y", Content(" y\\n")),
+    ("}", Content("\"}")),
+    ("<end>", Nothing),
+];
+
+/// How an engine tells an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grouping {
+    /// Tells its ids from those of others.
+    pub(crate) name: usize,
+    /// Tokens of an event.
+    pub(crate) group: usize,
+}
+
+/// The events with which an engine answers.
+pub(crate) fn replayed_answer(path: &str, body: &[u8], grouping: Grouping) -> Vec<String> {
+    let body: Value = serde_json::from_slice(body).unwrap();
+    let tokens = if body["tools"].is_array() { &CHAT[..] } else { &TEXT[..] };
+    match path {
+        "/v1/messages" => message(tokens, grouping),
+        path => choices(path == "/v1/completions", &body, tokens, grouping),
+    }
+}
+
+fn choices(is_completion: bool, body: &Value, tokens: &[(&str, Piece)], Grouping { name, group }: Grouping) -> Vec<String> {
+    let event = |choices: Value, usage: Option<Value>| {
+        let mut event = json!({"id": format!("chatcmpl-{name}"), "object": "chunk", "created": name, "model": "m", "choices": choices});
+        usage.inspect(|usage| event["usage"] = usage.clone());
+        format!("data: {event}\n\n")
+    };
+    let count = body["n"].as_u64().unwrap_or(1);
+    let mut events = Vec::new();
+    if !is_completion {
+        let role =
+            |index| json!([{"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null}]);
+        events.extend((0..count).map(|index| event(role(index), None)));
+    }
+    for (at, tokens_of_event) in tokens.chunks(group).enumerate() {
+        let is_last = (at + 1) * group >= tokens.len();
+        for index in 0..count {
+            let delta = delta(tokens, at * group, tokens_of_event, name);
+            let logprobs = logprobs(is_completion, body, tokens_of_event, at * group);
+            if delta.as_object().unwrap().is_empty() && logprobs.is_null() && !is_last && !is_completion {
+                continue;
+            }
+            let finish = if is_last { json!("stop") } else { Value::Null };
+            let choice = if is_completion {
+                let text = delta["content"].as_str().unwrap_or("");
+                json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": null, "prompt_token_ids": null, "token_ids": null})
+            } else {
+                json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, "token_ids": null})
+            };
+            events.push(event(json!([choice]), None));
+        }
+    }
+    if body["stream_options"]["include_usage"] == true {
+        events
+            .push(event(json!([]), Some(json!({"prompt_tokens": 2, "total_tokens": 2 + tokens.len(), "completion_tokens": tokens.len()}))));
+    }
+    events.push("data: [DONE]\n\n".into());
+    events
+}
+
+/// What some tokens add to a chat; `before` is how many came before.
+fn delta(tokens: &[(&str, Piece)], before: usize, told: &[(&str, Piece)], name: usize) -> Value {
+    let mut delta = json!({});
+    let add = |field: &mut Value, text: &str| *field = format!("{}{text}", field.as_str().unwrap_or_default()).into();
+    let mut call = tokens[..before].iter().filter(|(_, piece)| matches!(piece, Call(_))).count();
+    for (_, piece) in told {
+        match piece {
+            Nothing => {}
+            Reasoning(text) => add(&mut delta["reasoning"], text),
+            Content(text) => add(&mut delta["content"], text),
+            Call(function) => {
+                call += 1;
+                let head =
+                    json!({"id": format!("call-{name}-{call}"), "type": "function", "index": call - 1, "function": {"name": function}});
+                push_call(&mut delta, head);
+            }
+            Arguments(text) => {
+                let calls = delta["tool_calls"].as_array_mut();
+                match calls.and_then(|calls| calls.last_mut()).filter(|last| last["index"] == call - 1) {
+                    Some(last) => add(&mut last["function"]["arguments"], text),
+                    None => push_call(&mut delta, json!({"index": call - 1, "function": {"arguments": text}})),
+                }
+            }
+        }
+    }
+    delta.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    delta
+}
+
+fn push_call(delta: &mut Value, call: Value) {
+    match delta["tool_calls"].as_array_mut() {
+        Some(calls) => calls.push(call),
+        None => delta["tool_calls"] = json!([call]),
+    }
+}
+
+/// The numbers differ a little from group to group, as they do between engines.
+fn logprobs(is_completion: bool, body: &Value, told: &[(&str, Piece)], before: usize) -> Value {
+    if body["logprobs"].is_null() {
+        return Value::Null;
+    }
+    let number = -0.5 - f64::from(u32::try_from(told.len()).unwrap()) / 1e6;
+    let names: Vec<&str> = told.iter().map(|(token, _)| *token).collect();
+    if is_completion {
+        let offsets: Vec<usize> = (before..before + told.len()).collect();
+        let numbers = vec![number; told.len()];
+        return json!({"text_offset": offsets, "token_logprobs": numbers, "tokens": names, "top_logprobs": vec![Value::Null; told.len()]});
+    }
+    let entries: Vec<Value> =
+        names.iter().map(|token| json!({"token": token, "logprob": number, "bytes": [], "top_logprobs": []})).collect();
+    json!({ "content": entries })
+}
+
+fn message(tokens: &[(&str, Piece)], Grouping { name, group }: Grouping) -> Vec<String> {
+    let event = |data: Value| format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap());
+    let usage = json!({"input_tokens": 2, "output_tokens": 0});
+    let start =
+        json!({"id": format!("chatcmpl-{name}"), "type": "message", "role": "assistant", "content": [], "model": "m", "usage": usage});
+    let mut events = vec![event(json!({"type": "message_start", "message": start}))];
+    let (mut open, mut index) = ("", 0);
+    let stop = |events: &mut Vec<String>, open: &str, index: &mut u32| {
+        if open == "thinking" {
+            let signature = json!({"type": "signature_delta", "signature": format!("sign-{name}")});
+            events.push(event(json!({"type": "content_block_delta", "index": index, "delta": signature})));
+        }
+        if !open.is_empty() {
+            events.push(event(json!({"type": "content_block_stop", "index": index})));
+            *index += 1;
+        }
+    };
+    for told in tokens.chunks(group) {
+        let mut texts: Vec<(&str, String)> = Vec::new();
+        for (_, piece) in told {
+            let (kind, text) = match piece {
+                Nothing => continue,
+                Reasoning(text) => ("thinking", *text),
+                Content(text) => ("text", *text),
+                Call(function) => ("call", *function),
+                Arguments(text) => ("tool_use", *text),
+            };
+            match texts.last_mut().filter(|(last, _)| *last == kind && kind != "call") {
+                Some((_, before)) => before.push_str(text),
+                None => texts.push((kind, text.to_owned())),
+            }
+        }
+        for (kind, text) in texts {
+            let block = match kind {
+                "call" => Some(json!({"type": "tool_use", "id": format!("call-{name}-{index}"), "name": text, "input": {}})),
+                kind if kind != open => Some(json!({"type": kind, kind: ""})),
+                _ => None,
+            };
+            if let Some(block) = block {
+                stop(&mut events, open, &mut index);
+                open = if kind == "call" { "tool_use" } else { kind };
+                events.push(event(json!({"type": "content_block_start", "index": index, "content_block": block})));
+            }
+            let delta = match kind {
+                "call" => continue,
+                "tool_use" => json!({"type": "input_json_delta", "partial_json": text}),
+                kind => json!({"type": format!("{kind}_delta"), kind: text}),
+            };
+            events.push(event(json!({"type": "content_block_delta", "index": index, "delta": delta})));
+        }
+    }
+    stop(&mut events, open, &mut index);
+    let usage = json!({"input_tokens": 2, "output_tokens": tokens.len()});
+    events.push(event(json!({"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": null}, "usage": usage})));
+    events.push(event(json!({"type": "message_stop"})));
+    events
+}
+
+/// How many events an answer has that is told in groups of so many tokens.
+pub(crate) fn event_count(path: &str, body: &str, group: usize) -> usize {
+    replayed_answer(path, body.as_bytes(), Grouping { name: 0, group }).len()
+}
+
+/// What a client gets of engines that tell the answer in these groups of tokens, each of which dies behind so many events but the last one.
+pub(crate) fn resumed_stream(path: &str, body: &str, engines: &[(usize, usize)]) -> Result<String, Difference> {
+    let mut record = ReplayRecord::new(ReplayApi::for_path(path).unwrap(), &RecordMemory::default());
+    let mut told = String::new();
+    for (name, (group, cut)) in engines.iter().enumerate() {
+        let is_last = name + 1 == engines.len();
+        let events = replayed_answer(path, body.as_bytes(), Grouping { name, group: *group });
+        for event in events.iter().take(if is_last { usize::MAX } else { *cut }) {
+            if record.is_replaying() {
+                // In halves: pieces end anywhere.
+                let (one, other) = event.as_bytes().split_at(event.len() / 2);
+                for half in [one, other] {
+                    told.push_str(std::str::from_utf8(&record.retell(half)?).unwrap());
+                }
+            } else {
+                if !record.observe_common(event.as_bytes()) {
+                    record.observe(event.as_bytes());
+                }
+                told.push_str(event);
+            }
+        }
+        if !is_last {
+            assert!(record.is_known());
+            record.rewind();
+            told.push_str(std::str::from_utf8(&SEAM).unwrap());
+        }
+    }
+    assert!(record.is_told());
+    Ok(told)
+}
+
+/// What a client makes of a stream: a list of what it was told, in which texts that follow each other are one.
+pub(crate) fn understood(told: &str) -> Vec<(String, Value)> {
+    let mut list: Vec<(String, Value)> = Vec::new();
+    let events = told.split("\n\n").filter_map(|event| event.rsplit_once("data: ").map(|(_, data)| data));
+    for data in events.filter(|data| *data != "[DONE]") {
+        let event: Value = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"));
+        flatten("", &event, &mut list);
+    }
+    if told.ends_with("data: [DONE]\n\n") {
+        list.push(("done".into(), Value::Null));
+    }
+    // Choices and log probabilities may interleave in any way.
+    list.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let mut understood: Vec<(String, Value)> = Vec::new();
+    for (name, value) in list {
+        match (understood.last_mut(), &value) {
+            (Some((last, Value::String(text))), Value::String(more)) if *last == name && name.contains('+') => text.push_str(more),
+            (Some((last, before)), value) if *last == name && before == value && !name.contains('+') => {}
+            _ => understood.push((name, value)),
+        }
+    }
+    understood
+}
+
+/// Names that have a text are marked with a plus.
+fn flatten(path: &str, value: &Value, list: &mut Vec<(String, Value)>) {
+    const TEXTS: [&str; 8] = ["content", "reasoning", "text", "arguments", "thinking", "partial_json", "name", "role"];
+    match value {
+        Value::Object(fields) => {
+            let index = fields.get("index").map_or(String::new(), |index| format!("[{index}]"));
+            for (name, value) in fields {
+                let mark = if TEXTS.contains(&&**name) && value.is_string() { "+" } else { "" };
+                let number = ["logprob", "token_logprobs"].contains(&&**name);
+                if !(number || name == "index" || value.is_null() || value == "") {
+                    flatten(&format!("{path}{index}.{name}{mark}"), value, list);
+                }
+            }
+        }
+        Value::Array(values) if path.ends_with("tokens") || path.ends_with("text_offset") => {
+            values.iter().for_each(|value| list.push((format!("{path}+"), value.to_string().into())));
+        }
+        Value::Array(values) => values.iter().for_each(|value| flatten(path, value, list)),
+        Value::String(token) if path.ends_with(".token") => list.push((format!("{path}+"), token.as_str().into())),
+        // The client has not got them before, so they are those of the engine that tells them.
+        Value::String(id) if id.starts_with("call-") || id.starts_with("sign-") => list.push((path.to_owned(), id[..5].into())),
+        value => list.push((path.to_owned(), value.clone())),
+    }
+}

@@ -1,0 +1,205 @@
+//! What the client of a stream has got, in an order that does not depend on how an engine groups tokens into events. A replay is compared with it
+//! piece by piece; what goes beyond is new, and becomes a part of it.
+//!
+//! Each choice is a lane of its own, and so are the tokens of its log probabilities, which may come before or after their text. In a lane, a
+//! byte that no text has goes before each change of channel.
+
+use super::super::memory::{RecordMemory, RecordShare};
+
+/// A stream that tells more is not resumed.
+const MAX_STREAM_BYTES: usize = 1024 * 1024;
+
+/// A stream of more choices is not resumed.
+const MAX_LANES: usize = 64;
+
+/// Of a lane that has something.
+const MIN_LANE_BYTES: usize = 256;
+
+/// No UTF-8 has it.
+const TAG: u8 = 0xff;
+
+/// The replay tells something else, or nobody can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Difference;
+
+/// What a text belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Channel {
+    pub(super) kind: u8,
+    /// Of a tool call, or of a block of content.
+    pub(super) index: u32,
+}
+
+impl Channel {
+    pub(super) fn new(kind: u8, index: u32) -> Self {
+        Self { kind, index }
+    }
+
+    fn tag(self) -> [u8; 6] {
+        let [a, b, c, d] = self.index.to_be_bytes();
+        [TAG, self.kind, a, b, c, d]
+    }
+}
+
+/// Where a lane is in its transcript.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LaneAt(usize);
+
+#[derive(Debug)]
+pub(super) struct Transcript {
+    lanes: Vec<TranscriptLane>,
+    /// All that was told is here.
+    is_whole: bool,
+    share: RecordShare,
+    pub(super) last: LastTold,
+}
+
+/// What was told since this was cleared.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LastTold {
+    pub(super) pieces: usize,
+    /// The last text: whose it is, and its bytes' address and length.
+    pub(super) text: Option<(LaneAt, Channel, usize, usize)>,
+}
+
+#[derive(Debug)]
+struct TranscriptLane {
+    name: (u32, u8),
+    told: Vec<u8>,
+    /// How far a replay has told the same; its length where there is none.
+    at: usize,
+    /// That of the text before.
+    channel: Option<Channel>,
+}
+
+impl Transcript {
+    pub(super) fn new(memory: &RecordMemory) -> Self {
+        Self { lanes: Vec::new(), is_whole: true, share: memory.share(), last: LastTold::default() }
+    }
+
+    /// The lane of this name.
+    pub(super) fn lane(&mut self, name: (u32, u8)) -> Result<LaneAt, Difference> {
+        if let Some(at) = self.lanes.iter().position(|lane| lane.name == name) {
+            return Ok(LaneAt(at));
+        }
+        if self.lanes.len() == MAX_LANES {
+            return Err(Difference);
+        }
+        self.lanes.push(TranscriptLane { name, told: Vec::new(), at: 0, channel: None });
+        Ok(LaneAt(self.lanes.len() - 1))
+    }
+
+    /// Tells a text. Returns how many of its bytes were known.
+    pub(super) fn tell_text(&mut self, LaneAt(at): LaneAt, channel: Channel, text: &str) -> Result<usize, Difference> {
+        if text.is_empty() {
+            return Ok(0);
+        }
+        self.last.pieces += 1;
+        self.last.text = Some((LaneAt(at), channel, text.as_ptr().addr(), text.len()));
+        if self.lanes[at].channel != Some(channel) {
+            self.tell_whole(at, &channel.tag())?;
+            self.lanes[at].channel = Some(channel);
+        }
+        let lane = &mut self.lanes[at];
+        let known = lane.left().len().min(text.len());
+        if !lane.left().starts_with(&text.as_bytes()[..known]) || !text.is_char_boundary(known) {
+            return Err(Difference);
+        }
+        lane.at += known;
+        self.append(at, &text.as_bytes()[known..]);
+        Ok(known)
+    }
+
+    /// Tells what comes whole or not at all. Returns whether it was known.
+    pub(super) fn tell_mark(&mut self, LaneAt(at): LaneAt, kind: u8, parts: &[&str]) -> Result<bool, Difference> {
+        self.last.pieces += 1;
+        let mut mark = vec![TAG, kind];
+        for part in parts {
+            mark.extend_from_slice(part.as_bytes());
+            mark.push(TAG);
+        }
+        mark.push(TAG);
+        self.lanes[at].channel = None;
+        self.tell_whole(at, &mark)
+    }
+
+    /// Whether a replay has told all that was known.
+    pub(super) fn is_told(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.left().is_empty())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.told.is_empty())
+    }
+
+    /// Whether all is known that was told.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// From now on nothing more is remembered, nor is anything that no replay has still to tell.
+    pub(super) fn give_up(&mut self) {
+        self.is_whole = false;
+        if self.is_told() {
+            self.lanes.iter_mut().for_each(|lane| (lane.told, lane.at) = (Vec::new(), 0));
+            self.share.release();
+        }
+    }
+
+    /// A replay begins.
+    pub(super) fn rewind(&mut self) {
+        for lane in &mut self.lanes {
+            (lane.at, lane.channel) = (0, None);
+        }
+    }
+
+    fn tell_whole(&mut self, at: usize, piece: &[u8]) -> Result<bool, Difference> {
+        let lane = &mut self.lanes[at];
+        if lane.left().is_empty() {
+            self.append(at, piece);
+            return Ok(false);
+        }
+        if !lane.left().starts_with(piece) {
+            return Err(Difference);
+        }
+        lane.at += piece.len();
+        Ok(true)
+    }
+
+    fn append(&mut self, at: usize, piece: &[u8]) {
+        let lane = &self.lanes[at];
+        if piece.is_empty() {
+            return;
+        }
+        let has_room = self.is_whole && (lane.told.capacity() - lane.told.len() >= piece.len() || self.grow(at, piece.len()));
+        if !has_room {
+            return self.give_up();
+        }
+        let lane = &mut self.lanes[at];
+        lane.told.extend_from_slice(piece);
+        lane.at = lane.told.len();
+    }
+
+    /// Makes room for so many more bytes; `false` where there is none.
+    fn grow(&mut self, at: usize, more: usize) -> bool {
+        let taken: usize = self.lanes.iter().map(|lane| lane.told.capacity()).sum();
+        let told = &mut self.lanes[at].told;
+        let roomy = (2 * (told.len() + more)).max(MIN_LANE_BYTES);
+        let room = taken - told.capacity() + roomy;
+        let may_grow = room <= MAX_STREAM_BYTES && self.share.grow_to(room);
+        if may_grow {
+            told.reserve_exact(roomy - told.len());
+        }
+        may_grow
+    }
+}
+
+impl TranscriptLane {
+    /// What a replay has still to tell.
+    fn left(&self) -> &[u8] {
+        &self.told[self.at..]
+    }
+}
+
+#[cfg(test)]
+mod tests;
