@@ -54,6 +54,10 @@ KINDS = {
     },
 }
 
+# The Rust front-end of 0.32 has one choice only, fails with the calls that a model of random weights makes, and messages
+# are chats there, with usage in every event.
+NOT_OF_RUST = {"two choices, seeded", "tools", "message", "message, tools"}
+
 # Texts come in pieces, and would be repeated if a piece came twice.
 TEXTS = {"content", "reasoning", "text", "arguments", "partial_json", "thinking", "name", "role", "token"}
 TEXTS |= {"finish_reason", "stop_reason"}
@@ -77,15 +81,19 @@ class Ask:
         return Stream(edge, TOKENS, prompt=f"{self.copy} is the number of a long story about {self.kind}", **asked)
 
 
-ASKED = [Ask(kind, copy) for kind in KINDS for copy in range(COPIES)]
+@pytest.fixture(scope="module", params=[fleets.vllm, fleets.vllm_rust])
+def replaying(request):
+    """The fleet of this module, with each of vLLM's front-ends."""
+    running = Fleet(request.param())
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")
-def replaying():
-    """The fleet of this module."""
-    running = Fleet(fleets.vllm())
-    yield running
-    running.stop()
+def asked(replaying: Fleet) -> list[Ask]:
+    """All kinds that the front-end has."""
+    kinds = [kind for kind in KINDS if replaying.engine.kind == "vllm" or kind not in NOT_OF_RUST]
+    return [Ask(kind, copy) for kind in kinds for copy in range(COPIES)]
 
 
 def collect(path: str, value, told: dict) -> None:
@@ -138,32 +146,32 @@ def one_name(stream: Stream) -> bool:
 
 
 @pytest.fixture(scope="module")
-def unbroken(replaying: Fleet) -> list[dict]:
+def unbroken(replaying: Fleet, asked: list[Ask]) -> list[dict]:
     """The answers of engines that live, in the order of the requests."""
     answers = []
     for turn in range(2):
-        streams = [ask.open(replaying.routers[turn % 2].edge) for ask in ASKED]
+        streams = [ask.open(replaying.routers[turn % 2].edge) for ask in asked]
         for stream in streams:
             stream.join(ENDED)
         assert not [stream.end() for stream in streams if not is_whole(stream) or stream.seams]
         answers.append([understood(stream) for stream in streams])
     same = sum(one == other for one, other in zip(*answers, strict=True))
-    tell(f"unbroken: {same} of {len(ASKED)} answers are the same when they are asked for again")
+    tell(f"unbroken: {same} of {len(asked)} answers are the same when they are asked for again")
     return answers[0]
 
 
 @pytest.mark.parametrize("lose", [kill_core, kill_api])
-def test_streams_are_replayed(replaying: Fleet, unbroken: list[dict], lose):
+def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list[dict], lose):
     before = count(replaying, "hostler_resumptions_total")
     replayed, pauses, faults, different = 0, [], [], []
     for _ in range(ROUNDS):
         replaying.wait_ready()
         replaying.wait_idle(30)
-        streams = [ask.open(replaying.routers[0].edge) for ask in ASKED]
-        until_flowing(ASKED, streams)
+        streams = [ask.open(replaying.routers[0].edge) for ask in asked]
+        until_flowing(asked, streams)
         victim = max(replaying.routers[0].replicas(), key=lambda replica: replica.in_flight)
         lose(replaying, victim.node)
-        for ask, stream, expected in zip(ASKED, streams, unbroken, strict=True):
+        for ask, stream, expected in zip(asked, streams, unbroken, strict=True):
             stream.join(ENDED)
             gaps = [after - before for before, after in itertools.pairwise(stream.arrivals)]
             pauses += [gaps[seam - 1] for seam, _ in stream.seams if 0 < seam <= len(gaps)]
@@ -174,10 +182,10 @@ def test_streams_are_replayed(replaying: Fleet, unbroken: list[dict], lose):
                 faults.append(f"{ask}: {stream.end()}")
             elif understood(stream) != expected:
                 different.append(f"{ask}: {bool(stream.seams)}: {understood(stream)}, not {expected}")
-    total = ROUNDS * len(ASKED)
+    total = ROUNDS * len(asked)
     equal = total - len(different) - len(faults)
     tell(
-        f"{lose.__doc__} {ROUNDS} rounds: {total} streams, {replayed} replayed, {equal} as the unbroken,"
+        f"{replaying.engine.kind}: {lose.__doc__} {ROUNDS} rounds: {total} streams, {replayed} replayed, {equal} as the unbroken,"
         f" {len(faults)} faults; pause of the replayed {spread(pauses)}"
     )
     for line in different:

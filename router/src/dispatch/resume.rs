@@ -128,7 +128,7 @@ impl Dispatch {
             (ResumeTier::None(_), _) => return None,
             (ResumeTier::Replay, replay) => {
                 let record = ReplayRecord::new(replay.as_ref()?.api, memory);
-                let kept = KeptBody::copy(&body, launch?.flags, memory)?;
+                let kept = KeptBody::copy(&body, launch?, memory)?;
                 (StreamRecord::Replay(Box::new(record)), ResumptionSource::Request(kept))
             }
             (ResumeTier::TokenExact | ResumeTier::ValidContinuation, _) => {
@@ -296,7 +296,7 @@ impl Resumption {
         match &self.source {
             ResumptionSource::Tokens(_) => is_fit_to_continue(replica),
             ResumptionSource::Request(kept) => {
-                let is_alike = |launch: &EngineLaunch| are_alike(&launch.flags, &kept.launched_with);
+                let is_alike = |launch: &EngineLaunch| are_alike(launch, &kept.launched_with);
                 check_replaying_engine(launch).is_ok() && launch.is_some_and(is_alike)
             }
         }

@@ -212,12 +212,12 @@ async fn operators_and_clients_see_that_a_stream_would_be_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_of_the_rust_front_end_goes_on_from_its_tokens_or_not_at_all() {
+async fn a_stream_of_the_rust_front_end_would_be_replayed_too() {
     let fleet = Fleet::start(Setup::agents(1).agent(|agent| agent.front_end = FrontEnd::Rust)).await;
     for (fields, tier) in [
         (json!({"max_tokens": 3}), "token_exact"),
-        (json!({"max_tokens": 3, "stop": ["x"]}), "none:front_end"),
-        (json!({"max_tokens": 3, "temperature": 1, "seed": 7}), "none:front_end"),
+        (json!({"max_tokens": 3, "stop": ["x"]}), "replay"),
+        (json!({"max_tokens": 3, "temperature": 1, "seed": 7}), "replay"),
         (json!({"max_tokens": 3, "temperature": 1, "stop": ["x"]}), "none:stop"),
     ] {
         assert_tier(&fleet, CHAT, &greedy(CHAT, fields), tier).await;

@@ -1,3 +1,4 @@
+use hostler_prompt::Dialect;
 use tonic::Code;
 
 use super::*;
@@ -162,16 +163,17 @@ fn understood(body: &str) -> Vec<(String, String)> {
 
 #[test]
 fn a_stream_that_was_replayed_behind_any_event_gives_the_events_of_one_that_was_not_cut() {
-    for (path, body) in [
+    let requests = [
         ("/v1/chat/completions", r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#),
         ("/v1/chat/completions", r#"{"n":2,"stream_options":{"include_usage":true}}"#),
         ("/v1/completions", r#"{"n":2,"logprobs":1,"stream_options":{"include_usage":true}}"#),
-    ] {
-        let uncut = understood(&resumed_stream(path, body, &[(1, 0)]).unwrap());
+    ];
+    for (front_end, (path, body)) in Dialect::ALL.into_iter().flat_map(|front_end| requests.map(|request| (front_end, request))) {
+        let uncut = understood(&resumed_stream(front_end, path, body, &[(1, 0)]).unwrap());
         for (group, other) in [(1, 1), (1, 3), (3, 1), (2, 5)] {
-            for cut in 1..event_count(path, body, group) {
-                let resumed = resumed_stream(path, body, &[(group, cut), (other, 0)]).unwrap();
-                assert_eq!(understood(&resumed), uncut, "{body} in {group} behind {cut}, then in {other}: {resumed}");
+            for cut in 1..event_count(front_end, path, body, group) {
+                let resumed = resumed_stream(front_end, path, body, &[(group, cut), (other, 0)]).unwrap();
+                assert_eq!(understood(&resumed), uncut, "{front_end:?} {body} in {group} behind {cut}, then in {other}: {resumed}");
             }
         }
     }

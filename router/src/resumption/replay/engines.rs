@@ -1,7 +1,5 @@
 //! Which engines' streams can be replayed, and by which other engines.
 
-use hostler_prompt::Dialect;
-
 use super::super::engine_check::is_flag;
 use crate::fleet::EngineLaunch;
 
@@ -40,17 +38,13 @@ const SHAPING: [&str; 22] = [
 /// With the reason why not.
 pub(crate) fn check_replaying_engine(launch: Option<&EngineLaunch>) -> Result<(), &'static str> {
     let launch = launch.ok_or("engine")?;
-    // Of its tools, parsers and log probabilities no event was recorded.
-    if launch.dialect == Dialect::Rust {
-        return Err("front_end");
-    }
     let is_obscure = |flag: &String| OBSCURE.iter().any(|name| is_flag(flag, name));
     if launch.flags.iter().any(is_obscure) { Err("engine") } else { Ok(()) }
 }
 
-/// Whether two engines, by their flags, make the same stream of the same tokens.
-pub(crate) fn are_alike(one: &[String], other: &[String]) -> bool {
-    shaping_flags(one) == shaping_flags(other)
+/// Whether two engines, by their front-ends and flags, make the same stream of the same tokens.
+pub(crate) fn are_alike(one: &EngineLaunch, other: &EngineLaunch) -> bool {
+    one.dialect == other.dialect && shaping_flags(&one.flags) == shaping_flags(&other.flags)
 }
 
 /// The flags that shape answers, with their values, in the order of their names.
@@ -68,29 +62,31 @@ fn shaping_flags(flags: &[String]) -> Vec<(&'static str, Vec<&str>)> {
 
 #[cfg(test)]
 mod tests {
+    use hostler_prompt::Dialect;
+
     use super::*;
 
-    fn flags(flags: &str) -> Vec<String> {
-        flags.split_whitespace().map(str::to_owned).collect()
+    fn launch(dialect: Dialect, flags: &str) -> EngineLaunch {
+        EngineLaunch { dialect, flags: flags.split_whitespace().map(str::to_owned).collect(), ..EngineLaunch::default() }
     }
 
     #[test]
     fn engines_are_alike_that_differ_in_nothing_that_shapes_answers() {
-        let alike = |one: &str, other: &str| are_alike(&flags(one), &flags(other));
+        let alike = |one: &str, other: &str| are_alike(&launch(Dialect::Python, one), &launch(Dialect::Python, other));
         assert!(alike("--tensor-parallel-size 2 --port 1", "--tensor-parallel-size 4"));
         assert!(alike("--tool-call-parser hermes --enable-auto-tool-choice", "--enable_auto_tool_choice --tool-call-parser=hermes"));
         assert!(!alike("--tool-call-parser hermes", "--tool-call-parser mistral"));
         assert!(!alike("--reasoning-parser qwen3", ""));
         assert!(!alike("--chat-template a --port 1", "--chat-template b --port 1"));
+        assert!(!are_alike(&launch(Dialect::Python, ""), &launch(Dialect::Rust, "")));
     }
 
     #[test]
     fn an_engine_that_is_not_known_replays_nothing() {
-        let check =
-            |dialect, words| check_replaying_engine(Some(&EngineLaunch { dialect, flags: flags(words), ..EngineLaunch::default() }));
+        let check = |dialect, flags| check_replaying_engine(Some(&launch(dialect, flags)));
         assert_eq!(check_replaying_engine(None), Err("engine"));
         assert_eq!(check(Dialect::Python, "--reasoning-parser qwen3 --tool-call-parser hermes"), Ok(()));
         assert_eq!(check(Dialect::Python, "--config x.yaml"), Err("engine"));
-        assert_eq!(check(Dialect::Rust, ""), Err("front_end"));
+        assert_eq!(check(Dialect::Rust, ""), Ok(()));
     }
 }

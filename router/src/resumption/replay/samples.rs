@@ -1,5 +1,6 @@
 //! Streams for tests that an engine tells again in other groups of tokens and with other ids, and what a client makes of a stream.
 
+use hostler_prompt::Dialect;
 use serde_json::{Value, json};
 
 use super::super::SEAM;
@@ -60,6 +61,7 @@ pub(crate) struct Grouping {
     pub(crate) name: usize,
     /// Tokens of an event.
     pub(crate) group: usize,
+    pub(crate) front_end: Dialect,
 }
 
 /// The events with which an engine answers.
@@ -72,7 +74,7 @@ pub(crate) fn replayed_answer(path: &str, body: &[u8], grouping: Grouping) -> Ve
     }
 }
 
-fn choices(is_completion: bool, body: &Value, tokens: &[(&str, Piece)], Grouping { name, group }: Grouping) -> Vec<String> {
+fn choices(is_completion: bool, body: &Value, tokens: &[(&str, Piece)], Grouping { name, group, front_end }: Grouping) -> Vec<String> {
     let event = |choices: Value, usage: Option<Value>| {
         let mut event = json!({"id": format!("chatcmpl-{name}"), "object": "chunk", "created": name, "model": "m", "choices": choices});
         usage.inspect(|usage| event["usage"] = usage.clone());
@@ -81,9 +83,9 @@ fn choices(is_completion: bool, body: &Value, tokens: &[(&str, Piece)], Grouping
     let count = body["n"].as_u64().unwrap_or(1);
     let mut events = Vec::new();
     if !is_completion {
-        let role =
-            |index| json!([{"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null}]);
-        events.extend((0..count).map(|index| event(role(index), None)));
+        let delta = if front_end == Dialect::Rust { json!({"role": "assistant"}) } else { json!({"role": "assistant", "content": ""}) };
+        let role = |index| json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
+        events.extend((0..count).flat_map(|index| written(front_end, role(index))).map(|choice| event(json!([choice]), None)));
     }
     for (at, tokens_of_event) in tokens.chunks(group).enumerate() {
         let is_last = (at + 1) * group >= tokens.len();
@@ -100,7 +102,7 @@ fn choices(is_completion: bool, body: &Value, tokens: &[(&str, Piece)], Grouping
             } else {
                 json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, "token_ids": null})
             };
-            events.push(event(json!([choice]), None));
+            events.extend(written(front_end, choice).into_iter().map(|choice| event(json!([choice]), None)));
         }
     }
     if body["stream_options"]["include_usage"] == true {
@@ -109,6 +111,22 @@ fn choices(is_completion: bool, body: &Value, tokens: &[(&str, Piece)], Grouping
     }
     events.push("data: [DONE]\n\n".into());
     events
+}
+
+/// A choice of one of the Python front-end's events in those that a front-end writes: the Rust one leaves out what is `null`, and ends a choice in an
+/// event of its own.
+fn written(front_end: Dialect, mut choice: Value) -> Vec<Value> {
+    if front_end == Dialect::Python {
+        return vec![choice];
+    }
+    let (index, finish) = (choice["index"].clone(), choice["finish_reason"].take());
+    let last = if choice["delta"].is_object() {
+        json!({"index": index, "delta": {}, "finish_reason": finish})
+    } else {
+        json!({"index": index, "text": "", "finish_reason": finish})
+    };
+    choice.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    if finish.is_null() { vec![choice] } else { vec![choice, last] }
 }
 
 /// What some tokens add to a chat; `before` is how many came before.
@@ -164,7 +182,7 @@ fn logprobs(is_completion: bool, body: &Value, told: &[(&str, Piece)], before: u
     json!({ "content": entries })
 }
 
-fn message(tokens: &[(&str, Piece)], Grouping { name, group }: Grouping) -> Vec<String> {
+fn message(tokens: &[(&str, Piece)], Grouping { name, group, .. }: Grouping) -> Vec<String> {
     let event = |data: Value| format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap());
     let usage = json!({"input_tokens": 2, "output_tokens": 0});
     let start =
@@ -223,17 +241,17 @@ fn message(tokens: &[(&str, Piece)], Grouping { name, group }: Grouping) -> Vec<
 }
 
 /// How many events an answer has that is told in groups of so many tokens.
-pub(crate) fn event_count(path: &str, body: &str, group: usize) -> usize {
-    replayed_answer(path, body.as_bytes(), Grouping { name: 0, group }).len()
+pub(crate) fn event_count(front_end: Dialect, path: &str, body: &str, group: usize) -> usize {
+    replayed_answer(path, body.as_bytes(), Grouping { name: 0, group, front_end }).len()
 }
 
 /// What a client gets of engines that tell the answer in these groups of tokens, each of which dies behind so many events but the last one.
-pub(crate) fn resumed_stream(path: &str, body: &str, engines: &[(usize, usize)]) -> Result<String, Difference> {
+pub(crate) fn resumed_stream(front_end: Dialect, path: &str, body: &str, engines: &[(usize, usize)]) -> Result<String, Difference> {
     let mut record = ReplayRecord::new(ReplayApi::for_path(path).unwrap(), &RecordMemory::default());
     let mut told = String::new();
     for (name, (group, cut)) in engines.iter().enumerate() {
         let is_last = name + 1 == engines.len();
-        let events = replayed_answer(path, body.as_bytes(), Grouping { name, group: *group });
+        let events = replayed_answer(path, body.as_bytes(), Grouping { name, group: *group, front_end });
         for event in events.iter().take(if is_last { usize::MAX } else { *cut }) {
             if record.is_replaying() {
                 // In halves: pieces end anywhere.

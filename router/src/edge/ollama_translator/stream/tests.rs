@@ -1,5 +1,6 @@
 use std::time::{Duration, SystemTime};
 
+use hostler_prompt::Dialect;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -201,18 +202,19 @@ fn understood(lines: &str) -> Value {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_was_replayed_behind_any_event_gives_the_lines_of_one_that_was_not_cut() {
     const CHAT: &str = "/v1/chat/completions";
-    for body in [r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#, r#"{"stream_options":{"include_usage":true}}"#]
-    {
+    let bodies =
+        [r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#, r#"{"stream_options":{"include_usage":true}}"#];
+    for (front_end, body) in Dialect::ALL.into_iter().flat_map(|front_end| bodies.map(|body| (front_end, body))) {
         let lines = |engines: &[(usize, usize)]| {
-            let (lines, cut) = told_of(OllamaRoute::Chat, &events(&resumed_stream(CHAT, body, engines).unwrap()));
+            let (lines, cut) = told_of(OllamaRoute::Chat, &events(&resumed_stream(front_end, CHAT, body, engines).unwrap()));
             assert_eq!(cut, None);
             understood(&lines)
         };
         let uncut = lines(&[(1, 0)]);
         assert!(uncut["end"].is_array(), "{uncut}");
         for (group, other) in [(1, 1), (1, 3), (3, 1), (2, 5)] {
-            for cut in 1..event_count(CHAT, body, group) {
-                assert_eq!(lines(&[(group, cut), (other, 0)]), uncut, "{body} in {group} behind {cut}, then in {other}");
+            for cut in 1..event_count(front_end, CHAT, body, group) {
+                assert_eq!(lines(&[(group, cut), (other, 0)]), uncut, "{front_end:?} {body} in {group} behind {cut}, then in {other}");
             }
         }
     }

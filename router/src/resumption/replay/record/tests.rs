@@ -1,6 +1,7 @@
+use hostler_prompt::Dialect;
 use proptest::prelude::*;
 
-use super::super::samples::{Grouping, replayed_answer, resumed_stream, understood};
+use super::super::samples::{Grouping, event_count, replayed_answer, resumed_stream, understood};
 use super::*;
 
 /// Requests of each kind: with tools and reasoning, with log probabilities, of several choices, of a text with usage.
@@ -18,22 +19,24 @@ const REQUESTS: [(ReplayApi, &str, &str); 9] = [
 
 fn events(request: usize, name: usize, group: usize) -> Vec<String> {
     let (_, path, body) = REQUESTS[request];
-    replayed_answer(path, body.as_bytes(), Grouping { name, group })
+    replayed_answer(path, body.as_bytes(), Grouping { name, group, front_end: Dialect::Python })
 }
 
-fn told(request: usize, engines: &[(usize, usize)]) -> Result<String, Difference> {
+fn told(front_end: Dialect, request: usize, engines: &[(usize, usize)]) -> Result<String, Difference> {
     let (_, path, body) = REQUESTS[request];
-    resumed_stream(path, body, engines)
+    resumed_stream(front_end, path, body, engines)
 }
 
 #[test]
 fn a_stream_cut_behind_any_event_and_replayed_in_any_groups_is_the_one_that_was_not_cut() {
-    for (request, kind) in REQUESTS.iter().enumerate() {
+    for (front_end, (request, kind)) in
+        Dialect::ALL.into_iter().flat_map(|front_end| REQUESTS.iter().enumerate().map(move |of| (front_end, of)))
+    {
         for (group, other_group) in [(1, 1), (1, 3), (3, 1), (2, 5), (5, 2), (4, 40), (40, 4)] {
-            let uncut = understood(&told(request, &[(group, 0)]).unwrap());
-            for cut in 1..events(request, 0, group).len() {
-                let told = told(request, &[(group, cut), (other_group, 0)]).unwrap();
-                assert_eq!(understood(&told), uncut, "{kind:?} in {group} cut behind {cut}, then in {other_group}: {told}");
+            let uncut = understood(&told(front_end, request, &[(group, 0)]).unwrap());
+            for cut in 1..event_count(front_end, kind.1, kind.2, group) {
+                let told = told(front_end, request, &[(group, cut), (other_group, 0)]).unwrap();
+                assert_eq!(understood(&told), uncut, "{front_end:?} {kind:?} in {group} cut behind {cut}, then in {other_group}: {told}");
             }
         }
     }
@@ -43,14 +46,15 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
     #[test]
     fn a_stream_may_be_replayed_several_times(
+        front_end in prop::sample::select(Dialect::ALL.to_vec()),
         request in 0..REQUESTS.len(),
         engines in prop::collection::vec((1_usize..6, 0_usize..30), 2..5),
     ) {
-        let uncut = understood(&told(request, &[(1, 0)]).unwrap());
+        let uncut = understood(&told(front_end, request, &[(1, 0)]).unwrap());
         let mut engines = engines;
         // The first one has told something.
         engines[0].1 = engines[0].1.max(1);
-        prop_assert_eq!(understood(&told(request, &engines).unwrap()), uncut);
+        prop_assert_eq!(understood(&told(front_end, request, &engines).unwrap()), uncut);
     }
 }
 
