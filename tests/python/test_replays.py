@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 import fleet as fleets
-from fleet import Fleet
+from fleet import Fleet, Replica
 from processes import wait_until
 from test_resumption import COMMENTS, DIFFERENT, ENDED, ROUNDS, count, kill_api, kill_core, spread, tell
 from wire import Stream
@@ -140,6 +140,11 @@ def until_flowing(asked: list[Ask], streams: list[Stream]) -> None:
     wait_until(flow, 60, "tokens flow", pause=0.005)
 
 
+def await_next_engine(replaying: Fleet, victim: Replica) -> None:
+    """Returns when the router knows of the engine after one that was killed. Until then it may show the old one as ready."""
+    wait_until(lambda: replaying.replica(victim.node).engine_pid != victim.engine_pid, 60, "the next engine")
+
+
 def one_name(stream: Stream) -> bool:
     """Whether all events that name the answer have one name."""
     return len({event["id"] for event in stream.events if "id" in event}) <= 1
@@ -171,6 +176,7 @@ def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list
         until_flowing(asked, streams)
         victim = max(replaying.routers[0].replicas(), key=lambda replica: replica.in_flight)
         lose(replaying, victim.node)
+        await_next_engine(replaying, victim)
         for ask, stream, expected in zip(asked, streams, unbroken, strict=True):
             stream.join(ENDED)
             gaps = [after - before for before, after in itertools.pairwise(stream.arrivals)]
@@ -214,3 +220,4 @@ def test_a_stop_string_that_comes_behind_the_seam_ends_the_stream(replaying: Fle
         stream.join(ENDED)
         assert is_whole(stream) and len(stream.seams) == 1, stream.end()
         assert (stream.text, stream.finish_reason) == (text[:at], "stop"), f"{stream.text!r} with {stop}, of {text!r}"
+        await_next_engine(replaying, victim)

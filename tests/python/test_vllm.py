@@ -22,7 +22,7 @@ pytestmark = pytest.mark.vllm
 
 # Within this long after a client has left, vLLM must run nothing of its request, in seconds.
 FREED_SECONDS = 0.2
-# vLLM computes in bfloat16, which keeps eight bits: a logarithm near seven is known to about this much.
+# Where vLLM computes in bfloat16, which keeps eight bits, a logarithm near seven is known to about this much.
 LOGPROB_TOLERANCE = 0.03
 
 USER = [{"role": "user", "content": "weather?"}]

@@ -110,6 +110,13 @@ impl Dialect {
     }
 }
 
+/// How errors begin that say so. The second one is that of a stream of messages: vLLM 0.32 fails to read the first one in the chat beneath, and
+/// Pydantic shows the two ends of it.
+const CORE_IS_DEAD: [&str; 2] = [
+    "EngineCore encountered an issue",
+    "2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, input_value={'error': {'message': 'En...",
+];
+
 /// Whether an error says that the engine core is dead, as vLLM's Python front-end does until it
 /// exits 2 to 5 s later (the Rust one breaks off). Any other internal error is the request's own,
 /// whatever it repeats of the request.
@@ -131,7 +138,7 @@ pub(crate) fn is_engine_death(error: &[u8]) -> bool {
     let data = EventFields::parse(&error[..event_end(error).unwrap_or(error.len())]).data.unwrap_or(error);
     let Ok(Error { error, message }) = serde_json::from_slice::<Error<'_>>(data) else { return false };
     let message = error.map(|error| error.message).or(message);
-    message.is_some_and(|message| message.starts_with("EngineCore encountered an issue"))
+    message.is_some_and(|message| CORE_IS_DEAD.iter().any(|begin| message.starts_with(begin)))
 }
 
 #[derive(Debug, PartialEq, Eq)]
