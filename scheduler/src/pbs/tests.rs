@@ -1,4 +1,5 @@
 use super::*;
+use crate::tests::{full, plain};
 
 /// As `OpenPBS` 23.06 prints it for a running job; the environment is shortened.
 const QSTAT: &str = r#"{
@@ -54,7 +55,7 @@ fn at(seconds: u64) -> SystemTime {
 
 /// What is read at the moment of `QSTAT`, when the job has run for 118 s.
 fn read_qstat(text: &str, id: &str) -> Result<JobReading, &'static str> {
-    parse_qstat(text, id, at(STARTED + 118))
+    read_job(text, id, at(STARTED + 118))
 }
 
 /// What is read of `QSTAT` where its walltime is another one.
@@ -68,7 +69,7 @@ fn a_job_of_pbs_ends_when_it_has_run_for_its_walltime() {
     // Days have one digit or two in a field of two.
     let early = QSTAT.replace("Mon Nov 23 12:00:02 2026", "Sun Nov  1 12:00:02 2026");
     let days = 22 * 86_400;
-    assert_eq!(parse_qstat(&early, "12.head", at(STARTED + 118 - days)).unwrap().ends, Some(at(STARTED + 5400 - days)));
+    assert_eq!(read_job(&early, "12.head", at(STARTED + 118 - days)).unwrap().ends, Some(at(STARTED + 5400 - days)));
     let in_seconds = QSTAT.replace(r#""Mon Nov 23 12:00:02 2026""#, &STARTED.to_string());
     assert_eq!(read_qstat(&in_seconds, "12.head"), read_qstat(QSTAT, "12.head"));
 }
@@ -87,11 +88,11 @@ fn the_time_in_which_a_job_was_suspended_is_added_to_its_end_but_for_what_may_be
         (86_400, "soon", 5400),
     ] {
         let text = QSTAT.replace("00:01:58", used);
-        let ends = parse_qstat(&text, "12.head", at(STARTED + second)).map(|reading| reading.ends);
+        let ends = read_job(&text, "12.head", at(STARTED + second)).map(|reading| reading.ends);
         assert_eq!(ends, Ok(Some(at(STARTED + end))), "{used} of the walltime is used after {second} s");
     }
     let silent = QSTAT.replace("\"resources_used\"", "\"resources_lost\"");
-    assert_eq!(parse_qstat(&silent, "12.head", at(STARTED + 86_400)).unwrap().ends, Some(at(STARTED + 5400)));
+    assert_eq!(read_job(&silent, "12.head", at(STARTED + 86_400)).unwrap().ends, Some(at(STARTED + 5400)));
 }
 
 #[test]
@@ -134,36 +135,13 @@ fn what_qstat_prints_without_the_job_or_its_times_is_an_error_that_says_so() {
     assert_eq!(read_qstat(&broken, "12.head"), Err("no start time of the job"));
 }
 
+
 #[test]
-fn a_job_of_slurm_ends_at_a_second_or_never() {
-    assert_eq!(parse_squeue("1795435202\n"), Ok(Some(at(STARTED))));
-    for endless in ["N/A", "NONE\n", "UNLIMITED", "INVALID", "Unknown\n"] {
-        assert_eq!(parse_squeue(endless), Ok(None), "{endless}");
-    }
-    assert_eq!(parse_squeue("\n"), Err("no job"));
-    assert_eq!(parse_squeue("2026-11-23T12:00:02\n"), Err("no time in seconds"));
-    assert_eq!(parse_squeue("99999999999999999999\n"), Err("no time in seconds"));
+fn a_plain_job_is_a_program_that_a_login_shell_becomes() {
+    insta::assert_snapshot!(render(&plain()));
 }
 
 #[test]
-fn slurms_kill_wait_is_found_among_its_settings() {
-    let config = "Configuration data as of 2026-11-23T12:00:02\nInactiveLimit           = 0 sec\nKillOnBadExit           = 0\n\
-                  KillWait                = 30 sec\nLaunchParameters        = (null)\n";
-    assert_eq!(parse_kill_wait(config), Some(Duration::from_secs(30)));
-    assert_eq!(parse_kill_wait("KillOnBadExit           = 0\n"), None);
-}
-
-#[test]
-fn commands_of_pbs_are_looked_for_where_it_is_installed_too() {
-    assert_eq!(parse_pbs_exec("PBS_SERVER=head\nPBS_EXEC=/opt/pbs-23\nPBS_START_MOM=1\n"), Some("/opt/pbs-23".into()));
-    assert_eq!(parse_pbs_exec("PBS_HOME=/var/spool/pbs\n"), None);
-    assert_eq!(search_path(Some("/bin:/usr/bin".into()), vec!["/opt/pbs/bin".into()]), "/bin:/usr/bin:/opt/pbs/bin");
-    assert_eq!(search_path(Some(".::/bin".into()), vec![]), "/bin", "not where the job happens to be");
-    assert_eq!(search_path(None, vec!["/opt/pbs/bin".into()]), "/opt/pbs/bin");
-}
-
-#[test]
-fn a_commands_own_words_are_one_short_line() {
-    assert_eq!(quote("qstat: cannot connect\nto server head (errno=15010)\n"), "qstat: cannot connect to server head (errno=15010)");
-    assert_eq!((quote(" \n"), quote(&"x".repeat(5000)).len()), ("nothing".to_owned(), MAX_QUOTED_CHARS));
+fn an_array_has_setup_and_options_and_keeps_every_word() {
+    insta::assert_snapshot!(render(&full("1:ncpus=16:ngpus=4", &["-l", "filesystems=home:eagle", "-l", "place=excl"])));
 }
