@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::{JobReading, JobState, RenderedSubmission, ScheduledJob, Submission, format_walltime, shell};
 
-/// What `qdel` and `qstat` say of jobs that have ended, or whose history is gone, too.
-pub(crate) const GONE: [&str; 2] = ["Unknown Job Id", "Job has finished"];
+/// What `qdel` and `qstat` say of jobs that have ended or were never there, and of a part that has ended while its array has not.
+pub(crate) const GONE: [&str; 3] = ["Unknown Job Id", "Job has finished", "Request invalid for finished array subjob"];
 
 /// How old the walltime that PBS says is used may be: a host reports it every two minutes (`$max_check_poll`, 120 s by default), and on its way
 /// it gets a little older.
@@ -95,7 +95,11 @@ fn read_scheduled(id: &str, job: &Value, state: JobState, now: SystemTime) -> Sc
         submitted: time("ctime"),
         started: time("stime").filter(|_| has_started),
         ends: read_end(job, now).unwrap_or_default().filter(|_| has_started),
-        estimated_start: job.get("estimated").and_then(|estimated| estimated.get("start_time")).and_then(parse_time).filter(|_| !has_started),
+        estimated_start: job
+            .get("estimated")
+            .and_then(|estimated| estimated.get("start_time"))
+            .and_then(parse_time)
+            .filter(|_| !has_started),
         // `x3001/0*64`, and `+` before each further host.
         host: word("exec_host").split(['/', '+']).next().filter(|_| has_started).unwrap_or_default().to_owned(),
     }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{JobState, JobReading, RenderedSubmission, ScheduledJob, Submission, format_walltime, shell};
+use crate::{JobReading, JobState, RenderedSubmission, ScheduledJob, Submission, format_walltime, shell};
 
 /// What `scancel` says of jobs that have ended.
 pub(crate) const GONE: [&str; 2] = ["Invalid job id specified", "already completing or completed"];

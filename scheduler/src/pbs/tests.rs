@@ -135,7 +135,6 @@ fn what_qstat_prints_without_the_job_or_its_times_is_an_error_that_says_so() {
     assert_eq!(read_qstat(&broken, "12.head"), Err("no start time of the job"));
 }
 
-
 #[test]
 fn a_plain_job_is_a_program_that_a_login_shell_becomes() {
     insta::assert_snapshot!(render(&plain()));
@@ -144,4 +143,113 @@ fn a_plain_job_is_a_program_that_a_login_shell_becomes() {
 #[test]
 fn an_array_has_setup_and_options_and_keeps_every_word() {
     insta::assert_snapshot!(render(&full("1:ncpus=16:ngpus=4", &["-l", "filesystems=home:eagle", "-l", "place=excl"])));
+}
+
+/// In the form of `OpenPBS` 23.06, of which attributes that nobody reads are left out: an array of which one part runs, one is being ended, one
+/// has ended and one waits with the comment of its array, and jobs in other states.
+const LIST: &str = r#"{
+    "timestamp":1795435320,
+    "pbs_version":"23.06.06",
+    "pbs_server":"head",
+    "Jobs":{
+        "19[].head":{
+            "Job_Name":"hostler-chat",
+            "job_state":"B",
+            "ctime":"Mon Nov 23 11:59:41 2026",
+            "Hold_Types":"n",
+            "Resource_List":{"walltime":"01:30:00"},
+            "stime":"Mon Nov 23 12:00:02 2026",
+            "comment":"Job Array Began at Mon Nov 23 at 12:00",
+            "array":"True",
+            "array_state_count":"Queued:1 Running:2 Exiting:0 Expired:1 "
+        },
+        "19[1].head":{
+            "job_state":"R",
+            "ctime":"Mon Nov 23 11:59:41 2026",
+            "exec_host":"x3001/0*64",
+            "Hold_Types":"n",
+            "Resource_List":{"walltime":"01:30:00"},
+            "resources_used":{"walltime":"00:01:58"},
+            "stime":"Mon Nov 23 12:00:02 2026",
+            "comment":"Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)"
+        },
+        "19[2].head":{"job_state":"E", "exec_host":"x3002/0*64+x3003/0*64"},
+        "19[3].head":{"job_state":"X", "comment":"Subjob finished"},
+        "19[4].head":{
+            "job_state":"Q",
+            "ctime":"Mon Nov 23 11:59:41 2026",
+            "Hold_Types":"n",
+            "Resource_List":{"walltime":"01:30:00"},
+            "stime":"Mon Nov 23 12:00:02 2026",
+            "comment":"Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)",
+            "estimated":{"exec_vnode":"(x3001:ncpus=64)", "start_time":"Mon Nov 23 13:30:02 2026"}
+        },
+        "20.head":{"job_state":"H", "Hold_Types":"u", "comment":"Job held by anna on Mon Nov 23 12:01:00 2026"},
+        "21[1].head":{"job_state":"Q", "Hold_Types":"s"},
+        "22.head":{"job_state":"W", "Hold_Types":"n", "estimated":{"start_time":"UNKNOWN"}},
+        "23.head":{"job_state":"S", "exec_host":"x3004/0", "stime":1795435202, "Resource_List":{"ncpus":1}},
+        "24.head":{"job_state":"F"},
+        "25.head":{"job_state":"M"}
+    }
+}"#;
+
+fn read_list(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
+    read_jobs(text, at(STARTED + 118))
+}
+
+#[test]
+fn jobs_and_parts_of_pbs_have_states_and_hosts_and_their_array_is_none() {
+    let jobs = read_list(LIST).unwrap();
+    let seen: Vec<_> = jobs.iter().map(|job| (job.id.as_str(), job.state, job.host.as_str())).collect();
+    let expected = [
+        ("19[1].head", JobState::Running, "x3001"),
+        ("19[2].head", JobState::Ending, "x3002"),
+        ("19[4].head", JobState::Queued, ""),
+        ("20.head", JobState::Held, ""),
+        ("21[1].head", JobState::Held, ""),
+        ("22.head", JobState::Queued, ""),
+        ("23.head", JobState::Suspended, "x3004"),
+    ];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbatim() {
+    let jobs = read_list(LIST).unwrap();
+    let submitted = Some(at(STARTED - 21));
+    let running = ScheduledJob {
+        id: "19[1].head".into(),
+        state: JobState::Running,
+        comment: "Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)".into(),
+        submitted,
+        started: Some(at(STARTED)),
+        ends: Some(at(STARTED + 5400)),
+        estimated_start: None,
+        host: "x3001".into(),
+    };
+    assert_eq!(jobs[0], running);
+    let queued = ScheduledJob {
+        id: "19[4].head".into(),
+        state: JobState::Queued,
+        comment: "Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)".into(),
+        submitted,
+        started: None,
+        ends: None,
+        estimated_start: Some(at(STARTED + 5400)),
+        host: String::new(),
+    };
+    assert_eq!(jobs[2], queued);
+    assert_eq!((jobs[5].estimated_start, jobs[6].started, jobs[6].ends), (None, Some(at(STARTED)), None));
+}
+
+#[test]
+fn a_list_of_pbs_that_cannot_be_read_is_an_error_and_no_empty_list() {
+    assert_eq!(read_list(r#"{"timestamp":1795435320,"pbs_version":"23.06.06","pbs_server":"head"}"#), Ok(vec![]));
+    assert_eq!(read_list(""), Err("what is no JSON"));
+    assert_eq!(read_list(&LIST[..LIST.len() / 2]), Err("what is no JSON"));
+    // A value whose quotes some releases leave as they are.
+    assert_eq!(read_list(&LIST.replace("Subjob finished", "\"finished\"")), Err("what is no JSON"));
+    assert_eq!(read_list(&LIST.replace(r#""job_state":"S""#, r#""job_state":"Z""#)), Err("a job in an unknown state"));
+    assert_eq!(read_list(&LIST.replace(r#""job_state":"S","#, "")), Err("a job without a state"));
+    assert_eq!(read_list(r#"{"Jobs":[]}"#), Err("jobs that are none"));
 }
