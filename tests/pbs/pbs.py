@@ -42,7 +42,7 @@ REQUEUED = 2 / PACE
 SERVER = "head"
 COMMANDS = ("qsub", "qselect", "qstat", "qdel", "qsig", "qrerun", "pbsnodes")
 # What an array has not, because only its parts run.
-OF_A_RUN = ("array_id", "array_index", "exec_host", "exec_vnode", "Exit_status", "jobdir", "resources_used", "run_count", "session_id")
+OF_A_RUN = ("array_id", "array_index", "exec_host", "exec_vnode", "Exit_status", "jobdir", "run_count", "session_id")
 # Each of a job's processes has this variable; its value is the folder of this scheduler.
 MARKER = "PBS_STAND_IN"
 # Exit codes of the commands: PBSE_UNKJOBID, _BADSTATE, _HISTJOBID, _NOHISTARRAYSUBJOB, _UNKSIG and _NORERUN modulo 256;
@@ -279,7 +279,8 @@ class Job:
             "TMPDIR": str(tmpdir),
             **{"NCPUS": threads, "OMP_NUM_THREADS": threads, "ENVIRONMENT": "BATCH"},
             **{"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": self.id, "PBS_JOBNAME": self.submission.name},
-            **{"PBS_JOBCOOKIE": os.urandom(16).hex().upper(), "PBS_JOBDIR": origin["PBS_O_HOME"], "PBS_QUEUE": self.submission.queue},
+            **{"PBS_JOBCOOKIE": os.urandom(16).hex().upper(), "PBS_JOBDIR": origin["PBS_O_HOME"]},
+            "PBS_QUEUE": self.submission.queue,
             **{"PBS_NODEFILE": str(nodefile), "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_MOMPORT": "15003"},
             MARKER: str(self.server.folder),
         }
@@ -535,7 +536,7 @@ class Server:
         return {self.parent_id(first): array} | (shown if with_parts else {})
 
     def qdel(self, call: dict) -> str:
-        """SIGTERM to the sessions of these jobs, SIGKILL later. Complains of each that it cannot delete, and goes on."""
+        """SIGTERM to the sessions of these jobs, SIGKILL later. Those it cannot delete are complained of at the end."""
         complaints = []
         for given in getopt.gnu_getopt(call["arguments"], "W:x")[1]:
             try:

@@ -87,12 +87,13 @@ class Pbs:
     """The stand-in for PBS: its server, and its commands as methods."""
 
     def __init__(self, folder: Path, hosts: int = 0):
-        """Starts the server; `folder` holds all its state, and is the home of its users. Each host runs one job; 0 hosts
-        run all that come."""
+        """Starts the server; `folder` holds all its state, and is the home of its users.
+
+        Each host runs one job; 0 hosts run all that come."""
         self.folder = folder
         folder.mkdir()
-        server = [sys.executable, STAND_IN, "serve", folder]
-        self.server = subprocess.Popen(server, start_new_session=True, env=os.environ | {"PBS_STAND_IN_HOSTS": str(hosts)})
+        server, limit = [sys.executable, STAND_IN, "serve", folder], {"PBS_STAND_IN_HOSTS": str(hosts)}
+        self.server = subprocess.Popen(server, start_new_session=True, env=os.environ | limit)
         wait_until((folder / "server.sock").exists, 20, "the scheduler answers")
 
     def call(self, command: str, *arguments: str, stdin: str = "") -> str:
