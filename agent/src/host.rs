@@ -1,10 +1,10 @@
 //! What this host has for engines: its name, its GPUs, the program that becomes an engine, and what is decided of it once, when the agent starts. What is made of the GPUs is decided in `plan`.
 
 use std::env;
-use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use hostler_boot::program::ProgramLookup;
 
 use crate::config::EngineKind;
 pub(crate) use crate::gpu::Gpu;
@@ -36,15 +36,6 @@ pub struct ReplicaPlan {
 pub enum EngineProgram {
     Vllm { program: PathBuf },
     Simulated { program: PathBuf },
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct ProgramLookup {
-    pub name: PathBuf,
-    /// Where a name was looked for, in words.
-    pub searched: String,
-    /// The program, if it exists and may be run.
-    pub found: Option<PathBuf>,
 }
 
 /// Why no engine can be started here. Each says what to change.
@@ -131,25 +122,6 @@ pub(crate) fn kv_cache_gib(engines: usize) -> Option<u64> {
     let page = fs::read_to_string("/proc/meminfo").ok()?;
     let kib: u64 = page.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse().ok())?;
     Some((kib / (1 << 20) / (2 * engines.max(1) as u64)).clamp(1, 32))
-}
-
-/// Looks for a program: a path as it is, a name in each directory of `search_path` (the value of
-/// `PATH`).
-pub(crate) fn find_program(name: &Path, search_path: Option<&OsStr>) -> ProgramLookup {
-    let runnable = |path: &PathBuf| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
-    if name.components().count() > 1 {
-        return ProgramLookup {
-            name: name.to_owned(),
-            searched: "a program at that path".to_owned(),
-            found: Some(name.to_owned()).filter(runnable),
-        };
-    }
-    let search_path = search_path.unwrap_or_default();
-    ProgramLookup {
-        name: name.to_owned(),
-        searched: format!("that name in PATH={}", search_path.display()),
-        found: env::split_paths(search_path).map(|directory| directory.join(name)).find(runnable),
-    }
 }
 
 fn host_name() -> String {

@@ -38,6 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_boot::metrics::MetricRegistry;
+use hostler_boot::program::find_program;
 use hostler_boot::shutdown::{SignalSource, join_within};
 use hostler_boot::{ListenError, Shutdown};
 use tokio::time::{Instant, timeout_at};
@@ -170,7 +171,7 @@ pub fn check_engine(config: &AgentConfig) -> Result<(), AgentError> {
 }
 
 fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram, HostError> {
-    let vllm = host::find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
+    let vllm = find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
     host::choose_program(config.engine, !config.model.is_empty(), &vllm, simulated)
 }
 

@@ -11,6 +11,7 @@ pub mod listen;
 pub mod metrics;
 pub mod passing;
 pub mod peer_user;
+pub mod program;
 pub mod shutdown;
 pub mod socket;
 pub mod telemetry;

@@ -16,6 +16,7 @@ import getopt
 import itertools
 import json
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -33,24 +34,29 @@ TERM_TO_KILL = 9 / PACE
 TERM_TO_KILL_OF_SCRIPT = 2.1 / PACE
 # SIGTERM comes 3 to 16 s after the walltime has ended.
 WALLTIME_LATENESS = 3 / PACE
+# How many jobs run at once: one on each host; 0 is all that come.
+HOSTS = int(os.environ.get("PBS_STAND_IN_HOSTS", "0"))
 # From the end of one run of a requeued job to the next: the scheduler looks every ten seconds, or is told.
 REQUEUED = 2 / PACE
 
 SERVER = "head"
-COMMANDS = ("qsub", "qstat", "qdel", "qsig", "qrerun", "pbsnodes")
+COMMANDS = ("qsub", "qselect", "qstat", "qdel", "qsig", "qrerun", "pbsnodes")
+# What an array has not, because only its parts run.
+OF_A_RUN = ("array_id", "array_index", "exec_host", "exec_vnode", "Exit_status", "jobdir", "run_count", "session_id")
 # Each of a job's processes has this variable; its value is the folder of this scheduler.
 MARKER = "PBS_STAND_IN"
-# Exit codes of the commands: PBSE_UNKJOBID, _BADSTATE, _HISTJOBID, _UNKSIG and _NORERUN modulo 256; 2 for bad usage.
-UNKNOWN_JOB, BAD_STATE, FINISHED, UNKNOWN_SIGNAL, NO_RERUN, USAGE = 153, 168, 35, 165, 190, 2
+# Exit codes of the commands: PBSE_UNKJOBID, _BADSTATE, _HISTJOBID, _NOHISTARRAYSUBJOB, _UNKSIG and _NORERUN modulo 256;
+# 2 for bad usage.
+UNKNOWN_JOB, BAD_STATE, FINISHED, FINISHED_PART, UNKNOWN_SIGNAL, NO_RERUN, USAGE = 153, 168, 35, 55, 165, 190, 2
 
 
 class CommandError(Exception):
     """What a command prints to standard error, and its exit code."""
 
-    def __init__(self, code: int, text: str):
-        """`text` without the name of the command."""
+    def __init__(self, code: int, text: str, printed: str = ""):
+        """`text` without the name of the command; what it has printed to standard output all the same."""
         super().__init__(text)
-        self.code = code
+        self.code, self.printed = code, printed
 
 
 def processes_of(session: int) -> dict[int, str]:
@@ -92,8 +98,9 @@ def parsed(value):
 class Submission:
     """What a call of qsub asks for."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], folder: str, stdin: str):
+    def __init__(self, call: dict):
         """Reads flags, then the directives of the script, whose flags lose to those of the command line."""
+        arguments, environment, folder = call["arguments"], call["environment"], call["folder"]
         own, program = arguments, []
         if "--" in arguments:
             at = arguments.index("--")
@@ -101,16 +108,17 @@ class Submission:
         flags, rest = self._flags(own)
         self.program, self.script = program, ""
         if not program:
-            self.script = Path(folder, rest[0]).read_text() if rest else stdin
+            self.script = Path(folder, rest[0]).read_text() if rest else call["stdin"]
             directives = re.findall(r"^#PBS\s+(.*)$", self.script, re.MULTILINE)
             flags = self._flags([word for line in directives for word in shlex.split(line, comments=True)])[0] + flags
-        self.arguments, self.environment, self.folder = arguments, environment, folder
+        self.user, self.arguments, self.environment, self.folder = call["user"], arguments, environment, folder
         self.name = Path(rest[0]).name if rest else "STDIN"
         if program:
             self.name = Path(program[0]).name
         self.resources = {"ncpus": "1", "nodect": "1", "place": "pack", "select": "1:ncpus=1"}
         self.array: range | None = None
         self.join, self.output, self.error, self.rerunable = False, None, None, True
+        self.account, self.queue = "", "workq"
         self.variables: dict[str, str] = {}
         for flag, value in flags:
             self._take(flag, value)
@@ -140,6 +148,10 @@ class Submission:
                 self.output = value
             case "-e":
                 self.error = value
+            case "-A":
+                self.account = value
+            case "-q":
+                self.queue = value
             case "-r":
                 self.rerunable = value == "y"
             case "-V":
@@ -153,7 +165,7 @@ class Submission:
         """What qsub sends of the environment that it was called in."""
         names = {"HOME": "/", "LANG": "C", "LOGNAME": "nobody", "PATH": "/bin:/usr/bin", "SHELL": "/bin/sh"}
         variables = {f"PBS_O_{name}": self.environment.get(name, default) for name, default in names.items()}
-        variables |= {"PBS_O_SYSTEM": "Linux", "PBS_O_WORKDIR": self.folder, "PBS_O_QUEUE": "workq"}
+        variables |= {"PBS_O_SYSTEM": "Linux", "PBS_O_WORKDIR": self.folder, "PBS_O_QUEUE": self.queue}
         return variables | {"PBS_O_HOST": socket.gethostname(), **self.variables}
 
 
@@ -161,7 +173,7 @@ class Job:
     """One job, or one part of an array: its runs, one after the other, each a session."""
 
     def __init__(self, server: "Server", number: int, index: int | None, submission: Submission):
-        """Queued; `run` runs it."""
+        """Queued; the server starts it."""
         self.server, self.number, self.index, self.submission = server, number, index, submission
         self.id = f"{number}.{SERVER}" if index is None else f"{number}[{index}].{SERVER}"
         self.state, self.run_count = "Q", 0
@@ -172,25 +184,44 @@ class Job:
         self.top: asyncio.subprocess.Process | None = None
         self.spool = [server.folder / "spool" / f"{self.id}.{stream}" for stream in ("OU", "ER")]
         self.killing: asyncio.TimerHandle | None = None
+        self.life: asyncio.Task | None = None
+
+    def start(self) -> None:
+        """Begins a run, on a host that is free."""
+        self.state, self.session, self.run_count = "R", 0, self.run_count + 1
+        self.requeue, self.terminated_at, self.started_at = False, None, time.time()
         self.life = asyncio.create_task(self._live())
 
     async def _live(self) -> None:
-        while True:
-            await self._run()
-            if not self.requeue:
-                break
+        await self._run()
+        if self.requeue:
             self.state = "Q"
-            await asyncio.sleep(REQUEUED)
-        self._stage_output()
-        self.state = "F"
+            asyncio.get_running_loop().call_later(REQUEUED, self.server.queue, self)
+        else:
+            self._stage_output()
+            self.state = "F"
+        self.server.start_next()
+
+    def delete(self) -> None:
+        """What qdel does: a job that waits is gone at once."""
+        if self.state == "F":
+            if self.is_part_of_living():
+                raise CommandError(FINISHED_PART, f"Request invalid for finished array subjob {self.id}")
+            raise CommandError(FINISHED, f"Job has finished {self.id}")
+        if self.state == "E":
+            self._demand("R")
+        if self.state == "Q":
+            self.state = "F"
+        self.requeue = False
+        self.terminate()
 
     async def _run(self) -> None:
-        self.run_count += 1
-        self.requeue, self.terminated_at, self.started_at = False, None, time.time()
         tmpdir = self.server.folder / "tmp" / f"pbs.{self.id}"
         tmpdir.mkdir(mode=0o700, parents=True, exist_ok=True)
         await self._start(self._environment(tmpdir))
-        self.state = "R"
+        if self.terminated_at:
+            # It was deleted while it started.
+            self.signal(signal.SIGTERM)
         ends = None
         if walltime := self.submission.resources.get("walltime"):
             late = seconds(walltime) + WALLTIME_LATENESS
@@ -248,7 +279,8 @@ class Job:
             "TMPDIR": str(tmpdir),
             **{"NCPUS": threads, "OMP_NUM_THREADS": threads, "ENVIRONMENT": "BATCH"},
             **{"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": self.id, "PBS_JOBNAME": self.submission.name},
-            **{"PBS_JOBCOOKIE": os.urandom(16).hex().upper(), "PBS_JOBDIR": origin["PBS_O_HOME"], "PBS_QUEUE": "workq"},
+            **{"PBS_JOBCOOKIE": os.urandom(16).hex().upper(), "PBS_JOBDIR": origin["PBS_O_HOME"]},
+            "PBS_QUEUE": self.submission.queue,
             **{"PBS_NODEFILE": str(nodefile), "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_MOMPORT": "15003"},
             MARKER: str(self.server.folder),
         }
@@ -292,6 +324,10 @@ class Job:
         self.requeue = True
         self.terminate()
 
+    def is_part_of_living(self) -> bool:
+        """Whether it is a part of an array that has not ended."""
+        return self.index is not None and self.server.is_alive(self.number)
+
     def _demand(self, state: str) -> None:
         if self.state != state:
             raise CommandError(BAD_STATE, f"Request invalid for state of job {self.id}")
@@ -312,9 +348,9 @@ class Job:
         host, run = socket.gethostname(), self.submission
         shown = {
             "Job_Name": run.name,
-            "Job_Owner": f"{run.environment.get('LOGNAME', 'nobody')}@{host}",
-            "job_state": self.state,
-            "queue": "workq",
+            "Job_Owner": f"{run.user}@{host}",
+            "job_state": "X" if self.state == "F" and self.is_part_of_living() else self.state,
+            "queue": run.queue,
             "server": SERVER,
             "Checkpoint": "u",
             "ctime": time.ctime(self.queued_at),
@@ -338,7 +374,14 @@ class Job:
             shown |= {"stime": time.ctime(self.started_at), "session_id": self.session, "run_count": self.run_count}
         if self.state in "RSE":
             shown |= {"exec_host": f"{host}/0", "exec_vnode": f"({host}:ncpus=1)", "jobdir": run.origin()["PBS_O_HOME"]}
-        if self.state == "F":
+        if self.state == "Q":
+            shown["comment"] = f"Not Running: Insufficient amount of resource: ncpus (R: 1 A: 0 T: {HOSTS})"
+        elif self.state in "RSE":
+            at = time.strftime("%a %b %d at %H:%M", time.localtime(self.started_at))
+            shown["comment"] = f"Job run at {at} on ({host}:ncpus=1)"
+        if run.account:
+            shown["Account_Name"] = run.account
+        if self.state == "F" and self.exit_status is not None:
             shown["Exit_status"] = self.exit_status
         if self.index is not None:
             shown |= {"array_id": f"{self.number}[].{SERVER}", "array_index": self.index}
@@ -352,6 +395,7 @@ class Server:
         """An empty queue; makes the commands in `folder`."""
         self.folder = folder
         self.jobs: dict[str, Job] = {}
+        self.waiting: list[Job] = []
         self.numbers = itertools.count(11)
         for name in ("bin", "spool", "aux", "tmp"):
             (folder / name).mkdir()
@@ -369,10 +413,28 @@ class Server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
         async with await asyncio.start_unix_server(self._answer, self.folder / "server.sock"):
             await ended.wait()
+        self.waiting.clear()
         for job in self.jobs.values():
             job.requeue = False
             job.signal(signal.SIGKILL)
-        await asyncio.gather(*(job.life for job in self.jobs.values()))
+        await asyncio.gather(*(job.life for job in self.jobs.values() if job.life))
+
+    def queue(self, job: Job) -> None:
+        """Has it run as soon as a host is free."""
+        self.waiting.append(job)
+        self.start_next()
+
+    def start_next(self) -> None:
+        """Starts those that wait, first come first served, while there is a free host."""
+        self.waiting = [job for job in self.waiting if job.state == "Q"]
+        running = sum(job.state in "RSE" for job in self.jobs.values())
+        while self.waiting and (not HOSTS or running < HOSTS):
+            self.waiting.pop(0).start()
+            running += 1
+
+    def is_alive(self, number: int) -> bool:
+        """Whether a job or a part of the array has not ended."""
+        return any(job.number == number and job.state != "F" for job in self.jobs.values())
 
     @staticmethod
     def _take_zone(environment: dict[str, str]) -> None:
@@ -386,10 +448,10 @@ class Server:
         command = call["command"]
         self._take_zone(call["environment"])
         try:
-            printed, code = getattr(self, command)(call), 0
+            answer = {"printed": getattr(self, command)(call), "complaint": "", "code": 0}
         except CommandError as error:
-            printed, code = f"{command}: {error}", error.code
-        writer.write(json.dumps({"printed": printed, "code": code}).encode())
+            answer = {"printed": error.printed, "complaint": f"{command}: {error}", "code": error.code}
+        writer.write(json.dumps(answer).encode())
         await writer.drain()
         writer.close()
 
@@ -410,37 +472,83 @@ class Server:
         return found
 
     def qsub(self, call: dict) -> str:
-        """Queues a job, or one for each index, and starts it at once."""
-        submission = Submission(call["arguments"], call["environment"], call["folder"], call["stdin"])
+        """Queues a job, or one for each index, and starts it where a host is free."""
+        submission = Submission(call)
         number = next(self.numbers)
         for index in submission.array or [None]:
             job = Job(self, number, index, submission)
             self.jobs[job.id] = job
+            self.queue(job)
         return f"{number}[].{SERVER}" if submission.array else job.id
 
+    def qselect(self, call: dict) -> str:
+        """`qselect [-u USER] [-N NAME]`: the ids of jobs and arrays that have not ended."""
+        options = dict(getopt.gnu_getopt(call["arguments"], "N:u:")[0])
+        found = []
+        for job in self.jobs.values():
+            asked = job.submission
+            is_chosen = options.get("-N", asked.name) == asked.name and options.get("-u", asked.user) == asked.user
+            if is_chosen and self.is_alive(job.number):
+                found.append(self.parent_id(job))
+        return "\n".join(dict.fromkeys(found))
+
     def qstat(self, call: dict) -> str:
-        """`qstat -f -F json [-x] [ID…]`."""
-        flags, ids = getopt.gnu_getopt(call["arguments"], "fxtwF:")
+        """`qstat -f -F json [-E] [-t] [-x] [ID…]`."""
+        flags, ids = getopt.gnu_getopt(call["arguments"], "fxtwEF:")
         options = dict(flags)
         if "-f" not in options or options.get("-F") != "json":
             raise CommandError(USAGE, "this stand-in knows `qstat -f -F json`")
-        jobs = self.chosen(ids) if ids else list(self.jobs.values())
-        if "-x" not in options:
-            for job in jobs:
-                if ids and job.state == "F":
-                    text = f"{job.id} Job has finished, use -x or -H to obtain historical job information"
-                    raise CommandError(FINISHED, text)
-            jobs = [job for job in jobs if job.state != "F"]
+        shown, complaint = {}, None
+        for given in ids or list(dict.fromkeys(self.parent_id(job) for job in self.jobs.values())):
+            try:
+                found = self.shown(given, "-t" in options, "-x" in options)
+            except CommandError as error:
+                complaint = error if ids else complaint
+                continue
+            # Without -E, releases after 23.06 print the first of several alone.
+            if not shown or "-E" in options or not ids:
+                shown |= found
         head = {"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": SERVER}
-        return as_json(head | {"Jobs": {job.id: job.attributes() for job in jobs}})
+        printed = as_json(head | ({"Jobs": shown} if shown else {}))
+        if complaint and not (shown and "-E" in options):
+            raise CommandError(complaint.code, str(complaint), printed)
+        return printed
+
+    @staticmethod
+    def parent_id(job: Job) -> str:
+        """The id of a job, or of the array that it is a part of."""
+        return job.id if job.index is None else f"{job.number}[].{SERVER}"
+
+    def shown(self, given: str, with_parts: bool, with_history: bool) -> dict[str, dict]:
+        """What qstat prints of an id: of an array with its parts, or of it alone."""
+        jobs = self.chosen([given])
+        if not with_history and not self.is_alive(jobs[0].number):
+            text = f"{given} Job has finished, use -x or -H to obtain historical job information"
+            raise CommandError(FINISHED, text)
+        shown = {job.id: job.attributes() for job in jobs}
+        if "[]" not in given:
+            return shown
+        first = jobs[0]
+        array = {name: value for name, value in first.attributes().items() if name not in OF_A_RUN}
+        began = any(job.run_count or job.state == "F" for job in jobs)
+        array["job_state"] = "F" if not self.is_alive(first.number) else "B" if began else "Q"
+        array |= {"array": "True", "array_indices_submitted": f"{first.index}-{jobs[-1].index}"}
+        return {self.parent_id(first): array} | (shown if with_parts else {})
 
     def qdel(self, call: dict) -> str:
-        """SIGTERM to the sessions of these jobs, SIGKILL later."""
-        jobs = self.chosen(getopt.gnu_getopt(call["arguments"], "W:x")[1])
-        if all(job.state == "F" for job in jobs):
-            raise CommandError(FINISHED, f"Job has finished {jobs[0].id}")
-        for job in jobs:
-            job.terminate()
+        """SIGTERM to the sessions of these jobs, SIGKILL later. Those it cannot delete are complained of at the end."""
+        complaints = []
+        for given in getopt.gnu_getopt(call["arguments"], "W:x")[1]:
+            try:
+                jobs = self.chosen([given])
+                # An array is deleted with the parts that it still has.
+                for job in [job for job in jobs if job.state not in "EF"] or jobs[:1]:
+                    job.delete()
+            except CommandError as error:
+                complaints.append(error)
+        self.start_next()
+        if complaints:
+            raise CommandError(complaints[-1].code, "\nqdel: ".join(map(str, complaints)))
         return ""
 
     def qsig(self, call: dict) -> str:
@@ -488,13 +596,16 @@ def call_server(folder: Path, command: str, arguments: list[str]) -> int:
     """One command: sends what it was called with, prints what the server says."""
     reads = command == "qsub" and "--" not in arguments and not sys.stdin.isatty()
     called = {"command": command, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
+    called["user"] = pwd.getpwuid(os.getuid()).pw_name
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(folder / "server.sock"))
         connection.sendall(json.dumps(called | {"stdin": sys.stdin.read() if reads else ""}).encode())
         connection.shutdown(socket.SHUT_WR)
         answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
     if answer["printed"]:
-        print(answer["printed"], file=sys.stderr if answer["code"] else sys.stdout)
+        print(answer["printed"])
+    if answer["complaint"]:
+        print(answer["complaint"], file=sys.stderr)
     return answer["code"]
 
 

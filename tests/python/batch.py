@@ -86,11 +86,14 @@ def state_of(pid: int) -> str:
 class Pbs:
     """The stand-in for PBS: its server, and its commands as methods."""
 
-    def __init__(self, folder: Path):
-        """Starts the server; `folder` holds all its state, and is the home of its users."""
+    def __init__(self, folder: Path, hosts: int = 0):
+        """Starts the server; `folder` holds all its state, and is the home of its users.
+
+        Each host runs one job; 0 hosts run all that come."""
         self.folder = folder
         folder.mkdir()
-        self.server = subprocess.Popen([sys.executable, STAND_IN, "serve", folder], start_new_session=True)
+        server, limit = [sys.executable, STAND_IN, "serve", folder], {"PBS_STAND_IN_HOSTS": str(hosts)}
+        self.server = subprocess.Popen(server, start_new_session=True, env=os.environ | limit)
         wait_until((folder / "server.sock").exists, 20, "the scheduler answers")
 
     def call(self, command: str, *arguments: str, stdin: str = "") -> str:
@@ -110,7 +113,7 @@ class Pbs:
 
     def ended(self, job: str, seconds: float) -> int:
         """Waits until it has ended and returns its exit status."""
-        wait_until(lambda: self.job(job)["job_state"] == "F", seconds, f"{job} ended", pause=0.1)
+        wait_until(lambda: self.job(job)["job_state"] in "FX", seconds, f"{job} ended", pause=0.1)
         return self.job(job)["Exit_status"]
 
     def left(self) -> dict[int, str]:

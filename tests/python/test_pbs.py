@@ -77,11 +77,11 @@ class PbsFleet(JobFleet):
     def delete_all(self) -> None:
         """Ends all jobs that still run, and waits for that."""
         for job in self.jobs:
-            if any(shown["job_state"] != "F" for shown in self.parts(job)):
+            if any(shown["job_state"] not in "FX" for shown in self.parts(job)):
                 self.scheduler.call("qdel", job)
 
         def over() -> bool:
-            return all(shown["job_state"] == "F" for job in self.jobs for shown in self.parts(job))
+            return all(shown["job_state"] in "FX" for job in self.jobs for shown in self.parts(job))
 
         wait_until(over, TERM_TO_KILL + 10, "all jobs ended", pause=0.1)
 
@@ -92,7 +92,8 @@ class PbsFleet(JobFleet):
 
     def parts(self, job: str) -> list[dict]:
         """What qstat says of a job, or of each part of an array."""
-        return list(json.loads(self.scheduler.call("qstat", "-x", "-f", "-F", "json", job))["Jobs"].values())
+        jobs = json.loads(self.scheduler.call("qstat", "-x", "-t", "-f", "-F", "json", job))["Jobs"]
+        return [shown for id, shown in jobs.items() if "[]" not in id]
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Whether the stand-in for PBS treats a job's processes as a MoM was seen to: what test_pbs.py rests on."""
 
+import json
 import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -69,6 +71,84 @@ def pbs():
     yield running
     running.stop()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def full():
+    """A scheduler with two hosts."""
+    folder = Path(tempfile.mkdtemp(prefix="hostler-pbs-"))
+    running = Pbs(folder / "pbs", hosts=2)
+    yield running
+    running.stop()
+    shutil.rmtree(folder)
+
+
+def listed(pbs: Pbs, *ids: str) -> dict[str, dict]:
+    """What the crate `scheduler` reads: jobs, arrays and their parts."""
+    return json.loads(pbs.call("qstat", "-E", "-t", "-f", "-F", "json", *ids)).get("Jobs", {})
+
+
+def states_of(pbs: Pbs, *ids: str) -> dict[str, str]:
+    """The letter of each job's state, by the part of its id before the server."""
+    return {id.partition(".")[0]: job["job_state"] for id, job in listed(pbs, *ids).items()}
+
+
+SLEEP = ("--", "/bin/sleep", "1000")
+
+
+def test_jobs_for_which_there_is_no_host_wait_and_say_why_and_start_in_turn(full: Pbs):
+    array = full.call("qsub", "-N", "agents", "-J", "1-3", "-A", "climate", "-q", "gpu", *SLEEP)
+    assert states_of(full, array) == {"11[]": "B", "11[1]": "R", "11[2]": "R", "11[3]": "Q"}
+    waiting = full.job("11[3].head")
+    assert waiting["comment"].startswith("Not Running: Insufficient amount of resource: ncpus"), waiting
+    assert waiting["Account_Name"] == "climate" and waiting["queue"] == "gpu" and "exec_host" not in waiting
+    full.call("qdel", "11[1].head")
+    full.ended("11[1].head", TERM_TO_KILL)
+    wait_until(lambda: states_of(full, array)["11[3]"] == "R", 5, "the third has the host of the first")
+    assert states_of(full, array) == {"11[]": "B", "11[1]": "X", "11[2]": "R", "11[3]": "R"}
+
+
+def test_a_job_that_waits_is_deleted_at_once_and_what_is_gone_is_complained_of_one_by_one(full: Pbs):
+    array = full.call("qsub", "-J", "1-3", *SLEEP)
+    job = full.call("qsub", *SLEEP)
+    full.call("qdel", "11[3].head", job)
+    assert states_of(full, array) == {"11[]": "B", "11[1]": "R", "11[2]": "R", "11[3]": "X"}
+    command = [full.folder / "bin" / "qdel", "11[3].head", "77.head", job, "11[1].head"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.stderr.splitlines() == [
+        "qdel: Request invalid for finished array subjob 11[3].head",
+        "qdel: Unknown Job Id 77.head",
+        "qdel: Job has finished 12.head",
+    ]
+    full.ended("11[1].head", TERM_TO_KILL)
+
+
+def test_jobs_are_selected_by_name_and_user_while_they_live(full: Pbs):
+    array = full.call("qsub", "-N", "agents", "-J", "1-2", *SLEEP)
+    job = full.call("qsub", "-N", "agent", *SLEEP)
+    owner = full.job(job)["Job_Owner"].partition("@")[0]
+    assert full.call("qselect", "-u", owner, "-N", "agents") == array
+    assert full.call("qselect", "-u", owner) == f"{array}\n{job}"
+    assert full.call("qselect", "-u", "nobody-else") == ""
+    full.call("qdel", job)
+    assert full.call("qselect", "-N", "agent") == ""
+
+
+def test_several_jobs_are_shown_with_e_alone_and_one_that_is_gone_does_not_matter(full: Pbs):
+    jobs = [full.call("qsub", *SLEEP) for _ in range(3)]
+    assert states_of(full, *jobs) == {"11": "R", "12": "R", "13": "Q"}
+    full.call("qdel", jobs[2])
+    assert states_of(full, *jobs, "77.head") == {"11": "R", "12": "R"}
+    without = json.loads(full.call("qstat", "-f", "-F", "json", *jobs[:2]))["Jobs"]
+    assert list(without) == jobs[:1]
+
+
+def test_what_a_job_prints_is_put_into_a_folder_under_its_id(full: Pbs):
+    folder = full.folder / "out"
+    folder.mkdir()
+    job = full.call("qsub", "-j", "oe", "-o", f"{folder}/", "--", "/bin/echo", "words")
+    assert full.ended(job, 10) == 0
+    assert (folder / f"{job}.OU").read_text() == "words\n"
 
 
 def program(pbs: Watched) -> list[str]:

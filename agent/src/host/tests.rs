@@ -34,22 +34,3 @@ fn the_engine_kind_follows_from_what_is_given_and_found() {
         assert_eq!(resolved, expected, "{kind:?} {model_given} {found}");
     }
 }
-
-#[test]
-fn a_program_is_looked_up_by_path_or_by_name() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("vllm");
-    let search = directory.path().as_os_str();
-    let name = Path::new("vllm");
-
-    let missing = find_program(name, Some(search));
-    assert_eq!(missing.found, None);
-    assert!(missing.searched.contains(search.to_str().unwrap()));
-
-    fs::write(&path, "").unwrap();
-    assert_eq!(find_program(name, Some(search)).found, None, "not executable");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(find_program(name, Some(search)).found, Some(path.clone()));
-    assert_eq!(find_program(&path, None).found, Some(path));
-    assert_eq!(find_program(name, None).found, None);
-}

@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use hostler_boot::Shutdown;
+use hostler_scheduler::{CommandError, JobReading, Scheduler};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::commands::{CommandError, JobReading, read_job, read_kill_wait};
-use super::{GRACE_MARGIN, Job, MIN_GRACE, Scheduler};
+use super::{GRACE_MARGIN, Job, MIN_GRACE, default_grace};
 
 /// A job that still runs so long after its end has another end than its scheduler says: Slurm may let jobs go on (`OverTimeLimit`), and PBS
 /// may not say how long one was suspended. Both end a job within a minute otherwise.
@@ -54,7 +54,7 @@ impl JobClock {
 
     /// Asks the scheduler about the job.
     async fn start(job: Job, time_to_leave: Duration) -> Self {
-        let (grace, reading) = tokio::join!(grace(job.scheduler), read_job(&job));
+        let (grace, reading) = tokio::join!(grace(job.scheduler), job.scheduler.read_job(&job.id));
         let unknown = JobFacts { run: job.run, ends: None, leaves: None };
         let clock = Self {
             job,
@@ -95,7 +95,7 @@ impl JobClock {
                 return;
             }
             let read = tokio::select! {
-                read = read_job(&self.job) => Some(read),
+                read = self.job.scheduler.read_job(&self.job.id) => Some(read),
                 // A scheduler that is slow does not keep the agent.
                 () = wait_until(leaves), if !is_due => None,
             };
@@ -172,15 +172,13 @@ fn cap(time_to_leave: Duration, first_left: Duration) -> Duration {
 
 /// How long after SIGTERM the scheduler lets the agent live.
 async fn grace(scheduler: Scheduler) -> Duration {
-    match scheduler {
-        Scheduler::Pbs => scheduler.default_grace(),
-        Scheduler::Slurm => match read_kill_wait().await {
-            Ok(kill_wait) => kill_wait.saturating_sub(GRACE_MARGIN).max(MIN_GRACE),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read Slurm's KillWait; its default counts");
-                scheduler.default_grace()
-            }
-        },
+    match scheduler.read_kill_wait().await {
+        Ok(Some(kill_wait)) => kill_wait.saturating_sub(GRACE_MARGIN).max(MIN_GRACE),
+        Ok(None) => default_grace(scheduler),
+        Err(error) => {
+            tracing::warn!(%error, "cannot read Slurm's KillWait; its default counts");
+            default_grace(scheduler)
+        }
     }
 }
 

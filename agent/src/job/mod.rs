@@ -1,46 +1,30 @@
 //! The batch job that the agent runs in: what its environment and its scheduler say of it, as facts that the rest reads.
 //!
-//! `commands` asks the scheduler and reads its answers, `clock` follows when the job ends and has the agent leave before.
+//! `clock` follows when the job ends and has the agent leave before.
 
 mod clock;
-mod commands;
 
 use std::fmt;
 use std::time::Duration;
 
+use hostler_scheduler::Scheduler;
+
 pub(crate) use clock::{JobClock, JobFacts, drain_in_time};
-
-/// Which scheduler runs the job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scheduler {
-    Pbs,
-    Slurm,
-}
-
-impl Scheduler {
-    /// The word for people and scripts.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Pbs => "pbs",
-            Self::Slurm => "slurm",
-        }
-    }
-
-    /// How long the agent may live after the scheduler's SIGTERM, where nothing else is known. `OpenPBS` 23.06 killed 2.1 to 7.9 s after
-    /// it in six runs where the job's script died of the signal. Slurm kills after its `KillWait`, 30 s by default.
-    pub(crate) fn default_grace(self) -> Duration {
-        match self {
-            Self::Pbs => Duration::from_secs(6),
-            Self::Slurm => Duration::from_secs(30) - GRACE_MARGIN,
-        }
-    }
-}
 
 /// What of Slurm's `KillWait` is left to the signal's way, the last reports and a busy host.
 const GRACE_MARGIN: Duration = Duration::from_secs(5);
 
 /// The least time that a grace can be: a drain needs some.
 const MIN_GRACE: Duration = Duration::from_secs(1);
+
+/// How long the agent may live after the scheduler's SIGTERM, where nothing else is known. `OpenPBS` 23.06 killed 2.1 to 7.9 s after
+/// it in six runs where the job's script died of the signal. Slurm kills after its `KillWait`, 30 s by default.
+pub(crate) fn default_grace(scheduler: Scheduler) -> Duration {
+    match scheduler {
+        Scheduler::Pbs => Duration::from_secs(6),
+        Scheduler::Slurm => Duration::from_secs(30) - GRACE_MARGIN,
+    }
+}
 
 /// One run of a batch job, as the environment names it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -35,8 +35,8 @@ fn the_names_of_a_jobs_nodes_are_names_and_differ_between_jobs_and_parts_but_not
 
 #[test]
 fn the_grace_of_each_scheduler_is_less_than_what_it_gave() {
-    assert_eq!(Scheduler::Pbs.default_grace(), Duration::from_secs(6));
-    assert_eq!(Scheduler::Slurm.default_grace(), Duration::from_secs(25));
+    assert_eq!(default_grace(Scheduler::Pbs), Duration::from_secs(6));
+    assert_eq!(default_grace(Scheduler::Slurm), Duration::from_secs(25));
 }
 
 #[test]

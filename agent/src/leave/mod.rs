@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 pub(crate) use self::plan::{LeaveMoments, LeavePlan};
 use crate::config::AgentConfig;
 use crate::engine::{Engine, LeaveDeadlines, Phase};
-use crate::job::{Job, JobClock};
+use crate::job::{Job, JobClock, default_grace};
 use crate::node::NodeState;
 
 /// Pieces are sent as soon as they come; a busy machine takes milliseconds for it.
@@ -79,7 +79,7 @@ impl LeaveTerms {
 
 /// The time from SIGTERM until the agent is killed; `None` where nobody kills it.
 pub(crate) fn grace(config: &AgentConfig, job: Option<&Job>) -> Option<Duration> {
-    config.leave_grace.or_else(|| job.map(|job| job.scheduler.default_grace()))
+    config.leave_grace.or_else(|| job.map(|job| default_grace(job.scheduler)))
 }
 
 /// An agent on its way out.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use hostler_boot::program::find_program;
+
 use super::described_gpus::DescribedGpus;
 use super::host_resources::{CPUS_PER_ENGINE, SHARED_BYTES_PER_ENGINE};
 use super::{HostResources, Plan, PlanError, PlanInput, front_end, make_plan};
@@ -93,7 +95,7 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
         return Err(HostError::NoModel.into());
     }
     let this_program = std::env::current_exe().map_err(AgentError::OwnPath)?;
-    let vllm = host::find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
+    let vllm = find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
     let (engine, installed) = match host::choose_program(config.engine, !config.model.is_empty(), &vllm, &this_program) {
         Ok(engine) => (engine.clone(), probe_installed(&engine).await?),
         Err(HostError::NoVllm { name, .. }) => {

@@ -1,8 +1,7 @@
-//! Processes as the kernel shows them: which there are, what they do, which of them are an engine's, and what they leave behind; and how a
-//! short program is run. The keeper and the supervision of engines stand on it.
+//! Processes as the kernel shows them: which there are, what they do, which of them are an engine's, and what they leave behind. The
+//! keeper and the supervision of engines stand on it.
 
 pub(crate) mod activity;
-pub(crate) mod command;
 pub(crate) mod leftovers;
 pub(crate) mod orphans;
 pub(crate) mod record;

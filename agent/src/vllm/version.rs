@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
+use hostler_boot::program::run_to_end;
 use tokio::process::Command;
-
-use crate::process::command::run_to_end;
 
 /// `vllm --version` imports all of vLLM: 17 s on two slow cores, more on a cold parallel
 /// filesystem.
@@ -131,7 +130,7 @@ fn read_interpreter(program: &Path) -> Option<PathBuf> {
 async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VllmVersionError> {
     let mut command = Command::new(program);
     command.args(arguments);
-    match run_to_end(command, deadline).await {
+    match run_to_end(command, b"", deadline).await {
         Ok(Some(Output { status, stdout, stderr })) => {
             let printed = [&stderr[..], b"\n", &stdout].concat();
             Ok((status.to_string(), String::from_utf8_lossy(&printed).into_owned()))

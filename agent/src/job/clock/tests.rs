@@ -73,7 +73,7 @@ async fn a_reading_that_fails_leaves_the_last_known_end() {
     clock.take(Ok(reading(SystemTime::now() + Duration::from_secs(3600))));
     let known = *clock.facts().borrow();
     assert!(known.run == 2 && known.leaves.is_some());
-    let late = || Err(CommandError::Late { program: "/bin/qstat".into() });
+    let late = || Err(CommandError::Late { program: "/bin/qstat".into(), deadline: TIME_TO_LEAVE });
     clock.take(late());
     clock.take(late());
     assert_eq!(*clock.facts().borrow(), known);
@@ -101,7 +101,7 @@ async fn what_a_job_has_left_at_first_decides_how_long_before_its_end_the_agent_
 async fn the_run_of_an_agent_is_the_first_that_was_read() {
     let clock = clock();
     let run = || clock.facts().borrow().run;
-    clock.take(Err(CommandError::Late { program: "/bin/qstat".into() }));
+    clock.take(Err(CommandError::Late { program: "/bin/qstat".into(), deadline: TIME_TO_LEAVE }));
     assert_eq!(run(), 1);
     clock.take(Ok(JobReading { run: Some(2), ends: None }));
     assert_eq!(run(), 2);

@@ -1,0 +1,259 @@
+//! What Hostler knows of batch schedulers: how a job is submitted, listed, cancelled and asked for its end. The agent reads its own job's end,
+//! the controller keeps jobs. `pbs` and `slurm` render command lines and read what is printed; they are pure. `command` runs programs.
+
+mod command;
+mod pbs;
+mod shell;
+mod slurm;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+pub use command::CommandError;
+use command::{Call, run};
+
+/// Which scheduler runs jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheduler {
+    Pbs,
+    Slurm,
+}
+
+/// What is asked of a scheduler: a job of one host, or an array of such jobs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Submission {
+    /// The name of the job: letters, digits, `-`, `_` and `.`, a letter first. Jobs are found again by it.
+    pub name: String,
+    /// 1 is a plain job. More are an array with the indices 1 to `parts`.
+    pub parts: u32,
+    /// How long a part may run, in whole seconds; a fraction is rounded up.
+    pub walltime: Duration,
+    /// Whose time it is; empty where nothing is said.
+    pub account: String,
+    /// The queue, or the partition of Slurm; empty where nothing is said.
+    pub queue: String,
+    /// What a part gets. For PBS it is the chunk to select, such as `1:ncpus=16:ngpus=4`. For Slurm it is words for `sbatch`, such as
+    /// `--gpus-per-node=4 --cpus-per-task=16`, which hold no blank themselves. Empty where nothing is said.
+    pub resources: String,
+    /// Further words for `qsub` or `sbatch`, unchanged, after all others.
+    pub options: Vec<String>,
+    /// The absolute path of the folder where the scheduler writes what a part prints, one file for each.
+    pub log_dir: PathBuf,
+    /// Lines for a login shell of bash, before the program.
+    pub setup: Vec<String>,
+    /// The program, by its absolute path, and its arguments.
+    pub program: Vec<String>,
+    /// How long before its end a part gets SIGUSR1 from Slurm; zero is never. PBS has no such signal.
+    pub drain_lead: Duration,
+}
+
+/// Exactly what a submission runs. As text it is a command line for a shell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RenderedSubmission {
+    pub program: &'static str,
+    pub arguments: Vec<String>,
+    /// Its standard input; empty where it gets none.
+    pub script: String,
+}
+
+/// A job that has not ended, or a part of an array.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScheduledJob {
+    /// As the scheduler's own commands take it: `12.head`, `12[3].head`, `4711`, `4711_3`.
+    pub id: String,
+    pub state: JobState,
+    /// Why it is in that state, in the scheduler's own words; empty where it has none.
+    pub comment: String,
+    pub submitted: Option<SystemTime>,
+    /// When its present run began.
+    pub started: Option<SystemTime>,
+    /// When the scheduler ends its present run, as far as that is known.
+    pub ends: Option<SystemTime>,
+    /// When it is expected to start, where the site computes that. It may have passed.
+    pub estimated_start: Option<SystemTime>,
+    /// Where it runs; empty where it does not.
+    pub host: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobState {
+    /// Waits for its turn, or to be run again.
+    Queued,
+    /// Waits until somebody releases it.
+    Held,
+    Running,
+    Suspended,
+    /// Its processes have ended or are being ended.
+    Ending,
+}
+
+/// What a scheduler says of a job's present run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobReading {
+    /// Which run it is, counted from 1, where the command says so.
+    pub run: Option<u32>,
+    /// When it ends; `None` where it has no limit of time.
+    pub ends: Option<SystemTime>,
+}
+
+/// Why it cannot be said which scheduler a host has.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum NoScheduler {
+    #[error(
+        "this host has the commands of no scheduler: neither `qsub` and `qstat` nor `sbatch` and `squeue` were found in PATH={searched}; run this where jobs are submitted, or load the scheduler's module first"
+    )]
+    Absent { searched: String },
+    #[error("this host has the commands of PBS and of Slurm: name the scheduler that is meant, `pbs` or `slurm`")]
+    Ambiguous,
+}
+
+/// A word that names no scheduler.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("there is no scheduler `{0}`: use `pbs` or `slurm`")]
+pub struct UnknownScheduler(pub String);
+
+impl Scheduler {
+    /// The scheduler whose commands this host has.
+    ///
+    /// # Errors
+    /// When it has neither's, or both.
+    pub fn find() -> Result<Self, NoScheduler> {
+        let has = |programs: [&str; 2]| programs.iter().all(|program| command::find(program).found.is_some());
+        Self::choose(has(["qsub", "qstat"]), has(["sbatch", "squeue"]))
+    }
+
+    /// The word for people, scripts and settings.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pbs => "pbs",
+            Self::Slurm => "slurm",
+        }
+    }
+
+    /// What `submit` runs.
+    #[must_use]
+    pub fn render(self, submission: &Submission) -> RenderedSubmission {
+        match self {
+            Self::Pbs => pbs::render(submission),
+            Self::Slurm => slurm::render(submission),
+        }
+    }
+
+    /// Submits a job and returns its id: `12.head`, `12[].head` for an array, `4711`.
+    ///
+    /// # Errors
+    /// When the command is missing, is refused, is late or prints no id. A job of a command that was late may exist all the same: `list` shows it.
+    pub async fn submit(self, submission: &Submission) -> Result<String, CommandError> {
+        let RenderedSubmission { program, arguments, script } = self.render(submission);
+        run(Call::change(program, arguments).with_input(script)).await?.read(read_id)
+    }
+
+    /// This user's jobs of exactly that name that have not ended. The parts of an array are listed one by one, and the array itself is not.
+    ///
+    /// # Errors
+    /// When a command is missing, fails, is late or prints what cannot be read. None of these is an empty list.
+    pub async fn list(self, name: &str) -> Result<Vec<ScheduledJob>, CommandError> {
+        match self {
+            Self::Pbs => {
+                let user = run(Call::ask("id", ["-un"])).await?.text;
+                let selected = run(Call::ask("qselect", ["-u", user.trim(), "-N", name])).await?.text;
+                if selected.trim().is_empty() {
+                    return Ok(Vec::new());
+                }
+                // Only with `-E` are all jobs asked for at once: without it, releases after 23.06 print the first alone.
+                let arguments = ["-E", "-t", "-f", "-F", "json"].into_iter().chain(selected.split_whitespace());
+                let printed = run(Call::ask("qstat", arguments).tolerate(&pbs::GONE)).await?;
+                printed.read(|text| pbs::read_jobs(text, SystemTime::now()))
+            }
+            Self::Slurm => run(Call::ask("squeue", slurm::list_arguments(name))).await?.read(slurm::read_jobs),
+        }
+    }
+
+    /// Ends jobs or parts. Those that are gone already are no error.
+    ///
+    /// # Errors
+    /// When the command is missing, fails or is late.
+    pub async fn cancel(self, ids: &[String]) -> Result<(), CommandError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let call = match self {
+            Self::Pbs => Call::change("qdel", ids.to_vec()).tolerate(&pbs::GONE),
+            Self::Slurm => Call::change("scancel", ids.to_vec()).tolerate(&slurm::GONE),
+        };
+        run(call).await.map(drop)
+    }
+
+    /// Asks for the run and the end of a job that runs.
+    ///
+    /// # Errors
+    /// When the command is missing, fails, is late or prints what cannot be read.
+    pub async fn read_job(self, id: &str) -> Result<JobReading, CommandError> {
+        match self {
+            Self::Pbs => {
+                let printed = run(Call::ask("qstat", ["-f", "-F", "json", id])).await?;
+                printed.read(|text| pbs::read_job(text, id, SystemTime::now()))
+            }
+            Self::Slurm => run(Call::ask("squeue", ["-h", "-j", id, "-o", "%e"])).await?.read(slurm::read_job),
+        }
+    }
+
+    /// Asks how long after SIGTERM a job is killed; `None` for PBS, whose commands do not say it.
+    ///
+    /// # Errors
+    /// When the command is missing, fails, is late or prints what cannot be read.
+    pub async fn read_kill_wait(self) -> Result<Option<Duration>, CommandError> {
+        match self {
+            Self::Pbs => Ok(None),
+            Self::Slurm => run(Call::ask("scontrol", ["show", "config"])).await?.read(slurm::read_kill_wait).map(Some),
+        }
+    }
+
+    /// By which commands are there.
+    fn choose(has_pbs: bool, has_slurm: bool) -> Result<Self, NoScheduler> {
+        match (has_pbs, has_slurm) {
+            (true, false) => Ok(Self::Pbs),
+            (false, true) => Ok(Self::Slurm),
+            (true, true) => Err(NoScheduler::Ambiguous),
+            (false, false) => Err(NoScheduler::Absent { searched: command::search_path().display().to_string() }),
+        }
+    }
+}
+
+impl FromStr for Scheduler {
+    type Err = UnknownScheduler;
+
+    fn from_str(word: &str) -> Result<Self, UnknownScheduler> {
+        [Self::Pbs, Self::Slurm].into_iter().find(|known| known.as_str() == word).ok_or_else(|| UnknownScheduler(word.to_owned()))
+    }
+}
+
+impl fmt::Display for RenderedSubmission {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} {}", self.program, shell::quote(&self.arguments))?;
+        if self.script.is_empty() { Ok(()) } else { formatter.write_str(&shell::here_document(&self.script)) }
+    }
+}
+
+/// The id that `qsub` and `sbatch --parsable` print, last where a site's own words come before it. Slurm may add `;` and a cluster's name.
+fn read_id(text: &str) -> Result<String, &'static str> {
+    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).ok_or("no id of a job")?;
+    let id = line.split(';').next().unwrap_or_default();
+    let is_id = id.starts_with(|first: char| first.is_ascii_digit()) && !id.contains(char::is_whitespace);
+    if is_id { Ok(id.to_owned()) } else { Err("no id of a job") }
+}
+
+/// As `HH:MM:SS`, which both schedulers take; a fraction of a second is one more.
+fn format_walltime(walltime: Duration) -> String {
+    let seconds = walltime.as_secs() + u64::from(walltime.subsec_nanos() > 0);
+    format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! PBS: the command line of `qsub`, and what `qstat` prints as JSON. Pure; times are those of `TZ=UTC`.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use crate::{JobReading, JobState, RenderedSubmission, ScheduledJob, Submission, format_walltime, shell};
+
+/// What `qdel` and `qstat` say of jobs that have ended or were never there, and of a part that has ended while its array has not.
+pub(crate) const GONE: [&str; 3] = ["Unknown Job Id", "Job has finished", "Request invalid for finished array subjob"];
+
+/// How old the walltime that PBS says is used may be: a host reports it every two minutes (`$max_check_poll`, 120 s by default), and on its way
+/// it gets a little older.
+const MAX_USED_AGE: Duration = Duration::from_secs(130);
+
+/// The command line of `qsub`. After the two dashes comes the job's top process, which signals reach and which SIGTERM does not end at once. The
+/// login shell becomes the program by `exec`.
+///
+/// The program is words of one argument for the shell because PBS drops arguments that are empty.
+pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
+    let mut arguments: Vec<String> = vec!["-N".into(), submission.name.clone()];
+    if submission.parts > 1 {
+        arguments.extend(["-J".into(), format!("1-{}", submission.parts)]);
+    }
+    // A job that was preempted or whose host died is run again under its id.
+    arguments.extend(["-r", "y", "-j", "oe", "-o"].map(str::to_owned));
+    arguments.push(format!("{}/", submission.log_dir.display().to_string().trim_end_matches('/')));
+    if !submission.resources.is_empty() {
+        arguments.extend(["-l".into(), format!("select={}", submission.resources)]);
+    }
+    arguments.extend(["-l".into(), format!("walltime={}", format_walltime(submission.walltime))]);
+    for (flag, value) in [("-A", &submission.account), ("-q", &submission.queue)] {
+        if !value.is_empty() {
+            arguments.extend([flag.to_owned(), value.clone()]);
+        }
+    }
+    arguments.extend_from_slice(&submission.options);
+    let mut lines = submission.setup.clone();
+    lines.push(format!("exec {}", shell::quote(&submission.program)));
+    arguments.extend(["--", "/bin/bash", "-lc"].map(str::to_owned));
+    arguments.push(lines.join("\n"));
+    RenderedSubmission { program: "qsub", arguments, script: String::new() }
+}
+
+/// Reads what `qstat -f -F json ID` prints.
+pub(crate) fn read_job(text: &str, id: &str, now: SystemTime) -> Result<JobReading, &'static str> {
+    let root = parse(text)?;
+    let jobs = root.get("Jobs").and_then(Value::as_object).ok_or("no job")?;
+    // Another form of the server's name may be in the id.
+    let only = || jobs.values().next().filter(|_| jobs.len() == 1);
+    let job = jobs.get(id).or_else(only).ok_or("other jobs")?;
+    let run = job.get("run_count").and_then(parse_number).and_then(|count| u32::try_from(count).ok()).filter(|count| *count > 0);
+    Ok(JobReading { run, ends: read_end(job, now)? })
+}
+
+/// Reads what `qstat -E -t -f -F json ID…` prints, where the ids of arrays are among them. `Jobs` is absent where all have ended meanwhile.
+pub(crate) fn read_jobs(text: &str, now: SystemTime) -> Result<Vec<ScheduledJob>, &'static str> {
+    let root = parse(text)?;
+    let Some(jobs) = root.get("Jobs") else { return Ok(Vec::new()) };
+    let jobs = jobs.as_object().ok_or("jobs that are none")?;
+    // An array is listed itself, too, before its parts.
+    let parts = jobs.iter().filter(|(id, _)| !id.contains("[]"));
+    parts.filter_map(|(id, job)| read_state(job).transpose().map(|state| Ok(read_scheduled(id, job, state?, now)))).collect()
+}
+
+fn parse(text: &str) -> Result<Value, &'static str> {
+    serde_json::from_str(text).map_err(|_| "what is no JSON")
+}
+
+/// `None` of a job that has ended or was moved to another server.
+fn read_state(job: &Value) -> Result<Option<JobState>, &'static str> {
+    let is_held = || job.get("Hold_Types").and_then(Value::as_str).is_some_and(|holds| holds != "n");
+    Ok(Some(match job.get("job_state").and_then(Value::as_str).ok_or("a job without a state")? {
+        // Of an array that is held, the parts are queued.
+        "Q" | "W" | "T" if is_held() => JobState::Held,
+        "Q" | "W" | "T" => JobState::Queued,
+        "H" => JobState::Held,
+        "R" => JobState::Running,
+        "S" | "U" => JobState::Suspended,
+        "E" => JobState::Ending,
+        "F" | "X" | "M" => return Ok(None),
+        _ => return Err("a job in an unknown state"),
+    }))
+}
+
+fn read_scheduled(id: &str, job: &Value, state: JobState, now: SystemTime) -> ScheduledJob {
+    let time = |name: &str| job.get(name).and_then(parse_time);
+    let word = |name: &str| job.get(name).and_then(Value::as_str).unwrap_or_default();
+    // A part that waits has what is known of its array, and a job that is run again may have what was of its last run.
+    let has_started = matches!(state, JobState::Running | JobState::Suspended | JobState::Ending);
+    ScheduledJob {
+        id: id.to_owned(),
+        state,
+        comment: word("comment").to_owned(),
+        submitted: time("ctime"),
+        started: time("stime").filter(|_| has_started),
+        ends: read_end(job, now).unwrap_or_default().filter(|_| has_started),
+        estimated_start: job
+            .get("estimated")
+            .and_then(|estimated| estimated.get("start_time"))
+            .and_then(parse_time)
+            .filter(|_| !has_started),
+        // `x3001/0*64`, and `+` before each further host.
+        host: word("exec_host").split(['/', '+']).next().filter(|_| has_started).unwrap_or_default().to_owned(),
+    }
+}
+
+/// When a job ends; `None` where it has no walltime.
+///
+/// It ends when it has run for its walltime. The time in which it was suspended does not count: the walltime that is used says so, as it
+/// was at most `MAX_USED_AGE` ago. A job that was suspended for less than that ends later than is returned, and none ends earlier.
+fn read_end(job: &Value, now: SystemTime) -> Result<Option<SystemTime>, &'static str> {
+    let Some(walltime) = job.get("Resource_List").and_then(|list| list.get("walltime")) else { return Ok(None) };
+    let walltime = parse_walltime(walltime).ok_or("a walltime that is none")?;
+    let started = job.get("stime").and_then(parse_time).ok_or("no start time of the job")?;
+    let used = job.get("resources_used").and_then(|used| used.get("walltime")).and_then(parse_walltime);
+    let by_use = used.and_then(|used| now.checked_add(walltime)?.checked_sub(used.saturating_add(MAX_USED_AGE)));
+    Ok(started.checked_add(walltime).max(by_use))
+}
+
+fn parse_number(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())
+}
+
+/// `Mon Nov 23 12:00:00 2026`, or seconds since 1970.
+fn parse_time(value: &Value) -> Option<SystemTime> {
+    if let Some(seconds) = parse_number(value) {
+        return UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
+    }
+    // One of the forms of HTTP's dates is that of `ctime`.
+    httpdate::parse_http_date(value.as_str()?.trim()).ok()
+}
+
+/// `HH:MM:SS`, where the hours may have more digits and the seconds a fraction, `MM:SS`, or seconds.
+fn parse_walltime(value: &Value) -> Option<Duration> {
+    if let Some(seconds) = value.as_f64() {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let seconds = value.as_str()?.trim().split(':').try_fold(0.0, |sum, part| {
+        let part: f64 = part.parse().ok().filter(|part: &f64| part.is_finite() && *part >= 0.0)?;
+        Some(sum * 60.0 + part)
+    });
+    Duration::try_from_secs_f64(seconds?).ok()
+}
+
+#[cfg(test)]
+mod tests;

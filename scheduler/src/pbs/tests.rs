@@ -1,0 +1,255 @@
+use super::*;
+use crate::tests::{full, plain};
+
+/// As `OpenPBS` 23.06 prints it for a running job; the environment is shortened.
+const QSTAT: &str = r#"{
+    "timestamp":1795435320,
+    "pbs_version":"23.06.06",
+    "pbs_server":"head",
+    "Jobs":{
+        "12.head":{
+            "Job_Name":"hostler",
+            "Job_Owner":"anna@head",
+            "resources_used":{
+                "cpupercent":98,
+                "cput":"00:02:11",
+                "walltime":"00:01:58"
+            },
+            "job_state":"R",
+            "queue":"workq",
+            "ctime":"Mon Nov 23 11:59:41 2026",
+            "exec_host":"x3001/0*64",
+            "mtime":"Mon Nov 23 12:02:00 2026",
+            "qtime":"Mon Nov 23 11:59:41 2026",
+            "Rerunable":"True",
+            "Resource_List":{
+                "ncpus":64,
+                "ngpus":4,
+                "place":"excl",
+                "select":"1:ngpus=4",
+                "walltime":"01:30:00"
+            },
+            "stime":"Mon Nov 23 12:00:02 2026",
+            "session_id":48121,
+            "jobdir":"/home/anna",
+            "substate":42,
+            "Variable_List":{
+                "PBS_O_HOME":"/home/anna",
+                "PBS_O_PATH":"/bin:/usr/bin",
+                "PROMPT":"\u001b[1m{"
+            },
+            "euser":"anna",
+            "run_count":2,
+            "etime":"Mon Nov 23 11:59:41 2026",
+            "project":"_pbs_project_default"
+        }
+    }
+}"#;
+
+/// The start of the job in `QSTAT`.
+const STARTED: u64 = 1_795_435_202;
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// What is read at the moment of `QSTAT`, when the job has run for 118 s.
+fn read_qstat(text: &str, id: &str) -> Result<JobReading, &'static str> {
+    read_job(text, id, at(STARTED + 118))
+}
+
+/// What is read of `QSTAT` where its walltime is another one.
+fn with_walltime(walltime: &str) -> Result<Option<SystemTime>, &'static str> {
+    read_qstat(&QSTAT.replace(r#""01:30:00""#, walltime), "12.head").map(|reading| reading.ends)
+}
+
+#[test]
+fn a_job_of_pbs_ends_when_it_has_run_for_its_walltime() {
+    assert_eq!(read_qstat(QSTAT, "12.head"), Ok(JobReading { run: Some(2), ends: Some(at(STARTED + 5400)) }));
+    // Days have one digit or two in a field of two.
+    let early = QSTAT.replace("Mon Nov 23 12:00:02 2026", "Sun Nov  1 12:00:02 2026");
+    let days = 22 * 86_400;
+    assert_eq!(read_job(&early, "12.head", at(STARTED + 118 - days)).unwrap().ends, Some(at(STARTED + 5400 - days)));
+    let in_seconds = QSTAT.replace(r#""Mon Nov 23 12:00:02 2026""#, &STARTED.to_string());
+    assert_eq!(read_qstat(&in_seconds, "12.head"), read_qstat(QSTAT, "12.head"));
+}
+
+#[test]
+fn the_time_in_which_a_job_was_suspended_is_added_to_its_end_but_for_what_may_be_the_age_of_the_reading() {
+    let age = MAX_USED_AGE.as_secs();
+    // (seconds since the start, what `QSTAT` says is used, seconds from the start to the end)
+    for (second, used, end) in [
+        (118, "00:01:58", 5400),
+        (118, "00:00:00", 5400),
+        (118 + age, "00:01:58", 5400),
+        (118 + 3600, "00:01:58", 5400 + 3600 - age),
+        (118 + 86_400, "00:01:58", 5400 + 86_400 - age),
+        (5400 + 600, "01:30:00", 5400 + 600 - age),
+        (86_400, "soon", 5400),
+    ] {
+        let text = QSTAT.replace("00:01:58", used);
+        let ends = read_job(&text, "12.head", at(STARTED + second)).map(|reading| reading.ends);
+        assert_eq!(ends, Ok(Some(at(STARTED + end))), "{used} of the walltime is used after {second} s");
+    }
+    let silent = QSTAT.replace("\"resources_used\"", "\"resources_lost\"");
+    assert_eq!(read_job(&silent, "12.head", at(STARTED + 86_400)).unwrap().ends, Some(at(STARTED + 5400)));
+}
+
+#[test]
+fn a_walltime_has_hours_without_limit_seconds_with_a_fraction_or_seconds_alone() {
+    assert_eq!(with_walltime(r#""100:00:00""#), Ok(Some(at(STARTED + 360_000))));
+    assert_eq!(with_walltime(r#""00:00:30.500""#), Ok(Some(at(STARTED + 30) + Duration::from_millis(500))));
+    assert_eq!(with_walltime(r#""05:00""#), Ok(Some(at(STARTED + 300))));
+    assert_eq!(with_walltime("90"), Ok(Some(at(STARTED + 90))));
+    for wrong in [r#""""#, r#""soon""#, "-1", r#""-1:00:00""#, r#""1e400""#, "null"] {
+        assert_eq!(with_walltime(wrong), Err("a walltime that is none"), "{wrong}");
+    }
+}
+
+#[test]
+fn a_job_of_pbs_without_a_walltime_has_no_end() {
+    let endless = QSTAT.replace(",\n                \"walltime\":\"01:30:00\"", "");
+    assert_ne!(endless, QSTAT);
+    assert_eq!(read_qstat(&endless, "12.head"), Ok(JobReading { run: Some(2), ends: None }));
+}
+
+#[test]
+fn a_part_of_an_array_is_found_by_its_own_id() {
+    let part = QSTAT.replace(r#""12.head":{"#, r#""19[1].head":{"#);
+    let reading = read_qstat(QSTAT, "12.head");
+    assert_eq!(read_qstat(&part, "19[1].head"), reading);
+    // The server's name may be longer in the environment.
+    assert_eq!(read_qstat(&part, "19[1].head.site.org"), reading);
+    let two = QSTAT.replace(r#""12.head":{"#, r#""13.head":{}, "12.head":{"#);
+    assert_eq!(read_qstat(&two, "12.head"), reading);
+    assert_eq!(read_qstat(&two, "14.head"), Err("other jobs"));
+}
+
+#[test]
+fn what_qstat_prints_without_the_job_or_its_times_is_an_error_that_says_so() {
+    assert_eq!(read_qstat("", "12.head"), Err("what is no JSON"));
+    assert_eq!(read_qstat(r#"{"timestamp":1795435320,"pbs_version":"23.06.06","pbs_server":"head"}"#, "12.head"), Err("no job"));
+    let queued = QSTAT.replace("\"stime\":\"Mon Nov 23 12:00:02 2026\",\n", "");
+    assert_eq!(read_qstat(&queued, "12.head"), Err("no start time of the job"));
+    let broken = QSTAT.replace("Mon Nov 23 12:00:02 2026", "UNKNOWN");
+    assert_eq!(read_qstat(&broken, "12.head"), Err("no start time of the job"));
+}
+
+#[test]
+fn a_plain_job_is_a_program_that_a_login_shell_becomes() {
+    insta::assert_snapshot!(render(&plain()));
+}
+
+#[test]
+fn an_array_has_setup_and_options_and_keeps_every_word() {
+    insta::assert_snapshot!(render(&full("1:ncpus=16:ngpus=4", &["-l", "filesystems=home:eagle", "-l", "place=excl"])));
+}
+
+/// In the form of `OpenPBS` 23.06, of which attributes that nobody reads are left out: an array of which one part runs, one is being ended, one
+/// has ended and one waits with the comment of its array, and jobs in other states.
+const LIST: &str = r#"{
+    "timestamp":1795435320,
+    "pbs_version":"23.06.06",
+    "pbs_server":"head",
+    "Jobs":{
+        "19[].head":{
+            "Job_Name":"hostler-chat",
+            "job_state":"B",
+            "ctime":"Mon Nov 23 11:59:41 2026",
+            "Hold_Types":"n",
+            "Resource_List":{"walltime":"01:30:00"},
+            "stime":"Mon Nov 23 12:00:02 2026",
+            "comment":"Job Array Began at Mon Nov 23 at 12:00",
+            "array":"True",
+            "array_state_count":"Queued:1 Running:2 Exiting:0 Expired:1 "
+        },
+        "19[1].head":{
+            "job_state":"R",
+            "ctime":"Mon Nov 23 11:59:41 2026",
+            "exec_host":"x3001/0*64",
+            "Hold_Types":"n",
+            "Resource_List":{"walltime":"01:30:00"},
+            "resources_used":{"walltime":"00:01:58"},
+            "stime":"Mon Nov 23 12:00:02 2026",
+            "comment":"Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)"
+        },
+        "19[2].head":{"job_state":"E", "exec_host":"x3002/0*64+x3003/0*64"},
+        "19[3].head":{"job_state":"X", "comment":"Subjob finished"},
+        "19[4].head":{
+            "job_state":"Q",
+            "ctime":"Mon Nov 23 11:59:41 2026",
+            "Hold_Types":"n",
+            "Resource_List":{"walltime":"01:30:00"},
+            "stime":"Mon Nov 23 12:00:02 2026",
+            "comment":"Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)",
+            "estimated":{"exec_vnode":"(x3001:ncpus=64)", "start_time":"Mon Nov 23 13:30:02 2026"}
+        },
+        "20.head":{"job_state":"H", "Hold_Types":"u", "comment":"Job held by anna on Mon Nov 23 12:01:00 2026"},
+        "21[1].head":{"job_state":"Q", "Hold_Types":"s"},
+        "22.head":{"job_state":"W", "Hold_Types":"n", "estimated":{"start_time":"UNKNOWN"}},
+        "23.head":{"job_state":"S", "exec_host":"x3004/0", "stime":1795435202, "Resource_List":{"ncpus":1}},
+        "24.head":{"job_state":"F"},
+        "25.head":{"job_state":"M"}
+    }
+}"#;
+
+fn read_list(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
+    read_jobs(text, at(STARTED + 118))
+}
+
+#[test]
+fn jobs_and_parts_of_pbs_have_states_and_hosts_and_their_array_is_none() {
+    let jobs = read_list(LIST).unwrap();
+    let seen: Vec<_> = jobs.iter().map(|job| (job.id.as_str(), job.state, job.host.as_str())).collect();
+    let expected = [
+        ("19[1].head", JobState::Running, "x3001"),
+        ("19[2].head", JobState::Ending, "x3002"),
+        ("19[4].head", JobState::Queued, ""),
+        ("20.head", JobState::Held, ""),
+        ("21[1].head", JobState::Held, ""),
+        ("22.head", JobState::Queued, ""),
+        ("23.head", JobState::Suspended, "x3004"),
+    ];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbatim() {
+    let jobs = read_list(LIST).unwrap();
+    let submitted = Some(at(STARTED - 21));
+    let running = ScheduledJob {
+        id: "19[1].head".into(),
+        state: JobState::Running,
+        comment: "Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)".into(),
+        submitted,
+        started: Some(at(STARTED)),
+        ends: Some(at(STARTED + 5400)),
+        estimated_start: None,
+        host: "x3001".into(),
+    };
+    assert_eq!(jobs[0], running);
+    let queued = ScheduledJob {
+        id: "19[4].head".into(),
+        state: JobState::Queued,
+        comment: "Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)".into(),
+        submitted,
+        started: None,
+        ends: None,
+        estimated_start: Some(at(STARTED + 5400)),
+        host: String::new(),
+    };
+    assert_eq!(jobs[2], queued);
+    assert_eq!((jobs[5].estimated_start, jobs[6].started, jobs[6].ends), (None, Some(at(STARTED)), None));
+}
+
+#[test]
+fn a_list_of_pbs_that_cannot_be_read_is_an_error_and_no_empty_list() {
+    assert_eq!(read_list(r#"{"timestamp":1795435320,"pbs_version":"23.06.06","pbs_server":"head"}"#), Ok(vec![]));
+    assert_eq!(read_list(""), Err("what is no JSON"));
+    assert_eq!(read_list(&LIST[..LIST.len() / 2]), Err("what is no JSON"));
+    // A value whose quotes some releases leave as they are.
+    assert_eq!(read_list(&LIST.replace("Subjob finished", "\"finished\"")), Err("what is no JSON"));
+    assert_eq!(read_list(&LIST.replace(r#""job_state":"S""#, r#""job_state":"Z""#)), Err("a job in an unknown state"));
+    assert_eq!(read_list(&LIST.replace(r#""job_state":"S","#, "")), Err("a job without a state"));
+    assert_eq!(read_list(r#"{"Jobs":[]}"#), Err("jobs that are none"));
+}

@@ -1,0 +1,125 @@
+//! Slurm: the command line and the script of `sbatch`, and what `squeue` and `scontrol` print. Pure; times are those of `SLURM_TIME_FORMAT=%s`,
+//! seconds since 1970.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::{JobReading, JobState, RenderedSubmission, ScheduledJob, Submission, format_walltime, shell};
+
+/// What `scancel` says of jobs that have ended.
+pub(crate) const GONE: [&str; 2] = ["Invalid job id specified", "already completing or completed"];
+
+/// The most seconds that `--signal` takes.
+const MAX_SIGNAL_LEAD: u64 = 65_535;
+
+/// What a job gets of the environment in which it is submitted: enough for a login shell, and nothing secret. `sbatch` copies all of it otherwise.
+/// What `NONE` and `NIL` mean differs between releases; a list of names is the same in all.
+const EXPORTED: &str = "--export=HOME,LOGNAME,PATH,SHELL,USER";
+
+/// Which fields `squeue` prints, as `read_jobs` takes them: id, state, priority, when submitted, started or expected to, ended, where, why. What is
+/// last may hold anything.
+const FIELDS: &str = "%i|%T|%Q|%V|%S|%e|%N|%r";
+
+/// The command line and the script of `sbatch`. `srun` starts the program, because it passes signals and the exit code on.
+pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
+    let mut arguments = vec!["--parsable".to_owned(), format!("--job-name={}", submission.name)];
+    if submission.parts > 1 {
+        arguments.push(format!("--array=1-{}", submission.parts));
+    }
+    // A job that was preempted or whose host died is run again under its id, and its output is kept.
+    arguments.extend(["--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append", EXPORTED].map(str::to_owned));
+    arguments.push(format!("--time={}", format_walltime(submission.walltime)));
+    let lead = submission.drain_lead.as_secs().min(MAX_SIGNAL_LEAD);
+    if lead > 0 {
+        arguments.push(format!("--signal=USR1@{lead}"));
+    }
+    let folder = submission.log_dir.display().to_string().replace('%', "%%");
+    let file = if submission.parts > 1 { "%x-%A_%a.log" } else { "%x-%j.log" };
+    arguments.push(format!("--output={}/{file}", folder.trim_end_matches('/')));
+    for (flag, value) in [("--account", &submission.account), ("--partition", &submission.queue)] {
+        if !value.is_empty() {
+            arguments.push(format!("{flag}={value}"));
+        }
+    }
+    arguments.extend(submission.resources.split_whitespace().map(str::to_owned));
+    arguments.extend_from_slice(&submission.options);
+    RenderedSubmission { program: "sbatch", arguments, script: render_script(submission) }
+}
+
+fn render_script(submission: &Submission) -> String {
+    let mut lines = vec!["#!/bin/bash -l".to_owned()];
+    lines.extend_from_slice(&submission.setup);
+    // `srun` would export what `sbatch` was told to. Since 22.05 it does not inherit `--cpus-per-task`.
+    let step = "srun --export=ALL ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}";
+    lines.push(format!("{step} {}\n", shell::quote(&submission.program)));
+    lines.join("\n")
+}
+
+/// The command line of `squeue` for this user's jobs of that name: the parts of arrays one by one, in all partitions.
+pub(crate) fn list_arguments(name: &str) -> [&str; 8] {
+    ["--noheader", "--array", "--all", "--me", "--name", name, "--format", FIELDS]
+}
+
+/// Reads what `squeue` prints for `list_arguments`.
+pub(crate) fn read_jobs(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
+    text.lines().filter(|line| !line.trim().is_empty()).filter_map(|line| read_line(line).transpose()).collect()
+}
+
+/// A job of `squeue`; `None` where it has ended.
+fn read_line(line: &str) -> Result<Option<ScheduledJob>, &'static str> {
+    let fields: Vec<&str> = line.trim().splitn(8, '|').collect();
+    let [id, state, priority, submitted, start, end, host, reason] = fields[..] else { return Err("a job without all its fields") };
+    let Some(state) = read_state(state, priority)? else { return Ok(None) };
+    let has_started = matches!(state, JobState::Running | JobState::Suspended | JobState::Ending);
+    let start = read_time(start)?;
+    Ok(Some(ScheduledJob {
+        id: id.to_owned(),
+        state,
+        comment: if reason == "None" { String::new() } else { reason.to_owned() },
+        submitted: read_time(submitted)?,
+        started: start.filter(|_| has_started),
+        ends: read_time(end)?.filter(|_| has_started),
+        estimated_start: start.filter(|_| !has_started),
+        host: host.to_owned(),
+    }))
+}
+
+/// `None` of a job that has ended.
+fn read_state(state: &str, priority: &str) -> Result<Option<JobState>, &'static str> {
+    Ok(Some(match state {
+        // Slurm holds a job by this priority, whatever the reason: `JobHeldUser`, `job requeued in held state`.
+        "PENDING" if priority == "0" => JobState::Held,
+        "REQUEUE_HOLD" | "RESV_DEL_HOLD" | "SPECIAL_EXIT" => JobState::Held,
+        "PENDING" | "REQUEUED" | "REQUEUE_FED" => JobState::Queued,
+        "CONFIGURING" | "POWER_UP_NODE" | "RUNNING" | "SIGNALING" | "RESIZING" => JobState::Running,
+        "SUSPENDED" | "STOPPED" => JobState::Suspended,
+        "COMPLETING" | "STAGE_OUT" => JobState::Ending,
+        "BOOT_FAIL" | "CANCELLED" | "COMPLETED" | "DEADLINE" | "FAILED" | "LAUNCH_FAILED" | "NODE_FAIL" | "OUT_OF_MEMORY" | "PREEMPTED"
+        | "RECONFIG_FAIL" | "REVOKED" | "TIMEOUT" => return Ok(None),
+        _ => return Err("a job in an unknown state"),
+    }))
+}
+
+/// Reads what `squeue -h -j ID -o %e` prints.
+pub(crate) fn read_job(text: &str) -> Result<JobReading, &'static str> {
+    let word = text.split_whitespace().next().ok_or("no job")?;
+    Ok(JobReading { run: None, ends: read_time(word)? })
+}
+
+/// Reads what `scontrol show config` prints: `KillWait                = 30 sec`.
+pub(crate) fn read_kill_wait(text: &str) -> Result<Duration, &'static str> {
+    let value = text.lines().find_map(|line| line.split_once('=').filter(|(name, _)| name.trim() == "KillWait")).map(|(_, value)| value);
+    let seconds = value.and_then(|value| value.split_whitespace().next()?.parse().ok());
+    seconds.map(Duration::from_secs).ok_or("no `KillWait`")
+}
+
+/// Seconds since 1970, or a word where there is no such time.
+fn read_time(word: &str) -> Result<Option<SystemTime>, &'static str> {
+    if ["N/A", "NONE", "UNLIMITED", "INVALID", "UNKNOWN"].iter().any(|none| word.eq_ignore_ascii_case(none)) {
+        return Ok(None);
+    }
+    let seconds = word.parse().map_err(|_| "no time in seconds")?;
+    UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map(Some).ok_or("no time in seconds")
+}
+
+#[cfg(test)]
+mod tests;

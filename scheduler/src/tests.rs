@@ -1,0 +1,115 @@
+use std::process::Command;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A plain job with nothing that may be left out.
+pub(crate) fn plain() -> Submission {
+    Submission {
+        name: "hostler-chat".into(),
+        parts: 1,
+        walltime: Duration::from_secs(7200),
+        account: String::new(),
+        queue: String::new(),
+        resources: String::new(),
+        options: Vec::new(),
+        log_dir: "/home/anna/.local/state/hostler/jobs".into(),
+        setup: Vec::new(),
+        program: ["/home/anna/bin/hostler", "agent", "--router", "login1:8001"].map(str::to_owned).to_vec(),
+        drain_lead: Duration::ZERO,
+    }
+}
+
+/// An array with all that can be said, in words that a shell would change.
+pub(crate) fn full(resources: &str, options: &[&str]) -> Submission {
+    Submission {
+        parts: 4,
+        walltime: Duration::from_millis(90_061_500),
+        account: "climate".into(),
+        queue: "gpu".into(),
+        resources: resources.into(),
+        options: options.iter().map(|word| (*word).to_owned()).collect(),
+        log_dir: "/lus/anna's 100%/jobs/".into(),
+        setup: ["module load cuda/12.8 # for vLLM", "export HF_HOME=\"$HOME/models\""].map(str::to_owned).to_vec(),
+        program: ["/home/anna/bin/hostler", "agent", "--model", "Qwen/Qwen3-8B", "--node", "", "--engine-arg", "it's $HOME;"]
+            .map(str::to_owned)
+            .to_vec(),
+        drain_lead: Duration::from_secs(120),
+        ..plain()
+    }
+}
+
+#[test]
+fn a_schedulers_word_is_the_same_everywhere() {
+    for scheduler in [Scheduler::Pbs, Scheduler::Slurm] {
+        assert_eq!(scheduler.as_str().parse(), Ok(scheduler));
+        assert_eq!(serde_json::to_value(scheduler).unwrap(), scheduler.as_str());
+        assert_eq!(serde_json::from_value::<Scheduler>(scheduler.as_str().into()).unwrap(), scheduler);
+    }
+    let error = "lsf".parse::<Scheduler>().unwrap_err();
+    assert_eq!(error.to_string(), "there is no scheduler `lsf`: use `pbs` or `slurm`");
+}
+
+#[test]
+fn the_scheduler_is_the_one_whose_commands_are_there() {
+    assert_eq!(Scheduler::choose(true, false), Ok(Scheduler::Pbs));
+    assert_eq!(Scheduler::choose(false, true), Ok(Scheduler::Slurm));
+    assert_eq!(Scheduler::choose(true, true), Err(NoScheduler::Ambiguous));
+    let absent = Scheduler::choose(false, false).unwrap_err().to_string();
+    assert!(absent.contains("neither `qsub` and `qstat` nor `sbatch` and `squeue`") && absent.contains("/opt/pbs/bin"), "{absent}");
+}
+
+#[test]
+fn an_id_is_the_last_line_that_is_printed() {
+    assert_eq!(read_id("12.head\n"), Ok("12.head".into()));
+    assert_eq!(read_id("12[].head\n"), Ok("12[].head".into()));
+    assert_eq!(read_id("4711;perlmutter\n"), Ok("4711".into()));
+    assert_eq!(read_id("Welcome to Polaris\n\n  12.head \n\n"), Ok("12.head".into()));
+    for other in ["", "\n", "Submitted batch job 4711", "12 jobs"] {
+        assert_eq!(read_id(other), Err("no id of a job"), "{other}");
+    }
+}
+
+#[test]
+fn a_walltime_is_never_shorter_than_asked_for() {
+    let formatted = |milliseconds| format_walltime(Duration::from_millis(milliseconds));
+    assert_eq!([formatted(59_000), formatted(59_001), formatted(360_000_000)], ["00:00:59", "00:01:00", "100:00:00"]);
+}
+
+/// What a shell makes of the words of a command line that it is given.
+fn words_in_shell(line: &str) -> Vec<String> {
+    let output = Command::new("/bin/bash").args(["-c", line]).output().unwrap();
+    assert!(output.status.success(), "{line}: {output:?}");
+    let mut words: Vec<String> = String::from_utf8(output.stdout).unwrap().split('\0').map(str::to_owned).collect();
+    assert_eq!(words.pop().as_deref(), Some(""));
+    words
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn every_argument_reaches_the_program_unchanged(arguments in prop::collection::vec("[^\0]*", 1..5), setup in "[a-z #]{0,8}") {
+        let mut program = vec!["/usr/bin/printf".to_owned(), "%s\\0".to_owned()];
+        program.extend(arguments.clone());
+        let submission = Submission { program, setup: vec![format!(": {setup}")], ..plain() };
+        let pbs = Scheduler::Pbs.render(&submission);
+        prop_assert_eq!(&words_in_shell(pbs.arguments.last().unwrap()), &arguments);
+        let slurm = Scheduler::Slurm.render(&submission);
+        prop_assert_eq!(&words_in_shell(&format!("srun() {{ shift; \"$@\"; }}\n{}", slurm.script)), &arguments);
+    }
+
+    #[test]
+    fn what_is_shown_of_a_submission_runs_it(option in "[^\0]*", line in "(END_OF_JOB_?|[^\0]*)") {
+        let submission = Submission { options: vec![option], setup: vec![line], ..plain() };
+        for scheduler in [Scheduler::Pbs, Scheduler::Slurm] {
+            let rendered = scheduler.render(&submission);
+            let mut expected = rendered.arguments.clone();
+            expected.push(rendered.script.clone());
+            let stand_in = format!("{}() {{ printf '%s\\0' \"$@\"; cat; printf '\\0'; }}\n", rendered.program);
+            let input = if rendered.script.is_empty() { " </dev/null" } else { "" };
+            prop_assert_eq!(words_in_shell(&format!("{stand_in}{rendered}{input}\n")), expected);
+        }
+    }
+}
