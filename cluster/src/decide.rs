@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::entry::FleetEntry;
 use crate::memory::Memory;
-use crate::observation::{JobState, NodeState, Observation};
+use crate::observation::{JobState, NodeState, Observation, ObservedJob};
 use crate::since;
 use crate::size::resize;
 use crate::stages::Stages;
@@ -43,7 +43,7 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
     if memory.is_recovering() {
         adopt_replacements(&stages, wanted, &mut memory);
     }
-    let may_come = count_places(&stages, wanted, &memory);
+    let may_come = count_places(&stages, wanted, |job| memory.record(job).may_be_replaced());
     let mut actions = end_what_stays(&stages, &memory, now);
     actions.extend(cancel_beyond(&stages, may_come));
     actions.extend(retire(&stages, wanted, &memory));
@@ -52,7 +52,7 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
             memory.give_up(job, now);
         }
     }
-    let missing = may_come.saturating_sub(stages.coming());
+    let missing = count_places(&stages, wanted, |job| memory.record(job).is_due).saturating_sub(stages.coming());
     if missing > 0 && memory.may_submit(now) {
         memory.note_submission(missing, now);
         actions.push(Action::Submit { parts: u32::try_from(missing).expect("entries have 1000 nodes at most") });
@@ -60,20 +60,20 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
     (actions, memory)
 }
 
-/// How many jobs may be on their way: as many as are wanted and do not serve, and a replacement for each that is due of those that are to stay,
+/// How many jobs may be on their way: as many as are wanted and do not serve, and a replacement for each that is replaced of those that are to stay,
 /// which are the ones that end last.
-fn count_places(stages: &Stages, wanted: usize, memory: &Memory) -> usize {
-    let due = stages.serving.iter().rev().take(wanted).filter(|job| memory.record(job).is_due).count();
-    wanted.saturating_sub(stages.serving.len()) + due
+fn count_places(stages: &Stages, wanted: usize, is_replaced: impl Fn(&ObservedJob) -> bool) -> usize {
+    let to_stay = stages.serving.iter().rev().take(wanted);
+    wanted.saturating_sub(stages.serving.len()) + to_stay.filter(|job| is_replaced(job)).count()
 }
 
 /// Takes jobs beyond the wanted size for replacements of those that end first: who submitted them knew better when those are due.
 fn adopt_replacements(stages: &Stages, wanted: usize, memory: &mut Memory) {
-    let beyond = stages.coming().saturating_sub(count_places(stages, wanted, memory));
+    let may_come = count_places(stages, wanted, |job| memory.record(job).may_be_replaced());
     let to_stay = stages.serving.iter().skip(stages.serving.len().saturating_sub(wanted));
-    let replaced: Vec<_> = to_stay.filter(|job| !memory.record(job).is_due).take(beyond).collect();
-    for job in replaced {
-        memory.mark(&job.id, |record| record.is_due = true);
+    let replaced = to_stay.filter(|job| !memory.record(job).may_be_replaced()).take(stages.coming().saturating_sub(may_come));
+    for job in replaced.collect::<Vec<_>>() {
+        memory.mark(&job.id, |record| record.is_adopted = true);
     }
 }
 
@@ -93,18 +93,21 @@ fn cancel_beyond(stages: &Stages, may_come: usize) -> impl Iterator<Item = Actio
     stages.waiting.iter().chain(&stages.starting).take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
 }
 
-/// Ends what serves beyond the wanted size, the one that ends first first. As many as are wanted stay ready, so a job is not drained while its
-/// replacement is away for a moment.
+/// Ends what serves beyond the wanted size: first what was replaced, then what has no agent, then what ends first. As many as are wanted stay
+/// ready, so a job is not drained while its replacement is away for a moment.
 fn retire(stages: &Stages, wanted: usize, memory: &Memory) -> Vec<Action> {
+    let is_replaced = |job: &ObservedJob| wanted > 0 && memory.record(job).may_be_replaced();
+    let mut dispensable = stages.serving.clone();
+    dispensable.sort_by_key(|job| (!is_replaced(job), job.is_ready()));
     let surplus = stages.serving.len().saturating_sub(wanted);
     let mut ready = stages.serving.iter().filter(|job| job.is_ready()).count();
     let mut actions = Vec::new();
-    for job in stages.serving.iter().take(surplus) {
+    for job in dispensable.into_iter().take(surplus) {
         let id = job.id.clone();
         if job.is_ready() && ready > wanted {
             ready -= 1;
             actions.push(Action::Drain { job: id });
-        } else if !job.is_ready() && (wanted == 0 || !memory.record(job).is_due) {
+        } else if !job.is_ready() && !is_replaced(job) {
             // Without an agent nobody would hear of a drain.
             let has_agent = job.state == JobState::Running && job.node != NodeState::NotAttached;
             actions.push(if has_agent { Action::Drain { job: id } } else { Action::Cancel { job: id } });

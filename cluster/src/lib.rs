@@ -7,6 +7,8 @@ mod estimates;
 mod failures;
 mod memory;
 mod observation;
+#[cfg(test)]
+mod simulation;
 mod size;
 mod stages;
 

@@ -21,7 +21,7 @@ const ABSENT_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// A job that has served so long shows that the model can start.
 const SERVES_WELL_AFTER: Duration = Duration::from_secs(600);
 
-/// After a longer time between two steps it is not known when in it a node became ready.
+/// After a longer time between two steps it is not known when in it a node became ready, or whether its agent was absent for all of it.
 const LONGEST_STEP: Duration = Duration::from_secs(60);
 
 /// Until the first job has started.
@@ -65,11 +65,15 @@ pub(crate) struct JobRecord {
     /// Since when it runs without an agent.
     absent_since: Option<SystemTime>,
     pub(crate) leaving_since: Option<SystemTime>,
+    /// It was seen from its start on, so the moment at which it becomes ready will be known.
+    start_is_watched: bool,
     /// Its queue wait has been learned, or tells nothing.
     wait_is_known: bool,
     serves_well: bool,
     /// Its end is nearer than a replacement. It stays so, else a shorter estimate would cancel a replacement that has waited.
     pub(crate) is_due: bool,
+    /// A job beyond the wanted size was found, and taken for its replacement: that one is kept, and no other is submitted.
+    pub(crate) is_adopted: bool,
     /// Its end is no failure that is still to be counted: the controller wants it, or has given it up.
     is_given_up: bool,
 }
@@ -131,13 +135,15 @@ impl Memory {
                 self.submission = self.submission.take().and_then(Submission::list_one);
             }
             let record = self.jobs.entry(job.id.clone()).or_default();
+            let is_new_start = !seen_before && job.started.is_some_and(|started| since(now, started) < LONGEST_STEP);
+            record.start_is_watched |= is_new_start;
             if is_late {
-                record.absent_since = None;
+                (record.absent_since, record.start_is_watched) = (None, false);
             }
             record.note(job, now);
             if job.is_ready() && record.ready.is_none() {
                 record.ready = Some(now);
-                if let Some(started) = job.started.filter(|_| seen_before && !is_late) {
+                if let Some(started) = job.started.filter(|_| record.start_is_watched) {
                     self.cold_starts.push(since(now, started));
                 }
             }
@@ -245,6 +251,7 @@ impl JobRecord {
             JobState::Running if [NodeState::Loading, NodeState::Ready].contains(&job.node) => self.leaving_since = None,
             JobState::Queued | JobState::Running | JobState::Suspended => {}
         }
+        self.start_is_watched |= !job.has_started();
         if job.in_flight > 0 {
             self.busy = Some(now);
         }
@@ -252,6 +259,11 @@ impl JobRecord {
 
     fn forget_run(&mut self) {
         *self = Self { submitted: self.submitted, is_given_up: self.is_given_up, wait_is_known: true, ..Self::default() };
+    }
+
+    /// Whether one job more may be there in its place.
+    pub(crate) fn may_be_replaced(&self) -> bool {
+        self.is_due || self.is_adopted
     }
 
     /// Whether its agent is gone for good.

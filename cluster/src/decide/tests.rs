@@ -401,6 +401,19 @@ fn a_job_that_is_requeued_counts_and_teaches_no_queue_wait() {
 }
 
 #[test]
+fn a_router_and_a_controller_that_start_anew_together_learn_no_cold_start() {
+    let mut scene = Scene::serving(1);
+    scene.pass(5 * HOUR);
+    scene.lose_memory();
+    scene.job("j1").node = NodeState::NotAttached;
+    scene.pass(30);
+    scene.job("j1").node = NodeState::Ready;
+    let learned = scene.memory.cold_start();
+    scene.step();
+    assert_eq!(scene.memory.cold_start(), learned);
+}
+
+#[test]
 fn a_smaller_size_cancels_what_waits_then_what_loads_and_drains_what_ends_first() {
     let mut scene = Scene::serving(2);
     scene.entry.size = FleetSize::Fixed(6);
@@ -430,6 +443,14 @@ fn a_smaller_size_cancels_what_waits_then_what_loads_and_drains_what_ends_first(
 }
 
 #[test]
+fn a_smaller_size_does_without_the_job_that_has_no_agent() {
+    let mut scene = Scene::serving(3);
+    scene.job("j3").node = NodeState::NotAttached;
+    scene.entry.size = FleetSize::Fixed(2);
+    assert_eq!(scene.step(), cancel("j3"));
+}
+
+#[test]
 fn a_size_of_zero_ends_replacements_and_absent_jobs_too() {
     let mut scene = Scene::serving(2);
     scene.job("j1").ends = Some(at(scene.now + 2 * MINUTE));
@@ -437,7 +458,7 @@ fn a_size_of_zero_ends_replacements_and_absent_jobs_too() {
     scene.queue("j3");
     scene.job("j2").node = NodeState::NotAttached;
     scene.entry.size = FleetSize::Fixed(0);
-    assert_eq!(scene.step(), [cancel("j3"), drain("j1"), cancel("j2")].concat());
+    assert_eq!(scene.step(), [cancel("j3"), cancel("j2"), drain("j1")].concat());
 }
 
 #[test]
@@ -480,6 +501,16 @@ fn a_lost_memory_takes_jobs_beyond_the_size_for_replacements() {
     scene.step();
     scene.job("j3").node = NodeState::Ready;
     assert_eq!(scene.step(), drain("j1"));
+}
+
+#[test]
+fn a_job_that_was_taken_for_a_replacement_is_not_replaced_itself_when_it_is_lost() {
+    let mut scene = Scene::serving(1);
+    scene.queue("j2");
+    scene.lose_memory();
+    assert_eq!(scene.pass(5 * MINUTE), []);
+    scene.end("j2");
+    assert_eq!(scene.pass(5 * HOUR), []);
 }
 
 #[test]
