@@ -40,7 +40,7 @@ pub(super) struct Watch {
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Figures {
     seconds: u64,
-    wanted: u64,
+    pub(super) wanted: u64,
     /// Wanted and not ready.
     pub(super) gap: u64,
     /// Ready and not wanted.
