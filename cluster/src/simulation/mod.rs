@@ -162,7 +162,9 @@ impl Run {
         let knows_nodes = self.now >= self.routers_back;
         let observation = Observation { jobs: self.scheduler.list(self.now, knows_nodes), demand: self.demand() };
         let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
-        let dies = self.chance(self.climate.controller_death);
+        // Deaths between actions are the ones that matter, and steps with actions are few.
+        let acts = !actions.is_empty() && self.climate.controller_death > 0.0;
+        let dies = self.chance(if acts { 0.2 } else { self.climate.controller_death });
         let is_written = !dies || self.rng.bool();
         let carried_out = match (dies, is_written) {
             (false, _) => actions.len(),
@@ -177,7 +179,9 @@ impl Run {
             self.carry_out(action);
         }
         if dies {
-            self.controller_starts = self.now + self.rng.u64(5..600);
+            self.watch.note_controller_death(self.now);
+            let longest = [30, 600][self.rng.usize(..2)];
+            self.controller_starts = self.now + self.rng.u64(5..longest);
             if self.rng.bool() {
                 self.memory = Memory::lost(at(self.controller_starts));
             }

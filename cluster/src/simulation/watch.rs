@@ -85,11 +85,13 @@ impl Watch {
         self.excused = self.excused.max(now);
     }
 
+    pub(super) fn note_controller_death(&mut self, now: u64) {
+        self.figures.controller_deaths += 1;
+        self.excuse(now);
+    }
+
     /// There is no controller. The next one does not know how long an agent has been away.
     pub(super) fn note_absence(&mut self, scheduler: &SimulatedScheduler, now: u64) {
-        if self.excused < now.saturating_sub(60) || self.figures.controller_deaths == 0 {
-            self.figures.controller_deaths += 1;
-        }
         self.excuse(if scheduler.has_absent_agent(now) { now + ABSENT_LIMIT } else { now });
     }
 
