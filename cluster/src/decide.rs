@@ -1,0 +1,120 @@
+//! One step of the controller: from an entry, its jobs, the demand and what is remembered to the actions that bring the fleet nearer to its size.
+//!
+//! Replacements are not marked as such. An entry may have as many jobs as it wants nodes, and one more for each serving job whose end is nearer
+//! than a replacement. What serves beyond the wanted size drains, the one that ends first first. So the same jobs lead to the same actions,
+//! whoever submitted them, and a controller that starts anew goes on where the last one was.
+
+use std::time::{Duration, SystemTime};
+
+use crate::entry::FleetEntry;
+use crate::memory::Memory;
+use crate::observation::{JobState, NodeState, Observation, ObservedJob};
+use crate::since;
+use crate::size::resize;
+use crate::stages::Stages;
+
+/// A job that was asked to leave and has not ended after this time is cancelled. Agents leave within 40 s unless `agent.drain_timeout` says otherwise.
+const DRAIN_LIMIT: Duration = Duration::from_secs(600);
+
+/// What to do. Each may be repeated in the next step, until the list shows that it has worked; only a submission is not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Submit an array of as many one-node jobs; one part is a plain job.
+    Submit {
+        parts: u32,
+    },
+    /// Have the router drain the job's node: its agent leaves, and the job ends by itself.
+    Drain {
+        job: String,
+    },
+    Cancel {
+        job: String,
+    },
+}
+
+/// Decides one step. The memory is to be written down before the actions are carried out, and is the next step's.
+#[must_use]
+pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, now: SystemTime) -> (Vec<Action>, Memory) {
+    let mut memory = memory.clone();
+    memory.observe(&observation.jobs, now);
+    let stages = Stages::sort(&observation.jobs, &memory, now);
+    memory.mark_due(&stages.serving, &stages.waiting, now);
+    let wanted = resize(entry, &stages, &observation.demand, &mut memory, now);
+    if memory.is_recovering() {
+        adopt_replacements(&stages, wanted, &mut memory);
+    }
+    let may_come = count_places(&stages, wanted, |job| memory.record(job).may_be_replaced());
+    let mut actions = end_what_stays(&stages, &memory, now);
+    actions.extend(cancel_beyond(&stages, may_come));
+    actions.extend(retire(&stages, wanted, &memory));
+    for action in &actions {
+        if let Action::Drain { job } | Action::Cancel { job } = action {
+            memory.give_up(job, now);
+        }
+    }
+    let missing = count_places(&stages, wanted, |job| memory.record(job).is_due).saturating_sub(stages.coming());
+    if missing > 0 && memory.may_submit(now) {
+        memory.note_submission(missing, now);
+        actions.push(Action::Submit { parts: u32::try_from(missing).expect("entries have 1000 nodes at most") });
+    }
+    (actions, memory)
+}
+
+/// How many jobs may be on their way: as many as are wanted and do not serve, and a replacement for each that is replaced of those that are to stay,
+/// which are the ones that end last.
+fn count_places(stages: &Stages, wanted: usize, is_replaced: impl Fn(&ObservedJob) -> bool) -> usize {
+    let to_stay = stages.serving.iter().rev().take(wanted);
+    wanted.saturating_sub(stages.serving.len()) + to_stay.filter(|job| is_replaced(job)).count()
+}
+
+/// Takes jobs beyond the wanted size for replacements of those that end first: who submitted them knew better when those are due.
+fn adopt_replacements(stages: &Stages, wanted: usize, memory: &mut Memory) {
+    let may_come = count_places(stages, wanted, |job| memory.record(job).may_be_replaced());
+    let to_stay = stages.serving.iter().skip(stages.serving.len().saturating_sub(wanted));
+    let replaced = to_stay.filter(|job| !memory.record(job).may_be_replaced()).take(stages.coming().saturating_sub(may_come));
+    for job in replaced.collect::<Vec<_>>() {
+        memory.mark(&job.id, |record| record.is_adopted = true);
+    }
+}
+
+/// Cancels jobs that hold their node in vain: failed, without an agent, or drained and not ended.
+fn end_what_stays(stages: &Stages, memory: &Memory, now: SystemTime) -> Vec<Action> {
+    let stays = stages.leaving.iter().filter(|job| {
+        let record = memory.record(job);
+        let is_stuck = record.leaving_since.is_some_and(|leaving| since(now, leaving) >= DRAIN_LIMIT);
+        job.state != JobState::Ending && (is_stuck || job.has_failed() || record.is_lost(now))
+    });
+    stays.map(|job| Action::Cancel { job: job.id.clone() }).collect()
+}
+
+/// Cancels what is on its way for nobody, first what only waits.
+fn cancel_beyond(stages: &Stages, may_come: usize) -> impl Iterator<Item = Action> {
+    let beyond = stages.coming().saturating_sub(may_come);
+    stages.waiting.iter().chain(&stages.starting).take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
+}
+
+/// Ends what serves beyond the wanted size: first what was replaced, then what has no agent, then what ends first. As many as are wanted stay
+/// ready, so a job is not drained while its replacement is away for a moment.
+fn retire(stages: &Stages, wanted: usize, memory: &Memory) -> Vec<Action> {
+    let is_replaced = |job: &ObservedJob| wanted > 0 && memory.record(job).may_be_replaced();
+    let mut dispensable = stages.serving.clone();
+    dispensable.sort_by_key(|job| (!is_replaced(job), job.is_ready()));
+    let surplus = stages.serving.len().saturating_sub(wanted);
+    let mut ready = stages.serving.iter().filter(|job| job.is_ready()).count();
+    let mut actions = Vec::new();
+    for job in dispensable.into_iter().take(surplus) {
+        let id = job.id.clone();
+        if job.is_ready() && ready > wanted {
+            ready -= 1;
+            actions.push(Action::Drain { job: id });
+        } else if !job.is_ready() && !is_replaced(job) {
+            // Without an agent nobody would hear of a drain.
+            let has_agent = job.state == JobState::Running && job.node != NodeState::NotAttached;
+            actions.push(if has_agent { Action::Drain { job: id } } else { Action::Cancel { job: id } });
+        }
+    }
+    actions
+}
+
+#[cfg(test)]
+mod tests;

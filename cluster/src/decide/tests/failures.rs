@@ -1,0 +1,115 @@
+//! What follows when jobs die, or do not leave.
+
+use super::*;
+
+#[test]
+fn a_submission_that_is_never_listed_is_repeated_after_a_pause() {
+    let mut scene = Scene::fixed(1);
+    scene.step();
+    let (waited, actions) = scene.wait(10 * MINUTE);
+    assert_eq!(actions, submit(1));
+    assert!((145..=155).contains(&waited), "two minutes and the first pause, not {waited} s");
+}
+
+#[test]
+fn a_refused_submission_is_repeated_with_growing_pauses() {
+    let mut scene = Scene::fixed(1);
+    let mut pauses = Vec::new();
+    assert_eq!(scene.step(), submit(1));
+    for _ in 0..4 {
+        scene.memory.record_refusal(at(scene.now));
+        pauses.push(scene.wait(HOUR).0);
+    }
+    assert_eq!(pauses, [30, 60, 120, 240]);
+}
+
+#[test]
+fn a_job_that_dies_is_submitted_again_after_a_pause_that_grows() {
+    let mut scene = Scene::fixed(1);
+    let mut pauses = Vec::new();
+    scene.step();
+    for number in 0..7 {
+        let id = format!("j{number}");
+        scene.queue(&id);
+        scene.step();
+        scene.start(&id);
+        scene.pass(20);
+        scene.end(&id);
+        let (pause, actions) = scene.wait(HOUR);
+        assert_eq!(actions, submit(1));
+        pauses.push(pause);
+    }
+    assert_eq!(pauses, [30, 60, 120, 240, 480, 960, 960]);
+}
+
+#[test]
+fn a_job_that_has_served_for_a_while_ends_the_row_of_failures() {
+    let mut scene = Scene::fixed(1);
+    scene.step();
+    for number in 0..3 {
+        let id = format!("j{number}");
+        scene.queue(&id);
+        scene.step();
+        scene.end(&id);
+        scene.wait(HOUR);
+    }
+    assert_eq!(scene.memory.failures(), 3);
+    scene.add_ready("j9");
+    scene.pass(11 * MINUTE);
+    assert_eq!(scene.memory.failures(), 0);
+    scene.end("j9");
+    assert_eq!(scene.wait(HOUR), (30, submit(1).to_vec()));
+}
+
+#[test]
+fn a_job_that_reaches_its_end_without_having_been_ready_has_failed() {
+    let mut scene = Scene::fixed(1);
+    scene.step();
+    scene.queue("j1");
+    scene.step();
+    scene.start("j1");
+    scene.job("j1").ends = Some(at(scene.now + 60));
+    scene.pass(60);
+    scene.end("j1");
+    assert_eq!(scene.wait(HOUR), (30, submit(1).to_vec()));
+}
+
+#[test]
+fn a_job_that_reaches_its_end_is_no_failure() {
+    let mut scene = Scene::serving(1);
+    scene.job("j1").ends = Some(at(scene.now + MINUTE));
+    scene.step();
+    scene.queue("j2");
+    scene.end("j1");
+    scene.pass(MINUTE);
+    assert_eq!(scene.memory.failures(), 0);
+}
+
+#[test]
+fn a_node_whose_replicas_have_failed_is_cancelled_and_replaced_after_a_pause() {
+    let mut scene = Scene::serving(1);
+    scene.job("j1").node = NodeState::Failed;
+    assert_eq!(scene.step(), cancel("j1"));
+    scene.job("j1").state = JobState::Ending;
+    scene.job("j1").node = NodeState::NotAttached;
+    assert_eq!(scene.wait(HOUR), (25, submit(1).to_vec()));
+    assert_eq!(scene.memory.failures(), 1);
+}
+
+#[test]
+fn a_job_whose_agent_stays_away_is_given_up_after_half_an_hour() {
+    let mut scene = Scene::serving(1);
+    scene.job("j1").node = NodeState::NotAttached;
+    assert_eq!(scene.wait(HOUR), (30 * MINUTE, cancel("j1").to_vec()));
+}
+
+#[test]
+fn a_drained_job_that_does_not_end_is_cancelled() {
+    let mut scene = Scene::serving(1);
+    scene.entry.size = FleetSize::Fixed(0);
+    assert_eq!(scene.step(), drain("j1"));
+    scene.job("j1").node = NodeState::Draining;
+    let (waited, actions) = scene.wait(HOUR);
+    assert_eq!(actions, cancel("j1"));
+    assert!((9 * MINUTE..=10 * MINUTE).contains(&waited), "{waited} s");
+}

@@ -1,0 +1,152 @@
+//! Each rule as a sentence. `simulation` holds what follows from all of them together.
+
+mod failures;
+mod renewal;
+mod restarts;
+mod sizes;
+
+use std::time::Duration;
+
+use super::*;
+use crate::entry::FleetSize;
+use crate::observation::{Demand, ObservedJob};
+
+const MINUTE: u64 = 60;
+const HOUR: u64 = 3600;
+
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// An entry with its jobs, as a test moves them.
+struct Scene {
+    entry: FleetEntry,
+    memory: Memory,
+    jobs: Vec<ObservedJob>,
+    demand: Demand,
+    now: u64,
+}
+
+impl Scene {
+    fn new(size: FleetSize) -> Self {
+        let entry = FleetEntry {
+            name: "chat".to_owned(),
+            model: "org/model".to_owned(),
+            size,
+            walltime: Duration::from_secs(12 * HOUR),
+            engine_args: Vec::new(),
+        };
+        Self { entry, memory: Memory::default(), jobs: Vec::new(), demand: Demand::default(), now: 1_000_000 }
+    }
+
+    fn fixed(nodes: u32) -> Self {
+        Self::new(FleetSize::Fixed(nodes))
+    }
+
+    fn elastic(min: u32, max: u32) -> Self {
+        Self::new(FleetSize::Elastic { min, max, idle_after: Duration::from_secs(30 * MINUTE) })
+    }
+
+    /// Fixed, and all of its jobs serve: `j1`, `j2` and so on. They waited and loaded for a minute each, and end after 12 hours.
+    fn serving(nodes: u32) -> Self {
+        let mut scene = Self::fixed(nodes);
+        scene.bring_up(nodes);
+        scene
+    }
+
+    fn bring_up(&mut self, nodes: u32) {
+        assert_eq!(self.step(), submit(nodes));
+        let first = self.jobs.len() + 1;
+        let ids: Vec<String> = (first..first + nodes as usize).map(|number| format!("j{number}")).collect();
+        ids.iter().for_each(|id| self.queue(id));
+        self.pass(MINUTE);
+        ids.iter().for_each(|id| self.start(id));
+        self.pass(MINUTE);
+        ids.iter().for_each(|id| self.job(id).node = NodeState::Ready);
+        assert_eq!(self.step(), []);
+    }
+
+    fn queue(&mut self, id: &str) {
+        self.jobs.push(ObservedJob {
+            id: id.to_owned(),
+            state: JobState::Queued,
+            submitted: Some(at(self.now)),
+            started: None,
+            ends: None,
+            node: NodeState::NotAttached,
+            in_flight: 0,
+        });
+    }
+
+    fn start(&mut self, id: &str) {
+        let (now, walltime) = (at(self.now), self.entry.walltime);
+        let job = self.job(id);
+        job.state = JobState::Running;
+        job.started = Some(now);
+        job.ends = Some(now + walltime);
+        job.node = NodeState::Loading;
+    }
+
+    /// A job that waits and loads for a minute each while nobody decides anything.
+    fn add_ready(&mut self, id: &str) {
+        self.queue(id);
+        self.start(id);
+        self.job(id).node = NodeState::Ready;
+    }
+
+    fn job(&mut self, id: &str) -> &mut ObservedJob {
+        self.jobs.iter_mut().find(|job| job.id == id).expect("the test has this job")
+    }
+
+    fn end(&mut self, id: &str) {
+        self.jobs.retain(|job| job.id != id);
+    }
+
+    fn step(&mut self) -> Vec<Action> {
+        let observation = Observation { jobs: self.jobs.clone(), demand: self.demand };
+        let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
+        self.memory = memory;
+        self.now += 5;
+        actions
+    }
+
+    /// Steps through so many seconds; the actions of all.
+    fn pass(&mut self, seconds: u64) -> Vec<Action> {
+        let until = self.now + seconds;
+        let mut actions = Vec::new();
+        while self.now < until {
+            actions.extend(self.step());
+        }
+        actions
+    }
+
+    /// Steps until something is done, and says after how many seconds.
+    fn wait(&mut self, at_most: u64) -> (u64, Vec<Action>) {
+        let begin = self.now;
+        while self.now < begin + at_most {
+            let waited = self.now - begin;
+            let actions = self.step();
+            if !actions.is_empty() {
+                return (waited, actions);
+            }
+        }
+        panic!("nothing was done within {at_most} s");
+    }
+
+    /// Another controller, which finds nothing of what this one knew.
+    fn lose_memory(&mut self) {
+        self.memory = Memory::lost(at(self.now));
+    }
+}
+
+fn submit(parts: u32) -> [Action; 1] {
+    [Action::Submit { parts }]
+}
+
+fn drain(job: &str) -> [Action; 1] {
+    [Action::Drain { job: job.to_owned() }]
+}
+
+fn cancel(job: &str) -> [Action; 1] {
+    [Action::Cancel { job: job.to_owned() }]
+}

@@ -1,0 +1,101 @@
+//! What a controller does that starts anew, with its memory or without.
+
+use super::*;
+
+#[test]
+fn a_restarted_router_that_knows_no_node_yet_changes_nothing() {
+    let mut scene = Scene::serving(3);
+    scene.jobs.iter_mut().for_each(|job| job.node = NodeState::NotAttached);
+    assert_eq!(scene.pass(10 * MINUTE), []);
+}
+
+#[test]
+fn a_router_and_a_controller_that_start_anew_together_learn_no_cold_start() {
+    let mut scene = Scene::serving(1);
+    scene.pass(5 * HOUR);
+    scene.lose_memory();
+    scene.job("j1").node = NodeState::NotAttached;
+    scene.pass(30);
+    scene.job("j1").node = NodeState::Ready;
+    let learned = scene.memory.cold_start();
+    scene.step();
+    assert_eq!(scene.memory.cold_start(), learned);
+}
+
+#[test]
+fn a_lost_memory_submits_nothing_that_a_controller_before_it_may_have_submitted() {
+    let mut scene = Scene::fixed(2);
+    scene.step();
+    scene.lose_memory();
+    assert_eq!(scene.pass(100), []);
+    scene.queue("j1");
+    scene.queue("j2");
+    assert_eq!(scene.pass(HOUR), []);
+}
+
+#[test]
+fn a_lost_memory_of_an_entry_without_jobs_costs_two_minutes() {
+    let mut scene = Scene::fixed(2);
+    scene.lose_memory();
+    assert_eq!(scene.wait(HOUR), (2 * MINUTE, submit(2).to_vec()));
+}
+
+#[test]
+fn a_kept_memory_waits_for_the_jobs_that_were_submitted_before_the_restart() {
+    let mut scene = Scene::fixed(2);
+    scene.step();
+    scene.memory = serde_json::from_str(&serde_json::to_string(&scene.memory).unwrap()).unwrap();
+    assert_eq!(scene.pass(100), []);
+    scene.queue("j1");
+    scene.queue("j2");
+    assert_eq!(scene.pass(HOUR), []);
+}
+
+#[test]
+fn a_lost_memory_takes_jobs_beyond_the_size_for_replacements() {
+    let mut scene = Scene::serving(2);
+    scene.job("j1").ends = Some(at(scene.now + 3 * HOUR));
+    scene.queue("j3");
+    scene.lose_memory();
+    assert_eq!(scene.pass(3 * MINUTE), [], "j3 stays, although j1 has hours left");
+    scene.start("j3");
+    scene.step();
+    scene.job("j3").node = NodeState::Ready;
+    assert_eq!(scene.step(), drain("j1"));
+}
+
+#[test]
+fn a_job_that_was_taken_for_a_replacement_is_not_replaced_itself_when_it_is_lost() {
+    let mut scene = Scene::serving(1);
+    scene.queue("j2");
+    scene.lose_memory();
+    assert_eq!(scene.pass(5 * MINUTE), []);
+    scene.end("j2");
+    assert_eq!(scene.pass(5 * HOUR), []);
+}
+
+#[test]
+fn a_lost_memory_of_an_elastic_entry_finds_its_size_in_its_jobs() {
+    let mut scene = Scene::elastic(0, 4);
+    for id in ["j1", "j2", "j3"] {
+        scene.add_ready(id);
+    }
+    scene.job("j2").ends = Some(at(scene.now + 11 * MINUTE));
+    scene.queue("j4");
+    scene.demand = Demand { waiting: 0, in_flight: 3, last_request: Some(Duration::ZERO) };
+    scene.jobs.iter_mut().take(3).for_each(|job| job.in_flight = 1);
+    scene.lose_memory();
+    assert_eq!(scene.pass(10 * MINUTE), [], "three nodes, and a replacement for j2");
+    assert_eq!(scene.memory.size, Some(3));
+}
+
+#[test]
+fn decisions_are_the_same_for_the_same_view_in_any_order() {
+    let mut scene = Scene::serving(4);
+    scene.jobs[1].ends = Some(at(scene.now + 2 * MINUTE));
+    scene.jobs[2].node = NodeState::Failed;
+    let forward = Observation { jobs: scene.jobs.clone(), demand: scene.demand };
+    let backward = Observation { jobs: scene.jobs.iter().rev().cloned().collect(), demand: scene.demand };
+    let now = at(scene.now);
+    assert_eq!(decide(&scene.entry, &forward, &scene.memory, now), decide(&scene.entry, &backward, &scene.memory, now));
+}

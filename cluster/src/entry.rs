@@ -1,0 +1,147 @@
+//! One entry of a fleet: a model, and how many nodes are to serve it. It is read from TOML and checked while it is read.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Slurm takes no larger array where `MaxArraySize` is as it comes (1001).
+const MAX_NODES: u32 = 1000;
+
+/// Bytes of the longest name, which becomes part of the jobs' names.
+const MAX_NAME_BYTES: usize = 64;
+
+/// Schedulers count in minutes, and an agent takes up to a quarter of a short job to leave.
+const MIN_WALLTIME: Duration = Duration::from_secs(60);
+
+/// The demand is read every few seconds.
+const MIN_IDLE_AFTER: Duration = Duration::from_secs(60);
+
+const IDLE_AFTER: Duration = Duration::from_secs(30 * 60);
+
+/// A model and the jobs that serve it, one node each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "EntryTable", into = "EntryTable")]
+pub struct FleetEntry {
+    pub name: String,
+    pub model: String,
+    pub size: FleetSize,
+    /// Of each job.
+    pub walltime: Duration,
+    /// For every engine, after the agent's own.
+    pub engine_args: Vec<String>,
+}
+
+/// How many nodes are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FleetSize {
+    Fixed(u32),
+    /// One more while requests wait, fewer when nodes have had no request for `idle_after`.
+    Elastic {
+        min: u32,
+        max: u32,
+        idle_after: Duration,
+    },
+}
+
+/// What is wrong with an entry. The word in quotes is its name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    #[error("{0:?} is no name of an entry: use 1 to {MAX_NAME_BYTES} letters, digits, '-', '_' and '.', a letter or digit first")]
+    Name(String),
+    #[error("{0:?} has no model: give a local path or a Hugging Face id")]
+    NoModel(String),
+    #[error("{0:?} does not say how many nodes it has: give `nodes`, or `min` and `max`")]
+    NoSize(String),
+    #[error(
+        "{0:?} has `nodes` beside `min`, `max` or `idle_after`: give `nodes` for a fixed size, or the others for one that follows demand"
+    )]
+    TwoSizes(String),
+    #[error("{name:?} has min = {min} and max = {max}: `max` is at least 1, and `min` is not more than it")]
+    Range { name: String, min: u32, max: u32 },
+    #[error("{name:?} wants {nodes} nodes: an array job has {MAX_NODES} at most, so use several entries")]
+    TooMany { name: String, nodes: u32 },
+    #[error("{0:?} has a walltime of less than a minute: give what the queue allows, such as \"12h\"")]
+    Walltime(String),
+    #[error("{0:?} has an `idle_after` of less than a minute: give some times what a cold start takes, such as \"30m\"")]
+    IdleAfter(String),
+}
+
+/// An entry as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EntryTable {
+    name: String,
+    model: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nodes: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    min: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max: Option<u32>,
+    #[serde(with = "hostler_boot::duration")]
+    walltime: Duration,
+    #[serde(default, with = "hostler_boot::duration::optional", skip_serializing_if = "Option::is_none")]
+    idle_after: Option<Duration>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    engine_args: Vec<String>,
+}
+
+impl FleetEntry {
+    /// Checks an entry, also one that was changed after it was read.
+    ///
+    /// # Errors
+    /// Says what to write instead.
+    pub fn check(&self) -> Result<(), EntryError> {
+        let name = || self.name.clone();
+        let is_of_names = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        let begins_well = self.name.starts_with(|letter: char| letter.is_ascii_alphanumeric());
+        if !begins_well || self.name.len() > MAX_NAME_BYTES || !self.name.chars().all(is_of_names) {
+            return Err(EntryError::Name(name()));
+        }
+        if self.model.trim().is_empty() {
+            return Err(EntryError::NoModel(name()));
+        }
+        if self.walltime < MIN_WALLTIME {
+            return Err(EntryError::Walltime(name()));
+        }
+        let nodes = match self.size {
+            FleetSize::Fixed(nodes) => nodes,
+            FleetSize::Elastic { min, max, .. } if max == 0 || min > max => return Err(EntryError::Range { name: name(), min, max }),
+            FleetSize::Elastic { idle_after, .. } if idle_after < MIN_IDLE_AFTER => return Err(EntryError::IdleAfter(name())),
+            FleetSize::Elastic { max, .. } => max,
+        };
+        if nodes > MAX_NODES {
+            return Err(EntryError::TooMany { name: name(), nodes });
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<EntryTable> for FleetEntry {
+    type Error = EntryError;
+
+    fn try_from(table: EntryTable) -> Result<Self, EntryError> {
+        let size = match (table.nodes, table.min, table.max, table.idle_after) {
+            (Some(nodes), None, None, None) => FleetSize::Fixed(nodes),
+            (Some(_), ..) => return Err(EntryError::TwoSizes(table.name)),
+            (None, Some(min), Some(max), idle_after) => FleetSize::Elastic { min, max, idle_after: idle_after.unwrap_or(IDLE_AFTER) },
+            (None, ..) => return Err(EntryError::NoSize(table.name)),
+        };
+        let entry = Self { name: table.name, model: table.model, size, walltime: table.walltime, engine_args: table.engine_args };
+        entry.check()?;
+        Ok(entry)
+    }
+}
+
+impl From<FleetEntry> for EntryTable {
+    fn from(entry: FleetEntry) -> Self {
+        let (nodes, min, max, idle_after) = match entry.size {
+            FleetSize::Fixed(nodes) => (Some(nodes), None, None, None),
+            FleetSize::Elastic { min, max, idle_after } => (None, Some(min), Some(max), Some(idle_after)),
+        };
+        Self { name: entry.name, model: entry.model, nodes, min, max, walltime: entry.walltime, idle_after, engine_args: entry.engine_args }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,47 @@
+//! How long something takes, estimated from the last times it happened. The controller learns each entry's queue waits and cold starts so.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How many times are remembered. Queues change within days, and an entry of four nodes and jobs of 12 hours fills this in two and a half.
+const LENGTH: usize = 20;
+
+/// The last times, the oldest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RecentTimes(VecDeque<Duration>);
+
+impl RecentTimes {
+    pub(crate) fn push(&mut self, time: Duration) {
+        while self.0.len() >= LENGTH {
+            self.0.pop_front();
+        }
+        self.0.push_back(time);
+    }
+
+    /// Nine of ten took no longer; with fewer than ten, all of them. Early is cheap: the old job drains once the new one is ready.
+    pub(crate) fn estimate(&self) -> Option<Duration> {
+        let mut sorted: Vec<Duration> = self.0.iter().copied().collect();
+        sorted.sort_unstable();
+        let rank = (sorted.len() * 9).div_ceil(10);
+        sorted.get(rank.checked_sub(1)?).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nine_of_ten_times_are_within_the_estimate_and_old_ones_are_forgotten() {
+        let mut times = RecentTimes::default();
+        assert_eq!(times.estimate(), None);
+        times.push(Duration::from_secs(900));
+        times.push(Duration::from_secs(1));
+        assert_eq!(times.estimate(), Some(Duration::from_secs(900)));
+        (1..=LENGTH as u64).for_each(|second| times.push(Duration::from_secs(second)));
+        assert_eq!(times.estimate(), Some(Duration::from_secs(18)));
+        assert_eq!(times.0.len(), LENGTH);
+    }
+}

@@ -1,0 +1,95 @@
+//! How often an entry's jobs have failed in a row, and the pause before the next submission that follows from it. So a model that cannot start
+//! costs a few jobs an hour.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::since;
+
+/// As long as a scheduler takes to start a job anew elsewhere; one dead node costs no more.
+const FIRST_PAUSE: Duration = Duration::from_secs(30);
+
+/// The pause doubles so often: 16 minutes at most, which is about four tries an hour.
+const MAX_DOUBLINGS: u32 = 5;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failures {
+    in_a_row: u32,
+    /// When the last one was counted.
+    counted: Option<SystemTime>,
+    pause_ends: Option<SystemTime>,
+}
+
+impl Failures {
+    /// A failed job counts when it was submitted after the last one that counted: jobs that were there already share its cause, or chance.
+    pub(crate) fn note(&mut self, submitted: Option<SystemTime>, now: SystemTime) {
+        let counts = match (self.counted, submitted) {
+            (Some(counted), Some(submitted)) => submitted > counted,
+            _ => true,
+        };
+        if counts {
+            self.in_a_row = self.in_a_row.saturating_add(1);
+            self.counted = Some(now);
+        }
+        if counts || self.pause(now).is_none() {
+            let doublings = self.in_a_row.saturating_sub(1).min(MAX_DOUBLINGS);
+            self.pause_ends = Some(now + FIRST_PAUSE * 2_u32.pow(doublings));
+        }
+    }
+
+    /// A job has served for a while: the next failure is the first one again.
+    pub(crate) fn forgive(&mut self) {
+        self.in_a_row = 0;
+        self.counted = None;
+    }
+
+    pub(crate) fn in_a_row(&self) -> u32 {
+        self.in_a_row
+    }
+
+    /// How long nothing is submitted yet.
+    pub(crate) fn pause(&self, now: SystemTime) -> Option<Duration> {
+        Some(since(self.pause_ends?, now)).filter(|left| !left.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_pause_doubles_up_to_sixteen_minutes() {
+        let mut failures = Failures::default();
+        let mut now = at(1000);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            failures.note(Some(now), now + Duration::from_secs(1));
+            now += Duration::from_secs(1);
+            let pause = failures.pause(now).expect("a failure is followed by a pause");
+            pauses.push(pause.as_secs());
+            now += pause;
+            assert_eq!(failures.pause(now), None);
+        }
+        assert_eq!(pauses, [30, 60, 120, 240, 480, 960, 960, 960]);
+        failures.forgive();
+        failures.note(Some(now), now);
+        assert_eq!(failures.pause(now), Some(FIRST_PAUSE));
+    }
+
+    #[test]
+    fn jobs_of_one_array_that_fail_one_after_another_are_one_failure() {
+        let mut failures = Failures::default();
+        for second in [100, 110, 125, 140, 200] {
+            failures.note(Some(at(50)), at(second));
+        }
+        assert_eq!(failures.in_a_row(), 1);
+        assert_eq!(failures.pause(at(200)), Some(FIRST_PAUSE));
+        failures.note(Some(at(131)), at(230));
+        assert_eq!(failures.in_a_row(), 2);
+    }
+}

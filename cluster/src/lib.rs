@@ -1,0 +1,25 @@
+//! Which batch jobs keep a fleet's size: when one is submitted, replaced before its end, drained or cancelled. Everything here is a pure
+//! function or plain data, and time is an argument. The controller asks scheduler and router, calls [`decide`] and carries out its actions.
+
+mod decide;
+mod entry;
+mod estimates;
+mod failures;
+mod memory;
+mod observation;
+#[cfg(test)]
+mod simulation;
+mod size;
+mod stages;
+
+use std::time::{Duration, SystemTime};
+
+pub use decide::{Action, decide};
+pub use entry::{EntryError, FleetEntry, FleetSize};
+pub use memory::Memory;
+pub use observation::{Demand, JobState, NodeState, Observation, ObservedJob};
+
+/// The time since `then`, which is none where a clock was set back.
+fn since(now: SystemTime, then: SystemTime) -> Duration {
+    now.duration_since(then).unwrap_or_default()
+}

@@ -1,0 +1,278 @@
+//! What the controller knows of an entry beyond the scheduler's list: which jobs it has asked to leave, what queue waits and cold starts its
+//! jobs have had, and a submission that is not listed yet. All of it may be lost: then estimates are worse, and nothing is submitted twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::estimates::RecentTimes;
+use crate::failures::Failures;
+use crate::observation::{JobState, NodeState, ObservedJob};
+use crate::since;
+
+/// A job is listed within this time after its submission, or there is none. The controller's deadline of a submission is shorter.
+const LISTED_WITHIN: Duration = Duration::from_secs(120);
+
+/// A running job without an agent is given up after this time. An agent gives up by itself after 5 minutes (`agent.attach_timeout`), and PBS
+/// notices after 7 that a host has died; the rest is for a job's own first lines, such as copying weights.
+const ABSENT_LIMIT: Duration = Duration::from_secs(30 * 60);
+
+/// A job that has served so long shows that the model can start.
+const SERVES_WELL_AFTER: Duration = Duration::from_secs(600);
+
+/// After a longer time between two steps it is not known when in it a node became ready, or whether its agent was absent for all of it.
+const LONGEST_STEP: Duration = Duration::from_secs(60);
+
+/// Until the first job has started.
+const PRIOR_QUEUE_WAIT: Duration = Duration::from_secs(3600);
+
+/// Until the first job was seen to become ready: weights of 100 GB from a parallel file system.
+const PRIOR_COLD_START: Duration = Duration::from_secs(600);
+
+/// Jobs stop serving before their end: an agent leaves 40 s earlier, and Slurm's signal comes up to a minute early.
+const LEAVES_BEFORE_END: Duration = Duration::from_secs(120);
+
+/// What is kept of an entry between two steps. The controller writes it down before it carries out the actions that came with it.
+///
+/// `Memory::default()` is a new entry's, of which nothing was ever submitted.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    jobs: BTreeMap<String, JobRecord>,
+    submission: Option<Submission>,
+    /// Until then jobs may be listed that an unknown controller has submitted.
+    recovers_until: Option<SystemTime>,
+    failures: Failures,
+    queue_waits: RecentTimes,
+    cold_starts: RecentTimes,
+    /// The size of an elastic entry; `None` before its first step.
+    pub(crate) size: Option<u32>,
+    pub(crate) pressure_since: Option<SystemTime>,
+    stepped: Option<SystemTime>,
+}
+
+/// What is remembered of one job in the list.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct JobRecord {
+    submitted: Option<SystemTime>,
+    ends: Option<SystemTime>,
+    /// When it was first seen ready.
+    pub(crate) ready: Option<SystemTime>,
+    /// When a request was last seen in flight.
+    pub(crate) busy: Option<SystemTime>,
+    /// Since when it runs without an agent.
+    absent_since: Option<SystemTime>,
+    pub(crate) leaving_since: Option<SystemTime>,
+    /// It was seen from its start on, so the moment at which it becomes ready will be known.
+    start_is_watched: bool,
+    /// Its queue wait has been learned, or tells nothing.
+    wait_is_known: bool,
+    serves_well: bool,
+    /// Its end is nearer than a replacement. It stays so, else a shorter estimate would cancel a replacement that has waited.
+    pub(crate) is_due: bool,
+    /// A job beyond the wanted size was found, and taken for its replacement: that one is kept, and no other is submitted.
+    pub(crate) is_adopted: bool,
+    /// Its end is no failure that is still to be counted: the controller wants it, or has given it up.
+    is_given_up: bool,
+}
+
+/// A submission of which some parts are not listed yet.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Submission {
+    parts: usize,
+    at: SystemTime,
+}
+
+impl Memory {
+    /// The memory of an entry that may have jobs although nothing is known of them. For two minutes nothing is submitted: a submission that a
+    /// controller before this one began is listed by then.
+    #[must_use]
+    pub fn lost(now: SystemTime) -> Self {
+        Self { recovers_until: Some(now + LISTED_WITHIN), ..Self::default() }
+    }
+
+    /// Notes that the scheduler has refused the submission of the last step. Not for one whose outcome is unknown.
+    pub fn record_refusal(&mut self, now: SystemTime) {
+        self.submission = None;
+        self.failures.note(None, now);
+    }
+
+    /// How long jobs are expected to wait in the queue.
+    #[must_use]
+    pub fn queue_wait(&self) -> Duration {
+        self.queue_waits.estimate().unwrap_or(PRIOR_QUEUE_WAIT)
+    }
+
+    /// How long jobs are expected to take from their start until they are ready.
+    #[must_use]
+    pub fn cold_start(&self) -> Duration {
+        self.cold_starts.estimate().unwrap_or(PRIOR_COLD_START)
+    }
+
+    /// How many jobs have failed since one has served for a while. Jobs that were submitted together count once.
+    #[must_use]
+    pub fn failures(&self) -> u32 {
+        self.failures.in_a_row()
+    }
+
+    /// How long nothing is submitted after the last failure.
+    #[must_use]
+    pub fn pause(&self, now: SystemTime) -> Option<Duration> {
+        self.failures.pause(now)
+    }
+
+    /// Takes in a list of jobs: what ended, what is new, what became ready.
+    pub(crate) fn observe(&mut self, jobs: &[ObservedJob], now: SystemTime) {
+        let is_late = self.stepped.is_none_or(|stepped| since(now, stepped) > LONGEST_STEP);
+        self.stepped = Some(now);
+        self.recovers_until = self.recovers_until.filter(|until| *until > now);
+        self.note_gone_jobs(jobs, now);
+        for job in jobs {
+            let seen_before = self.jobs.contains_key(&job.id);
+            if !seen_before {
+                self.submission = self.submission.take().and_then(Submission::list_one);
+            }
+            let record = self.jobs.entry(job.id.clone()).or_default();
+            let is_new_start = !seen_before && job.started.is_some_and(|started| since(now, started) < LONGEST_STEP);
+            record.start_is_watched |= is_new_start;
+            if is_late {
+                (record.absent_since, record.start_is_watched) = (None, false);
+            }
+            record.note(job, now);
+            if job.is_ready() && record.ready.is_none() {
+                record.ready = Some(now);
+                if let Some(started) = job.started.filter(|_| record.start_is_watched) {
+                    self.cold_starts.push(since(now, started));
+                }
+            }
+            if job.has_started() && !record.wait_is_known {
+                record.wait_is_known = true;
+                if let (Some(submitted), Some(started)) = (job.submitted, job.started) {
+                    self.queue_waits.push(since(started, submitted));
+                }
+            }
+            if !record.serves_well && record.ready.is_some_and(|ready| job.is_ready() && since(now, ready) >= SERVES_WELL_AFTER) {
+                record.serves_well = true;
+                self.failures.forgive();
+            }
+            if !record.is_given_up && (job.has_failed() || record.is_lost(now)) {
+                record.is_given_up = true;
+                self.failures.note(record.submitted, now);
+            }
+        }
+        if self.submission.take_if(|submission| since(now, submission.at) >= LISTED_WITHIN).is_some() {
+            self.failures.note(None, now);
+        }
+    }
+
+    /// Forgets the jobs that are no longer listed, and counts those that should be.
+    fn note_gone_jobs(&mut self, jobs: &[ObservedJob], now: SystemTime) {
+        let failures = &mut self.failures;
+        let listed: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
+        self.jobs.retain(|id, record| {
+            let is_listed = listed.contains(id.as_str());
+            if !is_listed && !record.may_be_over(now) {
+                failures.note(record.submitted, now);
+            }
+            is_listed
+        });
+    }
+
+    /// Marks the jobs that serve and end before a replacement submitted now would be ready.
+    pub(crate) fn mark_due(&mut self, serving: &[&ObservedJob], waiting: &[&ObservedJob], now: SystemTime) {
+        let queued = waiting.iter().filter(|job| job.state == JobState::Queued);
+        let waits = queued.filter_map(|job| Some(since(now, job.submitted?))).max().unwrap_or_default();
+        let lead = self.queue_wait().max(waits) + self.cold_start() + LEAVES_BEFORE_END;
+        for job in serving {
+            if job.ends.is_some_and(|ends| since(ends, now) < lead) {
+                self.mark(&job.id, |record| record.is_due = true);
+            }
+        }
+    }
+
+    pub(crate) fn mark(&mut self, id: &str, change: impl FnOnce(&mut JobRecord)) {
+        if let Some(record) = self.jobs.get_mut(id) {
+            change(record);
+        }
+    }
+
+    /// Notes that a job is asked to leave or cancelled: its end is no failure, and it counts no more unless it is seen to go on.
+    pub(crate) fn give_up(&mut self, id: &str, now: SystemTime) {
+        self.mark(id, |record| {
+            record.is_given_up = true;
+            record.leaving_since = record.leaving_since.or(Some(now));
+        });
+    }
+
+    pub(crate) fn record(&self, job: &ObservedJob) -> &JobRecord {
+        self.jobs.get(&job.id).expect("observe has made a record of each listed job")
+    }
+
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.recovers_until.is_some()
+    }
+
+    /// Whether a submission would be neither a repetition nor a storm.
+    pub(crate) fn may_submit(&self, now: SystemTime) -> bool {
+        self.submission.is_none() && !self.is_recovering() && self.failures.pause(now).is_none()
+    }
+
+    pub(crate) fn note_submission(&mut self, parts: usize, now: SystemTime) {
+        self.submission = Some(Submission { parts, at: now });
+    }
+
+    /// Whether something was submitted that is not listed yet.
+    pub(crate) fn awaits_jobs(&self) -> bool {
+        self.submission.is_some()
+    }
+}
+
+impl Submission {
+    /// One more part is listed.
+    fn list_one(self) -> Option<Self> {
+        Some(Self { parts: self.parts - 1, ..self }).filter(|submission| submission.parts > 0)
+    }
+}
+
+impl JobRecord {
+    fn note(&mut self, job: &ObservedJob, now: SystemTime) {
+        self.submitted = job.submitted.or(self.submitted);
+        self.ends = job.ends.or(self.ends);
+        let is_absent = job.state == JobState::Running && job.node == NodeState::NotAttached;
+        self.absent_since = self.absent_since.or(Some(now)).filter(|_| is_absent);
+        match job.state {
+            // A job that was preempted waits again. From its submission until its next start it has also run, or was held.
+            JobState::Queued if self.wait_is_known => self.forget_run(),
+            JobState::Held => self.forget_run(),
+            JobState::Ending => self.leaving_since = self.leaving_since.or(Some(now)),
+            JobState::Running if job.node == NodeState::Draining => self.leaving_since = self.leaving_since.or(Some(now)),
+            JobState::Running if [NodeState::Loading, NodeState::Ready].contains(&job.node) => self.leaving_since = None,
+            JobState::Queued | JobState::Running | JobState::Suspended => {}
+        }
+        self.start_is_watched |= !job.has_started();
+        if job.in_flight > 0 {
+            self.busy = Some(now);
+        }
+    }
+
+    fn forget_run(&mut self) {
+        *self = Self { submitted: self.submitted, is_given_up: self.is_given_up, wait_is_known: true, ..Self::default() };
+    }
+
+    /// Whether one job more may be there in its place.
+    pub(crate) fn may_be_replaced(&self) -> bool {
+        self.is_due || self.is_adopted
+    }
+
+    /// Whether its agent is gone for good.
+    pub(crate) fn is_lost(&self, now: SystemTime) -> bool {
+        self.absent_since.is_some_and(|absent| since(now, absent) >= ABSENT_LIMIT)
+    }
+
+    /// Whether it is as it should be that the job is over: the controller wanted it, or it has served until its end.
+    fn may_be_over(&self, now: SystemTime) -> bool {
+        self.is_given_up || (self.ready.is_some() && self.ends.is_some_and(|ends| since(ends, now) <= LEAVES_BEFORE_END))
+    }
+}

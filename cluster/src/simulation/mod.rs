@@ -1,0 +1,314 @@
+//! A thousand hours of controllers on a simulated cluster, drawn from seeds: queue waits, cold starts, deaths, resizes, clients, and controllers
+//! that die at any point of a step and go on with or without their memory. Each step is checked against what the controller promises.
+
+mod scheduler;
+mod watch;
+
+use std::ops::Range;
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+
+use crate::{Action, Demand, FleetEntry, FleetSize, Memory, Observation, decide};
+use scheduler::SimulatedScheduler;
+use watch::Watch;
+
+const HOUR: u64 = 3600;
+
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+/// What a run is drawn from. Times are in seconds.
+#[derive(Debug, Clone)]
+struct Climate {
+    queue_wait: Range<u64>,
+    cold_start: Range<u64>,
+    walltime: u64,
+    /// Of a job, at a moment before its end.
+    death: f64,
+    /// Of a controller, in a step.
+    controller_death: f64,
+    /// That a router knows no node for a minute, in a step.
+    router_restart: f64,
+    /// That the entry gets another size, in a step.
+    resize: f64,
+    /// In this part of each day no job lives to become ready.
+    broken: Range<u64>,
+}
+
+impl Climate {
+    /// Nothing but jobs that wait, load, serve and reach their end.
+    fn steady(queue_wait: u64, cold_start: u64, walltime: u64) -> Self {
+        Self {
+            queue_wait: queue_wait..queue_wait + 1,
+            cold_start: cold_start..cold_start + 1,
+            walltime,
+            death: 0.0,
+            controller_death: 0.0,
+            router_restart: 0.0,
+            resize: 0.0,
+            broken: 0..0,
+        }
+    }
+
+    fn draw(rng: &mut Rng) -> Self {
+        let longest_wait = [60, 900, 2 * HOUR, 4 * HOUR][rng.usize(..4)];
+        let longest_start = [90, 600, 1800][rng.usize(..3)];
+        let broken_from = rng.u64(..20 * HOUR);
+        Self {
+            queue_wait: longest_wait / 10..longest_wait,
+            cold_start: longest_start / 3..longest_start,
+            walltime: [HOUR, 2 * HOUR, 6 * HOUR, 12 * HOUR][rng.usize(..4)],
+            death: rng.f64() * 0.3,
+            controller_death: 0.002,
+            router_restart: 0.001,
+            resize: 0.0005,
+            broken: if rng.bool() { broken_from..broken_from + 3 * HOUR } else { 0..0 },
+        }
+    }
+
+    fn is_broken(&self, now: u64) -> bool {
+        self.broken.contains(&(now % (24 * HOUR)))
+    }
+}
+
+/// An entry, its controller and the world around them.
+struct Run {
+    rng: Rng,
+    climate: Climate,
+    entry: FleetEntry,
+    memory: Memory,
+    controller_starts: u64,
+    scheduler: SimulatedScheduler,
+    /// What clients want, in nodes that it keeps busy; it changes at the second time.
+    load: (f64, u64),
+    last_request: Option<u64>,
+    routers_back: u64,
+    watch: Watch,
+    now: u64,
+}
+
+impl Run {
+    fn new(seed: u64, climate: Climate, size: FleetSize) -> Self {
+        let walltime = Duration::from_secs(climate.walltime);
+        Self {
+            rng: Rng::with_seed(seed),
+            entry: FleetEntry { name: "chat".to_owned(), model: "org/model".to_owned(), size, walltime, engine_args: Vec::new() },
+            memory: Memory::default(),
+            controller_starts: 0,
+            scheduler: SimulatedScheduler::default(),
+            load: (0.0, 0),
+            last_request: None,
+            routers_back: 0,
+            watch: Watch::new(seed, &climate, size),
+            now: 1_000 * HOUR,
+            climate,
+        }
+    }
+
+    fn run(&mut self, hours: u64) {
+        let end = self.now + hours * HOUR;
+        while self.now < end {
+            self.step();
+        }
+    }
+
+    /// The entry is scaled to nothing, and must be gone within an hour: an absent agent is waited for for half of that.
+    fn finish(mut self) -> Watch {
+        self.entry.size = FleetSize::Fixed(0);
+        (self.climate.controller_death, self.climate.resize) = (0.0, 0.0);
+        self.run(1);
+        assert!(self.scheduler.jobs.is_empty(), "{}: jobs are left an hour after the end: {:?}", self.watch, self.scheduler.jobs);
+        self.watch
+    }
+
+    fn step(&mut self) {
+        let length = self.rng.u64(5..15);
+        self.now += length;
+        self.change_world();
+        let ends = self.scheduler.advance(self.now);
+        self.watch.note_ends(&ends, self.now);
+        if self.now >= self.controller_starts {
+            self.control();
+        } else {
+            self.watch.note_absence(&self.scheduler, self.now);
+        }
+        self.watch.measure(&self.scheduler, self.now, length);
+    }
+
+    fn change_world(&mut self) {
+        if self.chance(self.climate.router_restart) {
+            self.routers_back = self.now + 60;
+        }
+        if self.chance(self.climate.resize)
+            && let FleetSize::Fixed(_) = self.entry.size
+        {
+            self.entry.size = FleetSize::Fixed(self.rng.u32(0..=self.watch.largest));
+        }
+        if self.now >= self.load.1 {
+            let nodes = [0.0, 0.0, 0.5, 2.5][self.rng.usize(..4)];
+            self.load = (nodes, self.now + self.rng.u64(600..6 * HOUR));
+        }
+        if self.load.0 > 0.0 {
+            self.last_request = Some(self.now);
+            self.watch.note_request(self.now);
+        }
+        self.scheduler.set_load(self.load.0);
+    }
+
+    /// One step of the controller, which may die in it: before it writes its memory, or after any of its actions.
+    fn control(&mut self) {
+        let knows_nodes = self.now >= self.routers_back;
+        let observation = Observation { jobs: self.scheduler.list(self.now, knows_nodes), demand: self.demand() };
+        let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
+        // Deaths between actions are the ones that matter, and steps with actions are few.
+        let acts = !actions.is_empty() && self.climate.controller_death > 0.0;
+        let dies = self.chance(if acts { 0.2 } else { self.climate.controller_death });
+        let is_written = !dies || self.rng.bool();
+        let carried_out = match (dies, is_written) {
+            (false, _) => actions.len(),
+            (true, true) => self.rng.usize(..=actions.len()),
+            (true, false) => 0,
+        };
+        if is_written {
+            self.memory = memory;
+            self.watch.note_size(self.memory.size.expect("a step decides the size"), self.now);
+        }
+        for action in &actions[..carried_out] {
+            self.carry_out(action);
+        }
+        if dies {
+            self.watch.note_controller_death(self.now);
+            let longest = [30, 600][self.rng.usize(..2)];
+            self.controller_starts = self.now + self.rng.u64(5..longest);
+            if self.rng.bool() {
+                self.memory = Memory::lost(at(self.controller_starts));
+            }
+        } else {
+            self.watch.check(&self.scheduler, self.memory.is_recovering(), self.now);
+        }
+    }
+
+    fn carry_out(&mut self, action: &Action) {
+        match action {
+            Action::Submit { .. } if self.chance(self.climate.death / 20.0) => {
+                self.memory.record_refusal(at(self.now));
+                self.watch.excuse(self.now);
+            }
+            Action::Submit { parts } => {
+                self.watch.note_submission(*parts, self.now);
+                for _ in 0..*parts {
+                    self.scheduler.submit(&mut self.rng, &self.climate, self.now);
+                }
+            }
+            Action::Drain { job } => self.scheduler.drain(&mut self.rng, job, self.now),
+            Action::Cancel { job } => self.scheduler.cancel(job, self.now),
+        }
+    }
+
+    fn demand(&self) -> Demand {
+        let nodes = self.load.0.ceil();
+        let ready = self.scheduler.ready(self.now);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a load is a few nodes")]
+        let busy = (nodes as u32).min(ready);
+        Demand {
+            waiting: u32::from(self.load.0 > f64::from(ready)),
+            in_flight: busy,
+            last_request: self.last_request.map(|request| Duration::from_secs(self.now - request)),
+        }
+    }
+
+    fn chance(&mut self, probability: f64) -> bool {
+        self.rng.f64() < probability
+    }
+}
+
+fn fixed(seed: u64, climate: Climate, nodes: u32) -> Run {
+    Run::new(seed, climate, FleetSize::Fixed(nodes))
+}
+
+#[test]
+fn a_thousand_hours_of_everything_keep_every_promise() {
+    let mut total = watch::Figures::default();
+    for seed in 0..20 {
+        let mut rng = Rng::with_seed(seed);
+        let climate = Climate::draw(&mut rng);
+        let idle_after = Duration::from_secs([300, 1800][rng.usize(..2)]);
+        let size = if rng.bool() { FleetSize::Fixed(4) } else { FleetSize::Elastic { min: rng.u32(..2), max: 4, idle_after } };
+        let mut run = Run::new(seed, climate, size);
+        run.run(49);
+        let watch = run.finish();
+        total += watch.figures;
+    }
+    println!("everything, 1000 hours: {total}");
+    assert!(total.hours() >= 999.0);
+    assert!(total.returns_from_zero > 20, "the simulation has lost its quiet hours: {total}");
+    assert!(total.deaths > 100 && total.controller_deaths > 100, "the simulation has lost its faults: {total}");
+}
+
+#[test]
+fn ends_that_can_be_foreseen_leave_no_gap() {
+    let mut total = watch::Figures::default();
+    for (seed, (queue_wait, cold_start, walltime)) in
+        [(0, 60, HOUR), (60, 300, HOUR), (1800, 600, 2 * HOUR), (3 * HOUR, 1800, 6 * HOUR)].into_iter().enumerate()
+    {
+        let mut run = fixed(seed as u64, Climate::steady(queue_wait, cold_start, walltime), 3);
+        run.run(50);
+        let watch = run.finish();
+        let at_the_start = 3 * (queue_wait + cold_start + 20);
+        assert!(watch.figures.gap <= at_the_start, "{watch}: {} s of gap", watch.figures.gap);
+        assert!(watch.figures.submissions > 3 * 5, "{watch}: no job was replaced");
+        total += watch.figures;
+    }
+    println!("steady queues, 200 hours: {total}");
+}
+
+#[test]
+fn queue_waits_that_vary_leave_little_gap() {
+    let mut total = watch::Figures::default();
+    for seed in 0..4 {
+        let climate = Climate { queue_wait: 600..HOUR, cold_start: 300..600, ..Climate::steady(0, 0, 6 * HOUR) };
+        let mut run = fixed(seed, climate, 3);
+        run.run(2);
+        let at_the_start = run.watch.figures.gap;
+        run.run(48);
+        let watch = run.finish();
+        let later = watch.figures.gap - at_the_start;
+        assert!(later * 100 < watch.figures.wanted, "{watch}: {later} s of gap");
+        total += watch.figures;
+        total.gap -= at_the_start;
+    }
+    println!("queue waits of 10 to 60 minutes, 200 hours after the first two: {total}");
+}
+
+#[test]
+fn jobs_shorter_than_their_queue_wait_have_one_replacement_each() {
+    let mut run = fixed(1, Climate::steady(2 * HOUR, 600, HOUR), 2);
+    run.run(100);
+    let watch = run.finish();
+    println!("jobs shorter than their queue wait, 100 hours: {}", watch.figures);
+    // Two nodes, each with one job an hour and 2 h 10 min until the next is ready.
+    assert!(watch.figures.submissions <= 2 * 100, "{watch}");
+}
+
+#[test]
+fn a_model_that_cannot_start_costs_four_jobs_an_hour() {
+    let mut climate = Climate::steady(1, 60, 12 * HOUR);
+    climate.broken = 0..24 * HOUR;
+    let mut run = fixed(1, climate, 1);
+    run.run(24);
+    let watch = run.finish();
+    assert!((24..=4 * 24 + 6).contains(&watch.figures.submissions), "{watch}");
+}
+
+#[test]
+fn a_seed_is_a_run() {
+    let figures = |seed| {
+        let mut run = fixed(seed, Climate::draw(&mut Rng::with_seed(seed)), 4);
+        run.run(24);
+        run.finish().figures.to_string()
+    };
+    assert_eq!(figures(7), figures(7));
+    assert_ne!(figures(7), figures(8));
+}

@@ -1,0 +1,199 @@
+//! The simulated scheduler and the nodes of its jobs: a job's fate is drawn when it is submitted.
+
+use fastrand::Rng;
+
+use super::{Climate, at};
+use crate::{JobState, NodeState, ObservedJob};
+
+/// How long before its end an agent leaves.
+const LEAVES_EARLY: u64 = 40;
+
+#[derive(Debug, Default)]
+pub(super) struct SimulatedScheduler {
+    pub(super) jobs: Vec<SimulatedJob>,
+    submitted: u64,
+    /// In nodes that are busy.
+    load: f64,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct SimulatedJob {
+    id: String,
+    submitted: u64,
+    /// Lists lag behind submissions.
+    listed: u64,
+    starts: u64,
+    ready: u64,
+    ends: u64,
+    dies: Option<(u64, Death)>,
+    /// Drained or cancelled: when it is over.
+    is_over: Option<u64>,
+    is_cancelled: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Death {
+    Vanishes,
+    LosesAgent,
+    LosesReplicas,
+}
+
+/// What has ended in a step.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    pub(super) in_time: u64,
+    pub(super) deaths: u64,
+    /// Of these deaths, those that only their agent's long absence shows.
+    pub(super) absences: u64,
+}
+
+impl SimulatedScheduler {
+    pub(super) fn submit(&mut self, rng: &mut Rng, climate: &Climate, now: u64) {
+        self.submitted += 1;
+        let starts = now + rng.u64(climate.queue_wait.clone());
+        let ready = starts + rng.u64(climate.cold_start.clone());
+        let ends = starts + climate.walltime;
+        let death = [Death::Vanishes, Death::Vanishes, Death::LosesAgent, Death::LosesReplicas][rng.usize(..4)];
+        let dies = if climate.is_broken(now) {
+            Some((rng.u64(starts..ready), Death::Vanishes))
+        } else {
+            (rng.f64() < climate.death)
+                .then(|| (rng.u64(now..ends), death))
+                .filter(|(dies, how)| *how == Death::Vanishes || *dies >= starts)
+        };
+        let listed = if climate.death > 0.0 { now + rng.u64(..100) } else { now };
+        let id = format!("{}.head", self.submitted);
+        self.jobs.push(SimulatedJob { id, submitted: now, listed, starts, ready, ends, dies, is_over: None, is_cancelled: false });
+    }
+
+    /// One drain in twenty is never over.
+    pub(super) fn drain(&mut self, rng: &mut Rng, id: &str, now: u64) {
+        let over = if rng.u32(..20) == 0 { u64::MAX } else { now + rng.u64(10..60) };
+        let job = self.jobs.iter_mut().find(|job| job.id == id).expect("only listed jobs are drained");
+        job.is_over.get_or_insert(over);
+    }
+
+    pub(super) fn cancel(&mut self, id: &str, now: u64) {
+        let job = self.jobs.iter_mut().find(|job| job.id == id).expect("only listed jobs are cancelled");
+        if !job.is_cancelled {
+            job.is_cancelled = true;
+            job.is_over = Some(now + 20);
+        }
+    }
+
+    pub(super) fn advance(&mut self, now: u64) -> Ends {
+        let mut ends = Ends::default();
+        self.jobs.retain_mut(|job| {
+            if let Some((_, how)) = job.dies.filter(|(dies, _)| *dies <= now && job.is_live(now)) {
+                match how {
+                    Death::Vanishes => ends.deaths += 1,
+                    Death::LosesAgent if !job.is_absent_at(now - 20) => (ends.deaths, ends.absences) = (ends.deaths + 1, ends.absences + 1),
+                    Death::LosesAgent => {}
+                    Death::LosesReplicas => ends.deaths += 1,
+                }
+                if how == Death::Vanishes {
+                    return false;
+                }
+            }
+            if job.is_over.is_none() && !job.is_live(now) {
+                job.is_over = Some(job.ends);
+                ends.in_time += 1;
+            }
+            job.ends > now && job.is_over.is_none_or(|over| over > now)
+        });
+        ends
+    }
+
+    pub(super) fn list(&self, now: u64, knows_nodes: bool) -> Vec<ObservedJob> {
+        let mut free = self.load;
+        let listed = self.jobs.iter().filter(|job| job.listed <= now);
+        listed
+            .map(|job| {
+                let mut seen = job.observe(now);
+                if !knows_nodes {
+                    seen.node = NodeState::NotAttached;
+                }
+                if seen.is_ready() && free > 0.0 {
+                    seen.in_flight = 8;
+                    free -= 1.0;
+                }
+                seen
+            })
+            .collect()
+    }
+
+    pub(super) fn set_load(&mut self, nodes: f64) {
+        self.load = nodes;
+    }
+
+    /// Nodes that take requests.
+    pub(super) fn ready(&self, now: u64) -> u32 {
+        u32::try_from(self.jobs.iter().filter(|job| job.is_serving(now)).count()).expect("a few jobs")
+    }
+
+    /// Jobs that nobody has asked to leave.
+    pub(super) fn live(&self, now: u64) -> usize {
+        self.jobs.iter().filter(|job| job.is_live(now)).count()
+    }
+
+    /// Those of them that have become ready and end within this time.
+    pub(super) fn old(&self, now: u64, within: u64) -> usize {
+        self.jobs.iter().filter(|job| job.is_live(now) && job.ready <= now && job.ends - now <= within).count()
+    }
+
+    pub(super) fn has_absent_agent(&self, now: u64) -> bool {
+        self.jobs.iter().any(|job| job.dies.is_some_and(|(dies, how)| how == Death::LosesAgent && dies <= now))
+    }
+
+    /// Nodes that are held.
+    pub(super) fn running(&self, now: u64) -> u32 {
+        u32::try_from(self.jobs.iter().filter(|job| job.starts <= now).count()).expect("a few jobs")
+    }
+}
+
+impl SimulatedJob {
+    fn is_live(&self, now: u64) -> bool {
+        self.is_over.is_none() && now < self.ends - LEAVES_EARLY
+    }
+
+    fn has_died(&self, now: u64) -> bool {
+        self.dies.is_some_and(|(dies, _)| dies <= now)
+    }
+
+    fn is_absent_at(&self, moment: u64) -> bool {
+        self.has_died(moment)
+    }
+
+    fn is_serving(&self, now: u64) -> bool {
+        self.is_live(now) && self.ready <= now && !self.has_died(now)
+    }
+
+    fn observe(&self, now: u64) -> ObservedJob {
+        let has_started = self.starts <= now;
+        let state = match (self.is_cancelled, has_started) {
+            (true, true) => JobState::Ending,
+            (_, true) => JobState::Running,
+            (_, false) => JobState::Queued,
+        };
+        let node = if !has_started {
+            NodeState::NotAttached
+        } else if let Some((_, how)) = self.dies.filter(|(dies, _)| *dies <= now) {
+            if how == Death::LosesAgent { NodeState::NotAttached } else { NodeState::Failed }
+        } else if !self.is_live(now) {
+            NodeState::Draining
+        } else if self.ready <= now {
+            NodeState::Ready
+        } else {
+            NodeState::Loading
+        };
+        ObservedJob {
+            id: self.id.clone(),
+            state,
+            submitted: Some(at(self.submitted)),
+            started: has_started.then(|| at(self.starts)),
+            ends: has_started.then(|| at(self.ends)),
+            node,
+            in_flight: 0,
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What a simulated controller promises, checked in each step, and the figures of a run.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::AddAssign;
+
+use super::scheduler::{Ends, SimulatedScheduler};
+use super::{Climate, HOUR};
+use crate::FleetSize;
+
+/// A pause, a submission that is not listed, a lost memory and the steps between them.
+const LONGEST_DELAY: u64 = 960 + 120 + 120 + 60;
+
+/// After this time a running job without an agent is given up.
+const ABSENT_LIMIT: u64 = 1800;
+
+/// How long a submission may stay out of the list, at a size that the entry no longer has.
+const LISTED_WITHIN: u64 = 150;
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    pub(super) figures: Figures,
+    /// The entry's largest size.
+    pub(super) largest: u32,
+    seed: u64,
+    climate: Climate,
+    /// What leads to no jobs at all, and after how many seconds without requests.
+    idle_after: Option<u64>,
+    wanted: u32,
+    sizes: VecDeque<(u64, u32)>,
+    submissions: VecDeque<(u64, u32)>,
+    /// The last event that could not be foreseen.
+    excused: u64,
+    requested: u64,
+    /// Jobs that a controller without memory has taken for replacements.
+    adopted: usize,
+}
+
+/// Seconds of nodes, and counts.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Figures {
+    seconds: u64,
+    pub(super) wanted: u64,
+    /// Wanted and not ready.
+    pub(super) gap: u64,
+    /// Ready and not wanted.
+    overlap: u64,
+    held: u64,
+    pub(super) submissions: u64,
+    most_submissions_an_hour: u32,
+    pub(super) ends: u64,
+    pub(super) deaths: u64,
+    pub(super) controller_deaths: u64,
+    pub(super) returns_from_zero: u64,
+}
+
+impl Watch {
+    pub(super) fn new(seed: u64, climate: &Climate, size: FleetSize) -> Self {
+        let (largest, idle_after) = match size {
+            FleetSize::Fixed(nodes) => (nodes, None),
+            FleetSize::Elastic { min, max, idle_after } => (max, (min == 0).then_some(idle_after.as_secs())),
+        };
+        Self {
+            figures: Figures::default(),
+            largest,
+            seed,
+            climate: climate.clone(),
+            idle_after,
+            wanted: 0,
+            sizes: VecDeque::new(),
+            submissions: VecDeque::new(),
+            excused: 0,
+            requested: 0,
+            adopted: 0,
+        }
+    }
+
+    /// How long a job takes until it is ready, at most.
+    fn longest_arrival(&self) -> u64 {
+        self.climate.queue_wait.end + self.climate.cold_start.end
+    }
+
+    /// Below the wanted size nothing is to be explained before this has passed.
+    pub(super) fn excuse(&mut self, now: u64) {
+        self.excused = self.excused.max(now);
+    }
+
+    pub(super) fn note_controller_death(&mut self, now: u64) {
+        self.figures.controller_deaths += 1;
+        self.excuse(now);
+    }
+
+    /// There is no controller. The next one does not know how long an agent has been away.
+    pub(super) fn note_absence(&mut self, scheduler: &SimulatedScheduler, now: u64) {
+        self.excuse(if scheduler.has_absent_agent(now) { now + ABSENT_LIMIT } else { now });
+    }
+
+    pub(super) fn note_request(&mut self, now: u64) {
+        self.requested = now;
+    }
+
+    pub(super) fn note_ends(&mut self, ends: &Ends, now: u64) {
+        self.figures.ends += ends.in_time;
+        self.figures.deaths += ends.deaths;
+        // A queue whose waits vary may be longer than any wait before, and some are longer than a job.
+        let varies = self.climate.queue_wait.clone().count() > 1;
+        let may_come_late = varies || self.longest_arrival() > self.climate.walltime;
+        if ends.deaths > 0 || (ends.in_time > 0 && may_come_late) {
+            self.excuse(now);
+        }
+        if ends.absences > 0 {
+            self.excuse(now + ABSENT_LIMIT);
+        }
+    }
+
+    pub(super) fn note_submission(&mut self, parts: u32, now: u64) {
+        self.submissions.push_back((now, parts));
+        self.submissions.retain(|(at, _)| *at + HOUR > now);
+        let within_an_hour = self.submissions.iter().map(|(_, parts)| parts).sum();
+        self.figures.submissions += u64::from(parts);
+        self.figures.most_submissions_an_hour = self.figures.most_submissions_an_hour.max(within_an_hour);
+        assert!(within_an_hour <= 15 * self.largest, "{self}: {within_an_hour} jobs were submitted within an hour");
+    }
+
+    /// In a step in which a controller wants this size.
+    pub(super) fn note_size(&mut self, wanted: u32, now: u64) {
+        if wanted > self.wanted {
+            self.excuse(now);
+        }
+        if self.wanted == 0 && wanted > 0 {
+            self.figures.returns_from_zero += 1;
+        }
+        self.wanted = wanted;
+        self.sizes.push_back((now, wanted));
+        while self.sizes.front().is_some_and(|(at, _)| at + LISTED_WITHIN < now) && self.sizes.len() > 2 {
+            self.sizes.pop_front();
+        }
+    }
+
+    /// After all actions of a step.
+    pub(super) fn check(&mut self, scheduler: &SimulatedScheduler, is_recovering: bool, now: u64) {
+        let largest = self.sizes.iter().map(|(_, size)| *size).max().unwrap_or_default() as usize;
+        // Before the first cold start is seen, an hour in the queue and ten minutes are expected.
+        let lead = self.climate.queue_wait.end.max(HOUR) + self.climate.cold_start.end.max(600) + 300;
+        let (live, old) = (scheduler.live(now), scheduler.old(now, lead));
+        let beyond = live.saturating_sub(largest + old);
+        // The entry became smaller while its memory was lost: which jobs were to be replacements is not known then.
+        self.adopted = if is_recovering { beyond.min(scheduler.old(now, u64::MAX)) } else { self.adopted.min(beyond) };
+        assert!(
+            beyond <= self.adopted,
+            "{self}: {live} jobs for {largest} nodes, {old} that end soon and {} adopted: {:#?}",
+            self.adopted,
+            scheduler.jobs
+        );
+    }
+
+    /// What the last seconds were like.
+    pub(super) fn measure(&mut self, scheduler: &SimulatedScheduler, now: u64, length: u64) {
+        let ready = scheduler.ready(now);
+        let figures = &mut self.figures;
+        figures.seconds += length;
+        figures.wanted += length * u64::from(self.wanted);
+        figures.gap += length * u64::from(self.wanted.saturating_sub(ready));
+        figures.overlap += length * u64::from(ready.saturating_sub(self.wanted));
+        figures.held += length * u64::from(scheduler.running(now));
+        let explained = self.excused + self.longest_arrival() + LONGEST_DELAY;
+        assert!(
+            ready >= self.wanted || now < explained,
+            "{self}: {ready} of {} nodes, without a cause: {:#?}",
+            self.wanted,
+            scheduler.jobs
+        );
+        if let Some(idle_after) = self.idle_after {
+            let gone = self.requested.max(self.excused) + self.longest_arrival() + 2 * idle_after + LONGEST_DELAY;
+            assert!(now < gone || scheduler.jobs.is_empty(), "{self}: nobody asks, and jobs stay: {:#?}", scheduler.jobs);
+        }
+    }
+}
+
+impl fmt::Display for Watch {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "seed {} ({:?}) after {:.1} h", self.seed, self.climate, self.figures.hours())
+    }
+}
+
+impl Figures {
+    pub(super) fn hours(&self) -> f64 {
+        hours(self.seconds)
+    }
+}
+
+fn hours(seconds: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "thousands of hours")]
+    let seconds = seconds as f64;
+    seconds / 3600.0
+}
+
+impl AddAssign for Figures {
+    fn add_assign(&mut self, other: Self) {
+        self.seconds += other.seconds;
+        self.wanted += other.wanted;
+        self.gap += other.gap;
+        self.overlap += other.overlap;
+        self.held += other.held;
+        self.submissions += other.submissions;
+        self.most_submissions_an_hour = self.most_submissions_an_hour.max(other.most_submissions_an_hour);
+        self.ends += other.ends;
+        self.deaths += other.deaths;
+        self.controller_deaths += other.controller_deaths;
+        self.returns_from_zero += other.returns_from_zero;
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let share = |part: u64| 100.0 * hours(part) / hours(self.wanted).max(f64::MIN_POSITIVE);
+        write!(
+            out,
+            "{:.0} h, {:.0} node hours wanted: {:.2} % gap, {:.2} % overlap, {:.1} % held; {} jobs, {} an hour at most; {} ends, {} deaths, \
+             {} controller deaths, {} returns from zero",
+            self.hours(),
+            hours(self.wanted),
+            share(self.gap),
+            share(self.overlap),
+            share(self.held),
+            self.submissions,
+            self.most_submissions_an_hour,
+            self.ends,
+            self.deaths,
+            self.controller_deaths,
+            self.returns_from_zero
+        )
+    }
+}

@@ -1,0 +1,51 @@
+//! The jobs of an entry by how far they are: they wait, start, serve or leave. Each stage is in the order in which the entry does without them.
+
+use std::cmp::Reverse;
+use std::time::SystemTime;
+
+use crate::memory::Memory;
+use crate::observation::{JobState, ObservedJob};
+
+pub(crate) struct Stages<'a> {
+    /// The one submitted last first.
+    pub(crate) waiting: Vec<&'a ObservedJob>,
+    /// Started, and not ready so far: the one started last first.
+    pub(crate) starting: Vec<&'a ObservedJob>,
+    /// Has been ready, though its agent may be away for a moment: the one that ends first first.
+    pub(crate) serving: Vec<&'a ObservedJob>,
+    /// Counts no more, but has not ended.
+    pub(crate) leaving: Vec<&'a ObservedJob>,
+}
+
+impl<'a> Stages<'a> {
+    pub(crate) fn sort(jobs: &'a [ObservedJob], memory: &Memory, now: SystemTime) -> Self {
+        let mut stages = Self { waiting: Vec::new(), starting: Vec::new(), serving: Vec::new(), leaving: Vec::new() };
+        for job in jobs {
+            let record = memory.record(job);
+            let stage = if !job.has_started() {
+                &mut stages.waiting
+            } else if job.state == JobState::Ending || record.leaving_since.is_some() || job.has_failed() || record.is_lost(now) {
+                &mut stages.leaving
+            } else if record.ready.is_some() || job.in_flight > 0 {
+                &mut stages.serving
+            } else {
+                &mut stages.starting
+            };
+            stage.push(job);
+        }
+        stages.waiting.sort_by_key(|job| Reverse((job.submitted, &job.id)));
+        stages.starting.sort_by_key(|job| Reverse((job.started, &job.id)));
+        stages.serving.sort_by_key(|job| (job.ends.is_none(), job.ends, job.in_flight, &job.id));
+        stages
+    }
+
+    /// Jobs that count.
+    pub(crate) fn live(&self) -> usize {
+        self.coming() + self.serving.len()
+    }
+
+    /// Jobs that do not serve yet.
+    pub(crate) fn coming(&self) -> usize {
+        self.waiting.len() + self.starting.len()
+    }
+}
