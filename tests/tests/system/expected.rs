@@ -9,6 +9,8 @@ use hostler_proto::inference::v1::inference_client::InferenceClient;
 use hostler_proto::inference::v1::{GenerateRequest, ListModelsRequest};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+use tokio::time::interval;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 use tonic::transport::Endpoint as TonicEndpoint;
 use tonic_types::StatusExt;
@@ -27,13 +29,22 @@ async fn listed(fleet: &Fleet) -> Vec<String> {
     openais
 }
 
-async fn expect(fleet: &Fleet, expected_in_ms: Option<u64>) {
-    fleet.admin().expect(MODEL, expected_in_ms, REASON).await.unwrap();
+/// Announces the model every few seconds, as a controller does, until this is dropped.
+async fn expect(fleet: &Fleet, expected_in_ms: Option<u64>) -> AbortOnDropHandle<()> {
+    let admin = fleet.admin();
+    let controller = tokio::spawn(async move {
+        let mut renewal = interval(Duration::from_secs(5));
+        loop {
+            renewal.tick().await;
+            admin.expect(MODEL, expected_in_ms, REASON).await.unwrap();
+        }
+    });
     until("the model in the lists", async || {
         let models = listed(fleet).await;
         if models.iter().any(|model| model == MODEL) { Ok(()) } else { Err(format!("{models:?}")) }
     })
     .await;
+    AbortOnDropHandle::new(controller)
 }
 
 fn ask(fleet: &Fleet) -> JoinHandle<Answer> {
@@ -53,7 +64,7 @@ async fn until_demand(fleet: &Fleet, what: &str, is: impl Fn(&ModelDemand) -> bo
 async fn a_request_for_an_expected_model_is_answered_when_an_agent_brings_it() {
     let mut fleet = Fleet::launch(Setup::agents(0)).await;
     assert_eq!(fleet.admin().demand(MODEL).await, None);
-    expect(&fleet, None).await;
+    let _controller = expect(&fleet, None).await;
     until_demand(&fleet, "nobody's wish", |demand| *demand == ModelDemand { model: MODEL.into(), ..ModelDemand::default() }).await;
     let request = ask(&fleet);
     until_demand(&fleet, "a request that waits", |demand| demand.waiting == 1 && demand.last_request_ms_ago.is_some()).await;
@@ -73,7 +84,7 @@ async fn a_request_for_an_expected_model_is_answered_when_an_agent_brings_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_for_a_model_whose_only_replica_was_drained_waits_for_the_next() {
     let mut fleet = Fleet::start(Setup::agents(1)).await;
-    expect(&fleet, Some(20_000)).await;
+    let _controller = expect(&fleet, Some(20_000)).await;
     fleet.admin().drain("n0/0").await.unwrap();
     fleet.until_replica("n0/0", "stopped", |replica| replica.phase == Phase::Stopped).await;
     let request = ask(&fleet);
@@ -88,7 +99,7 @@ async fn a_request_for_a_model_whose_only_replica_was_drained_waits_for_the_next
 async fn each_api_says_what_a_model_waits_for_that_comes_too_late() {
     let fleet = Fleet::start(Setup::agents(1).engine("--served-model-name other")).await;
     // Longer than router.max_queue_wait.
-    expect(&fleet, Some(3_600_000)).await;
+    let _controller = expect(&fleet, Some(3_600_000)).await;
     assert_eq!(listed(&fleet).await, ["other", MODEL]);
     let words = format!("no replica of the model `{MODEL}` is ready: {REASON}");
     let messages = json!([{"role": "user", "content": "hello"}]);
@@ -121,7 +132,7 @@ async fn each_api_says_what_a_model_waits_for_that_comes_too_late() {
 async fn a_request_is_refused_when_its_wait_for_a_model_is_over() {
     let wait = Duration::from_millis(300);
     let fleet = Fleet::launch(Setup::agents(0).router(|router| router.max_queue_wait = wait)).await;
-    expect(&fleet, None).await;
+    let _controller = expect(&fleet, None).await;
     let answer = ask(&fleet).await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("10")));
     assert!(answer.message().contains(REASON), "{}", answer.text());
@@ -133,7 +144,7 @@ async fn a_request_is_refused_when_its_wait_for_a_model_is_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_announcement_that_cannot_be_kept_is_refused_and_the_one_before_counts() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
-    expect(&fleet, None).await;
+    let _controller = expect(&fleet, None).await;
     let refused = fleet.admin().expect("two\nlines", None, "").await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(refused.message().contains("control characters"), "{}", refused.message());
