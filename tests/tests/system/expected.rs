@@ -32,6 +32,7 @@ async fn listed(fleet: &Fleet) -> Vec<String> {
 /// Announces the model every few seconds, as a controller does, until this is dropped.
 async fn expect(fleet: &Fleet, expected_in_ms: Option<u64>) -> AbortOnDropHandle<()> {
     let admin = fleet.admin();
+    admin.expect(MODEL, expected_in_ms, REASON).await.unwrap();
     let controller = tokio::spawn(async move {
         let mut renewal = interval(Duration::from_secs(5));
         loop {
@@ -39,11 +40,7 @@ async fn expect(fleet: &Fleet, expected_in_ms: Option<u64>) -> AbortOnDropHandle
             admin.expect(MODEL, expected_in_ms, REASON).await.unwrap();
         }
     });
-    until("the model in the lists", async || {
-        let models = listed(fleet).await;
-        if models.iter().any(|model| model == MODEL) { Ok(()) } else { Err(format!("{models:?}")) }
-    })
-    .await;
+    until_demand(fleet, "the announced model", |_| true).await;
     AbortOnDropHandle::new(controller)
 }
 
