@@ -301,7 +301,8 @@ impl Router {
             placer: placer.clone(),
             queue: queue.clone(),
         });
-        let overview = RouterAdmin { fleet: fleet.clone(), placer: placer.clone(), metric_registry, shutdown: serving.clone() };
+        let overview =
+            RouterAdmin { fleet: fleet.clone(), placer: placer.clone(), queue: queue.clone(), metric_registry, shutdown: serving.clone() };
         let dispatch = Arc::new(Dispatch {
             fleet: fleet.clone(),
             placer,

@@ -1,6 +1,8 @@
-//! The gRPC service that operators ask: list, drain, restart, logs, explain. It is served on their socket, and on the admin listener to who
+//! The gRPC service that operators ask: list, expect, drain, restart, logs, explain. It is served on their socket, and on the admin listener to who
 //! shows an admin key.
 
+mod announcement;
+mod demand;
 mod socket;
 
 use std::sync::Arc;
@@ -9,14 +11,14 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExplainRequest, ExplainResponse, GoneJob, ListRequest, ListResponse, LogsRequest, LogsResponse, LoraRequest, Node,
-    Rates, Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
+    Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, GoneJob, ListRequest, ListResponse, LogsRequest,
+    LogsResponse, LoraRequest, Node, Rates, Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::{Fleet, FleetView, ReplicaOrder, job_message};
-use crate::placement::{PlacementDecision, Placer};
+use crate::placement::{PlacementDecision, Placer, RequestQueue};
 use crate::prompt::EncoderStatus;
 pub(crate) use socket::OperatorsSocket;
 pub use socket::find_operators_sockets;
@@ -28,6 +30,7 @@ const MAX_LOG_LINES: u32 = 200;
 pub(crate) struct Operators {
     pub(crate) fleet: Fleet,
     pub(crate) placer: Arc<Placer>,
+    pub(crate) queue: RequestQueue,
 }
 
 const MAX_DECISIONS: usize = 1000;
@@ -50,7 +53,15 @@ impl fleet_server::Fleet for Operators {
             reason: gone.reason.to_string(),
         });
         let (nodes, gone_jobs) = (nodes.collect(), gone_jobs.collect());
-        Ok(Response::new(ListResponse { router_version: env!("CARGO_PKG_VERSION").into(), nodes, gone_jobs }))
+        let demand = demand::list_demand(&view, &self.queue, now);
+        Ok(Response::new(ListResponse { router_version: env!("CARGO_PKG_VERSION").into(), nodes, gone_jobs, demand }))
+    }
+
+    async fn expect(&self, request: Request<ExpectRequest>) -> Result<Response<ExpectResponse>, Status> {
+        let announced = announcement::parse_announcement(&request.into_inner(), Instant::now());
+        let expectations = announced.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.fleet.expect(expectations).await;
+        Ok(Response::new(ExpectResponse {}))
     }
 
     async fn drain(&self, request: Request<TargetRequest>) -> Result<Response<TargetResponse>, Status> {

@@ -11,12 +11,13 @@ use tokio_util::sync::CancellationToken;
 use crate::fleet::Fleet;
 use crate::keys::{AdminGuard, guard_pages};
 use crate::operators::{Operators, OperatorsSocket};
-use crate::placement::Placer;
+use crate::placement::{Placer, RequestQueue};
 
 #[derive(Debug)]
 pub(crate) struct RouterAdmin {
     pub(crate) fleet: Fleet,
     pub(crate) placer: Arc<Placer>,
+    pub(crate) queue: RequestQueue,
     pub(crate) metric_registry: MetricRegistry,
     pub(crate) shutdown: Shutdown,
 }
@@ -31,7 +32,7 @@ impl RouterAdmin {
         operators: (OperatorsSocket, Option<PrivateSocket>),
         end: CancellationToken,
     ) {
-        let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone() };
+        let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone(), queue: self.queue.clone() };
         let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
         let (place, socket) = operators;
         tokio::join!(place.serve(socket, pages.clone(), end.clone()), admin::serve(listener, pages, end));

@@ -77,6 +77,9 @@ impl Dispatch {
     async fn bind_first_attempt(&self, prompt: &Arc<Prompt>, outgoing: &mut OutboundRequest) -> Result<Option<Binding>, Refusal> {
         let queue_slot = outgoing.queue_slot.take();
         let mut chosen = self.placer.choose(prompt, &[], Instant::now());
+        if chosen.is_none() {
+            self.record_miss(prompt);
+        }
         let outlook = chosen.as_ref().map_or_else(|| self.queue.estimate_arrival(prompt), |chosen| Some(chosen.wait_estimate()));
         let Some(outlook) = outlook else { return Ok(None) };
         let since = Instant::now();
@@ -101,6 +104,11 @@ impl Dispatch {
         let queued_for = since.elapsed();
         self.metrics.observe_queue_time(queued_for);
         Ok(chosen.map(|chosen| Binding { chosen, queued_for, turn: Some(turn) }))
+    }
+
+    /// There is no replica for it now, which the controller that can bring one is to learn.
+    pub(super) fn record_miss(&self, prompt: &Prompt) {
+        self.fleet.view().expectation(prompt.model()).inspect(|expectation| expectation.record_miss(Instant::now()));
     }
 
     /// A replica that was not `tried` and where a trial may begin.

@@ -46,6 +46,7 @@ impl Dispatch {
         let prompt = timeout_at(deadline, found).await.map_err(|_| Refusal::TooSlow(self.answer_timeout))?;
         let now = Instant::now();
         let Some(chosen) = self.placer.choose(&prompt, &[], now) else {
+            self.record_miss(&prompt);
             return Err(Refusal::for_request(&self.fleet.view(), prompt.model(), prompt.path()));
         };
         let in_flight = self.placer.count_in_flight(&prompt, &chosen, now);

@@ -150,20 +150,22 @@ impl Refusal {
         let any_ready = view.replicas.iter().any(|replica| replica.is_ready());
         // An engine that loads for the first time may yet serve the model.
         let all_known = view.replicas.iter().all(|replica| replica.is_ready() || !replica.state.models.is_empty());
-        let exists = |model: &&str| view.replicas.iter().any(|replica| replica.serves(Some(model)));
+        let expectation = view.expectation(model);
+        let exists = |model: &&str| expectation.is_some() || view.replicas.iter().any(|replica| replica.serves(Some(model)));
         if let Some(model) = model.filter(|model| any_ready && all_known && !exists(model)) {
             let known: Vec<&str> = view.models().into_iter().map(|model| model.id.as_str()).collect();
             return Refusal::UnknownModel { model: model.to_owned(), known: known.join(", ") };
         }
-        if view.replicas.is_empty() {
+        if view.replicas.is_empty() && expectation.is_none() {
             let message = "no agent has attached yet: start `hostler agent --router HOST:PORT` on a node".into();
             return Refusal::NotReady { message, retry_after: UNKNOWN_RETRY_SECONDS };
         }
-        let of_interest =
-            view.replicas.iter().filter(|replica| !replica.is_ready() && (replica.state.models.is_empty() || replica.serves(model)));
-        let states: Vec<String> = of_interest.take(5).map(|replica| describe_replica(replica)).collect();
+        let of_interest = view.replicas.iter().filter(|replica| !replica.is_ready() && view.may_serve(replica, model));
+        let mut reasons: Vec<String> = of_interest.take(5).map(|replica| describe_replica(replica)).collect();
+        reasons.extend(expectation.map(|expectation| expectation.reason.to_string()));
+        let which = expectation.map(|expectation| format!(" of the model `{}`", expectation.model.id)).unwrap_or_default();
         let retry_after = retry_after(view.arrival(model, Instant::now()));
-        Refusal::NotReady { message: format!("no replica is ready: {}", states.join("; ")), retry_after }
+        Refusal::NotReady { message: format!("no replica{which} is ready: {}", reasons.join("; ")), retry_after }
     }
 }
 
@@ -181,6 +183,27 @@ fn describe_replica(replica: &Replica) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::tests::{ReplicaChange, announce, attach, fleet, ready, state};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_is_told_what_an_expected_model_waits_for_and_when_to_come_back() {
+        let fleet = fleet();
+        announce(&fleet, &[("soon", Some(45)), ("late", Some(7200)), ("one day", None), ("failing", Some(30))]).await;
+        let refusal = |model| Refusal::for_request(&fleet.view(), Some(model), "/v1/chat/completions");
+        let check = |model, replicas: &str, seconds| {
+            let words = format!("no replica of the model `{model}` is ready: {replicas}2 jobs wait: ngpus");
+            assert_eq!(refusal(model), Refusal::NotReady { message: words, retry_after: seconds });
+        };
+        check("soon", "", 45);
+        check("late", "", 60);
+        check("one day", "", UNKNOWN_RETRY_SECONDS);
+        // Nor is it unknown beside engines of other models.
+        let failing = ReplicaChange { state: Some(state(Phase::Failed, "failing")), ..ready(1) };
+        let _lane = attach(&fleet, 1, vec![ready(0), failing]).await;
+        check("soon", "", 45);
+        check("failing", "n/1 is failed; ", 30);
+        assert_eq!(refusal("other").to_string(), "The model `other` does not exist. Valid aliases: failing, late, m, one day, soon.");
+    }
 
     #[test]
     fn a_client_is_told_to_come_back_when_a_replica_is_expected() {

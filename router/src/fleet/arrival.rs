@@ -1,4 +1,4 @@
-//! When a replica that takes no requests will take them, as far as its agent has told.
+//! When a replica that takes no requests will take them, as far as its agent has told, or the controller that is to bring it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::replica_status::{Phase, ReplicaStatus};
 pub(crate) enum Arrival {
     /// Within this time, as far as can be told.
     Within(Duration),
-    /// It starts, and nobody can tell yet how long that takes.
+    /// It starts, or is to start, and nobody can tell yet how long that takes.
     Starting,
     /// Nothing says that they ever can.
     Unknown,

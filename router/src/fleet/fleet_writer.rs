@@ -10,6 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use super::agent_report::AgentReport;
 use super::directives::Directives;
+use super::expectation::{ANNOUNCEMENT_TTL, Expectations};
 use super::gone_jobs::GoneJobs;
 use super::job::Job;
 use super::local_load::LocalLoad;
@@ -68,6 +69,8 @@ pub(crate) enum FleetUpdate {
     Detached {
         attachment: u64,
     },
+    /// A controller has announced what it can bring, which replaces what it said before.
+    Announced(Expectations),
 }
 
 #[derive(Debug)]
@@ -101,6 +104,8 @@ impl Fleet {
             fleet: fleet.clone(),
             nodes: BTreeMap::new(),
             gone_jobs: GoneJobs::default(),
+            expectations: Arc::default(),
+            announced_at: started,
             started,
             last_publish: started,
             has_unpublished_loads: false,
@@ -121,6 +126,11 @@ impl Fleet {
         self.lease
     }
 
+    /// Replaces what is expected to come, for as long as an announcement counts.
+    pub(crate) async fn expect(&self, expectations: Expectations) {
+        self.update(FleetUpdate::Announced(expectations)).await;
+    }
+
     /// Queues an update, waiting while the queue is full. Does nothing once the writer has ended.
     pub(crate) async fn update(&self, update: FleetUpdate) {
         if self.updates.send(update).await.is_err() {
@@ -134,6 +144,8 @@ struct FleetWriter {
     fleet: Fleet,
     nodes: BTreeMap<Arc<str>, AttachedNode>,
     gone_jobs: GoneJobs,
+    expectations: Arc<Expectations>,
+    announced_at: Instant,
     started: Instant,
     last_publish: Instant,
     /// Some loads are in no view yet.
@@ -247,12 +259,16 @@ impl FleetWriter {
                 }
                 tracing::warn!(node = %attached.node.name, "agent lost: its replicas get no requests until it attaches again");
             }
+            FleetUpdate::Announced(expectations) => {
+                self.expectations = Arc::new(expectations.replace(&self.expectations));
+                self.announced_at = Instant::now();
+            }
         }
         true
     }
 
-    /// Marks replicas whose agent is silent and forgets nodes that stay away; `true` if anything
-    /// changed.
+    /// Marks replicas whose agent is silent, forgets nodes that stay away and what a silent controller has announced; `true` if
+    /// anything changed.
     fn check_leases(&mut self) -> bool {
         let lease = self.fleet.lease;
         let before = self.nodes.len();
@@ -264,6 +280,10 @@ impl FleetWriter {
             keep
         });
         let mut changed = self.gone_jobs.prune(Instant::now()) || self.nodes.len() != before;
+        if !self.expectations.is_empty() && self.announced_at.elapsed() > ANNOUNCEMENT_TTL {
+            tracing::warn!("the controller is silent: no model is expected any more");
+            (self.expectations, changed) = (Arc::default(), true);
+        }
         for attached in self.nodes.values_mut().filter(|attached| attached.node.is_attached && attached.last_report.elapsed() > lease) {
             for replica in attached.replicas.values_mut().filter(|replica| !replica.lease_lapsed) {
                 tracing::warn!(replica = %replica.id, "suspect: its agent has sent no report within the lease");
@@ -279,6 +299,7 @@ impl FleetWriter {
         (self.last_publish, self.has_unpublished_loads) = (Instant::now(), false);
         let mut view = FleetView::new(self.started, self.fleet.lease);
         view.gone_jobs = self.gone_jobs.shared();
+        view.expectations = self.expectations.clone();
         for attached in self.nodes.values() {
             view.nodes.push(attached.node.clone());
             view.replicas.extend(attached.replicas.values().cloned());
@@ -321,6 +342,9 @@ impl AttachedNode {
                         }
                         replica.state = Arc::new(state);
                     }
+                    if change.load.as_ref().is_some_and(|load| load.served > replica.load.served) {
+                        replica.last_request = Some(self.last_report);
+                    }
                     replica.load = change.load.unwrap_or_else(|| std::mem::take(&mut replica.load));
                     replica.report.merge(change.report);
                 }
@@ -337,6 +361,7 @@ impl AttachedNode {
         // A replica without a state is of no use; the session asks for a snapshot when one is
         // missing.
         let Some(state) = change.state else { return };
+        let has_served = change.load.as_ref().is_some_and(|load| load.served > 0);
         let replica = Replica {
             id: format!("{}/{}", self.node.name, change.index).into(),
             node: self.node.name.clone(),
@@ -347,6 +372,7 @@ impl AttachedNode {
             report: change.report,
             lease_lapsed: false,
             last_report: self.last_report,
+            last_request: has_served.then_some(self.last_report),
             local_load: Arc::<LocalLoad>::default(),
             cache: ReplicaCache::default(),
             lanes: self.lanes.clone(),

@@ -2,11 +2,12 @@
 //!
 //! `session` parses what an agent says into updates, `fleet_writer` applies them and publishes a `FleetView`; `index_writer` is to the cache
 //! index what `fleet_writer` is to the view. `local_load` is what this router itself has at a replica, `stream_moves` how
-//! its streams leave it.
+//! its streams leave it. `expectation` is what has no replica yet.
 
 mod agent_report;
 mod arrival;
 mod directives;
+mod expectation;
 mod fleet_writer;
 mod gone_jobs;
 mod index_writer;
@@ -20,6 +21,7 @@ mod view;
 
 pub(crate) use arrival::Arrival;
 pub(crate) use directives::{Directives, ReplicaOrder};
+pub(crate) use expectation::{Expectation, Expectations};
 pub(crate) use fleet_writer::Fleet;
 pub(crate) use index_writer::CacheReportQueue;
 pub(crate) use job::Job;

@@ -67,6 +67,17 @@ pub(crate) async fn report(fleet: &Fleet, attachment: u64, snapshot: bool, repli
     sleep(LOAD_PUBLISH_INTERVAL).await;
 }
 
+/// Announces these models, each expected in so many seconds.
+pub(crate) async fn announce(fleet: &Fleet, models: &[(&str, Option<u64>)]) {
+    let mut expectations = Expectations::default();
+    for (name, seconds) in models {
+        let expected_at = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        assert!(expectations.insert(Expectation::new(name, expected_at, "2 jobs wait: ngpus".into())));
+    }
+    fleet.expect(expectations).await;
+    sleep(LOAD_PUBLISH_INTERVAL).await;
+}
+
 fn candidates(fleet: &Fleet, model: Option<&str>) -> Vec<usize> {
     fleet.view().eligible(model, &[]).map(|(index, _)| index).collect()
 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::agent_report::AgentReport;
 use super::arrival::Arrival;
 use super::directives::Directives;
+use super::expectation::{Expectation, Expectations};
 use super::job::{GoneJob, Job};
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
@@ -43,6 +44,8 @@ pub(crate) struct Replica {
     pub lease_lapsed: bool,
     /// When its agent last reported, or was lost.
     pub last_report: Instant,
+    /// When its agent last reported another request, of any router.
+    pub last_request: Option<Instant>,
     pub local_load: Arc<LocalLoad>,
     pub cache: ReplicaCache,
     pub lanes: Arc<Lanes>,
@@ -149,6 +152,8 @@ pub(crate) struct FleetView {
     pub replicas: Vec<Arc<Replica>>,
     /// Jobs whose agent is gone, the oldest first.
     pub gone_jobs: Arc<[GoneJob]>,
+    /// What a controller has announced.
+    pub(super) expectations: Arc<Expectations>,
     /// When the router began; zero of `LocalLoad::avoided_until`.
     started: Instant,
     /// For how long a report counts.
@@ -157,7 +162,7 @@ pub(crate) struct FleetView {
 
 impl FleetView {
     pub(super) fn new(started: Instant, lease: Duration) -> Self {
-        Self { nodes: Vec::new(), replicas: Vec::new(), gone_jobs: Arc::default(), started, lease }
+        Self { nodes: Vec::new(), replicas: Vec::new(), gone_jobs: Arc::default(), expectations: Arc::default(), started, lease }
     }
 
     /// The replicas that a request for `model` may go to, with their index here, except those that
@@ -166,24 +171,41 @@ impl FleetView {
         self.replicas.iter().enumerate().filter(move |(_, replica)| replica.accepts(model) && !tried.contains(&replica.id))
     }
 
-    /// Whether a replica that serves `model`, or may yet, has a front-end without the route of this path, or one that may turn out to be.
+    /// What a controller has announced of `model`, whether it is there or not.
+    #[must_use]
+    pub(crate) fn expectation(&self, model: Option<&str>) -> Option<&Expectation> {
+        self.expectations.get(model?)
+    }
+
+    /// Whether a replica serves `model`, or may yet: an engine that loads for the first time has not said what it serves. For a model that is expected,
+    /// its controller speaks until a replica serves it by name.
+    #[must_use]
+    pub(crate) fn may_serve(&self, replica: &Replica, model: Option<&str>) -> bool {
+        replica.serves(model) || (replica.state.models.is_empty() && self.expectation(model).is_none())
+    }
+
+    /// Whether a replica that serves `model`, or may yet, has a front-end without the route of this path, or one that may turn out to be. Nobody knows
+    /// the front-end of a model that is only expected.
     #[must_use]
     pub(crate) fn may_lack_route(&self, model: Option<&str>, path: &str) -> bool {
         let may_serve = |replica: &Replica| replica.state.models.is_empty() || replica.serves(model);
         let may_lack =
             |replica: &Replica| !replica.has_route(path) || (replica.has_rust_front_end() && replica.state.phase != Phase::Ready);
-        self.replicas.iter().any(|replica| may_lack(replica) && may_serve(replica))
+        let is_only_expected = || self.expectation(model).is_some() && !self.replicas.iter().any(|replica| replica.serves(model));
+        self.replicas.iter().any(|replica| may_lack(replica) && may_serve(replica)) || is_only_expected()
     }
 
-    /// When a replica takes requests for `model`. An engine that loads for the first time may yet serve it.
+    /// When a replica takes requests for `model`: one that is attached, or where none of those ever will, one that is expected.
     #[must_use]
     pub(crate) fn arrival(&self, model: Option<&str>, now: Instant) -> Arrival {
-        let may_serve = |replica: &&Arc<Replica>| replica.state.models.is_empty() || replica.serves(model);
         let arrival = |replica: &Arc<Replica>| {
             let lease_left = self.lease.saturating_sub(now.saturating_duration_since(replica.last_report));
             Arrival::of_replica(&replica.state, replica.lanes.is_available(), lease_left)
         };
-        self.replicas.iter().filter(may_serve).map(arrival).min().unwrap_or(Arrival::Unknown)
+        match self.replicas.iter().filter(|replica| self.may_serve(replica, model)).map(arrival).min() {
+            None | Some(Arrival::Unknown) => self.expectation(model).map_or(Arrival::Unknown, |expectation| expectation.arrival(now)),
+            Some(attached) => attached,
+        }
     }
 
     /// Whether a replica is used only when nothing else is left: its lease has lapsed, or a request
@@ -234,9 +256,12 @@ impl FleetView {
         replica.local_load.avoided_until.store(self.millis_since_start(now + AVOIDANCE_AFTER_LOSS), Ordering::Relaxed);
     }
 
+    /// The models that replicas serve, and those that are expected.
     #[must_use]
     pub(crate) fn models(&self) -> Vec<&Model> {
-        let mut models: Vec<&Model> = self.replicas.iter().flat_map(|replica| &replica.state.models).collect();
+        let attached = self.replicas.iter().flat_map(|replica| &replica.state.models);
+        // The sort is stable: an engine's own description stays.
+        let mut models: Vec<&Model> = attached.chain(self.expectations.models()).collect();
         models.sort_by(|left, right| left.id.cmp(&right.id));
         models.dedup_by(|left, right| left.id == right.id);
         models

@@ -195,6 +195,12 @@ impl RequestQueue {
         self.waiting_count() > 0 && self.0.queues.lock().has_waiting(model.unwrap_or_default())
     }
 
+    /// Requests for a model of this name that wait.
+    #[must_use]
+    pub(crate) fn waiting_count_of(&self, model: &str) -> usize {
+        if self.waiting_count() == 0 { 0 } else { self.0.queues.lock().by_model.get(model).map_or(0, Queue::len) }
+    }
+
     /// How soon a request would be answered for which there was no replica, if one is coming and may be waited for.
     #[must_use]
     pub(crate) fn estimate_arrival(&self, prompt: &Prompt) -> Option<WaitEstimate> {
@@ -203,6 +209,7 @@ impl RequestQueue {
             let queues = &shared.queues.lock().by_model;
             queues.contains_key(name)
                 || view.replicas.iter().any(|replica| replica.serves(Some(name)))
+                || view.expectation(Some(name)).is_some()
                 || queues.len() < MAX_UNSERVED_MODELS && name.len() <= MAX_UNSERVED_NAME_BYTES
         };
         // One that only one engine can answer has nothing to wait for: another life of it could not.

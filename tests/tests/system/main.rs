@@ -12,6 +12,7 @@ mod crash_suspects;
 mod docs;
 mod drains;
 mod edge_tls;
+mod expected;
 mod failover;
 mod faults;
 mod fidelity;

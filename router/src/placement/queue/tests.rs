@@ -3,7 +3,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::*;
-use crate::fleet::tests::{LEASE, ReplicaChange, attach, ready, report, state};
+use crate::fleet::tests::{LEASE, ReplicaChange, announce, attach, ready, report, state};
 use crate::fleet::{FleetUpdate, InFlight, InFlightCost, Phase, ReplicaStatus};
 use crate::placement::prompt::tests::{exact, for_model, text};
 use crate::placement::tests::{FILES, Fixture as Placement};
@@ -281,9 +281,13 @@ impl Fixture {
 
     /// Waits for a replica that is not there: for how long, and whether one came. `None` where it may not wait.
     fn wait_for_arrival(&self) -> JoinHandle<Option<(Duration, bool)>> {
+        self.wait_for_replica(text("hello"))
+    }
+
+    fn wait_for_replica(&self, prompt: Prompt) -> JoinHandle<Option<(Duration, bool)>> {
         let (queue, since) = (self.queue.clone(), Instant::now());
         tokio::spawn(async move {
-            let prompt = Arc::new(text("hello"));
+            let prompt = Arc::new(prompt);
             let outlook = queue.estimate_arrival(&prompt)?;
             let waiting = TurnFactors { priority: 0, tenant: 0, weight: 1.0, uncached_tokens: 1, output_tokens: 0, queued_at: 0.0 };
             let (chosen, _turn) = queue.wait_for_turn(&prompt, waiting, queue.take_slot(share(0, 5)).unwrap(), outlook).await.unwrap();
@@ -342,6 +346,36 @@ async fn nobody_waits_for_a_start_that_takes_too_long_or_for_a_replica_that_is_n
     let_tasks_run().await;
     fixture.enter(Phase::Failed, None).await;
     assert!(!fails.await.unwrap().unwrap().1, "whoever waited learns at once that the start has failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_a_model_that_is_expected_and_gets_its_replica() {
+    let fixture = Fixture::start(8, LONG).await;
+    for soon in [None, Some(40)] {
+        announce(&fixture.placed.fleet, &[("new", soon)]).await;
+        let waits = fixture.wait_for_replica(for_model("new"));
+        let_tasks_run().await;
+        assert_eq!((fixture.queue.waiting_count_of("new"), fixture.queue.waiting_count_of("m")), (1, 0));
+        let attached = ReplicaChange { state: Some(state(Phase::Ready, "new")), ..ready(1) };
+        report(&fixture.placed.fleet, 1, false, vec![attached]).await;
+        assert!(waits.await.unwrap().unwrap().1);
+        report(&fixture.placed.fleet, 1, true, vec![ready(0)]).await;
+    }
+    assert!(fixture.queue.estimate_arrival(&for_model("made up")).is_none(), "what only clients name is not waited for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_a_model_that_comes_too_late_or_is_expected_no_more() {
+    let longest = Duration::from_secs(20);
+    let fixture = Fixture::start(8, longest).await;
+    announce(&fixture.placed.fleet, &[("new", Some(22))]).await;
+    assert_eq!(fixture.wait_for_replica(for_model("new")).await.unwrap(), None);
+    announce(&fixture.placed.fleet, &[("new", None)]).await;
+    let (waited, came) = fixture.wait_for_replica(for_model("new")).await.unwrap().unwrap();
+    assert!(!came && waited >= longest && waited < longest + Duration::from_secs(1), "{waited:?}");
+    // The announcement lapses 30 s after it was made.
+    let (waited, came) = fixture.wait_for_replica(for_model("new")).await.unwrap().unwrap();
+    assert!(!came && waited < Duration::from_secs(11), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]

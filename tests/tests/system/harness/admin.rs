@@ -5,7 +5,8 @@ use std::path::Path;
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExplainRequest, ListRequest, LogsRequest, LoraRequest, Node, Replica, SleepRequest, TargetRequest,
+    Cache, Decision, ExpectRequest, ExpectedModel, ExplainRequest, ListRequest, LogsRequest, LoraRequest, ModelDemand, Node, Replica,
+    SleepRequest, TargetRequest,
 };
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -94,6 +95,19 @@ impl Admin {
         let replicas = self.replicas().await.unwrap();
         let found = replicas.iter().find(|replica| replica.id == id).cloned();
         found.unwrap_or_else(|| panic!("no replica {id} in {replicas:?}"))
+    }
+
+    /// Announces a model as a controller does.
+    pub(crate) async fn expect(self, name: &str, expected_in_ms: Option<u64>, reason: &str) -> Result<(), Status> {
+        let model = ExpectedModel { names: vec![name.to_owned()], expected_in_ms, reason: reason.to_owned() };
+        let request = ExpectRequest { models: vec![model] };
+        soon("an announcement's answer", async { self.client().await?.expect(request).await.map(|_| ()) }).await
+    }
+
+    /// What clients want of a model, if it is attached or expected.
+    pub(crate) async fn demand(self, model: &str) -> Option<ModelDemand> {
+        let listed = soon("the list of demand", async { self.client().await?.list(ListRequest {}).await }).await.unwrap();
+        listed.into_inner().demand.into_iter().find(|demand| demand.model == model)
     }
 
     pub(crate) async fn drain(self, target: &str) -> Result<Vec<String>, Status> {

@@ -1,0 +1,119 @@
+//! What a controller announces, from its message to the fleet's own type. It is an operator's word, but clients read it, and it is kept.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel};
+use tokio::time::Instant;
+
+use crate::fleet::{Expectation, Expectations};
+
+/// More than any fleet has; each of them is in every list of models.
+const MAX_MODELS: usize = 256;
+
+const MAX_NAMES: usize = 8;
+
+const MAX_NAME_BYTES: usize = 256;
+
+/// A scheduler's comment on a job is a line.
+const MAX_REASON_CHARS: usize = 500;
+
+/// No job waits longer, so that what a controller says overflows no clock.
+const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What clients read where the controller gives no reason.
+const NO_REASON: &str = "one is expected";
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum AnnouncementError {
+    #[error("{0} models are announced: announce at most {MAX_MODELS}")]
+    TooManyModels(usize),
+    #[error("a model is announced by {0} names: give it 1 to {MAX_NAMES}")]
+    NameCount(usize),
+    #[error("the name {0:?} is no model's: use 1 to {MAX_NAME_BYTES} bytes without control characters")]
+    InvalidName(String),
+    #[error("the name {0:?} is announced twice: give it to one model")]
+    SameName(String),
+}
+
+/// Reads an announcement that came `now`.
+pub(super) fn parse_announcement(request: &ExpectRequest, now: Instant) -> Result<Expectations, AnnouncementError> {
+    if request.models.len() > MAX_MODELS {
+        return Err(AnnouncementError::TooManyModels(request.models.len()));
+    }
+    let mut expectations = Expectations::default();
+    for ExpectedModel { names, expected_in_ms, reason } in &request.models {
+        if !(1..=MAX_NAMES).contains(&names.len()) {
+            return Err(AnnouncementError::NameCount(names.len()));
+        }
+        let expected_at = expected_in_ms.map(|left| now + Duration::from_millis(left).min(MAX_WAIT));
+        let reason = one_line(reason);
+        for name in names {
+            if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+                return Err(AnnouncementError::InvalidName(name.chars().take(MAX_NAME_BYTES).collect()));
+            }
+            if !expectations.insert(Expectation::new(name, expected_at, reason.clone())) {
+                return Err(AnnouncementError::SameName(name.clone()));
+            }
+        }
+    }
+    Ok(expectations)
+}
+
+fn one_line(reason: &str) -> Arc<str> {
+    let words = if reason.trim().is_empty() { NO_REASON } else { reason.trim() };
+    words.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(MAX_REASON_CHARS).collect::<String>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(names: &[&str], reason: &str) -> ExpectedModel {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        ExpectedModel { names, expected_in_ms: Some(2000), reason: reason.to_owned() }
+    }
+
+    fn parse(models: Vec<ExpectedModel>) -> Result<Expectations, AnnouncementError> {
+        parse_announcement(&ExpectRequest { models }, Instant::now())
+    }
+
+    #[test]
+    fn each_name_of_a_model_is_expected_for_the_same_reason_in_one_line() {
+        let now = Instant::now();
+        let models = vec![model(&["a", "a-large"], " 2 jobs wait:\nngpus "), model(&["b"], &"é".repeat(600)), model(&["c"], "")];
+        let known = parse_announcement(&ExpectRequest { models }, now).unwrap();
+        for (name, reason) in [("a", "2 jobs wait: ngpus"), ("a-large", "2 jobs wait: ngpus"), ("b", &*"é".repeat(500)), ("c", NO_REASON)]
+        {
+            let expectation = known.get(name).unwrap();
+            assert_eq!((&*expectation.reason, expectation.expected_at), (reason, Some(now + Duration::from_secs(2))));
+        }
+    }
+
+    #[test]
+    fn a_time_that_no_clock_has_is_bounded() {
+        let now = Instant::now();
+        let forever = ExpectedModel { expected_in_ms: Some(u64::MAX), ..model(&["a"], "") };
+        let known = parse_announcement(&ExpectRequest { models: vec![forever] }, now).unwrap();
+        assert_eq!(known.get("a").unwrap().expected_at, Some(now + MAX_WAIT));
+    }
+
+    #[test]
+    fn an_announcement_beyond_the_bounds_is_refused_whole() {
+        use AnnouncementError::{InvalidName, NameCount, SameName, TooManyModels};
+        let numbered = |count: usize| (0..count).map(|number| model(&[&number.to_string()], "")).collect::<Vec<_>>();
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
+        for (models, error) in [
+            (numbered(MAX_MODELS + 1), TooManyModels(MAX_MODELS + 1)),
+            (vec![model(&[], "")], NameCount(0)),
+            (vec![model(&["a"; MAX_NAMES + 1], "")], NameCount(MAX_NAMES + 1)),
+            (vec![model(&[""], "")], InvalidName(String::new())),
+            (vec![model(&["a\nb"], "")], InvalidName("a\nb".into())),
+            (vec![model(&[&long], "")], InvalidName("x".repeat(MAX_NAME_BYTES))),
+            (vec![model(&["a"], ""), model(&["b", "a"], "")], SameName("a".into())),
+        ] {
+            assert_eq!(parse(models).unwrap_err(), error);
+        }
+        assert!(parse(numbered(MAX_MODELS)).is_ok());
+    }
+}
