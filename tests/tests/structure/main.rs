@@ -56,7 +56,7 @@ fn messages_between_agents_and_routers_are_named_only_where_they_are_read_and_wr
 
 #[test]
 fn what_decides_never_mentions_tokio() {
-    let pure = |krate: &Crate| ["placement", "prompt"].contains(&krate.name.as_str());
+    let pure = |krate: &Crate| ["cluster", "placement", "prompt"].contains(&krate.name.as_str());
     let mut found = Vec::new();
     for krate in production_crates() {
         let modules = krate

@@ -1,0 +1,30 @@
+//! What a site's batch jobs need: one field each, documented here and nowhere else. `hostler init --site` fills them in.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The settings of the fleet's batch jobs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClusterConfig {
+    /// Which scheduler the fleet's jobs are submitted to: `pbs` or `slurm`; empty means the one whose commands this host has.
+    pub scheduler: String,
+    /// Whose time jobs are charged to; empty where the site does not ask.
+    pub account: String,
+    /// The queue, or Slurm's partition; empty means the site's default.
+    pub queue: String,
+    /// What each job, which is one node, gets. For PBS the chunk to select, such as `1:ncpus=16:ngpus=4`; for Slurm words for `sbatch`, such as
+    /// `--gpus-per-node=4 --cpus-per-task=16`.
+    pub resources: String,
+    /// Further words for `qsub` or `sbatch`, unchanged, such as `-l` and `filesystems=home:eagle`.
+    pub options: Vec<String>,
+    /// Lines for a login shell before the agent starts, such as `module load cuda` or `. ~/vllm/bin/activate`.
+    pub setup: Vec<String>,
+    /// The name by which compute nodes reach the host where the controller and its router run; empty means this host's own.
+    pub router_host: String,
+    /// Where the fleet's state is kept: what is wanted, the endpoint, the jobs' logs. Compute nodes have to see it too. Empty means
+    /// `$XDG_STATE_HOME/hostler/fleet`, else `~/.local/state/hostler/fleet`.
+    pub state_dir: PathBuf,
+}

@@ -1,0 +1,258 @@
+//! The folder of a fleet's state, on a file system that login and compute nodes share. Whoever changes what is wanted writes `fleet.toml`; all else is
+//! the controller's. Files are replaced whole, so that readers without a lock see one state or the other.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hostler_cluster::{FleetEntry, Memory};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::ClusterConfig;
+use crate::status::FleetStatus;
+
+/// How long a change of the entries by another command may take.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+const LOCK_RETRY: Duration = Duration::from_millis(50);
+
+/// Why the folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    #[error("there is no home folder to keep the fleet's state in: set cluster.state_dir")]
+    NoHome,
+    #[error("others may read or change {} (owner {owner}, mode {mode:o}): `chmod 700` it, or choose another folder with cluster.state_dir", path.display())]
+    Open { path: PathBuf, owner: u32, mode: u32 },
+    #[error("cannot {what} {}: {source}", path.display())]
+    File { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{} is not what Hostler wrote: {message}", path.display())]
+    Unreadable { path: PathBuf, message: String },
+    #[error("another command changes {}: try again", path.display())]
+    Busy { path: PathBuf },
+}
+
+/// Where clients and operators reach the fleet. It holds no secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// The host on which the controller and its router run.
+    pub host: String,
+    pub pid: u32,
+    /// `http://localhost:PORT`, for that host alone.
+    pub edge: String,
+    /// The operators' socket, on that host.
+    pub operators_socket: PathBuf,
+    /// What agents dial, as `HOST:PORT`.
+    pub agents: String,
+    /// Address of the admin listener, `127.0.0.1:PORT`.
+    pub admin: String,
+    /// The file with the user's key, 0600.
+    pub key_file: PathBuf,
+}
+
+/// What is wanted, as it is written.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FleetFile {
+    #[serde(default, rename = "model")]
+    entries: Vec<FleetEntry>,
+}
+
+/// The folder, which is its user's alone.
+#[derive(Debug, Clone)]
+pub struct FleetFolder {
+    path: PathBuf,
+}
+
+impl FleetFolder {
+    /// The folder that the settings name; it is made where it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made, or others can change it.
+    pub fn open(config: &ClusterConfig) -> Result<Self, FolderError> {
+        let path = if config.state_dir.as_os_str().is_empty() {
+            hostler_boot::home::state_dir().ok_or(FolderError::NoHome)?.join("hostler/fleet")
+        } else {
+            config.state_dir.clone()
+        };
+        Self::at(&path)
+    }
+
+    /// The folder at a path.
+    ///
+    /// # Errors
+    /// As for `open`.
+    pub fn at(path: &Path) -> Result<Self, FolderError> {
+        let failed = |what, source| FolderError::File { what, path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(|source| failed("find", source))?;
+        for folder in [path.clone(), path.join("jobs"), path.join("memory")] {
+            DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|source| failed("make", source))?;
+        }
+        let found = fs::metadata(&path).map_err(|source| failed("look at", source))?;
+        if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
+            return Err(FolderError::Open { path, owner: found.uid(), mode: found.mode() & 0o7777 });
+        }
+        Ok(Self { path })
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the scheduler writes what jobs print.
+    #[must_use]
+    pub fn job_logs(&self) -> PathBuf {
+        self.path.join("jobs")
+    }
+
+    /// What the controller logs.
+    #[must_use]
+    pub fn controller_log(&self) -> PathBuf {
+        self.path.join("controller.log")
+    }
+
+    /// The token by which the fleet's jobs join.
+    #[must_use]
+    pub fn join_token(&self) -> PathBuf {
+        self.path.join("join-token")
+    }
+
+    /// What is wanted.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or an entry is wrong.
+    pub fn entries(&self) -> Result<Vec<FleetEntry>, FolderError> {
+        let path = self.path.join("fleet.toml");
+        let Some(text) = read(&path)? else { return Ok(Vec::new()) };
+        let file: FleetFile = toml::from_str(&text).map_err(|error| FolderError::Unreadable { path, message: error.to_string() })?;
+        Ok(file.entries)
+    }
+
+    /// Changes what is wanted, while no other command does.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written, or another command has it for too long.
+    pub fn change_entries<T>(&self, change: impl FnOnce(&mut Vec<FleetEntry>) -> T) -> Result<T, FolderError> {
+        let _lock = self.lock("fleet.lock", LOCK_TIMEOUT)?;
+        let mut entries = self.entries()?;
+        let result = change(&mut entries);
+        let path = self.path.join("fleet.toml");
+        let text = toml::to_string_pretty(&FleetFile { entries })
+            .map_err(|error| FolderError::Unreadable { path: path.clone(), message: error.to_string() })?;
+        self.replace(&path, text.as_bytes())?;
+        Ok(result)
+    }
+
+    /// Holds the place of the only controller, until the file is closed in each process that has it. So a submission whose controller has died keeps
+    /// the next one from reading a list in which it is missing.
+    ///
+    /// # Errors
+    /// `Busy` when another one holds it for longer than `patience`.
+    pub fn lock_controller(&self, patience: Duration) -> Result<File, FolderError> {
+        self.lock("controller.lock", patience)
+    }
+
+    /// Where the fleet is reached; `None` where no controller runs.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn endpoint(&self) -> Result<Option<Endpoint>, FolderError> {
+        self.read_json("endpoint.json")
+    }
+
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_endpoint(&self, endpoint: &Endpoint) -> Result<(), FolderError> {
+        self.write_json("endpoint.json", endpoint)
+    }
+
+    /// # Errors
+    /// When the file cannot be removed.
+    pub fn remove_endpoint(&self) -> Result<(), FolderError> {
+        let path = self.path.join("endpoint.json");
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => Err(FolderError::File { what: "remove", path, source }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the controller saw last; `None` before its first step.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn status(&self) -> Result<Option<FleetStatus>, FolderError> {
+        self.read_json("status.json")
+    }
+
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_status(&self, status: &FleetStatus) -> Result<(), FolderError> {
+        self.write_json("status.json", status)
+    }
+
+    /// What the controller remembers of an entry; `None` where it has none.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn memory(&self, entry: &str) -> Result<Option<Memory>, FolderError> {
+        self.read_json(&format!("memory/{entry}.json"))
+    }
+
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_memory(&self, entry: &str, memory: &Memory) -> Result<(), FolderError> {
+        self.write_json(&format!("memory/{entry}.json"), memory)
+    }
+
+    fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, FolderError> {
+        let path = self.path.join(name);
+        let Some(text) = read(&path)? else { return Ok(None) };
+        serde_json::from_str(&text).map(Some).map_err(|error| FolderError::Unreadable { path, message: error.to_string() })
+    }
+
+    fn write_json<T: Serialize>(&self, name: &str, value: &T) -> Result<(), FolderError> {
+        let path = self.path.join(name);
+        let text =
+            serde_json::to_vec_pretty(value).map_err(|error| FolderError::Unreadable { path: path.clone(), message: error.to_string() })?;
+        self.replace(&path, &text)
+    }
+
+    /// Writes a file of mode 0600 whole: beside it, then in its place.
+    fn replace(&self, path: &Path, content: &[u8]) -> Result<(), FolderError> {
+        let failed = |source| FolderError::File { what: "write", path: path.to_owned(), source };
+        let mut file = tempfile::NamedTempFile::new_in(&self.path).map_err(failed)?;
+        file.write_all(content).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
+        file.persist(path).map_err(|error| failed(error.error))?;
+        Ok(())
+    }
+
+    fn lock(&self, name: &str, patience: Duration) -> Result<File, FolderError> {
+        let path = self.path.join(name);
+        let failed = |source| FolderError::File { what: "lock", path: path.clone(), source };
+        let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
+        let mut tries = patience.as_millis() / LOCK_RETRY.as_millis();
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(rustix::io::Errno::WOULDBLOCK) if tries > 0 => std::thread::sleep(LOCK_RETRY),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(FolderError::Busy { path }),
+                Err(errno) => return Err(failed(errno.into())),
+            }
+            tries -= 1;
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>, FolderError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(FolderError::File { what: "read", path: path.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

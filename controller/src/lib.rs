@@ -1,0 +1,10 @@
+//! The controller: keeps the size of a fleet whose nodes are batch jobs. `hostler controller` runs it beside a router, whose operators' calls it uses.
+//! The decisions are crate `cluster`'s, the schedulers' commands crate `scheduler`'s.
+
+mod config;
+mod folder;
+mod status;
+
+pub use config::ClusterConfig;
+pub use folder::{Endpoint, FleetFolder, FolderError};
+pub use status::{EntryStatus, FleetStatus, JobStatus};
