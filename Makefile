@@ -3,9 +3,10 @@
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 SECONDS ?= 600
+PROFILE ?= release
 SEEDS ?= $(if $(SEED),1,500)
 
-.PHONY: run test build lint docs program contract smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates simulation guard scale ci ci-full
+.PHONY: run test build dist dist-test lint docs program contract smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates simulation guard scale ci ci-full
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -19,6 +20,14 @@ test:
 ## The program as it is installed: target/release/hostler.
 build:
 	cargo build --release --locked --package hostler
+
+## What users install, in target/dist: a wheel and a tarball, for x86-64 Linux with glibc 2.17 or newer. PROFILE=gates builds faster.
+dist:
+	dist/build.sh $(PROFILE)
+
+## Those two installed, on this host and in a Debian 11, and a request served by each. The latter needs root and debootstrap.
+dist-test:
+	tests/dist/run.sh
 
 ## Formatting, lints, licences and spelling, as CI checks them.
 lint:
