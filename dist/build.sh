@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds what users install, in target/dist: a wheel, and a tarball with the wheel's very program, its man pages, completions and documents. The
-# program runs on x86-64 with glibc 2.17 and newer (decision 24). Takes the cargo profile, `release` if none is named.
+# program runs on x86-64 with glibc 2.17 and newer (decision 26). Takes the cargo profile, `release` if none is named.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
