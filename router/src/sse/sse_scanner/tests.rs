@@ -179,7 +179,9 @@ fn the_words_of_a_dead_core_are_known_and_nobody_can_put_them_into_another_error
     assert!(!is_engine_death(br#"{"error":{"message":"maximum recursion depth exceeded","code":500}}"#));
     let of_messages = |message: &str| {
         let pydantic = "2 validation errors for ChatCompletionStreamResponse\\nmodel\\n  Field required [type=missing, input_value=";
-        format!("event: error\ndata: {{\"type\":\"error\",\"error\":{{\"type\":\"internal_error\",\"message\":\"{pydantic}{message}\"}}}}\n\n")
+        format!(
+            "event: error\ndata: {{\"type\":\"error\",\"error\":{{\"type\":\"internal_error\",\"message\":\"{pydantic}{message}\"}}}}\n\n"
+        )
     };
     let shown = "{'error': {'message': 'En...am': None, 'code': 500}}, input_type=dict]";
     assert!(is_engine_death(of_messages(shown).as_bytes()));
