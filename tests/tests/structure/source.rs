@@ -9,7 +9,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 /// The crates that users run, and what they consist of. The folder is the crate's name.
-const CRATES: [&str; 12] = ["agent", "bench", "boot", "cli", "http1", "placement", "prompt", "proto", "router", "sim", "simulate", "tls"];
+const CRATES: [&str; 13] =
+    ["agent", "batch", "bench", "boot", "cli", "http1", "placement", "prompt", "proto", "router", "sim", "simulate", "tls"];
 
 pub(crate) struct Crate {
     pub(crate) name: String,
