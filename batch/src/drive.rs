@@ -165,6 +165,7 @@ impl Drive {
             }
         };
         tokio::pin!(is_over);
+        let mut is_stopping = false;
         loop {
             while !shutdown.is_draining() && self.running.len() < self.concurrency && self.start_next()? {}
             tokio::select! {
@@ -173,6 +174,11 @@ impl Drive {
                     None => break,
                 },
                 _ = ticks.tick() => progress.show(&self.progress(begun.elapsed())),
+                () = shutdown.wait_drain(), if !is_stopping => {
+                    is_stopping = true;
+                    let grace = humantime::format_duration(grace);
+                    progress.tell(&format!("stopping: answers on their way have {grace}; a second signal stops at once"));
+                }
                 () = &mut is_over => break,
             }
         }

@@ -55,7 +55,7 @@ impl ProgressWriter {
             (true, _) => Look::Quiet,
             (false, false) => Look::Plain { due: FIRST_LINE },
             (false, true) => {
-                let style = ProgressStyle::with_template("{bar:20} {wide_msg}").expect("the template is sound");
+                let style = ProgressStyle::with_template("{bar:10} {wide_msg}").expect("the template is sound");
                 Look::Terminal(ProgressBar::new(0).with_style(style))
             }
         };
@@ -88,10 +88,10 @@ impl ProgressWriter {
         }
     }
 
-    /// Leaves the bar, when all is over.
+    /// Removes the bar, when all is over.
     pub(crate) fn end(&self) {
         if let Look::Terminal(bar) = &self.look {
-            bar.abandon();
+            bar.finish_and_clear();
         }
     }
 }
@@ -139,7 +139,7 @@ fn line(progress: &Progress, rates: &RateWindow) -> String {
         }
     }
     if *waiting > 0 {
-        let _ = write!(line, "; {waiting} are tried again later: {reason}");
+        let _ = write!(line, "; {waiting} retry later: {reason}");
     }
     line
 }

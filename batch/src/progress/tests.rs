@@ -24,7 +24,7 @@ fn a_fleet_that_is_away_is_said_so() {
     let mut rates = RateWindow::default();
     rates.add(&at(0, 10, 0));
     let away = Progress { waiting: 16, reason: "Connection refused".to_owned(), failed: 2, ..at(30, 10, 0) };
-    assert_eq!(line(&away, &rates), "10 of 1000 done, 2 failed, 0 tokens/s; 16 are tried again later: Connection refused");
+    assert_eq!(line(&away, &rates), "10 of 1000 done, 2 failed, 0 tokens/s; 16 retry later: Connection refused");
 }
 
 #[test]

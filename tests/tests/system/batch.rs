@@ -152,6 +152,7 @@ async fn one_process_writes_an_output_and_a_signal_lets_answers_on_their_way_com
     assert!(second.stderr().contains("another process writes"), "{}", second.stderr());
     first.signal(Signal::TERM);
     assert_eq!(first.ended().await.code(), Some(4));
+    assert!(first.stderr().contains("stopping: answers on their way have 20s"), "{}", first.stderr());
     let answered = batch.journaled();
     let said = format!("stopped with {answered} of 500 requests answered");
     assert!(first.stderr().contains(&said) && first.stderr().contains("the same command goes on"), "{said}: {}", first.stderr());
@@ -169,7 +170,7 @@ async fn a_batch_whose_target_is_not_there_yet_waits_and_says_so() {
     let mut waiting = batch.start("batch", &[]);
     until("the batch waits", async || {
         let said = waiting.stderr();
-        if said.contains("5 are tried again later: No such file") { Ok(()) } else { Err(said) }
+        if said.contains("5 retry later: No such file") { Ok(()) } else { Err(said) }
     })
     .await;
     std::os::unix::fs::symlink(fleet.replica("n0/0").await.socket, &socket).unwrap();
