@@ -1,5 +1,6 @@
 //! One client: a connection that is kept open, and one request at a time on it. There is no task for the connection: the task that waits for the
-//! answer reads it from the socket, so that an event costs one wake. Conversations of the `drive` and the `fleet`'s metrics go through it.
+//! answer reads it from the socket, so that an event costs one wake. Conversations of the `drive`, the `fleet`'s metrics and the requests of
+//! `hostler batch` go through it.
 
 mod open;
 
@@ -7,15 +8,16 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hostler_http1::Stream;
+use hostler_http1::{Header, Stream};
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use rustix::net::sockopt;
 use thiserror::Error;
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::events::{EventScanner, Reply, Usage};
 use crate::sample::Outcome;
-use crate::target::Place;
+use crate::target::{Place, Target};
 use open::Open;
 
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,8 +30,16 @@ const CLOSE_DETECTION_TIME: Duration = Duration::from_secs(1);
 /// megabytes.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
+/// When a silent connection is first asked whether its other end still lives, how often it is asked
+/// again, and after how many questions without an answer it counts as lost. An answer may take
+/// hours, and a host that dies says nothing.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 6;
+
+/// Why a request has no answer.
 #[derive(Debug, Error)]
-pub(crate) enum ClientError {
+pub enum ClientError {
     #[error(transparent)]
     Connect(std::io::Error),
     #[error("no connection within 10 s")]
@@ -44,13 +54,24 @@ pub(crate) enum ClientError {
     Status(StatusCode),
 }
 
+/// A request.
 #[derive(Debug, Clone)]
-pub(crate) struct Call {
-    pub(crate) method: Method,
-    pub(crate) path: String,
+pub struct Call {
+    pub method: Method,
+    pub path: String,
     /// The whole value of `authorization`.
-    pub(crate) key: Option<HeaderValue>,
-    pub(crate) body: Bytes,
+    pub key: Option<HeaderValue>,
+    /// Further headers.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    pub body: Bytes,
+}
+
+/// An answer that was read to its end.
+#[derive(Debug, Clone)]
+pub struct WholeAnswer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
 }
 
 /// How an answer is to be read.
@@ -76,7 +97,8 @@ pub(crate) struct Answer {
     pub(crate) text: String,
 }
 
-pub(crate) struct Client {
+/// A connection to a target, made when it is needed.
+pub struct Client {
     place: Place,
     /// The connection, if an answer has been read from it to its end.
     open: Option<Open>,
@@ -88,6 +110,12 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn new(place: Place) -> Self {
         Self { place, open: None, gaps: Vec::new() }
+    }
+
+    /// A client of this target.
+    #[must_use]
+    pub fn to(target: &Target) -> Self {
+        Self::new(target.place.clone())
     }
 
     /// Sends one request and reads its answer. Calls `arrived` with each number of events with text
@@ -104,18 +132,27 @@ impl Client {
     }
 
     pub(crate) async fn get(&mut self, path: &str, key: Option<HeaderValue>, most: Duration) -> Result<Bytes, ClientError> {
-        let call = Call { method: Method::GET, path: path.to_owned(), key, body: Bytes::new() };
-        let getting = async {
-            let (status, mut open) = self.send(&call).await?;
-            let body = whole(&mut open).await?;
+        let call = Call { method: Method::GET, path: path.to_owned(), key, headers: Vec::new(), body: Bytes::new() };
+        let answer = self.fetch(&call, most).await?;
+        if answer.status == StatusCode::OK { Ok(answer.body) } else { Err(ClientError::Status(answer.status)) }
+    }
+
+    /// Sends one request and reads its answer whole, whatever its status is.
+    ///
+    /// # Errors
+    /// When there is no whole answer within `most`.
+    pub async fn fetch(&mut self, call: &Call, most: Duration) -> Result<WholeAnswer, ClientError> {
+        let fetching = async {
+            let (status, headers, mut open) = self.send(call, copy_headers).await?;
+            let body = whole(&mut open).await?.into();
             self.open = Some(open);
-            if status == StatusCode::OK { Ok(body.into()) } else { Err(ClientError::Status(status)) }
+            Ok(WholeAnswer { status, headers, body })
         };
-        tokio::time::timeout(most, getting).await.unwrap_or(Err(ClientError::AnswerTimeout(most)))
+        tokio::time::timeout(most, fetching).await.unwrap_or(Err(ClientError::AnswerTimeout(most)))
     }
 
     async fn exchange(&mut self, call: Call, reading: ReadOptions, answer: &mut Answer, arrived: impl Fn(u32, bool)) -> Outcome {
-        let (status, mut open) = match self.send(&call).await {
+        let (status, (), mut open) = match self.send(&call, |_| ()).await {
             Ok(answered) => answered,
             Err(ClientError::Connect(_) | ClientError::ConnectTimeout) => return Outcome::Unreachable,
             Err(_) => return Outcome::Broken,
@@ -143,19 +180,24 @@ impl Client {
     }
 
     /// Sends a request. A target may close a kept connection at any time; then a new one is made.
-    async fn send(&mut self, call: &Call) -> Result<(StatusCode, Open), ClientError> {
+    /// Of the answer's headers, `keep` keeps what is wanted.
+    async fn send<H>(&mut self, call: &Call, keep: impl Fn(&[Header<'_>]) -> H) -> Result<(StatusCode, H, Open), ClientError> {
         let head = self.head(call);
         if let Some(mut open) = self.open.take()
             && open.is_free()
         {
             let asked = Instant::now();
-            match open.ask(head.clone(), call.body.clone()).await {
+            match open.ask(head.clone(), call.body.clone(), &keep).await {
                 Err(_) if open.is_silent() && asked.elapsed() < CLOSE_DETECTION_TIME => {}
-                asked => return Ok((asked?, open)),
+                asked => {
+                    let (status, kept) = asked?;
+                    return Ok((status, kept, open));
+                }
             }
         }
         let mut open = tokio::time::timeout(CONNECT_TIMEOUT, connect(&self.place)).await.unwrap_or(Err(ClientError::ConnectTimeout))?;
-        Ok((open.ask(head, call.body.clone()).await?, open))
+        let (status, kept) = open.ask(head, call.body.clone(), &keep).await?;
+        Ok((status, kept, open))
     }
 
     /// The head of a request. The types of its parts prove that they contain no line breaks.
@@ -171,6 +213,9 @@ impl Client {
         add(&[host.as_ref().map_or(b"localhost", HeaderValue::as_bytes), b"\r\n"]);
         if let Some(key) = &call.key {
             add(&[b"authorization: ", key.as_bytes(), b"\r\n"]);
+        }
+        for (name, value) in &call.headers {
+            add(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
         }
         if call.method == Method::POST {
             let _ = write!(head, "content-type: application/json\r\ncontent-length: {}\r\n", call.body.len());
@@ -213,12 +258,26 @@ async fn connect(place: &Place) -> Result<Open, ClientError> {
     let stream = match place {
         Place::Tcp(authority) => {
             let stream = TcpStream::connect(authority).await.map_err(ClientError::Connect)?;
-            stream.set_nodelay(true).map_err(ClientError::Connect)?;
+            configure(&stream).map_err(ClientError::Connect)?;
             Stream::Tcp(stream)
         }
         Place::Unix(path) => Stream::Unix(UnixStream::connect(path).await.map_err(ClientError::Connect)?),
     };
     Ok(Open::new(stream))
+}
+
+/// Sends small messages at once, and notices a host that has died.
+fn configure(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
+}
+
+fn copy_headers(headers: &[Header<'_>]) -> HeaderMap {
+    let parse = |header: &Header<'_>| Some((HeaderName::try_from(header.name).ok()?, HeaderValue::from_bytes(header.value).ok()?));
+    headers.iter().filter_map(parse).collect()
 }
 
 async fn whole(open: &mut Open) -> Result<Vec<u8>, ClientError> {

@@ -19,6 +19,7 @@ mod target;
 pub mod workload;
 
 pub use args::{Api, BenchArgs, CommonArgs};
+pub use client::{Call, Client, ClientError, WholeAnswer};
 pub use drive::run;
 pub use error::Error;
 pub use target::Target;

@@ -31,6 +31,12 @@ impl Target {
         Self::parse(text, "/metrics")
     }
 
+    /// The path before `/chat/completions`, without a slash at its end.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Its own page of metrics, where engines and routers usually have it.
     pub(crate) fn metrics(&self) -> Self {
         Self { text: format!("{}/metrics", self.place), place: self.place.clone(), path: "/metrics".to_owned() }

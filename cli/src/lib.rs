@@ -3,6 +3,7 @@
 mod admin;
 mod advise;
 mod agent;
+mod batch;
 mod bench;
 mod docs;
 mod drain;
@@ -28,6 +29,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use hostler_agent::AgentError;
+use hostler_batch::BatchError;
 use hostler_router::RouterConfig;
 
 use settings::CommandFlags;
@@ -91,6 +93,9 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Measure an OpenAI endpoint, or several beside each other under the same load.
     Bench(hostler_bench::BenchArgs),
+    /// Send a file of requests at low priority and write their answers to another; goes on where it was killed.
+    #[command(after_help = hostler_batch::EXIT_CODES)]
+    Batch(hostler_batch::BatchArgs),
     /// The simulated engine.
     #[command(subcommand)]
     Sim(sim::Sim),
@@ -138,9 +143,11 @@ pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     }
 }
 
-/// How an agent ended is told by its exit code; every other error is 1, and a wrong command line 2, by clap.
+/// How an agent or a batch ended is told by its exit code; every other error is 1, and a wrong command line 2, by clap.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    error.downcast_ref::<AgentError>().map_or(ExitCode::FAILURE, |error| error.exit_code().into())
+    let of_agent = error.downcast_ref::<AgentError>().map(AgentError::exit_code);
+    let of_batch = error.downcast_ref::<BatchError>().map(BatchError::exit_code);
+    of_agent.or(of_batch).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// The command line, with a flag for each setting.
@@ -193,6 +200,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
         Command::Bench(args) => runtime.block_on(bench::bench(&args)),
+        Command::Batch(args) => runtime.block_on(batch::batch(&args)),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Check { file: named } => settings::check(named.or(file).as_deref()),

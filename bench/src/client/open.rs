@@ -6,7 +6,7 @@ use std::io::IoSlice;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use hostler_http1::{BodyFraming, Connection, Framing, HttpError, Stream};
+use hostler_http1::{BodyFraming, Connection, Framing, Header, HttpError, Stream};
 use http::StatusCode;
 
 /// An open connection. Dropping it closes it, and the target stops answering.
@@ -37,19 +37,26 @@ impl Open {
         self.connection.bytes_read() == self.heard_before
     }
 
-    /// Sends a request; its answer may begin before all of it has been sent.
-    pub(super) async fn ask(&mut self, head: Bytes, body: Bytes) -> Result<StatusCode, HttpError> {
+    /// Sends a request; its answer may begin before all of it has been sent. Of the answer's headers,
+    /// `keep` keeps what is wanted.
+    pub(super) async fn ask<H>(
+        &mut self,
+        head: Bytes,
+        body: Bytes,
+        keep: impl Fn(&[Header<'_>]) -> H,
+    ) -> Result<(StatusCode, H), HttpError> {
         self.unsent = [head, body];
         self.heard_before = self.connection.bytes_read();
-        let (status, body) = poll_fn(|context| {
+        let ((status, kept), body) = poll_fn(|context| {
             self.send(context);
-            self.connection.poll_head(context, false, |status, _| status)
+            self.connection.poll_head(context, false, |status, headers| (status, keep(headers)))
         })
         .await?;
         // A target that answered before it had all of the request may or may not close the
         // connection.
         self.body = BodyFraming { keeps_alive: self.body.keeps_alive && body.keeps_alive, ..body };
-        StatusCode::from_u16(status).map_err(|_| HttpError::Malformed("its status is none"))
+        let status = StatusCode::from_u16(status).map_err(|_| HttpError::Malformed("its status is none"))?;
+        Ok((status, kept))
     }
 
     /// Waits for the next piece of the answer and calls `look` with it; `None` after the last.

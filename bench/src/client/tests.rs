@@ -49,7 +49,7 @@ impl Target {
     }
 
     async fn ask(&mut self) -> Answer {
-        let call = Call { method: Method::POST, path: "/v1/x".to_owned(), key: None, body: Bytes::from_static(b"{}") };
+        let call = Call { method: Method::POST, path: "/v1/x".to_owned(), key: None, headers: Vec::new(), body: Bytes::from_static(b"{}") };
         self.client.ask(call, ReadOptions { stream: true, keep_text: true, timeout: LONG }, |_, _| {}).await
     }
 
@@ -160,9 +160,21 @@ async fn a_target_may_refuse_a_request_that_it_does_not_read() {
         stream.write_all(b"HTTP/1.1 413 Large\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
         stream
     });
-    let call = Call { method: Method::POST, path: "/".to_owned(), key: None, body: vec![b'x'; 32 << 20].into() };
+    let call = Call { method: Method::POST, path: "/".to_owned(), key: None, headers: Vec::new(), body: vec![b'x'; 32 << 20].into() };
     let answer = client.ask(call, ReadOptions { stream: true, keep_text: false, timeout: LONG }, |_, _| {}).await;
     assert_eq!(answer.outcome, Outcome::Status(413));
     assert!(client.open.is_some_and(|mut open| !open.is_free()), "the target waits for the rest");
     drop(target);
+}
+
+#[tokio::test]
+async fn a_whole_answer_has_its_headers_and_the_request_had_its_own() {
+    let refused = "HTTP/1.1 429 Full\r\nretry-after: 7\r\nX-Hostler-Id: 0a\r\ncontent-length: 2\r\n\r\nno".to_owned();
+    let mut target = Target::saying(vec![vec![refused]]).await;
+    let headers = vec![(HeaderName::from_static("x-hostler-priority"), HeaderValue::from(100))];
+    let call = Call { method: Method::POST, path: "/v1/x".to_owned(), key: None, headers, body: Bytes::from_static(b"{}") };
+    let answer = target.client.fetch(&call, LONG).await.unwrap();
+    assert_eq!((answer.status.as_u16(), &answer.body[..]), (429, &b"no"[..]));
+    assert_eq!((&answer.headers["retry-after"], &answer.headers["x-hostler-id"]), (&"7".parse().unwrap(), &"0a".parse().unwrap()));
+    assert!(target.heard.lock()[0].contains("\r\nx-hostler-priority: 100\r\n"), "{:?}", target.heard.lock());
 }

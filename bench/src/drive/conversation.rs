@@ -95,6 +95,7 @@ impl LoadContext {
             method: Method::POST,
             path: format!("{}{}", target.path, form.api.path()),
             key: key.clone(),
+            headers: Vec::new(),
             body: Bytes::from(body(form, session, answers.len(), answers)),
         };
         let reading = ReadOptions { stream: form.stream, keep_text: answers.len() + 1 < session.turns.len(), timeout: *request_timeout };

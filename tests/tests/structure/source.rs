@@ -9,7 +9,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 /// The crates that users run, and what they consist of. The folder is the crate's name.
-const CRATES: [&str; 15] = [
+const CRATES: [&str; 16] = [
     "agent",
     "bench",
     "boot",

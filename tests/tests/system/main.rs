@@ -4,6 +4,7 @@
 
 mod access;
 mod admission;
+mod batch;
 mod bench;
 mod billing;
 mod bodies;

@@ -1,0 +1,75 @@
+//! Files of requests, right and wrong.
+
+use std::io::Write as _;
+
+use tempfile::NamedTempFile;
+
+use super::*;
+
+fn request(id: &str) -> String {
+    format!("{{\"custom_id\":\"{id}\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{{\"prompt\":\"{id}\"}}}}\n")
+}
+
+fn file(text: &str) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+fn problems(text: &str) -> String {
+    match Input::check(file(text).path()) {
+        Err(error @ BatchError::Input { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_request_is_found_again_and_empty_lines_are_none() {
+    let text = format!("{}\n{}\r\n{}", request("a"), request("b").trim_end(), request("c").trim_end());
+    let file = file(&text);
+    let input = Input::check(file.path()).unwrap();
+    let lines: Vec<Vec<u8>> = (0..input.len()).map(|number| input.read(number).unwrap()).collect();
+    assert_eq!(lines, ["a", "b", "c"].map(|id| request(id).trim_end().as_bytes().to_owned()));
+}
+
+#[test]
+fn requests_of_one_model_have_one_number() {
+    let of = |id: usize, model: &str| {
+        format!("{{\"custom_id\":\"{id}\",\"method\":\"POST\",\"url\":\"/v1/x\",\"body\":{{\"model\":\"{model}\"}}}}\n")
+    };
+    let file = file(&[of(0, "a"), of(1, "b"), of(2, "a")].concat());
+    let input = Input::check(file.path()).unwrap();
+    assert_eq!((input.model_count(), input.model(0) == input.model(2), input.model(0) == input.model(1)), (2, true, false));
+}
+
+#[test]
+fn another_file_has_another_digest() {
+    let digest = |text: &str| Input::check(file(text).path()).unwrap().digest();
+    assert_eq!(digest(&request("a")), digest(&request("a")));
+    assert_ne!(digest(&request("a")), digest(&request("b")));
+}
+
+#[test]
+fn every_wrong_line_is_named_and_of_many_the_first_ones() {
+    let said = problems(&[request("a"), "{\n".to_owned(), request("b"), request("a")].concat());
+    assert!(said.contains("line 2: it is no JSON object") && said.contains("line 4: line 1 has its custom_id \"a\""), "{said}");
+    assert!(said.starts_with("nothing was sent") && !said.contains("line 3"), "{said}");
+    let said = problems(&"{\n".repeat(25));
+    assert!(said.contains("line 10:") && !said.contains("line 11:") && said.ends_with("and 15 more lines"), "{said}");
+}
+
+#[test]
+fn a_file_without_a_request_is_no_batch() {
+    assert!(matches!(Input::check(file("\n\n").path()), Err(BatchError::Empty(_))));
+}
+
+#[test]
+fn a_line_that_changes_meanwhile_is_noticed() {
+    let file = file(&[request("a"), request("b")].concat());
+    let input = Input::check(file.path()).unwrap();
+    std::fs::write(file.path(), [request("a"), request("c")].concat()).unwrap();
+    assert!(input.read(0).is_ok());
+    assert!(matches!(input.read(1), Err(BatchError::InputChanged { line: 2, .. })));
+    std::fs::write(file.path(), request("a")).unwrap();
+    assert!(matches!(input.read(1), Err(BatchError::InputChanged { line: 2, .. })));
+}

@@ -1,0 +1,148 @@
+//! One line of the output, in the format of OpenAI's batches: what became of a request. Pure.
+
+use bytes::Bytes;
+use hostler_bench::WholeAnswer;
+use http::{HeaderMap, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
+
+/// By what a target names its answer: Hostler, for `hostler explain`, and others.
+const ID_HEADERS: [&str; 2] = ["x-hostler-id", "x-request-id"];
+
+/// How a request ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Answered(WholeAnswer),
+    /// There is no answer, and nothing more will be tried.
+    Failed {
+        code: &'static str,
+        message: String,
+    },
+}
+
+/// A line, and what is counted of it.
+#[derive(Debug)]
+pub(crate) struct OutputLine {
+    pub(crate) json: Vec<u8>,
+    pub(crate) is_failed: bool,
+    /// Generated ones.
+    pub(crate) tokens: u64,
+}
+
+#[derive(Serialize)]
+struct WrittenOutput<'a> {
+    id: &'a str,
+    custom_id: &'a str,
+    response: Option<WrittenResponse>,
+    error: Option<WrittenError>,
+}
+
+#[derive(Serialize)]
+struct WrittenResponse {
+    status_code: u16,
+    request_id: Option<String>,
+    body: Box<RawValue>,
+}
+
+#[derive(Serialize)]
+struct WrittenError {
+    code: &'static str,
+    message: String,
+}
+
+/// What is read of an answer.
+#[derive(Debug, Default, Deserialize)]
+struct AnswerPeek {
+    #[serde(default)]
+    choices: Vec<ChoicePeek>,
+    usage: Option<UsagePeek>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ChoicePeek {
+    finish_reason: Option<String>,
+}
+
+/// The names of chats and of `/v1/responses`.
+#[derive(Debug, Deserialize)]
+struct UsagePeek {
+    completion_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+}
+
+/// Writes the line of a request. `id` names it within the batch.
+pub(crate) fn write(id: &str, custom_id: &str, outcome: Outcome) -> OutputLine {
+    let (response, error, tokens) = match outcome {
+        Outcome::Failed { code, message } => (None, Some(WrittenError { code, message }), 0),
+        Outcome::Answered(WholeAnswer { status, headers, body }) => {
+            let tokens = peek(&body).usage.map_or(0, |usage| usage.completion_tokens.or(usage.output_tokens).unwrap_or(0));
+            match to_json(&body) {
+                Some(body) => {
+                    (Some(WrittenResponse { status_code: status.as_u16(), request_id: request_id(&headers), body }), None, tokens)
+                }
+                None if status.is_success() => (None, Some(not_json(&body)), 0),
+                // A proxy's page.
+                None => {
+                    let body = to_raw_value(&String::from_utf8_lossy(&body)).expect("a text is JSON");
+                    (Some(WrittenResponse { status_code: status.as_u16(), request_id: request_id(&headers), body }), None, 0)
+                }
+            }
+        }
+    };
+    let is_failed = response.as_ref().is_none_or(|response| !(200..300).contains(&response.status_code));
+    let json = serde_json::to_vec(&WrittenOutput { id, custom_id, response, error }).expect("texts and numbers are JSON");
+    OutputLine { json, is_failed, tokens }
+}
+
+/// Whether an engine gave an answer up: it does so with status 200 where it is stopped or breaks.
+pub(crate) fn is_aborted(answer: &WholeAnswer) -> bool {
+    answer.status.is_success()
+        && peek(&answer.body).choices.iter().any(|choice| matches!(choice.finish_reason.as_deref(), Some("abort" | "error")))
+}
+
+/// Whether the target does not know the model, in the words of vLLM and of Hostler. It may know it
+/// later: the jobs of the model's replicas may be over, and the next ones be on their way.
+pub(crate) fn is_unknown_model(answer: &WholeAnswer) -> bool {
+    let message = error_message(&answer.body);
+    answer.status == StatusCode::NOT_FOUND && message.starts_with("The model ") && message.contains("does not exist")
+}
+
+/// The sentence of an error, or the beginning of what is none.
+pub(crate) fn error_message(body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Body {
+        error: Inner,
+    }
+    #[derive(Deserialize)]
+    struct Inner {
+        message: String,
+    }
+    let text = match serde_json::from_slice::<Body>(body) {
+        Ok(body) => body.error.message,
+        Err(_) => String::from_utf8_lossy(&body[..body.len().min(400)]).into_owned(),
+    };
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(200).collect()
+}
+
+fn peek(body: &[u8]) -> AnswerPeek {
+    serde_json::from_slice(body).unwrap_or_default()
+}
+
+/// The same JSON, on one line: line breaks stand only between its parts.
+fn to_json(body: &[u8]) -> Option<Box<RawValue>> {
+    let text = str::from_utf8(body).ok()?;
+    RawValue::from_string(text.replace(['\n', '\r'], " ")).ok()
+}
+
+fn not_json(body: &Bytes) -> WrittenError {
+    let message = format!("the answer is {} bytes that are no JSON: ask this API outside of a batch", body.len());
+    WrittenError { code: "answer_not_json", message }
+}
+
+fn request_id(headers: &HeaderMap) -> Option<String> {
+    let values = ID_HEADERS.iter().filter_map(|name| headers.get(*name)?.to_str().ok());
+    values.map(str::to_owned).next()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,35 @@
+//! What progress says.
+
+use super::*;
+
+fn at(seconds: u64, answered: usize, tokens: u64) -> Progress {
+    Progress { elapsed: Duration::from_secs(seconds), answered, total: 1_000, tokens, ..Progress::default() }
+}
+
+#[test]
+fn what_is_left_follows_from_the_last_minute() {
+    let mut rates = RateWindow::default();
+    for second in 0..=100 {
+        // A fleet that came late, to a batch of which 400 were answered before.
+        let answered = usize::try_from(second).unwrap().saturating_sub(40) * 2;
+        rates.add(&at(second, 400 + answered, answered as u64 * 50));
+    }
+    let now = at(100, 520, 6_000);
+    assert_eq!(line(&now, &rates), "520 of 1000 done, 0 failed, 100 tokens/s, 4m left");
+    assert!(rates.0.len() <= 62, "{}", rates.0.len());
+}
+
+#[test]
+fn a_fleet_that_is_away_is_said_so() {
+    let mut rates = RateWindow::default();
+    rates.add(&at(0, 10, 0));
+    let away = Progress { waiting: 16, reason: "Connection refused".to_owned(), failed: 2, ..at(30, 10, 0) };
+    assert_eq!(line(&away, &rates), "10 of 1000 done, 2 failed, 0 tokens/s; 16 retry later: Connection refused");
+}
+
+#[test]
+fn at_the_beginning_nothing_is_promised() {
+    let mut rates = RateWindow::default();
+    rates.add(&at(0, 0, 0));
+    assert_eq!(line(&at(0, 0, 0), &rates), "0 of 1000 done, 0 failed");
+}

@@ -1,0 +1,113 @@
+//! One line of the input: whether it is a request that a batch can send, and its parts. Pure.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+use thiserror::Error;
+
+/// The longest body, as the router takes it by default.
+pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
+
+/// A request. Its body is sent as it was written.
+#[derive(Debug)]
+pub(crate) struct RequestLine<'a> {
+    pub(crate) custom_id: Cow<'a, str>,
+    /// What follows `/v1` in its url, with a slash before it.
+    pub(crate) route: String,
+    pub(crate) body: &'a str,
+    /// Empty where its body names none.
+    pub(crate) model: Cow<'a, str>,
+    /// Its body says when it is its turn.
+    pub(crate) has_priority: bool,
+}
+
+/// Why a line is none.
+#[derive(Debug, PartialEq, Eq, Error)]
+pub(crate) enum LineError {
+    #[error("it is no JSON object ({0}); a line holds one request and no line breaks")]
+    NotJson(String),
+    #[error("it has no {0}: a request has custom_id, method, url and body")]
+    Missing(&'static str),
+    #[error("its custom_id is empty: give each request one of its own, by which you find its answer")]
+    EmptyId,
+    #[error("its method is {0}: only POST can be in a batch")]
+    Method(String),
+    #[error("its url is {0}: write the path of an API, such as /v1/chat/completions")]
+    Url(String),
+    #[error("its body cannot be read ({0}): write the JSON object that the API takes")]
+    Body(String),
+    #[error("its body has more than 64 MiB: send images and audio in more requests, or by URL")]
+    BodyTooLong,
+    #[error("its body asks for a stream: leave out \"stream\", a batch keeps whole answers")]
+    Stream,
+}
+
+#[derive(Deserialize)]
+struct WrittenLine<'a> {
+    #[serde(borrow)]
+    custom_id: Option<Cow<'a, str>>,
+    method: Option<String>,
+    url: Option<String>,
+    #[serde(borrow)]
+    body: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct BodyPeek<'a> {
+    #[serde(borrow)]
+    model: Option<Cow<'a, str>>,
+    stream: Option<bool>,
+    priority: Option<IgnoredAny>,
+}
+
+/// Reads a line of the input.
+pub(crate) fn parse(line: &[u8]) -> Result<RequestLine<'_>, LineError> {
+    let line = str::from_utf8(line).map_err(|_| LineError::NotJson("it is not UTF-8".to_owned()))?;
+    // A list would be taken for the fields of an object in their order.
+    if !line.trim_start().starts_with('{') {
+        return Err(LineError::NotJson("it does not begin with {".to_owned()));
+    }
+    let written: WrittenLine<'_> = serde_json::from_str(line).map_err(|error| LineError::NotJson(describe(&error)))?;
+    let custom_id = written.custom_id.ok_or(LineError::Missing("custom_id"))?;
+    if custom_id.is_empty() {
+        return Err(LineError::EmptyId);
+    }
+    let method = written.method.ok_or(LineError::Missing("method"))?;
+    if method != "POST" {
+        return Err(LineError::Method(method));
+    }
+    let url = written.url.ok_or(LineError::Missing("url"))?;
+    let route = url.strip_prefix("/v1").filter(|route| is_route(route)).map(str::to_owned).ok_or(LineError::Url(url))?;
+    let body = written.body.ok_or(LineError::Missing("body"))?.get();
+    if body.len() > MAX_BODY_BYTES {
+        return Err(LineError::BodyTooLong);
+    }
+    if !body.starts_with('{') {
+        return Err(LineError::Body("it is no object".to_owned()));
+    }
+    let peek: BodyPeek<'_> = serde_json::from_str(body).map_err(|error| LineError::Body(describe(&error)))?;
+    if peek.stream == Some(true) {
+        return Err(LineError::Stream);
+    }
+    let model = peek.model.unwrap_or_default();
+    Ok(RequestLine { custom_id, route, body, model, has_priority: peek.priority.is_some() })
+}
+
+/// Whether it is the path of an API below `/v1`, and can stand in the head of a request.
+fn is_route(route: &str) -> bool {
+    let Some(path) = route.strip_prefix('/') else { return false };
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'_' | b'-' | b'.' | b':' | b'~');
+    path.bytes().all(is_plain) && path.split('/').all(|segment| !matches!(segment, "" | "." | ".."))
+}
+
+/// An error of the parser, without the number of the line, which is always the first.
+fn describe(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+    format!("{what} at column {}", error.column())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! What follows an attempt: whether its answer holds or the request is sent again, and when. Pure: chance is an argument.
+
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode, header};
+
+/// How often a request is sent to which the target answers that it has failed. Another engine may
+/// answer it; but what fails everywhere would be tried until its deadline.
+const MAX_SERVER_ERRORS: u32 = 3;
+
+/// The pause after the first attempt. It doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause where the target does not say one: a fleet that is back is busy again within
+/// this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What an answer means for its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is the answer.
+    Final,
+    /// The target cannot answer now.
+    Retry,
+    /// No request of this batch will be answered.
+    KeyRefused,
+}
+
+/// Judges an answer. Its engine may have given it up although the status says 200; `server_errors`
+/// counts such answers and errors of servers, with this one.
+pub(crate) fn judge(status: StatusCode, is_aborted: bool, server_errors: u32) -> Verdict {
+    match status.as_u16() {
+        401 => Verdict::KeyRefused,
+        408 | 429 | 502..=504 => Verdict::Retry,
+        code if (code >= 500 || is_aborted) && server_errors < MAX_SERVER_ERRORS => Verdict::Retry,
+        _ => Verdict::Final,
+    }
+}
+
+/// The pause before the next attempt. `attempts` have been made, and `chance` is from 0 to 1: it
+/// keeps requests that failed together from coming together.
+pub(crate) fn pause(attempts: u32, retry_after: Option<Duration>, chance: f64) -> Duration {
+    match retry_after {
+        Some(time) => time.max(FIRST_PAUSE).mul_f64(1.0 + chance / 2.0),
+        None => FIRST_PAUSE.saturating_mul(1 << attempts.saturating_sub(1).min(10)).min(LONGEST_PAUSE).mul_f64(0.5 + chance / 2.0),
+    }
+}
+
+/// When the target wants to be asked again, in whole seconds; a date counts as nothing.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    // More than a day is more than any request waits, and could not be counted with.
+    let seconds: u32 = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds.min(86_400).into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_tried_again_without_end_and_what_a_request_did_wrong_is_its_answer() {
+        let verdict = |status: u16, server_errors| judge(StatusCode::from_u16(status).unwrap(), false, server_errors);
+        for status in [408, 429, 502, 503, 504] {
+            assert_eq!(verdict(status, 1_000), Verdict::Retry, "{status}");
+        }
+        for status in [200, 204, 302, 400, 403, 404, 413, 422] {
+            assert_eq!(verdict(status, 0), Verdict::Final, "{status}");
+        }
+        assert_eq!(verdict(401, 0), Verdict::KeyRefused);
+    }
+
+    #[test]
+    fn a_target_that_fails_at_a_request_is_asked_three_times() {
+        for (status, is_aborted) in [(StatusCode::INTERNAL_SERVER_ERROR, false), (StatusCode::OK, true)] {
+            let verdicts: Vec<Verdict> = (1..=3).map(|errors| judge(status, is_aborted, errors)).collect();
+            assert_eq!(verdicts, [Verdict::Retry, Verdict::Retry, Verdict::Final], "{status}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_up_to_a_minute_and_never_come_before_what_the_target_says() {
+        let seconds = |attempts, chance| pause(attempts, None, chance).as_secs_f64();
+        assert_eq!([1, 2, 3, 7, 1_000_000].map(|attempts| seconds(attempts, 1.0)), [1.0, 2.0, 4.0, 60.0, 60.0]);
+        assert_eq!(seconds(7, 0.0), 30.0);
+        let said = Some(Duration::from_secs(10));
+        assert_eq!([0.0, 1.0].map(|chance| pause(9, said, chance).as_secs()), [10, 15]);
+        assert_eq!(pause(1, Some(Duration::ZERO), 0.0), FIRST_PAUSE);
+    }
+
+    #[test]
+    fn a_retry_after_is_read_in_seconds() {
+        let read = |value: &'static str| retry_after(&HeaderMap::from_iter([(header::RETRY_AFTER, value.parse().unwrap())]));
+        assert_eq!(read("7"), Some(Duration::from_secs(7)));
+        assert_eq!(read("4000000000"), Some(Duration::from_secs(86_400)));
+        assert_eq!([read("-1"), read("Fri, 31 Dec 1999 23:59:59 GMT"), retry_after(&HeaderMap::new())], [None; 3]);
+    }
+}

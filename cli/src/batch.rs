@@ -1,0 +1,46 @@
+//! `hostler batch`: a file of requests, answered. The sending is a crate of its own; here it meets the terminal, the key and signals.
+
+use anyhow::Context;
+use hostler_batch::progress::ProgressWriter;
+use hostler_batch::{Batch, BatchArgs, BatchError, Summary};
+use hostler_boot::Shutdown;
+use hostler_boot::shutdown::SignalSource;
+use hostler_router::keys::read_private;
+use http::HeaderValue;
+
+use crate::output::say;
+
+/// The key itself. It is not clap's variable for a flag, because clap would print its value.
+const KEY_VARIABLE: &str = "OPENAI_API_KEY";
+
+/// Has all requests answered and says how it went.
+pub(crate) async fn batch(args: &BatchArgs) -> anyhow::Result<()> {
+    hostler_boot::raise_file_limit();
+    let key = key(args)?;
+    let batch = Batch::open(args)?;
+    let shutdown = Shutdown::new();
+    let _signals = shutdown.install_signal_handlers(SignalSource::Operators)?;
+    let Summary { requests, failed } = batch.run(key, &shutdown, &mut ProgressWriter::new(args.quiet)).await?;
+    if failed > 0 {
+        return Err(BatchError::SomeFailed { failed, total: requests, output: args.output.clone() }.into());
+    }
+    say(&format!("{requests} requests answered: {}", args.output.display()));
+    Ok(())
+}
+
+/// The whole value of `authorization`.
+fn key(args: &BatchArgs) -> anyhow::Result<Option<HeaderValue>> {
+    let (key, place) = match (&args.key_file, std::env::var(KEY_VARIABLE)) {
+        (Some(file), _) => (read_private(file)?, file.display().to_string()),
+        (None, Ok(key)) => (key, KEY_VARIABLE.to_owned()),
+        (None, Err(_)) => return Ok(None),
+    };
+    let key = key.trim();
+    if key.is_empty() && args.key_file.is_none() {
+        return Ok(None);
+    }
+    let value = HeaderValue::from_str(&format!("Bearer {key}")).ok().filter(|_| !key.is_empty() && !key.contains(char::is_whitespace));
+    let mut value = value.with_context(|| format!("{place} holds no key: it has one line of visible ASCII characters"))?;
+    value.set_sensitive(true);
+    Ok(Some(value))
+}
