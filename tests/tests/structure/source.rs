@@ -11,6 +11,7 @@ use syn::visit::{self, Visit};
 /// The crates that users run, and what they consist of. The folder is the crate's name.
 const CRATES: [&str; 16] = [
     "agent",
+    "batch",
     "bench",
     "boot",
     "cli",
