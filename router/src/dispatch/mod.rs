@@ -363,7 +363,7 @@ impl Dispatch {
         }
         let watch = outgoing.stored_response.clone().filter(|_| head.status == 200).map(|keep| keep.id_reader(&replica));
         let usage_bounds = outgoing.work.usage_bounds(replica.max_context_tokens());
-        let launch = replica.state.launch.clone();
+        let origin = replica.clone();
         let context = RelayContext {
             in_flight,
             permit,
@@ -383,7 +383,7 @@ impl Dispatch {
         };
         let dialect = streams.then_some(outgoing.dialect);
         let mut relay = Relay::new(exchange, first_chunk, dialect, watch, context);
-        if let Some((record, resumption)) = streams.then(|| self.resumption(outgoing, decision.resume, launch)).flatten() {
+        if let Some((record, resumption)) = streams.then(|| self.resumption(outgoing, decision.resume, &origin)).flatten() {
             relay.record_stream(record, resumption);
         }
         Answer { head, body: Box::new(relay), decision }

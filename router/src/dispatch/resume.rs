@@ -1,6 +1,8 @@
 //! Goes on with a stream whose engine was lost: has the rest of its answer, or all of it once more, computed by another replica, through the loop
 //! that every request goes through.
 
+mod origin;
+
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,17 +13,16 @@ use bytes::Bytes;
 use hostler_proto::lane::{Header, RequestHead};
 use tokio::time::{Instant, timeout};
 
+use self::origin::StreamOrigin;
 use super::retry_policy::{AttemptEnd, RetryPolicy};
 use super::{Dispatch, OutboundRequest, StartedAnswer};
 use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::engine_life::EngineLife;
-use crate::fleet::{EngineLaunch, Fleet, FleetView, Replica};
+use crate::fleet::{Fleet, FleetView, Replica};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::ResponseReference;
 use crate::resume_tier::ResumeTier;
-use crate::resumption::{
-    ContinuationRequest, KeptBody, ReplayRecord, Sampling, StreamApi, TokenRecord, are_alike, check_engine, check_replaying_engine,
-};
+use crate::resumption::{ContinuationRequest, KeptBody, ReplayRecord, Sampling, TokenRecord};
 use crate::sse::Dialect;
 
 /// Planned moves may meet a stream of hours several times. One that loses engines is stopped by the crash suspects long before.
@@ -40,18 +41,28 @@ pub(super) struct Resumption {
     /// The request, without its body once that is sent.
     outgoing: Box<OutboundRequest>,
     source: ResumptionSource,
+    origin: StreamOrigin,
     pub(super) tier: ResumeTier,
     /// The engines that have lost it.
-    lost_at: Vec<EngineLife>,
+    losses: Vec<EngineLoss>,
     /// How often it has moved. An engine that it moved away from may have it again.
     moves: usize,
+    /// How many tokens it goes on from.
+    known_tokens: u64,
+}
+
+/// An engine that has lost a stream.
+#[derive(Debug)]
+struct EngineLoss {
+    life: EngineLife,
+    is_explained: bool,
 }
 
 /// Why a stream goes on elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Departure {
-    /// Its engine was lost.
-    Loss,
+    /// Its engine was lost. It `is_explained` if it was stopped, or the crash is put down to somebody: a host that dies may have died of the request.
+    Loss { is_explained: bool },
     /// Its engine goes on with it until another one does.
     Move,
 }
@@ -86,7 +97,7 @@ pub(super) struct ResumedAnswer {
 /// Where a stream could go on.
 #[derive(Debug)]
 pub(super) struct Destinations {
-    model: Option<String>,
+    origin: StreamOrigin,
     lost_at: Vec<EngineLife>,
 }
 
@@ -95,9 +106,9 @@ impl Destinations {
     pub(super) fn exist(&self, view: &FleetView, from: &Replica, now: Instant) -> bool {
         let can_continue = |replica: &Replica| {
             let has_lost_it = self.lost_at.iter().any(|life| replica.has_life(life));
-            !has_lost_it && replica.id != from.id && !view.is_last_resort(replica, now) && is_fit_to_continue(replica)
+            !has_lost_it && replica.id != from.id && !view.is_last_resort(replica, now) && self.origin.may_continue_at(replica)
         };
-        view.replicas.iter().any(|replica| replica.accepts(self.model.as_deref()) && can_continue(replica))
+        view.replicas.iter().any(|replica| replica.accepts(self.origin.model()) && can_continue(replica))
     }
 }
 
@@ -114,21 +125,24 @@ impl ResumingAnswer {
 }
 
 impl Dispatch {
-    /// What goes on with this answer when its engine is lost, which was started like this, and what remembers its stream until then, if it may
-    /// be resumed.
+    /// What goes on with this answer of a replica when its engine is lost, and what remembers its stream until then, if it may be resumed.
     pub(super) fn resumption(
         self: &Arc<Self>,
         mut outgoing: Box<OutboundRequest>,
         tier: ResumeTier,
-        launch: Option<EngineLaunch>,
+        replica: &Replica,
     ) -> Option<(StreamRecord, Box<Resumption>)> {
+        if matches!(tier, ResumeTier::None(_)) {
+            return None;
+        }
+        let origin = StreamOrigin::new(&outgoing, replica)?;
         let body = std::mem::take(&mut outgoing.body);
         let memory = &self.record_memory;
         let (record, source) = match (tier, &outgoing.replay) {
             (ResumeTier::None(_), _) => return None,
             (ResumeTier::Replay, replay) => {
                 let record = ReplayRecord::new(replay.as_ref()?.api, memory);
-                let kept = KeptBody::copy(&body, launch?, memory)?;
+                let kept = KeptBody::copy(&body, memory)?;
                 (StreamRecord::Replay(Box::new(record)), ResumptionSource::Request(kept))
             }
             (ResumeTier::TokenExact | ResumeTier::ValidContinuation, _) => {
@@ -136,7 +150,8 @@ impl Dispatch {
                 (StreamRecord::Tokens(Box::new(TokenRecord::new(sampling.api, memory))), ResumptionSource::Tokens(sampling))
             }
         };
-        Some((record, Box::new(Resumption { dispatch: self.clone(), outgoing, source, tier, lost_at: Vec::new(), moves: 0 })))
+        let dispatch = self.clone();
+        Some((record, Box::new(Resumption { dispatch, outgoing, source, origin, tier, losses: Vec::new(), moves: 0, known_tokens: 0 })))
     }
 }
 
@@ -156,7 +171,7 @@ impl Resumption {
 
     /// Whether it was resumed before.
     pub(super) fn is_under_way(&self) -> bool {
-        self.lost_at.len() + self.moves > 0
+        self.losses.len() + self.moves > 0
     }
 
     /// Stands in for a watch that is elsewhere.
@@ -179,12 +194,12 @@ impl Resumption {
         if crate::simulation::sabotage::is(crate::simulation::sabotage::Sabotage::StreamGivenUp) {
             return false;
         }
-        self.lost_at.len() + self.moves < MAX_RESUMPTIONS
+        self.losses.len() + self.moves < MAX_RESUMPTIONS
     }
 
     /// Where it could go on.
     pub(super) fn destinations(&self) -> Destinations {
-        Destinations { model: self.sampling().and_then(|sampling| sampling.model.clone()), lost_at: self.lost_at.clone() }
+        Destinations { origin: self.origin.clone(), lost_at: self.losses.iter().map(|loss| loss.life.clone()).collect() }
     }
 
     /// Sends the request for the rest, or else the same one again, elsewhere than to the engine that it leaves.
@@ -195,8 +210,8 @@ impl Resumption {
         engine: EngineLife,
         mut crash_watch: CrashWatch,
     ) -> ResumingAnswer {
-        if departure == Departure::Loss {
-            self.lost_at.push(engine.clone());
+        if let Departure::Loss { is_explained } = departure {
+            self.losses.push(EngineLoss { life: engine.clone(), is_explained });
         }
         self.outgoing.received_at = Instant::now();
         self.outgoing.head.headers.retain(is_of_continuation);
@@ -206,7 +221,7 @@ impl Resumption {
         }
         ResumingAnswer(Box::pin(async move {
             let outcome = match departure {
-                Departure::Loss => self.find_continuation(&engine, &mut crash_watch).await,
+                Departure::Loss { .. } => self.find_continuation(&engine, &mut crash_watch).await,
                 Departure::Move => self.find_destination(&engine, &mut crash_watch).await,
             };
             self.outgoing.body = Bytes::new();
@@ -216,6 +231,7 @@ impl Resumption {
 
     fn ask_for_rest(&mut self, request: ContinuationRequest) {
         let ResumptionSource::Tokens(sampling) = &self.source else { return };
+        self.known_tokens = request.known_tokens;
         let outgoing = &mut self.outgoing;
         outgoing.head = RequestHead {
             method: "POST".into(),
@@ -229,7 +245,7 @@ impl Resumption {
         outgoing.dialect = Dialect::OpenAi;
         outgoing.referenced_response = ResponseReference::None;
         outgoing.placement_request = PlacementRequest {
-            model: sampling.model.clone(),
+            model: self.origin.model().map(str::to_owned),
             cache_salt: sampling.cache_salt.clone(),
             path: COMPLETIONS.into(),
             prompt_parts: vec![request.body.slice(request.prompt)],
@@ -269,9 +285,9 @@ impl Resumption {
         crash_watch.clearance().map_err(|ban| ban.to_string())?;
         // What was lost had been worth its attempt. The next one is paid for as any that follows a loss.
         let mut policy = RetryPolicy::default();
-        for _ in &self.lost_at {
+        for loss in &self.losses {
             policy.begin_attempt();
-            policy.end_attempt(AttemptEnd::Lost { excused: true });
+            policy.end_attempt(AttemptEnd::Lost { excused: loss.is_explained });
         }
         let dispatch = self.dispatch.clone();
         let tried = self.replicas_unfit_to_go_on(leaves);
@@ -285,27 +301,25 @@ impl Resumption {
 
     /// Those whose engine cannot go on with it, and those whose engine it `leaves` or was lost at.
     fn replicas_unfit_to_go_on(&self, leaves: &EngineLife) -> Vec<Arc<str>> {
-        let is_left = |replica: &Replica| replica.has_life(leaves) || self.lost_at.iter().any(|life| replica.has_life(life));
+        let is_left = |replica: &Replica| replica.has_life(leaves) || self.losses.iter().any(|loss| replica.has_life(&loss.life));
         let is_unfit = |replica: &&Arc<Replica>| !self.may_go_on_at(replica) || is_left(replica);
         self.dispatch.fleet.view().replicas.iter().filter(is_unfit).map(|replica| replica.id.clone()).collect()
     }
 
     /// Whether this replica's engine is known to take tokens as a prompt, or to make the same stream of an answer.
     fn may_go_on_at(&self, replica: &Replica) -> bool {
-        let launch = replica.state.launch.as_ref();
         match &self.source {
-            ResumptionSource::Tokens(_) => is_fit_to_continue(replica),
-            ResumptionSource::Request(kept) => {
-                let is_alike = |launch: &EngineLaunch| are_alike(launch, &kept.launched_with);
-                check_replaying_engine(launch).is_ok() && launch.is_some_and(is_alike)
-            }
+            ResumptionSource::Tokens(_) => self.origin.may_continue_at(replica) && replica.max_context_tokens() > self.known_tokens,
+            ResumptionSource::Request(_) => self.origin.may_replay_at(replica),
         }
     }
-}
 
-/// Whether its engine takes tokens as a prompt.
-fn is_fit_to_continue(replica: &Replica) -> bool {
-    check_engine(replica.state.launch.as_ref(), StreamApi::Completions).is_ok()
+    /// The shortest context of the engines that can go on from so many tokens, so that whichever is chosen has room for what it is asked for.
+    pub(super) fn context_to_go_on(&self, tokens: u64, own: u64) -> u64 {
+        let view = self.dispatch.fleet.view();
+        let others = view.replicas.iter().filter(|replica| replica.is_ready() && self.origin.may_continue_at(replica));
+        others.map(|replica| replica.max_context_tokens()).filter(|context| *context > tokens).fold(own, u64::min)
+    }
 }
 
 /// Whether a header of the request goes with its continuation. Two requests of one name have crashed engines (vllm#15041).

@@ -27,6 +27,8 @@ pub(crate) struct ContinuationRequest {
     pub(crate) body: Bytes,
     /// Where in the body the list of tokens is.
     pub(crate) prompt: std::ops::Range<usize>,
+    /// How many those are.
+    pub(crate) known_tokens: u64,
     /// It has at least so many tokens.
     pub(crate) min_tokens: u64,
     /// `None` for as many as there is room for.
@@ -74,7 +76,7 @@ impl KnownTokens {
         let prompt = begin..body.len();
         body.push('}');
         let min_tokens = left.filter(|_| sampling.ignores_end).unwrap_or(min);
-        Some(ContinuationRequest { body: body.into(), prompt, min_tokens, max_tokens: left })
+        Some(ContinuationRequest { body: body.into(), prompt, known_tokens: self.total(), min_tokens, max_tokens: left })
     }
 
     /// The rest of a stream of which nothing but the end is missing, without the usage if that has come.

@@ -20,6 +20,8 @@ pub(crate) use known_tokens::{ContinuationRequest, KnownTokens};
 pub(crate) use memory::RecordMemory;
 #[cfg(test)]
 pub(crate) use replay::samples as replay_samples;
-pub(crate) use replay::{KeptBody, ReplayApi, ReplayPlan, ReplayRecord, are_alike, check_message_request, check_replaying_engine};
+pub(crate) use replay::{
+    KeptBody, ReplayApi, ReplayPlan, ReplayRecord, are_alike, check_message_request, check_replaying_engine, have_alike_tokens,
+};
 pub(crate) use sampling::{Sampling, StreamApi, ask_for_tokens, unasked_part, without_asking};
 pub(crate) use token_record::TokenRecord;

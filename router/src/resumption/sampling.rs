@@ -184,6 +184,8 @@ impl SamplingDraft {
         let raw = value.get();
         match (name, raw) {
             ("max_tokens", "null") => self.max_tokens = Some(None),
+            // The router adds this one, and vLLM's Rust front-end refuses a field that is there twice.
+            ("return_token_ids", _) => return Err("token_ids"),
             (_, "null") => {}
             ("messages" | "prompt", _) if mentions_media(raw.as_bytes()) => return Err("media"),
             ("prompt", _) if !is_single_prompt(raw) => return Err("choices"),
@@ -225,7 +227,7 @@ impl SamplingDraft {
             ("response_format" | "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar", _) => {
                 return Err("grammar");
             }
-            ("return_token_ids" | "return_tokens_as_token_ids", _) => return Err("token_ids"),
+            ("return_tokens_as_token_ids", _) => return Err("token_ids"),
             // Engines look for them in what they generated themselves, and one may straddle the seam.
             ("stop" | "bad_words", _) => return Err("stop"),
             ("echo" | "suffix", _) => return Err("echo"),

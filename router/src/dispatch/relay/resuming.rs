@@ -8,10 +8,14 @@ use tokio::time::Instant;
 use super::{Relay, RelayState};
 use crate::dispatch::StartedAnswer;
 use crate::dispatch::resume::{Departure, ResumedAnswer, Resumption};
+use crate::resume_tier::ResumeTier;
 use crate::resumption::{Continuation, ContinuationRequest, KnownTokens, SEAM};
 
 /// The word in the access log for a replay that gives another answer.
 const DIFFERENCE: &str = "difference";
+
+/// Losses that are put down to no request and to no operator: a host or an agent died, or an engine's answer just ended.
+const UNEXPLAINED: [&str; 2] = ["agent_lost", "incomplete"];
 
 /// Why and when a stream left its engine.
 #[derive(Debug)]
@@ -25,7 +29,9 @@ impl Relay {
     /// The engine was lost. Returns what is to be sent where another one is to go on, or nothing but the end was missing; `None` where the answer has failed.
     pub(super) fn lose(&mut self, cause: &'static str, message: String) -> Option<Bytes> {
         self.exchange.detach();
-        let Some((resumption, known)) = self.take_resumption() else {
+        // Where the lane's task has met another end in this moment, nobody knows how much of it the client has.
+        let has_other_end = self.pipeline.lock().failure.take().is_some();
+        let Some((resumption, known)) = self.take_resumption().filter(|_| !has_other_end) else {
             self.fail(cause, message);
             return None;
         };
@@ -44,7 +50,8 @@ impl Relay {
         let crash_watch = std::mem::replace(&mut self.context.crash_watch, idle_watch);
         let replica = &self.context.replica;
         tracing::info!(replica = %replica.id, message = loss.message, "a stream has lost its engine and is to go on elsewhere");
-        let resuming = resumption.start(Departure::Loss, rest.flatten(), replica.engine_life(), crash_watch);
+        let is_explained = !UNEXPLAINED.contains(&cause);
+        let resuming = resumption.start(Departure::Loss { is_explained }, rest.flatten(), replica.engine_life(), crash_watch);
         self.state = RelayState::Resuming(resuming, loss);
         Some(Bytes::new())
     }
@@ -65,7 +72,8 @@ impl Relay {
     /// The request for the rest of a stream that goes on from its tokens, if there is any rest.
     pub(super) fn rest_of(&self, resumption: &Resumption, known: Option<&KnownTokens>) -> Option<Option<ContinuationRequest>> {
         let (known, sampling) = known.zip(resumption.sampling())?;
-        Some(known.continuation_request(sampling, self.context.replica.max_context_tokens()))
+        let context = resumption.context_to_go_on(known.total(), self.context.replica.max_context_tokens());
+        Some(known.continuation_request(sampling, context))
     }
 
     /// What the stream goes on from, if it may be resumed once more and all of it is known. One that is replayed has no tokens.
@@ -126,7 +134,11 @@ impl Relay {
         self.resumption = Some(resumption);
         self.context.crash_watch = crash_watch;
         match outcome {
-            Ok(begun) => self.continue_with(*begun, &loss),
+            Ok(begun) => {
+                // Another request than the one that its engine may have died of: that this one ends well acquits nobody.
+                self.context.clears_suspicion &= tier == ResumeTier::Replay;
+                self.continue_with(*begun, &loss)
+            }
             Err(reason) => {
                 self.context.metrics.record_resumption(tier, loss.cause, None);
                 self.fail(loss.cause, format!("{}; it could not be resumed: {reason}", loss.message));

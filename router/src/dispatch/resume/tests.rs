@@ -23,6 +23,7 @@ use crate::keys::Caller;
 use crate::lanes::Lane;
 use crate::placement::{Placer, PrefillWindows, QueueLimits, QueueShare, RequestQueue};
 use crate::prompt::Prompts;
+use crate::resumption::StreamApi;
 use crate::resumption::samples::answer;
 use crate::resumption::{RecordMemory, ReplayApi, ReplayPlan, SEAM, ask_for_tokens};
 

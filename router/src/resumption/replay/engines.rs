@@ -1,5 +1,7 @@
 //! Which engines' streams can be replayed, and by which other engines.
 
+use std::collections::BTreeMap;
+
 use super::super::engine_check::is_flag;
 use crate::fleet::EngineLaunch;
 
@@ -7,7 +9,7 @@ use crate::fleet::EngineLaunch;
 const OBSCURE: [&str; 3] = ["--config", "--skip-tokenizer-init", "--return-tokens-as-token-ids"];
 
 /// Flags that decide what an engine makes of a request's answer. Others, as those of its GPUs, may differ.
-const SHAPING: [&str; 22] = [
+const SHAPING: [&str; 31] = [
     "--reasoning-parser",
     "--reasoning-parser-plugin",
     "--reasoning-config",
@@ -30,6 +32,28 @@ const SHAPING: [&str; 22] = [
     "--enable-prompt-tokens-details",
     "--enable-force-include-usage",
     "--logprobs-mode",
+    "--max-logprobs",
+    "--logits-processors",
+    "--max-model-len",
+    "--dtype",
+    "--quantization",
+    "--kv-cache-dtype",
+    "--load-format",
+    "--hf-overrides",
+    "--speculative-config",
+];
+
+/// Of these, the ones that decide which tokens an engine makes of others where the request leaves it to the engine, and what a token is.
+const TOKEN_SHAPING: [&str; 9] = [
+    "--generation-config",
+    "--override-generation-config",
+    "--tokenizer",
+    "--tokenizer-mode",
+    "--tokenizer-revision",
+    "--revision",
+    "--quantization",
+    "--hf-overrides",
+    "--logits-processors",
 ];
 
 /// Whether the streams of an engine that was started like this can be replayed.
@@ -44,20 +68,26 @@ pub(crate) fn check_replaying_engine(launch: Option<&EngineLaunch>) -> Result<()
 
 /// Whether two engines, by their front-ends and flags, make the same stream of the same tokens.
 pub(crate) fn are_alike(one: &EngineLaunch, other: &EngineLaunch) -> bool {
-    one.dialect == other.dialect && shaping_flags(&one.flags) == shaping_flags(&other.flags)
+    one.dialect == other.dialect && select_flags(&one.flags, &SHAPING) == select_flags(&other.flags, &SHAPING)
 }
 
-/// The flags that shape answers, with their values, in the order of their names.
-fn shaping_flags(flags: &[String]) -> Vec<(&'static str, Vec<&str>)> {
-    let mut shaping = Vec::new();
+/// Whether two engines, by their flags, go on alike from the same tokens. Their front-ends may differ.
+pub(crate) fn have_alike_tokens(one: &EngineLaunch, other: &EngineLaunch) -> bool {
+    select_flags(&one.flags, &TOKEN_SHAPING) == select_flags(&other.flags, &TOKEN_SHAPING)
+}
+
+/// Those of the flags that have one of these names, each with the part that it sets and its last value.
+fn select_flags<'a>(flags: &'a [String], names: &[&'static str]) -> BTreeMap<(&'static str, Option<&'a str>), Vec<&'a str>> {
+    let mut selected = BTreeMap::new();
     for (at, flag) in flags.iter().enumerate() {
-        let Some(name) = SHAPING.iter().find(|name| is_flag(flag, name)) else { continue };
-        let within = flag.split_once('=').map(|(_, value)| value);
+        // The short form of `--quantization`.
+        let Some(name) = names.iter().find(|name| is_flag(flag, name) || (**name == "--quantization" && flag == "-q")) else { continue };
+        let (flag, within) = flag.split_once('=').map_or((flag.as_str(), None), |(flag, value)| (flag, Some(value)));
+        let part = flag.split_once('.').map(|(_, part)| part);
         let behind = flags[at + 1..].iter().map(String::as_str).take_while(|value| within.is_none() && !value.starts_with("--"));
-        shaping.push((*name, within.into_iter().chain(behind).collect()));
+        selected.insert((*name, part), within.into_iter().chain(behind).collect());
     }
-    shaping.sort_unstable();
-    shaping
+    selected
 }
 
 #[cfg(test)]
@@ -78,7 +108,13 @@ mod tests {
         assert!(!alike("--tool-call-parser hermes", "--tool-call-parser mistral"));
         assert!(!alike("--reasoning-parser qwen3", ""));
         assert!(!alike("--chat-template a --port 1", "--chat-template b --port 1"));
+        assert!(!alike("--default-chat-template-kwargs.enable_thinking false", ""));
+        assert!(!alike("-q fp8", "") && alike("-q fp8", "--quantization=fp8"));
+        // The last one counts.
+        assert!(alike("--dtype half --dtype auto", "--dtype auto") && !alike("--dtype half --dtype auto", "--dtype auto --dtype half"));
         assert!(!are_alike(&launch(Dialect::Python, ""), &launch(Dialect::Rust, "")));
+        assert!(have_alike_tokens(&launch(Dialect::Python, "--reasoning-parser qwen3"), &launch(Dialect::Rust, "--max-model-len 9")));
+        assert!(!have_alike_tokens(&launch(Dialect::Python, "--generation-config vllm"), &launch(Dialect::Python, "")));
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod rules;
 pub(crate) mod samples;
 mod transcript;
 
-pub(crate) use engines::{are_alike, check_replaying_engine};
+pub(crate) use engines::{are_alike, check_replaying_engine, have_alike_tokens};
 pub(crate) use plan::{KeptBody, ReplayApi, ReplayPlan};
 pub(crate) use record::ReplayRecord;
 pub(crate) use rules::check_message_request;

@@ -5,7 +5,6 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use super::super::memory::{RecordMemory, RecordShare};
-use crate::fleet::EngineLaunch;
 use crate::placement::{OutputBounds, PlacementRequest};
 
 /// Which API a stream is of that may be replayed.
@@ -44,16 +43,14 @@ pub(crate) struct ReplayPlan {
 #[derive(Debug)]
 pub(crate) struct KeptBody {
     pub(crate) body: Bytes,
-    /// How the engine was started that has begun to answer.
-    pub(crate) launched_with: EngineLaunch,
     _share: RecordShare,
 }
 
 impl KeptBody {
     /// Keeps a body, if there is room for it. It is copied: as it came, it takes room that new requests wait for.
-    pub(crate) fn copy(body: &[u8], launched_with: EngineLaunch, memory: &RecordMemory) -> Option<Self> {
+    pub(crate) fn copy(body: &[u8], memory: &RecordMemory) -> Option<Self> {
         let mut share = memory.share();
-        share.grow_to(body.len()).then(|| Self { body: Bytes::copy_from_slice(body), launched_with, _share: share })
+        share.grow_to(body.len()).then(|| Self { body: Bytes::copy_from_slice(body), _share: share })
     }
 }
 
