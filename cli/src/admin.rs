@@ -134,6 +134,11 @@ pub(crate) async fn connect_with(address: &str, key: &Secret) -> anyhow::Result<
     connect_within(&AdminEndpoint::parse(address), Some(key), CALL_TIMEOUT).await
 }
 
+/// A client of a router whose operators' socket is known.
+pub(crate) async fn connect_to_socket(path: &Path) -> anyhow::Result<AdminClient> {
+    connect_within(&AdminEndpoint::Socket(path.to_owned()), None, CALL_TIMEOUT).await
+}
+
 async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminClient> {
     let way = AdminEndpoint::find(args).await?;
     connect_within(&way, admin_key(args, &way)?.as_ref(), answer).await

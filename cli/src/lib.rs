@@ -4,6 +4,7 @@ mod admin;
 mod advise;
 mod agent;
 mod bench;
+mod cluster;
 mod docs;
 mod drain;
 mod explain;
@@ -21,6 +22,7 @@ mod secret_output;
 mod settings;
 mod sim;
 mod simulate;
+mod startup_progress;
 mod up;
 
 use std::path::PathBuf;
@@ -50,9 +52,16 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "made once a process")]
 enum Command {
-    /// Run everything on this machine: a router, an agent and its engines.
+    /// Serve a model: from this machine, with a router, an agent and its engines; or with --nodes from batch jobs of a cluster.
     #[command(after_help = hostler_agent::EXIT_CODES)]
-    Up(settings::EngineArgs),
+    Up(cluster::UpArgs),
+    /// Wait until a model serves that `hostler up` has batch jobs for.
+    #[command(after_help = cluster::WAIT_EXIT_CODES)]
+    Wait(cluster::WaitArgs),
+    /// Give a model that is up another number of nodes.
+    Scale(cluster::ScaleArgs),
+    /// End models that are up, with all their batch jobs.
+    Down(cluster::DownArgs),
     /// Run the router.
     Router(router::RouterArgs),
     /// Run the agent of this node: it starts the engines and serves the routers.
@@ -138,14 +147,16 @@ pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     }
 }
 
-/// How an agent ended is told by its exit code; every other error is 1, and a wrong command line 2, by clap.
+/// How an agent ended, or why a model is no longer waited for, is told by the exit code; every other error is 1, and a wrong command line 2, by clap.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    error.downcast_ref::<AgentError>().map_or(ExitCode::FAILURE, |error| error.exit_code().into())
+    let of_agent = error.downcast_ref::<AgentError>().map(AgentError::exit_code);
+    let of_watch = || error.downcast_ref::<cluster::WatchError>().map(cluster::WatchError::exit_code);
+    of_agent.or_else(of_watch).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// The command line, with a flag for each setting.
 fn command() -> clap::Command {
-    let settings = [("up", settings::all()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())];
+    let settings = [("up", settings::local()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())];
     settings.into_iter().fold(Cli::command(), |command, (name, sections)| {
         command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)))
     })
@@ -175,7 +186,17 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = match cli.command {
-        Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?, adjust_router)),
+        Command::Up(args) => {
+            let settings = args.load(&given, file.as_deref())?;
+            if args.is_for_jobs() {
+                runtime.block_on(cluster::up(&args, &given, &settings, file.as_deref()))
+            } else {
+                runtime.block_on(up::up(settings, adjust_router))
+            }
+        }
+        Command::Wait(args) => runtime.block_on(cluster::wait(&args, file.as_deref())),
+        Command::Scale(args) => runtime.block_on(cluster::scale(&args, file.as_deref())),
+        Command::Down(args) => runtime.block_on(cluster::down(&args, file.as_deref())),
         Command::Router(args) => runtime.block_on(router::router(&given.load(file.as_deref(), None)?, &args, adjust_router)),
         Command::Agent(engine) => runtime.block_on(agent::agent(&given.load(file.as_deref(), Some(&engine))?)),
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),

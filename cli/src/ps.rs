@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use hostler_proto::fleet::v1::ListRequest;
 
-use self::fleet::{Failure, GoneJob, Job};
-pub(crate) use self::fleet::{Finding, Gpu, Node, Replica};
+use self::fleet::{Failure, Job};
+pub(crate) use self::fleet::{Finding, GoneJob, Gpu, Node, Replica};
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::{Side, say, table};
 

@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use hostler_agent::AgentConfig;
 use hostler_boot::telemetry::LogConfig;
 use hostler_boot::{Section, SettingSources, Settings};
+use hostler_controller::ClusterConfig;
 use hostler_router::RouterConfig;
 
 /// What comes after `--` on the command line.
@@ -14,7 +16,7 @@ use hostler_router::RouterConfig;
 pub(crate) struct EngineArgs {
     /// More arguments for every engine, as they are.
     #[arg(last = true, value_name = "ENGINE ARGUMENTS")]
-    extra: Vec<String>,
+    pub(crate) extra: Vec<String>,
 }
 
 pub(crate) fn router() -> Vec<Section> {
@@ -26,7 +28,17 @@ pub(crate) fn agent() -> Vec<Section> {
 }
 
 pub(crate) fn all() -> Vec<Section> {
-    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), log()]
+    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster"), log()]
+}
+
+/// What `hostler up` has flags for.
+pub(crate) fn local() -> Vec<Section> {
+    roles().into_iter().chain([log()]).collect()
+}
+
+/// The router and the agent of this machine.
+pub(crate) fn roles() -> Vec<Section> {
+    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent")]
 }
 
 fn log() -> Section {
@@ -58,6 +70,13 @@ impl CommandFlags<'_> {
         hostler_boot::telemetry::init(&settings.section("log")?)?;
         Ok(settings)
     }
+
+    /// The flags of these sections that stand on the command line, as they are written.
+    pub(crate) fn given_of(&self, sections: &[Section]) -> Vec<String> {
+        let given = |id: &str| self.flags.is_some_and(|flags| flags.value_source(id) == Some(ValueSource::CommandLine));
+        let flags = Settings::flags(sections);
+        flags.iter().filter(|flag| given(flag.get_id().as_str())).filter_map(|flag| Some(format!("--{}", flag.get_long()?))).collect()
+    }
 }
 
 /// Where the router's keys are, by the file and the environment; empty where not set.
@@ -75,6 +94,12 @@ pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(router_config(file)?.operators_socket)
 }
 
+/// What the fleet's batch jobs need, by the file and the environment.
+pub(crate) fn cluster_config(file: Option<&Path>) -> anyhow::Result<ClusterConfig> {
+    let settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?;
+    Ok(settings.section("cluster")?)
+}
+
 /// The router's settings, by the file and the environment.
 fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
     let settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?;
@@ -87,6 +112,7 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
     let settings = Settings::load(&all(), &SettingSources { file: Some(file), ..SettingSources::default() })?;
     settings.section::<RouterConfig>("router")?;
     settings.section::<AgentConfig>("agent")?;
+    settings.section::<ClusterConfig>("cluster")?;
     let log: LogConfig = settings.section("log")?;
     hostler_boot::telemetry::init(&log).context("in the [log] section")?;
     crate::output::say(&format!("{} is sound", file.display()));
