@@ -120,6 +120,12 @@ impl FleetFolder {
         self.path.join("join-token")
     }
 
+    /// Where the agents of the fleet's jobs keep key and certificate, in a folder for each node's name.
+    #[must_use]
+    pub fn identities(&self) -> PathBuf {
+        self.path.join("identity")
+    }
+
     /// What is wanted.
     ///
     /// # Errors
@@ -255,4 +261,4 @@ fn read(path: &Path) -> Result<Option<String>, FolderError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,7 +4,9 @@
 mod config;
 mod folder;
 mod status;
+mod submission;
 
 pub use config::ClusterConfig;
 pub use folder::{Endpoint, FleetFolder, FolderError};
 pub use status::{EntryStatus, FleetStatus, JobStatus};
+pub use submission::{AgentCommand, build_submission, job_name};

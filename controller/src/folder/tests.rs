@@ -2,7 +2,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-fn folder() -> (tempfile::TempDir, FleetFolder) {
+pub(crate) fn folder() -> (tempfile::TempDir, FleetFolder) {
     let place = tempfile::tempdir().unwrap();
     let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
     (place, folder)
