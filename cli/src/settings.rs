@@ -7,6 +7,7 @@ use clap::{ArgMatches, Args};
 use hostler_agent::AgentConfig;
 use hostler_boot::telemetry::LogConfig;
 use hostler_boot::{Section, SettingSources, Settings};
+use hostler_controller::ClusterConfig;
 use hostler_router::RouterConfig;
 
 /// What comes after `--` on the command line.
@@ -26,7 +27,7 @@ pub(crate) fn agent() -> Vec<Section> {
 }
 
 pub(crate) fn all() -> Vec<Section> {
-    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), log()]
+    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster"), log()]
 }
 
 fn log() -> Section {
@@ -35,7 +36,17 @@ fn log() -> Section {
 
 /// The configuration file: the one that was named, or the user's own where there is one.
 pub(crate) fn config_file(named: Option<PathBuf>) -> Option<PathBuf> {
-    named.or_else(|| Some(hostler_boot::home::config_dir()?.join("hostler/hostler.toml")).filter(|path| path.is_file()))
+    named.or_else(|| own_config_file().filter(|path| path.is_file()))
+}
+
+/// Where the user's own configuration file is, or would be.
+pub(crate) fn own_config_file() -> Option<PathBuf> {
+    Some(hostler_boot::home::config_dir()?.join("hostler/hostler.toml"))
+}
+
+/// The user's own key, which `hostler init` makes beside the key file.
+pub(crate) fn user_key_file(keys_file: &Path) -> PathBuf {
+    keys_file.with_file_name("user.key")
 }
 
 /// The environment as far as it is text; no setting is anything else.
@@ -76,9 +87,26 @@ pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 /// The router's settings, by the file and the environment.
-fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
-    let settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?;
-    Ok(settings.section("router")?)
+pub(crate) fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
+    Ok(load(file)?.section("router")?)
+}
+
+/// The settings of the fleet's jobs, by the file and the environment.
+pub(crate) fn cluster_config(file: Option<&Path>) -> anyhow::Result<ClusterConfig> {
+    Ok(load(file)?.section("cluster")?)
+}
+
+fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
+    Ok(Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?)
+}
+
+/// Reads a file that describes a site: the settings of jobs and their agents, and no router's.
+pub(crate) fn check_site(file: &Path) -> anyhow::Result<()> {
+    let sections = [Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster")];
+    let settings = Settings::load(&sections, &SettingSources { file: Some(file), ..SettingSources::default() })?;
+    settings.section::<AgentConfig>("agent")?;
+    settings.section::<ClusterConfig>("cluster")?;
+    Ok(())
 }
 
 /// Reads a file as every role would.
@@ -87,6 +115,7 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
     let settings = Settings::load(&all(), &SettingSources { file: Some(file), ..SettingSources::default() })?;
     settings.section::<RouterConfig>("router")?;
     settings.section::<AgentConfig>("agent")?;
+    settings.section::<ClusterConfig>("cluster")?;
     let log: LogConfig = settings.section("log")?;
     hostler_boot::telemetry::init(&log).context("in the [log] section")?;
     crate::output::say(&format!("{} is sound", file.display()));
