@@ -5,8 +5,11 @@ mod advise;
 mod agent;
 mod bench;
 mod cluster;
+mod connect;
 mod docs;
+mod doctor;
 mod drain;
+mod env;
 mod explain;
 mod init;
 mod keeper;
@@ -89,8 +92,14 @@ enum Command {
     /// Make, show and revoke the keys of those who may send requests.
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Make a fleet's authority and a first token, so that agents on other hosts can join over TLS.
+    /// Make what a fleet of yours needs and does not have: its authority, your key, settings for your cluster. What is there stays as it is.
     Init(init::InitArgs),
+    /// Print how programs on this host reach your fleet of batch jobs, as in `eval "$(hostler env)"`.
+    Env(env::EnvArgs),
+    /// Reach your fleet on a login node from another machine, through ssh.
+    Connect(connect::ConnectArgs),
+    /// Say what keeps a fleet of batch jobs from working here, and what to do about it.
+    Doctor(doctor::DoctorArgs),
     /// Make, show and revoke the tokens by which nodes join.
     #[command(subcommand)]
     Token(init::TokenCommand),
@@ -209,7 +218,10 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Wake(args) => runtime.block_on(operate::wake(&args)),
         Command::Lora(command) => runtime.block_on(lora::lora(&command)),
         Command::Keys(command) => keys::keys(&command, file.as_deref()),
-        Command::Init(args) => init::init(&args, file.as_deref()),
+        Command::Init(args) => runtime.block_on(init::init(&args, file.as_deref())),
+        Command::Env(args) => env::env(&args, file.as_deref()),
+        Command::Connect(args) => runtime.block_on(connect::connect(&args)),
+        Command::Doctor(args) => runtime.block_on(doctor::doctor(&CommandFlags { flags: None }.load(file.as_deref(), None)?, &args)),
         Command::Token(command) => init::token(&command, file.as_deref()),
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),

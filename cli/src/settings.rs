@@ -47,7 +47,17 @@ fn log() -> Section {
 
 /// The configuration file: the one that was named, or the user's own where there is one.
 pub(crate) fn config_file(named: Option<PathBuf>) -> Option<PathBuf> {
-    named.or_else(|| Some(hostler_boot::home::config_dir()?.join("hostler/hostler.toml")).filter(|path| path.is_file()))
+    named.or_else(|| own_config_file().filter(|path| path.is_file()))
+}
+
+/// Where the user's own configuration file is, or would be.
+pub(crate) fn own_config_file() -> Option<PathBuf> {
+    Some(hostler_boot::home::config_dir()?.join("hostler/hostler.toml"))
+}
+
+/// The user's own key, which `hostler init` makes beside the key file.
+pub(crate) fn user_key_file(keys_file: &Path) -> PathBuf {
+    keys_file.with_file_name("user.key")
 }
 
 /// The environment as far as it is text; no setting is anything else.
@@ -94,16 +104,27 @@ pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(router_config(file)?.operators_socket)
 }
 
-/// What the fleet's batch jobs need, by the file and the environment.
-pub(crate) fn cluster_config(file: Option<&Path>) -> anyhow::Result<ClusterConfig> {
-    let settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?;
-    Ok(settings.section("cluster")?)
+/// The router's settings, by the file and the environment.
+pub(crate) fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
+    Ok(load(file)?.section("router")?)
 }
 
-/// The router's settings, by the file and the environment.
-fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
-    let settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?;
-    Ok(settings.section("router")?)
+/// The settings of the fleet's jobs, by the file and the environment.
+pub(crate) fn cluster_config(file: Option<&Path>) -> anyhow::Result<ClusterConfig> {
+    Ok(load(file)?.section("cluster")?)
+}
+
+fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
+    Ok(Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?)
+}
+
+/// Reads a file that describes a site: the settings of jobs and their agents, and no router's.
+pub(crate) fn check_site(file: &Path) -> anyhow::Result<()> {
+    let sections = [Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster")];
+    let settings = Settings::load(&sections, &SettingSources { file: Some(file), ..SettingSources::default() })?;
+    settings.section::<AgentConfig>("agent")?;
+    settings.section::<ClusterConfig>("cluster")?;
+    Ok(())
 }
 
 /// Reads a file as every role would.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use hostler_cluster::{FleetEntry, Memory};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::ClusterConfig;
@@ -158,7 +159,27 @@ impl FleetFolder {
     /// # Errors
     /// `Busy` when another one holds it for longer than `patience`.
     pub fn lock_controller(&self, patience: Duration) -> Result<File, FolderError> {
-        self.lock("controller.lock", patience)
+        let file = self.lock("controller.lock", patience)?;
+        // The scheduler's commands are the only programs that a controller starts.
+        fcntl_setfd(&file, FdFlags::empty()).map_err(|errno| FolderError::File {
+            what: "lock",
+            path: self.path.join("controller.lock"),
+            source: errno.into(),
+        })?;
+        Ok(file)
+    }
+
+    /// Removes the endpoint if nothing is wanted, while no other command changes that; `false` where something is.
+    ///
+    /// # Errors
+    /// As for `change_entries`.
+    pub fn close_if_empty(&self) -> Result<bool, FolderError> {
+        let _lock = self.lock("fleet.lock", LOCK_TIMEOUT)?;
+        let is_empty = self.entries()?.is_empty();
+        if is_empty {
+            self.remove_endpoint()?;
+        }
+        Ok(is_empty)
     }
 
     /// Where the fleet is reached; `None` where no controller runs.
@@ -178,11 +199,7 @@ impl FleetFolder {
     /// # Errors
     /// When the file cannot be removed.
     pub fn remove_endpoint(&self) -> Result<(), FolderError> {
-        let path = self.path.join("endpoint.json");
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != ErrorKind::NotFound => Err(FolderError::File { what: "remove", path, source }),
-            _ => Ok(()),
-        }
+        remove(&self.path.join("endpoint.json"))
     }
 
     /// What the controller saw last; `None` before its first step.
@@ -211,6 +228,26 @@ impl FleetFolder {
     /// When the file cannot be written.
     pub fn write_memory(&self, entry: &str, memory: &Memory) -> Result<(), FolderError> {
         self.write_json(&format!("memory/{entry}.json"), memory)
+    }
+
+    /// The entries of which something is remembered.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn remembered(&self) -> Result<Vec<String>, FolderError> {
+        let path = self.path.join("memory");
+        let failed = |source| FolderError::File { what: "read", path: path.clone(), source };
+        let files = fs::read_dir(&path).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let mut names: Vec<String> =
+            files.iter().filter_map(|file| Some(file.file_name().to_str()?.strip_suffix(".json")?.to_owned())).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// # Errors
+    /// When the file cannot be removed.
+    pub fn forget(&self, entry: &str) -> Result<(), FolderError> {
+        remove(&self.path.join(format!("memory/{entry}.json")))
     }
 
     fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, FolderError> {
@@ -249,6 +286,13 @@ impl FleetFolder {
             }
             tries -= 1;
         }
+    }
+}
+
+fn remove(path: &Path) -> Result<(), FolderError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => Err(FolderError::File { what: "remove", path: path.to_owned(), source }),
+        _ => Ok(()),
     }
 }
 
