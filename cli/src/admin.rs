@@ -47,7 +47,7 @@ pub(crate) struct AdminArgs {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum AdminEndpoint {
+pub(crate) enum AdminEndpoint {
     /// Its operators' socket.
     Socket(PathBuf),
     /// Its admin listener, as `HOST:PORT`.
@@ -63,6 +63,11 @@ impl AdminEndpoint {
         }
         let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
         if address.contains('/') { Self::Socket(text.into()) } else { Self::Address(address.to_owned()) }
+    }
+
+    /// Whether this is the router with that operators' socket, as far as the arguments tell; without them it is the user's own router.
+    pub(crate) fn may_be(args: &AdminArgs, socket: &Path) -> bool {
+        args.admin.as_ref().is_none_or(|named| Self::parse(named) == Self::Socket(socket.to_owned()))
     }
 
     /// The router that the arguments name; without them the configuration's, else the only one of

@@ -6,6 +6,7 @@ mod agent;
 mod bench;
 mod cluster;
 mod connect;
+mod controller;
 mod docs;
 mod doctor;
 mod drain;
@@ -70,6 +71,8 @@ enum Command {
     /// Run the agent of this node: it starts the engines and serves the routers.
     #[command(after_help = hostler_agent::EXIT_CODES)]
     Agent(settings::EngineArgs),
+    /// Keep a fleet of batch jobs: a router, and what submits, replaces and ends the jobs that `hostler up` has asked for.
+    Controller(controller::ControllerArgs),
     /// Show what the agent would run here and why: layout, memory, flags. Starts nothing.
     Plan(plan::PlanArgs),
     /// Show nodes and replicas: phase, load, KV use, what is known of the cache.
@@ -165,7 +168,13 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
 
 /// The command line, with a flag for each setting.
 fn command() -> clap::Command {
-    let settings = [("up", settings::local()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())];
+    let settings = [
+        ("controller", settings::controller()),
+        ("up", settings::local()),
+        ("router", settings::router()),
+        ("agent", settings::agent()),
+        ("plan", settings::agent()),
+    ];
     settings.into_iter().fold(Cli::command(), |command, (name, sections)| {
         command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)))
     })
@@ -208,6 +217,9 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Down(args) => runtime.block_on(cluster::down(&args, file.as_deref())),
         Command::Router(args) => runtime.block_on(router::router(&given.load(file.as_deref(), None)?, &args, adjust_router)),
         Command::Agent(engine) => runtime.block_on(agent::agent(&given.load(file.as_deref(), Some(&engine))?)),
+        Command::Controller(args) => {
+            runtime.block_on(controller::controller(&given.load(file.as_deref(), None)?, &args, file.as_deref(), adjust_router))
+        }
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),
         Command::Advise(args) => runtime.block_on(advise::advise(&args)),

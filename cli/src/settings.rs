@@ -27,6 +27,10 @@ pub(crate) fn agent() -> Vec<Section> {
     vec![Section::of::<AgentConfig>("agent"), log()]
 }
 
+pub(crate) fn controller() -> Vec<Section> {
+    vec![Section::of::<RouterConfig>("router"), Section::of::<ClusterConfig>("cluster"), log()]
+}
+
 pub(crate) fn all() -> Vec<Section> {
     vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster"), log()]
 }

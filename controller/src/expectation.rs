@@ -21,11 +21,8 @@ pub(crate) fn expect(view: &EntryView<'_>, now: SystemTime) -> Option<ExpectedMo
     if view.entry.size == FleetSize::Fixed(0) {
         return None;
     }
-    let expected_in = if view.jobs.is_empty() {
-        await_new_job(view, now)
-    } else {
-        view.jobs.iter().filter_map(|job| await_job(view, job, now)).min()
-    };
+    let expected_in =
+        if view.jobs.is_empty() { await_new_job(view, now) } else { view.jobs.iter().filter_map(|job| await_job(view, job, now)).min() };
     let expected_in_ms = expected_in.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
     Some(ExpectedModel { names: view.names.to_vec(), expected_in_ms, reason: explain(view, now) })
 }

@@ -73,12 +73,16 @@ impl FleetFolder {
     /// # Errors
     /// When it cannot be made, or others can change it.
     pub fn open(config: &ClusterConfig) -> Result<Self, FolderError> {
-        let path = if config.state_dir.as_os_str().is_empty() {
-            hostler_boot::home::state_dir().ok_or(FolderError::NoHome)?.join("hostler/fleet")
-        } else {
-            config.state_dir.clone()
-        };
-        Self::at(&path)
+        Self::at(&place(config)?)
+    }
+
+    /// The folder that the settings name, where it is there.
+    ///
+    /// # Errors
+    /// As for `open`.
+    pub fn find(config: &ClusterConfig) -> Result<Option<Self>, FolderError> {
+        let path = place(config)?;
+        if path.join("status.json").exists() { Self::at(&path).map(Some) } else { Ok(None) }
     }
 
     /// The folder at a path.
@@ -272,6 +276,7 @@ impl FleetFolder {
         Ok(())
     }
 
+    #[expect(clippy::disallowed_methods, reason = "commands take it while nothing else runs, and the controller on a thread of its own")]
     fn lock(&self, name: &str, patience: Duration) -> Result<File, FolderError> {
         let path = self.path.join(name);
         let failed = |source| FolderError::File { what: "lock", path: path.clone(), source };
@@ -287,6 +292,13 @@ impl FleetFolder {
             tries -= 1;
         }
     }
+}
+
+fn place(config: &ClusterConfig) -> Result<PathBuf, FolderError> {
+    if !config.state_dir.as_os_str().is_empty() {
+        return Ok(config.state_dir.clone());
+    }
+    Ok(hostler_boot::home::state_dir().ok_or(FolderError::NoHome)?.join("hostler/fleet"))
 }
 
 fn remove(path: &Path) -> Result<(), FolderError> {

@@ -11,7 +11,7 @@ mod run;
 mod status;
 mod submission;
 
-pub use config::ClusterConfig;
+pub use config::{ClusterConfig, SchedulerError};
 pub use folder::{Endpoint, FleetFolder, FolderError};
 pub use run::{Controller, ControllerSetup};
 pub use status::{EntryStatus, FleetStatus, JobStatus};

@@ -182,8 +182,7 @@ impl Controller {
         };
         let taken = self.act(entry, &mut record, &jobs, listed, now).await;
         let names = model_names(entry, &self.setup.engine_args);
-        let view =
-            EntryView { entry, names: &names, memory: &record.memory, jobs: &jobs, nodes: &listed.nodes, refusal: &record.refusal };
+        let view = EntryView { entry, names: &names, memory: &record.memory, jobs: &jobs, nodes: &listed.nodes, refusal: &record.refusal };
         let (status, expected) = (report(&view, now), expect(&view, now));
         (record.status, record.expected) = (Some(status), expected);
         if is_removed(entry) && record.memory.is_over() {
