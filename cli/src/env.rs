@@ -66,7 +66,8 @@ fn check_reachable(endpoint: &Endpoint, this_host: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn this_host() -> String {
+/// As a controller writes it down.
+pub(crate) fn this_host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

@@ -12,6 +12,7 @@ use hostler_boot::socket::is_live;
 use hostler_controller::{Endpoint, FleetFolder, FolderError};
 
 use super::Fleet;
+use crate::env::this_host;
 
 /// How long a controller may take until it says where it is reached. It waits for a submission of the one before it, and binds its ports.
 const START_TIMEOUT: Duration = Duration::from_secs(150);
@@ -25,11 +26,6 @@ pub(super) const STATUS_LIFETIME: Duration = Duration::from_secs(60);
 const LOG_TAIL: u64 = 8192;
 
 const SHOWN_LINES: usize = 8;
-
-/// This host, as a controller writes it down.
-pub(super) fn this_host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
 
 /// Where the running controller is reached; `None` where none runs. One on another host is known by what it has just written.
 pub(super) async fn find_controller(folder: &FleetFolder) -> anyhow::Result<Option<Endpoint>> {

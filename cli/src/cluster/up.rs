@@ -13,10 +13,11 @@ use hostler_router::RouterConfig;
 use hostler_scheduler::Scheduler;
 
 use super::Fleet;
-use super::controller_process::{ensure_controller, find_controller, this_host};
+use super::controller_process::{ensure_controller, find_controller};
 use super::entries::{name_of_model, parse_nodes, put_entry};
 use super::walltime::parse_walltime;
 use super::watch::{WATCH_TIMEOUT, Watch};
+use crate::env::this_host;
 use crate::output::{complain, say};
 use crate::settings::{self, CommandFlags, EngineArgs};
 

@@ -1,7 +1,8 @@
 //! Looking on until an entry serves: what its jobs and their engines do is said line by line. The fleet needs nobody who looks on.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::bail;
@@ -10,9 +11,10 @@ use hostler_controller::{Endpoint, EntryStatus, FleetFolder, FleetStatus};
 use hostler_proto::fleet::v1::ListRequest;
 use tokio::time::sleep;
 
-use super::controller_process::{STATUS_LIFETIME, last_lines, this_host};
+use super::controller_process::{STATUS_LIFETIME, last_lines};
 use super::progress::{EntryProgress, Outlook, judge};
 use crate::admin::{AdminClient, connect_to_socket, status_error};
+use crate::env::this_host;
 use crate::output::say;
 use crate::ps::{GoneJob, Node, Replica};
 use crate::startup_progress::StartupProgress;
@@ -181,8 +183,8 @@ impl EngineWatch {
 }
 
 /// The last line that a job has printed since then.
-fn last_words(logs: &std::path::Path, since: SystemTime) -> Option<String> {
-    let files = std::fs::read_dir(logs).ok()?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+fn last_words(logs: &Path, since: SystemTime) -> Option<String> {
+    let files = fs::read_dir(logs).ok()?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
     let dated = files.filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
     let (_, newest) = dated.filter(|(changed, _)| *changed >= since).max()?;
     last_lines(&newest).ok()?.into_iter().rfind(|line| !line.trim().is_empty())
