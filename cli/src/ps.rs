@@ -10,7 +10,7 @@ use hostler_proto::fleet::v1::ListRequest;
 
 use self::fleet::{Failure, GoneJob, Job};
 pub(crate) use self::fleet::{Finding, Gpu, Node, Replica};
-use self::fleet_jobs::{FleetJob, job_lines};
+use self::fleet_jobs::job_lines;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::{Side, say, table};
 
