@@ -289,7 +289,7 @@ impl Controller {
         if trouble.is_empty() {
             tracing::info!("scheduler and router answer again");
         } else {
-            tracing::warn!(trouble, "no decision");
+            tracing::warn!(trouble, "an entry has no step");
         }
         self.trouble = trouble;
     }
