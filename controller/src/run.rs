@@ -289,7 +289,7 @@ impl Controller {
         if trouble.is_empty() {
             tracing::info!("scheduler and router answer again");
         } else {
-            tracing::warn!(trouble, "no decision");
+            tracing::warn!(trouble, "an entry has no step");
         }
         self.trouble = trouble;
     }
@@ -338,4 +338,25 @@ fn is_refusal(error: &CommandError) -> bool {
 fn step_interval(variable: impl Fn(&str) -> Option<String>) -> Duration {
     let set = variable("HOSTLER_STEP_INTERVAL_MS").and_then(|text| text.parse().ok()).map(Duration::from_millis);
     set.filter(|interval| !interval.is_zero()).unwrap_or(STEP_INTERVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_taken_every_five_seconds_unless_a_test_says_otherwise() {
+        assert_eq!(step_interval(|_| None), STEP_INTERVAL);
+        for (text, milliseconds) in [("500", 500), ("0", 5000), ("soon", 5000)] {
+            assert_eq!(step_interval(|_| Some(text.into())), Duration::from_millis(milliseconds), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_late_command_has_submitted_is_not_submitted_again_as_refused() {
+        let program = || PathBuf::from("/usr/bin/qsub");
+        assert!(is_refusal(&CommandError::Failed { program: program(), status: "exit status: 1".into(), words: "no such queue".into() }));
+        assert!(!is_refusal(&CommandError::Late { program: program(), deadline: CALL_TIMEOUT }));
+        assert!(!is_refusal(&CommandError::Unreadable { program: program(), what: "no id of a job", words: "nothing".into() }));
+    }
 }
