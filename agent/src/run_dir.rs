@@ -76,12 +76,7 @@ pub(crate) struct RunDir {
 impl RunDir {
     /// Makes this agent's directory below `configured`, or below the default where that is empty, and clears away what dead agents left there, their engines first. Engines that a dead agent of the same node has left to the next one are kept; those of other nodes are left alone. Blocks: milliseconds as a rule, 10 s for each engine that does not die.
     pub(crate) fn open(configured: &Path, node: &str) -> Result<Self, RunDirError> {
-        let base = base_dir(configured)?;
-        // The agent's own name, and the separator before it.
-        let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + MAX_PATH_BELOW;
-        if length > MAX_PATH_BYTES {
-            return Err(RunDirError::TooLong { excess: length - MAX_PATH_BYTES, path: base });
-        }
+        let base = locate_base(configured)?;
         make_private(&base)?;
         // Until an agent's own lock is held, only this lock tells its directory from a dead
         // agent's.
@@ -172,6 +167,25 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
 pub(crate) fn log_name(host: &str, node: &str, index: u32) -> String {
     let place = if node.starts_with(host) { node.to_owned() } else { format!("{host}-{node}") };
     format!("{place}-e{index}.log")
+}
+
+/// Whether an agent could have its directory there, without making anything.
+pub(crate) fn check(configured: &Path) -> Result<PathBuf, RunDirError> {
+    let base = locate_base(configured)?;
+    if base.exists() {
+        check_private(&base)?;
+    }
+    Ok(base)
+}
+
+fn locate_base(configured: &Path) -> Result<PathBuf, RunDirError> {
+    let base = base_dir(configured)?;
+    // The agent's own name, and the separator before it.
+    let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + MAX_PATH_BELOW;
+    if length > MAX_PATH_BYTES {
+        return Err(RunDirError::TooLong { excess: length - MAX_PATH_BYTES, path: base });
+    }
+    Ok(base)
 }
 
 /// A relative path would only seem short enough, because engines make it absolute.

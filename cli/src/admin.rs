@@ -47,7 +47,7 @@ pub(crate) struct AdminArgs {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum AdminEndpoint {
+pub(crate) enum AdminEndpoint {
     /// Its operators' socket.
     Socket(PathBuf),
     /// Its admin listener, as `HOST:PORT`.
@@ -63,6 +63,11 @@ impl AdminEndpoint {
         }
         let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
         if address.contains('/') { Self::Socket(text.into()) } else { Self::Address(address.to_owned()) }
+    }
+
+    /// Whether this is the router with that operators' socket, as far as the arguments tell; without them it is the user's own router.
+    pub(crate) fn may_be(args: &AdminArgs, socket: &Path) -> bool {
+        args.admin.as_ref().is_none_or(|named| Self::parse(named) == Self::Socket(socket.to_owned()))
     }
 
     /// The router that the arguments name; without them the configuration's, else the only one of
@@ -132,6 +137,11 @@ pub(crate) async fn connect_for_long_call(args: &AdminArgs) -> anyhow::Result<Ad
 /// A client of a router whose admin address and key are known.
 pub(crate) async fn connect_with(address: &str, key: &Secret) -> anyhow::Result<AdminClient> {
     connect_within(&AdminEndpoint::parse(address), Some(key), CALL_TIMEOUT).await
+}
+
+/// A client of a router whose operators' socket is known.
+pub(crate) async fn connect_to_socket(path: &Path) -> anyhow::Result<AdminClient> {
+    connect_within(&AdminEndpoint::Socket(path.to_owned()), None, CALL_TIMEOUT).await
 }
 
 async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminClient> {

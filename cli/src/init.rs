@@ -1,5 +1,8 @@
 //! `hostler init` and `hostler token`: the fleet's authority, and the tokens by which nodes join. They change the authority's folder, which
-//! the routers read whenever a node joins.
+//! the routers read whenever a node joins. What else `init` makes is in `user_files`.
+
+mod sites;
+mod user_files;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -15,8 +18,13 @@ use crate::settings::tls_dir;
 
 #[derive(Debug, Args)]
 pub(crate) struct InitArgs {
-    #[command(flatten)]
-    folder: AuthorityFolderArgs,
+    /// Make only an authority, in this folder, and a first token.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// The cluster whose jobs are to serve: a name of which `list` shows all, or a file with a `[cluster]` section. Without it, one for the scheduler
+    /// whose commands this host has.
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "dir")]
+    site: Option<String>,
     /// What the fleet is called; it stands in its nodes' certificates.
     #[arg(long, default_value = "hostler", value_name = "FLEET")]
     name: String,
@@ -69,6 +77,13 @@ struct TokenArgs {
     out: Option<PathBuf>,
 }
 
+impl TokenArgs {
+    /// Whether anything says that a token is to be made.
+    fn is_wanted(&self) -> bool {
+        self.out.is_some() || self.uses.is_some() || !self.job.is_empty() || !self.node.is_empty()
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct UsesArg(UseLimit);
 
@@ -100,14 +115,18 @@ pub(crate) struct RevokeTokenArgs {
     folder: AuthorityFolderArgs,
 }
 
-pub(crate) fn init(args: &InitArgs, config: Option<&Path>) -> anyhow::Result<()> {
-    let folder = authority_folder(&args.folder, config)?;
-    let authority = Authority::create(&folder, &args.name)?;
+pub(crate) async fn init(args: &InitArgs, config: Option<&Path>) -> anyhow::Result<()> {
+    if args.site.as_deref() == Some("list") {
+        sites::lines().iter().for_each(|line| say(line));
+        return Ok(());
+    }
+    let Some(folder) = &args.dir else { return user_files::make_missing(args, config).await };
+    let authority = Authority::create(folder, &args.name)?;
     complain(&format!("fleet        {}", authority.fleet()));
     complain(&format!("authority    {} (ca.key in it is the fleet: keep it private; its routers share it)", folder.display()));
     complain(&format!("fingerprint  {}", authority.fingerprint()));
     complain(&format!("routers      hostler router --tls-dir {} --agents-listen 0.0.0.0:8001", folder.display()));
-    create_token(&authority, &folder, &args.token)
+    create_token(&authority, folder, &args.token)
 }
 
 pub(crate) fn token(command: &TokenCommand, config: Option<&Path>) -> anyhow::Result<()> {

@@ -5,8 +5,13 @@ mod advise;
 mod agent;
 mod batch;
 mod bench;
+mod cluster;
+mod connect;
+mod controller;
 mod docs;
+mod doctor;
 mod drain;
+mod env;
 mod explain;
 mod init;
 mod keeper;
@@ -22,6 +27,7 @@ mod secret_output;
 mod settings;
 mod sim;
 mod simulate;
+mod startup_progress;
 mod up;
 
 use std::path::PathBuf;
@@ -52,14 +58,23 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "made once a process")]
 enum Command {
-    /// Run everything on this machine: a router, an agent and its engines.
+    /// Serve a model: from this machine, with a router, an agent and its engines; or with --nodes from batch jobs of a cluster.
     #[command(after_help = hostler_agent::EXIT_CODES)]
-    Up(settings::EngineArgs),
+    Up(cluster::UpArgs),
+    /// Wait until a model serves that `hostler up` has batch jobs for.
+    #[command(after_help = cluster::WAIT_EXIT_CODES)]
+    Wait(cluster::WaitArgs),
+    /// Give a model that is up another number of nodes.
+    Scale(cluster::ScaleArgs),
+    /// End models that are up, with all their batch jobs.
+    Down(cluster::DownArgs),
     /// Run the router.
     Router(router::RouterArgs),
     /// Run the agent of this node: it starts the engines and serves the routers.
     #[command(after_help = hostler_agent::EXIT_CODES)]
     Agent(settings::EngineArgs),
+    /// Keep a fleet of batch jobs: a router, and what submits, replaces and ends the jobs that `hostler up` has asked for.
+    Controller(controller::ControllerArgs),
     /// Show what the agent would run here and why: layout, memory, flags. Starts nothing.
     Plan(plan::PlanArgs),
     /// Show nodes and replicas: phase, load, KV use, what is known of the cache.
@@ -82,8 +97,14 @@ enum Command {
     /// Make, show and revoke the keys of those who may send requests.
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Make a fleet's authority and a first token, so that agents on other hosts can join over TLS.
+    /// Make what a fleet of yours needs and does not have: its authority, your key, settings for your cluster. What is there stays as it is.
     Init(init::InitArgs),
+    /// Print how programs on this host reach your fleet of batch jobs, as in `eval "$(hostler env)"`.
+    Env(env::EnvArgs),
+    /// Reach your fleet on a login node from another machine, through ssh.
+    Connect(connect::ConnectArgs),
+    /// Say what keeps a fleet of batch jobs from working here, and what to do about it.
+    Doctor(doctor::DoctorArgs),
     /// Make, show and revoke the tokens by which nodes join.
     #[command(subcommand)]
     Token(init::TokenCommand),
@@ -143,16 +164,24 @@ pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     }
 }
 
-/// How an agent or a batch ended is told by its exit code; every other error is 1, and a wrong command line 2, by clap.
+/// How an agent or a batch ended, or why a model is no longer waited for, is told by the exit code; every other error is 1, and a wrong command line 2, by
+/// clap.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let of_agent = error.downcast_ref::<AgentError>().map(AgentError::exit_code);
-    let of_batch = error.downcast_ref::<BatchError>().map(BatchError::exit_code);
-    of_agent.or(of_batch).map_or(ExitCode::FAILURE, ExitCode::from)
+    let of_agent = || error.downcast_ref::<AgentError>().map(AgentError::exit_code);
+    let of_batch = || error.downcast_ref::<BatchError>().map(BatchError::exit_code);
+    let of_watch = || error.downcast_ref::<cluster::WatchError>().map(cluster::WatchError::exit_code);
+    of_agent().or_else(of_batch).or_else(of_watch).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// The command line, with a flag for each setting.
 fn command() -> clap::Command {
-    let settings = [("up", settings::all()), ("router", settings::router()), ("agent", settings::agent()), ("plan", settings::agent())];
+    let settings = [
+        ("controller", settings::controller()),
+        ("up", settings::local()),
+        ("router", settings::router()),
+        ("agent", settings::agent()),
+        ("plan", settings::agent()),
+    ];
     settings.into_iter().fold(Cli::command(), |command, (name, sections)| {
         command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)))
     })
@@ -182,9 +211,22 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ended = match cli.command {
-        Command::Up(engine) => runtime.block_on(up::up(given.load(file.as_deref(), Some(&engine))?, adjust_router)),
+        Command::Up(args) => {
+            let settings = args.load(&given, file.as_deref())?;
+            if args.is_for_jobs() {
+                runtime.block_on(cluster::up(&args, &given, &settings, file.as_deref()))
+            } else {
+                runtime.block_on(up::up(settings, adjust_router))
+            }
+        }
+        Command::Wait(args) => runtime.block_on(cluster::wait(&args, file.as_deref())),
+        Command::Scale(args) => runtime.block_on(cluster::scale(&args, file.as_deref())),
+        Command::Down(args) => runtime.block_on(cluster::down(&args, file.as_deref())),
         Command::Router(args) => runtime.block_on(router::router(&given.load(file.as_deref(), None)?, &args, adjust_router)),
         Command::Agent(engine) => runtime.block_on(agent::agent(&given.load(file.as_deref(), Some(&engine))?)),
+        Command::Controller(args) => {
+            runtime.block_on(controller::controller(&given.load(file.as_deref(), None)?, &args, file.as_deref(), adjust_router))
+        }
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),
         Command::Advise(args) => runtime.block_on(advise::advise(&args)),
@@ -195,7 +237,10 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Wake(args) => runtime.block_on(operate::wake(&args)),
         Command::Lora(command) => runtime.block_on(lora::lora(&command)),
         Command::Keys(command) => keys::keys(&command, file.as_deref()),
-        Command::Init(args) => init::init(&args, file.as_deref()),
+        Command::Init(args) => runtime.block_on(init::init(&args, file.as_deref())),
+        Command::Env(args) => env::env(&args, file.as_deref()),
+        Command::Connect(args) => runtime.block_on(connect::connect(&args)),
+        Command::Doctor(args) => runtime.block_on(doctor::doctor(&CommandFlags { flags: None }.load(file.as_deref(), None)?, &args)),
         Command::Token(command) => init::token(&command, file.as_deref()),
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),

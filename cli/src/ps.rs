@@ -1,14 +1,16 @@
 //! `hostler ps`: nodes and replicas as a table, or as JSON for scripts, as one router sees them.
 
 mod fleet;
+mod fleet_jobs;
 
 use std::time::Duration;
 
 use clap::Args;
 use hostler_proto::fleet::v1::ListRequest;
 
-use self::fleet::{Failure, GoneJob, Job};
-pub(crate) use self::fleet::{Finding, Gpu, Node, Replica};
+use self::fleet::{Failure, Job};
+pub(crate) use self::fleet::{Finding, GoneJob, Gpu, Node, Replica};
+use self::fleet_jobs::job_lines;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::{Side, say, table};
 
@@ -28,10 +30,12 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
     let listed = connect(&args.admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner();
     let nodes: Vec<Node> = listed.nodes.into_iter().map(Node::from).collect();
     let gone_jobs: Vec<GoneJob> = listed.gone_jobs.into_iter().map(GoneJob::from).collect();
+    let jobs = fleet_jobs::read(&args.admin)?;
     if args.json {
-        say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes, "gone_jobs": gone_jobs }))?);
+        say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes, "gone_jobs": gone_jobs, "jobs": jobs }))?);
     } else {
         lines(&nodes).iter().for_each(|line| say(line));
+        job_lines(&jobs).iter().for_each(|line| say(line));
         gone_lines(&gone_jobs).iter().for_each(|line| say(line));
     }
     Ok(())
@@ -97,7 +101,7 @@ fn job_cell(job: &Job) -> String {
 }
 
 /// To the minute from ten minutes on.
-fn time_in_words(seconds: u64) -> String {
+pub(crate) fn time_in_words(seconds: u64) -> String {
     let exact = if seconds < 600 { seconds } else { seconds / 60 * 60 };
     humantime::format_duration(Duration::from_secs(exact)).to_string()
 }

@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use hostler_agent::AgentConfig;
 use hostler_boot::telemetry::LogConfig;
 use hostler_boot::{Section, SettingSources, Settings};
+use hostler_controller::ClusterConfig;
 use hostler_router::RouterConfig;
 
 /// What comes after `--` on the command line.
@@ -14,7 +16,7 @@ use hostler_router::RouterConfig;
 pub(crate) struct EngineArgs {
     /// More arguments for every engine, as they are.
     #[arg(last = true, value_name = "ENGINE ARGUMENTS")]
-    extra: Vec<String>,
+    pub(crate) extra: Vec<String>,
 }
 
 pub(crate) fn router() -> Vec<Section> {
@@ -25,8 +27,22 @@ pub(crate) fn agent() -> Vec<Section> {
     vec![Section::of::<AgentConfig>("agent"), log()]
 }
 
+pub(crate) fn controller() -> Vec<Section> {
+    vec![Section::of::<RouterConfig>("router"), Section::of::<ClusterConfig>("cluster"), log()]
+}
+
 pub(crate) fn all() -> Vec<Section> {
-    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), log()]
+    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster"), log()]
+}
+
+/// What `hostler up` has flags for.
+pub(crate) fn local() -> Vec<Section> {
+    roles().into_iter().chain([log()]).collect()
+}
+
+/// The router and the agent of this machine.
+pub(crate) fn roles() -> Vec<Section> {
+    vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent")]
 }
 
 fn log() -> Section {
@@ -35,7 +51,17 @@ fn log() -> Section {
 
 /// The configuration file: the one that was named, or the user's own where there is one.
 pub(crate) fn config_file(named: Option<PathBuf>) -> Option<PathBuf> {
-    named.or_else(|| Some(hostler_boot::home::config_dir()?.join("hostler/hostler.toml")).filter(|path| path.is_file()))
+    named.or_else(|| own_config_file().filter(|path| path.is_file()))
+}
+
+/// Where the user's own configuration file is, or would be.
+pub(crate) fn own_config_file() -> Option<PathBuf> {
+    Some(hostler_boot::home::config_dir()?.join("hostler/hostler.toml"))
+}
+
+/// The user's own key, which `hostler init` makes beside the key file.
+pub(crate) fn user_key_file(keys_file: &Path) -> PathBuf {
+    keys_file.with_file_name("user.key")
 }
 
 /// The environment as far as it is text; no setting is anything else.
@@ -58,6 +84,13 @@ impl CommandFlags<'_> {
         hostler_boot::telemetry::init(&settings.section("log")?)?;
         Ok(settings)
     }
+
+    /// The flags of these sections that stand on the command line, as they are written.
+    pub(crate) fn given_of(&self, sections: &[Section]) -> Vec<String> {
+        let given = |id: &str| self.flags.is_some_and(|flags| flags.value_source(id) == Some(ValueSource::CommandLine));
+        let flags = Settings::flags(sections);
+        flags.iter().filter(|flag| given(flag.get_id().as_str())).filter_map(|flag| Some(format!("--{}", flag.get_long()?))).collect()
+    }
 }
 
 /// Where the router's keys are, by the file and the environment; empty where not set.
@@ -76,9 +109,26 @@ pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
 }
 
 /// The router's settings, by the file and the environment.
-fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
-    let settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?;
-    Ok(settings.section("router")?)
+pub(crate) fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig> {
+    Ok(load(file)?.section("router")?)
+}
+
+/// The settings of the fleet's jobs, by the file and the environment.
+pub(crate) fn cluster_config(file: Option<&Path>) -> anyhow::Result<ClusterConfig> {
+    Ok(load(file)?.section("cluster")?)
+}
+
+fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
+    Ok(Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?)
+}
+
+/// Reads a file that describes a site: the settings of jobs and their agents, and no router's.
+pub(crate) fn check_site(file: &Path) -> anyhow::Result<()> {
+    let sections = [Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster")];
+    let settings = Settings::load(&sections, &SettingSources { file: Some(file), ..SettingSources::default() })?;
+    settings.section::<AgentConfig>("agent")?;
+    settings.section::<ClusterConfig>("cluster")?;
+    Ok(())
 }
 
 /// Reads a file as every role would.
@@ -87,6 +137,7 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
     let settings = Settings::load(&all(), &SettingSources { file: Some(file), ..SettingSources::default() })?;
     settings.section::<RouterConfig>("router")?;
     settings.section::<AgentConfig>("agent")?;
+    settings.section::<ClusterConfig>("cluster")?;
     let log: LogConfig = settings.section("log")?;
     hostler_boot::telemetry::init(&log).context("in the [log] section")?;
     crate::output::say(&format!("{} is sound", file.display()));

@@ -1,6 +1,4 @@
-//! `hostler up`: a router and an agent in one process, for one machine.
-
-mod startup_progress;
+//! `hostler up` without jobs: a router and an agent in one process, for one machine.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,13 +8,13 @@ use hostler_boot::{Settings, Shutdown};
 use hostler_router::keys::Secret;
 use hostler_router::{Router, RouterConfig};
 
-use self::startup_progress::StartupProgress;
 use crate::AdjustRouter;
 use crate::admin::connect_with;
 use crate::agent::prepare_and_run;
 use crate::output::say;
 use crate::ps::{self, Node, Replica};
 use crate::router::announce;
+use crate::startup_progress::StartupProgress;
 
 /// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -111,6 +111,30 @@ impl Memory {
         self.cold_starts.estimate().unwrap_or(PRIOR_COLD_START)
     }
 
+    /// The same as far as it has been seen; `None` until a job has started.
+    #[must_use]
+    pub fn learned_queue_wait(&self) -> Option<Duration> {
+        self.queue_waits.estimate()
+    }
+
+    /// The same as far as it has been seen; `None` until a job has become ready.
+    #[must_use]
+    pub fn learned_cold_start(&self) -> Option<Duration> {
+        self.cold_starts.estimate()
+    }
+
+    /// How many nodes were wanted in the last step.
+    #[must_use]
+    pub fn wanted(&self) -> u32 {
+        self.size.unwrap_or_default()
+    }
+
+    /// Whether nothing of the entry is left: no job is listed, and none may still come.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.jobs.is_empty() && !self.awaits_jobs() && !self.is_recovering()
+    }
+
     /// How many jobs have failed since one has served for a while. Jobs that were submitted together count once.
     #[must_use]
     pub fn failures(&self) -> u32 {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use hostler_scheduler::{NoScheduler, Scheduler, UnknownScheduler};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -27,4 +28,31 @@ pub struct ClusterConfig {
     /// Where the fleet's state is kept: what is wanted, the endpoint, the jobs' logs. Compute nodes have to see it too. Empty means
     /// `$XDG_STATE_HOME/hostler/fleet`, else `~/.local/state/hostler/fleet`.
     pub state_dir: PathBuf,
+}
+
+/// Why it cannot be said which scheduler jobs are submitted to.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SchedulerError {
+    #[error("cluster.scheduler: {0}")]
+    Unknown(#[from] UnknownScheduler),
+    #[error("{0}; cluster.scheduler says which")]
+    Ambiguous(NoScheduler),
+    #[error(transparent)]
+    Absent(NoScheduler),
+}
+
+impl ClusterConfig {
+    /// The scheduler that is set, else the one whose commands this host has.
+    ///
+    /// # Errors
+    /// When there is none, or no telling.
+    pub fn find_scheduler(&self) -> Result<Scheduler, SchedulerError> {
+        if !self.scheduler.is_empty() {
+            return Ok(self.scheduler.parse()?);
+        }
+        Scheduler::find().map_err(|error| match error {
+            NoScheduler::Ambiguous => SchedulerError::Ambiguous(error),
+            NoScheduler::Absent { .. } => SchedulerError::Absent(error),
+        })
+    }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use hostler_cluster::{FleetEntry, Memory};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::ClusterConfig;
@@ -72,12 +73,16 @@ impl FleetFolder {
     /// # Errors
     /// When it cannot be made, or others can change it.
     pub fn open(config: &ClusterConfig) -> Result<Self, FolderError> {
-        let path = if config.state_dir.as_os_str().is_empty() {
-            hostler_boot::home::state_dir().ok_or(FolderError::NoHome)?.join("hostler/fleet")
-        } else {
-            config.state_dir.clone()
-        };
-        Self::at(&path)
+        Self::at(&place(config)?)
+    }
+
+    /// The folder that the settings name, where it is there.
+    ///
+    /// # Errors
+    /// As for `open`.
+    pub fn find(config: &ClusterConfig) -> Result<Option<Self>, FolderError> {
+        let path = place(config)?;
+        if path.join("status.json").exists() { Self::at(&path).map(Some) } else { Ok(None) }
     }
 
     /// The folder at a path.
@@ -120,6 +125,12 @@ impl FleetFolder {
         self.path.join("join-token")
     }
 
+    /// Where the agents of the fleet's jobs keep key and certificate, in a folder for each node's name.
+    #[must_use]
+    pub fn identities(&self) -> PathBuf {
+        self.path.join("identity")
+    }
+
     /// What is wanted.
     ///
     /// # Errors
@@ -152,7 +163,27 @@ impl FleetFolder {
     /// # Errors
     /// `Busy` when another one holds it for longer than `patience`.
     pub fn lock_controller(&self, patience: Duration) -> Result<File, FolderError> {
-        self.lock("controller.lock", patience)
+        let file = self.lock("controller.lock", patience)?;
+        // The scheduler's commands are the only programs that a controller starts.
+        fcntl_setfd(&file, FdFlags::empty()).map_err(|errno| FolderError::File {
+            what: "lock",
+            path: self.path.join("controller.lock"),
+            source: errno.into(),
+        })?;
+        Ok(file)
+    }
+
+    /// Removes the endpoint if nothing is wanted, while no other command changes that; `false` where something is.
+    ///
+    /// # Errors
+    /// As for `change_entries`.
+    pub fn close_if_empty(&self) -> Result<bool, FolderError> {
+        let _lock = self.lock("fleet.lock", LOCK_TIMEOUT)?;
+        let is_empty = self.entries()?.is_empty();
+        if is_empty {
+            self.remove_endpoint()?;
+        }
+        Ok(is_empty)
     }
 
     /// Where the fleet is reached; `None` where no controller runs.
@@ -172,11 +203,7 @@ impl FleetFolder {
     /// # Errors
     /// When the file cannot be removed.
     pub fn remove_endpoint(&self) -> Result<(), FolderError> {
-        let path = self.path.join("endpoint.json");
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != ErrorKind::NotFound => Err(FolderError::File { what: "remove", path, source }),
-            _ => Ok(()),
-        }
+        remove(&self.path.join("endpoint.json"))
     }
 
     /// What the controller saw last; `None` before its first step.
@@ -207,6 +234,26 @@ impl FleetFolder {
         self.write_json(&format!("memory/{entry}.json"), memory)
     }
 
+    /// The entries of which something is remembered.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn remembered(&self) -> Result<Vec<String>, FolderError> {
+        let path = self.path.join("memory");
+        let failed = |source| FolderError::File { what: "read", path: path.clone(), source };
+        let files = fs::read_dir(&path).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let mut names: Vec<String> =
+            files.iter().filter_map(|file| Some(file.file_name().to_str()?.strip_suffix(".json")?.to_owned())).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// # Errors
+    /// When the file cannot be removed.
+    pub fn forget(&self, entry: &str) -> Result<(), FolderError> {
+        remove(&self.path.join(format!("memory/{entry}.json")))
+    }
+
     fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, FolderError> {
         let path = self.path.join(name);
         let Some(text) = read(&path)? else { return Ok(None) };
@@ -229,6 +276,7 @@ impl FleetFolder {
         Ok(())
     }
 
+    #[expect(clippy::disallowed_methods, reason = "commands take it while nothing else runs, and the controller on a thread of its own")]
     fn lock(&self, name: &str, patience: Duration) -> Result<File, FolderError> {
         let path = self.path.join(name);
         let failed = |source| FolderError::File { what: "lock", path: path.clone(), source };
@@ -246,6 +294,20 @@ impl FleetFolder {
     }
 }
 
+fn place(config: &ClusterConfig) -> Result<PathBuf, FolderError> {
+    if !config.state_dir.as_os_str().is_empty() {
+        return Ok(config.state_dir.clone());
+    }
+    Ok(hostler_boot::home::state_dir().ok_or(FolderError::NoHome)?.join("hostler/fleet"))
+}
+
+fn remove(path: &Path) -> Result<(), FolderError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => Err(FolderError::File { what: "remove", path: path.to_owned(), source }),
+        _ => Ok(()),
+    }
+}
+
 fn read(path: &Path) -> Result<Option<String>, FolderError> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -255,4 +317,4 @@ fn read(path: &Path) -> Result<Option<String>, FolderError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

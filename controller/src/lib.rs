@@ -2,9 +2,17 @@
 //! The decisions are crate `cluster`'s, the schedulers' commands crate `scheduler`'s.
 
 mod config;
+mod expectation;
 mod folder;
+mod join_token;
+mod observation;
+mod report;
+mod run;
 mod status;
+mod submission;
 
-pub use config::ClusterConfig;
+pub use config::{ClusterConfig, SchedulerError};
 pub use folder::{Endpoint, FleetFolder, FolderError};
+pub use run::{Controller, ControllerSetup};
 pub use status::{EntryStatus, FleetStatus, JobStatus};
+pub use submission::{AgentCommand, build_submission, job_name};

@@ -135,8 +135,9 @@ class Pbs:
 class Requests:
     """Short requests, twenty a second, until `stop`."""
 
-    def __init__(self, edge: str):
-        """Begins to ask."""
+    def __init__(self, edge: str, model: str = MODEL, key: str = ""):
+        """Begins to ask, with this key where there is one."""
+        self._model, self._headers = model, {"authorization": f"Bearer {key}"} if key else {}
         self.answered, self.failures = 0, []
         self._ended = threading.Event()
         self._counting = threading.Lock()
@@ -145,8 +146,8 @@ class Requests:
             thread.start()
 
     def _ask(self, edge: str) -> None:
-        body = {"model": MODEL, "prompt": f"short {threading.get_ident()}", "max_tokens": 4, "temperature": 0}
-        with httpx2.Client(timeout=30, verify=certificates) as client:
+        body = {"model": self._model, "prompt": f"short {threading.get_ident()}", "max_tokens": 4, "temperature": 0}
+        with httpx2.Client(timeout=30, verify=certificates, headers=self._headers) as client:
             while not self._ended.wait(0.2):
                 try:
                     answer = client.post(f"{edge}/completions", json=body)

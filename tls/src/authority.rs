@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PublicKeyData, SanType,
+    BasicConstraints, Certificate, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
 };
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -36,6 +36,12 @@ pub struct Authority {
 pub struct IssuedCertificate {
     pub certificate: Vec<u8>,
     pub info: CertificateInfo,
+}
+
+/// A certificate for clients to see, and its key, both in PEM.
+pub struct EdgeCertificate {
+    pub certificate: String,
+    pub key: String,
 }
 
 impl Authority {
@@ -138,19 +144,32 @@ impl Authority {
         Ok(Fingerprint::of_key(&parse_request(request)?.public_key.subject_public_key_info()))
     }
 
+    /// Signs a certificate under which an edge is reached, for as long as an authority holds: its clients trust `ca.crt`.
+    ///
+    /// # Errors
+    /// When a name is neither an address nor of ASCII, or the cryptographic library fails.
+    pub fn issue_edge(&self, names: &[String]) -> Result<EdgeCertificate, TlsError> {
+        let (certificate, key) = self.issue_server("edge", names.to_vec(), AUTHORITY_LIFETIME)?;
+        Ok(EdgeCertificate { certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+
     /// A certificate for a router, with its key.
     pub(crate) fn issue_router(&self, lifetime: Duration) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+        let (certificate, key) = self.issue_server("router", vec![ROUTER_NAME.to_owned()], lifetime)?;
+        // With the authority's own certificate, since a joining agent has only its fingerprint.
+        Ok((vec![certificate.der().clone(), self.certificate.clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
+    }
+
+    fn issue_server(&self, holder: &str, names: Vec<String>, lifetime: Duration) -> Result<(Certificate, KeyPair), TlsError> {
         let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(vec![ROUTER_NAME.to_owned()])?;
+        let mut params = CertificateParams::new(names)?;
         params.distinguished_name.remove(DnType::CommonName);
-        params.distinguished_name.push(DnType::CommonName, "router");
+        params.distinguished_name.push(DnType::CommonName, holder);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
         set_validity(&mut params, lifetime);
-        let certificate = params.signed_by(&key, &self.issuer)?;
-        // With the authority's own certificate, since a joining agent has only its fingerprint.
-        Ok((vec![certificate.der().clone(), self.certificate.clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
+        Ok((params.signed_by(&key, &self.issuer)?, key))
     }
 }
 

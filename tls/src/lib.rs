@@ -17,7 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 
-pub use authority::{Authority, IssuedCertificate, NodeKey};
+pub use authority::{Authority, EdgeCertificate, IssuedCertificate, NodeKey};
 pub use certificate_info::{CertificateInfo, Fingerprint, check_name};
 pub use client::{EnrollmentVerifier, connect, member_config};
 pub use error::{TlsError, describe_for_agent, describe_for_router, is_alert_about_certificate};

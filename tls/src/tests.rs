@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::*;
 
@@ -370,4 +371,25 @@ async fn a_client_that_says_nothing_is_not_waited_for() {
     let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let late = accept(listener.accept().await.unwrap().0, fleet.router(), Duration::from_millis(20)).await.unwrap_err();
     assert_eq!(late.kind(), std::io::ErrorKind::TimedOut);
+}
+
+#[tokio::test]
+async fn an_edge_with_the_authoritys_certificate_is_trusted_under_its_names_alone() {
+    let fleet = fleet();
+    let made = fleet.authority.issue_edge(&["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let [certificate, key] = ["edge.pem", "edge.key"].map(|name| fleet.folder.path().join(name));
+    write_private(&certificate, made.certificate.as_bytes()).unwrap();
+    write_private(&key, made.key.as_bytes()).unwrap();
+    let edge = EdgeTls::load(EdgeFiles { certificate, key, client_authority: None }).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(fleet.authority.certificate().clone()).unwrap();
+    let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
+    let client = TlsConnector::from(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()));
+    for (name, is_trusted) in [("localhost", true), ("127.0.0.1", true), ("login2", false), (ROUTER_NAME, false)] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let router = accept(listener.accept().await.unwrap().0, edge.handshake(), Duration::from_secs(10));
+        let (_, seen) = tokio::join!(router, client.connect(name.try_into().unwrap(), stream));
+        assert_eq!(seen.is_ok(), is_trusted, "{name}");
+    }
 }

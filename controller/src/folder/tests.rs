@@ -1,8 +1,9 @@
 use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 
 use super::*;
 
-fn folder() -> (tempfile::TempDir, FleetFolder) {
+pub(crate) fn folder() -> (tempfile::TempDir, FleetFolder) {
     let place = tempfile::tempdir().unwrap();
     let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
     (place, folder)
@@ -47,6 +48,39 @@ fn a_fleet_has_one_controller() {
     let (_place, folder) = folder();
     let held = folder.lock_controller(Duration::ZERO).unwrap();
     assert!(matches!(folder.lock_controller(Duration::from_millis(60)), Err(FolderError::Busy { .. })));
+    let mut submission = Command::new("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     drop(held);
+    // It is held as long as a command of that controller runs.
+    assert!(matches!(folder.lock_controller(Duration::ZERO), Err(FolderError::Busy { .. })));
+    drop(submission.stdin.take());
+    submission.wait().unwrap();
     folder.lock_controller(Duration::ZERO).unwrap();
+}
+
+#[test]
+fn a_folder_in_which_something_is_wanted_stays_open() {
+    let (_place, folder) = folder();
+    let text = "[[model]]\nname = \"chat\"\nmodel = \"m\"\nnodes = 0\nwalltime = \"2h\"\n";
+    fs::write(folder.path().join("fleet.toml"), text).unwrap();
+    assert!(!folder.close_if_empty().unwrap());
+    folder.change_entries(Vec::clear).unwrap();
+    assert!(folder.close_if_empty().unwrap());
+}
+
+#[test]
+fn what_is_remembered_is_found_by_name_until_it_is_forgotten() {
+    let (_place, folder) = folder();
+    for name in ["b.1", "a"] {
+        folder.write_memory(name, &Memory::default()).unwrap();
+    }
+    assert_eq!(folder.remembered().unwrap(), ["a", "b.1"]);
+    folder.forget("a").unwrap();
+    assert_eq!((folder.remembered().unwrap(), folder.memory("a").unwrap()), (vec!["b.1".to_owned()], None));
+}
+
+#[test]
+fn a_folder_without_a_controllers_status_is_not_found_and_not_made() {
+    let place = tempfile::tempdir().unwrap();
+    let config = ClusterConfig { state_dir: place.path().join("fleet"), ..ClusterConfig::default() };
+    assert!(FleetFolder::find(&config).unwrap().is_none() && !config.state_dir.exists());
 }

@@ -1,4 +1,4 @@
-//! What `hostler up` says while its engines start: how far each has come, when that changes and now and then; and of one that fails, the cause and the remedy. Pure: the time is an argument.
+//! What is said while engines start: how far each has come, when that changes and now and then; and of one that fails, the cause and the remedy. Pure: the time is an argument.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Remembers the last line about each replica.
 #[derive(Debug, Default)]
-pub(super) struct StartupProgress {
+pub(crate) struct StartupProgress {
     last_lines: HashMap<String, LastLine>,
 }
 
@@ -25,7 +25,7 @@ struct LastLine {
 
 impl StartupProgress {
     /// The lines to say now.
-    pub(super) fn lines(&mut self, replicas: &[Replica], now: Instant) -> Vec<String> {
+    pub(crate) fn lines(&mut self, replicas: &[Replica], now: Instant) -> Vec<String> {
         replicas.iter().filter_map(|replica| self.of(replica, now)).flatten().collect()
     }
 

@@ -1,0 +1,50 @@
+//! What an agent with given settings would find here, one question at a time and without starting anything. `hostler doctor` asks.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::config::AgentConfig;
+use crate::host::{EngineProgram, Host};
+use crate::plan::{ModelFacts, ModelInfo, check_model_path};
+use crate::{AgentError, current_job, prompt_files, run_dir};
+
+/// The batch job that this process belongs to, in words.
+#[must_use]
+pub fn current_job_name() -> Option<String> {
+    current_job().map(|job| format!("{} {job}", job.scheduler.as_str()))
+}
+
+/// Whether the model is there. `Some` says why a plan would know nothing of it: it may have to be downloaded first. `variable` reads the environment
+/// of engines.
+///
+/// # Errors
+/// When the settings name a path where nothing is.
+pub fn check_model(config: &AgentConfig, variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<String>, AgentError> {
+    check_model_path(&config.model)?;
+    match ModelFacts::read(&config.model, &config.engine_args, &prompt_files::hub_cache(variable)) {
+        ModelInfo::Known(_) => Ok(None),
+        ModelInfo::Unknown { because } => Ok(Some(because)),
+    }
+}
+
+/// Where the agent's sockets would be.
+///
+/// # Errors
+/// When others could reach them there, or their paths would be too long.
+pub fn check_run_dir(config: &AgentConfig) -> Result<PathBuf, AgentError> {
+    Ok(run_dir::check(&config.run_dir)?)
+}
+
+/// The names of the GPUs that engines may use, or why there are none.
+///
+/// # Errors
+/// When the driver does not work, or this process may use none of its GPUs.
+pub async fn find_gpus(config: &AgentConfig) -> Result<Result<Vec<String>, String>, AgentError> {
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let engine = EngineProgram::Vllm { program: config.vllm_bin.clone() };
+    let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;
+    Ok(match host.no_gpu_because {
+        Some(reason) => Err(reason),
+        None => Ok(host.gpus.into_iter().map(|gpu| gpu.name).collect()),
+    })
+}

@@ -1,0 +1,115 @@
+//! What is said of an entry's jobs while somebody waits for them: each thing once, until it changes. Pure.
+
+use std::collections::BTreeSet;
+
+use hostler_controller::{EntryStatus, JobStatus};
+
+use crate::ps::time_in_words;
+
+/// How many jobs of a line are named.
+const NAMED_JOBS: usize = 3;
+
+/// After so many failures while somebody waits, the rest is not waited for.
+const MOST_FAILURES: u32 = 3;
+
+/// Remembers what has been said of an entry.
+#[derive(Debug, Default)]
+pub(super) struct EntryProgress {
+    said: BTreeSet<String>,
+}
+
+/// How an entry stands for those who wait for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// Its jobs are on their way.
+    Coming,
+    /// It has all the nodes that it wants.
+    Ready,
+    /// Its jobs fail, or the scheduler takes none.
+    Failing,
+}
+
+/// A line, and what of it has to change for it to be said again.
+#[derive(Debug)]
+struct Told {
+    key: String,
+    line: String,
+}
+
+impl Told {
+    fn plain(line: String) -> Self {
+        Self { key: line.clone(), line }
+    }
+}
+
+impl EntryProgress {
+    /// The lines to say now.
+    pub(super) fn lines(&mut self, entry: &EntryStatus, trouble: &str) -> Vec<String> {
+        let told = describe(entry, trouble);
+        let new = told.iter().filter(|told| !self.said.contains(&told.key)).map(|told| told.line.clone()).collect();
+        self.said = told.into_iter().map(|told| told.key).collect();
+        new
+    }
+}
+
+/// How an entry stands that had failed so many times before somebody began to wait.
+pub(super) fn judge(entry: &EntryStatus, failures_before: u32) -> Outlook {
+    if entry.ready >= entry.wanted {
+        return Outlook::Ready;
+    }
+    let is_coming = |job: &JobStatus| !matches!(job.state.as_str(), "failed" | "draining" | "ending");
+    let nothing_comes = entry.ready == 0 && entry.pause.is_some() && !entry.jobs.iter().any(is_coming);
+    let fails_again = entry.failures >= failures_before.saturating_add(MOST_FAILURES);
+    if nothing_comes || fails_again { Outlook::Failing } else { Outlook::Coming }
+}
+
+fn describe(entry: &EntryStatus, trouble: &str) -> Vec<Told> {
+    let mut told = Vec::new();
+    let mut rest: Vec<&JobStatus> = entry.jobs.iter().filter(|job| job.state != "ready").collect();
+    while let Some(first) = rest.first().copied() {
+        let (same, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|job| job.state == first.state && job.comment == first.comment);
+        told.push(describe_jobs(first, &same));
+        rest = others;
+    }
+    if entry.ready > 0 {
+        told.push(Told::plain(format!("ready     {} of {}", entry.ready.min(entry.wanted), count(entry.wanted, "node"))));
+    }
+    if let Some(pause) = entry.pause.filter(|_| entry.failures > 0) {
+        let failed = format!("failed    {} in a row", count(entry.failures, "time"));
+        told.push(Told { line: format!("{failed}; submitted again in {}", time_in_words(pause)), key: failed });
+    }
+    if !entry.refusal.is_empty() {
+        told.push(Told::plain(format!("refused   {}", entry.refusal.trim())));
+    }
+    if !trouble.is_empty() {
+        told.push(Told::plain(format!("trouble   {}", trouble.trim())));
+    }
+    told
+}
+
+/// Jobs in the same state, which the scheduler says the same of.
+fn describe_jobs(first: &JobStatus, jobs: &[&JobStatus]) -> Told {
+    let (word, remark) = match first.state.as_str() {
+        "waiting for its agent" => ("running", " its agent is starting".to_owned()),
+        "queued" | "held" => (first.state.as_str(), format!(" {}", first.comment)),
+        state => (state, String::new()),
+    };
+    let named: Vec<String> = jobs.iter().take(NAMED_JOBS).map(|job| name_job(job)).collect();
+    let more = if jobs.len() > NAMED_JOBS { format!(" and {} more", jobs.len() - NAMED_JOBS) } else { String::new() };
+    let colon = if remark.trim().is_empty() { "" } else { ":" };
+    let said = format!("{word:<9} {}{more}{colon}{}", named.join(", "), remark.trim_end());
+    let next_start = jobs.iter().filter_map(|job| job.starts_in).min();
+    let estimate = next_start.map(|seconds| format!("; expected to start in {}", time_in_words(seconds))).unwrap_or_default();
+    Told { key: format!("{said}{}", next_start.is_some()), line: format!("{said}{estimate}") }
+}
+
+fn name_job(job: &JobStatus) -> String {
+    if job.host.is_empty() { job.id.clone() } else { format!("{} on {}", job.id, job.host) }
+}
+
+fn count(number: u32, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
+}
+
+#[cfg(test)]
+mod tests;

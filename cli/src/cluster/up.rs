@@ -1,0 +1,157 @@
+//! `hostler up` with a number of nodes: an entry of the fleet, whose nodes are batch jobs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use clap::{ArgGroup, Args};
+use hostler_agent::AgentConfig;
+use hostler_boot::Settings;
+use hostler_cluster::{FleetEntry, FleetSize};
+use hostler_controller::{AgentCommand, build_submission};
+use hostler_router::RouterConfig;
+use hostler_scheduler::Scheduler;
+
+use super::Fleet;
+use super::controller_process::{ensure_controller, find_controller};
+use super::entries::{name_of_model, parse_nodes, put_entry};
+use super::walltime::parse_walltime;
+use super::watch::{WATCH_TIMEOUT, Watch};
+use crate::env::this_host;
+use crate::output::{complain, say};
+use crate::settings::{self, CommandFlags, EngineArgs};
+
+/// The options of `hostler up`, beside the settings of this machine's router and agent.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("size").args(["nodes", "max"]))]
+pub(crate) struct UpArgs {
+    /// The model: a folder, or a name on Hugging Face.
+    #[arg(id = "MODEL", conflicts_with = "model")]
+    model: Option<String>,
+    /// Serve it from so many nodes of a cluster, each a batch job, instead of from this machine.
+    #[arg(long, value_name = "N", value_parser = parse_nodes, requires = "walltime", conflicts_with_all = ["min", "max", "idle_after"])]
+    nodes: Option<u32>,
+    /// How long each job may run, such as 2:00:00 or 2h. A job is replaced before its end.
+    #[arg(long, value_name = "TIME", value_parser = parse_walltime, requires = "size")]
+    walltime: Option<Duration>,
+    /// At least so many nodes, also none, of a size that follows what clients want.
+    #[arg(long, value_name = "N", requires = "max")]
+    min: Option<u32>,
+    /// At most so many nodes, of a size that follows what clients want.
+    #[arg(long, value_name = "N", value_parser = parse_nodes, requires_all = ["min", "walltime"])]
+    max: Option<u32>,
+    /// A node that nobody has asked for so long ends.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "30m", requires = "max")]
+    idle_after: Duration,
+    /// What the model is called in `hostler wait`, `scale` and `down`; without it the last part of MODEL.
+    #[arg(long, value_name = "NAME", requires = "size")]
+    name: Option<String>,
+    /// Print what would be submitted, and start nothing.
+    #[arg(long, requires = "size")]
+    dry_run: bool,
+    /// Do not wait until it serves; `hostler wait` does.
+    #[arg(long, requires = "size", conflicts_with = "dry_run")]
+    detach: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+impl UpArgs {
+    /// The settings, with the model that is named.
+    pub(crate) fn load(&self, given: &CommandFlags<'_>, file: Option<&Path>) -> anyhow::Result<Settings> {
+        let mut settings = given.load(file, Some(&self.engine))?;
+        if let Some(model) = &self.model {
+            settings.set("agent", "model", model.clone().into());
+        }
+        Ok(settings)
+    }
+
+    /// Whether batch jobs are to serve it.
+    pub(crate) fn is_for_jobs(&self) -> bool {
+        self.size().is_some()
+    }
+
+    fn size(&self) -> Option<FleetSize> {
+        match (self.nodes, self.min, self.max) {
+            (Some(nodes), ..) => Some(FleetSize::Fixed(nodes)),
+            (None, Some(min), Some(max)) => Some(FleetSize::Elastic { min, max, idle_after: self.idle_after }),
+            _ => None,
+        }
+    }
+
+    fn entry(&self, model: &str) -> anyhow::Result<FleetEntry> {
+        // Jobs run elsewhere, in another folder.
+        let is_folder = Path::new(model).is_dir();
+        let model = if is_folder { std::path::absolute(model)?.display().to_string() } else { model.to_owned() };
+        let entry = FleetEntry {
+            name: self.name.clone().unwrap_or_else(|| name_of_model(&model)),
+            model,
+            size: self.size().context("--nodes says how many nodes serve it, or --min and --max")?,
+            walltime: self.walltime.context("--walltime says how long a job may run")?,
+            engine_args: self.engine.extra.clone(),
+        };
+        entry.check()?;
+        Ok(entry)
+    }
+}
+
+/// Writes the entry, has it carried out, and looks on until it serves.
+pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Settings, file: Option<&Path>) -> anyhow::Result<()> {
+    refuse_local_flags(given)?;
+    let agent: AgentConfig = settings.section("agent")?;
+    ensure!(!agent.model.is_empty() || args.dry_run, "name the model to serve: `hostler up MODEL --nodes N --walltime TIME`");
+    let entry = args.entry(&agent.model)?;
+    let fleet = Fleet::open(file)?;
+    let scheduler = fleet.config.find_scheduler()?;
+    if args.dry_run {
+        return show_submission(&fleet, scheduler, &entry).await;
+    }
+    check_initialised(&settings.section("router")?)?;
+    let name = entry.name.clone();
+    let watch = Watch::new(&fleet.folder, &name);
+    fleet.folder.change_entries(|entries| put_entry(entries, entry))??;
+    let endpoint = ensure_controller(&fleet).await?.context("the controller has ended: another command has ended what was to serve")?;
+    say(&format!("fleet     {name}, kept by the controller on {} (log: {})", endpoint.host, fleet.folder.controller_log().display()));
+    if args.detach {
+        return Ok(());
+    }
+    watch.run(WATCH_TIMEOUT).await
+}
+
+/// Flags of this machine's router and agent do not reach jobs, and none is to be lost silently.
+fn refuse_local_flags(given: &CommandFlags<'_>) -> anyhow::Result<()> {
+    let flags: Vec<String> = given.given_of(&settings::roles()).into_iter().filter(|flag| flag != "--model").collect();
+    if flags.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "{} would change this machine's router or agent alone: what jobs are to have stands in the configuration file, and arguments of engines after `--`",
+        flags.join(", ")
+    )
+}
+
+fn check_initialised(router: &RouterConfig) -> anyhow::Result<()> {
+    let is_missing = router.tls_dir.as_os_str().is_empty() || router.keys_file.as_os_str().is_empty();
+    ensure!(!is_missing, "there is no fleet of yours yet: `hostler init` makes its authority and your key");
+    Ok(())
+}
+
+/// Prints what is submitted first, as a command line for a shell.
+async fn show_submission(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry) -> anyhow::Result<()> {
+    let parts = match entry.size {
+        FleetSize::Fixed(nodes) => nodes,
+        FleetSize::Elastic { min, .. } => min.max(1),
+    };
+    let router = match find_controller(&fleet.folder).await? {
+        Some(endpoint) => endpoint.agents,
+        None => {
+            complain("PORT is chosen when the controller starts");
+            let host = if fleet.config.router_host.is_empty() { this_host() } else { fleet.config.router_host.clone() };
+            format!("{host}:PORT")
+        }
+    };
+    let program = std::env::current_exe().context("this program does not know its own path")?;
+    let agent = AgentCommand { program: &program, config: fleet.file.as_deref(), router: &router };
+    say(&scheduler.render(&build_submission(entry, parts, &fleet.config, &fleet.folder, &agent)).to_string());
+    Ok(())
+}

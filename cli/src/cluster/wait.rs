@@ -1,0 +1,31 @@
+//! `hostler wait`: for scripts, which go on when a model serves.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+
+use super::Fleet;
+use super::controller_process::ensure_controller;
+use super::entries::find_entry;
+use super::watch::Watch;
+
+/// How `hostler wait` ends, for its help.
+pub(crate) const WAIT_EXIT_CODES: &str = "Exit codes: 0 it serves, 3 its jobs fail or it was ended, 4 not in time, 1 another error.";
+
+#[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// Its name, as `hostler up` said it; needed where several models are up.
+    name: Option<String>,
+    /// How long to wait.
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "24h")]
+    timeout: Duration,
+}
+
+pub(crate) async fn wait(args: &WaitArgs, file: Option<&Path>) -> anyhow::Result<()> {
+    let fleet = Fleet::open(file)?;
+    let entry = find_entry(&fleet.folder.entries()?, args.name.as_deref())?;
+    ensure_controller(&fleet).await?.context("the controller has ended: another command has ended what was to serve")?;
+    Watch::new(&fleet.folder, &entry.name).run(args.timeout).await
+}

@@ -1,0 +1,202 @@
+//! Looking on until an entry serves: what its jobs and their engines do is said line by line. The fleet needs nobody who looks on.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::bail;
+use hostler_cluster::{FleetEntry, FleetSize};
+use hostler_controller::{Endpoint, EntryStatus, FleetFolder, FleetStatus};
+use hostler_proto::fleet::v1::ListRequest;
+use tokio::time::sleep;
+
+use super::controller_process::{STATUS_LIFETIME, last_lines};
+use super::progress::{EntryProgress, Outlook, judge};
+use crate::admin::{AdminClient, connect_to_socket, status_error};
+use crate::env::this_host;
+use crate::output::say;
+use crate::ps::{GoneJob, Node, Replica};
+use crate::startup_progress::StartupProgress;
+
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// For those who say nothing else. Jobs may wait in a queue for long.
+pub(super) const WATCH_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+/// Why an entry is no longer waited for. The fleet is as it was.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WatchError {
+    #[error(
+        "no job of `{name}` serves, and none will soon{cause}; what jobs print is in {}; the controller tries again until `hostler down {name}`", logs.display()
+    )]
+    Failing { name: String, cause: String, logs: PathBuf },
+    #[error("`{0}` was ended by another command")]
+    Removed(String),
+    #[error(
+        "`{name}` was not ready within {}; its jobs go on: `hostler wait {name}` waits again, `hostler down {name}` ends them",
+        humantime::format_duration(*timeout)
+    )]
+    Late { name: String, timeout: Duration },
+    #[error("`{0}` goes on without this command: `hostler wait {0}` waits again, `hostler down {0}` ends it")]
+    Interrupted(String),
+}
+
+impl WatchError {
+    /// For scripts; 130 is what a shell says of a program that Ctrl-C has ended.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Failing { .. } | Self::Removed(_) => 3,
+            Self::Late { .. } => 4,
+            Self::Interrupted(_) => 130,
+        }
+    }
+}
+
+/// Somebody who waits for an entry.
+#[derive(Debug)]
+pub(super) struct Watch<'a> {
+    folder: &'a FleetFolder,
+    name: &'a str,
+    began: SystemTime,
+    progress: EntryProgress,
+    engines: EngineWatch,
+    /// The entry's failures when it was first looked at.
+    failures_before: Option<u32>,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(folder: &'a FleetFolder, name: &'a str) -> Self {
+        let began = SystemTime::now();
+        Self { folder, name, began, progress: EntryProgress::default(), engines: EngineWatch::default(), failures_before: None }
+    }
+
+    /// Says what happens until the entry has the nodes that it wants, then how to use them.
+    ///
+    /// # Errors
+    /// `WatchError` when that does not come about in time, or not at all.
+    pub(super) async fn run(mut self, timeout: Duration) -> anyhow::Result<()> {
+        let name = self.name.to_owned();
+        tokio::select! {
+            ended = tokio::time::timeout(timeout, self.until_ready()) => ended.map_err(|_| WatchError::Late { name, timeout })?,
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted?;
+                Err(WatchError::Interrupted(name).into())
+            }
+        }
+    }
+
+    async fn until_ready(&mut self) -> anyhow::Result<()> {
+        loop {
+            let entries = self.folder.entries()?;
+            let Some(wanted) = entries.iter().find(|entry| entry.name == self.name) else {
+                return Err(WatchError::Removed(self.name.to_owned()).into());
+            };
+            let endpoint = self.folder.endpoint()?;
+            if let Some((entry, trouble)) = self.read_status(wanted)? {
+                self.progress.lines(&entry, &trouble).iter().for_each(|line| say(line));
+                self.engines.look(endpoint.as_ref(), &entry).await;
+                match judge(&entry, *self.failures_before.get_or_insert(entry.failures)) {
+                    Outlook::Coming => {}
+                    Outlook::Ready => {
+                        explain_use(&entry, &self.engines, endpoint.as_ref());
+                        return Ok(());
+                    }
+                    Outlook::Failing => return Err(self.failing(&entry).into()),
+                }
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// The entry as the controller sees it, and what troubles that one; `None` until it has read what is wanted now.
+    fn read_status(&self, wanted: &FleetEntry) -> anyhow::Result<Option<(EntryStatus, String)>> {
+        let Some(FleetStatus { at, entries, trouble }) = self.folder.status()? else { return Ok(None) };
+        let age = SystemTime::now().duration_since(at).unwrap_or_default();
+        if age > STATUS_LIFETIME && self.began.elapsed().unwrap_or_default() > STATUS_LIFETIME {
+            let log = self.folder.controller_log();
+            bail!("the controller says nothing any more: see {}; `hostler wait {}` starts it again", log.display(), self.name);
+        }
+        let is_current = |entry: &EntryStatus| match wanted.size {
+            FleetSize::Fixed(nodes) => entry.wanted == nodes,
+            FleetSize::Elastic { min, max, .. } => (min..=max).contains(&entry.wanted),
+        };
+        let entry = entries.into_iter().find(|entry| entry.name == self.name).filter(is_current);
+        Ok(entry.filter(|_| at >= self.began).map(|entry| (entry, trouble)))
+    }
+
+    fn failing(&self, entry: &EntryStatus) -> WatchError {
+        let logs = self.folder.job_logs();
+        let cause = if entry.refusal.is_empty() { self.engines.last_cause.clone() } else { Some(entry.refusal.trim().to_owned()) };
+        let cause = cause.or_else(|| last_words(&logs, self.began)).map(|cause| format!(": {cause}")).unwrap_or_default();
+        WatchError::Failing { name: self.name.to_owned(), cause, logs }
+    }
+}
+
+/// What the engines of the entry's jobs do, as the router of this host tells it.
+#[derive(Debug, Default)]
+struct EngineWatch {
+    router: Option<AdminClient>,
+    progress: StartupProgress,
+    /// All jobs of the entry that were seen.
+    jobs: BTreeSet<String>,
+    /// Runs of jobs that were seen gone.
+    gone: BTreeSet<(String, u32)>,
+    /// Why the last job was gone.
+    last_cause: Option<String>,
+    /// By which name its replicas serve.
+    served_name: Option<String>,
+}
+
+impl EngineWatch {
+    /// Nothing depends on it, so trouble with the router is left to the next time.
+    async fn look(&mut self, endpoint: Option<&Endpoint>, entry: &EntryStatus) {
+        self.jobs.extend(entry.jobs.iter().map(|job| job.id.clone()));
+        let Some(endpoint) = endpoint.filter(|endpoint| endpoint.host == this_host()) else { return };
+        if let Err(error) = self.ask(endpoint).await {
+            tracing::debug!(error = format!("{error:#}"), "the router was not asked");
+            self.router = None;
+        }
+    }
+
+    async fn ask(&mut self, endpoint: &Endpoint) -> anyhow::Result<()> {
+        if self.router.is_none() {
+            self.router = Some(connect_to_socket(&endpoint.operators_socket).await?);
+        }
+        let router = self.router.as_mut().expect("it has just been set");
+        let listed = router.list(ListRequest {}).await.map_err(status_error)?.into_inner();
+        let gone: Vec<GoneJob> = listed.gone_jobs.into_iter().map(GoneJob::from).collect();
+        let nodes =
+            listed.nodes.into_iter().map(Node::from).filter(|node| node.job.as_ref().is_some_and(|job| self.jobs.contains(&job.id)));
+        let replicas: Vec<Replica> = nodes.flat_map(|node| node.replicas).collect();
+        self.progress.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
+        let serving = replicas.iter().find(|replica| replica.phase == "ready");
+        self.served_name = serving.and_then(|replica| replica.models.first().cloned()).or(self.served_name.take());
+        for GoneJob { job, reason, .. } in gone {
+            if self.jobs.contains(&job.id) && self.gone.insert((job.id.clone(), job.run)) {
+                say(&format!("gone      {}: {reason}", job.id));
+                self.last_cause = Some(reason);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The last line that a job has printed since then.
+fn last_words(logs: &Path, since: SystemTime) -> Option<String> {
+    let files = fs::read_dir(logs).ok()?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let dated = files.filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
+    let (_, newest) = dated.filter(|(changed, _)| *changed >= since).max()?;
+    last_lines(&newest).ok()?.into_iter().rfind(|line| !line.trim().is_empty())
+}
+
+fn explain_use(entry: &EntryStatus, engines: &EngineWatch, endpoint: Option<&Endpoint>) {
+    if entry.wanted == 0 {
+        say("ready     the first request for it brings a node");
+    }
+    let model = engines.served_name.as_ref().unwrap_or(&entry.model);
+    let host = endpoint.map(|endpoint| endpoint.host.clone()).filter(|host| *host != this_host());
+    let place = host.map(|host| format!("; on {host}")).unwrap_or_default();
+    say(&format!("use       eval \"$(hostler env)\"    # for any client of OpenAI's API, with the model {model}{place}"));
+    say(&format!("end       hostler down {}", entry.name));
+}

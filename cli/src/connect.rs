@@ -1,0 +1,191 @@
+//! `hostler connect`: the fleet on a login node, from another machine. It asks for the fleet's address and key over ssh, and forwards a local port
+//! over the same connection, so that people show who they are once. All of it ends with ssh, and ssh with it.
+
+use std::fs::Permissions;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use hostler_boot::Shutdown;
+use hostler_boot::shutdown::SignalSource;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::env::{ClientAccess, exports};
+use crate::output::{complain, say};
+
+/// A person may have to find a one-time password first.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// An open connection forwards a port at once.
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long ssh may take to close a connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The login shell's own words come before the answer.
+const MAX_LINES: usize = 1000;
+
+/// A login shell, because ~/.local/bin is on no other's PATH. `cat` keeps the connection until this side closes it.
+const REMOTE_COMMAND: &str = "exec bash -lc 'hostler env --json && exec cat'";
+
+#[derive(Debug, Args)]
+pub(crate) struct ConnectArgs {
+    /// The host on which the fleet was started, as `ssh` takes it. What else ssh needs to know stands in ~/.ssh/config.
+    #[arg(value_name = "USER@HOST", value_parser = parse_destination)]
+    destination: String,
+    /// The port on this machine's loopback; without it a free one.
+    #[arg(long)]
+    port: Option<u16>,
+}
+
+fn parse_destination(text: &str) -> Result<String, &'static str> {
+    // ssh would take it for an option.
+    if text.is_empty() || text.starts_with('-') { Err("a host, or USER@HOST, was expected") } else { Ok(text.to_owned()) }
+}
+
+/// An open connection, whose socket takes further orders.
+struct SshConnection<'a> {
+    destination: &'a str,
+    /// With the socket in it, out of others' reach.
+    folder: TempDir,
+    master: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+/// Prints how to reach the fleet, and forwards until ssh ends or somebody ends this.
+pub(crate) async fn connect(args: &ConnectArgs) -> anyhow::Result<()> {
+    let shutdown = Shutdown::new();
+    let _signals = shutdown.install_signal_handlers(SignalSource::Operators)?;
+    let mut connection = SshConnection::open(&args.destination)?;
+    tokio::select! {
+        forwarded = connection.serve(args) => forwarded?,
+        () = shutdown.wait_drain() => connection.close().await,
+    }
+    Ok(())
+}
+
+impl<'a> SshConnection<'a> {
+    fn open(destination: &'a str) -> anyhow::Result<Self> {
+        // The kernel's limit for socket paths leaves no room for a longer folder.
+        let builder = tempfile::Builder::new().prefix("hostler-").permissions(Permissions::from_mode(0o700)).tempdir_in("/tmp");
+        let folder = builder.context("cannot make a folder for ssh's socket in /tmp")?;
+        let mut command = ssh(folder.path());
+        // A connection that is silent for a minute is dead.
+        command.args([
+            "-T",
+            "-o",
+            "ControlMaster=yes",
+            "-o",
+            "ControlPersist=no",
+            "-o",
+            "ServerAliveInterval=20",
+            "-o",
+            "ServerAliveCountMax=3",
+        ]);
+        command.args(["--", destination, REMOTE_COMMAND]).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut master = command.spawn().context("cannot run ssh")?;
+        let lines = BufReader::new(master.stdout.take().expect("standard output was piped")).lines();
+        Ok(Self { destination, folder, master, lines })
+    }
+
+    async fn serve(&mut self, args: &ConnectArgs) -> anyhow::Result<()> {
+        let asked = timeout(LOGIN_TIMEOUT, self.read_access()).await;
+        let access = asked.with_context(|| format!("{} did not answer within {} s", args.destination, LOGIN_TIMEOUT.as_secs()))??;
+        let local = self.forward(&access, args.port).await?;
+        exports(&local, |name| std::env::var(name).ok()).iter().for_each(|line| say(line));
+        complain(&format!("{} is the fleet on {}, until this command ends (Ctrl-C)", local.base_url, access.host));
+        let ended = self.master.wait().await?;
+        bail!("the connection to {} has ended (ssh: {ended})", args.destination)
+    }
+
+    /// What the fleet's host says of it.
+    async fn read_access(&mut self) -> anyhow::Result<ClientAccess> {
+        for _ in 0..MAX_LINES {
+            let Some(line) = self.lines.next_line().await? else { break };
+            if let Ok(access) = serde_json::from_str(&line) {
+                return Ok(access);
+            }
+        }
+        self.master.stdin.take();
+        let ended = timeout(CLOSE_TIMEOUT, self.master.wait()).await;
+        bail!(explain_silence(self.destination, ended.ok().and_then(Result::ok)))
+    }
+
+    async fn forward(&self, access: &ClientAccess, port: Option<u16>) -> anyhow::Result<ClientAccess> {
+        let remote = read_port(&access.base_url).with_context(|| format!("{} has no port", access.base_url))?;
+        let port = match port {
+            Some(port) => port,
+            None => TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port(),
+        };
+        let mut command = ssh(self.folder.path());
+        command.args(["-O", "forward", "-L", &format!("localhost:{port}:127.0.0.1:{remote}"), "--", self.destination]);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let forwarded = timeout(FORWARD_TIMEOUT, command.status()).await.context("ssh did not forward a port in time")?;
+        if !forwarded.context("cannot run ssh")?.success() {
+            bail!("ssh cannot forward port {port} of this machine: another program may have it, so choose one with --port");
+        }
+        Ok(ClientAccess { base_url: format!("http://localhost:{port}/v1"), ..access.clone() })
+    }
+
+    /// The other side ends at the end of its input.
+    async fn close(&mut self) {
+        self.master.stdin.take();
+        if timeout(CLOSE_TIMEOUT, self.master.wait()).await.is_err() {
+            let _ = self.master.start_kill();
+        }
+    }
+}
+
+/// ssh with the connection of this folder. It asks for passwords on the terminal, so it stays in this process's group.
+fn ssh(folder: &Path) -> Command {
+    let mut command = Command::new("ssh");
+    command.arg("-o").arg(format!("ControlPath={}/s", folder.display()));
+    command
+}
+
+/// Why a host has said nothing of a fleet. What it or ssh had to say is on standard error.
+fn explain_silence(destination: &str, ended: Option<ExitStatus>) -> String {
+    match ended.and_then(|status| status.code()) {
+        Some(255) => format!("ssh cannot connect to {destination}"),
+        Some(127) => format!("{destination} has no `hostler` on the PATH of a login shell: put it into ~/.local/bin there"),
+        _ => format!("{destination} does not say how to reach a fleet: try `ssh {destination} hostler env`"),
+    }
+}
+
+fn read_port(url: &str) -> Option<u16> {
+    url.strip_prefix("http://")?.split('/').next()?.rsplit_once(':')?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn the_port_of_an_address_is_read() {
+        assert_eq!(read_port("http://localhost:41237/v1"), Some(41237));
+        assert!(["http://localhost/v1", "localhost:1", "http://[::1]", ""].into_iter().all(|url| read_port(url).is_none()));
+    }
+
+    #[test]
+    fn a_host_is_no_option_of_ssh() {
+        assert!(parse_destination("-oProxyCommand=x").is_err() && parse_destination("").is_err());
+        assert_eq!(parse_destination("me@login").as_deref(), Ok("me@login"));
+    }
+
+    #[test]
+    fn silence_is_explained_by_how_ssh_ended() {
+        let ended = |code: i32| explain_silence("me@login", Some(ExitStatus::from_raw(code << 8)));
+        assert!(ended(255).contains("cannot connect to me@login"));
+        assert!(ended(127).contains("no `hostler` on the PATH"));
+        assert!(ended(1).contains("ssh me@login hostler env"));
+    }
+}

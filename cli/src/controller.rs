@@ -1,0 +1,168 @@
+//! `hostler controller`: a router and, beside it, the loop that keeps the size of a fleet of batch jobs.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use hostler_agent::AgentConfig;
+use hostler_boot::{Settings, Shutdown};
+use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, FolderError};
+use hostler_router::{Router, RouterConfig};
+use tokio::runtime::Handle;
+
+use crate::AdjustRouter;
+use crate::router::announce;
+use crate::settings::user_key_file;
+
+/// How long the place of the controller may be held by one that leaves, or by a scheduler's command that one has left behind. Each has a minute.
+const LOCK_PATIENCE: Duration = Duration::from_secs(75);
+
+#[derive(Debug, Args)]
+pub(crate) struct ControllerArgs {
+    /// In a session of its own, as `hostler up` starts it: it goes on when the terminal is closed.
+    #[arg(long)]
+    background: bool,
+}
+
+/// Runs both until nothing is wanted any more, or a signal ends them. Jobs then run on.
+pub(crate) async fn controller(
+    settings: &Settings,
+    args: &ControllerArgs,
+    file: Option<&Path>,
+    adjust: AdjustRouter,
+) -> anyhow::Result<()> {
+    if args.background {
+        rustix::process::setsid()
+            .context("a shell's own job cannot have a session of its own: start it by `setsid`, or by `hostler up`")?;
+    }
+    let config: ClusterConfig = settings.section("cluster")?;
+    let scheduler = config.find_scheduler()?;
+    let folder = FleetFolder::open(&config)?;
+    let agent: AgentConfig = settings.section("agent")?;
+    let _lock = take_place(&folder).await?;
+    let router_config = configure_router(settings, folder.endpoint()?.as_ref(), adjust)?;
+    let (authority, keys_file) = (router_config.tls_dir.clone(), router_config.keys_file.clone());
+    hostler_boot::raise_file_limit();
+    let router = Router::bind(router_config).await?;
+    let endpoint = describe_endpoint(&router, &config, &keys_file)?;
+    let controller = Controller::new(ControllerSetup {
+        folder: folder.clone(),
+        config,
+        scheduler,
+        endpoint: endpoint.clone(),
+        authority: std::path::absolute(authority)?,
+        program: std::env::current_exe().context("this program does not know its own path")?,
+        settings_file: file.map(std::path::absolute).transpose()?,
+        engine_args: agent.engine_args.clone(),
+    })?;
+    let shutdown = Shutdown::new();
+    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent))?;
+    announce(&router);
+    folder.write_endpoint(&endpoint)?;
+    let mut routing = tokio::spawn(router.run(shutdown.clone()));
+    let (runtime, ends) = (Handle::current(), shutdown.clone());
+    // A file system that hangs stops this thread alone.
+    let mut keeping = tokio::task::spawn_blocking(move || runtime.block_on(controller.run(ends)));
+    tokio::select! {
+        ended = &mut routing => {
+            shutdown.drain();
+            keeping.await?;
+            Ok(ended??)
+        }
+        kept = &mut keeping => {
+            shutdown.drain();
+            kept?;
+            Ok(routing.await??)
+        }
+    }
+}
+
+/// Waits for the place of the fleet's only controller.
+async fn take_place(folder: &FleetFolder) -> anyhow::Result<File> {
+    let waiting = folder.clone();
+    match tokio::task::spawn_blocking(move || waiting.lock_controller(LOCK_PATIENCE)).await? {
+        Err(FolderError::Busy { .. }) => {
+            let other = folder.endpoint()?.map(|other| format!(" on {}, process {}", other.host, other.pid)).unwrap_or_default();
+            bail!("this fleet has a controller already{other}: SIGTERM ends it, and its jobs run on")
+        }
+        locked => Ok(locked?),
+    }
+}
+
+/// The router's settings, with free ports where none are set. Those of a former controller are taken again: its agents dial them.
+fn configure_router(settings: &Settings, former: Option<&Endpoint>, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
+    let mut config: RouterConfig = settings.section("router")?;
+    adjust(&mut config);
+    if config.tls_dir.as_os_str().is_empty() {
+        bail!("jobs have no authority to join by (router.tls_dir): run `hostler init` first");
+    }
+    if config.keys_file.as_os_str().is_empty() {
+        bail!("every user of this host reaches the fleet, and there are no keys (router.keys_file): run `hostler init` first");
+    }
+    let addresses = [
+        ("listen", &mut config.listen, "127.0.0.1", former.map(|former| &former.edge)),
+        ("agents_listen", &mut config.agents_listen, "0.0.0.0", former.map(|former| &former.agents)),
+        ("admin_listen", &mut config.admin_listen, "127.0.0.1", former.map(|former| &former.admin)),
+    ];
+    for (setting, address, host, former) in addresses {
+        if !settings.is_set("router", setting) {
+            *address = format!("{host}:{}", free_port(host, former.map(String::as_str)));
+        }
+    }
+    Ok(config)
+}
+
+/// The port of a former address if it is free, else 0.
+fn free_port(host: &str, former: Option<&str>) -> u16 {
+    let Some(port) = former.and_then(port_of) else { return 0 };
+    match TcpListener::bind((host, port)) {
+        Ok(_) => port,
+        Err(error) => {
+            tracing::warn!(port, %error, "the former controller's port is not to be had: what dials it does not find this one");
+            0
+        }
+    }
+}
+
+/// The port at the end of an address or URL.
+fn port_of(address: &str) -> Option<u16> {
+    address.rsplit_once(':')?.1.parse().ok()
+}
+
+fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) -> anyhow::Result<Endpoint> {
+    let socket = router.operators_socket().context(
+        "there is no folder for the socket by which the controller asks the router: set router.operators_socket to a path in a folder that is yours alone",
+    )?;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let edge = router.edge_address();
+    // Proxies that `no_proxy` does not name are not asked for `localhost`, and are for 127.0.0.1.
+    let edge_host = if edge.ip().is_loopback() { "localhost" } else { &host };
+    let agents_host = if config.router_host.is_empty() { &host } else { &config.router_host };
+    Ok(Endpoint {
+        pid: std::process::id(),
+        edge: format!("{}://{edge_host}:{}", router.edge_scheme(), edge.port()),
+        operators_socket: std::path::absolute(socket)?,
+        agents: format!("{agents_host}:{}", router.agents_address().port()),
+        admin: router.admin_address().to_string(),
+        key_file: std::path::absolute(user_key_file(keys_file))?,
+        host,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_a_former_controller_is_taken_again_where_it_is_free() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = other.local_addr().unwrap().port();
+        assert_eq!(free_port("127.0.0.1", Some(&format!("http://localhost:{taken}"))), 0);
+        drop(other);
+        assert_eq!(free_port("127.0.0.1", Some(&format!("http://localhost:{taken}"))), taken);
+        assert_eq!([free_port("127.0.0.1", None), free_port("127.0.0.1", Some("login1"))], [0, 0]);
+    }
+}

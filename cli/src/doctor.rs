@@ -1,0 +1,199 @@
+//! `hostler doctor`: what keeps a fleet of batch jobs from working here, on a login node or inside of a job. It asks the host with deadlines;
+//! `findings` says what the answers mean.
+
+mod findings;
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::bail;
+use clap::Args;
+use hostler_agent::{AgentConfig, EngineKind};
+use hostler_boot::Settings;
+use hostler_boot::program::run_to_end;
+use hostler_controller::{ClusterConfig, FleetFolder};
+use hostler_router::RouterConfig;
+use hostler_router::keys::{Secret, read_private};
+use hostler_scheduler::{NoScheduler, Scheduler};
+use hostler_tls::Authority;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use self::findings::{HostFacts, InstalledEngine, Verdict, examine};
+use crate::output::{describe, say};
+use crate::settings::user_key_file;
+
+/// A login shell that loads modules from a busy file system.
+const SHELL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Files on a file system that is away.
+const FILE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The driver of a GPU that has failed may never answer.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// No job has this name: the scheduler only has to answer.
+const ASKED_NAME: &str = "hostler-doctor";
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// The model that is to be served, instead of `agent.model`: a folder or a Hugging Face id.
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+}
+
+/// Prints what it finds; fails where something is a problem.
+pub(crate) async fn doctor(settings: &Settings, args: &DoctorArgs) -> anyhow::Result<()> {
+    let (router, cluster): (RouterConfig, ClusterConfig) = (settings.section("router")?, settings.section("cluster")?);
+    let mut agent: AgentConfig = settings.section("agent")?;
+    if let Some(model) = &args.model {
+        agent.model.clone_from(model);
+    }
+    let findings = examine(&gather(&router, &agent, &cluster).await);
+    findings.iter().flat_map(findings::Finding::lines).for_each(|line| say(&line));
+    match findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count() {
+        0 => Ok(()),
+        1 => bail!("one problem was found"),
+        several => bail!("{several} problems were found"),
+    }
+}
+
+async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterConfig) -> HostFacts {
+    let job = hostler_agent::current_job_name();
+    let ((engine, model), scheduler, files, gpus) = tokio::join!(
+        ask_shell(agent, cluster),
+        ask_scheduler(cluster),
+        ask_files(router.clone(), cluster.clone()),
+        ask_driver(agent, job.is_some())
+    );
+    let (fleet, state, clock_ahead) = files;
+    HostFacts {
+        scheduler,
+        fleet,
+        state,
+        clock_ahead,
+        proxy: ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].into_iter().find_map(|name| Some((name, set_variable(name)?))),
+        no_proxy: set_variable("no_proxy").or_else(|| set_variable("NO_PROXY")).unwrap_or_default(),
+        engine,
+        model,
+        run_dir: hostler_agent::check_run_dir(agent).map_err(|error| describe(&error.into())),
+        router_socket: router_socket(router),
+        gpus,
+        job,
+    }
+}
+
+fn set_variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Where the router's socket would be, with the longest port.
+fn router_socket(router: &RouterConfig) -> PathBuf {
+    if !router.operators_socket.as_os_str().is_empty() {
+        return std::path::absolute(&router.operators_socket).unwrap_or_else(|_| router.operators_socket.clone());
+    }
+    let folder = hostler_boot::home::run_dirs().into_iter().next().unwrap_or_else(hostler_boot::home::fallback_run_dir);
+    folder.join("router-65535.sock")
+}
+
+async fn ask_scheduler(cluster: &ClusterConfig) -> Result<Scheduler, String> {
+    let named = if cluster.scheduler.is_empty() {
+        Scheduler::find().map_err(|error| match error {
+            NoScheduler::Ambiguous => format!("{error} with cluster.scheduler"),
+            NoScheduler::Absent { .. } => error.to_string(),
+        })
+    } else {
+        cluster.scheduler.parse().map_err(|error| format!("cluster.scheduler: {error}"))
+    };
+    let scheduler = named?;
+    scheduler.list(ASKED_NAME).await.map_err(|error| error.to_string())?;
+    Ok(scheduler)
+}
+
+/// What is set up, the state folder, and how many seconds this host's clock is ahead of that folder's file server.
+type FileAnswers = (Result<PathBuf, String>, Result<PathBuf, String>, Option<i64>);
+
+async fn ask_files(router: RouterConfig, cluster: ClusterConfig) -> FileAnswers {
+    let asked = tokio::task::spawn_blocking(move || {
+        let fleet = check_fleet(&router).map_err(|error| describe(&error));
+        let folder = FleetFolder::open(&cluster).map_err(|error| error.to_string());
+        let clock_ahead = folder.as_ref().ok().and_then(|folder| compare_clocks(folder.path()));
+        (fleet, folder.map(|folder| folder.path().to_owned()), clock_ahead)
+    });
+    let late = || format!("its files do not answer within {} s: tell the site's support", FILE_TIMEOUT.as_secs());
+    match timeout(FILE_TIMEOUT, asked).await {
+        Ok(answers) => answers.expect("looking at files does not panic"),
+        Err(_) => (Err(late()), Err(late()), None),
+    }
+}
+
+fn check_fleet(router: &RouterConfig) -> anyhow::Result<PathBuf> {
+    if router.tls_dir.as_os_str().is_empty() || router.keys_file.as_os_str().is_empty() {
+        bail!("no fleet is set up (router.tls_dir and router.keys_file): `hostler init` makes one");
+    }
+    Authority::load(&router.tls_dir)?;
+    let key = user_key_file(&router.keys_file);
+    if read_private(&key)?.trim().parse::<Secret>().is_err() {
+        bail!("{} holds no key: move it away, and `hostler init` makes another", key.display());
+    }
+    Ok(router.tls_dir.clone())
+}
+
+/// The time of a new file is that of the server which keeps it, where there is one.
+fn compare_clocks(folder: &Path) -> Option<i64> {
+    let mut file = tempfile::NamedTempFile::new_in(folder).ok()?;
+    file.write_all(b"clock").and_then(|()| file.as_file().sync_all()).ok()?;
+    let written = file.as_file().metadata().ok()?.modified().ok()?;
+    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    Some(match SystemTime::now().duration_since(written) {
+        Ok(ahead) => seconds(ahead),
+        Err(behind) => -seconds(behind.duration()),
+    })
+}
+
+/// Asks for engine and model as a job would: in a login shell, after the site's lines.
+async fn ask_shell(agent: &AgentConfig, cluster: &ClusterConfig) -> (InstalledEngine, Option<Result<Option<String>, String>>) {
+    const VARIABLES: [&str; 5] = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"];
+    if agent.engine == EngineKind::Simulated {
+        return (InstalledEngine::Simulated, None);
+    }
+    let program = agent.vllm_bin.display().to_string();
+    let word = shlex::try_quote(&program).map(std::borrow::Cow::into_owned).unwrap_or_default();
+    let values = VARIABLES.map(|name| format!("\"${{{name}-}}\"")).join(" ");
+    let mut lines = cluster.setup.clone();
+    lines.push(format!("printf '\\n%s' {values} \"$(command -v {word})\""));
+    let mut command = Command::new("bash");
+    command.args(["-lc", &lines.join("\n")]);
+    let ended = run_to_end(command, &[], SHELL_TIMEOUT).await;
+    let (printed, error) = match &ended {
+        Ok(Some(output)) => (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Ok(None) => ("".into(), format!("a login shell with cluster.setup did not end within {} s", SHELL_TIMEOUT.as_secs())),
+        Err(error) => ("".into(), format!("cannot run bash: {error}")),
+    };
+    // What the shell itself printed comes before.
+    let last: Vec<&str> = printed.rsplit('\n').take(VARIABLES.len() + 1).collect();
+    let found = last.first().filter(|path| !path.is_empty()).map(|path| (*path).to_owned());
+    let engine = match found {
+        Some(path) => InstalledEngine::Vllm(path),
+        None => InstalledEngine::Missing { program, error: error.lines().last().unwrap_or_default().to_owned() },
+    };
+    let seen: HashMap<&str, OsString> = VARIABLES.into_iter().rev().zip(last.iter().skip(1).map(OsString::from)).collect();
+    let model = (!agent.model.is_empty())
+        .then(|| hostler_agent::check_model(agent, |name| seen.get(name).cloned()).map_err(|error| describe(&error.into())));
+    (engine, model)
+}
+
+/// The GPUs of the job; a login node needs none.
+async fn ask_driver(agent: &AgentConfig, is_in_job: bool) -> Option<Result<Vec<String>, String>> {
+    if !is_in_job || agent.engine == EngineKind::Simulated {
+        return None;
+    }
+    Some(match timeout(DRIVER_TIMEOUT, hostler_agent::find_gpus(agent)).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => Err(describe(&error.into())),
+        Err(_) => Err(format!("the driver does not answer within {} s: leave this host to the site's support", DRIVER_TIMEOUT.as_secs())),
+    })
+}

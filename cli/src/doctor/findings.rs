@@ -1,0 +1,217 @@
+//! What a host's answers mean for a fleet of batch jobs, and what to do about it. Pure; `hostler doctor` gathers the answers.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use hostler_boot::socket::MAX_PATH_BYTES;
+use hostler_scheduler::Scheduler;
+use hostler_tls::BACKDATE_SECONDS;
+
+use crate::env::bypasses_proxy;
+
+/// A fifth of the difference at which certificates are refused.
+const MAX_CLOCK_DIFFERENCE: u64 = BACKDATE_SECONDS / 5;
+
+/// What is known of a host. An error says what to do where that is known already.
+#[derive(Debug, Clone)]
+pub(super) struct HostFacts {
+    /// The batch job that this is inside of.
+    pub(super) job: Option<String>,
+    /// The scheduler that answered.
+    pub(super) scheduler: Result<Scheduler, String>,
+    /// The folder of the authority.
+    pub(super) fleet: Result<PathBuf, String>,
+    pub(super) state: Result<PathBuf, String>,
+    /// Seconds by which this host's clock is ahead of the state folder's.
+    pub(super) clock_ahead: Option<i64>,
+    /// The variable that names a proxy, and what it says.
+    pub(super) proxy: Option<(&'static str, String)>,
+    pub(super) no_proxy: String,
+    pub(super) engine: InstalledEngine,
+    /// Whether the model is there, where one was named; `Some` says what is not known of it.
+    pub(super) model: Option<Result<Option<String>, String>>,
+    pub(super) run_dir: Result<PathBuf, String>,
+    pub(super) router_socket: PathBuf,
+    /// The GPUs, inside of a job that needs some.
+    pub(super) gpus: Option<Result<Vec<String>, String>>,
+}
+
+/// What a job would find as its engine.
+#[derive(Debug, Clone)]
+pub(super) enum InstalledEngine {
+    Simulated,
+    Vllm(String),
+    Missing { program: String, error: String },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Ok,
+    /// It depends on what only the user knows.
+    Note,
+    Problem,
+}
+
+/// What was found about one thing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Finding {
+    subject: &'static str,
+    pub(super) verdict: Verdict,
+    text: String,
+    /// What to do; empty where the text says it, or there is nothing to do.
+    remedy: String,
+}
+
+impl Finding {
+    fn ok(subject: &'static str, text: impl Into<String>) -> Self {
+        Self { subject, verdict: Verdict::Ok, text: text.into(), remedy: String::new() }
+    }
+
+    fn note(subject: &'static str, text: impl Into<String>) -> Self {
+        Self { subject, verdict: Verdict::Note, text: text.into(), remedy: String::new() }
+    }
+
+    fn problem(subject: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { subject, verdict: Verdict::Problem, text: text.into(), remedy: remedy.into() }
+    }
+
+    pub(super) fn lines(&self) -> Vec<String> {
+        let word = match self.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Note => "note",
+            Verdict::Problem => "problem",
+        };
+        let remedy = Some(&self.remedy).filter(|remedy| !remedy.is_empty());
+        let second = remedy.map(|remedy| format!("{:<9}{:<11}what to do: {remedy}", "", ""));
+        std::iter::once(format!("{word:<9}{:<11}{}", self.subject, self.text)).chain(second).collect()
+    }
+}
+
+/// All that can be said, in the order in which it matters.
+pub(super) fn examine(facts: &HostFacts) -> Vec<Finding> {
+    let found = [
+        Some(check_scheduler(facts)),
+        Some(check_fleet(facts)),
+        Some(check_state(facts)),
+        check_clock(facts),
+        Some(check_proxy(facts)),
+        Some(check_engine(facts)),
+        check_model(facts),
+        check_gpus(facts),
+        Some(check_run_dir(facts)),
+        Some(check_router_socket(facts)),
+    ];
+    found.into_iter().flatten().collect()
+}
+
+fn check_scheduler(facts: &HostFacts) -> Finding {
+    let subject = "scheduler";
+    match (&facts.scheduler, &facts.job) {
+        (Ok(scheduler), None) => Finding::ok(subject, format!("{} answers", scheduler.as_str())),
+        (Ok(scheduler), Some(job)) => Finding::ok(subject, format!("{} answers; this is inside of {job}", scheduler.as_str())),
+        // The agent learns from its answer when the job ends.
+        (Err(error), Some(job)) => Finding::note(subject, format!("inside of {job} an agent does not know when the job ends: {error}")),
+        (Err(error), None) => Finding::problem(subject, error, ""),
+    }
+}
+
+fn check_fleet(facts: &HostFacts) -> Finding {
+    match &facts.fleet {
+        Ok(folder) => Finding::ok("fleet", format!("its authority is in {}", folder.display())),
+        Err(error) => Finding::problem("fleet", error, ""),
+    }
+}
+
+fn check_state(facts: &HostFacts) -> Finding {
+    match &facts.state {
+        Ok(folder) => Finding::ok("state", format!("{} is yours alone; compute nodes have to see it too", folder.display())),
+        Err(error) => Finding::problem("state", error, ""),
+    }
+}
+
+fn check_clock(facts: &HostFacts) -> Option<Finding> {
+    let ahead = facts.clock_ahead?;
+    Some(if ahead.unsigned_abs() <= MAX_CLOCK_DIFFERENCE {
+        Finding::ok("clock", "it agrees with the clock of the state folder's file system")
+    } else {
+        let side = if ahead > 0 { "ahead of" } else { "behind" };
+        Finding::problem(
+            "clock",
+            format!("this host is {} s {side} the state folder's file system", ahead.unsigned_abs()),
+            format!("tell the site's support: certificates are refused where clocks differ by {BACKDATE_SECONDS} s"),
+        )
+    })
+}
+
+fn check_proxy(facts: &HostFacts) -> Finding {
+    match &facts.proxy {
+        None => Finding::ok("proxy", "none is set"),
+        Some((name, _)) if bypasses_proxy(&facts.no_proxy) => Finding::ok("proxy", format!("{name} is set, and localhost excepted")),
+        Some((name, proxy)) => Finding::problem(
+            "proxy",
+            format!("{name} has clients ask {} for localhost", without_user(proxy)),
+            "`eval \"$(hostler env)\"` excepts localhost in a shell, as `export no_proxy=localhost,127.0.0.1` does",
+        ),
+    }
+}
+
+/// A proxy's address may hold a password.
+fn without_user(proxy: &str) -> &str {
+    proxy.rsplit_once('@').map_or(proxy, |(_, address)| address)
+}
+
+fn check_engine(facts: &HostFacts) -> Finding {
+    let subject = "engine";
+    match &facts.engine {
+        InstalledEngine::Simulated => Finding::ok(subject, "simulated engines need nothing"),
+        InstalledEngine::Vllm(path) => Finding::ok(subject, format!("jobs find {path}")),
+        InstalledEngine::Missing { program, error } => {
+            let said = if error.is_empty() { String::new() } else { format!(" ({error})") };
+            Finding::problem(
+                subject,
+                format!("a login shell finds no `{program}` after the lines of cluster.setup{said}"),
+                "install it with `pip install vllm`, and let cluster.setup load its module or activate its environment",
+            )
+        }
+    }
+}
+
+fn check_model(facts: &HostFacts) -> Option<Finding> {
+    Some(match facts.model.as_ref()? {
+        Ok(None) => Finding::ok("model", "it is there"),
+        Ok(Some(unknown)) => Finding::note("model", unknown),
+        Err(error) => Finding::problem("model", error, ""),
+    })
+}
+
+fn check_gpus(facts: &HostFacts) -> Option<Finding> {
+    Some(match facts.gpus.as_ref()? {
+        Ok(names) => {
+            let kinds: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
+            Finding::ok("gpu", format!("{} × {}", names.len(), kinds.into_iter().collect::<Vec<_>>().join(", ")))
+        }
+        Err(reason) => Finding::problem("gpu", format!("none in this job: {reason}"), "ask for GPUs in cluster.resources"),
+    })
+}
+
+fn check_run_dir(facts: &HostFacts) -> Finding {
+    match &facts.run_dir {
+        Ok(folder) => Finding::ok("sockets", format!("an agent's fit into {}", folder.display())),
+        Err(error) => Finding::problem("sockets", error, ""),
+    }
+}
+
+fn check_router_socket(facts: &HostFacts) -> Finding {
+    let path = &facts.router_socket;
+    match path.as_os_str().as_bytes().len().saturating_sub(MAX_PATH_BYTES) {
+        0 => Finding::ok("sockets", format!("the router's fits into {}", path.parent().unwrap_or(path).display())),
+        excess => Finding::problem(
+            "sockets",
+            format!("{} is too long for a Unix socket by {excess} bytes", path.display()),
+            "set router.operators_socket to a shorter path, in a folder of your own with mode 700",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests;

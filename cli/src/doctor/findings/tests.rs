@@ -1,0 +1,100 @@
+use super::*;
+
+fn healthy() -> HostFacts {
+    HostFacts {
+        job: None,
+        scheduler: Ok(Scheduler::Pbs),
+        fleet: Ok("/home/me/.config/hostler/fleet".into()),
+        state: Ok("/home/me/.local/state/hostler/fleet".into()),
+        clock_ahead: Some(0),
+        proxy: None,
+        no_proxy: String::new(),
+        engine: InstalledEngine::Vllm("/soft/vllm/bin/vllm".into()),
+        model: Some(Ok(None)),
+        run_dir: Ok("/tmp/hostler-1000".into()),
+        router_socket: "/run/user/1000/hostler/router-65535.sock".into(),
+        gpus: None,
+    }
+}
+
+fn page(facts: &HostFacts) -> String {
+    examine(facts).iter().flat_map(Finding::lines).collect::<Vec<_>>().join("\n")
+}
+
+/// What differs from a healthy host.
+fn unlike_healthy(facts: &HostFacts) -> String {
+    let usual = examine(&healthy());
+    examine(facts).iter().filter(|finding| !usual.contains(finding)).flat_map(Finding::lines).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn on_a_healthy_host_all_is_well() {
+    insta::assert_snapshot!(page(&healthy()), @"");
+    assert!(examine(&healthy()).iter().all(|finding| finding.verdict == Verdict::Ok));
+}
+
+#[test]
+fn without_a_schedulers_commands_a_login_node_has_a_problem_and_a_job_has_none() {
+    let without = HostFacts { scheduler: Err("neither `qsub` nor `sbatch` were found".into()), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&without), @"");
+    let job = Some("pbs job 12.head".to_owned());
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { job: job.clone(), ..without }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { job, ..healthy() }), @"");
+}
+
+#[test]
+fn a_fleet_that_is_not_set_up_and_a_state_folder_that_others_read_are_problems_that_say_what_to_do() {
+    let fleet = Err("no fleet is set up: `hostler init` makes one".into());
+    let state = Err("others may read or change /s (owner 1, mode 755): `chmod 700` it".into());
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { fleet, state, ..healthy() }), @"");
+}
+
+#[test]
+fn a_clock_that_is_off_by_more_than_a_minute_is_a_problem() {
+    for ahead in [60, -60] {
+        assert_eq!(unlike_healthy(&HostFacts { clock_ahead: Some(ahead), ..healthy() }), "");
+    }
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { clock_ahead: Some(412), ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { clock_ahead: Some(-61), ..healthy() }), @"");
+}
+
+#[test]
+fn a_proxy_is_a_problem_unless_localhost_is_excepted_by_its_name() {
+    let proxy = Some(("http_proxy", "http://me:secret@proxy:3128".to_owned()));
+    let behind = |no_proxy: &str| HostFacts { proxy: proxy.clone(), no_proxy: no_proxy.into(), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&behind("127.0.0.1")), @"");
+    insta::assert_snapshot!(unlike_healthy(&behind("127.0.0.1,localhost")), @"");
+    assert!(!page(&behind("")).contains("secret"));
+}
+
+#[test]
+fn a_job_that_would_find_no_vllm_is_a_problem_and_simulated_engines_are_none() {
+    let engine = InstalledEngine::Missing { program: "vllm".into(), error: "module: command not found".into() };
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine, ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine: InstalledEngine::Simulated, ..healthy() }), @"");
+}
+
+#[test]
+fn a_missing_model_is_a_problem_and_one_to_be_downloaded_a_note() {
+    let missing = Err("--model /m: there is no such file or folder".to_owned());
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { model: Some(missing), ..healthy() }), @"");
+    let unknown = Ok(Some("it is neither a folder nor downloaded: `hf download org/name` first".to_owned()));
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { model: Some(unknown), ..healthy() }), @"");
+    assert!(!page(&HostFacts { model: None, ..healthy() }).contains("model"));
+}
+
+#[test]
+fn a_job_without_a_gpu_is_a_problem() {
+    let with = |gpus| HostFacts { gpus: Some(gpus), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&with(Err("there is no NVIDIA driver".into()))), @"");
+    insta::assert_snapshot!(unlike_healthy(&with(Ok(vec!["NVIDIA A100".into(), "NVIDIA A100".into()]))), @"");
+}
+
+#[test]
+fn socket_paths_that_are_too_long_are_problems() {
+    let run_dir = Err("the run directory /long is too long by 3 bytes for socket paths".into());
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { run_dir, ..healthy() }), @"");
+    let of_length = |length: usize| HostFacts { router_socket: format!("/r/{}", "x".repeat(length - 3)).into(), ..healthy() };
+    assert!(!page(&of_length(MAX_PATH_BYTES)).contains("problem"));
+    insta::assert_snapshot!(unlike_healthy(&of_length(MAX_PATH_BYTES + 1)), @"");
+}

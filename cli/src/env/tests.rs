@@ -1,0 +1,76 @@
+use std::process::Command;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn access() -> ClientAccess {
+    ClientAccess { host: "login1".into(), base_url: "http://localhost:41237/v1".into(), api_key: "hk_abc".into() }
+}
+
+fn endpoint(host: &str, pid: u32) -> Endpoint {
+    Endpoint {
+        host: host.into(),
+        pid,
+        edge: "http://localhost:1".into(),
+        operators_socket: "/tmp/s".into(),
+        agents: "login1:2".into(),
+        admin: "127.0.0.1:3".into(),
+        key_file: "/home/me/user.key".into(),
+    }
+}
+
+#[test]
+fn a_shell_gets_address_key_and_what_no_proxy_is_asked_for() {
+    insta::assert_snapshot!(exports(&access(), |_| None).join("\n"), @r"
+    export OPENAI_BASE_URL=http://localhost:41237/v1
+    export OPENAI_API_KEY=hk_abc
+    export NO_PROXY=localhost,127.0.0.1
+    export no_proxy=localhost,127.0.0.1
+    ");
+}
+
+#[test]
+fn local_names_are_added_once_to_what_was_excepted_before() {
+    assert_eq!(extend_no_proxy(".example.org, 10.0.0.1"), ".example.org,10.0.0.1,localhost,127.0.0.1");
+    let once = extend_no_proxy("a,localhost");
+    assert_eq!((once.as_str(), extend_no_proxy(&once)), ("a,localhost,127.0.0.1", once.clone()));
+    assert_eq!(extend_no_proxy("*"), "*");
+    let lower_alone = exports(&access(), |name| (name == "no_proxy").then(|| "a".to_owned()));
+    assert_eq!(lower_alone[2..], ["export NO_PROXY=a,localhost,127.0.0.1", "export no_proxy=a,localhost,127.0.0.1"]);
+}
+
+#[test]
+fn localhost_is_kept_from_a_proxy_by_its_name_or_by_a_star() {
+    assert!(["localhost", "a, localhost", ".localhost", "*"].into_iter().all(bypasses_proxy));
+    assert!(!["", "127.0.0.1", "localhost.example.org", "::1"].into_iter().any(bypasses_proxy));
+}
+
+#[test]
+fn an_address_is_given_only_where_it_is_good() {
+    let own = std::process::id();
+    check_reachable(&endpoint("login1", own), "login1").unwrap();
+    let elsewhere = check_reachable(&endpoint("login2", own), "login1").unwrap_err().to_string();
+    assert!(elsewhere.contains("runs on login2") && elsewhere.contains("hostler connect login2"), "{elsewhere}");
+    // No process has the number: the kernel's limit is 2^22.
+    for gone in [0, 1 << 30] {
+        let ended = check_reachable(&endpoint("login1", gone), "login1").unwrap_err().to_string();
+        assert!(ended.contains("has ended: `hostler controller`"), "{ended}");
+    }
+}
+
+proptest! {
+    // Each case is a shell.
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_shell_that_evaluates_the_lines_has_exactly_these_values(key in "[^\0]{0,40}", before in "[^\0]{0,40}") {
+        let given = ClientAccess { api_key: key.clone(), ..access() };
+        let lines = exports(&given, |name| (name == "NO_PROXY").then(|| before.clone())).join("\n");
+        let script = "eval \"$1\"; printf '%s\\0%s' \"$OPENAI_API_KEY\" \"$NO_PROXY\"";
+        let ended = Command::new("bash").args(["-c", script, "bash", &lines]).output().unwrap();
+        prop_assert!(ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
+        let expected = format!("{key}\0{}", extend_no_proxy(&before));
+        prop_assert_eq!(String::from_utf8(ended.stdout).unwrap(), expected);
+    }
+}

@@ -1,0 +1,82 @@
+//! The clusters that `hostler init --site` knows: the files of `deploy/sites`, which are part of the program.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use hostler_scheduler::Scheduler;
+
+use crate::output::{Side, table};
+use crate::settings::check_site;
+
+const SITES: [(&str, &str); 6] = [
+    ("generic-pbs", include_str!("../../../deploy/sites/generic-pbs.toml")),
+    ("generic-slurm", include_str!("../../../deploy/sites/generic-slurm.toml")),
+    ("polaris", include_str!("../../../deploy/sites/polaris.toml")),
+    ("aurora", include_str!("../../../deploy/sites/aurora.toml")),
+    ("sophia", include_str!("../../../deploy/sites/sophia.toml")),
+    ("gadi", include_str!("../../../deploy/sites/gadi.toml")),
+];
+
+/// The settings of a site, as a part of a configuration file.
+pub(super) fn read(site: &str) -> anyhow::Result<String> {
+    if let Some((_, text)) = SITES.iter().find(|(name, _)| *name == site) {
+        return Ok((*text).to_owned());
+    }
+    let path = Path::new(site);
+    if !path.exists() {
+        let names: Vec<&str> = SITES.iter().map(|(name, _)| *name).collect();
+        bail!("there is no site and no file {site:?}: the sites are {}; name one, or a file with a [cluster] section", names.join(", "));
+    }
+    check_site(path)?;
+    fs::read_to_string(path).with_context(|| format!("cannot read {site}"))
+}
+
+/// The settings for the only scheduler that this host has commands of.
+pub(super) fn read_of_host() -> Option<String> {
+    let site = match Scheduler::find().ok()? {
+        Scheduler::Pbs => "generic-pbs",
+        Scheduler::Slurm => "generic-slurm",
+    };
+    read(site).ok()
+}
+
+/// Each site with its first sentence.
+pub(super) fn lines() -> Vec<String> {
+    let row = |(name, text): &(&str, &str)| {
+        let sentence = text.trim_start_matches("# ").lines().next().unwrap_or_default();
+        [(*name).to_owned(), sentence.split(". ").next().unwrap_or_default().trim_end_matches('.').to_owned()]
+    };
+    table([Side::Left; 2], &SITES.iter().map(row).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_site_is_sound_and_names_its_scheduler() {
+        for (name, text) in SITES {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            fs::write(file.path(), text).unwrap();
+            check_site(file.path()).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+            let config = crate::settings::cluster_config(Some(file.path())).unwrap();
+            config.scheduler.parse::<Scheduler>().unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(text.contains("router_host") && text.lines().all(|line| line.len() <= 150), "{name}");
+        }
+        assert_eq!(lines().len(), SITES.len());
+    }
+
+    #[test]
+    fn a_file_of_ones_own_is_a_site_unless_it_sets_what_is_no_sites() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        fs::write(path, "[cluster]\nscheduler = \"pbs\"\n\n[agent]\nengine = \"simulated\"\n").unwrap();
+        assert!(read(path).unwrap().contains("simulated"));
+        fs::write(path, "[cluster]\nqueu = \"x\"\n").unwrap();
+        assert!(read(path).unwrap_err().to_string().contains("did you mean `cluster.queue`?"));
+        fs::write(path, "[router]\nlisten = \"0.0.0.0:80\"\n").unwrap();
+        assert!(read(path).unwrap_err().to_string().contains("unknown key `router"));
+        assert!(read("nowhere").unwrap_err().to_string().contains("polaris"));
+    }
+}

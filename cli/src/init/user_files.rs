@@ -1,0 +1,231 @@
+//! The files of a user's fleet, beside their configuration file: authority, edge's certificate, key file, key and settings. `hostler init` makes
+//! what is missing and changes nothing that is there.
+
+use std::collections::BTreeSet;
+use std::fs::DirBuilder;
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use hostler_boot::program::run_to_end;
+use hostler_controller::ClusterConfig;
+use hostler_router::RouterConfig;
+use hostler_router::keys::{KeyEntry, Secret, change, list, read_private};
+use hostler_tls::{Authority, write_private};
+use tempfile::NamedTempFile;
+use tokio::process::Command;
+
+use super::{InitArgs, create_token, sites};
+use crate::output::say;
+use crate::settings;
+
+/// `hostname` asks the network's name service.
+const NAME_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Whose key the user's own is, in the key file.
+const USER: &str = "user";
+
+/// Where everything is.
+struct UserFiles {
+    settings: PathBuf,
+    authority: PathBuf,
+    certificate: PathBuf,
+    certificate_key: PathBuf,
+    keys: PathBuf,
+    user_key: PathBuf,
+}
+
+impl UserFiles {
+    /// Where the settings say, else beside them.
+    fn locate(settings: PathBuf, router: &RouterConfig) -> Self {
+        let beside = |name: &str| settings.with_file_name(name);
+        let set_or = |set: &Path, name: &str| if set.as_os_str().is_empty() { beside(name) } else { set.to_owned() };
+        let keys = set_or(&router.keys_file, "keys.toml");
+        Self {
+            authority: set_or(&router.tls_dir, "fleet"),
+            certificate: set_or(&router.tls_cert, "edge.pem"),
+            certificate_key: set_or(&router.tls_key, "edge.key"),
+            user_key: settings::user_key_file(&keys),
+            keys,
+            settings,
+        }
+    }
+}
+
+/// Makes what is missing, and says of each file whether it was.
+pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyhow::Result<()> {
+    let file = config.map(Path::to_owned).or_else(settings::own_config_file);
+    let file = file.context("there is no home folder to keep a fleet's files in: name a configuration file with --config FILE")?;
+    let file = std::path::absolute(&file).with_context(|| format!("cannot find {}", file.display()))?;
+    let existing = Some(file.as_path()).filter(|file| file.exists());
+    let router = settings::router_config(existing)?;
+    let site = args.site.as_deref().map(sites::read).transpose()?;
+    let files = UserFiles::locate(file.clone(), &router);
+    let folder = file.parent().unwrap_or(Path::new("/"));
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.with_context(|| format!("cannot make {}", folder.display()))?;
+
+    let authority = ensure_authority(&files, &args.name)?;
+    if router.tls_cert.as_os_str().is_empty() {
+        ensure_certificate(&files, &authority).await?;
+    }
+    ensure_key(&files)?;
+    if args.token.is_wanted() {
+        match args.token.out.as_deref().filter(|out| out.exists()) {
+            Some(out) => tell("token", false, out),
+            None => create_token(&authority, &files.authority, &args.token)?,
+        }
+    }
+    match existing {
+        Some(existing) => {
+            tell("settings", false, existing);
+            let lines = missing_lines(&files, &router, &settings::cluster_config(Some(existing))?, site.as_deref());
+            if !lines.is_empty() {
+                say(&format!("to add      these lines to {}, which init does not change:\n\n{}", existing.display(), lines.trim_end()));
+            }
+        }
+        None => {
+            let site = site.or_else(sites::read_of_host);
+            write_once(&files.settings, &settings_text(&files, site.as_deref()))?;
+            tell("settings", true, &files.settings);
+            say(match site {
+                Some(_) => "next        fill in [cluster] of the settings, then `hostler doctor`",
+                None => {
+                    "next        no scheduler was found here: `hostler init --site list` shows the clusters whose [cluster] section to add"
+                }
+            });
+        }
+    }
+    Ok(())
+}
+
+fn tell(what: &str, is_made: bool, path: &Path) {
+    say(&format!("{what:<12}{:<7}{}", if is_made { "made" } else { "there" }, path.display()));
+}
+
+fn ensure_authority(files: &UserFiles, name: &str) -> anyhow::Result<Authority> {
+    // `ca.crt` is written last.
+    let is_there = files.authority.join("ca.crt").exists();
+    let authority = if is_there { Authority::load(&files.authority) } else { Authority::create(&files.authority, name) }?;
+    tell("authority", !is_there, &files.authority);
+    Ok(authority)
+}
+
+async fn ensure_certificate(files: &UserFiles, authority: &Authority) -> anyhow::Result<()> {
+    let is_there = files.certificate.exists() && files.certificate_key.exists();
+    if !is_there {
+        let made = authority.issue_edge(&edge_names(&find_host_names().await))?;
+        write_private(&files.certificate_key, made.key.as_bytes())?;
+        write_private(&files.certificate, made.certificate.as_bytes())?;
+    }
+    tell("certificate", !is_there, &files.certificate);
+    Ok(())
+}
+
+/// The names that `hostname` knows: the kernel's, and the network's where there is one.
+async fn find_host_names() -> Vec<String> {
+    let mut names = vec![rustix::system::uname().nodename().to_string_lossy().into_owned()];
+    let mut command = Command::new("hostname");
+    command.arg("--fqdn");
+    if let Ok(Some(ended)) = run_to_end(command, &[], NAME_TIMEOUT).await
+        && ended.status.success()
+    {
+        names.push(String::from_utf8_lossy(&ended.stdout).trim().to_owned());
+    }
+    names
+}
+
+/// Under which names clients may reach the edge: this host's, and its short one. What cannot stand in a certificate is left out.
+fn edge_names(host_names: &[String]) -> Vec<String> {
+    let is_name = |name: &&str| {
+        !name.is_empty()
+            && name.chars().all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '.'))
+            && !name.starts_with('.')
+    };
+    let short = host_names.iter().filter_map(|name| name.split('.').next());
+    let names: BTreeSet<&str> = host_names.iter().map(String::as_str).chain(short).filter(is_name).collect();
+    ["localhost", "127.0.0.1", "::1"].into_iter().chain(names.into_iter().filter(|name| *name != "localhost")).map(str::to_owned).collect()
+}
+
+/// The user's key, and its place in the key file.
+fn ensure_key(files: &UserFiles) -> anyhow::Result<()> {
+    let is_there = files.user_key.exists();
+    let secret: Secret = if is_there {
+        let text = read_private(&files.user_key)?;
+        text.trim().parse().with_context(|| format!("{} holds no key: move it away, and init makes another", files.user_key.display()))?
+    } else {
+        Secret::random().context("the system gives no random numbers")?
+    };
+    let is_known = files.keys.exists() && list(&files.keys)?.iter().any(|entry| entry.id == secret.id());
+    if !is_known {
+        change(&files.keys, true, |entries| {
+            entries.push(KeyEntry { name: USER.to_owned(), ..KeyEntry::new(&secret, USER, SystemTime::now()) });
+            Ok(())
+        })?;
+    }
+    tell("keys", !is_known, &files.keys);
+    if !is_there {
+        // A key in the file that nobody has does no harm.
+        write_once(&files.user_key, &format!("{}\n", secret.reveal()))?;
+    }
+    tell("your key", !is_there, &files.user_key);
+    Ok(())
+}
+
+/// A new file that its owner alone can read, whole or not at all.
+fn write_once(path: &Path, text: &str) -> anyhow::Result<()> {
+    let written = (|| {
+        let mut file = NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
+        file.write_all(text.as_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist_noclobber(path).map_err(|error| error.error)
+    })();
+    written.with_context(|| format!("cannot write {}", path.display())).map(drop)
+}
+
+fn settings_text(files: &UserFiles, site: Option<&str>) -> String {
+    let (authority, keys) = (quote(&files.authority), quote(&files.keys));
+    let (certificate, key) = (quote(&files.certificate), quote(&files.certificate_key));
+    let trusted = files.authority.join("ca.crt");
+    let mut text = format!(
+        "# Settings of Hostler, made by `hostler init`. docs/config.md has them all, and `hostler check` reads this file.\n\n\
+         [router]\n\
+         tls_dir = {authority}\n\
+         keys_file = {keys}\n\
+         # An edge that other hosts reach; its clients trust {}.\n\
+         # listen = \"0.0.0.0:8000\"\n\
+         # tls_cert = {certificate}\n\
+         # tls_key = {key}\n",
+        trusted.display(),
+    );
+    if let Some(site) = site {
+        text.push('\n');
+        text.push_str(site);
+    }
+    text
+}
+
+/// What an existing configuration file lacks; empty where it has all.
+fn missing_lines(files: &UserFiles, router: &RouterConfig, cluster: &ClusterConfig, site: Option<&str>) -> String {
+    let settings = [("tls_dir", &router.tls_dir, &files.authority), ("keys_file", &router.keys_file, &files.keys)];
+    let missing = settings.into_iter().filter(|(_, set, _)| set.as_os_str().is_empty());
+    let mut lines: String = missing.map(|(name, _, path)| format!("{name} = {}\n", quote(path))).collect();
+    if !lines.is_empty() {
+        lines.insert_str(0, "[router]\n");
+    }
+    if let Some(site) = site.filter(|_| *cluster == ClusterConfig::default()) {
+        lines.push_str(if lines.is_empty() { "" } else { "\n" });
+        lines.push_str(site);
+    }
+    lines
+}
+
+/// A path as a string of TOML.
+fn quote(path: &Path) -> String {
+    toml::Value::from(path.display().to_string()).to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+use super::*;
+
+fn files() -> UserFiles {
+    UserFiles::locate("/home/me/.config/hostler/hostler.toml".into(), &RouterConfig::default())
+}
+
+#[test]
+fn what_the_settings_do_not_name_lies_beside_them() {
+    let UserFiles { authority, keys, user_key, certificate, .. } = files();
+    assert_eq!(authority, Path::new("/home/me/.config/hostler/fleet"));
+    assert_eq!(certificate, Path::new("/home/me/.config/hostler/edge.pem"));
+    assert_eq!((keys, user_key), ("/home/me/.config/hostler/keys.toml".into(), "/home/me/.config/hostler/user.key".into()));
+    let named = RouterConfig { keys_file: "/srv/keys/all.toml".into(), tls_dir: "/srv/fleet".into(), ..RouterConfig::default() };
+    let UserFiles { authority, user_key, .. } = UserFiles::locate("/home/me/hostler.toml".into(), &named);
+    assert_eq!((authority, user_key), ("/srv/fleet".into(), "/srv/keys/user.key".into()));
+}
+
+#[test]
+fn new_settings_are_read_as_they_are_meant_whatever_the_folder_is_called() {
+    let place = tempfile::Builder::new().prefix("a \"b\" \\é ").tempdir().unwrap();
+    let files = UserFiles::locate(place.path().join("hostler.toml"), &RouterConfig::default());
+    write_once(&files.settings, &settings_text(&files, Some(&sites::read("polaris").unwrap()))).unwrap();
+    let router = settings::router_config(Some(&files.settings)).unwrap();
+    assert_eq!((router.tls_dir, router.keys_file), (files.authority.clone(), files.keys.clone()));
+    assert_eq!(settings::cluster_config(Some(&files.settings)).unwrap().queue, "preemptable");
+    assert!(write_once(&files.settings, "").is_err(), "what is there stays");
+}
+
+#[test]
+fn of_an_existing_file_only_what_it_lacks_is_to_be_added() {
+    let set = RouterConfig { keys_file: "/k".into(), tls_dir: "/t".into(), ..RouterConfig::default() };
+    let (none, cluster) = (ClusterConfig::default(), ClusterConfig { queue: "q".into(), ..ClusterConfig::default() });
+    assert_eq!(missing_lines(&files(), &set, &none, None), "");
+    assert_eq!(missing_lines(&files(), &set, &cluster, Some("[cluster]\n")), "");
+    let half = RouterConfig { tls_dir: "/t".into(), ..RouterConfig::default() };
+    let lines = missing_lines(&files(), &half, &none, Some("[cluster]\n"));
+    assert_eq!(lines, "[router]\nkeys_file = \"/home/me/.config/hostler/keys.toml\"\n\n[cluster]\n");
+}
+
+#[test]
+fn an_edge_has_the_hosts_names_and_none_that_a_certificate_cannot_hold() {
+    let names = |given: &[&str]| edge_names(&given.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).join(" ");
+    assert_eq!(names(&["login1", "login1.example.org"]), "localhost 127.0.0.1 ::1 login1 login1.example.org");
+    assert_eq!(names(&["localhost", "", "(none)", "a b"]), "localhost 127.0.0.1 ::1");
+}

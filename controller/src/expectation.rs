@@ -1,0 +1,113 @@
+//! What the router is told of the models that the fleet can bring: when one takes requests again, and what it waits for. Clients read that. Pure.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use hostler_cluster::{FleetSize, NodeState};
+use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel};
+use hostler_scheduler::{JobState, ScheduledJob};
+
+use crate::observation::{EntryView, find_node, node_state, progress};
+
+/// The router takes no more.
+const MAX_MODELS: usize = 256;
+
+const MAX_NAMES: usize = 8;
+
+const MAX_NAME_BYTES: usize = 256;
+
+/// What is announced of one entry; `None` of one that is to have no node, whatever clients ask for.
+pub(crate) fn expect(view: &EntryView<'_>, now: SystemTime) -> Option<ExpectedModel> {
+    if view.entry.size == FleetSize::Fixed(0) {
+        return None;
+    }
+    let expected_in =
+        if view.jobs.is_empty() { await_new_job(view, now) } else { view.jobs.iter().filter_map(|job| await_job(view, job, now)).min() };
+    let expected_in_ms = expected_in.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+    Some(ExpectedModel { names: view.names.to_vec(), expected_in_ms, reason: explain(view, now) })
+}
+
+/// The announcement of all. A name that several entries have is announced by the one that is expected first.
+pub(crate) fn announce(mut models: Vec<ExpectedModel>) -> ExpectRequest {
+    models.sort_by_key(|model| (model.expected_in_ms.is_none(), model.expected_in_ms));
+    let mut taken = BTreeSet::new();
+    for model in &mut models {
+        let is_usable = |name: &String| !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control);
+        model.names.retain(|name| is_usable(name) && taken.insert(name.clone()));
+        model.names.truncate(MAX_NAMES);
+    }
+    models.retain(|model| !model.names.is_empty());
+    models.truncate(MAX_MODELS);
+    ExpectRequest { models }
+}
+
+/// Until a job takes requests, as far as something is known of it.
+fn await_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> Option<Duration> {
+    let cold_start = view.memory.learned_cold_start();
+    match job.state {
+        JobState::Queued => {
+            let estimated = job.estimated_start.and_then(|start| start.duration_since(now).ok());
+            let learned = || view.memory.learned_queue_wait()?.checked_sub(now.duration_since(job.submitted?).ok()?);
+            Some(estimated.or_else(learned)? + cold_start.unwrap_or_default())
+        }
+        JobState::Running => {
+            let node = find_node(view.nodes, &job.id);
+            match node_state(node) {
+                NodeState::Ready => Some(Duration::ZERO),
+                NodeState::NotAttached | NodeState::Loading => {
+                    let told = node.and_then(progress).and_then(|(_, left)| left);
+                    told.or_else(|| cold_start?.checked_sub(now.duration_since(job.started?).ok()?))
+                }
+                NodeState::Draining | NodeState::Failed => None,
+            }
+        }
+        JobState::Held | JobState::Suspended | JobState::Ending => None,
+    }
+}
+
+/// Until a job that is not submitted yet takes requests.
+fn await_new_job(view: &EntryView<'_>, now: SystemTime) -> Option<Duration> {
+    let pause = view.memory.pause(now).unwrap_or_default();
+    Some(pause + view.memory.learned_queue_wait()? + view.memory.learned_cold_start()?)
+}
+
+/// What it waits for: what is nearest first, and the scheduler's own words.
+fn explain(view: &EntryView<'_>, now: SystemTime) -> String {
+    let in_state = |state: JobState| view.jobs.iter().filter(move |job| job.state == state);
+    let state_of = |job: &&ScheduledJob| node_state(find_node(view.nodes, &job.id));
+    let starting: Vec<&ScheduledJob> =
+        in_state(JobState::Running).filter(|job| matches!(state_of(job), NodeState::NotAttached | NodeState::Loading)).collect();
+    let stage = starting.iter().find_map(|job| Some(progress(find_node(view.nodes, &job.id)?)?.0)).unwrap_or_default();
+    let comment = |state| in_state(state).map(|job| job.comment.as_str()).find(|comment| !comment.is_empty()).unwrap_or_default();
+    let parts = [
+        describe(starting.len(), ["starts", "start"], &stage),
+        describe(in_state(JobState::Queued).count(), ["waits", "wait"], comment(JobState::Queued)),
+        describe(in_state(JobState::Held).count(), ["is held", "are held"], comment(JobState::Held)),
+        describe(in_state(JobState::Suspended).count(), ["is suspended", "are suspended"], comment(JobState::Suspended)),
+    ];
+    let told: Vec<String> = parts.into_iter().flatten().collect();
+    if !told.is_empty() {
+        told.join("; ")
+    } else if !view.refusal.is_empty() {
+        format!("the scheduler refused a job: {}", view.refusal)
+    } else if let Some(pause) = view.memory.pause(now) {
+        format!("its last job failed; the next one is submitted in {} s", pause.as_secs() + 1)
+    } else if view.memory.wanted() == 0 {
+        "it has no job; one is submitted for this request".to_owned()
+    } else {
+        "a job is being submitted for it".to_owned()
+    }
+}
+
+/// `2 jobs wait: the comment`; `None` of no job.
+fn describe(count: usize, verbs: [&str; 2], comment: &str) -> Option<String> {
+    let colon = if comment.is_empty() { "" } else { ": " };
+    match count {
+        0 => None,
+        1 => Some(format!("1 job {}{colon}{comment}", verbs[0])),
+        _ => Some(format!("{count} jobs {}{colon}{comment}", verbs[1])),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+//! One step's view of an entry: its jobs as the scheduler lists them, joined with the router's nodes by the job that each runs in, and the demand
+//! for its names. Pure.
+
+use std::time::Duration;
+
+use hostler_cluster::{Demand, FleetEntry, JobState, Memory, NodeState, Observation, ObservedJob};
+use hostler_proto::agent::v1::Phase;
+use hostler_proto::fleet::v1::{ListResponse, Node, Replica};
+use hostler_scheduler::{JobState as ScheduledState, ScheduledJob};
+
+/// The flag by which an engine gets other names for its model.
+const NAMES_FLAG: &str = "--served-model-name";
+
+/// What is known of an entry after a step.
+pub(crate) struct EntryView<'a> {
+    pub(crate) entry: &'a FleetEntry,
+    /// As clients name its model.
+    pub(crate) names: &'a [String],
+    pub(crate) memory: &'a Memory,
+    pub(crate) jobs: &'a [ScheduledJob],
+    pub(crate) nodes: &'a [Node],
+    /// Why the scheduler refused the last submission; empty where it did not.
+    pub(crate) refusal: &'a str,
+}
+
+/// The names by which clients ask for an entry's model: those that its engines are told, else the model itself. An entry without arguments of its
+/// own has those of the settings.
+pub(crate) fn model_names(entry: &FleetEntry, configured: &[String]) -> Vec<String> {
+    let arguments = if entry.engine_args.is_empty() { configured } else { &entry.engine_args };
+    let mut names = Vec::new();
+    let mut follows = false;
+    for argument in arguments {
+        let (flag, value) = argument.split_once('=').map_or((argument.as_str(), None), |(flag, value)| (flag, Some(value)));
+        if flag.replace('_', "-") == NAMES_FLAG {
+            names.clear();
+            follows = value.is_none();
+            names.extend(value.map(str::to_owned));
+        } else if argument.starts_with('-') {
+            follows = false;
+        } else if follows {
+            names.push(argument.clone());
+        }
+    }
+    if names.is_empty() { vec![entry.model.clone()] } else { names }
+}
+
+/// What `decide` is told.
+pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[String]) -> Observation {
+    let observed = jobs.iter().map(|job| {
+        let node = find_node(&listed.nodes, &job.id);
+        ObservedJob {
+            id: job.id.clone(),
+            state: match job.state {
+                ScheduledState::Queued => JobState::Queued,
+                ScheduledState::Held => JobState::Held,
+                ScheduledState::Running => JobState::Running,
+                ScheduledState::Suspended => JobState::Suspended,
+                ScheduledState::Ending => JobState::Ending,
+            },
+            submitted: job.submitted,
+            started: job.started,
+            ends: job.ends,
+            node: node_state(node),
+            in_flight: node.map(in_flight).unwrap_or_default(),
+        }
+    });
+    Observation { jobs: observed.collect(), demand: sum_demand(listed, names) }
+}
+
+/// The node whose agent runs in a job. A job that was requeued may have been on another host before, whose node is gone.
+pub(crate) fn find_node<'a>(nodes: &'a [Node], job: &str) -> Option<&'a Node> {
+    let of_job = nodes.iter().filter_map(|node| Some((node, node.job.as_ref().filter(|found| is_same_job(&found.id, job))?)));
+    of_job.max_by_key(|(node, job)| (node.attached, job.run)).map(|(node, _)| node)
+}
+
+/// PBS gives its server's name in several forms: `12.head` is `12.head.example.org`.
+fn is_same_job(one: &str, other: &str) -> bool {
+    let number = |id: &str| id.split('.').next().unwrap_or_default().to_owned();
+    one == other || (one.contains('.') && number(one) == number(other))
+}
+
+pub(crate) fn node_state(node: Option<&Node>) -> NodeState {
+    let Some(node) = node.filter(|node| node.attached) else { return NodeState::NotAttached };
+    let phase = |replica: &Replica| replica.state.as_ref().map_or(Phase::Unspecified, |state| state.phase());
+    let has = |phases: &[Phase]| node.replicas.iter().any(|replica| phases.contains(&phase(replica)));
+    let starts = [Phase::Unspecified, Phase::Starting, Phase::Loading];
+    let is_in_first_start = |replica: &Replica| {
+        let restarts = replica.state.as_ref().map_or(0, |state| state.restarts);
+        starts.contains(&phase(replica)) && restarts == 0
+    };
+    if node.replicas.is_empty() || node.replicas.iter().any(is_in_first_start) {
+        NodeState::Loading
+    } else if has(&[Phase::Ready, Phase::Sleeping]) {
+        // Who puts an engine to sleep wants to keep its node.
+        NodeState::Ready
+    } else if has(&starts) || has(&[Phase::Failed]) {
+        // An engine that has failed is started again; an agent none of whose engines ever starts ends by itself.
+        NodeState::Loading
+    } else if has(&[Phase::Draining]) {
+        NodeState::Draining
+    } else {
+        // Stopped or in quarantine: an agent does not end when its engines were drained.
+        NodeState::Failed
+    }
+}
+
+/// How far the first of its engines that loads has come, in words, and its seconds left where it knows them.
+pub(crate) fn progress(node: &Node) -> Option<(String, Option<Duration>)> {
+    let progress = node.replicas.iter().filter_map(|replica| replica.state.as_ref()?.progress.as_ref());
+    let first = progress.max_by_key(|progress| progress.percent)?;
+    let left = Some(u64::from(first.seconds_left)).filter(|left| *left > 0);
+    Some((format!("{} {} %", first.stage, first.percent), left.map(Duration::from_secs)))
+}
+
+fn in_flight(node: &Node) -> u32 {
+    let of_replica = |replica: &Replica| replica.load.as_ref().map_or(0, |load| load.in_flight).max(replica.local_in_flight);
+    node.replicas.iter().map(of_replica).sum()
+}
+
+/// The demand for any of these names. What is in flight is the same for all names of an engine.
+fn sum_demand(listed: &ListResponse, names: &[String]) -> Demand {
+    let of_names = || listed.demand.iter().filter(|demand| names.contains(&demand.model));
+    Demand {
+        waiting: of_names().map(|demand| demand.waiting).sum(),
+        in_flight: of_names().map(|demand| demand.in_flight).max().unwrap_or_default(),
+        last_request: of_names().filter_map(|demand| demand.last_request_ms_ago).min().map(Duration::from_millis),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,83 @@
+//! What a step has seen of an entry, as the status file tells it. Pure.
+
+use std::time::SystemTime;
+
+use hostler_cluster::NodeState;
+use hostler_scheduler::{JobState, ScheduledJob};
+
+use crate::observation::{EntryView, find_node, node_state};
+use crate::status::{EntryStatus, JobStatus};
+
+pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
+    let is_ready = |job: &&ScheduledJob| job.state == JobState::Running && node_state(find_node(view.nodes, &job.id)) == NodeState::Ready;
+    EntryStatus {
+        name: view.entry.name.clone(),
+        model: view.entry.model.clone(),
+        wanted: view.memory.wanted(),
+        ready: u32::try_from(view.jobs.iter().filter(is_ready).count()).unwrap_or(u32::MAX),
+        jobs: view.jobs.iter().map(|job| report_job(view, job, now)).collect(),
+        failures: view.memory.failures(),
+        pause: view.memory.pause(now).map(|pause| pause.as_secs()),
+        refusal: view.refusal.to_owned(),
+    }
+}
+
+fn report_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> JobStatus {
+    let seconds_until = |moment: SystemTime| moment.duration_since(now).unwrap_or_default().as_secs();
+    let state = match job.state {
+        JobState::Queued => "queued",
+        JobState::Held => "held",
+        JobState::Suspended => "suspended",
+        JobState::Ending => "ending",
+        JobState::Running => match node_state(find_node(view.nodes, &job.id)) {
+            NodeState::NotAttached => "waiting for its agent",
+            NodeState::Loading => "loading",
+            NodeState::Ready => "ready",
+            NodeState::Draining => "draining",
+            NodeState::Failed => "failed",
+        },
+    };
+    JobStatus {
+        id: job.id.clone(),
+        state: state.to_owned(),
+        comment: job.comment.clone(),
+        host: job.host.clone(),
+        starts_in: job.estimated_start.map(seconds_until),
+        ends_in: job.ends.map(seconds_until),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use hostler_cluster::{FleetSize, Memory};
+    use hostler_proto::agent::v1::Phase;
+
+    use super::*;
+    use crate::observation::tests::{at, entry, job, node};
+
+    #[test]
+    fn each_job_is_reported_as_far_as_scheduler_and_router_know_it() {
+        let estimated = ScheduledJob { estimated_start: Some(at(520)), comment: "ngpus".into(), ..job("11.head", JobState::Queued) };
+        let ready =
+            ScheduledJob { ends: Some(at(400) + Duration::from_secs(3600)), host: "x1".into(), ..job("12.head", JobState::Running) };
+        let jobs = [
+            estimated,
+            ready,
+            job("13.head", JobState::Running),
+            job("14.head", JobState::Running),
+            job("15.head", JobState::Held),
+            job("16.head", JobState::Ending),
+        ];
+        let nodes =
+            [node("12.head", &[(Phase::Ready, 0)]), node("13.head", &[(Phase::Draining, 0)]), node("16.head", &[(Phase::Ready, 0)])];
+        let (entry, memory) = (entry(FleetSize::Fixed(3)), Memory::default());
+        let view = EntryView { entry: &entry, names: &[], memory: &memory, jobs: &jobs, nodes: &nodes, refusal: "no such queue" };
+        let status = report(&view, at(500));
+        let states: Vec<&str> = status.jobs.iter().map(|job| job.state.as_str()).collect();
+        assert_eq!(states, ["queued", "ready", "draining", "waiting for its agent", "held", "ending"]);
+        assert_eq!((status.ready, status.refusal.as_str(), status.jobs[0].comment.as_str()), (1, "no such queue", "ngpus"));
+        assert_eq!((status.jobs[0].starts_in, status.jobs[1].ends_in, status.jobs[1].host.as_str()), (Some(20), Some(3500), "x1"));
+    }
+}

@@ -1,0 +1,362 @@
+//! The controller's loop: every few seconds it asks scheduler and router, has `cluster` decide, writes down what is remembered, carries the actions
+//! out, and tells the router and the status file what it saw.
+//!
+//! A scheduler or router that gives no answer is no reason to act: then the entry has no step. One thing is done at a time, so no two submissions are
+//! ever on their way.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use hostler_boot::Shutdown;
+use hostler_cluster::{Action, FleetEntry, FleetSize, Memory, decide};
+use hostler_proto::fleet::v1::fleet_client::FleetClient;
+use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel, ListRequest, ListResponse, TargetRequest};
+use hostler_scheduler::{CommandError, ScheduledJob, Scheduler};
+use hostler_tls::TlsError;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::transport::{Channel, Endpoint as Target};
+
+use crate::expectation::{announce, expect};
+use crate::folder::{Endpoint, FleetFolder, FolderError};
+use crate::observation::{EntryView, find_node, model_names, observe};
+use crate::report::report;
+use crate::status::{EntryStatus, FleetStatus};
+use crate::submission::{AgentCommand, build_submission, job_name};
+use crate::{ClusterConfig, join_token};
+
+/// How often the scheduler is asked. People who wait for a job do it as often.
+const STEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long the router may take to answer; an agent may take five seconds for an order.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An announcement counts for 30 seconds, and a step may take longer than that.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How often the join token is looked at, beside each submission.
+const TOKEN_INTERVAL: Duration = Duration::from_secs(600);
+
+/// A memory in which nothing was decided is written so often. It is shorter than the longest step that a memory takes for one.
+const MEMORY_INTERVAL: Duration = Duration::from_secs(30);
+
+/// What a controller is told at its start.
+#[derive(Debug, Clone)]
+pub struct ControllerSetup {
+    pub folder: FleetFolder,
+    pub config: ClusterConfig,
+    pub scheduler: Scheduler,
+    pub endpoint: Endpoint,
+    /// The folder of the fleet's authority.
+    pub authority: PathBuf,
+    /// This program, by an absolute path that compute nodes have too.
+    pub program: PathBuf,
+    /// The user's settings, by an absolute path, for the agents.
+    pub settings_file: Option<PathBuf>,
+    /// What these settings tell the engines of entries that have no arguments of their own.
+    pub engine_args: Vec<String>,
+}
+
+/// Why a step, or the part of it that is about one entry, was not taken to its end.
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error("the router does not answer: {}", .0.message())]
+    Router(#[from] tonic::Status),
+    #[error("no join token for the jobs: {0}")]
+    Token(#[from] TlsError),
+}
+
+/// What the controller holds of an entry between two steps.
+#[derive(Debug)]
+struct EntryRecord {
+    memory: Memory,
+    written: Option<Instant>,
+    refusal: String,
+    status: Option<EntryStatus>,
+    expected: Option<ExpectedModel>,
+}
+
+/// Keeps the size of a fleet.
+#[derive(Debug)]
+pub struct Controller {
+    setup: ControllerSetup,
+    router: FleetClient<Channel>,
+    records: BTreeMap<String, EntryRecord>,
+    token_checked: Option<Instant>,
+    trouble: String,
+}
+
+impl Controller {
+    /// A controller beside the router whose operators' socket the endpoint names. It needs a runtime.
+    ///
+    /// # Errors
+    /// When the socket's path is none.
+    pub fn new(setup: ControllerSetup) -> Result<Self, tonic::transport::Error> {
+        let target = Target::from_shared(format!("unix:{}", setup.endpoint.operators_socket.display()))?;
+        let channel = target.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT).connect_lazy();
+        Ok(Self { setup, router: FleetClient::new(channel), records: BTreeMap::new(), token_checked: None, trouble: String::new() })
+    }
+
+    /// Steps until the shutdown drains, or nothing is wanted and no job is left. Jobs run on when it returns.
+    ///
+    /// It reads and writes files, which may hang: it needs a thread of its own.
+    pub async fn run(mut self, shutdown: Shutdown) {
+        let announcements = watch::Sender::new(ExpectRequest::default());
+        let _announcing = AbortOnDropHandle::new(tokio::spawn(repeat_announcement(self.router.clone(), announcements.subscribe())));
+        let stop = shutdown.wait_stop();
+        tokio::select! {
+            () = self.step_until(&shutdown, &announcements) => {}
+            () = stop => {}
+        }
+    }
+
+    async fn step_until(&mut self, shutdown: &Shutdown, announcements: &watch::Sender<ExpectRequest>) {
+        let interval = step_interval(|name| std::env::var(name).ok());
+        while !shutdown.is_draining() {
+            let is_over = match self.step(shutdown).await {
+                Ok(is_over) => is_over,
+                Err(error) => {
+                    self.note_trouble(error.to_string());
+                    false
+                }
+            };
+            announcements.send_replace(announce(self.records.values().filter_map(|record| record.expected.clone()).collect()));
+            self.write_status();
+            if is_over {
+                tracing::info!("nothing is wanted and no job is left: the controller ends");
+                return;
+            }
+            tokio::select! {
+                () = sleep(interval) => {}
+                () = shutdown.wait_drain() => {}
+            }
+        }
+    }
+
+    /// One step; `true` when there is nothing left to keep.
+    async fn step(&mut self, shutdown: &Shutdown) -> Result<bool, StepError> {
+        let mut entries = self.setup.folder.entries()?;
+        for name in self.setup.folder.remembered()? {
+            if entries.iter().all(|entry| entry.name != name) {
+                entries.push(removed_entry(name));
+            }
+        }
+        if entries.is_empty() && self.setup.folder.close_if_empty()? {
+            return Ok(true);
+        }
+        if self.token_checked.is_none_or(|checked| checked.elapsed() >= TOKEN_INTERVAL) {
+            self.renew_token(1)?;
+        }
+        let listed = self.router.list(ListRequest {}).await?.into_inner();
+        let mut trouble = String::new();
+        for entry in &entries {
+            if shutdown.is_draining() {
+                return Ok(false);
+            }
+            if let Err(error) = self.step_entry(entry, &listed).await {
+                trouble = error.to_string();
+            }
+        }
+        self.note_trouble(trouble);
+        Ok(false)
+    }
+
+    async fn step_entry(&mut self, entry: &FleetEntry, listed: &ListResponse) -> Result<(), StepError> {
+        let jobs = self.setup.scheduler.list(&job_name(&entry.name)).await?;
+        let now = SystemTime::now();
+        let mut record = match self.records.remove(&entry.name) {
+            Some(record) => record,
+            None => EntryRecord {
+                memory: self.recall(&entry.name, !jobs.is_empty(), now)?,
+                written: None,
+                refusal: String::new(),
+                status: None,
+                expected: None,
+            },
+        };
+        let taken = self.act(entry, &mut record, &jobs, listed, now).await;
+        let names = model_names(entry, &self.setup.engine_args);
+        let view = EntryView { entry, names: &names, memory: &record.memory, jobs: &jobs, nodes: &listed.nodes, refusal: &record.refusal };
+        let (status, expected) = (report(&view, now), expect(&view, now));
+        (record.status, record.expected) = (Some(status), expected);
+        if is_removed(entry) && record.memory.is_over() {
+            return Ok(self.setup.folder.forget(&entry.name)?);
+        }
+        self.records.insert(entry.name.clone(), record);
+        taken
+    }
+
+    /// Decides and carries out.
+    async fn act(
+        &mut self,
+        entry: &FleetEntry,
+        record: &mut EntryRecord,
+        jobs: &[ScheduledJob],
+        listed: &ListResponse,
+        now: SystemTime,
+    ) -> Result<(), StepError> {
+        let observation = observe(jobs, listed, &model_names(entry, &self.setup.engine_args));
+        let (actions, memory) = decide(entry, &observation, &record.memory, now);
+        let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
+        if let Some(parts) = parts {
+            self.renew_token(parts)?;
+        }
+        if !actions.is_empty() || record.written.is_none_or(|written| written.elapsed() >= MEMORY_INTERVAL) {
+            self.setup.folder.write_memory(&entry.name, &memory)?;
+            record.written = Some(Instant::now());
+        }
+        record.memory = memory;
+        let ended = self.end_jobs(&actions, listed).await;
+        if let Some(parts) = parts {
+            self.submit(entry, parts, record).await?;
+        }
+        ended
+    }
+
+    /// Drains and cancels. The next step says it again where that fails.
+    async fn end_jobs(&mut self, actions: &[Action], listed: &ListResponse) -> Result<(), StepError> {
+        let mut drained = Ok(());
+        let mut cancelled = Vec::new();
+        for action in actions {
+            match action {
+                Action::Submit { .. } => {}
+                Action::Cancel { job } => cancelled.push(job.clone()),
+                Action::Drain { job } => {
+                    let Some(node) = find_node(&listed.nodes, job) else { continue };
+                    tracing::info!(job, node = node.name, "draining a job's node");
+                    drained = drained.and(self.router.drain(TargetRequest { target: node.name.clone() }).await.map(drop));
+                }
+            }
+        }
+        if !cancelled.is_empty() {
+            tracing::info!(jobs = ?cancelled, "cancelling jobs");
+            self.setup.scheduler.cancel(&cancelled).await?;
+        }
+        Ok(drained?)
+    }
+
+    async fn submit(&mut self, entry: &FleetEntry, parts: u32, record: &mut EntryRecord) -> Result<(), StepError> {
+        let ControllerSetup { folder, config, scheduler, endpoint, program, settings_file, .. } = &self.setup;
+        let agent = AgentCommand { program, config: settings_file.as_deref(), router: &endpoint.agents };
+        let submission = build_submission(entry, parts, config, folder, &agent);
+        match scheduler.submit(&submission).await {
+            Ok(job) => {
+                tracing::info!(entry = entry.name, job, parts, "submitted");
+                record.refusal.clear();
+            }
+            Err(error) => {
+                tracing::warn!(entry = entry.name, parts, %error, "nothing was submitted, as far as is known");
+                record.refusal = error.to_string();
+                if is_refusal(&error) {
+                    record.memory.record_refusal(SystemTime::now());
+                    folder.write_memory(&entry.name, &record.memory)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is remembered of an entry. Whoever submitted its jobs has written that down before, unless it was lost.
+    fn recall(&self, name: &str, has_jobs: bool, now: SystemTime) -> Result<Memory, FolderError> {
+        match self.setup.folder.memory(name) {
+            Ok(Some(memory)) => Ok(memory),
+            Ok(None) if !has_jobs => Ok(Memory::default()),
+            Ok(None) => Ok(Memory::lost(now)),
+            Err(error @ FolderError::Unreadable { .. }) => {
+                tracing::warn!(entry = name, %error, "its memory is lost: nothing is submitted for two minutes");
+                Ok(Memory::lost(now))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn renew_token(&mut self, nodes: u32) -> Result<(), TlsError> {
+        join_token::renew(&self.setup.authority, &self.setup.folder.join_token(), nodes, hostler_tls::now())?;
+        self.token_checked = Some(Instant::now());
+        Ok(())
+    }
+
+    fn note_trouble(&mut self, trouble: String) {
+        if trouble == self.trouble {
+            return;
+        }
+        if trouble.is_empty() {
+            tracing::info!("scheduler and router answer again");
+        } else {
+            tracing::warn!(trouble, "an entry has no step");
+        }
+        self.trouble = trouble;
+    }
+
+    fn write_status(&mut self) {
+        let entries = self.records.values().filter_map(|record| record.status.clone()).collect();
+        let status = FleetStatus { at: SystemTime::now(), entries, trouble: self.trouble.clone() };
+        if let Err(error) = self.setup.folder.write_status(&status) {
+            self.note_trouble(error.to_string());
+        }
+    }
+}
+
+/// Tells the router each new announcement, and the last one again and again.
+async fn repeat_announcement(mut router: FleetClient<Channel>, mut latest: watch::Receiver<ExpectRequest>) {
+    loop {
+        let announcement = latest.borrow_and_update().clone();
+        if let Err(status) = router.expect(announcement).await {
+            tracing::debug!(%status, "the announcement was not taken");
+        }
+        tokio::select! {
+            changed = latest.changed() => if changed.is_err() { return },
+            () = sleep(ANNOUNCE_INTERVAL) => {}
+        }
+    }
+}
+
+/// An entry that is wanted no more, of which jobs may be left.
+fn removed_entry(name: String) -> FleetEntry {
+    FleetEntry { name, model: String::new(), size: FleetSize::Fixed(0), walltime: Duration::ZERO, engine_args: Vec::new() }
+}
+
+fn is_removed(entry: &FleetEntry) -> bool {
+    entry.model.is_empty()
+}
+
+/// Whether nothing was submitted for certain. A command that was late, or whose answer cannot be read, may have submitted a job.
+fn is_refusal(error: &CommandError) -> bool {
+    match error {
+        CommandError::Missing { .. } | CommandError::Run { .. } | CommandError::Failed { .. } => true,
+        CommandError::Late { .. } | CommandError::Unreadable { .. } => false,
+    }
+}
+
+/// The time between two steps. Tests have less, by `HOSTLER_STEP_INTERVAL_MS`.
+fn step_interval(variable: impl Fn(&str) -> Option<String>) -> Duration {
+    let set = variable("HOSTLER_STEP_INTERVAL_MS").and_then(|text| text.parse().ok()).map(Duration::from_millis);
+    set.filter(|interval| !interval.is_zero()).unwrap_or(STEP_INTERVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_taken_every_five_seconds_unless_a_test_says_otherwise() {
+        assert_eq!(step_interval(|_| None), STEP_INTERVAL);
+        for (text, milliseconds) in [("500", 500), ("0", 5000), ("soon", 5000)] {
+            assert_eq!(step_interval(|_| Some(text.into())), Duration::from_millis(milliseconds), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_late_command_has_submitted_is_not_submitted_again_as_refused() {
+        let program = || PathBuf::from("/usr/bin/qsub");
+        assert!(is_refusal(&CommandError::Failed { program: program(), status: "exit status: 1".into(), words: "no such queue".into() }));
+        assert!(!is_refusal(&CommandError::Late { program: program(), deadline: CALL_TIMEOUT }));
+        assert!(!is_refusal(&CommandError::Unreadable { program: program(), what: "no id of a job", words: "nothing".into() }));
+    }
+}

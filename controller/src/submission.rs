@@ -1,0 +1,79 @@
+//! The submission of an entry's jobs: which agent runs in them, under which name, and with what of the site's. The controller submits it, and
+//! `hostler up --dry-run` shows it. Pure.
+
+use std::path::Path;
+use std::time::Duration;
+
+use hostler_cluster::FleetEntry;
+use hostler_scheduler::Submission;
+
+use crate::{ClusterConfig, FleetFolder};
+
+/// How long before its end Slurm tells a job to leave: `agent.drain_timeout` and `agent.stop_grace` as they are by default. An agent that has longer
+/// ones leaves by its own clock.
+const DRAIN_LEAD: Duration = Duration::from_secs(40);
+
+/// Slurm sends that signal up to a minute early. A job leaves no more than a quarter of its time unused, so a shorter one has its own clock alone.
+const SHORTEST_WITH_LEAD: Duration = Duration::from_secs(4 * (40 + 60));
+
+/// How the agent of each job is started.
+#[derive(Debug, Clone, Copy)]
+pub struct AgentCommand<'a> {
+    /// This program, by an absolute path that compute nodes have too.
+    pub program: &'a Path,
+    /// The user's settings, by an absolute path.
+    pub config: Option<&'a Path>,
+    /// What the agent dials, as `HOST:PORT`.
+    pub router: &'a str,
+}
+
+/// The name of an entry's jobs, by which the scheduler lists them.
+#[must_use]
+pub fn job_name(entry: &str) -> String {
+    format!("hostler-{entry}")
+}
+
+/// One job of an entry, or an array of so many parts.
+#[must_use]
+pub fn build_submission(
+    entry: &FleetEntry,
+    parts: u32,
+    config: &ClusterConfig,
+    folder: &FleetFolder,
+    agent: &AgentCommand<'_>,
+) -> Submission {
+    Submission {
+        name: job_name(&entry.name),
+        parts,
+        walltime: entry.walltime,
+        account: config.account.clone(),
+        queue: config.queue.clone(),
+        resources: config.resources.clone(),
+        options: config.options.clone(),
+        log_dir: folder.job_logs(),
+        setup: config.setup.clone(),
+        program: command_line(entry, folder, agent),
+        drain_lead: if entry.walltime < SHORTEST_WITH_LEAD { Duration::ZERO } else { DRAIN_LEAD },
+    }
+}
+
+fn command_line(entry: &FleetEntry, folder: &FleetFolder, agent: &AgentCommand<'_>) -> Vec<String> {
+    let mut words = vec![agent.program.display().to_string(), "agent".to_owned()];
+    let (token, identities) = (folder.join_token(), folder.identities());
+    let options = [
+        ("--config", agent.config.map(|file| file.display().to_string())),
+        ("--router", Some(agent.router.to_owned())),
+        ("--join-token-file", Some(token.display().to_string())),
+        ("--identity-dir", Some(identities.display().to_string())),
+        ("--model", Some(entry.model.clone())),
+    ];
+    words.extend(options.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten());
+    if !entry.engine_args.is_empty() {
+        words.push("--".to_owned());
+        words.extend_from_slice(&entry.engine_args);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests;

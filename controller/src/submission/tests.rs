@@ -1,0 +1,67 @@
+use hostler_cluster::FleetSize;
+use hostler_scheduler::Scheduler;
+
+use super::*;
+
+fn entry(walltime: u64, engine_args: &[&str]) -> FleetEntry {
+    FleetEntry {
+        name: "qwen3-8b".into(),
+        model: "Qwen/Qwen3-8B".into(),
+        size: FleetSize::Fixed(2),
+        walltime: Duration::from_secs(walltime),
+        engine_args: engine_args.iter().map(|word| (*word).to_owned()).collect(),
+    }
+}
+
+/// What is run for an entry, with the fleet's folder at `/home/anna/fleet`.
+fn rendered(scheduler: Scheduler, entry: &FleetEntry, parts: u32, config: &ClusterConfig) -> String {
+    let (place, folder) = crate::folder::tests::folder();
+    let agent = AgentCommand {
+        program: Path::new("/home/anna/.local/bin/hostler"),
+        config: Some(Path::new("/home/anna/.config/hostler/hostler.toml")),
+        router: "login1:40123",
+    };
+    let shown = scheduler.render(&build_submission(entry, parts, config, &folder, &agent)).to_string();
+    shown.replace(&place.path().display().to_string(), "/home/anna")
+}
+
+fn site(resources: &str, options: &[&str]) -> ClusterConfig {
+    ClusterConfig {
+        account: "climate".into(),
+        queue: "debug".into(),
+        resources: resources.into(),
+        options: options.iter().map(|word| (*word).to_owned()).collect(),
+        setup: vec!["module load conda".into(), ". ~/vllm/bin/activate".into()],
+        ..ClusterConfig::default()
+    }
+}
+
+#[test]
+fn jobs_of_pbs_are_a_login_shell_that_becomes_the_agent() {
+    let site = site("1:ncpus=64:ngpus=4", &["-l", "filesystems=home:eagle"]);
+    let shown = rendered(Scheduler::Pbs, &entry(7200, &["--max-model-len", "16384"]), 2, &site);
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn jobs_of_slurm_are_a_script_whose_step_is_the_agent() {
+    let site = site("--gpus-per-node=4 --cpus-per-task=64", &["--constraint=gpu"]);
+    let shown = rendered(Scheduler::Slurm, &entry(7200, &["--max-model-len", "16384"]), 1, &site);
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn a_short_job_of_slurm_is_not_told_to_leave_before_a_quarter_of_its_time_is_left() {
+    let shown = |walltime| rendered(Scheduler::Slurm, &entry(walltime, &[]), 1, &ClusterConfig::default());
+    assert!(shown(400).contains("--signal=USR1@40"), "{}", shown(400));
+    assert!(!shown(399).contains("--signal"), "{}", shown(399));
+}
+
+#[test]
+fn an_agent_without_settings_and_engine_arguments_has_none() {
+    let (_place, folder) = crate::folder::tests::folder();
+    let agent = AgentCommand { program: Path::new("/bin/hostler"), config: None, router: "login1:1" };
+    let submission = build_submission(&entry(7200, &[]), 1, &ClusterConfig::default(), &folder, &agent);
+    assert_eq!(submission.name, "hostler-qwen3-8b");
+    assert!(!submission.program.iter().any(|word| word == "--config" || word == "--"), "{:?}", submission.program);
+}

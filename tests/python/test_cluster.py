@@ -1,0 +1,169 @@
+"""A user's day on a login node: `hostler up`, `wait`, `scale` and `down`, with jobs of the stand-in for PBS and of real Slurm.
+
+Jobs have one simulated engine each. tests/slurm/run.sh runs these tests on Slurm.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from batch import NOTHING_LEFT, Pbs, kill_all
+from processes import Process, binary, environment, running, wait_until
+from slurm import Slurm
+
+# How long a command may take that waits for jobs: their start, or that of an engine three times in vain.
+WAITS = 120
+# Exit codes, see `hostler wait --help`.
+FAILING, LATE, INTERRUPTED = 3, 4, 130
+
+
+class LoginNode:
+    """A scheduler with room for a few jobs, and a user who has run `hostler init`."""
+
+    def __init__(self, kind: str):
+        """Nothing is up."""
+        self.kind = kind
+        self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
+        self.settings, self.state = self.folder / "hostler.toml", self.folder / "state"
+        self.variables = {"HOSTLER_STEP_INTERVAL_MS": "500", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
+        if kind == "pbs":
+            self.scheduler = Pbs(self.folder / "pbs", hosts=3)
+            self.variables |= {"HOME": str(self.scheduler.folder), "PATH": f"{self.scheduler.folder}/bin:/usr/bin:/bin"}
+            resources, setup = "1:ncpus=1", ":"
+        else:
+            self.scheduler = Slurm(self.folder / "s")
+            # Two jobs on each of its two nodes.
+            self.variables |= {"SLURM_CONF": f"{self.scheduler.folder}/slurm.conf"}
+            resources, setup = "--cpus-per-task=32", f"export SLURM_CONF={self.scheduler.folder}/slurm.conf"
+        self.cluster = textwrap.dedent(f"""
+            [agent]
+            engine = "simulated"
+            run_dir = "{self.folder / "run"}"
+
+            [cluster]
+            scheduler = "{kind}"
+            resources = "{resources}"
+            setup = ["{setup}"]
+            router_host = "127.0.0.1"
+            state_dir = "{self.state}"
+        """)
+
+    def initialise(self) -> None:
+        """Runs `hostler init`, and fills in what a user would."""
+        assert self.hostler("init").returncode == 0
+        self.settings.write_text(self.settings.read_text().partition("\n[cluster]")[0] + self.cluster)
+
+    def hostler(self, *arguments: str, seconds: float = WAITS) -> subprocess.CompletedProcess:
+        """Runs a command to its end."""
+        command, *rest = arguments
+        return subprocess.run(
+            [binary(), command, "--config", str(self.settings), *rest],
+            **{"capture_output": True, "text": True, "timeout": seconds, "check": False},
+            env=environment() | self.variables,
+        )
+
+    def succeed(self, *arguments: str) -> str:
+        """Runs a command that has to succeed, and returns what it prints."""
+        ended = self.hostler(*arguments)
+        assert ended.returncode == 0, f"{arguments}: {ended.returncode}\n{ended.stdout}\n{ended.stderr}\n{self.log()}"
+        return ended.stdout
+
+    def log(self) -> str:
+        """The end of what the controller has logged."""
+        path = self.state / "controller.log"
+        return path.read_text()[-4000:] if path.exists() else ""
+
+    def jobs(self) -> list[str]:
+        """The names of the jobs that have not ended."""
+        if self.kind == "slurm":
+            return self.scheduler.call("squeue", "--noheader", "--array", "--format=%j").split()
+        listed = json.loads(self.scheduler.call("qstat", "-t", "-f", "-F", "json")).get("Jobs", {})
+        return [job["Job_Name"] for id, job in listed.items() if "[]" not in id and job["job_state"] not in "FX"]
+
+    def processes(self) -> list[str]:
+        """All that the user has started: controller, agents, keepers and engines."""
+        own = [one for one in running() if str(self.settings) in one.command or str(self.folder / "run") in one.command]
+        return [f"{one.pid} {one.command}" for one in own]
+
+    def stop(self) -> None:
+        """Ends all, by force where something is left."""
+        kill_all(lambda: [int(shown.split()[0]) for shown in self.processes()])
+        self.scheduler.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["pbs", pytest.param("slurm", marks=pytest.mark.slurm)])
+def login(request: pytest.FixtureRequest):
+    """A login node of each scheduler."""
+    node = LoginNode(request.param)
+    try:
+        yield node
+    except BaseException:
+        print(*(f"\n--- {name}\n{text}" for name, text in node.scheduler.printed().items()))
+        raise
+    finally:
+        node.stop()
+
+
+def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: LoginNode):
+    login.settings.write_text(login.cluster)
+    refused = login.hostler("up", "chat", "--nodes", "2", "--walltime", "0:10:00")
+    assert refused.returncode == 1 and "`hostler init`" in refused.stderr, refused.stderr
+    login.settings.unlink()
+    login.initialise()
+
+    shown = login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--dry-run")
+    assert shown.startswith("qsub " if login.kind == "pbs" else "sbatch "), shown
+    assert "hostler-chat" in shown and "00:10:00" in shown and "agent --config" in shown, shown
+    assert not login.jobs() and not login.processes(), "it has started something"
+
+    shown = login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--", "--served-model-name", "chat")
+    assert "ready     2 of 2 nodes" in shown and "hostler env" in shown and "with the model chat" in shown, shown
+    assert login.jobs() == ["hostler-chat"] * 2
+    access = json.loads(login.succeed("env", "--json"))
+    client = OpenAI(base_url=access["base_url"], api_key=access["api_key"])
+    answer = client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
+    assert answer.choices[0].message.content
+    assert "ready" in login.succeed("ps")
+
+    assert "ready     2 of 2 nodes" in login.succeed("wait")
+    unknown = login.hostler("wait", "nothing")
+    assert unknown.returncode == 1 and "there is chat" in unknown.stderr, unknown.stderr
+    assert "ready     3 of 3 nodes" in login.succeed("scale", "chat", "--nodes", "3")
+    assert login.jobs() == ["hostler-chat"] * 3
+
+    assert "ended     chat" in login.succeed("down")
+    assert not login.jobs()
+    wait_until(lambda: not login.processes(), 30, f"nothing is left: {login.processes()}", pause=0.2)
+    assert not (login.state / "endpoint.json").exists()
+
+
+def test_who_waits_is_told_why_a_model_is_late_or_fails_and_may_leave_it(login: LoginNode):
+    login.initialise()
+    assert login.hostler("wait").stderr.startswith("error: nothing is up")
+    login.succeed("up", "org/large", "--nodes", "5", "--walltime", "2h", "--detach")
+    late = login.hostler("wait", "--timeout", "15s")
+    assert late.returncode == LATE and "`hostler down large` ends them" in late.stderr, late
+    # The scheduler's own word.
+    assert ("Not Running" if login.kind == "pbs" else "Resources") in late.stdout, late.stdout
+
+    waiting = Process("wait", ["wait", "--config", str(login.settings), "large"], login.folder, login.variables)
+    waiting.printed("queued", 20)
+    waiting.child.send_signal(signal.SIGINT)
+    assert waiting.child.wait(20) == INTERRUPTED
+    assert "hostler-large" in login.jobs(), "the fleet goes on"
+    login.succeed("down", "large")
+
+    failing = login.hostler("up", "org/bad", "--nodes", "1", "--walltime", "2h", "--", "--sim-fail-start")
+    assert failing.returncode == FAILING, failing
+    assert "engine" in failing.stdout and "hostler down bad" in failing.stderr, failing
+    login.succeed("down")
+    assert not login.jobs()
+    wait_until(lambda: not login.processes(), NOTHING_LEFT + 30, "nothing is left", pause=0.2)
