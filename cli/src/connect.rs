@@ -119,7 +119,9 @@ impl<'a> SshConnection<'a> {
     }
 
     async fn forward(&self, access: &ClientAccess, port: Option<u16>) -> anyhow::Result<ClientAccess> {
-        let remote = read_port(&access.base_url).with_context(|| format!("{} has no port", access.base_url))?;
+        let remote = read_port(&access.base_url).with_context(|| {
+            format!("the fleet is at {}, which is no host's loopback: it is reached without this command", access.base_url)
+        })?;
         let port = match port {
             Some(port) => port,
             None => TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port(),
@@ -150,6 +152,11 @@ fn ssh(folder: &Path) -> Command {
     command
 }
 
+/// The port on the loopback of the fleet's host.
+fn read_port(url: &str) -> Option<u16> {
+    url.strip_prefix("http://localhost:")?.split('/').next()?.parse().ok()
+}
+
 /// Why a host has said nothing of a fleet. What it or ssh had to say is on standard error.
 fn explain_silence(destination: &str, ended: Option<ExitStatus>) -> String {
     match ended.and_then(|status| status.code()) {
@@ -157,10 +164,6 @@ fn explain_silence(destination: &str, ended: Option<ExitStatus>) -> String {
         Some(127) => format!("{destination} has no `hostler` on the PATH of a login shell: put it into ~/.local/bin there"),
         _ => format!("{destination} does not say how to reach a fleet: try `ssh {destination} hostler env`"),
     }
-}
-
-fn read_port(url: &str) -> Option<u16> {
-    url.strip_prefix("http://")?.split('/').next()?.rsplit_once(':')?.1.parse().ok()
 }
 
 #[cfg(test)]
@@ -172,7 +175,7 @@ mod tests {
     #[test]
     fn the_port_of_an_address_is_read() {
         assert_eq!(read_port("http://localhost:41237/v1"), Some(41237));
-        assert!(["http://localhost/v1", "localhost:1", "http://[::1]", ""].into_iter().all(|url| read_port(url).is_none()));
+        assert!(["http://localhost/v1", "localhost:1", "https://login1:8000/v1", ""].into_iter().all(|url| read_port(url).is_none()));
     }
 
     #[test]
