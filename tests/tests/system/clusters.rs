@@ -148,11 +148,12 @@ async fn another_machine_reaches_the_fleet_until_it_leaves() {
     let place = place_with_ssh();
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
     write_endpoint(&place, "http://localhost:41237");
-    let mut connected = place.start("connect", &["connect", "me@login1", "--port", "4000"]);
-    assert_eq!(connected.line("export OPENAI_BASE_URL").await, "export OPENAI_BASE_URL=http://localhost:4000/v1");
+    let mut connected = place.start("connect", &["connect", "me@login1"]);
+    let address = connected.line("export OPENAI_BASE_URL").await;
+    let port = address.strip_prefix("export OPENAI_BASE_URL=http://localhost:").unwrap().strip_suffix("/v1").unwrap();
     assert!(connected.line("export OPENAI_API_KEY").await.contains("=hk_"));
     let log = fs::read_to_string(place.path().join("ssh.log")).unwrap();
-    assert!(log.contains("-L localhost:4000:127.0.0.1:41237 -- me@login1"), "{log}");
+    assert!(log.contains(&format!("-L localhost:{port}:127.0.0.1:41237 -- me@login1")), "{log}");
     let ssh: u32 = fs::read_to_string(place.path().join("ssh.pid")).unwrap().trim().parse().unwrap();
     assert!(is_alive(ssh));
     connected.signal(Signal::TERM);
@@ -186,8 +187,12 @@ async fn a_connection_that_cannot_be_made_says_why() {
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
     write_endpoint(&place, "http://localhost:41237");
     fs::write(place.path().join("forward.code"), "255").unwrap();
-    let taken = place.run(&["connect", "login1", "--port", "4000"]).await;
-    assert!(!taken.success && taken.stderr.contains("choose one with --port"), "{}", taken.stderr);
+    let refused = place.run(&["connect", "login1"]).await;
+    assert!(!refused.success && refused.stderr.contains("ssh cannot forward port"), "{}", refused.stderr);
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port().to_string();
+    let taken = place.run(&["connect", "login1", "--port", &port]).await;
+    assert!(!taken.success && taken.stderr.contains("choose another one with --port"), "{}", taken.stderr);
     assert!(!place.run(&["connect", "-oProxyCommand=true"]).await.success);
 }
 
