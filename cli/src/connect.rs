@@ -2,7 +2,8 @@
 //! over the same connection, so that people show who they are once. All of it ends with ssh, and ssh with it.
 
 use std::fs::Permissions;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
@@ -14,7 +15,7 @@ use hostler_boot::Shutdown;
 use hostler_boot::shutdown::SignalSource;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use crate::env::{ClientAccess, exports};
@@ -56,6 +57,8 @@ struct SshConnection<'a> {
     /// With the socket in it, out of others' reach.
     folder: TempDir,
     master: Child,
+    /// The other side ends at the end of its input. Apart from `master`, which closes its input when it is waited for.
+    input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
@@ -92,7 +95,7 @@ impl<'a> SshConnection<'a> {
         command.args(["--", destination, REMOTE_COMMAND]).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut master = command.spawn().context("cannot run ssh")?;
         let lines = BufReader::new(master.stdout.take().expect("standard output was piped")).lines();
-        Ok(Self { destination, folder, master, lines })
+        Ok(Self { destination, folder, input: master.stdin.take(), master, lines })
     }
 
     async fn serve(&mut self, args: &ConnectArgs) -> anyhow::Result<()> {
@@ -113,30 +116,28 @@ impl<'a> SshConnection<'a> {
                 return Ok(access);
             }
         }
-        self.master.stdin.take();
+        self.input = None;
         let ended = timeout(CLOSE_TIMEOUT, self.master.wait()).await;
         bail!(explain_silence(self.destination, ended.ok().and_then(Result::ok)))
     }
 
     async fn forward(&self, access: &ClientAccess, port: Option<u16>) -> anyhow::Result<ClientAccess> {
-        let remote = read_port(&access.base_url).with_context(|| format!("{} has no port", access.base_url))?;
-        let port = match port {
-            Some(port) => port,
-            None => TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port(),
-        };
+        let remote = read_port(&access.base_url).with_context(|| {
+            format!("the fleet is at {}, which is no host's loopback: it is reached without this command", access.base_url)
+        })?;
+        let port = find_port(port)?;
         let mut command = ssh(self.folder.path());
         command.args(["-O", "forward", "-L", &format!("localhost:{port}:127.0.0.1:{remote}"), "--", self.destination]);
         command.stdin(Stdio::null()).kill_on_drop(true);
         let forwarded = timeout(FORWARD_TIMEOUT, command.status()).await.context("ssh did not forward a port in time")?;
         if !forwarded.context("cannot run ssh")?.success() {
-            bail!("ssh cannot forward port {port} of this machine: another program may have it, so choose one with --port");
+            bail!("ssh cannot forward port {port} of this machine: choose another one with --port");
         }
         Ok(ClientAccess { base_url: format!("http://localhost:{port}/v1"), ..access.clone() })
     }
 
-    /// The other side ends at the end of its input.
     async fn close(&mut self) {
-        self.master.stdin.take();
+        self.input = None;
         if timeout(CLOSE_TIMEOUT, self.master.wait()).await.is_err() {
             let _ = self.master.start_kill();
         }
@@ -150,6 +151,23 @@ fn ssh(folder: &Path) -> Command {
     command
 }
 
+/// A port that nobody has under any of the addresses of `localhost`: ssh is content with one of them, and a client with the key may take another.
+fn find_port(wanted: Option<u16>) -> anyhow::Result<u16> {
+    let taken = |port: u16| format!("another program has port {port} of this machine: choose another one with --port");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, wanted.unwrap_or(0))).with_context(|| taken(wanted.unwrap_or(0)))?;
+    let port = listener.local_addr()?.port();
+    match TcpListener::bind((Ipv6Addr::LOCALHOST, port)) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => bail!(taken(port)),
+        // A host without IPv6 has no such address.
+        _ => Ok(port),
+    }
+}
+
+/// The port on the loopback of the fleet's host.
+fn read_port(url: &str) -> Option<u16> {
+    url.strip_prefix("http://localhost:")?.split('/').next()?.parse().ok()
+}
+
 /// Why a host has said nothing of a fleet. What it or ssh had to say is on standard error.
 fn explain_silence(destination: &str, ended: Option<ExitStatus>) -> String {
     match ended.and_then(|status| status.code()) {
@@ -157,10 +175,6 @@ fn explain_silence(destination: &str, ended: Option<ExitStatus>) -> String {
         Some(127) => format!("{destination} has no `hostler` on the PATH of a login shell: put it into ~/.local/bin there"),
         _ => format!("{destination} does not say how to reach a fleet: try `ssh {destination} hostler env`"),
     }
-}
-
-fn read_port(url: &str) -> Option<u16> {
-    url.strip_prefix("http://")?.split('/').next()?.rsplit_once(':')?.1.parse().ok()
 }
 
 #[cfg(test)]
@@ -172,13 +186,21 @@ mod tests {
     #[test]
     fn the_port_of_an_address_is_read() {
         assert_eq!(read_port("http://localhost:41237/v1"), Some(41237));
-        assert!(["http://localhost/v1", "localhost:1", "http://[::1]", ""].into_iter().all(|url| read_port(url).is_none()));
+        assert!(["http://localhost/v1", "localhost:1", "https://login1:8000/v1", ""].into_iter().all(|url| read_port(url).is_none()));
     }
 
     #[test]
     fn a_host_is_no_option_of_ssh() {
         assert!(parse_destination("-oProxyCommand=x").is_err() && parse_destination("").is_err());
         assert_eq!(parse_destination("me@login").as_deref(), Ok("me@login"));
+    }
+
+    #[test]
+    fn a_port_that_somebody_has_is_not_forwarded() {
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = other.local_addr().unwrap().port();
+        assert!(find_port(Some(port)).unwrap_err().to_string().contains(&format!("has port {port}")));
+        assert_ne!(find_port(None).unwrap(), port);
     }
 
     #[test]

@@ -109,7 +109,8 @@ async fn ask_scheduler(cluster: &ClusterConfig) -> Result<Scheduler, String> {
         cluster.scheduler.parse().map_err(|error| format!("cluster.scheduler: {error}"))
     };
     let scheduler = named?;
-    scheduler.list(ASKED_NAME).await.map_err(|error| error.to_string())?;
+    let asked = scheduler.list(ASKED_NAME).await;
+    asked.map_err(|error| format!("{error}; run this where jobs are submitted, or ask the site's support"))?;
     Ok(scheduler)
 }
 

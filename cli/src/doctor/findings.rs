@@ -190,7 +190,11 @@ fn check_gpus(facts: &HostFacts) -> Option<Finding> {
             let kinds: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
             Finding::ok("gpu", format!("{} × {}", names.len(), kinds.into_iter().collect::<Vec<_>>().join(", ")))
         }
-        Err(reason) => Finding::problem("gpu", format!("none in this job: {reason}"), "ask for GPUs in cluster.resources"),
+        Err(reason) => Finding::problem(
+            "gpu",
+            format!("none in this job: {reason}"),
+            "ask for GPUs in cluster.resources; those of other makers than NVIDIA are not seen",
+        ),
     })
 }
 

@@ -25,8 +25,8 @@ fn a_shell_gets_address_key_and_what_no_proxy_is_asked_for() {
     insta::assert_snapshot!(exports(&access(), |_| None).join("\n"), @r"
     export OPENAI_BASE_URL=http://localhost:41237/v1
     export OPENAI_API_KEY=hk_abc
-    export NO_PROXY=localhost,127.0.0.1
-    export no_proxy=localhost,127.0.0.1
+    export NO_PROXY='localhost,127.0.0.1'
+    export no_proxy='localhost,127.0.0.1'
     ");
 }
 
@@ -37,7 +37,7 @@ fn local_names_are_added_once_to_what_was_excepted_before() {
     assert_eq!((once.as_str(), extend_no_proxy(&once)), ("a,localhost,127.0.0.1", once.clone()));
     assert_eq!(extend_no_proxy("*"), "*");
     let lower_alone = exports(&access(), |name| (name == "no_proxy").then(|| "a".to_owned()));
-    assert_eq!(lower_alone[2..], ["export NO_PROXY=a,localhost,127.0.0.1", "export no_proxy=a,localhost,127.0.0.1"]);
+    assert_eq!(lower_alone[2..], ["export NO_PROXY='a,localhost,127.0.0.1'", "export no_proxy='a,localhost,127.0.0.1'"]);
 }
 
 #[test]
@@ -52,6 +52,8 @@ fn an_address_is_given_only_where_it_is_good() {
     check_reachable(&endpoint("login1", own), "login1").unwrap();
     let elsewhere = check_reachable(&endpoint("login2", own), "login1").unwrap_err().to_string();
     assert!(elsewhere.contains("runs on login2") && elsewhere.contains("hostler connect login2"), "{elsewhere}");
+    let public = Endpoint { edge: "https://login2:8000".into(), ..endpoint("login2", 0) };
+    check_reachable(&public, "login1").unwrap();
     // No process has the number: the kernel's limit is 2^22.
     for gone in [0, 1 << 30] {
         let ended = check_reachable(&endpoint("login1", gone), "login1").unwrap_err().to_string();

@@ -8,6 +8,7 @@ mod bench;
 mod billing;
 mod bodies;
 mod cli;
+mod clusters;
 mod crash_suspects;
 mod docs;
 mod drains;

@@ -29,24 +29,43 @@ fn unlike_healthy(facts: &HostFacts) -> String {
 
 #[test]
 fn on_a_healthy_host_all_is_well() {
-    insta::assert_snapshot!(page(&healthy()), @"");
+    insta::assert_snapshot!(page(&healthy()), @r"
+    ok       scheduler  pbs answers
+    ok       fleet      its authority is in /home/me/.config/hostler/fleet
+    ok       state      /home/me/.local/state/hostler/fleet is yours alone; compute nodes have to see it too
+    ok       clock      it agrees with the clock of the state folder's file system
+    ok       proxy      none is set
+    ok       engine     jobs find /soft/vllm/bin/vllm
+    ok       model      it is there
+    ok       sockets    an agent's fit into /tmp/hostler-1000
+    ok       sockets    the router's fits into /run/user/1000/hostler
+    ");
     assert!(examine(&healthy()).iter().all(|finding| finding.verdict == Verdict::Ok));
 }
 
 #[test]
 fn without_a_schedulers_commands_a_login_node_has_a_problem_and_a_job_has_none() {
     let without = HostFacts { scheduler: Err("neither `qsub` nor `sbatch` were found".into()), ..healthy() };
-    insta::assert_snapshot!(unlike_healthy(&without), @"");
+    insta::assert_snapshot!(unlike_healthy(&without), @r"
+    problem  scheduler  neither `qsub` nor `sbatch` were found
+    ");
     let job = Some("pbs job 12.head".to_owned());
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { job: job.clone(), ..without }), @"");
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { job, ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { job: job.clone(), ..without }), @r"
+    note     scheduler  inside of pbs job 12.head an agent does not know when the job ends: neither `qsub` nor `sbatch` were found
+    ");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { job, ..healthy() }), @r"
+    ok       scheduler  pbs answers; this is inside of pbs job 12.head
+    ");
 }
 
 #[test]
 fn a_fleet_that_is_not_set_up_and_a_state_folder_that_others_read_are_problems_that_say_what_to_do() {
     let fleet = Err("no fleet is set up: `hostler init` makes one".into());
     let state = Err("others may read or change /s (owner 1, mode 755): `chmod 700` it".into());
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { fleet, state, ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { fleet, state, ..healthy() }), @r"
+    problem  fleet      no fleet is set up: `hostler init` makes one
+    problem  state      others may read or change /s (owner 1, mode 755): `chmod 700` it
+    ");
 }
 
 #[test]
@@ -54,47 +73,77 @@ fn a_clock_that_is_off_by_more_than_a_minute_is_a_problem() {
     for ahead in [60, -60] {
         assert_eq!(unlike_healthy(&HostFacts { clock_ahead: Some(ahead), ..healthy() }), "");
     }
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { clock_ahead: Some(412), ..healthy() }), @"");
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { clock_ahead: Some(-61), ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { clock_ahead: Some(412), ..healthy() }), @r"
+    problem  clock      this host is 412 s ahead of the state folder's file system
+                        what to do: tell the site's support: certificates are refused where clocks differ by 300 s
+    ");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { clock_ahead: Some(-61), ..healthy() }), @r"
+    problem  clock      this host is 61 s behind the state folder's file system
+                        what to do: tell the site's support: certificates are refused where clocks differ by 300 s
+    ");
 }
 
 #[test]
 fn a_proxy_is_a_problem_unless_localhost_is_excepted_by_its_name() {
     let proxy = Some(("http_proxy", "http://me:secret@proxy:3128".to_owned()));
     let behind = |no_proxy: &str| HostFacts { proxy: proxy.clone(), no_proxy: no_proxy.into(), ..healthy() };
-    insta::assert_snapshot!(unlike_healthy(&behind("127.0.0.1")), @"");
-    insta::assert_snapshot!(unlike_healthy(&behind("127.0.0.1,localhost")), @"");
+    insta::assert_snapshot!(unlike_healthy(&behind("127.0.0.1")), @r#"
+    problem  proxy      http_proxy has clients ask proxy:3128 for localhost
+                        what to do: `eval "$(hostler env)"` excepts localhost in a shell, as `export no_proxy=localhost,127.0.0.1` does
+    "#);
+    insta::assert_snapshot!(unlike_healthy(&behind("127.0.0.1,localhost")), @r"
+    ok       proxy      http_proxy is set, and localhost excepted
+    ");
     assert!(!page(&behind("")).contains("secret"));
 }
 
 #[test]
 fn a_job_that_would_find_no_vllm_is_a_problem_and_simulated_engines_are_none() {
     let engine = InstalledEngine::Missing { program: "vllm".into(), error: "module: command not found".into() };
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine, ..healthy() }), @"");
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine: InstalledEngine::Simulated, ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine, ..healthy() }), @r"
+    problem  engine     a login shell finds no `vllm` after the lines of cluster.setup (module: command not found)
+                        what to do: install it with `pip install vllm`, and let cluster.setup load its module or activate its environment
+    ");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine: InstalledEngine::Simulated, ..healthy() }), @r"
+    ok       engine     simulated engines need nothing
+    ");
 }
 
 #[test]
 fn a_missing_model_is_a_problem_and_one_to_be_downloaded_a_note() {
     let missing = Err("--model /m: there is no such file or folder".to_owned());
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { model: Some(missing), ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { model: Some(missing), ..healthy() }), @r"
+    problem  model      --model /m: there is no such file or folder
+    ");
     let unknown = Ok(Some("it is neither a folder nor downloaded: `hf download org/name` first".to_owned()));
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { model: Some(unknown), ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { model: Some(unknown), ..healthy() }), @r"
+    note     model      it is neither a folder nor downloaded: `hf download org/name` first
+    ");
     assert!(!page(&HostFacts { model: None, ..healthy() }).contains("model"));
 }
 
 #[test]
 fn a_job_without_a_gpu_is_a_problem() {
     let with = |gpus| HostFacts { gpus: Some(gpus), ..healthy() };
-    insta::assert_snapshot!(unlike_healthy(&with(Err("there is no NVIDIA driver".into()))), @"");
-    insta::assert_snapshot!(unlike_healthy(&with(Ok(vec!["NVIDIA A100".into(), "NVIDIA A100".into()]))), @"");
+    insta::assert_snapshot!(unlike_healthy(&with(Err("there is no NVIDIA driver".into()))), @r"
+    problem  gpu        none in this job: there is no NVIDIA driver
+                        what to do: ask for GPUs in cluster.resources; those of other makers than NVIDIA are not seen
+    ");
+    insta::assert_snapshot!(unlike_healthy(&with(Ok(vec!["NVIDIA A100".into(), "NVIDIA A100".into()]))), @r"
+    ok       gpu        2 × NVIDIA A100
+    ");
 }
 
 #[test]
 fn socket_paths_that_are_too_long_are_problems() {
     let run_dir = Err("the run directory /long is too long by 3 bytes for socket paths".into());
-    insta::assert_snapshot!(unlike_healthy(&HostFacts { run_dir, ..healthy() }), @"");
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { run_dir, ..healthy() }), @r"
+    problem  sockets    the run directory /long is too long by 3 bytes for socket paths
+    ");
     let of_length = |length: usize| HostFacts { router_socket: format!("/r/{}", "x".repeat(length - 3)).into(), ..healthy() };
     assert!(!page(&of_length(MAX_PATH_BYTES)).contains("problem"));
-    insta::assert_snapshot!(unlike_healthy(&of_length(MAX_PATH_BYTES + 1)), @"");
+    insta::assert_snapshot!(unlike_healthy(&of_length(MAX_PATH_BYTES + 1)), @r"
+    problem  sockets    /r/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx is too long for a Unix socket by 1 bytes
+                        what to do: set router.operators_socket to a shorter path, in a folder of your own with mode 700
+    ");
 }

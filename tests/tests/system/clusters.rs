@@ -1,0 +1,238 @@
+//! What users of a cluster have beside `up`: their fleet's files, its address for programs here and elsewhere, and what keeps it from working.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::harness::{Endpoint, PROGRAM, Workplace, is_alive, until};
+
+/// All files below a folder, with their modes.
+fn files(folder: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(files(&entry.path()));
+        } else {
+            let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+            found.insert(entry.path(), (mode, fs::read(entry.path()).unwrap()));
+        }
+    }
+    found
+}
+
+/// Puts a program in front of all others.
+fn add_program(place: &mut Workplace, name: &str, script: &str) {
+    let folder = place.path().join("bin");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join(name), script).unwrap();
+    fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    let path: &'static str = format!("{}:/usr/bin:/bin", folder.display()).leak();
+    place.environment.retain(|(name, _)| *name != "PATH");
+    place.environment.push(("PATH", path));
+}
+
+/// The state of a fleet whose controller is this test.
+fn write_endpoint(place: &Workplace, edge: &str) {
+    let folder = place.path().join(".local/state/hostler/fleet");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
+    let endpoint = json!({
+        "host": host, "pid": std::process::id(), "edge": edge, "operators_socket": "/nowhere", "agents": "here:1", "admin": "127.0.0.1:1",
+        "key_file": place.path().join(".config/hostler/user.key"),
+    });
+    fs::write(folder.join("endpoint.json"), endpoint.to_string()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn init_makes_what_a_fleet_lacks_and_a_second_run_changes_nothing() {
+    let place = Workplace::new();
+    let folder = place.path().join(".config/hostler");
+    let made = place.run(&["init", "--site", "polaris"]).await;
+    assert!(made.success, "{}", made.stderr);
+    assert_eq!(made.stdout.matches(" made ").count(), 5, "{}", made.stdout);
+    let before = files(&folder);
+    let open: Vec<_> = before.iter().filter(|(_, (mode, _))| mode & 0o077 != 0).map(|(path, _)| path.file_name().unwrap()).collect();
+    assert_eq!(open, ["ca.crt"], "what others can read");
+    assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+    let again = place.run(&["init", "--site", "polaris"]).await;
+    assert!(again.success && !again.stdout.contains(" made ") && again.stdout.matches(" there ").count() == 5, "{}", again.stdout);
+    assert!(files(&folder) == before);
+    assert!(place.run(&["check"]).await.success);
+
+    // What is gone is made again, and what it belongs to stays.
+    fs::remove_file(folder.join("user.key")).unwrap();
+    let token = place.path().join("join-token").to_str().unwrap().to_owned();
+    let mended = place.run(&["init", "--out", &token]).await;
+    assert!(mended.success && mended.stdout.contains("your key    made"), "{}", mended.stdout);
+    assert!(fs::metadata(&token).unwrap().permissions().mode() & 0o777 == 0o600);
+    let listed = place.run(&["token", "list"]).await.stdout;
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+
+    // A router with these settings serves that key, and nobody else.
+    let router =
+        place.start("router", &["router", "--listen", "127.0.0.1:0", "--agents-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+    let edge = Endpoint::Tcp(router.address("edge").await);
+    let key = fs::read_to_string(folder.join("user.key")).unwrap();
+    let request = Request::get("/v1/models").header("authorization", format!("Bearer {}", key.trim()));
+    assert_eq!(edge.request(request.body(Full::<Bytes>::default()).unwrap()).await.status, 200);
+    assert_eq!(edge.get("/v1/models").await.status, 401);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_that_are_there_stay_and_init_says_what_they_lack() {
+    let place = Workplace::new();
+    let own = place.file("own.toml", "[router]\nmax_queued = 7\n");
+    let made = place.run(&["init", "--config", &own, "--site", "generic-slurm"]).await;
+    assert!(made.success, "{}", made.stderr);
+    assert_eq!(fs::read_to_string(&own).unwrap(), "[router]\nmax_queued = 7\n");
+    let fleet = place.path().join("fleet");
+    assert!(made.stdout.contains(&format!("[router]\ntls_dir = \"{}\"\n", fleet.display())), "{}", made.stdout);
+    assert!(made.stdout.contains("scheduler = \"slurm\"") && fleet.join("ca.key").exists(), "{}", made.stdout);
+    let listed = place.run(&["init", "--site", "list"]).await.stdout;
+    assert!(listed.contains("polaris") && listed.contains("gadi"), "{listed}");
+    let unknown = place.run(&["init", "--site", "nowhere"]).await;
+    assert!(!unknown.success && unknown.stderr.contains("the sites are generic-pbs, "), "{}", unknown.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_of_a_shell_get_the_fleets_address_and_key() {
+    let mut place = Workplace::new();
+    place.environment.push(("NO_PROXY", "internal"));
+    let none = place.run(&["env"]).await;
+    assert!(!none.success && none.stdout.is_empty() && none.stderr.contains("no fleet of yours runs"), "{}", none.stderr);
+    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
+    write_endpoint(&place, "http://localhost:41237");
+    let key = fs::read_to_string(place.path().join(".config/hostler/user.key")).unwrap().trim().to_owned();
+    let printed = place.run(&["env"]).await;
+    let lines: Vec<&str> = printed.stdout.lines().take(3).collect();
+    let (address, key_line) = ("export OPENAI_BASE_URL=http://localhost:41237/v1", format!("export OPENAI_API_KEY={key}"));
+    assert_eq!(lines, [address, &key_line, "export NO_PROXY='internal,localhost,127.0.0.1'"], "{}", printed.stderr);
+    let told: Value = serde_json::from_str(&place.run(&["env", "--json"]).await.stdout).unwrap();
+    assert_eq!((told["base_url"].as_str(), told["api_key"].as_str()), (Some("http://localhost:41237/v1"), Some(key.as_str())));
+    let key_file = place.path().join(".config/hostler/user.key");
+    fs::set_permissions(&key_file, fs::Permissions::from_mode(0o644)).unwrap();
+    let open = place.run(&["env"]).await;
+    assert!(!open.success && open.stderr.contains("chmod 600") && !open.stdout.contains(&key), "{}", open.stderr);
+}
+
+/// As far as `hostler connect` goes: a command on the other side, and orders to the connection. The other side's login shell is chatty.
+const SSH: &str = r#"#!/bin/bash
+echo "$@" >> "$HOME/ssh.log"
+case " $* " in
+*" -O forward "*) exit "$(cat "$HOME/forward.code" 2>/dev/null || echo 0)" ;;
+*" away "*) echo "ssh: connect to host away: no route" >&2; exit 255 ;;
+esac
+echo $$ > "$HOME/ssh.pid"
+echo 'Welcome to login1 {"host": 1}'
+exec sh -c "${*: -1}"
+"#;
+
+fn place_with_ssh() -> Workplace {
+    let mut place = Workplace::new();
+    add_program(&mut place, "ssh", SSH);
+    symlink(PROGRAM, place.path().join("bin/hostler")).unwrap();
+    // A login shell has its own PATH.
+    fs::write(place.path().join(".bash_profile"), "PATH=$HOME/bin:$PATH\n").unwrap();
+    place
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_machine_reaches_the_fleet_until_it_leaves() {
+    let place = place_with_ssh();
+    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
+    write_endpoint(&place, "http://localhost:41237");
+    let mut connected = place.start("connect", &["connect", "me@login1"]);
+    let address = connected.line("export OPENAI_BASE_URL").await;
+    let port = address.strip_prefix("export OPENAI_BASE_URL=http://localhost:").unwrap().strip_suffix("/v1").unwrap();
+    assert!(connected.line("export OPENAI_API_KEY").await.contains("=hk_"));
+    let log = fs::read_to_string(place.path().join("ssh.log")).unwrap();
+    assert!(log.contains(&format!("-L localhost:{port}:127.0.0.1:41237 -- me@login1")), "{log}");
+    let ssh: u32 = fs::read_to_string(place.path().join("ssh.pid")).unwrap().trim().parse().unwrap();
+    assert!(is_alive(ssh));
+    connected.signal(Signal::TERM);
+    assert!(connected.ended().await.success(), "{}", connected.stderr());
+    assert!(!is_alive(ssh), "ssh ends with it");
+    let socket = log.split("ControlPath=").nth(1).unwrap().split_whitespace().next().unwrap();
+    assert!(socket.starts_with("/tmp/hostler-") && !Path::new(socket).parent().unwrap().exists(), "{socket}");
+
+    // And it ends with ssh.
+    fs::remove_file(place.path().join("ssh.pid")).unwrap();
+    let mut connected = place.start("again", &["connect", "me@login1"]);
+    connected.line("export OPENAI_BASE_URL").await;
+    let ssh: u32 = fs::read_to_string(place.path().join("ssh.pid")).unwrap().trim().parse().unwrap();
+    crate::harness::signal(ssh, Signal::TERM);
+    assert!(!connected.ended().await.success());
+    until("the reason", async || {
+        let said = connected.stderr();
+        if said.contains("error: the connection to me@login1 has ended") { Ok(()) } else { Err(said) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_cannot_be_made_says_why() {
+    let place = place_with_ssh();
+    let away = place.run(&["connect", "away"]).await;
+    assert!(!away.success && away.stderr.contains("no route") && away.stderr.contains("ssh cannot connect to away"), "{}", away.stderr);
+    let nothing = place.run(&["connect", "login1"]).await;
+    assert!(!nothing.success && nothing.stderr.contains("no fleet of yours runs"), "{}", nothing.stderr);
+    assert!(nothing.stderr.contains("try `ssh login1 hostler env`"), "{}", nothing.stderr);
+    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
+    write_endpoint(&place, "http://localhost:41237");
+    fs::write(place.path().join("forward.code"), "255").unwrap();
+    let refused = place.run(&["connect", "login1"]).await;
+    assert!(!refused.success && refused.stderr.contains("ssh cannot forward port"), "{}", refused.stderr);
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port().to_string();
+    let taken = place.run(&["connect", "login1", "--port", &port]).await;
+    assert!(!taken.success && taken.stderr.contains("choose another one with --port"), "{}", taken.stderr);
+    assert!(!place.run(&["connect", "-oProxyCommand=true"]).await.success);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_finds_a_sound_host_sound_and_says_what_a_sick_one_lacks() {
+    let mut place = Workplace::new();
+    place.environment.extend([
+        ("HOSTLER_CLUSTER_SCHEDULER", "pbs"),
+        ("http_proxy", ""),
+        ("HTTP_PROXY", ""),
+        ("all_proxy", ""),
+        ("ALL_PROXY", ""),
+    ]);
+    // Without any job in the list, nothing else is asked.
+    add_program(&mut place, "qselect", "#!/bin/sh\nexit 0\n");
+    add_program(&mut place, "vllm", "#!/bin/sh\nexit 0\n");
+    fs::write(place.path().join(".bash_profile"), "echo busy host\nPATH=$HOME/bin:$PATH\n").unwrap();
+    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
+    let sound = place.run(&["doctor"]).await;
+    assert!(sound.success, "{}{}", sound.stdout, sound.stderr);
+    assert!(sound.stdout.lines().all(|line| line.starts_with("ok ")), "{}", sound.stdout);
+    let vllm = place.path().join("bin/vllm");
+    assert!(sound.stdout.contains(&format!("jobs find {}", vllm.display())), "{}", sound.stdout);
+
+    fs::remove_file(&vllm).unwrap();
+    fs::remove_file(place.path().join(".config/hostler/user.key")).unwrap();
+    add_program(&mut place, "qselect", "#!/bin/sh\necho 'cannot connect to server' >&2\nexit 1\n");
+    fs::set_permissions(place.path().join(".local/state/hostler/fleet"), fs::Permissions::from_mode(0o755)).unwrap();
+    let run_dir: &'static str = place.path().join("x".repeat(100)).to_str().unwrap().to_owned().leak();
+    place.environment.extend([("http_proxy", "http://proxy:3128"), ("HOSTLER_AGENT_RUN_DIR", run_dir)]);
+    let sick = place.run(&["doctor", "--model", "/no/such/model"]).await;
+    assert!(!sick.success && sick.stderr.contains("problems were found"), "{}", sick.stderr);
+    let problems: Vec<&str> = sick.stdout.lines().filter(|line| line.starts_with("problem")).collect();
+    let subjects: Vec<&str> = problems.iter().filter_map(|line| line.split_whitespace().nth(1)).collect();
+    assert_eq!(subjects, ["scheduler", "fleet", "state", "proxy", "engine", "model", "sockets"], "{}", sick.stdout);
+    assert!(sick.stdout.contains("cannot connect to server") && sick.stdout.contains("chmod 700"), "{}", sick.stdout);
+
+    // Inside of a job an engine needs a GPU.
+    place.environment.extend([("PBS_JOBID", "12.head"), ("CUDA_VISIBLE_DEVICES", "")]);
+    let job = place.run(&["doctor"]).await.stdout;
+    assert!(job.contains("problem  gpu ") && job.contains("ask for GPUs in cluster.resources"), "{job}");
+    assert!(job.contains("inside of pbs job 12.head"), "{job}");
+}
