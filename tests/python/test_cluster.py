@@ -139,7 +139,8 @@ def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: Log
     assert "ready     3 of 3 nodes" in login.succeed("scale", "chat", "--nodes", "3")
     assert login.jobs() == ["hostler-chat"] * 3
 
-    assert "ended     chat" in login.succeed("down")
+    shown = login.succeed("down")
+    assert "ending    " in shown and "ended     chat" in shown and "failed" not in shown, shown
     assert not login.jobs()
     wait_until(lambda: not login.processes(), 30, f"nothing is left: {login.processes()}", pause=0.2)
     assert not (login.state / "endpoint.json").exists()

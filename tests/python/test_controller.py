@@ -1,4 +1,4 @@
-"""What `hostler controller` keeps: fleets of batch jobs of the stand-in for PBS, while jobs end, controllers die and nobody asks.
+"""What `hostler controller` keeps: jobs of the stand-in for PBS, while jobs end, controllers die, nobody asks.
 
 Jobs have one simulated engine each. What is wanted is written into `fleet.toml`, as `hostler up` and `scale` do.
 """
@@ -161,12 +161,14 @@ def test_nodes_are_kept_through_controllers_that_die_and_jobs_that_end_and_are_g
     fleet.controller.kill()
     fleet.start()
     after = fleet.endpoint()
-    assert [after[name] for name in ("edge", "agents", "admin")] == [before[name] for name in ("edge", "agents", "admin")]
+    ports = ("edge", "agents", "admin")
+    assert [after[name] for name in ports] == [before[name] for name in ports]
     assert sorted(fleet.wait_ready("chat", 2)) == sorted(jobs), "its agents are back, and no job was doubled"
     assert fleet.ask("chat").status_code == 200
 
     fleet.pbs.call("qdel", jobs[0])
-    wait_until(lambda: len(set(fleet.jobs("chat")) - set(jobs)) == 1, FIRST_PAUSE + 2 * NOTICED, "another is submitted", 0.2)
+    within = FIRST_PAUSE + 2 * NOTICED
+    wait_until(lambda: len(set(fleet.jobs("chat")) - set(jobs)) == 1, within, "another is submitted", pause=0.2)
     assert jobs[1] in fleet.wait_ready("chat", 2)
 
     fleet.controller.child.terminate()

@@ -1,18 +1,18 @@
 //! `hostler down`: ends models that are up, and looks on until no job of theirs is left.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
 use clap::Args;
-use hostler_controller::{FleetFolder, job_name};
+use hostler_controller::{EntryStatus, FleetFolder, FleetStatus, job_name};
 use tokio::time::sleep;
 
 use super::Fleet;
 use super::controller_process::{STATUS_LIFETIME, ensure_controller};
 use super::entries::find_entry;
-use super::progress::EntryProgress;
+use super::progress::describe_ending;
 use crate::output::say;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -72,26 +72,29 @@ fn remove_entries(folder: &FleetFolder, names: &[String]) -> anyhow::Result<Vec<
     })?
 }
 
-/// Says what the jobs of these entries do until none is left.
+/// Says which jobs of these entries are left, until none is.
 async fn until_gone(folder: &FleetFolder, names: &[String], began: SystemTime) -> anyhow::Result<()> {
-    let mut progress: BTreeMap<&str, EntryProgress> = BTreeMap::new();
-    loop {
-        let Some(_) = folder.endpoint()? else { return Ok(()) };
-        if let Some(status) = folder.status()?.filter(|status| status.at >= began) {
-            let left = status.entries.iter().filter(|entry| names.contains(&entry.name));
-            let mut is_any_left = false;
-            for entry in left {
-                is_any_left = true;
-                let lines = progress.entry(names.iter().find(|name| **name == entry.name).map_or("", String::as_str)).or_default();
-                lines.lines(entry, &status.trouble).iter().for_each(|line| say(line));
+    let mut said = BTreeSet::new();
+    while folder.endpoint()?.is_some() {
+        if let Some(FleetStatus { at, entries, trouble }) = folder.status()? {
+            let left: Vec<&EntryStatus> = entries.iter().filter(|entry| names.contains(&entry.name)).collect();
+            let with_jobs = left.iter().filter(|entry| !entry.jobs.is_empty());
+            let lines =
+                with_jobs.map(|entry| describe_ending(entry)).chain(Some(format!("trouble   {trouble}")).filter(|_| !trouble.is_empty()));
+            for line in lines.filter(|_| at >= began).collect::<BTreeSet<_>>() {
+                if said.insert(line.clone()) {
+                    say(&line);
+                }
             }
-            if !is_any_left && status.trouble.is_empty() {
+            if left.is_empty() && trouble.is_empty() && at >= began {
                 return Ok(());
             }
-            if status.at.elapsed().unwrap_or_default() > STATUS_LIFETIME {
+            let is_silent = |since: SystemTime| since.elapsed().unwrap_or_default() > STATUS_LIFETIME;
+            if is_silent(at) && is_silent(began) {
                 bail!("the controller says nothing any more: see {}; `hostler down` starts it again", folder.controller_log().display());
             }
         }
         sleep(POLL_INTERVAL).await;
     }
+    Ok(())
 }

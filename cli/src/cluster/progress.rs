@@ -63,6 +63,11 @@ pub(super) fn judge(entry: &EntryStatus, failures_before: u32) -> Outlook {
     if nothing_comes || fails_again { Outlook::Failing } else { Outlook::Coming }
 }
 
+/// The jobs that are left of an entry that ends, whatever each does last.
+pub(super) fn describe_ending(entry: &EntryStatus) -> String {
+    format!("ending    {}", name_jobs(&entry.jobs.iter().collect::<Vec<_>>()))
+}
+
 fn describe(entry: &EntryStatus, trouble: &str) -> Vec<Told> {
     let mut told = Vec::new();
     let mut rest: Vec<&JobStatus> = entry.jobs.iter().filter(|job| job.state != "ready").collect();
@@ -94,13 +99,17 @@ fn describe_jobs(first: &JobStatus, jobs: &[&JobStatus]) -> Told {
         "queued" | "held" => (first.state.as_str(), format!(" {}", first.comment)),
         state => (state, String::new()),
     };
-    let named: Vec<String> = jobs.iter().take(NAMED_JOBS).map(|job| name_job(job)).collect();
-    let more = if jobs.len() > NAMED_JOBS { format!(" and {} more", jobs.len() - NAMED_JOBS) } else { String::new() };
     let colon = if remark.trim().is_empty() { "" } else { ":" };
-    let said = format!("{word:<9} {}{more}{colon}{}", named.join(", "), remark.trim_end());
+    let said = format!("{word:<9} {}{colon}{}", name_jobs(jobs), remark.trim_end());
     let next_start = jobs.iter().filter_map(|job| job.starts_in).min();
     let estimate = next_start.map(|seconds| format!("; expected to start in {}", time_in_words(seconds))).unwrap_or_default();
     Told { key: format!("{said}{}", next_start.is_some()), line: format!("{said}{estimate}") }
+}
+
+fn name_jobs(jobs: &[&JobStatus]) -> String {
+    let named: Vec<String> = jobs.iter().take(NAMED_JOBS).map(|job| name_job(job)).collect();
+    let more = if jobs.len() > NAMED_JOBS { format!(" and {} more", jobs.len() - NAMED_JOBS) } else { String::new() };
+    format!("{}{more}", named.join(", "))
 }
 
 fn name_job(job: &JobStatus) -> String {

@@ -59,6 +59,12 @@ fn failures_refusals_and_trouble_are_told_when_they_come_and_when_they_come_agai
 }
 
 #[test]
+fn what_is_left_of_an_entry_that_ends_is_told_whatever_its_jobs_do_last() {
+    let left = entry(1, vec![on("x3001", "12.head", "failed"), job("13.head", "queued")]);
+    assert_eq!(describe_ending(&left), "ending    12.head on x3001, 13.head");
+}
+
+#[test]
 fn an_entry_is_ready_when_as_many_nodes_serve_as_are_wanted() {
     assert_eq!(judge(&entry(1, vec![job("1", "ready"), job("2", "loading")]), 0), Outlook::Coming);
     assert_eq!(judge(&entry(2, Vec::new()), 0), Outlook::Ready);
