@@ -180,7 +180,7 @@ impl Controller {
                 expected: None,
             },
         };
-        let taken = self.act(entry, &mut record, &jobs, listed, now).await;
+        let taken = self.act(entry, &mut record, &jobs, listed).await;
         let names = model_names(entry, &self.setup.engine_args);
         let view = EntryView { entry, names: &names, memory: &record.memory, jobs: &jobs, nodes: &listed.nodes, refusal: &record.refusal };
         let (status, expected) = (report(&view, now), expect(&view, now));
@@ -199,10 +199,9 @@ impl Controller {
         record: &mut EntryRecord,
         jobs: &[ScheduledJob],
         listed: &ListResponse,
-        now: SystemTime,
     ) -> Result<(), StepError> {
         let observation = observe(jobs, listed, &model_names(entry, &self.setup.engine_args));
-        let (actions, memory) = decide(entry, &observation, &record.memory, now);
+        let (actions, memory) = decide(entry, &observation, &record.memory, SystemTime::now());
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
         if let Some(parts) = parts {
             self.renew_token(parts)?;
