@@ -202,7 +202,7 @@ impl Controller {
     ) -> Result<(), StepError> {
         let now = SystemTime::now();
         let observation = observe(jobs, listed, &model_names(entry, &self.setup.engine_args));
-        let (actions, memory) = decide(entry, &observation, &record.memory, now);
+        let (actions, memory) = decide(entry, &observation, &record.memory, SystemTime::now());
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
         if let Some(parts) = parts {
             self.renew_token(parts)?;
