@@ -53,7 +53,7 @@ pub(crate) async fn doctor(settings: &Settings, args: &DoctorArgs) -> anyhow::Re
         agent.model.clone_from(model);
     }
     let findings = examine(&gather(&router, &agent, &cluster).await);
-    findings.iter().flat_map(findings::Finding::lines).for_each(|line| say(&line));
+    findings.iter().flat_map(findings::CheckResult::lines).for_each(|line| say(&line));
     match findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count() {
         0 => Ok(()),
         1 => bail!("one problem was found"),

@@ -54,7 +54,7 @@ pub(super) enum Verdict {
 
 /// What was found about one thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Finding {
+pub(super) struct CheckResult {
     subject: &'static str,
     pub(super) verdict: Verdict,
     text: String,
@@ -62,7 +62,7 @@ pub(super) struct Finding {
     remedy: String,
 }
 
-impl Finding {
+impl CheckResult {
     fn ok(subject: &'static str, text: impl Into<String>) -> Self {
         Self { subject, verdict: Verdict::Ok, text: text.into(), remedy: String::new() }
     }
@@ -88,7 +88,7 @@ impl Finding {
 }
 
 /// All that can be said, in the order in which it matters.
-pub(super) fn examine(facts: &HostFacts) -> Vec<Finding> {
+pub(super) fn examine(facts: &HostFacts) -> Vec<CheckResult> {
     let found = [
         Some(check_scheduler(facts)),
         Some(check_fleet(facts)),
@@ -104,38 +104,38 @@ pub(super) fn examine(facts: &HostFacts) -> Vec<Finding> {
     found.into_iter().flatten().collect()
 }
 
-fn check_scheduler(facts: &HostFacts) -> Finding {
+fn check_scheduler(facts: &HostFacts) -> CheckResult {
     let subject = "scheduler";
     match (&facts.scheduler, &facts.job) {
-        (Ok(scheduler), None) => Finding::ok(subject, format!("{} answers", scheduler.as_str())),
-        (Ok(scheduler), Some(job)) => Finding::ok(subject, format!("{} answers; this is inside of {job}", scheduler.as_str())),
+        (Ok(scheduler), None) => CheckResult::ok(subject, format!("{} answers", scheduler.as_str())),
+        (Ok(scheduler), Some(job)) => CheckResult::ok(subject, format!("{} answers; this is inside of {job}", scheduler.as_str())),
         // The agent learns from its answer when the job ends.
-        (Err(error), Some(job)) => Finding::note(subject, format!("inside of {job} an agent does not know when the job ends: {error}")),
-        (Err(error), None) => Finding::problem(subject, error, ""),
+        (Err(error), Some(job)) => CheckResult::note(subject, format!("inside of {job} an agent does not know when the job ends: {error}")),
+        (Err(error), None) => CheckResult::problem(subject, error, ""),
     }
 }
 
-fn check_fleet(facts: &HostFacts) -> Finding {
+fn check_fleet(facts: &HostFacts) -> CheckResult {
     match &facts.fleet {
-        Ok(folder) => Finding::ok("fleet", format!("its authority is in {}", folder.display())),
-        Err(error) => Finding::problem("fleet", error, ""),
+        Ok(folder) => CheckResult::ok("fleet", format!("its authority is in {}", folder.display())),
+        Err(error) => CheckResult::problem("fleet", error, ""),
     }
 }
 
-fn check_state(facts: &HostFacts) -> Finding {
+fn check_state(facts: &HostFacts) -> CheckResult {
     match &facts.state {
-        Ok(folder) => Finding::ok("state", format!("{} is yours alone; compute nodes have to see it too", folder.display())),
-        Err(error) => Finding::problem("state", error, ""),
+        Ok(folder) => CheckResult::ok("state", format!("{} is yours alone; compute nodes have to see it too", folder.display())),
+        Err(error) => CheckResult::problem("state", error, ""),
     }
 }
 
-fn check_clock(facts: &HostFacts) -> Option<Finding> {
+fn check_clock(facts: &HostFacts) -> Option<CheckResult> {
     let ahead = facts.clock_ahead?;
     Some(if ahead.unsigned_abs() <= MAX_CLOCK_DIFFERENCE {
-        Finding::ok("clock", "it agrees with the clock of the state folder's file system")
+        CheckResult::ok("clock", "it agrees with the clock of the state folder's file system")
     } else {
         let side = if ahead > 0 { "ahead of" } else { "behind" };
-        Finding::problem(
+        CheckResult::problem(
             "clock",
             format!("this host is {} s {side} the state folder's file system", ahead.unsigned_abs()),
             format!("tell the site's support: certificates are refused where clocks differ by {BACKDATE_SECONDS} s"),
@@ -143,11 +143,11 @@ fn check_clock(facts: &HostFacts) -> Option<Finding> {
     })
 }
 
-fn check_proxy(facts: &HostFacts) -> Finding {
+fn check_proxy(facts: &HostFacts) -> CheckResult {
     match &facts.proxy {
-        None => Finding::ok("proxy", "none is set"),
-        Some((name, _)) if bypasses_proxy(&facts.no_proxy) => Finding::ok("proxy", format!("{name} is set, and localhost excepted")),
-        Some((name, proxy)) => Finding::problem(
+        None => CheckResult::ok("proxy", "none is set"),
+        Some((name, _)) if bypasses_proxy(&facts.no_proxy) => CheckResult::ok("proxy", format!("{name} is set, and localhost excepted")),
+        Some((name, proxy)) => CheckResult::problem(
             "proxy",
             format!("{name} has clients ask {} for localhost", without_user(proxy)),
             "`eval \"$(hostler env)\"` excepts localhost in a shell, as `export no_proxy=localhost,127.0.0.1` does",
@@ -160,14 +160,14 @@ fn without_user(proxy: &str) -> &str {
     proxy.rsplit_once('@').map_or(proxy, |(_, address)| address)
 }
 
-fn check_engine(facts: &HostFacts) -> Finding {
+fn check_engine(facts: &HostFacts) -> CheckResult {
     let subject = "engine";
     match &facts.engine {
-        InstalledEngine::Simulated => Finding::ok(subject, "simulated engines need nothing"),
-        InstalledEngine::Vllm(path) => Finding::ok(subject, format!("jobs find {path}")),
+        InstalledEngine::Simulated => CheckResult::ok(subject, "simulated engines need nothing"),
+        InstalledEngine::Vllm(path) => CheckResult::ok(subject, format!("jobs find {path}")),
         InstalledEngine::Missing { program, error } => {
             let said = if error.is_empty() { String::new() } else { format!(" ({error})") };
-            Finding::problem(
+            CheckResult::problem(
                 subject,
                 format!("a login shell finds no `{program}` after the lines of cluster.setup{said}"),
                 "install it with `pip install vllm`, and let cluster.setup load its module or activate its environment",
@@ -176,21 +176,21 @@ fn check_engine(facts: &HostFacts) -> Finding {
     }
 }
 
-fn check_model(facts: &HostFacts) -> Option<Finding> {
+fn check_model(facts: &HostFacts) -> Option<CheckResult> {
     Some(match facts.model.as_ref()? {
-        Ok(None) => Finding::ok("model", "it is there"),
-        Ok(Some(unknown)) => Finding::note("model", unknown),
-        Err(error) => Finding::problem("model", error, ""),
+        Ok(None) => CheckResult::ok("model", "it is there"),
+        Ok(Some(unknown)) => CheckResult::note("model", unknown),
+        Err(error) => CheckResult::problem("model", error, ""),
     })
 }
 
-fn check_gpus(facts: &HostFacts) -> Option<Finding> {
+fn check_gpus(facts: &HostFacts) -> Option<CheckResult> {
     Some(match facts.gpus.as_ref()? {
         Ok(names) => {
             let kinds: std::collections::BTreeSet<&str> = names.iter().map(String::as_str).collect();
-            Finding::ok("gpu", format!("{} × {}", names.len(), kinds.into_iter().collect::<Vec<_>>().join(", ")))
+            CheckResult::ok("gpu", format!("{} × {}", names.len(), kinds.into_iter().collect::<Vec<_>>().join(", ")))
         }
-        Err(reason) => Finding::problem(
+        Err(reason) => CheckResult::problem(
             "gpu",
             format!("none in this job: {reason}"),
             "ask for GPUs in cluster.resources; those of other makers than NVIDIA are not seen",
@@ -198,18 +198,18 @@ fn check_gpus(facts: &HostFacts) -> Option<Finding> {
     })
 }
 
-fn check_run_dir(facts: &HostFacts) -> Finding {
+fn check_run_dir(facts: &HostFacts) -> CheckResult {
     match &facts.run_dir {
-        Ok(folder) => Finding::ok("sockets", format!("an agent's fit into {}", folder.display())),
-        Err(error) => Finding::problem("sockets", error, ""),
+        Ok(folder) => CheckResult::ok("sockets", format!("an agent's fit into {}", folder.display())),
+        Err(error) => CheckResult::problem("sockets", error, ""),
     }
 }
 
-fn check_router_socket(facts: &HostFacts) -> Finding {
+fn check_router_socket(facts: &HostFacts) -> CheckResult {
     let path = &facts.router_socket;
     match path.as_os_str().as_bytes().len().saturating_sub(MAX_PATH_BYTES) {
-        0 => Finding::ok("sockets", format!("the router's fits into {}", path.parent().unwrap_or(path).display())),
-        excess => Finding::problem(
+        0 => CheckResult::ok("sockets", format!("the router's fits into {}", path.parent().unwrap_or(path).display())),
+        excess => CheckResult::problem(
             "sockets",
             format!("{} is too long for a Unix socket by {excess} bytes", path.display()),
             "set router.operators_socket to a shorter path, in a folder of your own with mode 700",

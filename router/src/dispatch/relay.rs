@@ -223,6 +223,16 @@ impl Relay {
         Poll::Pending
     }
 
+    /// Nothing came for too long, unless the lane's task has found an end in this moment.
+    fn end_silence(&mut self, broken: StreamFault) -> Bytes {
+        self.exchange.detach();
+        let failed = self.pipeline.lock().failure.take();
+        match failed {
+            Some(failed) => self.apply_outcome(failed),
+            None => self.lose(fault_label(broken.fault), broken.message).unwrap_or_default(),
+        }
+    }
+
     /// From the first event on, the lane's task may pass on the next ones.
     fn attach_consumer(&mut self) {
         if self.is_direct_writing_pending && !self.context.awaits_first_event {
@@ -314,7 +324,7 @@ impl Body for Relay {
                         (None, Poll::Pending) if relay.poll_move(context) => continue,
                         (None, Poll::Pending) => match ready!(relay.poll_silence(context)) {
                             Ok(keep_alive) => keep_alive,
-                            Err(broken) => relay.lose(fault_label(broken.fault), broken.message).unwrap_or_default(),
+                            Err(broken) => relay.end_silence(broken),
                         },
                         (None, Poll::Ready(Ok(Some(bytes)))) => relay.process_chunk(bytes),
                         (None, Poll::Ready(Ok(None))) => relay.finish_body(),

@@ -18,13 +18,13 @@ fn healthy() -> HostFacts {
 }
 
 fn page(facts: &HostFacts) -> String {
-    examine(facts).iter().flat_map(Finding::lines).collect::<Vec<_>>().join("\n")
+    examine(facts).iter().flat_map(CheckResult::lines).collect::<Vec<_>>().join("\n")
 }
 
 /// What differs from a healthy host.
 fn unlike_healthy(facts: &HostFacts) -> String {
     let usual = examine(&healthy());
-    examine(facts).iter().filter(|finding| !usual.contains(finding)).flat_map(Finding::lines).collect::<Vec<_>>().join("\n")
+    examine(facts).iter().filter(|finding| !usual.contains(finding)).flat_map(CheckResult::lines).collect::<Vec<_>>().join("\n")
 }
 
 #[test]

@@ -29,9 +29,9 @@ impl Relay {
     /// The engine was lost. Returns what is to be sent where another one is to go on, or nothing but the end was missing; `None` where the answer has failed.
     pub(super) fn lose(&mut self, cause: &'static str, message: String) -> Option<Bytes> {
         self.exchange.detach();
-        // Where the lane's task has met another end in this moment, nobody knows how much of it the client has.
-        let has_other_end = self.pipeline.lock().failure.take().is_some();
-        let Some((resumption, known)) = self.take_resumption().filter(|_| !has_other_end) else {
+        // What the lane's task found behind the loss belongs to the engine that is left.
+        self.pipeline.lock().failure = None;
+        let Some((resumption, known)) = self.take_resumption() else {
             self.fail(cause, message);
             return None;
         };
