@@ -200,7 +200,6 @@ impl Controller {
         jobs: &[ScheduledJob],
         listed: &ListResponse,
     ) -> Result<(), StepError> {
-        let now = SystemTime::now();
         let observation = observe(jobs, listed, &model_names(entry, &self.setup.engine_args));
         let (actions, memory) = decide(entry, &observation, &record.memory, SystemTime::now());
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
