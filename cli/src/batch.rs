@@ -1,6 +1,9 @@
 //! `hostler batch`: a file of requests, answered. The sending is a crate of its own; here it meets the terminal, the key and signals.
 
+use std::path::Path;
+
 use anyhow::Context;
+use clap::Args;
 use hostler_batch::progress::ProgressWriter;
 use hostler_batch::{Batch, BatchArgs, BatchError, Summary};
 use hostler_boot::Shutdown;
@@ -8,19 +11,33 @@ use hostler_boot::shutdown::SignalSource;
 use hostler_router::keys::read_private;
 use http::HeaderValue;
 
+use crate::cluster::{DownArgs, down};
 use crate::output::say;
 
 /// The key itself. It is not clap's variable for a flag, because clap would print its value.
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
-/// Has all requests answered and says how it went.
-pub(crate) async fn batch(args: &BatchArgs) -> anyhow::Result<()> {
+#[derive(Debug, Args)]
+pub(crate) struct BatchCommandArgs {
+    #[command(flatten)]
+    batch: BatchArgs,
+    /// When the output is complete, end this model as `hostler down` does, which gives its jobs back; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    down: Vec<String>,
+}
+
+/// Has all requests answered, ends the jobs that nobody needs any more, and says how it went.
+pub(crate) async fn batch(args: &BatchCommandArgs, file: Option<&Path>) -> anyhow::Result<()> {
+    let BatchCommandArgs { batch: args, down: ended } = args;
     hostler_boot::raise_file_limit();
     let key = key(args)?;
     let batch = Batch::open(args)?;
     let shutdown = Shutdown::new();
     let _signals = shutdown.install_signal_handlers(SignalSource::Operators)?;
     let Summary { requests, failed } = batch.run(key, &shutdown, &mut ProgressWriter::new(args.quiet)).await?;
+    if !ended.is_empty() {
+        down(&DownArgs { names: ended.clone() }, file).await?;
+    }
     if failed > 0 {
         return Err(BatchError::SomeFailed { failed, total: requests, output: args.output.clone() }.into());
     }

@@ -116,7 +116,7 @@ enum Command {
     Bench(hostler_bench::BenchArgs),
     /// Send a file of requests at low priority and write their answers to another; goes on where it was killed.
     #[command(after_help = hostler_batch::EXIT_CODES)]
-    Batch(hostler_batch::BatchArgs),
+    Batch(batch::BatchCommandArgs),
     /// The simulated engine.
     #[command(subcommand)]
     Sim(sim::Sim),
@@ -245,7 +245,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
         Command::Bench(args) => runtime.block_on(bench::bench(&args)),
-        Command::Batch(args) => runtime.block_on(batch::batch(&args)),
+        Command::Batch(args) => runtime.block_on(batch::batch(&args, file.as_deref())),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Check { file: named } => settings::check(named.or(file).as_deref()),

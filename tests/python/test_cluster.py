@@ -133,6 +133,19 @@ def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: Log
     assert answer.choices[0].message.content
     assert "ready" in login.succeed("ps")
 
+    # A batch ends the jobs of the model that it is told, and of no other.
+    login.succeed("up", "org/bulk", "--nodes", "1", "--walltime", "0:10:00", "--", "--served-model-name", "bulk")
+    body = {"model": "bulk", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    asked = [{"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body} for number in range(20)]
+    (login.folder / "in.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in asked))
+    login.variables["OPENAI_API_KEY"] = access["api_key"]
+    files = [str(login.folder / name) for name in ("in.jsonl", "out.jsonl")]
+    login.succeed("batch", *files, "--target", access["base_url"], "--down", "bulk")
+    answers = [json.loads(line) for line in (login.folder / "out.jsonl").read_text().splitlines()]
+    assert [one["custom_id"] for one in answers] == [str(number) for number in range(20)]
+    assert all(one["response"]["status_code"] == 200 for one in answers), answers
+    assert login.jobs() == ["hostler-chat"] * 2
+
     assert "ready     2 of 2 nodes" in login.succeed("wait")
     unknown = login.hostler("wait", "nothing")
     assert unknown.returncode == 1 and "there is chat" in unknown.stderr, unknown.stderr

@@ -23,7 +23,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 #[derive(Debug, Args)]
 pub(crate) struct DownArgs {
     /// Their names, as `hostler up` said them; without one, all that are up.
-    names: Vec<String>,
+    pub(crate) names: Vec<String>,
 }
 
 pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result<()> {

@@ -52,6 +52,8 @@ pub(super) fn lines() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use hostler_controller::{AgentCommand, FleetFolder, build_submission};
+
     use super::*;
 
     #[test]
@@ -65,6 +67,26 @@ mod tests {
             assert!(text.contains("router_host") && text.lines().all(|line| line.len() <= 150), "{name}");
         }
         assert_eq!(lines().len(), SITES.len());
+    }
+
+    /// The files are what a site's support can show: `deploy/sites/NAME.snap`.
+    #[test]
+    fn what_is_submitted_at_each_site_is_known() {
+        for (name, text) in SITES {
+            let place = tempfile::tempdir().unwrap();
+            let file = place.path().join("hostler.toml");
+            fs::write(&file, text).unwrap();
+            let config = crate::settings::cluster_config(Some(&file)).unwrap();
+            let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
+            let entry = "name = 'qwen3-8b'\nmodel = 'Qwen/Qwen3-8B'\nnodes = 2\nwalltime = '2h'";
+            let agent = AgentCommand { program: Path::new("/home/anna/.local/bin/hostler"), config: Some(&file), router: "login1:40123" };
+            let submission = build_submission(&toml::from_str(entry).unwrap(), 2, &config, &folder, &agent);
+            let shown = config.scheduler.parse::<Scheduler>().unwrap().render(&submission).to_string();
+            let shown = shown.replace(&place.path().display().to_string(), "/home/anna");
+            insta::with_settings!({ snapshot_path => "../../../deploy/sites", prepend_module_to_snapshot => false, omit_expression => true }, {
+                insta::assert_snapshot!(name, shown);
+            });
+        }
     }
 
     #[test]

@@ -77,13 +77,14 @@ fn talk(name: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_finds_its_own_prompts_cached_and_no_others() {
-    let (fleet, keys, _folder) = fleet(true, &["alpha", "alpha", "beta"]).await;
-    fleet.until_exact().await;
     for (path, body) in [
         (CHAT, talk("chat")),
         ("/v1/completions", json!({"model": MODEL, "prompt": text("completion"), "max_tokens": 2})),
         ("/v1/responses", json!({"model": MODEL, "input": text("response"), "max_output_tokens": 16})),
     ] {
+        // Blocks of another prompt would be taken for this one's.
+        let (fleet, keys, _folder) = fleet(true, &["alpha", "alpha", "beta"]).await;
+        fleet.until_exact().await;
         let first = cached(&fleet, &keys[0], path, &body).await;
         assert_eq!((first.by_engine, first.expected), (0, 0), "{path}: {first:?}");
         if first.level == "exact" {

@@ -33,6 +33,10 @@ fn orphans_are_found_by_their_environment_even_without_a_record() {
     let directory = parent.path().join("e0");
     let mut child = spawn("exec sleep 600", &directory, &[("VLLM_RPC_BASE_PATH", &directory)]);
     fs::remove_file(directory.join("engine.pid")).unwrap();
+    // The shell becomes another program, and has no environment in between.
+    while orphans(&directory).is_empty() {
+        std::thread::yield_now();
+    }
     assert_eq!(end_orphans(&directory), Ok(1));
     child.wait().unwrap();
 }
