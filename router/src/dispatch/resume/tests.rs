@@ -82,13 +82,19 @@ impl Fixture {
         script: &[(usize, Death)],
         tell: impl Fn(&RequestHead, &[u8], usize) -> Vec<String> + Send + Sync + 'static,
     ) -> Self {
+        let launches = front_ends.iter().map(|dialect| EngineLaunch { dialect: *dialect, ..EngineLaunch::default() });
+        Self::start_states(launches.map(started).collect(), script, tell).await
+    }
+
+    /// The same, with a replica in each of these states.
+    async fn start_states(
+        states: Vec<ReplicaStatus>,
+        script: &[(usize, Death)],
+        tell: impl Fn(&RequestHead, &[u8], usize) -> Vec<String> + Send + Sync + 'static,
+    ) -> Self {
         let fleet = fleet();
-        let replica = |(index, dialect): (u32, &FrontEnd)| {
-            let launch = EngineLaunch { dialect: *dialect, ..EngineLaunch::default() };
-            let state = ReplicaStatus { launch: Some(launch), ..state(Phase::Ready, "m") };
-            ReplicaChange { state: Some(state), ..ready(index) }
-        };
-        let lane = attach(&fleet, 1, (0..).zip(front_ends).map(replica).collect()).await;
+        let replica = |(index, state)| ReplicaChange { state: Some(state), ..ready(index) };
+        let lane = attach(&fleet, 1, (0..).zip(states).map(replica).collect()).await;
         let prompts = Prompts::new(PathBuf::new(), 1);
         let windows = PrefillWindows::from_now(Duration::ZERO);
         let placer = Arc::new(Placer::new(fleet.clone(), Arc::new(CacheIndex::new()), prompts, Arc::default(), windows));
@@ -123,6 +129,11 @@ impl Fixture {
         assert_eq!((self.admission.in_flight(), self.lane.open_request_count(), self.dispatch.record_memory.taken()), (0, 0, 0));
         assert!(self.dispatch.fleet.view().replicas.iter().all(|replica| replica.local_load.in_flight() == 0));
     }
+}
+
+/// A replica that is ready, whose engine was started like this.
+fn started(launch: EngineLaunch) -> ReplicaStatus {
+    ReplicaStatus { launch: Some(launch), ..state(Phase::Ready, "m") }
 }
 
 /// Reads an answer to its end.
@@ -327,6 +338,67 @@ async fn a_stream_may_lose_several_engines_and_each_is_asked_for_the_rest_alone(
     // The second engine gives a text without anything to see, which the third gives again.
     let prompts = [("[1,2,10]", 99), ("[1,2,10]", 99), ("[1,2,10,11,12]", 97)];
     assert_eq!(asked, prompts.map(|(prompt, most)| (prompt.to_owned(), most)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_goes_on_only_where_the_same_model_has_room_for_it() {
+    let flags = |flags: &[&str]| EngineLaunch { flags: flags.iter().map(|flag| (*flag).to_owned()).collect(), ..EngineLaunch::default() };
+    let files = |number: u8| Some([number; 32]);
+    let context = |tokens| started(EngineLaunch { max_context_tokens: Some(tokens), ..EngineLaunch::default() });
+    for (first, second, goes_on) in [
+        (ReplicaStatus { files: files(1), ..started(flags(&[])) }, ReplicaStatus { files: files(1), ..started(flags(&[])) }, true),
+        (ReplicaStatus { files: files(1), ..started(flags(&[])) }, started(flags(&[])), true),
+        (ReplicaStatus { files: files(1), ..started(flags(&[])) }, ReplicaStatus { files: files(2), ..started(flags(&[])) }, false),
+        (started(flags(&[])), started(flags(&["--max-num-seqs", "9"])), true),
+        (started(flags(&[])), started(flags(&["--override-generation-config={}"])), false),
+        (context(100), context(6), true),
+        (context(100), context(2), false),
+    ] {
+        let states = [first, second];
+        // The first attempt goes to either.
+        for states in [states.clone().to_vec(), states.into_iter().rev().collect()] {
+            let is_room_at_stake =
+                states.iter().any(|state| state.launch.as_ref().is_some_and(|launch| launch.max_context_tokens == Some(2)));
+            let fixture = Fixture::start_states(states, &[(2, Death::Fault(Fault::EngineStopped))], |head, body, _| {
+                answer(FrontEnd::Python, &head.path, body, "cmpl-r1", &TEXTS)
+            });
+            let fixture = fixture.await;
+            let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
+            let began_at = fixture.seen.lock()[0].0.replica;
+            // A larger one has room for what began at the small one.
+            let expected =
+                goes_on || (is_room_at_stake && fixture.dispatch.fleet.view().replicas[began_at as usize].max_context_tokens() == 2);
+            assert_eq!(ended.is_ok(), expected, "{told}");
+            fixture.assert_idle();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_losses_that_nobody_explains_end_a_stream() {
+    for death in [Death::Fault(Fault::LaneLost), Death::Incomplete] {
+        let fixture = Fixture::start(6, &[(2, death); 6]).await;
+        let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
+        assert!(ended.is_err() && told.contains("data: {\"error\":"), "{told}");
+        assert_eq!(fixture.seen.lock().len(), 3, "{death:?}");
+        fixture.assert_idle();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rest_of_an_answer_acquits_the_request_of_nothing_and_a_replay_does() {
+    let chat = r#"{"model":"m","messages":[],"stream":true}"#;
+    let replayed = r#"{"model":"m","messages":[],"stream":true,"temperature":0,"stop":["x"]}"#;
+    for (body, is_acquitted) in [(chat, false), (replayed, true)] {
+        let fixture = Fixture::start(2, &[(2, Death::Fault(Fault::EngineLost))]).await;
+        let (told, ended) = fixture.stream(CHAT, body).await;
+        assert_eq!(ended, Ok(()), "{told}");
+        let fingerprint = fixture.seen.lock()[0].0.fingerprint;
+        assert!(fingerprint.is_some());
+        let clearance = fixture.dispatch.crash_suspects.watch(fingerprint).clearance();
+        assert_eq!(matches!(clearance, Ok(Clearance::Free)), is_acquitted, "{body}");
+        fixture.assert_idle();
+    }
 }
 
 #[tokio::test(start_paused = true)]
