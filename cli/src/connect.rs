@@ -165,7 +165,7 @@ fn find_port(wanted: Option<u16>) -> anyhow::Result<u16> {
 
 /// The port on the loopback of the fleet's host.
 fn read_port(url: &str) -> Option<u16> {
-    url.strip_prefix("http://localhost:")?.split('/').next()?.parse().ok()
+    url.strip_prefix("http://127.0.0.1:")?.split('/').next()?.parse().ok()
 }
 
 /// Why a host has said nothing of a fleet. What it or ssh had to say is on standard error.
@@ -185,8 +185,8 @@ mod tests {
 
     #[test]
     fn the_port_of_an_address_is_read() {
-        assert_eq!(read_port("http://localhost:41237/v1"), Some(41237));
-        assert!(["http://localhost/v1", "localhost:1", "https://login1:8000/v1", ""].into_iter().all(|url| read_port(url).is_none()));
+        assert_eq!(read_port("http://127.0.0.1:41237/v1"), Some(41237));
+        assert!(["http://127.0.0.1/v1", "localhost:1", "https://login1:8000/v1", ""].into_iter().all(|url| read_port(url).is_none()));
     }
 
     #[test]

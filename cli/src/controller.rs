@@ -138,8 +138,9 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
     )?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let edge = router.edge_address();
-    // Proxies that `no_proxy` does not name are not asked for `localhost`, and are for 127.0.0.1.
-    let edge_host = if edge.ip().is_loopback() { "localhost" } else { &host };
+    // Not `localhost`: another user of the host could listen on the other of its addresses, and get the keys of clients that try that one first.
+    let loopback = edge.ip().to_string();
+    let edge_host = if edge.ip().is_loopback() { &loopback } else { &host };
     let agents_host = if config.router_host.is_empty() { &host } else { &config.router_host };
     Ok(Endpoint {
         pid: std::process::id(),
@@ -160,9 +161,9 @@ mod tests {
     fn the_port_of_a_former_controller_is_taken_again_where_it_is_free() {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let taken = other.local_addr().unwrap().port();
-        assert_eq!(free_port("127.0.0.1", Some(&format!("http://localhost:{taken}"))), 0);
+        assert_eq!(free_port("127.0.0.1", Some(&format!("http://127.0.0.1:{taken}"))), 0);
         drop(other);
-        assert_eq!(free_port("127.0.0.1", Some(&format!("http://localhost:{taken}"))), taken);
+        assert_eq!(free_port("127.0.0.1", Some(&format!("http://127.0.0.1:{taken}"))), taken);
         assert_eq!([free_port("127.0.0.1", None), free_port("127.0.0.1", Some("login1"))], [0, 0]);
     }
 }

@@ -41,7 +41,7 @@ pub struct Endpoint {
     /// The host on which the controller and its router run.
     pub host: String,
     pub pid: u32,
-    /// `http://localhost:PORT`, for that host alone.
+    /// `http://127.0.0.1:PORT`, for that host alone.
     pub edge: String,
     /// The operators' socket, on that host.
     pub operators_socket: PathBuf,

@@ -5,14 +5,14 @@ use proptest::prelude::*;
 use super::*;
 
 fn access() -> ClientAccess {
-    ClientAccess { host: "login1".into(), base_url: "http://localhost:41237/v1".into(), api_key: "hk_abc".into() }
+    ClientAccess { host: "login1".into(), base_url: "http://127.0.0.1:41237/v1".into(), api_key: "hk_abc".into() }
 }
 
 fn endpoint(host: &str, pid: u32) -> Endpoint {
     Endpoint {
         host: host.into(),
         pid,
-        edge: "http://localhost:1".into(),
+        edge: "http://127.0.0.1:1".into(),
         operators_socket: "/tmp/s".into(),
         agents: "login1:2".into(),
         admin: "127.0.0.1:3".into(),
@@ -23,7 +23,7 @@ fn endpoint(host: &str, pid: u32) -> Endpoint {
 #[test]
 fn a_shell_gets_address_key_and_what_no_proxy_is_asked_for() {
     insta::assert_snapshot!(exports(&access(), |_| None).join("\n"), @r"
-    export OPENAI_BASE_URL=http://localhost:41237/v1
+    export OPENAI_BASE_URL=http://127.0.0.1:41237/v1
     export OPENAI_API_KEY=hk_abc
     export NO_PROXY='localhost,127.0.0.1'
     export no_proxy='localhost,127.0.0.1'

@@ -108,14 +108,14 @@ async fn programs_of_a_shell_get_the_fleets_address_and_key() {
     let none = place.run(&["env"]).await;
     assert!(!none.success && none.stdout.is_empty() && none.stderr.contains("no fleet of yours runs"), "{}", none.stderr);
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
-    write_endpoint(&place, "http://localhost:41237");
+    write_endpoint(&place, "http://127.0.0.1:41237");
     let key = fs::read_to_string(place.path().join(".config/hostler/user.key")).unwrap().trim().to_owned();
     let printed = place.run(&["env"]).await;
     let lines: Vec<&str> = printed.stdout.lines().take(3).collect();
-    let (address, key_line) = ("export OPENAI_BASE_URL=http://localhost:41237/v1", format!("export OPENAI_API_KEY={key}"));
+    let (address, key_line) = ("export OPENAI_BASE_URL=http://127.0.0.1:41237/v1", format!("export OPENAI_API_KEY={key}"));
     assert_eq!(lines, [address, &key_line, "export NO_PROXY='internal,localhost,127.0.0.1'"], "{}", printed.stderr);
     let told: Value = serde_json::from_str(&place.run(&["env", "--json"]).await.stdout).unwrap();
-    assert_eq!((told["base_url"].as_str(), told["api_key"].as_str()), (Some("http://localhost:41237/v1"), Some(key.as_str())));
+    assert_eq!((told["base_url"].as_str(), told["api_key"].as_str()), (Some("http://127.0.0.1:41237/v1"), Some(key.as_str())));
     let key_file = place.path().join(".config/hostler/user.key");
     fs::set_permissions(&key_file, fs::Permissions::from_mode(0o644)).unwrap();
     let open = place.run(&["env"]).await;
@@ -147,7 +147,7 @@ fn place_with_ssh() -> Workplace {
 async fn another_machine_reaches_the_fleet_until_it_leaves() {
     let place = place_with_ssh();
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
-    write_endpoint(&place, "http://localhost:41237");
+    write_endpoint(&place, "http://127.0.0.1:41237");
     let mut connected = place.start("connect", &["connect", "me@login1"]);
     let address = connected.line("export OPENAI_BASE_URL").await;
     let port = address.strip_prefix("export OPENAI_BASE_URL=http://localhost:").unwrap().strip_suffix("/v1").unwrap();
@@ -185,7 +185,7 @@ async fn a_connection_that_cannot_be_made_says_why() {
     assert!(!nothing.success && nothing.stderr.contains("no fleet of yours runs"), "{}", nothing.stderr);
     assert!(nothing.stderr.contains("try `ssh login1 hostler env`"), "{}", nothing.stderr);
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
-    write_endpoint(&place, "http://localhost:41237");
+    write_endpoint(&place, "http://127.0.0.1:41237");
     fs::write(place.path().join("forward.code"), "255").unwrap();
     let refused = place.run(&["connect", "login1"]).await;
     assert!(!refused.success && refused.stderr.contains("ssh cannot forward port"), "{}", refused.stderr);
