@@ -128,6 +128,8 @@ def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: Log
     assert "ready     2 of 2 nodes" in shown and "hostler env" in shown and "with the model chat" in shown, shown
     assert login.jobs() == ["hostler-chat"] * 2
     access = json.loads(login.succeed("env", "--json"))
+    # Under `localhost` another user could listen on the address that clients try first.
+    assert access["base_url"].startswith("http://127.0.0.1:"), access["base_url"]
     client = OpenAI(base_url=access["base_url"], api_key=access["api_key"])
     answer = client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
     assert answer.choices[0].message.content
