@@ -47,6 +47,7 @@ fn the_tier_follows_from_the_parameters_of_a_request() {
         (r#","bad_words":["x"]"#, None("stop")),
         (r#","return_token_ids":true"#, None("token_ids")),
         (r#","return_token_ids":false"#, None("token_ids")),
+        (r#","return_token_ids":null"#, None("token_ids")),
         (r#","stream_options":{"include_usage":true}"#, ValidContinuation),
         (r#","stream_options":{"include_usage":true,"continuous_usage_stats":true}"#, None("continuous_usage")),
         (r#","stream_options":{"something":true}"#, None("stream_options")),
