@@ -49,10 +49,7 @@ impl Edge {
             return ResumePlan::None(reason);
         }
         let (reason, may_be_replayed) = match (engines, Sampling::parse(continued_api, body)) {
-            (Ok(()), Ok(mut sampling)) => {
-                sampling.model = peek.model.clone().filter(|model| !model.is_empty());
-                return ResumePlan::Continue(Box::new(sampling));
-            }
+            (Ok(()), Ok(sampling)) => return ResumePlan::Continue(Box::new(sampling)),
             (Err(reason), Ok(sampling)) => (reason, sampling.is_determined()),
             (_, Err(unfit)) => (unfit.reason, unfit.may_be_replayed),
         };

@@ -110,7 +110,7 @@ mod tests {
 
     fn sampling(max_tokens: Option<u64>, min_tokens: u64, wants_usage: bool) -> Sampling {
         let carried = "\"model\":\"m\",".into();
-        let (model, cache_salt) = (None, String::new());
+        let cache_salt = String::new();
         Sampling {
             api: StreamApi::Chat,
             tier: ResumeTier::TokenExact,
@@ -119,7 +119,6 @@ mod tests {
             min_tokens,
             ignores_end: false,
             wants_usage,
-            model,
             cache_salt,
         }
     }

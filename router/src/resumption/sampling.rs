@@ -52,8 +52,7 @@ pub(crate) struct Sampling {
     /// It ends at its limit alone.
     pub(super) ignores_end: bool,
     pub(super) wants_usage: bool,
-    /// Where its request went, and the salt of its cached blocks.
-    pub(crate) model: Option<String>,
+    /// The salt of its cached blocks.
     pub(crate) cache_salt: String,
 }
 
@@ -175,8 +174,8 @@ impl SamplingDraft {
             return Err(unfit("size"));
         }
         let Self { carried, min_tokens, ignores_end, wants_usage, .. } = self;
-        let (model, cache_salt) = (None, String::new());
-        Ok(Sampling { api, tier, carried: carried.into(), max_tokens, min_tokens, ignores_end, wants_usage, model, cache_salt })
+        let cache_salt = String::new();
+        Ok(Sampling { api, tier, carried: carried.into(), max_tokens, min_tokens, ignores_end, wants_usage, cache_salt })
     }
 
     /// Applies the rule of a field.

@@ -151,11 +151,8 @@ async fn read(mut relay: Box<Relay>) -> (String, Result<(), String>) {
 fn request(path: &str, body: &str) -> Box<OutboundRequest> {
     let parsed = StreamApi::for_path(path).ok_or("route").map(|api| Sampling::parse(api, body.as_bytes()));
     let may_be_replayed = parsed.is_err() || matches!(parsed, Ok(Err(unfit)) if unfit.may_be_replayed);
-    let mut sampling = parsed.and_then(|sampling| sampling.map_err(|unfit| unfit.reason)).map(Box::new);
+    let sampling = parsed.and_then(|sampling| sampling.map_err(|unfit| unfit.reason)).map(Box::new);
     let body = if sampling.is_ok() { ask_for_tokens(body.as_bytes()) } else { Bytes::from(body.to_owned()) };
-    if let Ok(sampling) = &mut sampling {
-        sampling.model = Some("m".into());
-    }
     let placement_request = PlacementRequest {
         model: Some("m".into()),
         path: path.into(),
