@@ -159,12 +159,13 @@ class Requests:
                     self.failures += [failure] if failure else []
 
     def stop(self) -> None:
-        """Ends them; every one must have been answered."""
+        """Ends them, when some were answered; every one must have been."""
+        # A test may be over before the first of them are answered.
+        wait_until(lambda: self.answered > 5 or self.failures, 20, "some short requests are answered")
         self._ended.set()
         for thread in self._threads:
             thread.join(40)
         assert not self.failures, f"{len(self.failures)} short requests failed beside {self.answered}: {self.failures}"
-        assert self.answered > 5, "hardly anybody asked"
 
 
 class Streams:
