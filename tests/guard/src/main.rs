@@ -10,9 +10,12 @@ mod fake_engine;
 mod table;
 mod valgrind;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 use clap::Parser;
 
@@ -71,15 +74,43 @@ fn guard(args: &Args) -> anyhow::Result<ExitCode> {
     let scratch = tempfile::tempdir()?;
     let folder = args.keep.as_deref().unwrap_or(scratch.path());
     std::fs::create_dir_all(folder)?;
-    let mut rows = Vec::new();
-    for case in Case::all().filter(|case| case.name().contains(&args.only)) {
-        let row = Row { case, budget: budget.of(case), now: valgrind::count(case, folder)? };
-        table::show(&row, rows.is_empty());
-        rows.push(row);
-    }
+    let cases: Vec<Case> = Case::all().filter(|case| case.name().contains(&args.only)).collect();
+    let rows = count_all(&cases, folder, &budget)?;
     if args.accept {
         rows.iter().for_each(|row| budget.set(row.case, row.now));
         budget.write(&args.budget)?;
     }
     Ok(if table::verdict(&rows, args.accept) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Counts these cases, as many at a time as there are cores, and shows each when those before it are shown.
+fn count_all(cases: &[Case], folder: &Path, budget: &Budget) -> anyhow::Result<Vec<Row>> {
+    let next = AtomicUsize::new(0);
+    let (sender, counted) = mpsc::channel();
+    let work = |sender: mpsc::Sender<_>| {
+        while let Some((at, case)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, *cases.get(at)?))) {
+            let count = valgrind::count(case, folder);
+            // Nobody listens any more when another case has failed.
+            if sender.send((at, count)).is_err() {
+                return;
+            }
+        }
+    };
+    let work = &work;
+    std::thread::scope(|scope| {
+        for sender in std::iter::repeat_n(sender, std::thread::available_parallelism().map_or(1, usize::from)) {
+            scope.spawn(move || work(sender));
+        }
+        let (mut rows, mut early) = (Vec::new(), BTreeMap::new());
+        for (at, count) in counted {
+            early.insert(at, count?);
+            while let Some(now) = early.remove(&rows.len()) {
+                let case = cases[rows.len()];
+                let row = Row { case, budget: budget.of(case), now };
+                table::show(&row, rows.is_empty());
+                rows.push(row);
+            }
+        }
+        Ok(rows)
+    })
 }
