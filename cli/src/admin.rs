@@ -72,7 +72,7 @@ impl AdminEndpoint {
 
     /// The router that the arguments name; without them the configuration's, else the only one of
     /// this user that runs here.
-    async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
+    pub(crate) async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
         if let Some(named) = &args.admin {
             return Ok(Self::parse(named));
         }
@@ -151,7 +151,7 @@ async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminC
 
 /// The key from the arguments or the environment. None is sent to a socket, which could be
 /// anybody's; there the kernel identifies the caller.
-fn admin_key(args: &AdminArgs, way: &AdminEndpoint) -> anyhow::Result<Option<Secret>> {
+pub(crate) fn admin_key(args: &AdminArgs, way: &AdminEndpoint) -> anyhow::Result<Option<Secret>> {
     let AdminEndpoint::Address(address) = way else { return Ok(None) };
     let key = match (&args.admin_key_file, std::env::var(KEY_VARIABLE)) {
         (Some(file), _) => Some(read_key_file(file)?),

@@ -22,6 +22,7 @@ use hostler_tls::Authority;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+pub(crate) use self::findings::CheckResult;
 use self::findings::{HostFacts, InstalledEngine, Verdict, examine};
 use crate::output::{describe, say};
 use crate::settings::user_key_file;
@@ -47,18 +48,23 @@ pub(crate) struct DoctorArgs {
 
 /// Prints what it finds; fails where something is a problem.
 pub(crate) async fn doctor(settings: &Settings, args: &DoctorArgs) -> anyhow::Result<()> {
-    let (router, cluster): (RouterConfig, ClusterConfig) = (settings.section("router")?, settings.section("cluster")?);
-    let mut agent: AgentConfig = settings.section("agent")?;
-    if let Some(model) = &args.model {
-        agent.model.clone_from(model);
-    }
-    let findings = examine(&gather(&router, &agent, &cluster).await);
-    findings.iter().flat_map(findings::CheckResult::lines).for_each(|line| say(&line));
+    let findings = examine_host(settings, args.model.as_deref()).await?;
+    findings.iter().flat_map(CheckResult::lines).for_each(|line| say(&line));
     match findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count() {
         0 => Ok(()),
         1 => bail!("one problem was found"),
         several => bail!("{several} problems were found"),
     }
+}
+
+/// What it finds, with this model instead of that of the settings.
+pub(crate) async fn examine_host(settings: &Settings, model: Option<&str>) -> anyhow::Result<Vec<CheckResult>> {
+    let (router, cluster): (RouterConfig, ClusterConfig) = (settings.section("router")?, settings.section("cluster")?);
+    let mut agent: AgentConfig = settings.section("agent")?;
+    if let Some(model) = model {
+        agent.model = model.to_owned();
+    }
+    Ok(examine(&gather(&router, &agent, &cluster).await))
 }
 
 async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterConfig) -> HostFacts {

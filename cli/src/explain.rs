@@ -230,7 +230,7 @@ fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
 }
 
 /// One decision for scripts; the names are those of the wire, and all times are in seconds.
-fn decision_json(decision: &Decision) -> Value {
+pub(crate) fn decision_json(decision: &Decision) -> Value {
     json!({
         "id": decision.id,
         "client_id": decision.client_id,

@@ -21,6 +21,7 @@ mod operate;
 mod output;
 mod plan;
 mod ps;
+mod report;
 mod rolling;
 mod router;
 mod secret_output;
@@ -112,6 +113,8 @@ enum Command {
     Logs(operate::LogsArgs),
     /// Show why a request went where it went.
     Explain(explain::ExplainArgs),
+    /// Write an archive for a bug report, without secrets: versions, settings, nodes, decisions, logs of engines that failed, metrics.
+    Report(report::ReportArgs),
     /// Measure an OpenAI endpoint, or several beside each other under the same load.
     Bench(hostler_bench::BenchArgs),
     /// Send a file of requests at low priority and write their answers to another; goes on where it was killed.
@@ -199,6 +202,7 @@ impl Command {
             Self::Lora(command) => Some(command.admin()),
             Self::Logs(args) => Some(&mut args.admin),
             Self::Explain(args) => Some(&mut args.admin),
+            Self::Report(args) => Some(&mut args.admin),
             _ => None,
         }
     }
@@ -244,6 +248,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Token(command) => init::token(&command, file.as_deref()),
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
+        Command::Report(args) => runtime.block_on(report::report(&CommandFlags { flags: None }.load(file.as_deref(), None)?, &args)),
         Command::Bench(args) => runtime.block_on(bench::bench(&args)),
         Command::Batch(args) => runtime.block_on(batch::batch(&args, file.as_deref())),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),

@@ -138,6 +138,16 @@ impl Settings {
         }
     }
 
+    /// What the sources gave: each setting as `section.key`, its value, and where that is from.
+    pub fn given(&self) -> impl Iterator<Item = (String, &Value, &str)> {
+        let tables = self.values.iter().filter_map(|(section, table)| Some((section, table.as_table()?)));
+        let settings = tables.flat_map(|(section, table)| table.iter().map(move |(key, value)| (format!("{section}.{key}"), value)));
+        settings.map(|(name, value)| {
+            let origin = self.origins.get(&name).map_or("", String::as_str);
+            (name, value, origin)
+        })
+    }
+
     /// Whether any source gave this setting.
     #[must_use]
     pub fn is_set(&self, section: &str, key: &str) -> bool {

@@ -54,7 +54,7 @@ pub(super) enum Verdict {
 
 /// What was found about one thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CheckResult {
+pub(crate) struct CheckResult {
     subject: &'static str,
     pub(super) verdict: Verdict,
     text: String,
@@ -75,7 +75,7 @@ impl CheckResult {
         Self { subject, verdict: Verdict::Problem, text: text.into(), remedy: remedy.into() }
     }
 
-    pub(super) fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let word = match self.verdict {
             Verdict::Ok => "ok",
             Verdict::Note => "note",

@@ -1,0 +1,130 @@
+//! Takes secrets out of texts: values of the environment that are called one, and what looks like one. Pure.
+
+use std::borrow::Cow;
+
+use regex::{Captures, Regex};
+
+/// What stands where a secret was.
+const REMOVED: &str = "[removed]";
+
+/// A shorter value, such as `1`, is no secret, and would be found in every line.
+const SHORTEST_VALUE: usize = 8;
+
+/// Parts of a variable's name that say that its value is secret.
+const SECRET_NAMES: [&str; 5] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL"];
+
+/// What stays before the secret, in a group `kept`, the secret, and what stays after it, in a group `after` where there is something.
+const PATTERNS: [&str; 8] = [
+    // A key of Hostler's edge or admin listener; its id is not secret.
+    r"(?<kept>\bhk_[a-z2-7]{10}_)[a-z2-7]{20,}",
+    // A token by which nodes join.
+    r"(?<kept>\b[0-9a-f]{16}\.)[0-9a-f]{64}\b",
+    // Hugging Face, and the many that write keys as OpenAI does.
+    r"(?<kept>\b(?:hf_|sk-))[A-Za-z0-9_-]{16,}",
+    r#"(?i)(?<kept>\b(?:bearer|authorization: basic)\s+)[^\s"',]{8,}"#,
+    // An argument and its value, also as two items of a list in JSON.
+    r#"(?<kept>--(?:api-key|hf-token|[a-z-]*password|[a-z-]*secret)(?:=|\s|"\s*,\s*")\s*)[^\s"',]+"#,
+    r#"(?<kept>\b[A-Z0-9_]*(?:TOKEN|KEY|SECRET|PASSWORD)\s*=\s*["']?)[^\s"']{8,}"#,
+    // User and password of a URL.
+    r"(?<kept>://)[^/\s@:]+:[^/\s@]+(?<after>@)",
+    r"(?s)(?<kept>-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?<after>-----END|\z)",
+];
+
+/// What to take out.
+#[derive(Debug)]
+pub(super) struct Redaction {
+    patterns: Vec<Regex>,
+    values: Vec<String>,
+}
+
+impl Redaction {
+    /// With the secret values of an environment.
+    pub(super) fn new(environment: impl IntoIterator<Item = (String, String)>) -> Self {
+        let is_secret = |name: &str| SECRET_NAMES.iter().any(|part| name.to_ascii_uppercase().contains(part));
+        // Variables such as HOSTLER_ADMIN_KEY_FILE name a file, which reports may name too.
+        let is_value = |value: &str| value.len() >= SHORTEST_VALUE && !value.starts_with('/');
+        let named = environment.into_iter().filter(|(name, value)| is_secret(name) && is_value(value));
+        let mut values: Vec<String> = named.map(|(_, value)| value).collect();
+        // The longest first: one may be the beginning of another.
+        values.sort_by_key(|value| std::cmp::Reverse(value.len()));
+        let patterns = PATTERNS.iter().map(|pattern| Regex::new(pattern).expect("the patterns are tested")).collect();
+        Self { patterns, values }
+    }
+
+    /// The text without them, and how many were taken out.
+    pub(super) fn apply(&self, text: &str) -> (String, usize) {
+        let mut text = Cow::Borrowed(text);
+        let mut removed = 0;
+        for value in self.values.iter().filter(|value| !value.is_empty()) {
+            let found = text.matches(value.as_str()).count();
+            if found > 0 {
+                removed += found;
+                text = Cow::Owned(text.replace(value.as_str(), REMOVED));
+            }
+        }
+        for pattern in &self.patterns {
+            let replaced = pattern.replace_all(&text, |found: &Captures<'_>| {
+                // What an earlier pattern has taken out is not counted again.
+                if found[0].ends_with(REMOVED) {
+                    return found[0].to_owned();
+                }
+                removed += 1;
+                let after = found.name("after").map_or("", |after| after.as_str());
+                format!("{}{REMOVED}{after}", &found["kept"])
+            });
+            text = Cow::Owned(replaced.into_owned());
+        }
+        (text.into_owned(), removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn apply(text: &str) -> (String, usize) {
+        Redaction::new([]).apply(text)
+    }
+
+    #[test]
+    fn what_looks_like_a_secret_is_taken_out_and_its_neighbours_stay() {
+        let key = format!("hk_abcdefghij_{}", "k".repeat(52));
+        for (text, expected) in [
+            (format!("key {key} of alice"), "key hk_abcdefghij_[removed] of alice"),
+            (format!("token {}.{}#ab", "0a".repeat(8), "f1".repeat(32)), "token 0a0a0a0a0a0a0a0a.[removed]#ab"),
+            ("HF_TOKEN=hf_0123456789abcdefghij vllm".into(), "HF_TOKEN=hf_[removed] vllm"),
+            ("--api-key abc --port 1".into(), "--api-key [removed] --port 1"),
+            ("--hf-token=abc".into(), "--hf-token=[removed]"),
+            ("[\n  \"--api-key\",\n  \"abc\",\n  \"x\"\n]".into(), "[\n  \"--api-key\",\n  \"[removed]\",\n  \"x\"\n]"),
+            ("authorization: Bearer abcdefgh1".into(), "authorization: Bearer [removed]"),
+            ("proxy http://alice:pass@proxy:3128/".into(), "proxy http://[removed]@proxy:3128/"),
+            (
+                "-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----".into(),
+                "-----BEGIN PRIVATE KEY-----[removed]-----END PRIVATE KEY-----",
+            ),
+        ] {
+            assert_eq!(apply(&text), (expected.to_owned(), 1), "{text}");
+        }
+    }
+
+    #[test]
+    fn words_of_every_log_stay() {
+        for text in [
+            "max_tokens=200",
+            "tokens_in=12 tokens_out=8",
+            "--join-token-file /home/a/join-token",
+            "key=cqlv5jx5mo",
+            "http://127.0.0.1:8000/v1",
+        ] {
+            assert_eq!(apply(text), (text.to_owned(), 0), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_values_of_secret_variables_are_taken_out_wherever_they_stand() {
+        let environment = [("MY_TOKEN", "open sesame"), ("A_KEY_FILE", "/home/a/user.key"), ("SHORT_KEY", "1"), ("SHELL", "/bin/bash")];
+        let redaction = Redaction::new(environment.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        let (text, removed) = redaction.apply("it said open sesame 1 of /home/a/user.key in /bin/bash; open sesame");
+        assert_eq!((text.as_str(), removed), ("it said [removed] 1 of /home/a/user.key in /bin/bash; [removed]", 2));
+    }
+}
