@@ -36,11 +36,12 @@ lint:
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --all-features check bans licenses sources; else echo "cargo-deny is not installed: licences are not checked"; fi
 	@if command -v typos >/dev/null; then typos; else echo "typos is not installed: spelling is not checked"; fi
 
-## The generated parts of the manual; a test fails when they are old.
+## The generated parts of the manual, and the dashboards; a test fails when they are old.
 docs:
 	cargo run --quiet --package hostler -- docs config > docs/config.md
 	cargo run --quiet --package hostler -- docs metrics > docs/metrics.md
 	cargo run --quiet --package hostler -- docs example > deploy/config/full.toml
+	python3 deploy/observability/dashboards.py
 
 ## The debug program, and the same for tests, which the suites below run; they run another one, and build none, where HOSTLER_BIN names it.
 ifdef HOSTLER_BIN

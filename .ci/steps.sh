@@ -52,3 +52,15 @@ wanted() {
     fi
     command -v "$1" >/dev/null
 }
+
+# unpacked PROGRAM PACKAGE: the same, for a package that would start a service or bring others that nothing needs: its files alone, in the cache,
+# where tests look. Takes no root, but apt's lists.
+unpacked() {
+    local folder="$cache/debian/$2" work
+    command -v "$1" >/dev/null || [ -x "$folder/usr/bin/$1" ] && return
+    [ "$(id -u)" != 0 ] || apt-get update -qq
+    work=$(mktemp -d)
+    (cd "$work" && apt-get download -qq "$2" && dpkg -x "$2"_*.deb files && mkdir -p "$cache/debian" && rm -rf "$folder" && mv files "$folder")
+    rm -rf "$work"
+    [ -x "$folder/usr/bin/$1" ]
+}
