@@ -3,22 +3,27 @@
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use hostler_agent::AgentConfig;
 use hostler_boot::{Settings, Shutdown};
-use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, FolderError};
+use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, FolderError, check_scheduler};
 use hostler_router::{Router, RouterConfig};
 use tokio::runtime::Handle;
+use tokio::time::sleep;
 
 use crate::AdjustRouter;
+use crate::env::this_host;
 use crate::router::announce;
 use crate::settings::user_key_file;
 
-/// How long the place of the controller may be held by one that leaves, or by a scheduler's command that one has left behind. Each has a minute.
-const LOCK_PATIENCE: Duration = Duration::from_secs(75);
+/// How long the place of the controller may be held by one that leaves, by a scheduler's command that one has left behind, or by one whose host has
+/// died. Each has a minute.
+const PLACE_PATIENCE: Duration = Duration::from_secs(75);
+
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct ControllerArgs {
@@ -41,6 +46,7 @@ pub(crate) async fn controller(
     let config: ClusterConfig = settings.section("cluster")?;
     let scheduler = config.find_scheduler()?;
     let folder = FleetFolder::open(&config)?;
+    check_scheduler(&folder, scheduler).await?;
     let agent: AgentConfig = settings.section("agent")?;
     let _lock = take_place(&folder).await?;
     let router_config = configure_router(settings, folder.endpoint()?.as_ref(), adjust)?;
@@ -82,14 +88,31 @@ pub(crate) async fn controller(
 
 /// Waits for the place of the fleet's only controller.
 async fn take_place(folder: &FleetFolder) -> anyhow::Result<File> {
-    let waiting = folder.clone();
-    match tokio::task::spawn_blocking(move || waiting.lock_controller(LOCK_PATIENCE)).await? {
-        Err(FolderError::Busy { .. }) => {
-            let other = folder.endpoint()?.map(|other| format!(" on {}, process {}", other.host, other.pid)).unwrap_or_default();
-            bail!("this fleet has a controller already{other}: SIGTERM ends it, and its jobs run on")
+    let (waiting, began) = (folder.clone(), Instant::now());
+    match tokio::task::spawn_blocking(move || waiting.lock_controller(PLACE_PATIENCE)).await? {
+        Err(FolderError::Busy { .. }) => return Err(taken_place(folder.endpoint()?.as_ref())),
+        locked => {
+            let lock = locked?;
+            while let Some(other) = find_elsewhere(folder, &this_host())? {
+                if began.elapsed() >= PLACE_PATIENCE {
+                    return Err(taken_place(Some(&other)));
+                }
+                sleep(POLL_INTERVAL).await;
+            }
+            Ok(lock)
         }
-        locked => Ok(locked?),
     }
+}
+
+/// The controller that lives on another host, where the file system may have no locks that hold on this one.
+fn find_elsewhere(folder: &FleetFolder, this_host: &str) -> anyhow::Result<Option<Endpoint>> {
+    let Some(other) = folder.endpoint()?.filter(|endpoint| endpoint.host != this_host) else { return Ok(None) };
+    Ok(if folder.is_controller_gone()? { None } else { Some(other) })
+}
+
+fn taken_place(other: Option<&Endpoint>) -> anyhow::Error {
+    let other = other.map(|other| format!(" on {}, process {}", other.host, other.pid)).unwrap_or_default();
+    anyhow!("this fleet has a controller already{other}: SIGTERM ends it, and its jobs run on")
 }
 
 /// The router's settings, with free ports where none are set. Those of a former controller are taken again: its agents dial them.
@@ -144,6 +167,7 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
     let agents_host = if config.router_host.is_empty() { &host } else { &config.router_host };
     Ok(Endpoint {
         pid: std::process::id(),
+        instance: Endpoint::draw_instance(),
         edge: format!("{}://{edge_host}:{}", router.edge_scheme(), edge.port()),
         operators_socket: std::path::absolute(socket)?,
         agents: format!("{agents_host}:{}", router.agents_address().port()),

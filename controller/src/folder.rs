@@ -1,6 +1,9 @@
 //! The folder of a fleet's state, on a file system that login and compute nodes share. Whoever changes what is wanted writes `fleet.toml`; all else is
 //! the controller's. Files are replaced whole, so that readers without a lock see one state or the other.
 
+mod heartbeat;
+mod tag;
+
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -8,12 +11,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hostler_cluster::{FleetEntry, Memory};
+use hostler_scheduler::SchedulerIdentity;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use self::tag::{draw_word, find_tag, take_tag};
 use crate::ClusterConfig;
 use crate::status::FleetStatus;
+
+pub(crate) use self::heartbeat::HEARTBEAT_INTERVAL;
+pub use self::heartbeat::HEARTBEAT_LIFETIME;
 
 /// How long a change of the entries by another command may take.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,6 +41,10 @@ pub enum FolderError {
     Unreadable { path: PathBuf, message: String },
     #[error("another command changes {}: try again", path.display())]
     Busy { path: PathBuf },
+    #[error(
+        "the fleet in {} has its jobs at another scheduler ({known}) than this host's ({found}): give the fleet of each cluster a folder of its own with cluster.state_dir; if it is the same scheduler by another name, remove scheduler.json there", path.display()
+    )]
+    OtherScheduler { path: PathBuf, known: SchedulerIdentity, found: SchedulerIdentity },
 }
 
 /// Where clients and operators reach the fleet. It holds no secret.
@@ -41,6 +53,8 @@ pub struct Endpoint {
     /// The host on which the controller and its router run.
     pub host: String,
     pub pid: u32,
+    /// A word that no other start of a controller has: hosts use their process ids again.
+    pub instance: String,
     /// `http://127.0.0.1:PORT`, for that host alone.
     pub edge: String,
     /// The operators' socket, on that host.
@@ -65,9 +79,28 @@ struct FleetFile {
 #[derive(Debug, Clone)]
 pub struct FleetFolder {
     path: PathBuf,
+    /// In the names of the fleet's jobs; `None` where the folder has not been made yet.
+    tag: Option<String>,
+}
+
+impl Endpoint {
+    /// A word for `instance`.
+    #[must_use]
+    pub fn draw_instance() -> String {
+        draw_word(12)
+    }
 }
 
 impl FleetFolder {
+    /// The folder that the settings name as it is, to show what would be done. Nothing is made or checked.
+    ///
+    /// # Errors
+    /// When there is no home folder, or its tag cannot be read.
+    pub fn peek(config: &ClusterConfig) -> Result<Self, FolderError> {
+        let path = absolute(&place(config)?)?;
+        Ok(Self { tag: find_tag(&path)?, path })
+    }
+
     /// The folder that the settings name; it is made where it is not there.
     ///
     /// # Errors
@@ -91,7 +124,7 @@ impl FleetFolder {
     /// As for `open`.
     pub fn at(path: &Path) -> Result<Self, FolderError> {
         let failed = |what, source| FolderError::File { what, path: path.to_owned(), source };
-        let path = std::path::absolute(path).map_err(|source| failed("find", source))?;
+        let path = absolute(path)?;
         for folder in [path.clone(), path.join("jobs"), path.join("memory")] {
             DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|source| failed("make", source))?;
         }
@@ -99,7 +132,19 @@ impl FleetFolder {
         if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
             return Err(FolderError::Open { path, owner: found.uid(), mode: found.mode() & 0o7777 });
         }
-        Ok(Self { path })
+        Ok(Self { tag: Some(take_tag(&path)?), path })
+    }
+
+    /// Whether the fleet's tag is known, which `job_name` is made of.
+    #[must_use]
+    pub fn has_tag(&self) -> bool {
+        self.tag.is_some()
+    }
+
+    /// The name of an entry's jobs, by which the scheduler lists them: no job of another name is this fleet's. Without a tag, that is `TAG`.
+    #[must_use]
+    pub fn job_name(&self, entry: &str) -> String {
+        format!("hostler-{entry}-{}", self.tag.as_deref().unwrap_or("TAG"))
     }
 
     #[must_use]
@@ -186,6 +231,38 @@ impl FleetFolder {
         Ok(is_empty)
     }
 
+    /// The scheduler that has the fleet's jobs, as far as that is known.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn scheduler(&self) -> Result<Option<SchedulerIdentity>, FolderError> {
+        self.read_json("scheduler.json")
+    }
+
+    /// # Errors
+    /// `OtherScheduler` when the fleet's jobs are with another one.
+    pub fn check_scheduler(&self, found: &SchedulerIdentity) -> Result<(), FolderError> {
+        match self.scheduler()? {
+            Some(known) if !known.may_be(found) => {
+                Err(FolderError::OtherScheduler { path: self.path.clone(), known, found: found.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes down which scheduler has the fleet's jobs, where that is not known yet.
+    ///
+    /// # Errors
+    /// As for `check_scheduler`, and when the file cannot be written.
+    pub fn claim_scheduler(&self, found: &SchedulerIdentity) -> Result<(), FolderError> {
+        let _lock = self.lock("fleet.lock", LOCK_TIMEOUT)?;
+        self.check_scheduler(found)?;
+        match self.scheduler()? {
+            Some(known) if known.name.is_some() || found.name.is_none() => Ok(()),
+            _ => self.write_json("scheduler.json", found),
+        }
+    }
+
     /// Where the fleet is reached; `None` where no controller runs.
     ///
     /// # Errors
@@ -203,7 +280,11 @@ impl FleetFolder {
     /// # Errors
     /// When the file cannot be removed.
     pub fn remove_endpoint(&self) -> Result<(), FolderError> {
-        remove(&self.path.join("endpoint.json"))
+        remove(&self.endpoint_file())
+    }
+
+    fn endpoint_file(&self) -> PathBuf {
+        self.path.join("endpoint.json")
     }
 
     /// What the controller saw last; `None` before its first step.
@@ -299,6 +380,10 @@ fn place(config: &ClusterConfig) -> Result<PathBuf, FolderError> {
         return Ok(config.state_dir.clone());
     }
     Ok(hostler_boot::home::state_dir().ok_or(FolderError::NoHome)?.join("hostler/fleet"))
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, FolderError> {
+    std::path::absolute(path).map_err(|source| FolderError::File { what: "find", path: path.to_owned(), source })
 }
 
 fn remove(path: &Path) -> Result<(), FolderError> {

@@ -8,11 +8,13 @@ mod join_token;
 mod observation;
 mod report;
 mod run;
+mod scheduler_check;
 mod status;
 mod submission;
 
 pub use config::{ClusterConfig, SchedulerError};
-pub use folder::{Endpoint, FleetFolder, FolderError};
+pub use folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME};
 pub use run::{Controller, ControllerSetup};
+pub use scheduler_check::check_scheduler;
 pub use status::{EntryStatus, FleetStatus, JobStatus};
-pub use submission::{AgentCommand, build_submission, job_name};
+pub use submission::{AgentCommand, build_submission};

@@ -12,7 +12,7 @@ use hostler_boot::Shutdown;
 use hostler_cluster::{Action, FleetEntry, FleetSize, Memory, decide};
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel, ListRequest, ListResponse, TargetRequest};
-use hostler_scheduler::{CommandError, ScheduledJob, Scheduler};
+use hostler_scheduler::{CommandError, ScheduledJob, Scheduler, SchedulerIdentity};
 use hostler_tls::TlsError;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -20,11 +20,11 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Endpoint as Target};
 
 use crate::expectation::{announce, expect};
-use crate::folder::{Endpoint, FleetFolder, FolderError};
+use crate::folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_INTERVAL};
 use crate::observation::{EntryView, find_node, model_names, observe};
 use crate::report::report;
 use crate::status::{EntryStatus, FleetStatus};
-use crate::submission::{AgentCommand, build_submission, job_name};
+use crate::submission::{AgentCommand, build_submission};
 use crate::{ClusterConfig, join_token};
 
 /// How often the scheduler is asked. People who wait for a job do it as often.
@@ -70,6 +70,17 @@ enum StepError {
     Router(#[from] tonic::Status),
     #[error("no join token for the jobs: {0}")]
     Token(#[from] TlsError),
+    #[error("the fleet has another controller, on {host}, process {pid}")]
+    Replaced { host: String, pid: u32 },
+    #[error("the fleet's endpoint is gone: nobody would find this controller")]
+    Forgotten,
+}
+
+impl StepError {
+    /// Whether this controller is to end, because the fleet is another one's.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Replaced { .. } | Self::Forgotten | Self::Folder(FolderError::OtherScheduler { .. }))
+    }
 }
 
 /// What the controller holds of an entry between two steps.
@@ -89,6 +100,8 @@ pub struct Controller {
     router: FleetClient<Channel>,
     records: BTreeMap<String, EntryRecord>,
     token_checked: Option<Instant>,
+    /// Whether the folder's scheduler is this one, by its name.
+    is_scheduler_known: bool,
     trouble: String,
 }
 
@@ -100,19 +113,26 @@ impl Controller {
     pub fn new(setup: ControllerSetup) -> Result<Self, tonic::transport::Error> {
         let target = Target::from_shared(format!("unix:{}", setup.endpoint.operators_socket.display()))?;
         let channel = target.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT).connect_lazy();
-        Ok(Self { setup, router: FleetClient::new(channel), records: BTreeMap::new(), token_checked: None, trouble: String::new() })
+        let router = FleetClient::new(channel);
+        Ok(Self { setup, router, records: BTreeMap::new(), token_checked: None, is_scheduler_known: false, trouble: String::new() })
     }
 
-    /// Steps until the shutdown drains, or nothing is wanted and no job is left. Jobs run on when it returns.
+    /// Steps until the shutdown drains, nothing is wanted and no job is left, or another controller has its place. Jobs run on when it returns.
     ///
     /// It reads and writes files, which may hang: it needs a thread of its own.
     pub async fn run(mut self, shutdown: Shutdown) {
         let announcements = watch::Sender::new(ExpectRequest::default());
         let _announcing = AbortOnDropHandle::new(tokio::spawn(repeat_announcement(self.router.clone(), announcements.subscribe())));
         let stop = shutdown.wait_stop();
+        let (folder, endpoint) = (self.setup.folder.clone(), self.setup.endpoint.clone());
         tokio::select! {
             () = self.step_until(&shutdown, &announcements) => {}
+            // On this thread: where files hang, so does the heartbeat.
+            () = repeat_heartbeat(&folder, &endpoint) => {}
             () = stop => {}
+        }
+        if let Err(error) = folder.retire_endpoint(&endpoint) {
+            tracing::debug!(%error, "other hosts see only later that this controller has ended");
         }
     }
 
@@ -121,6 +141,10 @@ impl Controller {
         while !shutdown.is_draining() {
             let is_over = match self.step(shutdown).await {
                 Ok(is_over) => is_over,
+                Err(error) if error.is_final() => {
+                    tracing::error!(%error, "this controller ends and leaves all jobs as they are");
+                    return;
+                }
                 Err(error) => {
                     self.note_trouble(error.to_string());
                     false
@@ -141,6 +165,7 @@ impl Controller {
 
     /// One step; `true` when there is nothing left to keep.
     async fn step(&mut self, shutdown: &Shutdown) -> Result<bool, StepError> {
+        self.check_place()?;
         let mut entries = self.setup.folder.entries()?;
         for name in self.setup.folder.remembered()? {
             if entries.iter().all(|entry| entry.name != name) {
@@ -149,6 +174,9 @@ impl Controller {
         }
         if entries.is_empty() && self.setup.folder.close_if_empty()? {
             return Ok(true);
+        }
+        if !self.is_scheduler_known {
+            self.claim_scheduler().await?;
         }
         if self.token_checked.is_none_or(|checked| checked.elapsed() >= TOKEN_INTERVAL) {
             self.renew_token(1)?;
@@ -159,8 +187,10 @@ impl Controller {
             if shutdown.is_draining() {
                 return Ok(false);
             }
-            if let Err(error) = self.step_entry(entry, &listed).await {
-                trouble = error.to_string();
+            match self.step_entry(entry, &listed).await {
+                Err(error) if error.is_final() => return Err(error),
+                Err(error) => trouble = error.to_string(),
+                Ok(()) => {}
             }
         }
         self.note_trouble(trouble);
@@ -168,7 +198,7 @@ impl Controller {
     }
 
     async fn step_entry(&mut self, entry: &FleetEntry, listed: &ListResponse) -> Result<(), StepError> {
-        let jobs = self.setup.scheduler.list(&job_name(&entry.name)).await?;
+        let jobs = self.setup.scheduler.list(&self.setup.folder.job_name(&entry.name)).await?;
         let now = SystemTime::now();
         let mut record = match self.records.remove(&entry.name) {
             Some(record) => record,
@@ -203,6 +233,10 @@ impl Controller {
         let observation = observe(jobs, listed, &model_names(entry, &self.setup.engine_args));
         let (actions, memory) = decide(entry, &observation, &record.memory, SystemTime::now());
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
+        if !actions.is_empty() {
+            // The list may have taken long.
+            self.check_place()?;
+        }
         if let Some(parts) = parts {
             self.renew_token(parts)?;
         }
@@ -244,6 +278,7 @@ impl Controller {
         let ControllerSetup { folder, config, scheduler, endpoint, program, settings_file, .. } = &self.setup;
         let agent = AgentCommand { program, config: settings_file.as_deref(), router: &endpoint.agents };
         let submission = build_submission(entry, parts, config, folder, &agent);
+        self.check_place()?;
         match scheduler.submit(&submission).await {
             Ok(job) => {
                 tracing::info!(entry = entry.name, job, parts, "submitted");
@@ -258,6 +293,28 @@ impl Controller {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Whether this is the fleet's controller still. The lock says so only where the file system has locks for all hosts.
+    fn check_place(&self) -> Result<(), StepError> {
+        match self.setup.folder.endpoint()? {
+            Some(found) if found.is_same_start(&self.setup.endpoint) => Ok(()),
+            Some(Endpoint { host, pid, .. }) => Err(StepError::Replaced { host, pid }),
+            None => Err(StepError::Forgotten),
+        }
+    }
+
+    /// Has the folder know its scheduler. One that does not say its name is known by its kind, unless the folder has a name to compare with.
+    async fn claim_scheduler(&mut self) -> Result<(), StepError> {
+        let ControllerSetup { folder, scheduler, .. } = &self.setup;
+        let found = match scheduler.identify().await {
+            Ok(found) => found,
+            Err(error) if folder.scheduler()?.is_some_and(|known| known.name.is_some()) => return Err(error.into()),
+            Err(_) => SchedulerIdentity { kind: *scheduler, name: None },
+        };
+        folder.claim_scheduler(&found)?;
+        self.is_scheduler_known = found.name.is_some();
         Ok(())
     }
 
@@ -316,6 +373,16 @@ async fn repeat_announcement(mut router: FleetClient<Channel>, mut latest: watch
     }
 }
 
+/// Shows other hosts that this controller lives, whatever a step waits for.
+async fn repeat_heartbeat(folder: &FleetFolder, endpoint: &Endpoint) {
+    loop {
+        sleep(HEARTBEAT_INTERVAL).await;
+        if let Err(error) = folder.renew_endpoint(endpoint) {
+            tracing::debug!(%error, "the endpoint was not renewed");
+        }
+    }
+}
+
 /// An entry that is wanted no more, of which jobs may be left.
 fn removed_entry(name: String) -> FleetEntry {
     FleetEntry { name, model: String::new(), size: FleetSize::Fixed(0), walltime: Duration::ZERO, engine_args: Vec::new() }
@@ -340,22 +407,4 @@ fn step_interval(variable: impl Fn(&str) -> Option<String>) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_step_is_taken_every_five_seconds_unless_a_test_says_otherwise() {
-        assert_eq!(step_interval(|_| None), STEP_INTERVAL);
-        for (text, milliseconds) in [("500", 500), ("0", 5000), ("soon", 5000)] {
-            assert_eq!(step_interval(|_| Some(text.into())), Duration::from_millis(milliseconds), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_a_late_command_has_submitted_is_not_submitted_again_as_refused() {
-        let program = || PathBuf::from("/usr/bin/qsub");
-        assert!(is_refusal(&CommandError::Failed { program: program(), status: "exit status: 1".into(), words: "no such queue".into() }));
-        assert!(!is_refusal(&CommandError::Late { program: program(), deadline: CALL_TIMEOUT }));
-        assert!(!is_refusal(&CommandError::Unreadable { program: program(), what: "no id of a job", words: "nothing".into() }));
-    }
-}
+mod tests;

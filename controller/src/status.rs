@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// All entries after one step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FleetStatus {
-    /// When the step was taken. A status older than a minute is that of a controller that is gone.
+    /// When the step was taken. Whether the controller lives, its endpoint says: a step may wait for the scheduler.
     pub at: SystemTime,
     pub entries: Vec<EntryStatus>,
     /// Why scheduler or router gave no answer in this step; empty where both did.

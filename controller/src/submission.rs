@@ -27,12 +27,6 @@ pub struct AgentCommand<'a> {
     pub router: &'a str,
 }
 
-/// The name of an entry's jobs, by which the scheduler lists them.
-#[must_use]
-pub fn job_name(entry: &str) -> String {
-    format!("hostler-{entry}")
-}
-
 /// One job of an entry, or an array of so many parts.
 #[must_use]
 pub fn build_submission(
@@ -43,7 +37,7 @@ pub fn build_submission(
     agent: &AgentCommand<'_>,
 ) -> Submission {
     Submission {
-        name: job_name(&entry.name),
+        name: folder.job_name(&entry.name),
         parts,
         walltime: entry.walltime,
         account: config.account.clone(),

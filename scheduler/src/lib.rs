@@ -24,6 +24,14 @@ pub enum Scheduler {
     Slurm,
 }
 
+/// Which scheduler it is, from whatever host it is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchedulerIdentity {
+    pub kind: Scheduler,
+    /// What it calls itself: of PBS the server, of Slurm the cluster. `None` where that is not known.
+    pub name: Option<String>,
+}
+
 /// What is asked of a scheduler: a job of one host, or an array of such jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
@@ -136,6 +144,18 @@ impl Scheduler {
         }
     }
 
+    /// Asks the scheduler for its own name. Hosts call one server by several, and a standby server keeps the name of the one that it stands for.
+    ///
+    /// # Errors
+    /// When the command is missing, fails, is late or prints what cannot be read.
+    pub async fn identify(self) -> Result<SchedulerIdentity, CommandError> {
+        let name = match self {
+            Self::Pbs => run(Call::ask("qstat", ["-B", "-f"])).await?.read(pbs::read_server)?,
+            Self::Slurm => run(Call::ask("scontrol", ["show", "config"])).await?.read(slurm::read_cluster)?,
+        };
+        Ok(SchedulerIdentity { kind: self, name: Some(name) })
+    }
+
     /// What `submit` runs.
     #[must_use]
     pub fn render(self, submission: &Submission) -> RenderedSubmission {
@@ -226,6 +246,25 @@ impl Scheduler {
     }
 }
 
+impl SchedulerIdentity {
+    /// Whether both may be the same scheduler. A name that is not known may be any.
+    #[must_use]
+    pub fn may_be(&self, other: &Self) -> bool {
+        let is_same_name = match (&self.name, &other.name) {
+            (Some(one), Some(other)) => is_same_host(one, other),
+            _ => true,
+        };
+        self.kind == other.kind && is_same_name
+    }
+}
+
+impl fmt::Display for SchedulerIdentity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.kind.as_str())?;
+        self.name.as_ref().map_or(Ok(()), |name| write!(formatter, " {name}"))
+    }
+}
+
 impl FromStr for Scheduler {
     type Err = UnknownScheduler;
 
@@ -239,6 +278,12 @@ impl fmt::Display for RenderedSubmission {
         write!(formatter, "{} {}", self.program, shell::quote(&self.arguments))?;
         if self.script.is_empty() { Ok(()) } else { formatter.write_str(&shell::here_document(&self.script)) }
     }
+}
+
+/// A server of PBS may call itself by its short name or by its full one: `head` is `head.example.org`.
+fn is_same_host(one: &str, other: &str) -> bool {
+    let (short, long) = if one.len() <= other.len() { (one, other) } else { (other, one) };
+    long.strip_prefix(short).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// The id that `qsub` and `sbatch --parsable` print, last where a site's own words come before it. Slurm may add `;` and a cluster's name.

@@ -63,6 +63,12 @@ pub(crate) fn read_jobs(text: &str, now: SystemTime) -> Result<Vec<ScheduledJob>
     parts.filter_map(|(id, job)| read_state(job).transpose().map(|state| Ok(read_scheduled(id, job, state?, now)))).collect()
 }
 
+/// Reads what `qstat -B -f` prints: `Server: head`, then what it is set to. The default server's name, as that one has it.
+pub(crate) fn read_server(text: &str) -> Result<String, &'static str> {
+    let name = text.lines().find_map(|line| line.trim().strip_prefix("Server:")).map(str::trim).filter(|name| !name.is_empty());
+    name.map(str::to_owned).ok_or("no server")
+}
+
 fn parse(text: &str) -> Result<Value, &'static str> {
     serde_json::from_str(text).map_err(|_| "what is no JSON")
 }

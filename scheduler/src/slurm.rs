@@ -107,9 +107,18 @@ pub(crate) fn read_job(text: &str) -> Result<JobReading, &'static str> {
 
 /// Reads what `scontrol show config` prints: `KillWait                = 30 sec`.
 pub(crate) fn read_kill_wait(text: &str) -> Result<Duration, &'static str> {
-    let value = text.lines().find_map(|line| line.split_once('=').filter(|(name, _)| name.trim() == "KillWait")).map(|(_, value)| value);
-    let seconds = value.and_then(|value| value.split_whitespace().next()?.parse().ok());
-    seconds.map(Duration::from_secs).ok_or("no `KillWait`")
+    read_setting(text, "KillWait").and_then(|value| value.parse().ok()).map(Duration::from_secs).ok_or("no `KillWait`")
+}
+
+/// Reads the same: `ClusterName             = perlmutter`.
+pub(crate) fn read_cluster(text: &str) -> Result<String, &'static str> {
+    read_setting(text, "ClusterName").filter(|name| *name != "(null)").map(str::to_owned).ok_or("no `ClusterName`")
+}
+
+/// The first word of a setting of Slurm's.
+fn read_setting<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, value) = text.lines().filter_map(|line| line.split_once('=')).find(|(key, _)| key.trim() == name)?;
+    value.split_whitespace().next()
 }
 
 /// Seconds since 1970, or a word where there is no such time.

@@ -61,6 +61,22 @@ fn the_scheduler_is_the_one_whose_commands_are_there() {
 }
 
 #[test]
+fn two_schedulers_are_one_unless_kind_or_name_says_otherwise() {
+    let identity = |kind, name: &str| SchedulerIdentity { kind, name: Some(name.to_owned()).filter(|name| !name.is_empty()) };
+    let head = identity(Scheduler::Pbs, "head");
+    for same in ["head", "head.example.org", ""] {
+        let other = identity(Scheduler::Pbs, same);
+        assert!(head.may_be(&other) && other.may_be(&head), "{same}");
+    }
+    for other in [identity(Scheduler::Pbs, "head2"), identity(Scheduler::Pbs, "other"), identity(Scheduler::Slurm, "head")] {
+        assert!(!head.may_be(&other) && !other.may_be(&head), "{other}");
+    }
+    let (one, other) = (identity(Scheduler::Pbs, "pbs.polaris.org"), identity(Scheduler::Pbs, "pbs.aurora.org"));
+    assert!(!one.may_be(&other));
+    assert_eq!([one.to_string(), identity(Scheduler::Slurm, "").to_string()], ["pbs pbs.polaris.org", "slurm"]);
+}
+
+#[test]
 fn an_id_is_the_last_line_that_is_printed() {
     assert_eq!(read_id("12.head\n"), Ok("12.head".into()));
     assert_eq!(read_id("12[].head\n"), Ok("12[].head".into()));

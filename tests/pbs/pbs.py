@@ -493,9 +493,11 @@ class Server:
         return "\n".join(dict.fromkeys(found))
 
     def qstat(self, call: dict) -> str:
-        """`qstat -f -F json [-E] [-t] [-x] [ID…]`."""
-        flags, ids = getopt.gnu_getopt(call["arguments"], "fxtwEF:")
+        """`qstat -f -F json [-E] [-t] [-x] [ID…]`, and `qstat -B -f`: the server itself."""
+        flags, ids = getopt.gnu_getopt(call["arguments"], "BfxtwEF:")
         options = dict(flags)
+        if "-B" in options and "-f" in options and not ids:
+            return f"Server: {SERVER}\n    server_state = Active\n    server_host = {socket.gethostname()}\n"
         if "-f" not in options or options.get("-F") != "json":
             raise CommandError(USAGE, "this stand-in knows `qstat -f -F json`")
         shown, complaint = {}, None

@@ -80,6 +80,10 @@ class LoginNode:
         path = self.state / "controller.log"
         return path.read_text()[-4000:] if path.exists() else ""
 
+    def name(self, entry: str) -> str:
+        """The name of an entry's jobs, which the fleet's tag is a part of."""
+        return f"hostler-{entry}-{(self.state / 'tag').read_text().strip()}"
+
     def jobs(self) -> list[str]:
         """The names of the jobs that have not ended."""
         if self.kind == "slurm":
@@ -119,14 +123,19 @@ def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: Log
     login.settings.unlink()
     login.initialise()
 
+    shutil.rmtree(login.state)
+    tagless = login.hostler("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--dry-run")
+    assert "hostler-chat-TAG" in tagless.stdout and "TAG is chosen" in tagless.stderr, tagless
+    assert not login.state.exists()
+    assert login.hostler("env").returncode == 1, "this makes the folder"
     shown = login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--dry-run")
     assert shown.startswith("qsub " if login.kind == "pbs" else "sbatch "), shown
-    assert "hostler-chat" in shown and "00:10:00" in shown and "agent --config" in shown, shown
+    assert login.name("chat") in shown and "00:10:00" in shown and "agent --config" in shown, shown
     assert not login.jobs() and not login.processes(), "it has started something"
 
     shown = login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--", "--served-model-name", "chat")
     assert "ready     2 of 2 nodes" in shown and "hostler env" in shown and "with the model chat" in shown, shown
-    assert login.jobs() == ["hostler-chat"] * 2
+    assert login.jobs() == [login.name("chat")] * 2
     access = json.loads(login.succeed("env", "--json"))
     # Under `localhost` another user could listen on the address that clients try first.
     assert access["base_url"].startswith("http://127.0.0.1:"), access["base_url"]
@@ -146,13 +155,13 @@ def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: Log
     answers = [json.loads(line) for line in (login.folder / "out.jsonl").read_text().splitlines()]
     assert [one["custom_id"] for one in answers] == [str(number) for number in range(20)]
     assert all(one["response"]["status_code"] == 200 for one in answers), answers
-    assert login.jobs() == ["hostler-chat"] * 2
+    assert login.jobs() == [login.name("chat")] * 2
 
     assert "ready     2 of 2 nodes" in login.succeed("wait")
     unknown = login.hostler("wait", "nothing")
     assert unknown.returncode == 1 and "there is chat" in unknown.stderr, unknown.stderr
     assert "ready     3 of 3 nodes" in login.succeed("scale", "chat", "--nodes", "3")
-    assert login.jobs() == ["hostler-chat"] * 3
+    assert login.jobs() == [login.name("chat")] * 3
 
     shown = login.succeed("down")
     assert "ending    " in shown and "ended     chat" in shown and "failed" not in shown, shown
@@ -174,7 +183,7 @@ def test_who_waits_is_told_why_a_model_is_late_or_fails_and_may_leave_it(login: 
     waiting.printed("queued", 20)
     waiting.child.send_signal(signal.SIGINT)
     assert waiting.child.wait(20) == INTERRUPTED
-    assert "hostler-large" in login.jobs(), "the fleet goes on"
+    assert login.name("large") in login.jobs(), "the fleet goes on"
     login.succeed("down", "large")
 
     failing = login.hostler("up", "org/bad", "--nodes", "1", "--walltime", "2h", "--", "--sim-fail-start")
@@ -183,3 +192,21 @@ def test_who_waits_is_told_why_a_model_is_late_or_fails_and_may_leave_it(login: 
     login.succeed("down")
     assert not login.jobs()
     wait_until(lambda: not login.processes(), NOTHING_LEFT + 30, "nothing is left", pause=0.2)
+
+
+def test_a_fleet_of_another_cluster_is_neither_changed_nor_kept(login: LoginNode):
+    login.initialise()
+    login.succeed("up", "org/chat", "--nodes", "1", "--walltime", "0:10:00")
+    recorded = login.state / "scheduler.json"
+    known = json.loads(recorded.read_text())
+    assert known == {"kind": login.kind, "name": "head" if login.kind == "pbs" else "test"}, known
+    # As a host of another cluster sees it that shares the home.
+    recorded.write_text(json.dumps(known | {"name": "elsewhere"}))
+    up = ("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00")
+    for command in (up, (*up, "--dry-run"), ("scale", "--nodes", "2"), ("wait",), ("down",), ("controller",)):
+        refused = login.hostler(*command)
+        assert refused.returncode == 1 and "cluster.state_dir" in refused.stderr, (command, refused)
+    recorded.write_text(json.dumps(known))
+    assert login.jobs() == [login.name("chat")]
+    login.succeed("down")
+    assert not login.jobs()

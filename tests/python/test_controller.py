@@ -5,6 +5,7 @@ Jobs have one simulated engine each. What is wanted is written into `fleet.toml`
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 import textwrap
@@ -13,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from batch import NOTHING_LEFT, START_SECONDS, Pbs, Requests, kill_all
+from batch import NOTHING_LEFT, START_SECONDS, Pbs, Requests
 from processes import Process, ask, wait_until
 
 # How long a controller takes at most to notice and to act, in seconds: a few steps.
@@ -23,12 +24,12 @@ FIRST_PAUSE = 30
 
 
 class Fleet:
-    """A scheduler with so many hosts, the files that `hostler init` makes, and a controller that is to be started."""
+    """A fleet of the user's: the files that `hostler init` makes, and a controller that is to be started."""
 
-    def __init__(self, hosts: int):
+    def __init__(self, scheduler: Pbs):
         """`fleet.toml` is empty."""
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
-        self.pbs = Pbs(self.folder / "pbs", hosts)
+        self.pbs = scheduler
         self.state, self.settings = self.folder / "state", self.folder / "hostler.toml"
         ask("init", "--config", str(self.settings))
         added = f"""
@@ -77,13 +78,17 @@ class Fleet:
 
         return wait_until(written, 10, "the endpoint is written")
 
+    def job_name(self, name: str) -> str:
+        """The name of an entry's jobs, which the fleet's tag is a part of."""
+        return f"hostler-{name}-{(self.state / 'tag').read_text().strip()}"
+
     def jobs(self, name: str) -> dict[str, str]:
         """The jobs of an entry that have not ended, by id with the letter of their state."""
         listed = json.loads(self.pbs.call("qstat", "-t", "-f", "-F", "json")).get("Jobs", {})
         return {
             id: job["job_state"]
             for id, job in listed.items()
-            if "[]" not in id and job["Job_Name"] == f"hostler-{name}" and job["job_state"] not in "FX"
+            if "[]" not in id and job["Job_Name"] == self.job_name(name) and job["job_state"] not in "FX"
         }
 
     def shown(self) -> dict:
@@ -111,12 +116,10 @@ class Fleet:
         return int(self.pbs.call("qsub", "-N", "count", "--", "/bin/true").partition(".")[0]) - 11
 
     def stop(self) -> None:
-        """Ends all, by force where something is left."""
+        """Ends the controller; its jobs end with their scheduler."""
         if self.controller:
             with contextlib.suppress(AssertionError):
                 self.controller.stop()
-        self.pbs.stop()
-        kill_all(self.pbs.left)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -128,14 +131,18 @@ def split(entry: str) -> tuple[str, str]:
 
 def running(hosts: int):
     """A fixture's body."""
-    fleet = Fleet(hosts)
+    folder = Path(tempfile.mkdtemp(prefix="hostler-"))
+    pbs = Pbs(folder / "pbs", hosts)
+    fleet = Fleet(pbs)
     try:
         yield fleet
     except BaseException:
-        print(*(f"\n--- {name}\n{text}" for name, text in fleet.pbs.printed().items()))
+        print(*(f"\n--- {name}\n{text}" for name, text in pbs.printed().items()))
         raise
     finally:
         fleet.stop()
+        pbs.stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -194,12 +201,54 @@ def test_a_controller_that_is_killed_while_it_submits_is_followed_by_one_that_su
     fleet.want('chat: nodes = 1; walltime = "1h"')
     fleet.start()
     wait_until(asked.exists, START_SECONDS, "it submits")
+    # Other hosts see by the time of this file that it lives, also while a command of the scheduler takes long.
+    endpoint = fleet.state / "endpoint.json"
+    os.utime(endpoint, (0, 0))
+    wait_until(lambda: endpoint.stat().st_mtime, 30, "the endpoint is renewed", pause=0.2)
     fleet.controller.kill()
     assert not fleet.jobs("chat")
     fleet.start()
     go.touch()
     fleet.wait_ready("chat", 1)
     assert len(fleet.jobs("chat")) == fleet.submitted() == 1
+
+
+def test_two_fleets_of_one_user_with_the_same_names_leave_each_other_alone(fleet: Fleet):
+    other = Fleet(fleet.pbs)
+    try:
+        for one in (fleet, other):
+            one.want('chat: nodes = 1; walltime = "1h"')
+            one.start()
+        (job,), (others,) = fleet.wait_ready("chat", 1), other.wait_ready("chat", 1)
+        assert (list(fleet.jobs("chat")), list(other.jobs("chat"))) == ([job], [others])
+        fleet.want()
+        assert fleet.controller.child.wait(60) == 0
+        assert not fleet.jobs("chat") and list(other.jobs("chat")) == [others]
+        assert other.ask("chat").status_code == 200
+        assert fleet.submitted() == 2
+    finally:
+        other.stop()
+
+
+def test_a_controller_whose_place_another_one_has_ends_and_leaves_jobs_alone(fleet: Fleet):
+    fleet.want('chat: nodes = 1; walltime = "1h"')
+    fleet.start()
+    jobs = fleet.wait_ready("chat", 1)
+    path = fleet.state / "endpoint.json"
+    # As the controller of another host writes it, where locks do not hold between hosts.
+    written = json.loads(path.read_text()) | {"host": "another-login-node", "instance": "another"}
+    draft = fleet.state / "draft"
+    draft.write_text(json.dumps(written))
+    draft.replace(path)
+    assert fleet.controller.child.wait(60) == 0
+    assert "the fleet has another controller, on another-login-node" in fleet.controller.tail(20000)
+    assert list(fleet.jobs("chat")) == jobs and json.loads(path.read_text()) == written
+
+    # One that starts here waits until the other one shows no sign of life.
+    os.utime(path, (0, 0))
+    fleet.start()
+    assert fleet.wait_ready("chat", 1) == jobs
+    assert fleet.submitted() == 1
 
 
 def test_jobs_are_replaced_before_they_end_and_no_request_fails(fleet: Fleet):

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use hostler_boot::socket::is_live;
-use hostler_controller::{Endpoint, FleetFolder, FolderError};
+use hostler_controller::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME};
 
 use super::Fleet;
 use crate::env::this_host;
@@ -19,23 +19,41 @@ const START_TIMEOUT: Duration = Duration::from_secs(150);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A status older than this is that of a controller that is gone.
-pub(super) const STATUS_LIFETIME: Duration = Duration::from_secs(60);
-
 /// How much of the end of a log is read for its last lines.
 const LOG_TAIL: u64 = 8192;
 
 const SHOWN_LINES: usize = 8;
 
-/// Where the running controller is reached; `None` where none runs. One on another host is known by what it has just written.
+/// Looks on whether the fleet's controller lives: the time of its endpoint changes. No two clocks are compared, and nothing is written.
+#[derive(Debug)]
+pub(super) struct HeartbeatWatch {
+    last: Option<SystemTime>,
+    changed: Instant,
+}
+
+impl HeartbeatWatch {
+    pub(super) fn new() -> Self {
+        Self { last: None, changed: Instant::now() }
+    }
+
+    /// Whether there was no sign of life for too long.
+    pub(super) fn is_silent(&mut self, folder: &FleetFolder) -> Result<bool, FolderError> {
+        Ok(self.note(folder.last_heartbeat()?, Instant::now()))
+    }
+
+    fn note(&mut self, seen: Option<SystemTime>, now: Instant) -> bool {
+        if seen != self.last {
+            (self.last, self.changed) = (seen, now);
+        }
+        now.duration_since(self.changed) > HEARTBEAT_LIFETIME
+    }
+}
+
+/// Where the running controller is reached; `None` where none runs. One on another host is known by its heartbeat.
 pub(super) async fn find_controller(folder: &FleetFolder) -> anyhow::Result<Option<Endpoint>> {
     let Some(endpoint) = folder.endpoint()? else { return Ok(None) };
-    let is_alive = if endpoint.host == this_host() {
-        is_live(&endpoint.operators_socket).await
-    } else {
-        let age = folder.status()?.and_then(|status| SystemTime::now().duration_since(status.at).ok());
-        age.is_none_or(|age| age < STATUS_LIFETIME)
-    };
+    let is_here = endpoint.host == this_host();
+    let is_alive = if is_here { is_live(&endpoint.operators_socket).await } else { !folder.is_controller_gone()? };
     Ok(Some(endpoint).filter(|_| is_alive))
 }
 
@@ -94,4 +112,47 @@ pub(super) fn last_lines(path: &Path) -> io::Result<Vec<String>> {
     let text = String::from_utf8_lossy(&end);
     let lines: Vec<&str> = text.lines().collect();
     Ok(lines[lines.len().saturating_sub(SHOWN_LINES)..].iter().map(|line| (*line).to_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint_elsewhere() -> Endpoint {
+        Endpoint {
+            host: "another-login-node".into(),
+            pid: 1,
+            instance: Endpoint::draw_instance(),
+            edge: "http://127.0.0.1:1".into(),
+            operators_socket: "/nowhere".into(),
+            agents: "another-login-node:2".into(),
+            admin: "127.0.0.1:3".into(),
+            key_file: "/home/me/key".into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_controller_of_another_host_that_died_before_its_first_status_is_gone() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
+        assert_eq!(find_controller(&folder).await.unwrap(), None);
+        let endpoint = endpoint_elsewhere();
+        folder.write_endpoint(&endpoint).unwrap();
+        assert_eq!(find_controller(&folder).await.unwrap(), Some(endpoint), "it has just begun");
+        let file = File::open(folder.path().join("endpoint.json")).unwrap();
+        file.set_modified(SystemTime::now() - HEARTBEAT_LIFETIME - Duration::from_secs(5)).unwrap();
+        assert_eq!(find_controller(&folder).await.unwrap(), None);
+    }
+
+    #[test]
+    fn a_controller_is_silent_when_its_endpoint_does_not_change_for_a_minute_whatever_time_it_has() {
+        let mut watch = HeartbeatWatch::new();
+        let (began, long_ago) = (watch.changed, SystemTime::UNIX_EPOCH);
+        let after = |seconds| began + Duration::from_secs(seconds);
+        assert!(!watch.note(Some(long_ago), after(5)));
+        assert!(!watch.note(Some(long_ago), after(65)));
+        assert!(watch.note(Some(long_ago), after(66)));
+        assert!(!watch.note(Some(long_ago + Duration::from_secs(10)), after(67)));
+        assert!(!watch.note(None, after(127)) && watch.note(None, after(188)), "nor is there one without an endpoint");
+    }
 }

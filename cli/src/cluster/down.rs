@@ -6,11 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
 use clap::Args;
-use hostler_controller::{EntryStatus, FleetFolder, FleetStatus, job_name};
+use hostler_controller::{EntryStatus, FleetFolder, FleetStatus};
 use tokio::time::sleep;
 
 use super::Fleet;
-use super::controller_process::{STATUS_LIFETIME, ensure_controller};
+use super::controller_process::{HeartbeatWatch, ensure_controller};
 use super::entries::find_entry;
 use super::progress::describe_ending;
 use crate::output::say;
@@ -28,6 +28,7 @@ pub(crate) struct DownArgs {
 
 pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result<()> {
     let fleet = Fleet::open(file)?;
+    fleet.check_scheduler().await?;
     let began = SystemTime::now();
     let removed = remove_entries(&fleet.folder, &args.names)?;
     // A controller that finds nothing to end says so by ending itself.
@@ -37,7 +38,7 @@ pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result
         gone = tokio::time::timeout(END_TIMEOUT, ending) => match gone {
             Ok(gone) => gone?,
             Err(_) => {
-                let jobs: Vec<String> = removed.iter().map(|name| job_name(name)).collect();
+                let jobs: Vec<String> = removed.iter().map(|name| fleet.folder.job_name(name)).collect();
                 bail!("after {} jobs are left, called {}: cancel them with the scheduler's own command, and see {}",
                     humantime::format_duration(END_TIMEOUT), jobs.join(", "), fleet.folder.controller_log().display())
             }
@@ -74,7 +75,7 @@ fn remove_entries(folder: &FleetFolder, names: &[String]) -> anyhow::Result<Vec<
 
 /// Says which jobs of these entries are left, until none is.
 async fn until_gone(folder: &FleetFolder, names: &[String], began: SystemTime) -> anyhow::Result<()> {
-    let mut said = BTreeSet::new();
+    let (mut said, mut heartbeat) = (BTreeSet::new(), HeartbeatWatch::new());
     while folder.endpoint()?.is_some() {
         if let Some(FleetStatus { at, entries, trouble }) = folder.status()? {
             let left: Vec<&EntryStatus> = entries.iter().filter(|entry| names.contains(&entry.name)).collect();
@@ -89,10 +90,9 @@ async fn until_gone(folder: &FleetFolder, names: &[String], began: SystemTime) -
             if left.is_empty() && trouble.is_empty() && at >= began {
                 return Ok(());
             }
-            let is_silent = |since: SystemTime| since.elapsed().unwrap_or_default() > STATUS_LIFETIME;
-            if is_silent(at) && is_silent(began) {
-                bail!("the controller says nothing any more: see {}; `hostler down` starts it again", folder.controller_log().display());
-            }
+        }
+        if heartbeat.is_silent(folder)? {
+            bail!("the controller says nothing any more: see {}; `hostler down` starts it again", folder.controller_log().display());
         }
         sleep(POLL_INTERVAL).await;
     }

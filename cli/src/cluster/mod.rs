@@ -14,7 +14,7 @@ mod watch;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use hostler_controller::{ClusterConfig, FleetFolder};
+use hostler_controller::{ClusterConfig, FleetFolder, FolderError, check_scheduler};
 
 use crate::settings::cluster_config;
 
@@ -35,9 +35,26 @@ struct Fleet {
 
 impl Fleet {
     fn open(file: Option<&Path>) -> anyhow::Result<Self> {
+        Self::with_folder(file, FleetFolder::open)
+    }
+
+    /// To show what would be done: nothing is made.
+    fn peek(file: Option<&Path>) -> anyhow::Result<Self> {
+        Self::with_folder(file, FleetFolder::peek)
+    }
+
+    fn with_folder(file: Option<&Path>, find: impl FnOnce(&ClusterConfig) -> Result<FleetFolder, FolderError>) -> anyhow::Result<Self> {
         let config = cluster_config(file)?;
-        let folder = FleetFolder::open(&config)?;
+        let folder = find(&config)?;
         let file = file.map(std::path::absolute).transpose().context("there is no working directory")?;
         Ok(Self { config, folder, file })
+    }
+
+    /// Refuses the fleet of another cluster. A host that has no scheduler's commands is of none: there the fleet's controller alone does what is said.
+    async fn check_scheduler(&self) -> anyhow::Result<()> {
+        if let Ok(scheduler) = self.config.find_scheduler() {
+            check_scheduler(&self.folder, scheduler).await?;
+        }
+        Ok(())
     }
 }

@@ -26,6 +26,7 @@ pub(crate) struct ScaleArgs {
 
 pub(crate) async fn scale(args: &ScaleArgs, file: Option<&Path>) -> anyhow::Result<()> {
     let fleet = Fleet::open(file)?;
+    fleet.check_scheduler().await?;
     let entry = fleet.folder.change_entries(|entries| {
         let mut entry = find_entry(entries, args.name.as_deref())?;
         entry.size = FleetSize::Fixed(args.nodes);

@@ -101,8 +101,9 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     let agent: AgentConfig = settings.section("agent")?;
     ensure!(!agent.model.is_empty() || args.dry_run, "name the model to serve: `hostler up MODEL --nodes N --walltime TIME`");
     let entry = args.entry(&agent.model)?;
-    let fleet = Fleet::open(file)?;
+    let fleet = if args.dry_run { Fleet::peek(file)? } else { Fleet::open(file)? };
     let scheduler = fleet.config.find_scheduler()?;
+    fleet.check_scheduler().await?;
     if args.dry_run {
         return show_submission(&fleet, scheduler, &entry).await;
     }
@@ -150,6 +151,9 @@ async fn show_submission(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry
             format!("{host}:PORT")
         }
     };
+    if !fleet.folder.has_tag() {
+        complain("TAG is chosen when the first model of this fleet is brought up");
+    }
     let program = std::env::current_exe().context("this program does not know its own path")?;
     let agent = AgentCommand { program: &program, config: fleet.file.as_deref(), router: &router };
     say(&scheduler.render(&build_submission(entry, parts, &fleet.config, &fleet.folder, &agent)).to_string());

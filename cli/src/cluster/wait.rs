@@ -25,6 +25,7 @@ pub(crate) struct WaitArgs {
 
 pub(crate) async fn wait(args: &WaitArgs, file: Option<&Path>) -> anyhow::Result<()> {
     let fleet = Fleet::open(file)?;
+    fleet.check_scheduler().await?;
     let entry = find_entry(&fleet.folder.entries()?, args.name.as_deref())?;
     ensure_controller(&fleet).await?.context("the controller has ended: another command has ended what was to serve")?;
     Watch::new(&fleet.folder, &entry.name).run(args.timeout).await

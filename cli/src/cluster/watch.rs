@@ -11,7 +11,7 @@ use hostler_controller::{Endpoint, EntryStatus, FleetFolder, FleetStatus};
 use hostler_proto::fleet::v1::ListRequest;
 use tokio::time::sleep;
 
-use super::controller_process::{STATUS_LIFETIME, last_lines};
+use super::controller_process::{HeartbeatWatch, last_lines};
 use super::progress::{EntryProgress, Outlook, judge};
 use crate::admin::{AdminClient, connect_to_socket, status_error};
 use crate::env::this_host;
@@ -59,6 +59,7 @@ pub(super) struct Watch<'a> {
     folder: &'a FleetFolder,
     name: &'a str,
     began: SystemTime,
+    heartbeat: HeartbeatWatch,
     progress: EntryProgress,
     engines: EngineWatch,
     /// The entry's failures when it was first looked at.
@@ -67,8 +68,8 @@ pub(super) struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     pub(super) fn new(folder: &'a FleetFolder, name: &'a str) -> Self {
-        let began = SystemTime::now();
-        Self { folder, name, began, progress: EntryProgress::default(), engines: EngineWatch::default(), failures_before: None }
+        let (began, heartbeat) = (SystemTime::now(), HeartbeatWatch::new());
+        Self { folder, name, began, heartbeat, progress: EntryProgress::default(), engines: EngineWatch::default(), failures_before: None }
     }
 
     /// Says what happens until the entry has the nodes that it wants, then how to use them.
@@ -105,6 +106,10 @@ impl<'a> Watch<'a> {
                     Outlook::Failing => return Err(self.failing(&entry).into()),
                 }
             }
+            if self.heartbeat.is_silent(self.folder)? {
+                let log = self.folder.controller_log();
+                bail!("the controller says nothing any more: see {}; `hostler wait {}` starts it again", log.display(), self.name);
+            }
             sleep(POLL_INTERVAL).await;
         }
     }
@@ -112,11 +117,6 @@ impl<'a> Watch<'a> {
     /// The entry as the controller sees it, and what troubles that one; `None` until it has read what is wanted now.
     fn read_status(&self, wanted: &FleetEntry) -> anyhow::Result<Option<(EntryStatus, String)>> {
         let Some(FleetStatus { at, entries, trouble }) = self.folder.status()? else { return Ok(None) };
-        let age = SystemTime::now().duration_since(at).unwrap_or_default();
-        if age > STATUS_LIFETIME && self.began.elapsed().unwrap_or_default() > STATUS_LIFETIME {
-            let log = self.folder.controller_log();
-            bail!("the controller says nothing any more: see {}; `hostler wait {}` starts it again", log.display(), self.name);
-        }
         let is_current = |entry: &EntryStatus| match wanted.size {
             FleetSize::Fixed(nodes) => entry.wanted == nodes,
             FleetSize::Elastic { min, max, .. } => (min..=max).contains(&entry.wanted),

@@ -11,6 +11,7 @@ fn access() -> ClientAccess {
 fn endpoint(host: &str, pid: u32) -> Endpoint {
     Endpoint {
         host: host.into(),
+        instance: Endpoint::draw_instance(),
         pid,
         edge: "http://127.0.0.1:1".into(),
         operators_socket: "/tmp/s".into(),

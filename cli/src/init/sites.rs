@@ -82,6 +82,7 @@ mod tests {
             let agent = AgentCommand { program: Path::new("/home/anna/.local/bin/hostler"), config: Some(&file), router: "login1:40123" };
             let submission = build_submission(&toml::from_str(entry).unwrap(), 2, &config, &folder, &agent);
             let shown = config.scheduler.parse::<Scheduler>().unwrap().render(&submission).to_string();
+            let shown = shown.replace(&folder.job_name("qwen3-8b"), "hostler-qwen3-8b-ab12");
             let shown = shown.replace(&place.path().display().to_string(), "/home/anna");
             insta::with_settings!({ snapshot_path => "../../../deploy/sites", prepend_module_to_snapshot => false, omit_expression => true }, {
                 insta::assert_snapshot!(name, shown);

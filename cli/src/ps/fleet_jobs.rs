@@ -1,7 +1,5 @@
 //! The batch jobs of the user's fleet, as its controller last saw them. The router knows only those whose agent has come.
 
-use std::time::{Duration, SystemTime};
-
 use hostler_controller::{FleetFolder, FleetStatus, JobStatus};
 use serde::Serialize;
 
@@ -9,9 +7,6 @@ use crate::admin::{AdminArgs, AdminEndpoint};
 use crate::output::{Side, table};
 use crate::ps::time_in_words;
 use crate::settings::cluster_config;
-
-/// After this time without a step the controller is gone, and what it saw says nothing.
-const STATUS_LIFETIME: Duration = Duration::from_secs(60);
 
 /// A job of the fleet that has no node of the router's list, or not yet.
 #[derive(Debug, Serialize)]
@@ -25,15 +20,18 @@ pub(super) struct FleetJob {
 /// The jobs of the fleet whose router is asked; none of another one.
 pub(super) fn read(admin: &AdminArgs) -> anyhow::Result<Vec<FleetJob>> {
     let Some(folder) = FleetFolder::find(&cluster_config(admin.config.as_deref())?)? else { return Ok(Vec::new()) };
-    let (Some(endpoint), Some(status)) = (folder.endpoint()?, folder.status()?) else { return Ok(Vec::new()) };
+    let Some(endpoint) = folder.endpoint()? else { return Ok(Vec::new()) };
     let is_asked = AdminEndpoint::may_be(admin, &endpoint.operators_socket);
-    Ok(if is_asked { list(status, SystemTime::now()) } else { Vec::new() })
+    Ok(if is_asked { read_folder(&folder)? } else { Vec::new() })
 }
 
-fn list(status: FleetStatus, now: SystemTime) -> Vec<FleetJob> {
-    if now.duration_since(status.at).is_ok_and(|age| age > STATUS_LIFETIME) {
-        return Vec::new();
-    }
+/// What a controller saw that is gone says nothing.
+fn read_folder(folder: &FleetFolder) -> anyhow::Result<Vec<FleetJob>> {
+    let Some(status) = folder.status()? else { return Ok(Vec::new()) };
+    Ok(if folder.is_controller_gone()? { Vec::new() } else { list(status) })
+}
+
+fn list(status: FleetStatus) -> Vec<FleetJob> {
     let of_entry = |entry: hostler_controller::EntryStatus| {
         let name = entry.name;
         entry.jobs.into_iter().map(move |job| FleetJob { fleet: name.clone(), job })
@@ -53,7 +51,10 @@ pub(super) fn job_lines(jobs: &[FleetJob]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use hostler_controller::EntryStatus;
+    use std::fs::File;
+    use std::time::SystemTime;
+
+    use hostler_controller::{Endpoint, EntryStatus};
 
     use super::*;
 
@@ -61,7 +62,7 @@ mod tests {
         JobStatus { id: id.into(), state: state.into(), comment: comment.into(), host: String::new(), starts_in: Some(720), ends_in: None }
     }
 
-    fn status(at: SystemTime) -> FleetStatus {
+    fn status() -> FleetStatus {
         let comment = "Not Running: Insufficient amount of resource: ngpus";
         let jobs = vec![job("12.head", "ready", "Job run"), job("13.head", "queued", comment), job("14.head", "held", "")];
         let entry = EntryStatus {
@@ -74,13 +75,12 @@ mod tests {
             pause: None,
             refusal: String::new(),
         };
-        FleetStatus { at, entries: vec![entry], trouble: String::new() }
+        FleetStatus { at: SystemTime::UNIX_EPOCH, entries: vec![entry], trouble: String::new() }
     }
 
     #[test]
     fn jobs_that_wait_are_shown_with_the_schedulers_words() {
-        let now = SystemTime::now();
-        let jobs = list(status(now), now);
+        let jobs = list(status());
         assert_eq!(
             job_lines(&jobs),
             ["qwen  job 13.head  queued  starts in 12m  Not Running: Insufficient amount of resource: ngpus", "qwen  job 14.head  held"]
@@ -91,8 +91,22 @@ mod tests {
 
     #[test]
     fn what_a_controller_saw_that_is_gone_is_not_shown() {
-        let now = SystemTime::now();
-        assert!(list(status(now - Duration::from_secs(61)), now).is_empty());
-        assert_eq!(list(status(now), now).len(), 3);
+        let place = tempfile::tempdir().unwrap();
+        let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
+        let endpoint = Endpoint {
+            host: "login1".into(),
+            pid: 1,
+            instance: Endpoint::draw_instance(),
+            edge: "http://127.0.0.1:1".into(),
+            operators_socket: "/nowhere".into(),
+            agents: "login1:2".into(),
+            admin: "127.0.0.1:3".into(),
+            key_file: "/home/me/key".into(),
+        };
+        folder.write_endpoint(&endpoint).unwrap();
+        folder.write_status(&status()).unwrap();
+        assert_eq!(read_folder(&folder).unwrap().len(), 3, "its last step may take long");
+        File::open(folder.path().join("endpoint.json")).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(read_folder(&folder).unwrap().is_empty());
     }
 }

@@ -1,5 +1,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
+
+use hostler_scheduler::Scheduler;
 
 use super::*;
 
@@ -21,20 +24,27 @@ fn what_is_wanted_is_read_as_it_was_written() {
     assert_eq!(names, ["chat", "second"]);
 }
 
-#[test]
-fn a_folder_that_others_can_read_is_refused_and_files_are_the_users_alone() {
-    let (place, folder) = folder();
-    let endpoint = Endpoint {
-        host: "login1".into(),
+pub(crate) fn endpoint(host: &str) -> Endpoint {
+    Endpoint {
+        host: host.into(),
         pid: 1,
+        instance: Endpoint::draw_instance(),
         edge: "http://localhost:1".into(),
         operators_socket: "/tmp/s".into(),
         agents: "login1:2".into(),
         admin: "127.0.0.1:3".into(),
         key_file: "/home/me/key".into(),
-    };
+    }
+}
+
+#[test]
+fn a_folder_that_others_can_read_is_refused_and_files_are_the_users_alone() {
+    let (place, folder) = folder();
+    let endpoint = endpoint("login1");
     folder.write_endpoint(&endpoint).unwrap();
-    assert_eq!(fs::metadata(folder.path().join("endpoint.json")).unwrap().permissions().mode() & 0o777, 0o600);
+    for file in ["endpoint.json", "tag"] {
+        assert_eq!(fs::metadata(folder.path().join(file)).unwrap().permissions().mode() & 0o777, 0o600, "{file}");
+    }
     assert_eq!(folder.endpoint().unwrap(), Some(endpoint));
     folder.remove_endpoint().unwrap();
     folder.remove_endpoint().unwrap();
@@ -83,4 +93,93 @@ fn a_folder_without_a_controllers_status_is_not_found_and_not_made() {
     let place = tempfile::tempdir().unwrap();
     let config = ClusterConfig { state_dir: place.path().join("fleet"), ..ClusterConfig::default() };
     assert!(FleetFolder::find(&config).unwrap().is_none() && !config.state_dir.exists());
+}
+
+#[test]
+fn a_fleets_jobs_have_names_of_their_own_for_good() {
+    let (place, folder) = folder();
+    let name = folder.job_name("chat");
+    assert!(name.starts_with("hostler-chat-") && name.len() == "hostler-chat-ab12".len(), "{name}");
+    assert_eq!(FleetFolder::at(&place.path().join("fleet")).unwrap().job_name("chat"), name);
+    let others: std::collections::BTreeSet<String> =
+        (0..4).map(|number| FleetFolder::at(&place.path().join(number.to_string())).unwrap().job_name("chat")).chain([name]).collect();
+    assert!(others.len() >= 4, "{others:?}");
+    fs::write(folder.path().join("tag"), "a b;c\n").unwrap();
+    assert!(matches!(FleetFolder::at(folder.path()), Err(FolderError::Unreadable { .. })));
+}
+
+#[test]
+fn commands_that_open_a_new_folder_at_the_same_time_have_one_tag() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("fleet");
+    let open = || FleetFolder::at(&path).unwrap().job_name("chat");
+    let names: Vec<String> = std::thread::scope(|scope| {
+        let opening: Vec<_> = (0..16).map(|_| scope.spawn(open)).collect();
+        opening.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(names.iter().all(|name| *name == names[0]), "{names:?}");
+    assert_eq!(open(), names[0]);
+}
+
+#[test]
+fn what_is_only_shown_makes_no_folder_and_says_so_of_the_tag() {
+    let (place, folder) = folder();
+    let at = |path: &str| ClusterConfig { state_dir: place.path().join(path), ..ClusterConfig::default() };
+    let shown = FleetFolder::peek(&at("fleet")).unwrap();
+    assert!(shown.has_tag() && shown.job_name("chat") == folder.job_name("chat"));
+    let none = FleetFolder::peek(&at("none")).unwrap();
+    assert_eq!((none.has_tag(), none.job_name("chat").as_str(), none.path().exists()), (false, "hostler-chat-TAG", false));
+}
+
+#[test]
+fn a_folder_whose_jobs_are_at_another_scheduler_is_refused() {
+    let (_place, folder) = folder();
+    let identity = |kind, name: Option<&str>| SchedulerIdentity { kind, name: name.map(str::to_owned) };
+    let (nameless, head) = (identity(Scheduler::Pbs, None), identity(Scheduler::Pbs, Some("head")));
+    folder.check_scheduler(&head).unwrap();
+    assert_eq!(folder.scheduler().unwrap(), None, "a command that only asks claims nothing");
+    folder.claim_scheduler(&nameless).unwrap();
+    folder.claim_scheduler(&head).unwrap();
+    folder.claim_scheduler(&nameless).unwrap();
+    assert_eq!(folder.scheduler().unwrap(), Some(head), "a name that was learned later stays");
+    for other in [identity(Scheduler::Pbs, Some("other")), identity(Scheduler::Slurm, None)] {
+        let refused = folder.claim_scheduler(&other).unwrap_err();
+        assert!(matches!(refused, FolderError::OtherScheduler { .. }) && refused.to_string().contains("cluster.state_dir"), "{refused}");
+        assert!(folder.check_scheduler(&other).is_err());
+    }
+}
+
+fn set_heartbeat(folder: &FleetFolder, time: SystemTime) {
+    File::open(folder.path().join("endpoint.json")).unwrap().set_modified(time).unwrap();
+}
+
+#[test]
+fn a_controller_is_gone_when_it_has_not_renewed_its_endpoint_or_says_so() {
+    let (_place, folder) = folder();
+    assert!(folder.is_controller_gone().unwrap());
+    let own = endpoint("login1");
+    folder.write_endpoint(&own).unwrap();
+    assert!(!folder.is_controller_gone().unwrap(), "it has not written a status yet");
+    set_heartbeat(&folder, SystemTime::now() - HEARTBEAT_LIFETIME - HEARTBEAT_INTERVAL);
+    assert!(folder.is_controller_gone().unwrap());
+    folder.renew_endpoint(&own).unwrap();
+    assert!(!folder.is_controller_gone().unwrap());
+    folder.retire_endpoint(&own).unwrap();
+    assert!(folder.is_controller_gone().unwrap() && folder.endpoint().unwrap() == Some(own.clone()), "its ports are for the next one");
+    folder.remove_endpoint().unwrap();
+    folder.renew_endpoint(&own).unwrap();
+    assert_eq!(folder.endpoint().unwrap(), None);
+}
+
+#[test]
+fn a_controller_renews_no_endpoint_of_another_start() {
+    let (_place, folder) = folder();
+    let own = endpoint("login1");
+    let others = [endpoint("login1"), Endpoint { host: "login2".into(), ..own.clone() }, Endpoint { pid: 2, ..own.clone() }];
+    for other in others {
+        folder.write_endpoint(&other).unwrap();
+        set_heartbeat(&folder, SystemTime::UNIX_EPOCH);
+        folder.renew_endpoint(&own).unwrap();
+        assert_eq!(folder.last_heartbeat().unwrap(), Some(SystemTime::UNIX_EPOCH));
+    }
 }

@@ -22,7 +22,7 @@ fn rendered(scheduler: Scheduler, entry: &FleetEntry, parts: u32, config: &Clust
         router: "login1:40123",
     };
     let shown = scheduler.render(&build_submission(entry, parts, config, &folder, &agent)).to_string();
-    shown.replace(&place.path().display().to_string(), "/home/anna")
+    shown.replace(&folder.job_name(&entry.name), "hostler-qwen3-8b-ab12").replace(&place.path().display().to_string(), "/home/anna")
 }
 
 fn site(resources: &str, options: &[&str]) -> ClusterConfig {
@@ -62,6 +62,6 @@ fn an_agent_without_settings_and_engine_arguments_has_none() {
     let (_place, folder) = crate::folder::tests::folder();
     let agent = AgentCommand { program: Path::new("/bin/hostler"), config: None, router: "login1:1" };
     let submission = build_submission(&entry(7200, &[]), 1, &ClusterConfig::default(), &folder, &agent);
-    assert_eq!(submission.name, "hostler-qwen3-8b");
+    assert_eq!(submission.name, folder.job_name("qwen3-8b"));
     assert!(!submission.program.iter().any(|word| word == "--config" || word == "--"), "{:?}", submission.program);
 }

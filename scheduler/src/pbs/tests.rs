@@ -253,3 +253,12 @@ fn a_list_of_pbs_that_cannot_be_read_is_an_error_and_no_empty_list() {
     assert_eq!(read_list(&LIST.replace(r#""job_state":"S","#, "")), Err("a job without a state"));
     assert_eq!(read_list(r#"{"Jobs":[]}"#), Err("jobs that are none"));
 }
+
+#[test]
+fn a_server_of_pbs_is_known_by_its_own_name() {
+    let printed = "Server: head\n    server_state = Active\n    server_host = head2.example.org\n    scheduling = True\n\n";
+    assert_eq!(read_server(printed), Ok("head".into()));
+    for other in ["", "Server:\n", "Job id            Name             User\n"] {
+        assert_eq!(read_server(other), Err("no server"), "{other}");
+    }
+}

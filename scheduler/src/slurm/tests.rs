@@ -26,6 +26,15 @@ fn slurms_kill_wait_is_found_among_its_settings() {
 }
 
 #[test]
+fn a_cluster_of_slurm_is_known_by_its_name() {
+    let config = "CliFilterPlugins        = (null)\nClusterName             = perlmutter\nCommunicationParameters = (null)\n";
+    assert_eq!(read_cluster(config), Ok("perlmutter".into()));
+    for nameless in ["ClusterName             = (null)\n", "KillWait                = 30 sec\n"] {
+        assert_eq!(read_cluster(nameless), Err("no `ClusterName`"), "{nameless}");
+    }
+}
+
+#[test]
 fn a_plain_job_is_a_script_that_has_srun_start_the_program() {
     insta::assert_snapshot!(render(&plain()));
 }

@@ -44,7 +44,8 @@ fn write_endpoint(place: &Workplace, edge: &str) {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
     let endpoint = json!({
-        "host": host, "pid": std::process::id(), "edge": edge, "operators_socket": "/nowhere", "agents": "here:1", "admin": "127.0.0.1:1",
+        "host": host, "pid": std::process::id(), "instance": "test", "edge": edge, "operators_socket": "/nowhere", "agents": "here:1",
+        "admin": "127.0.0.1:1",
         "key_file": place.path().join(".config/hostler/user.key"),
     });
     fs::write(folder.join("endpoint.json"), endpoint.to_string()).unwrap();

@@ -1,0 +1,96 @@
+//! Whether the endpoint's controller lives. It renews the file's time while it does, also while one of its steps waits for a slow scheduler.
+//!
+//! The time of a file is compared with that of a file that was written just now, because the clocks of hosts differ: NFS takes both from the server's
+//! clock. Where clients set them, as on Lustre, they are no worse than times written into the file.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
+
+use super::{Endpoint, FleetFolder, FolderError};
+
+/// How often a controller renews its endpoint's time.
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The endpoint's controller is gone when it was not renewed for so long. Clients of NFS may know a file's time up to a minute late unless they open
+/// the file, which is what is done here; the rest is for a file server that hangs.
+pub const HEARTBEAT_LIFETIME: Duration = Duration::from_secs(60);
+
+impl Endpoint {
+    /// Whether both are of the same start of a controller.
+    #[must_use]
+    pub fn is_same_start(&self, other: &Self) -> bool {
+        (&self.host, self.pid, &self.instance) == (&other.host, other.pid, &other.instance)
+    }
+}
+
+impl FleetFolder {
+    /// Renews the endpoint's time if it is this one's.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or its time not be set.
+    pub fn renew_endpoint(&self, own: &Endpoint) -> Result<(), FolderError> {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        self.set_time(own, |file| Ok(futimens(file, &Timestamps { last_access: now, last_modification: now })?))
+    }
+
+    /// Says that this endpoint's controller has ended, so that nobody has to wait until that shows. The file stays: the next one takes its ports.
+    ///
+    /// # Errors
+    /// As for `renew_endpoint`.
+    pub fn retire_endpoint(&self, own: &Endpoint) -> Result<(), FolderError> {
+        self.set_time(own, |file| file.set_modified(SystemTime::UNIX_EPOCH))
+    }
+
+    /// When the endpoint was last written or renewed, by the clock that its file system has; `None` where there is none.
+    ///
+    /// # Errors
+    /// When the file cannot be looked at.
+    pub fn last_heartbeat(&self) -> Result<Option<SystemTime>, FolderError> {
+        let path = self.endpoint_file();
+        // Opening it has a client of NFS ask the server for its time.
+        match File::open(&path).and_then(|file| file.metadata()?.modified()) {
+            Ok(time) => Ok(Some(time)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(FolderError::File { what: "look at", path, source }),
+        }
+    }
+
+    /// Whether the endpoint's controller is gone, on whatever host it was, or there is no endpoint.
+    ///
+    /// # Errors
+    /// As for `last_heartbeat`.
+    pub fn is_controller_gone(&self) -> Result<bool, FolderError> {
+        let Some(last) = self.last_heartbeat()? else { return Ok(true) };
+        // A folder that takes no more files has clients with a clock at least.
+        let now = file_time(self.path()).unwrap_or_else(|_| SystemTime::now());
+        Ok(now.duration_since(last).is_ok_and(|age| age > HEARTBEAT_LIFETIME))
+    }
+
+    /// Acts on the very file that was read: another controller's may be in its place by then.
+    fn set_time(&self, own: &Endpoint, set: impl FnOnce(&File) -> io::Result<()>) -> Result<(), FolderError> {
+        let path = self.endpoint_file();
+        let failed = |what, source| FolderError::File { what, path: path.clone(), source };
+        let mut text = String::new();
+        let mut file = match File::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            opened => opened.map_err(|source| failed("read", source))?,
+        };
+        file.read_to_string(&mut text).map_err(|source| failed("read", source))?;
+        match serde_json::from_str::<Endpoint>(&text) {
+            Ok(found) if found.is_same_start(own) => set(&file).map_err(|source| failed("set the time of", source)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What time it is for a file that is written in this folder.
+fn file_time(folder: &Path) -> io::Result<SystemTime> {
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(b"clock")?;
+    file.as_file().sync_all()?;
+    file.as_file().metadata()?.modified()
+}

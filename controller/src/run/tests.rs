@@ -1,0 +1,73 @@
+use super::*;
+use crate::folder::tests::{endpoint, folder};
+
+#[test]
+fn a_step_is_taken_every_five_seconds_unless_a_test_says_otherwise() {
+    assert_eq!(step_interval(|_| None), STEP_INTERVAL);
+    for (text, milliseconds) in [("500", 500), ("0", 5000), ("soon", 5000)] {
+        assert_eq!(step_interval(|_| Some(text.into())), Duration::from_millis(milliseconds), "{text}");
+    }
+}
+
+/// A controller whose router never answers.
+fn controller(folder: &FleetFolder, endpoint: Endpoint) -> Controller {
+    let [authority, program] = ["/nowhere/fleet", "/nowhere/hostler"].map(PathBuf::from);
+    let (folder, config) = (folder.clone(), ClusterConfig::default());
+    let setup = ControllerSetup {
+        folder,
+        config,
+        scheduler: Scheduler::Pbs,
+        endpoint,
+        authority,
+        program,
+        settings_file: None,
+        engine_args: vec![],
+    };
+    Controller::new(setup).unwrap()
+}
+
+#[tokio::test]
+async fn a_controller_whose_place_another_one_has_ends_and_writes_nothing() {
+    let (_place, folder) = folder();
+    let (own, other) = (endpoint("login1"), endpoint("login2"));
+    folder
+        .change_entries(|entries| {
+            entries.push(FleetEntry { model: "m".into(), walltime: MEMORY_INTERVAL * 4, ..removed_entry("chat".into()) })
+        })
+        .unwrap();
+    folder.write_endpoint(&own).unwrap();
+    let controller = controller(&folder, own);
+    controller.check_place().unwrap();
+    folder.write_endpoint(&other).unwrap();
+    let error = controller.check_place().unwrap_err();
+    assert!(error.is_final() && error.to_string().contains("on login2"), "{error}");
+    controller.run(Shutdown::new()).await;
+    assert_eq!((folder.status().unwrap(), folder.endpoint().unwrap()), (None, Some(other)));
+    assert!(!folder.is_controller_gone().unwrap(), "the other one goes on");
+}
+
+#[tokio::test]
+async fn a_controller_that_nobody_can_find_any_more_ends() {
+    let (_place, folder) = folder();
+    controller(&folder, endpoint("login1")).run(Shutdown::new()).await;
+    assert_eq!(folder.status().unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_shows_that_it_lives_whatever_its_step_waits_for() {
+    let (_place, folder) = folder();
+    let own = endpoint("login1");
+    folder.write_endpoint(&own).unwrap();
+    folder.retire_endpoint(&own).unwrap();
+    assert!(folder.is_controller_gone().unwrap());
+    tokio::time::timeout(HEARTBEAT_INTERVAL * 2, repeat_heartbeat(&folder, &own)).await.unwrap_err();
+    assert!(!folder.is_controller_gone().unwrap());
+}
+
+#[test]
+fn what_a_late_command_has_submitted_is_not_submitted_again_as_refused() {
+    let program = || PathBuf::from("/usr/bin/qsub");
+    assert!(is_refusal(&CommandError::Failed { program: program(), status: "exit status: 1".into(), words: "no such queue".into() }));
+    assert!(!is_refusal(&CommandError::Late { program: program(), deadline: CALL_TIMEOUT }));
+    assert!(!is_refusal(&CommandError::Unreadable { program: program(), what: "no id of a job", words: "nothing".into() }));
+}
