@@ -90,7 +90,7 @@ pub(crate) async fn controller(
 async fn take_place(folder: &FleetFolder) -> anyhow::Result<File> {
     let (waiting, began) = (folder.clone(), Instant::now());
     match tokio::task::spawn_blocking(move || waiting.lock_controller(PLACE_PATIENCE)).await? {
-        Err(FolderError::Busy { .. }) => return Err(taken_place(folder.endpoint()?.as_ref())),
+        Err(FolderError::Busy { .. }) => Err(taken_place(folder.endpoint()?.as_ref())),
         locked => {
             let lock = locked?;
             while let Some(other) = find_elsewhere(folder, &this_host())? {
@@ -180,6 +180,23 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::tests::endpoint;
+
+    #[test]
+    fn a_controller_that_lives_on_another_host_keeps_its_place_without_a_lock() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
+        let find = || find_elsewhere(&folder, "login1").unwrap();
+        assert_eq!(find(), None);
+        let other = endpoint("login2", 7);
+        folder.write_endpoint(&other).unwrap();
+        assert_eq!(find(), Some(other.clone()));
+        assert!(taken_place(Some(&other)).to_string().contains("already on login2, process 7"));
+        folder.retire_endpoint(&other).unwrap();
+        assert_eq!(find(), None, "it has ended");
+        folder.write_endpoint(&endpoint("login1", 7)).unwrap();
+        assert_eq!(find(), None, "here the lock says so");
+    }
 
     #[test]
     fn the_port_of_a_former_controller_is_taken_again_where_it_is_free() {

@@ -111,4 +111,4 @@ pub(crate) fn bypasses_proxy(list: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -117,26 +117,14 @@ pub(super) fn last_lines(path: &Path) -> io::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn endpoint_elsewhere() -> Endpoint {
-        Endpoint {
-            host: "another-login-node".into(),
-            pid: 1,
-            instance: Endpoint::draw_instance(),
-            edge: "http://127.0.0.1:1".into(),
-            operators_socket: "/nowhere".into(),
-            agents: "another-login-node:2".into(),
-            admin: "127.0.0.1:3".into(),
-            key_file: "/home/me/key".into(),
-        }
-    }
+    use crate::env::tests::endpoint;
 
     #[tokio::test]
     async fn a_controller_of_another_host_that_died_before_its_first_status_is_gone() {
         let place = tempfile::tempdir().unwrap();
         let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
         assert_eq!(find_controller(&folder).await.unwrap(), None);
-        let endpoint = endpoint_elsewhere();
+        let endpoint = endpoint("another-login-node", 1);
         folder.write_endpoint(&endpoint).unwrap();
         assert_eq!(find_controller(&folder).await.unwrap(), Some(endpoint), "it has just begun");
         let file = File::open(folder.path().join("endpoint.json")).unwrap();

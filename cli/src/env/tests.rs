@@ -8,7 +8,7 @@ fn access() -> ClientAccess {
     ClientAccess { host: "login1".into(), base_url: "http://127.0.0.1:41237/v1".into(), api_key: "hk_abc".into() }
 }
 
-fn endpoint(host: &str, pid: u32) -> Endpoint {
+pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
     Endpoint {
         host: host.into(),
         instance: Endpoint::draw_instance(),

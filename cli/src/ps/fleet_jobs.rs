@@ -54,9 +54,10 @@ mod tests {
     use std::fs::File;
     use std::time::SystemTime;
 
-    use hostler_controller::{Endpoint, EntryStatus};
+    use hostler_controller::EntryStatus;
 
     use super::*;
+    use crate::env::tests::endpoint;
 
     fn job(id: &str, state: &str, comment: &str) -> JobStatus {
         JobStatus { id: id.into(), state: state.into(), comment: comment.into(), host: String::new(), starts_in: Some(720), ends_in: None }
@@ -93,17 +94,7 @@ mod tests {
     fn what_a_controller_saw_that_is_gone_is_not_shown() {
         let place = tempfile::tempdir().unwrap();
         let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
-        let endpoint = Endpoint {
-            host: "login1".into(),
-            pid: 1,
-            instance: Endpoint::draw_instance(),
-            edge: "http://127.0.0.1:1".into(),
-            operators_socket: "/nowhere".into(),
-            agents: "login1:2".into(),
-            admin: "127.0.0.1:3".into(),
-            key_file: "/home/me/key".into(),
-        };
-        folder.write_endpoint(&endpoint).unwrap();
+        folder.write_endpoint(&endpoint("login1", 1)).unwrap();
         folder.write_status(&status()).unwrap();
         assert_eq!(read_folder(&folder).unwrap().len(), 3, "its last step may take long");
         File::open(folder.path().join("endpoint.json")).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();

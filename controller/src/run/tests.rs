@@ -32,7 +32,7 @@ async fn a_controller_whose_place_another_one_has_ends_and_writes_nothing() {
     let (own, other) = (endpoint("login1"), endpoint("login2"));
     folder
         .change_entries(|entries| {
-            entries.push(FleetEntry { model: "m".into(), walltime: MEMORY_INTERVAL * 4, ..removed_entry("chat".into()) })
+            entries.push(FleetEntry { model: "m".into(), walltime: MEMORY_INTERVAL * 4, ..removed_entry("chat".into()) });
         })
         .unwrap();
     folder.write_endpoint(&own).unwrap();
