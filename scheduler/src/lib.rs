@@ -144,7 +144,7 @@ impl Scheduler {
         }
     }
 
-    /// Asks the scheduler for its own name. Hosts call one server by several, and a standby server keeps the name of the one that it stands for.
+    /// Asks the scheduler for its own name, because hosts may call one server by several.
     ///
     /// # Errors
     /// When the command is missing, fails, is late or prints what cannot be read.
