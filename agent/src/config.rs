@@ -94,6 +94,9 @@ pub enum IfEnginesFail {
 pub struct AgentConfig {
     /// Routers to serve, each `HOST:PORT` of a router's agent port. A name that resolves to several addresses means one router at each.
     pub router: Vec<String>,
+    /// File that says which router to serve, in place of `router`: the `endpoint.json` of a fleet of batch jobs. It is read again while no router has
+    /// this agent, and every 15 s. Nobody but its owner may be able to change it.
+    pub router_file: PathBuf,
     /// File with the join token of the routers' fleet, as `hostler token create` makes it; `-` means standard input. Only its owner may be able
     /// to read it. With it the agent speaks TLS; without it plain text, which is for routers on this host.
     pub join_token_file: PathBuf,
@@ -186,6 +189,7 @@ impl Default for AgentConfig {
     fn default() -> Self {
         Self {
             router: vec!["127.0.0.1:8001".into()],
+            router_file: PathBuf::new(),
             join_token_file: PathBuf::new(),
             identity_dir: PathBuf::new(),
             allow_plain_text: false,

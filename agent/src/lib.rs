@@ -59,7 +59,7 @@ use node::NodeState;
 use pages::{AgentPages, PagesListener};
 use plan::{HostResources, Inventory, Plan, PlanError};
 use run_dir::{RunDir, RunDirError};
-use uplink::{AttachLimits, Attachments, Uplink};
+use uplink::{AttachLimits, Attachments, RouterTarget, Uplink};
 use vllm::version;
 
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +76,7 @@ pub enum AgentError {
     Join(#[from] join::JoinError),
     #[error(transparent)]
     Listen(#[from] ListenError),
-    #[error("no router was named: give at least one with --router HOST:PORT")]
+    #[error("no router was named: give at least one with --router HOST:PORT, or --router-file FILE")]
     NoRouter,
     #[error("{0:?} is not a node name: letters, digits, `.`, `-` and `_` make one; choose another with --node")]
     NodeName(String),
@@ -193,7 +193,7 @@ impl Agent {
     /// # Errors
     /// As `prepare`.
     pub async fn prepare_with(config: AgentConfig, simulated: &Path) -> Result<Self, AgentError> {
-        if config.router.is_empty() {
+        if RouterTarget::of(&config).is_empty() {
             return Err(AgentError::NoRouter);
         }
         let engine = choose_engine(&config, simulated)?;
@@ -277,7 +277,7 @@ impl Agent {
             access: self.access.clone(),
             metrics,
             requests: TaskTracker::new(),
-            attached_routers: parking_lot::Mutex::default(),
+            attached_routers: tokio::sync::watch::Sender::default(),
             attachments: attachments.clone(),
         };
         let watcher = tokio::spawn({
@@ -285,7 +285,7 @@ impl Agent {
             async move { state.watch(end).await }
         });
         let gpus = tokio::spawn(self.watch_gpus(&state, end.clone()));
-        let sessions = tokio::spawn(Arc::new(uplink).run(self.config.router.clone(), end.clone()));
+        let sessions = tokio::spawn(Arc::new(uplink).run(RouterTarget::of(&self.config), end.clone()));
 
         let clock = AbortOnDropHandle::new(tokio::spawn(job::drain_in_time(self.job.clone(), self.config.job_interval, shutdown.clone())));
         let outcome = self.wait_for_reason(&shutdown, &state, &attachments).await;

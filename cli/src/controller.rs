@@ -115,7 +115,7 @@ fn taken_place(other: Option<&Endpoint>) -> anyhow::Error {
     anyhow!("this fleet has a controller already{other}: SIGTERM ends it, and its jobs run on")
 }
 
-/// The router's settings, with free ports where none are set. Those of a former controller are taken again: its agents dial them.
+/// The router's settings, with free ports where none are set. Those of a former controller are taken again: clients have its address.
 fn configure_router(settings: &Settings, former: Option<&Endpoint>, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
     let mut config: RouterConfig = settings.section("router")?;
     adjust(&mut config);
@@ -144,7 +144,7 @@ fn free_port(host: &str, former: Option<&str>) -> u16 {
     match TcpListener::bind((host, port)) {
         Ok(_) => port,
         Err(error) => {
-            tracing::warn!(port, %error, "the former controller's port is not to be had: what dials it does not find this one");
+            tracing::warn!(port, %error, "the former controller's port is not to be had: jobs learn the new address by themselves, clients by `hostler env`");
             0
         }
     }

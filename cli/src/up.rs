@@ -37,6 +37,8 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     if !settings.is_set("agent", "router") {
         agent_config.router.clear();
     }
+    // That is for the agents of jobs.
+    agent_config.router_file.clear();
     agent_config.router.insert(0, router.agents_address().to_string());
 
     hostler_boot::raise_file_limit();

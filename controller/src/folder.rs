@@ -28,6 +28,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 const LOCK_RETRY: Duration = Duration::from_millis(50);
 
+const ENDPOINT_FILE: &str = "endpoint.json";
+
 /// Why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
@@ -59,7 +61,7 @@ pub struct Endpoint {
     pub edge: String,
     /// The operators' socket, on that host.
     pub operators_socket: PathBuf,
-    /// What agents dial, as `HOST:PORT`.
+    /// What agents dial, as `HOST:PORT`. Those of the fleet's jobs read it here, whenever no router has them.
     pub agents: String,
     /// Address of the admin listener, `127.0.0.1:PORT`.
     pub admin: String,
@@ -176,6 +178,12 @@ impl FleetFolder {
         self.path.join("identity")
     }
 
+    /// Where it stands how the fleet is reached. The agents of its jobs read it, too.
+    #[must_use]
+    pub fn endpoint_file(&self) -> PathBuf {
+        self.path.join(ENDPOINT_FILE)
+    }
+
     /// What is wanted.
     ///
     /// # Errors
@@ -268,23 +276,19 @@ impl FleetFolder {
     /// # Errors
     /// When the file cannot be read.
     pub fn endpoint(&self) -> Result<Option<Endpoint>, FolderError> {
-        self.read_json("endpoint.json")
+        self.read_json(ENDPOINT_FILE)
     }
 
     /// # Errors
     /// When the file cannot be written.
     pub fn write_endpoint(&self, endpoint: &Endpoint) -> Result<(), FolderError> {
-        self.write_json("endpoint.json", endpoint)
+        self.write_json(ENDPOINT_FILE, endpoint)
     }
 
     /// # Errors
     /// When the file cannot be removed.
     pub fn remove_endpoint(&self) -> Result<(), FolderError> {
         remove(&self.endpoint_file())
-    }
-
-    fn endpoint_file(&self) -> PathBuf {
-        self.path.join("endpoint.json")
     }
 
     /// What the controller saw last; `None` before its first step.

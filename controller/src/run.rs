@@ -275,8 +275,8 @@ impl Controller {
     }
 
     async fn submit(&mut self, entry: &FleetEntry, parts: u32, record: &mut EntryRecord) -> Result<(), StepError> {
-        let ControllerSetup { folder, config, scheduler, endpoint, program, settings_file, .. } = &self.setup;
-        let agent = AgentCommand { program, config: settings_file.as_deref(), router: &endpoint.agents };
+        let ControllerSetup { folder, config, scheduler, program, settings_file, .. } = &self.setup;
+        let agent = AgentCommand { program, config: settings_file.as_deref() };
         let submission = build_submission(entry, parts, config, folder, &agent);
         self.check_place()?;
         match scheduler.submit(&submission).await {

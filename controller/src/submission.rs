@@ -23,8 +23,6 @@ pub struct AgentCommand<'a> {
     pub program: &'a Path,
     /// The user's settings, by an absolute path.
     pub config: Option<&'a Path>,
-    /// What the agent dials, as `HOST:PORT`.
-    pub router: &'a str,
 }
 
 /// One job of an entry, or an array of so many parts.
@@ -53,10 +51,10 @@ pub fn build_submission(
 
 fn command_line(entry: &FleetEntry, folder: &FleetFolder, agent: &AgentCommand<'_>) -> Vec<String> {
     let mut words = vec![agent.program.display().to_string(), "agent".to_owned()];
-    let (token, identities) = (folder.join_token(), folder.identities());
+    let (endpoint, token, identities) = (folder.endpoint_file(), folder.join_token(), folder.identities());
     let options = [
         ("--config", agent.config.map(|file| file.display().to_string())),
-        ("--router", Some(agent.router.to_owned())),
+        ("--router-file", Some(endpoint.display().to_string())),
         ("--join-token-file", Some(token.display().to_string())),
         ("--identity-dir", Some(identities.display().to_string())),
         ("--model", Some(entry.model.clone())),

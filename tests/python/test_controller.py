@@ -59,11 +59,11 @@ class Fleet:
         draft.write_text("\n".join(texts))
         draft.replace(self.state / "fleet.toml")
 
-    def start(self) -> None:
-        """Starts a controller."""
+    def start(self, **settings: str) -> None:
+        """Starts a controller, with these variables for settings of its own."""
         self.starts += 1
         variables = {"HOME": str(self.pbs.folder), "PATH": f"{self.pbs.folder}/bin:/usr/bin:/bin"}
-        variables |= {"HOSTLER_STEP_INTERVAL_MS": "500", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
+        variables |= {"HOSTLER_STEP_INTERVAL_MS": "500", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""} | settings
         command = ["controller", "--config", str(self.settings)]
         self.controller = Process(f"controller-{self.starts}", command, self.folder, variables)
 
@@ -190,6 +190,20 @@ def test_nodes_are_kept_through_controllers_that_die_and_jobs_that_end_and_are_g
     wait_until(lambda: not fleet.pbs.left(), NOTHING_LEFT, "no process of a job is left")
     fleet.start()
     assert fleet.controller.child.wait(30) == 0, "a controller of nothing ends"
+
+
+def test_jobs_find_a_controller_that_starts_with_other_ports(fleet: Fleet):
+    fleet.want('chat: nodes = 2; walltime = "1h"')
+    fleet.start()
+    jobs, before = fleet.wait_ready("chat", 2), fleet.endpoint()
+    fleet.controller.kill()
+    fleet.start(HOSTLER_ROUTER_LISTEN="127.0.0.1:0", HOSTLER_ROUTER_AGENTS_LISTEN="0.0.0.0:0")
+    after = fleet.endpoint()
+    assert after["agents"] != before["agents"] and after["edge"] != before["edge"]
+    # Far less than a new job's agent and engine would need.
+    assert sorted(fleet.wait_ready("chat", 2, NOTICED)) == sorted(jobs)
+    assert fleet.ask("chat").status_code == 200
+    assert fleet.submitted() == 1, "nothing was submitted beside the first array"
 
 
 def test_a_controller_that_is_killed_while_it_submits_is_followed_by_one_that_submits_nothing_again(fleet: Fleet):

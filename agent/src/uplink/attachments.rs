@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::target::RouterTarget;
 use crate::config::AgentConfig;
 
 /// Where nothing is configured, an agent in a job waits so long for its first router.
@@ -90,6 +91,16 @@ impl Attachments {
             record.refusals.remove(&router);
             record.last_failure = format!("{router}: {reason}");
         });
+    }
+
+    /// It is not known where a router is.
+    pub(super) fn record_unresolved(&self, target: &RouterTarget, reason: &str) {
+        self.record.send_modify(|record| record.last_failure = format!("{target}: {reason}"));
+    }
+
+    /// No target has this router any longer, so its refusal says nothing.
+    pub(super) fn forget(&self, router: SocketAddr) {
+        self.record.send_if_modified(|record| record.refusals.remove(&router).is_some());
     }
 
     /// Resolves, with the reason, when an agent that no router wants is to give up.
@@ -188,6 +199,17 @@ mod tests {
         let (after, reason) = given_up_after(&attachments, Some(LIMITS)).await.unwrap();
         assert_eq!(after, 50, "it counts from the first refusal in a row");
         assert!(reason.contains("for 60 s") && reason.ends_with("`n0` still"), "{reason}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_router_that_is_looked_for_no_longer_refuses_nobody() {
+        let attachments = Attachments::default();
+        attachments.record_refusal(router(1), "refused: of another fleet");
+        attachments.forget(router(1));
+        attachments.record_unresolved(&RouterTarget::File("/fleet/endpoint.json".into()), "there is none");
+        let (after, reason) = given_up_after(&attachments, Some(LIMITS)).await.unwrap();
+        assert_eq!(after, 300);
+        assert!(reason.ends_with("/fleet/endpoint.json: there is none"), "{reason}");
     }
 
     #[tokio::test(start_paused = true)]

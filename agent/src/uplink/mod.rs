@@ -7,31 +7,32 @@ mod redial;
 mod relay;
 mod report;
 mod session;
+mod target;
 mod transfers;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use futures_util::future::{OptionFuture, join_all};
 use rustc_hash::{FxHashMap, FxHashSet};
-use tokio::time::timeout;
+use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use attachments::AttachLimits;
 pub use attachments::Attachments;
 pub use backoff::Backoff;
+pub use target::RouterTarget;
 
 use crate::join::RouterAccess;
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
 
-/// How often the routers' names are resolved again: a router that was added to a name is served
-/// after this time.
+/// How often names are resolved and files read again: a router that was added to a name is served after this time. A file is read more often while no
+/// router has this agent.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(15);
-
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Lanes per router: the work of very many streams is spread over as many tasks. HTTP/2 servers allow some 200 streams a connection.
 pub const LANES: u32 = 4;
@@ -49,48 +50,50 @@ pub struct Uplink {
     /// The requests being relayed.
     pub requests: TaskTracker,
     /// Lives of the routers that are served now: two addresses of one router must not both attach.
-    pub attached_routers: Mutex<FxHashSet<u64>>,
+    pub attached_routers: watch::Sender<FxHashSet<u64>>,
     /// Whether any router has ever wanted this agent.
     pub attachments: Arc<Attachments>,
 }
 
 impl Uplink {
-    /// Serves every router that `targets` (`HOST:PORT`) name, until `end`. A name with several
-    /// addresses means a router at each. Loopback names are the exception: their addresses are one
-    /// host's.
-    pub async fn run(self: Arc<Self>, targets: Vec<String>, end: CancellationToken) {
+    /// Serves every router that `targets` name, until `end`.
+    pub async fn run(self: Arc<Self>, targets: Vec<RouterTarget>, end: CancellationToken) {
         let sessions = TaskTracker::new();
         let mut known: FxHashMap<SocketAddr, RouterSession> = FxHashMap::default();
-        let mut unresolved = FxHashSet::default();
+        let mut unresolved: FxHashMap<usize, String> = FxHashMap::default();
+        let mut redial = Backoff::default();
         loop {
-            let found = futures_util::future::join_all(targets.iter().map(|target| resolve(target)));
             let found = tokio::select! {
-                found = found => found,
+                found = join_all(targets.iter().map(RouterTarget::resolve)) => found,
                 () = end.cancelled() => break,
             };
-            for (target, found) in targets.iter().zip(found) {
+            for (index, found) in found.into_iter().enumerate() {
+                let target = &targets[index];
                 match found {
                     Ok(addresses) => {
-                        unresolved.remove(target);
-                        // A session ends when its name no longer has the address.
-                        known.retain(|address, session| session.target != *target || addresses.contains(address) || session.cancel());
+                        unresolved.remove(&index);
+                        // A session ends when its target no longer has the address.
+                        known.retain(|address, session| session.target != index || addresses.contains(address) || session.cancel());
                         for address in addresses {
                             known.entry(address).or_insert_with(|| {
                                 let session = end.child_token();
-                                sessions.spawn(redial::maintain_session(self.clone(), address, target.clone(), session.clone()));
-                                RouterSession { target: target.clone(), session }
+                                sessions.spawn(self.clone().serve_router(address, target.to_string(), session.clone()));
+                                RouterSession { target: index, session }
                             });
                         }
                     }
-                    Err(reason) => {
-                        if unresolved.insert(target) {
-                            tracing::warn!(router = target, reason, "cannot look up a router; trying on");
+                    Err(error) => {
+                        let reason = error.to_string();
+                        self.attachments.record_unresolved(target, &reason);
+                        if unresolved.get(&index) != Some(&reason) {
+                            tracing::warn!(router = %target, reason, "it is not known where a router is; trying on");
+                            unresolved.insert(index, reason);
                         }
                     }
                 }
             }
             tokio::select! {
-                () = tokio::time::sleep(RESOLVE_INTERVAL) => {}
+                () = self.wait_resolve(&targets, &mut redial) => {}
                 () = end.cancelled() => break,
             }
         }
@@ -99,11 +102,34 @@ impl Uplink {
         self.requests.close();
         self.requests.wait().await;
     }
+
+    async fn serve_router(self: Arc<Self>, address: SocketAddr, name: String, end: CancellationToken) {
+        redial::maintain_session(self.clone(), address, name, end).await;
+        self.attachments.forget(address);
+    }
+
+    /// Waits until the targets are to be looked at again. A router that is found by a file is looked for as soon as none is attached, since
+    /// its file is where another one is to be known.
+    async fn wait_resolve(&self, targets: &[RouterTarget], redial: &mut Backoff) {
+        let mut attached = self.attached_routers.subscribe();
+        if !attached.borrow().is_empty() {
+            *redial = Backoff::default();
+        }
+        let unattached = targets.iter().any(RouterTarget::is_file).then_some(async {
+            // The sender is this uplink's.
+            let _ = attached.wait_for(FxHashSet::is_empty).await.map(drop);
+            sleep(redial.next_delay()).await;
+        });
+        tokio::select! {
+            () = sleep(RESOLVE_INTERVAL) => {}
+            Some(()) = OptionFuture::from(unattached) => {}
+        }
+    }
 }
 
-/// An address that is served, and the name that it was found under.
+/// An address that is served, and the number of the target that has it.
 struct RouterSession {
-    target: String,
+    target: usize,
     session: CancellationToken,
 }
 
@@ -113,18 +139,4 @@ impl RouterSession {
         self.session.cancel();
         false
     }
-}
-
-async fn resolve(target: &str) -> Result<Vec<SocketAddr>, String> {
-    let found = timeout(RESOLVE_TIMEOUT, tokio::net::lookup_host(target)).await;
-    let mut addresses: Vec<SocketAddr> = match found {
-        Ok(Ok(addresses)) => addresses.collect(),
-        Ok(Err(error)) => return Err(error.to_string()),
-        Err(_) => return Err("the name service does not answer".into()),
-    };
-    if addresses.iter().all(|address| address.ip().is_loopback()) {
-        addresses.sort_by_key(SocketAddr::is_ipv6);
-        addresses.truncate(1);
-    }
-    Ok(addresses)
 }

@@ -91,14 +91,14 @@ struct RouterClaim {
 
 impl RouterClaim {
     fn take(uplink: &Arc<Uplink>, router_life: u64) -> Result<Self, SessionEnd> {
-        let fresh = uplink.attached_routers.lock().insert(router_life);
+        let fresh = uplink.attached_routers.send_if_modified(|attached| attached.insert(router_life));
         if fresh { Ok(Self { uplink: uplink.clone(), router_life }) } else { Err(SessionEnd::Duplicate) }
     }
 }
 
 impl Drop for RouterClaim {
     fn drop(&mut self) {
-        self.uplink.attached_routers.lock().remove(&self.router_life);
+        self.uplink.attached_routers.send_if_modified(|attached| attached.remove(&self.router_life));
     }
 }
 

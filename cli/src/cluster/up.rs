@@ -13,12 +13,11 @@ use hostler_router::RouterConfig;
 use hostler_scheduler::Scheduler;
 
 use super::Fleet;
-use super::controller_process::{ensure_controller, find_controller};
+use super::controller_process::ensure_controller;
 use super::entries::{name_of_model, parse_nodes, put_entry};
 use super::walltime::parse_walltime;
 use super::watch::{WATCH_TIMEOUT, Watch};
-use crate::env::this_host;
-use crate::output::{complain, say};
+use crate::output::say;
 use crate::settings::{self, CommandFlags, EngineArgs};
 
 /// The options of `hostler up`, beside the settings of this machine's router and agent.
@@ -105,7 +104,7 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     let scheduler = fleet.config.find_scheduler()?;
     fleet.check_scheduler().await?;
     if args.dry_run {
-        return show_submission(&fleet, scheduler, &entry).await;
+        return show_submission(&fleet, scheduler, &entry);
     }
     check_initialised(&settings.section("router")?)?;
     let name = entry.name.clone();
@@ -138,24 +137,16 @@ fn check_initialised(router: &RouterConfig) -> anyhow::Result<()> {
 }
 
 /// Prints what is submitted first, as a command line for a shell.
-async fn show_submission(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry) -> anyhow::Result<()> {
+fn show_submission(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry) -> anyhow::Result<()> {
     let parts = match entry.size {
         FleetSize::Fixed(nodes) => nodes,
         FleetSize::Elastic { min, .. } => min.max(1),
-    };
-    let router = match find_controller(&fleet.folder).await? {
-        Some(endpoint) => endpoint.agents,
-        None => {
-            complain("PORT is chosen when the controller starts");
-            let host = if fleet.config.router_host.is_empty() { this_host() } else { fleet.config.router_host.clone() };
-            format!("{host}:PORT")
-        }
     };
     if !fleet.folder.has_tag() {
         complain("TAG is chosen when the first model of this fleet is brought up");
     }
     let program = std::env::current_exe().context("this program does not know its own path")?;
-    let agent = AgentCommand { program: &program, config: fleet.file.as_deref(), router: &router };
+    let agent = AgentCommand { program: &program, config: fleet.file.as_deref() };
     say(&scheduler.render(&build_submission(entry, parts, &fleet.config, &fleet.folder, &agent)).to_string());
     Ok(())
 }

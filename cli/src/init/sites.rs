@@ -79,7 +79,7 @@ mod tests {
             let config = crate::settings::cluster_config(Some(&file)).unwrap();
             let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
             let entry = "name = 'qwen3-8b'\nmodel = 'Qwen/Qwen3-8B'\nnodes = 2\nwalltime = '2h'";
-            let agent = AgentCommand { program: Path::new("/home/anna/.local/bin/hostler"), config: Some(&file), router: "login1:40123" };
+            let agent = AgentCommand { program: Path::new("/home/anna/.local/bin/hostler"), config: Some(&file) };
             let submission = build_submission(&toml::from_str(entry).unwrap(), 2, &config, &folder, &agent);
             let shown = config.scheduler.parse::<Scheduler>().unwrap().render(&submission).to_string();
             let shown = shown.replace(&folder.job_name("qwen3-8b"), "hostler-qwen3-8b-ab12");

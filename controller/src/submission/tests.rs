@@ -19,7 +19,6 @@ fn rendered(scheduler: Scheduler, entry: &FleetEntry, parts: u32, config: &Clust
     let agent = AgentCommand {
         program: Path::new("/home/anna/.local/bin/hostler"),
         config: Some(Path::new("/home/anna/.config/hostler/hostler.toml")),
-        router: "login1:40123",
     };
     let shown = scheduler.render(&build_submission(entry, parts, config, &folder, &agent)).to_string();
     shown.replace(&folder.job_name(&entry.name), "hostler-qwen3-8b-ab12").replace(&place.path().display().to_string(), "/home/anna")
@@ -60,7 +59,7 @@ fn a_short_job_of_slurm_is_not_told_to_leave_before_a_quarter_of_its_time_is_lef
 #[test]
 fn an_agent_without_settings_and_engine_arguments_has_none() {
     let (_place, folder) = crate::folder::tests::folder();
-    let agent = AgentCommand { program: Path::new("/bin/hostler"), config: None, router: "login1:1" };
+    let agent = AgentCommand { program: Path::new("/bin/hostler"), config: None };
     let submission = build_submission(&entry(7200, &[]), 1, &ClusterConfig::default(), &folder, &agent);
     assert_eq!(submission.name, folder.job_name("qwen3-8b"));
     assert!(!submission.program.iter().any(|word| word == "--config" || word == "--"), "{:?}", submission.program);

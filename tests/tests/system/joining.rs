@@ -22,7 +22,7 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::harness::{CHAT, Fleet, Program, Setup, Workplace, attach, channel, chat_stream, soon, until};
+use crate::harness::{CHAT, Fleet, Program, RunningRouter, Setup, Workplace, attach, channel, chat_stream, soon, until};
 
 /// A fleet's folder, and the nodes' own.
 struct Gate {
@@ -108,6 +108,25 @@ async fn attach_as(channel: Channel, node: &str) -> Result<(), Status> {
     let hello = Hello { protocol: PROTOCOL, agent_version: "1".into(), node: node.into(), life: 7, job: None };
     let first = tokio_stream::once(AttachRequest { message: Some(Message::Hello(hello)) });
     soon("an answer to Attach", AgentLinkClient::new(channel).attach(first)).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_waits_for_the_file_of_its_fleet_and_follows_it_to_a_router_with_other_ports() {
+    let gate = Gate::new();
+    let file = gate.path("endpoint.json");
+    let mut fleet = Fleet::launch(gate.setup(1, &gate.good_token(1)).agent(|agent| agent.router_file.clone_from(&file))).await;
+    for _ in 0..2 {
+        let router = &fleet.routers[0];
+        hostler_tls::write_private(&file, format!(r#"{{"agents": "{}"}}"#, router.agents).as_bytes()).unwrap();
+        fleet.until_ready().await;
+        fleet.edge().open(CHAT, &chat_stream(20)).await.finish().await.assert_whole_stream();
+
+        let gone = fleet.routers.remove(0);
+        fleet.routers.push(RunningRouter::start(fleet.router_config()).await);
+        assert_ne!(fleet.routers[0].agents, gone.agents);
+        gone.shutdown.stop();
+        soon("the router's end", gone.task).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -143,7 +143,7 @@ impl Fixture {
             access: crate::join::RouterAccess::Plain { beyond_host: false },
             metrics: Arc::new(AgentMetrics::default()),
             requests: TaskTracker::new(),
-            attached_routers: parking_lot::Mutex::default(),
+            attached_routers: tokio::sync::watch::Sender::default(),
             attachments: Arc::default(),
         };
         let state = uplink.state.clone();

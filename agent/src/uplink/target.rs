@@ -1,0 +1,116 @@
+//! Where an agent finds its routers: names that are looked up, or a file that says where the router is. `Uplink` asks it again and again.
+
+use std::fs::File;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hostler_boot::socket::is_trusted_user;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use crate::config::AgentConfig;
+
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a controller writes has less than a kilobyte.
+const MAX_FILE_BYTES: u64 = 64 * 1024;
+
+/// One of the things that `agent.router` and `agent.router_file` name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RouterTarget {
+    /// `HOST:PORT`.
+    Name(String),
+    /// A file with such a name as `agents`. It is replaced when the router is elsewhere.
+    File(PathBuf),
+}
+
+/// Why it is not known where a router is.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TargetError {
+    #[error("{0}")]
+    Lookup(#[from] std::io::Error),
+    #[error("the name service does not answer")]
+    Late,
+    #[error("{name}: {source}")]
+    OfFile { name: String, source: Box<Self> },
+    #[error("cannot read {} (agent.router_file): {source}; a fleet's controller writes it in a folder that its jobs see too", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("others may change {} (owner {owner}, mode {mode:o}), so it is not believed: it has to be your own, with mode 600", path.display())]
+    Open { path: PathBuf, owner: u32, mode: u32 },
+    #[error("{} (agent.router_file) does not say where the router is: {what}", path.display())]
+    Content { path: PathBuf, what: String },
+}
+
+/// What of the file is read. It may have more in it.
+#[derive(Debug, Deserialize)]
+struct RouterFile {
+    agents: String,
+}
+
+impl RouterTarget {
+    /// Those of the settings. A file stands in place of all names.
+    #[must_use]
+    pub fn of(config: &AgentConfig) -> Vec<Self> {
+        if !config.router_file.as_os_str().is_empty() {
+            return vec![Self::File(config.router_file.clone())];
+        }
+        config.router.iter().cloned().map(Self::Name).collect()
+    }
+
+    #[must_use]
+    pub fn is_file(&self) -> bool {
+        matches!(self, Self::File(_))
+    }
+
+    /// The addresses of its routers: a name with several addresses means a router at each. Loopback names are the exception: their addresses are
+    /// one host's.
+    pub(super) async fn resolve(&self) -> Result<Vec<SocketAddr>, TargetError> {
+        match self {
+            Self::Name(name) => look_up(name).await,
+            Self::File(path) => {
+                let path = path.clone();
+                // Without a deadline: a file system that hangs holds this one thread, and no further one.
+                let name = tokio::task::spawn_blocking(move || read_name(&path)).await.expect("reading a file does not panic")?;
+                look_up(&name).await.map_err(|source| TargetError::OfFile { name, source: Box::new(source) })
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for RouterTarget {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Name(name) => formatter.write_str(name),
+            Self::File(path) => path.display().fmt(formatter),
+        }
+    }
+}
+
+fn read_name(path: &Path) -> Result<String, TargetError> {
+    let failed = |source| TargetError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !is_trusted_user(found.uid()) || found.mode() & 0o022 != 0 {
+        return Err(TargetError::Open { path: path.to_owned(), owner: found.uid(), mode: found.mode() & 0o7777 });
+    }
+    let mut text = Vec::new();
+    file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(failed)?;
+    let content: Result<RouterFile, _> = serde_json::from_slice(&text);
+    content.map(|content| content.agents).map_err(|error| TargetError::Content { path: path.to_owned(), what: error.to_string() })
+}
+
+async fn look_up(name: &str) -> Result<Vec<SocketAddr>, TargetError> {
+    let found = timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host(name)).await.map_err(|_| TargetError::Late)?;
+    let mut addresses: Vec<SocketAddr> = found?.collect();
+    if addresses.iter().all(|address| address.ip().is_loopback()) {
+        addresses.sort_by_key(SocketAddr::is_ipv6);
+        addresses.truncate(1);
+    }
+    Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests;
