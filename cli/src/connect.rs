@@ -14,7 +14,8 @@ use clap::Args;
 use hostler_boot::Shutdown;
 use hostler_boot::shutdown::SignalSource;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
@@ -121,19 +122,34 @@ impl<'a> SshConnection<'a> {
         bail!(explain_silence(self.destination, ended.ok().and_then(Result::ok)))
     }
 
+    /// Forwards a port of this machine to the edge's socket, or to its port where that cannot be done.
     async fn forward(&self, access: &ClientAccess, port: Option<u16>) -> anyhow::Result<ClientAccess> {
+        let port = find_port(port)?;
+        let local = ClientAccess { base_url: format!("http://localhost:{port}/v1"), ..access.clone() };
+        if let Some(socket) = &access.socket {
+            let target = format!("localhost:{port}:{}", socket.display());
+            if self.order("forward", &target).await? && answers(port).await {
+                return Ok(local);
+            }
+            complain("the other side does not let ssh forward to the fleet's socket (AllowStreamLocalForwarding): its port is used");
+            self.order("cancel", &target).await?;
+        }
         let remote = read_port(&access.base_url).with_context(|| {
             format!("the fleet is at {}, which is no host's loopback: it is reached without this command", access.base_url)
         })?;
-        let port = find_port(port)?;
-        let mut command = ssh(self.folder.path());
-        command.args(["-O", "forward", "-L", &format!("localhost:{port}:127.0.0.1:{remote}"), "--", self.destination]);
-        command.stdin(Stdio::null()).kill_on_drop(true);
-        let forwarded = timeout(FORWARD_TIMEOUT, command.status()).await.context("ssh did not forward a port in time")?;
-        if !forwarded.context("cannot run ssh")?.success() {
+        if !self.order("forward", &format!("localhost:{port}:127.0.0.1:{remote}")).await? {
             bail!("ssh cannot forward port {port} of this machine: choose another one with --port");
         }
-        Ok(ClientAccess { base_url: format!("http://localhost:{port}/v1"), ..access.clone() })
+        Ok(local)
+    }
+
+    /// Tells the connection to begin a forwarding, or to end it; `false` where it does not.
+    async fn order(&self, order: &str, forwarding: &str) -> anyhow::Result<bool> {
+        let mut command = ssh(self.folder.path());
+        command.args(["-O", order, "-L", forwarding, "--", self.destination]);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let obeyed = timeout(FORWARD_TIMEOUT, command.status()).await.context("ssh did not forward a port in time")?;
+        Ok(obeyed.context("cannot run ssh")?.success())
     }
 
     async fn close(&mut self) {
@@ -161,6 +177,18 @@ fn find_port(wanted: Option<u16>) -> anyhow::Result<u16> {
         // A host without IPv6 has no such address.
         _ => Ok(port),
     }
+}
+
+/// Whether something speaks HTTP behind a forwarded port. The other side refuses a forwarding only when it is used.
+async fn answers(port: u16) -> bool {
+    let asked = async {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+        stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
+        let mut begin = [0; 5];
+        stream.read_exact(&mut begin).await?;
+        std::io::Result::Ok(begin == *b"HTTP/")
+    };
+    timeout(FORWARD_TIMEOUT, asked).await.is_ok_and(|answered| answered.unwrap_or(false))
 }
 
 /// The port on the loopback of the fleet's host.

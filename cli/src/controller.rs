@@ -52,7 +52,7 @@ pub(crate) async fn controller(
     let router_config = configure_router(settings, folder.endpoint()?.as_ref(), adjust)?;
     let (authority, keys_file) = (router_config.tls_dir.clone(), router_config.keys_file.clone());
     hostler_boot::raise_file_limit();
-    let router = Router::bind(router_config).await?;
+    let router = Router::bind(router_config).await?.open_edge_socket().await;
     let endpoint = describe_endpoint(&router, &config, &keys_file)?;
     let controller = Controller::new(ControllerSetup {
         folder: folder.clone(),
@@ -169,6 +169,7 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
         pid: std::process::id(),
         instance: Endpoint::draw_instance(),
         edge: format!("{}://{edge_host}:{}", router.edge_scheme(), edge.port()),
+        edge_socket: router.edge_socket().map(std::path::absolute).transpose()?,
         operators_socket: std::path::absolute(socket)?,
         agents: format!("{agents_host}:{}", router.agents_address().port()),
         admin: router.admin_address().to_string(),

@@ -1,6 +1,6 @@
 //! `hostler env`: how programs on this host reach the fleet, as lines for a shell or as JSON.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -29,6 +29,9 @@ pub(crate) struct ClientAccess {
     pub(crate) host: String,
     pub(crate) base_url: String,
     pub(crate) api_key: String,
+    /// A socket of that host which other users cannot reach; for `hostler connect`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) socket: Option<PathBuf>,
 }
 
 pub(crate) fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result<()> {
@@ -45,10 +48,12 @@ pub(crate) fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result<()> {
 fn read_access(config: Option<&Path>) -> anyhow::Result<ClientAccess> {
     let folder = FleetFolder::open(&cluster_config(config)?)?;
     let endpoint = folder.endpoint()?.context("no fleet of yours runs: `hostler up MODEL --nodes 1 --walltime 1:00:00` starts one")?;
-    check_reachable(&endpoint, &this_host())?;
+    let this_host = this_host();
+    check_reachable(&endpoint, &this_host)?;
     let text = read_private(&endpoint.key_file)?;
     let key: Secret = text.trim().parse().with_context(|| format!("{} holds no key", endpoint.key_file.display()))?;
-    Ok(ClientAccess { base_url: format!("{}/v1", endpoint.edge), host: endpoint.host, api_key: key.reveal().to_owned() })
+    let socket = endpoint.edge_socket.filter(|socket| endpoint.host == this_host && socket.exists());
+    Ok(ClientAccess { base_url: format!("{}/v1", endpoint.edge), host: endpoint.host, api_key: key.reveal().to_owned(), socket })
 }
 
 /// An edge on its host's loopback is reached there alone, and each is gone with the controller.

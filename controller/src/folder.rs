@@ -59,6 +59,9 @@ pub struct Endpoint {
     pub instance: String,
     /// `http://127.0.0.1:PORT`, for that host alone.
     pub edge: String,
+    /// A socket of the edge on that host, which other users cannot reach; `None` where it could not be had.
+    #[serde(default)]
+    pub edge_socket: Option<PathBuf>,
     /// The operators' socket, on that host.
     pub operators_socket: PathBuf,
     /// What agents dial, as `HOST:PORT`. Those of the fleet's jobs read it here, whenever no router has them.

@@ -60,6 +60,7 @@ use access_log::{AccessLog, AccessLogError, AccessLogWriter};
 use bookings::Bookings;
 pub use config::{AccessFormat, NeedKey, RouterConfig};
 use dispatch::{Dispatch, RetryBudgets};
+use edge::EdgeListeners;
 pub use exposures::Exposure;
 use fleet::SessionDeps;
 use fleet_figures::RouterCollector;
@@ -90,6 +91,8 @@ const REPLACED_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
 pub struct Router {
     config: RouterConfig,
     edge: (TcpListener, SocketAddr),
+    /// The edge for clients of this user.
+    edge_socket: Option<PrivateSocket>,
     agents: (TcpListener, SocketAddr),
     admin: (TcpListener, SocketAddr),
     operators: (OperatorsSocket, Option<PrivateSocket>),
@@ -193,6 +196,7 @@ impl Router {
             keys,
             operator_key: Secret::random().map_err(StartError::Random)?,
             edge,
+            edge_socket: None,
             agents,
             admin,
             config,
@@ -209,6 +213,23 @@ impl Router {
         let warn = |error: &SocketError| tracing::warn!(%error, "no other router can take this one's place");
         self.takeover = socket.inspect_err(warn).ok();
         self
+    }
+
+    /// Serves clients on a Unix socket, too, beside the operators' one: only this router's user and root can connect. They show their keys as at
+    /// the port. Where it cannot be had, there is the port alone.
+    #[must_use]
+    pub async fn open_edge_socket(mut self) -> Self {
+        let name = format!("edge-{}.sock", self.admin_address().port());
+        let Some(path) = self.operators_socket().map(|operators| operators.with_file_name(name)) else { return self };
+        let warn = |error: &SocketError| tracing::warn!(%error, "the edge has no socket, and `hostler connect` forwards its port");
+        self.edge_socket = PrivateSocket::bind(&path).await.inspect_err(warn).ok();
+        self
+    }
+
+    /// Where clients of this user reach the edge, if there is such a place.
+    #[must_use]
+    pub fn edge_socket(&self) -> Option<&Path> {
+        self.edge_socket.as_ref().map(|socket| socket.file().path())
     }
 
     #[must_use]
@@ -330,14 +351,14 @@ impl Router {
             admission: admission.clone(),
             dispatch,
         });
-        let tls = self.tls.edge.clone();
+        let listeners = EdgeListeners { port: self.edge.0, tls: self.tls.edge.clone(), socket: self.edge_socket };
         parts.push(tokio::spawn(self.tls.renew_certificates(end.clone())));
         let sockets = [self.operators.1.as_mut(), self.takeover.as_mut()];
         let taken = take_place(self.successor, state.successor_parts(sockets), &shutdown).await;
         if taken.is_ok() {
             parts.push(tokio::spawn(overview.serve(guard, self.admin.0, self.operators, state.admin_end.clone())));
             parts.extend(predecessor.zip(self.takeover).map(|(predecessor, socket)| tokio::spawn(predecessor.serve(socket))));
-            edge::serve(self.edge.0, tls, edge, serving.clone()).await;
+            edge::serve(listeners, edge, serving.clone()).await;
             if !wait_requests(&state, &shutdown, drain_timeout).await {
                 tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
             }

@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import httpx2
 import pytest
 from openai import OpenAI
 
@@ -143,6 +144,14 @@ def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: Log
     answer = client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
     assert answer.choices[0].message.content
     assert "ready" in login.succeed("ps")
+    # Clients elsewhere come in by a socket that other users cannot reach, and show their key there, too.
+    socket = Path(access["socket"])
+    assert (socket.stat().st_mode & 0o777, socket.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    question = {"model": "chat", "prompt": "Hello", "max_tokens": 4, "stream": True}
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(socket)), base_url="http://localhost/v1/") as local:
+        assert local.post("completions", json=question).status_code == 401
+        told = local.post("completions", json=question, headers={"authorization": f"Bearer {access['api_key']}"})
+        assert told.status_code == 200 and told.text.endswith("data: [DONE]\n\n"), told.text
 
     # A batch ends the jobs of the model that it is told, and of no other.
     login.succeed("up", "org/bulk", "--nodes", "1", "--walltime", "0:10:00", "--", "--served-model-name", "bulk")

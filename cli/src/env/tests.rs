@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn access() -> ClientAccess {
-    ClientAccess { host: "login1".into(), base_url: "http://127.0.0.1:41237/v1".into(), api_key: "hk_abc".into() }
+    ClientAccess { host: "login1".into(), base_url: "http://127.0.0.1:41237/v1".into(), api_key: "hk_abc".into(), socket: None }
 }
 
 pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
@@ -14,6 +14,7 @@ pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
         instance: Endpoint::draw_instance(),
         pid,
         edge: "http://127.0.0.1:1".into(),
+        edge_socket: None,
         operators_socket: "/tmp/s".into(),
         agents: "login1:2".into(),
         admin: "127.0.0.1:3".into(),

@@ -30,6 +30,7 @@ pub(crate) fn endpoint(host: &str) -> Endpoint {
         pid: 1,
         instance: Endpoint::draw_instance(),
         edge: "http://localhost:1".into(),
+        edge_socket: Some("/tmp/e".into()),
         operators_socket: "/tmp/s".into(),
         agents: "login1:2".into(),
         admin: "127.0.0.1:3".into(),

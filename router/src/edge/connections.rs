@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use hostler_boot::{Shutdown, accept, configure_stream};
+use futures_util::future::OptionFuture;
+use hostler_boot::socket::SocketFile;
+use hostler_boot::{PrivateSocket, Shutdown, accept, configure_stream};
 use hostler_tls::{EdgeTls, Handshake, Stream};
 use http::{HeaderValue, Request, Response, Version, header};
 use hyper::body::Incoming;
@@ -43,10 +45,28 @@ const MAX_STREAMS: u32 = 256;
 /// Interval of pings over HTTP/2, and the time in which a client must answer one.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Accepts clients until drain begins, with `tls` where the edge has it. Connections live on the
-/// shutdown's tracker.
-pub(crate) async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge: Arc<Edge>, shutdown: Shutdown) {
+/// How soon a socket that could not be made anew is tried again.
+const SOCKET_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Where clients come in.
+#[derive(Debug)]
+pub(crate) struct EdgeListeners {
+    pub(crate) port: TcpListener,
+    /// Of the port, where it has it.
+    pub(crate) tls: Option<Arc<EdgeTls>>,
+    /// For clients of the router's own user.
+    pub(crate) socket: Option<PrivateSocket>,
+}
+
+/// Accepts clients until drain begins. Connections live on the shutdown's tracker.
+pub(crate) async fn serve(listeners: EdgeListeners, edge: Arc<Edge>, shutdown: Shutdown) {
+    let EdgeListeners { port, tls, socket } = listeners;
     let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let on_socket = OptionFuture::from(socket.map(|socket| serve_socket(socket, places.clone(), edge.clone(), shutdown.clone())));
+    tokio::join!(serve_port((port, tls), places.clone(), edge.clone(), shutdown.clone()), on_socket);
+}
+
+async fn serve_port((listener, tls): (TcpListener, Option<Arc<EdgeTls>>), places: Arc<Semaphore>, edge: Arc<Edge>, shutdown: Shutdown) {
     let http1 = Arc::new(http1_builder());
     let mut draining = pin!(shutdown.wait_drain());
     loop {
@@ -79,6 +99,42 @@ pub(crate) async fn serve(listener: TcpListener, tls: Option<Arc<EdgeTls>>, edge
             }
             drop(place);
         });
+    }
+}
+
+/// Accepts clients on a socket, in plain text: their bytes stay within this host. A socket whose file is taken away is made anew.
+async fn serve_socket(mut socket: PrivateSocket, places: Arc<Semaphore>, edge: Arc<Edge>, shutdown: Shutdown) {
+    let mut draining = pin!(shutdown.wait_drain());
+    loop {
+        let file = socket.file().clone();
+        let stream = tokio::select! {
+            stream = socket.accept_trusted() => stream,
+            () = file.wait_removed() => {
+                tracing::warn!(socket = %file.path().display(), "the edge's socket was removed; it is made anew");
+                tokio::select! {
+                    made = bind_again(&file) => socket = made,
+                    () = &mut draining => return,
+                }
+                continue;
+            }
+            () = &mut draining => return,
+        };
+        let (places, edge, shutdown) = (places.clone(), edge.clone(), shutdown.clone());
+        shutdown.tasks().clone().spawn(async move {
+            let _place = places.acquire_owned().await.expect("the semaphore is never closed");
+            let clock = connection_clock(&edge.config);
+            serve_wire(stream, None, edge, (clock, None), &shutdown).await;
+        });
+    }
+}
+
+async fn bind_again(file: &SocketFile) -> PrivateSocket {
+    loop {
+        match PrivateSocket::bind(file.path()).await {
+            Ok(socket) => return socket,
+            Err(error) => tracing::debug!(%error, "the edge's socket cannot be made anew yet"),
+        }
+        tokio::time::sleep(SOCKET_RETRY_INTERVAL).await;
     }
 }
 

@@ -20,6 +20,6 @@ mod responses_translator;
 mod routes;
 mod translation;
 
-pub(crate) use connections::serve;
 #[cfg(test)]
 pub(crate) use connections::serve_simulated;
+pub(crate) use connections::{EdgeListeners, serve};

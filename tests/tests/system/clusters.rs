@@ -10,8 +10,10 @@ use http::Request;
 use http_body_util::Full;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 
-use crate::harness::{Endpoint, PROGRAM, Workplace, is_alive, until};
+use crate::harness::{Endpoint, PROGRAM, Workplace, is_alive, soon, until};
 
 /// All files below a folder, with their modes.
 fn files(folder: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
@@ -45,7 +47,7 @@ fn write_endpoint(place: &Workplace, edge: &str) {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
     let endpoint = json!({
         "host": host, "pid": std::process::id(), "instance": "test", "edge": edge, "operators_socket": "/nowhere", "agents": "here:1",
-        "admin": "127.0.0.1:1",
+        "admin": "127.0.0.1:1", "edge_socket": place.path().join("e.sock"),
         "key_file": place.path().join(".config/hostler/user.key"),
     });
     fs::write(folder.join("endpoint.json"), endpoint.to_string()).unwrap();
@@ -127,7 +129,8 @@ async fn programs_of_a_shell_get_the_fleets_address_and_key() {
 const SSH: &str = r#"#!/bin/bash
 echo "$@" >> "$HOME/ssh.log"
 case " $* " in
-*" -O forward "*) exit "$(cat "$HOME/forward.code" 2>/dev/null || echo 0)" ;;
+*" -O cancel "*) exit 0 ;;
+*" -O forward "*) while [ -e "$HOME/hold" ]; do sleep 0.02; done; exit "$(cat "$HOME/forward.code" 2>/dev/null || echo 0)" ;;
 *" away "*) echo "ssh: connect to host away: no route" >&2; exit 255 ;;
 esac
 echo $$ > "$HOME/ssh.pid"
@@ -175,6 +178,49 @@ async fn another_machine_reaches_the_fleet_until_it_leaves() {
         if said.contains("error: the connection to me@login1 has ended") { Ok(()) } else { Err(said) }
     })
     .await;
+}
+
+/// The port of this machine that ssh was told to forward there.
+fn forwarded_port(place: &Workplace, there: &str) -> Result<u16, String> {
+    let log = fs::read_to_string(place.path().join("ssh.log")).unwrap_or_default();
+    let order =
+        log.lines().find_map(|line| line.split(" -O forward -L localhost:").nth(1)?.strip_suffix(&format!(":{there} -- me@login1")));
+    order.and_then(|port| port.parse().ok()).ok_or(log)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_machine_reaches_the_fleets_socket_or_its_port_where_ssh_may_not_forward_to_sockets() {
+    let place = place_with_ssh();
+    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
+    write_endpoint(&place, "http://127.0.0.1:41237");
+    let socket = place.path().join("e.sock");
+    let _edge = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let socket = socket.to_str().unwrap();
+
+    // This test forwards as ssh would.
+    let hold = place.file("hold", "");
+    let mut connected = place.start("connect", &["connect", "me@login1"]);
+    let port = until("the order to forward", async || forwarded_port(&place, socket)).await;
+    let forwarding = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    fs::remove_file(hold).unwrap();
+    let (mut asked, _) = soon("a look at what is there", forwarding.accept()).await.unwrap();
+    asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    assert_eq!(connected.line("export OPENAI_BASE_URL").await, format!("export OPENAI_BASE_URL=http://localhost:{port}/v1"));
+    assert!(forwarded_port(&place, "127.0.0.1:41237").is_err());
+    connected.signal(Signal::TERM);
+    assert!(connected.ended().await.success(), "{}", connected.stderr());
+    drop(forwarding);
+
+    // Where nothing answers, the port is forwarded instead.
+    fs::remove_file(place.path().join("ssh.log")).unwrap();
+    let mut connected = place.start("again", &["connect", "me@login1"]);
+    connected.line("export OPENAI_BASE_URL").await;
+    let port = forwarded_port(&place, "127.0.0.1:41237").unwrap();
+    let log = fs::read_to_string(place.path().join("ssh.log")).unwrap();
+    assert!(log.contains(&format!("-O cancel -L localhost:{port}:{socket}")), "{log}");
+    assert!(connected.stderr().contains("AllowStreamLocalForwarding"), "{}", connected.stderr());
+    connected.signal(Signal::TERM);
+    connected.ended().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,14 +3,17 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use bytes::Bytes;
+use hostler_boot::Shutdown;
+use hostler_router::{Router, RouterConfig};
 use http::Request;
 use http_body_util::Full;
 use serde_json::Value;
 
-use crate::harness::{Admin, Answer, CHAT, Endpoint, Program, Workplace, chat, json_request, until};
+use crate::harness::{Admin, Answer, CHAT, Endpoint, Program, Workplace, chat, json_request, soon, until};
 
 /// Neither root nor the user who runs the tests.
 const NOBODY: u32 = 65_534;
@@ -33,6 +36,30 @@ fn as_nobody(program: &str, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/").stderr(Stdio::null());
     String::from_utf8_lossy(&command.output().unwrap().stdout).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_edges_socket_is_its_users_alone_and_is_made_anew_where_it_is_taken_away() {
+    let place = our_workplace();
+    let local = || "127.0.0.1:0".to_owned();
+    let operators_socket = place.path().join("run/o.sock");
+    let config =
+        RouterConfig { listen: local(), agents_listen: local(), admin_listen: local(), operators_socket, ..RouterConfig::default() };
+    let router = Router::bind(config).await.unwrap().open_edge_socket().await;
+    let (socket, shutdown) = (router.edge_socket().unwrap().to_owned(), Shutdown::new());
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&socket), mode(socket.parent().unwrap())), (0o600, 0o700));
+    let running = tokio::spawn(router.run(shutdown.clone()));
+    let edge = Endpoint::Unix(socket.clone());
+    assert_eq!(edge.get("/v1/models").await.status, 200);
+    fs::remove_file(&socket).unwrap();
+    let asked = || Request::get("/v1/models").body(Full::<Bytes>::default()).unwrap();
+    let again = until("another socket", async || edge.try_send(asked()).await).await;
+    assert_eq!((again.status.as_u16(), mode(&socket)), (200, 0o600));
+    drop(again);
+    shutdown.drain();
+    soon("the router's end", running).await.unwrap().unwrap();
+    assert!(!socket.exists());
 }
 
 const FREE_PORTS: [&str; 6] = ["--listen", "127.0.0.1:0", "--agents-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
