@@ -17,7 +17,7 @@ use super::controller_process::ensure_controller;
 use super::entries::{name_of_model, parse_nodes, put_entry};
 use super::walltime::parse_walltime;
 use super::watch::{WATCH_TIMEOUT, Watch};
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::settings::{self, CommandFlags, EngineArgs};
 
 /// The options of `hostler up`, beside the settings of this machine's router and agent.
