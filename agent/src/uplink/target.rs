@@ -27,7 +27,7 @@ pub enum RouterTarget {
     File(PathBuf),
 }
 
-/// Why it is not known where a router is.
+/// Why it is not known where a router is. Whoever tells it names the target.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TargetError {
     #[error("{0}")]
@@ -36,12 +36,12 @@ pub(super) enum TargetError {
     Late,
     #[error("{name}: {source}")]
     OfFile { name: String, source: Box<Self> },
-    #[error("cannot read {} (agent.router_file): {source}; a fleet's controller writes it in a folder that its jobs see too", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("others may change {} (owner {owner}, mode {mode:o}), so it is not believed: it has to be your own, with mode 600", path.display())]
-    Open { path: PathBuf, owner: u32, mode: u32 },
-    #[error("{} (agent.router_file) does not say where the router is: {what}", path.display())]
-    Content { path: PathBuf, what: String },
+    #[error("the file (agent.router_file) cannot be read: {0}; a fleet's controller writes it in a folder that its jobs see too")]
+    Read(#[source] std::io::Error),
+    #[error("others may change the file (owner {owner}, mode {mode:o}), so it is not believed: it has to be your own, with mode 600")]
+    Open { owner: u32, mode: u32 },
+    #[error("the file (agent.router_file) does not say where the router is: {0}")]
+    Content(#[from] serde_json::Error),
 }
 
 /// What of the file is read. It may have more in it.
@@ -90,16 +90,15 @@ impl std::fmt::Display for RouterTarget {
 }
 
 fn read_name(path: &Path) -> Result<String, TargetError> {
-    let failed = |source| TargetError::Read { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?;
+    let file = File::open(path).map_err(TargetError::Read)?;
+    let found = file.metadata().map_err(TargetError::Read)?;
     if !is_trusted_user(found.uid()) || found.mode() & 0o022 != 0 {
-        return Err(TargetError::Open { path: path.to_owned(), owner: found.uid(), mode: found.mode() & 0o7777 });
+        return Err(TargetError::Open { owner: found.uid(), mode: found.mode() & 0o7777 });
     }
     let mut text = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(failed)?;
-    let content: Result<RouterFile, _> = serde_json::from_slice(&text);
-    content.map(|content| content.agents).map_err(|error| TargetError::Content { path: path.to_owned(), what: error.to_string() })
+    file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(TargetError::Read)?;
+    let RouterFile { agents } = serde_json::from_slice(&text)?;
+    Ok(agents)
 }
 
 async fn look_up(name: &str) -> Result<Vec<SocketAddr>, TargetError> {
