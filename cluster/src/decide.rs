@@ -6,9 +6,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use hostler_scheduler::JobState;
+
 use crate::entry::FleetEntry;
 use crate::memory::Memory;
-use crate::observation::{JobState, NodeState, Observation, ObservedJob};
+use crate::observation::{NodeState, Observation, ObservedJob};
 use crate::since;
 use crate::size::resize;
 use crate::stages::Stages;

@@ -1,5 +1,6 @@
 //! Which batch jobs keep a fleet's size: when one is submitted, replaced before its end, drained or cancelled. Everything here is a pure
 //! function or plain data, and time is an argument. The controller asks scheduler and router, calls [`decide`] and carries out its actions.
+//! Of crate `scheduler` it has types alone.
 
 mod decide;
 mod entry;
@@ -17,7 +18,7 @@ use std::time::{Duration, SystemTime};
 pub use decide::{Action, decide};
 pub use entry::{EntryError, FleetEntry, FleetSize};
 pub use memory::Memory;
-pub use observation::{Demand, JobState, NodeState, Observation, ObservedJob};
+pub use observation::{Demand, NodeState, Observation, ObservedJob};
 
 /// The time since `then`, which is none where a clock was set back.
 fn since(now: SystemTime, then: SystemTime) -> Duration {

@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
+use hostler_scheduler::JobState;
 use serde::{Deserialize, Serialize};
 
 use crate::estimates::RecentTimes;
 use crate::failures::Failures;
-use crate::observation::{JobState, NodeState, ObservedJob};
+use crate::observation::{NodeState, ObservedJob};
 use crate::since;
 
 /// A job is listed within this time after its submission, or there is none. The controller's deadline of a submission is shorter.

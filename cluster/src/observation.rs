@@ -3,6 +3,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use hostler_scheduler::JobState;
+
 /// One step's view of an entry. The list is complete, and was read after the actions of the step before were carried out.
 #[derive(Debug, Clone, Default)]
 pub struct Observation {
@@ -34,19 +36,10 @@ impl ObservedJob {
         self.state == JobState::Running && self.node == NodeState::Failed
     }
 
+    /// A job that is held counts as queued: who holds it may release it.
     pub(crate) fn has_started(&self) -> bool {
-        !matches!(self.state, JobState::Queued | JobState::Held)
+        self.state.has_started()
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JobState {
-    Queued,
-    /// It counts as queued: who holds it may release it.
-    Held,
-    Running,
-    Suspended,
-    Ending,
 }
 
 /// What the router says of the node whose agent runs in a job.

@@ -3,8 +3,10 @@
 use std::cmp::Reverse;
 use std::time::SystemTime;
 
+use hostler_scheduler::JobState;
+
 use crate::memory::Memory;
-use crate::observation::{JobState, ObservedJob};
+use crate::observation::ObservedJob;
 
 pub(crate) struct Stages<'a> {
     /// The one submitted last first.

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use hostler_cluster::{Demand, FleetEntry, JobState, Memory, NodeState, Observation, ObservedJob};
+use hostler_cluster::{Demand, FleetEntry, Memory, NodeState, Observation, ObservedJob};
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::{ListResponse, Node, Replica};
-use hostler_scheduler::{JobState as ScheduledState, ScheduledJob};
+use hostler_scheduler::ScheduledJob;
 
 /// The flag by which an engine gets other names for its model.
 const NAMES_FLAG: &str = "--served-model-name";
@@ -50,13 +50,7 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
         let node = find_node(&listed.nodes, &job.id);
         ObservedJob {
             id: job.id.clone(),
-            state: match job.state {
-                ScheduledState::Queued => JobState::Queued,
-                ScheduledState::Held => JobState::Held,
-                ScheduledState::Running => JobState::Running,
-                ScheduledState::Suspended => JobState::Suspended,
-                ScheduledState::Ending => JobState::Ending,
-            },
+            state: job.state,
             submitted: job.submitted,
             started: job.started,
             ends: job.ends,

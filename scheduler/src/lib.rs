@@ -100,6 +100,14 @@ pub enum JobState {
     Ending,
 }
 
+impl JobState {
+    /// Whether it has a present run.
+    #[must_use]
+    pub fn has_started(self) -> bool {
+        matches!(self, Self::Running | Self::Suspended | Self::Ending)
+    }
+}
+
 /// What a scheduler says of a job's present run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobReading {

@@ -93,7 +93,7 @@ fn read_scheduled(id: &str, job: &Value, state: JobState, now: SystemTime) -> Sc
     let time = |name: &str| job.get(name).and_then(parse_time);
     let word = |name: &str| job.get(name).and_then(Value::as_str).unwrap_or_default();
     // A part that waits has what is known of its array, and a job that is run again may have what was of its last run.
-    let has_started = matches!(state, JobState::Running | JobState::Suspended | JobState::Ending);
+    let has_started = state.has_started();
     ScheduledJob {
         id: id.to_owned(),
         state,

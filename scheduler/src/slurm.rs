@@ -69,7 +69,7 @@ fn read_line(line: &str) -> Result<Option<ScheduledJob>, &'static str> {
     let fields: Vec<&str> = line.trim().splitn(8, '|').collect();
     let [id, state, priority, submitted, start, end, host, reason] = fields[..] else { return Err("a job without all its fields") };
     let Some(state) = read_state(state, priority)? else { return Ok(None) };
-    let has_started = matches!(state, JobState::Running | JobState::Suspended | JobState::Ending);
+    let has_started = state.has_started();
     let start = read_time(start)?;
     Ok(Some(ScheduledJob {
         id: id.to_owned(),

@@ -1,9 +1,10 @@
 //! The simulated scheduler and the nodes of its jobs: a job's fate is drawn when it is submitted.
 
 use fastrand::Rng;
+use hostler_scheduler::JobState;
 
 use super::{Climate, at};
-use crate::{JobState, NodeState, ObservedJob};
+use crate::{NodeState, ObservedJob};
 
 /// How long before its end an agent leaves.
 const LEAVES_EARLY: u64 = 40;

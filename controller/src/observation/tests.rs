@@ -2,6 +2,7 @@ use std::time::{Duration, SystemTime};
 
 use hostler_proto::agent::v1 as agent;
 use hostler_proto::fleet::v1::ModelDemand;
+use hostler_scheduler::JobState;
 
 use super::*;
 
@@ -14,8 +15,8 @@ pub(crate) fn entry(size: hostler_cluster::FleetSize) -> FleetEntry {
 }
 
 /// A job that was submitted at second 100, and started at 400 unless it waits.
-pub(crate) fn job(id: &str, state: ScheduledState) -> ScheduledJob {
-    let has_started = !matches!(state, ScheduledState::Queued | ScheduledState::Held);
+pub(crate) fn job(id: &str, state: JobState) -> ScheduledJob {
+    let has_started = state.has_started();
     ScheduledJob {
         id: id.into(),
         state,
@@ -94,7 +95,7 @@ fn demand_counts_each_waiting_request_and_what_is_in_flight_once() {
         demand: vec![demand("a", 1, None), demand("b", 2, Some(1500)), demand("c", 9, Some(1))],
         ..ListResponse::default()
     };
-    let jobs = [job("12.head", ScheduledState::Running), job("13.head", ScheduledState::Queued)];
+    let jobs = [job("12.head", JobState::Running), job("13.head", JobState::Queued)];
     let seen = observe(&jobs, &listed, &["a".to_owned(), "b".to_owned()]);
     assert_eq!((seen.demand.waiting, seen.demand.in_flight, seen.demand.last_request), (3, 7, Some(Duration::from_millis(1500))));
     let states: Vec<_> = seen.jobs.iter().map(|job| (job.state, job.node)).collect();
