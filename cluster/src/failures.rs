@@ -22,7 +22,8 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// A failed job counts when it was submitted after the last one that counted: jobs that were there already share its cause, or chance.
+    /// A failed job counts when it was submitted after the last one that counted: jobs that were there already share its cause, or chance. Both times
+    /// are by the controller's own clock.
     pub(crate) fn note(&mut self, submitted: Option<SystemTime>, now: SystemTime) {
         let counts = match (self.counted, submitted) {
             (Some(counted), Some(submitted)) => submitted > counted,

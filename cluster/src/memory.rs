@@ -54,11 +54,21 @@ pub struct Memory {
 }
 
 /// What is remembered of one job in the list.
+///
+/// Its times are by the controller's own clock. That of the scheduler may differ by minutes: Slurm allows for five (the lifetime of what munge signs),
+/// and PBS for any number.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct JobRecord {
+    /// When it was submitted; `None` where that is not remembered.
     submitted: Option<SystemTime>,
-    ends: Option<SystemTime>,
+    /// When it was first listed.
+    listed: Option<SystemTime>,
+    /// When it was last known to have no present run.
+    waited: Option<SystemTime>,
+    /// When its present run began.
+    started: Option<SystemTime>,
+    pub(crate) ends: Option<SystemTime>,
     /// When it was first seen ready.
     pub(crate) ready: Option<SystemTime>,
     /// When a request was last seen in flight.
@@ -66,7 +76,7 @@ pub(crate) struct JobRecord {
     /// Since when it runs without an agent.
     absent_since: Option<SystemTime>,
     pub(crate) leaving_since: Option<SystemTime>,
-    /// It was seen from its start on, so the moment at which it becomes ready will be known.
+    /// It was seen from its start on, so it is known how long it takes to become ready.
     start_is_watched: bool,
     /// Its queue wait has been learned, or tells nothing.
     wait_is_known: bool,
@@ -124,6 +134,24 @@ impl Memory {
         self.cold_starts.estimate()
     }
 
+    /// When a job was submitted, by the controller's own clock; `None` where that is not remembered.
+    #[must_use]
+    pub fn submitted(&self, job: &str) -> Option<SystemTime> {
+        self.jobs.get(job)?.submitted
+    }
+
+    /// When a job's present run began, by the controller's own clock.
+    #[must_use]
+    pub fn started(&self, job: &str) -> Option<SystemTime> {
+        self.jobs.get(job)?.started
+    }
+
+    /// When a job's present run ends, by the controller's own clock; `None` where it has no limit of time.
+    #[must_use]
+    pub fn ends(&self, job: &str) -> Option<SystemTime> {
+        self.jobs.get(job)?.ends
+    }
+
     /// How many nodes were wanted in the last step.
     #[must_use]
     pub fn wanted(&self) -> u32 {
@@ -150,25 +178,19 @@ impl Memory {
 
     /// Takes in a list of jobs: what ended, what is new, what became ready.
     pub(crate) fn observe(&mut self, jobs: &[ObservedJob], now: SystemTime) {
-        let is_late = self.stepped.is_none_or(|stepped| since(now, stepped) > LONGEST_STEP);
-        self.stepped = Some(now);
+        let is_late = self.stepped.replace(now).is_none_or(|stepped| since(now, stepped) > LONGEST_STEP);
         self.recovers_until = self.recovers_until.filter(|until| *until > now);
         self.note_gone_jobs(jobs, now);
         for job in jobs {
-            let seen_before = self.jobs.contains_key(&job.id);
-            if !seen_before {
-                self.submission = self.submission.take().and_then(Submission::list_one);
-            }
-            let record = self.jobs.entry(job.id.clone()).or_default();
-            let is_new_start = !seen_before && job.started.is_some_and(|started| since(now, started) < LONGEST_STEP);
-            record.start_is_watched |= is_new_start;
+            let submission = &mut self.submission;
+            let record = self.jobs.entry(job.id.clone()).or_insert_with(|| JobRecord::new(list_one(submission), now));
             if is_late {
                 (record.absent_since, record.start_is_watched) = (None, false);
             }
             record.note(job, now);
             if job.is_ready() && record.ready.is_none() {
                 record.ready = Some(now);
-                if let Some(started) = job.started.filter(|_| record.start_is_watched) {
+                if let Some(started) = record.started.filter(|_| record.start_is_watched) {
                     self.cold_starts.push(since(now, started));
                 }
             }
@@ -184,7 +206,7 @@ impl Memory {
             }
             if !record.is_given_up && (job.has_failed() || record.is_lost(now)) {
                 record.is_given_up = true;
-                self.failures.note(record.submitted, now);
+                self.failures.note(record.known_since(), now);
             }
         }
         if self.submission.take_if(|submission| since(now, submission.at) >= LISTED_WITHIN).is_some() {
@@ -199,7 +221,7 @@ impl Memory {
         self.jobs.retain(|id, record| {
             let is_listed = listed.contains(id.as_str());
             if !is_listed && !record.may_be_over(now) {
-                failures.note(record.submitted, now);
+                failures.note(record.known_since(), now);
             }
             is_listed
         });
@@ -208,12 +230,10 @@ impl Memory {
     /// Marks the jobs that serve and end before a replacement submitted now would be ready.
     pub(crate) fn mark_due(&mut self, serving: &[&ObservedJob], waiting: &[&ObservedJob], now: SystemTime) {
         let queued = waiting.iter().filter(|job| job.state == JobState::Queued);
-        let waits = queued.filter_map(|job| Some(since(now, job.submitted?))).max().unwrap_or_default();
+        let waits = queued.filter_map(|job| Some(since(now, self.record(job).known_since()?))).max().unwrap_or_default();
         let lead = self.queue_wait().max(waits) + self.cold_start() + LEAVES_BEFORE_END;
         for job in serving {
-            if job.ends.is_some_and(|ends| since(ends, now) < lead) {
-                self.mark(&job.id, |record| record.is_due = true);
-            }
+            self.mark(&job.id, |record| record.is_due |= record.ends.is_some_and(|ends| since(ends, now) < lead));
         }
     }
 
@@ -254,17 +274,26 @@ impl Memory {
     }
 }
 
-impl Submission {
-    /// One more part is listed.
-    fn list_one(self) -> Option<Self> {
-        Some(Self { parts: self.parts - 1, ..self }).filter(|submission| submission.parts > 0)
-    }
+/// One more part of a submission is listed; when it was submitted. `None` where it is nobody's that is known.
+fn list_one(submission: &mut Option<Submission>) -> Option<SystemTime> {
+    let listed = submission.as_mut()?;
+    let at = listed.at;
+    listed.parts -= 1;
+    submission.take_if(|submission| submission.parts == 0);
+    Some(at)
 }
 
 impl JobRecord {
+    fn new(submitted: Option<SystemTime>, now: SystemTime) -> Self {
+        Self { submitted, listed: Some(now), waited: submitted, ..Self::default() }
+    }
+
+    /// Since when it is there, as far as that is known.
+    fn known_since(&self) -> Option<SystemTime> {
+        self.submitted.or(self.listed)
+    }
+
     fn note(&mut self, job: &ObservedJob, now: SystemTime) {
-        self.submitted = job.submitted.or(self.submitted);
-        self.ends = job.ends.or(self.ends);
         let is_absent = job.state == JobState::Running && job.node == NodeState::NotAttached;
         self.absent_since = self.absent_since.or(Some(now)).filter(|_| is_absent);
         match job.state {
@@ -276,14 +305,30 @@ impl JobRecord {
             JobState::Running if [NodeState::Loading, NodeState::Ready].contains(&job.node) => self.leaving_since = None,
             JobState::Queued | JobState::Running | JobState::Suspended => {}
         }
-        self.start_is_watched |= !job.has_started();
+        self.note_run(job, now);
         if job.in_flight > 0 {
             self.busy = Some(now);
         }
     }
 
+    /// Notes whether it runs, since when and until when.
+    fn note_run(&mut self, job: &ObservedJob, now: SystemTime) {
+        if !job.has_started() {
+            self.waited = Some(now);
+            return;
+        }
+        if self.started.is_none() {
+            self.start_is_watched = self.waited.is_some_and(|waited| since(now, waited) <= LONGEST_STEP);
+            // It is between the two. What the scheduler says within that is more exact, where the clocks agree.
+            let earliest = self.waited.map_or(SystemTime::UNIX_EPOCH, |waited| waited.min(now));
+            self.started = Some(job.started.unwrap_or(now).clamp(earliest, now));
+        }
+        let ends = job.run_time.zip(self.started).and_then(|(run_time, started)| run_time.end(started, now));
+        self.ends = ends.or(self.ends);
+    }
+
     fn forget_run(&mut self) {
-        *self = Self { submitted: self.submitted, is_given_up: self.is_given_up, wait_is_known: true, ..Self::default() };
+        *self = Self { submitted: self.submitted, listed: self.listed, is_given_up: self.is_given_up, wait_is_known: true, ..Self::default() };
     }
 
     /// Whether one job more may be there in its place.

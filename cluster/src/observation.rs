@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use hostler_scheduler::JobState;
+use hostler_scheduler::{JobState, RunTime};
 
 /// One step's view of an entry. The list is complete, and was read after the actions of the step before were carried out.
 #[derive(Debug, Clone, Default)]
@@ -18,10 +18,11 @@ pub struct ObservedJob {
     /// As the scheduler's own commands take it.
     pub id: String,
     pub state: JobState,
+    /// By the scheduler's clock, which is not compared with ours: only what lies between two of its times is used.
     pub submitted: Option<SystemTime>,
     pub started: Option<SystemTime>,
-    /// When the scheduler ends it; `None` while it is not known, and for a job without limit.
-    pub ends: Option<SystemTime>,
+    /// How long its run may last; `None` while it is not known, and for a job without limit.
+    pub run_time: Option<RunTime>,
     pub node: NodeState,
     /// Requests in flight on its node.
     pub in_flight: u32,

@@ -37,7 +37,10 @@ impl<'a> Stages<'a> {
         }
         stages.waiting.sort_by_key(|job| Reverse((job.submitted, &job.id)));
         stages.starting.sort_by_key(|job| Reverse((job.started, &job.id)));
-        stages.serving.sort_by_key(|job| (job.ends.is_none(), job.ends, job.in_flight, &job.id));
+        stages.serving.sort_by_key(|job| {
+            let ends = memory.record(job).ends;
+            (ends.is_none(), ends, job.in_flight, &job.id)
+        });
         stages
     }
 

@@ -46,8 +46,8 @@ fn await_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> Optio
     let cold_start = view.memory.learned_cold_start();
     match job.state {
         JobState::Queued => {
-            let estimated = job.estimated_start.and_then(|start| start.duration_since(now).ok());
-            let learned = || view.memory.learned_queue_wait()?.checked_sub(now.duration_since(job.submitted?).ok()?);
+            let estimated = view.estimated_wait(job, now).filter(|left| !left.is_zero());
+            let learned = || view.memory.learned_queue_wait()?.checked_sub(view.waited(job, now)?);
             Some(estimated.or_else(learned)? + cold_start.unwrap_or_default())
         }
         JobState::Running => {
@@ -56,7 +56,7 @@ fn await_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> Optio
                 NodeState::Ready => Some(Duration::ZERO),
                 NodeState::NotAttached | NodeState::Loading => {
                     let told = node.and_then(progress).and_then(|(_, left)| left);
-                    told.or_else(|| cold_start?.checked_sub(now.duration_since(job.started?).ok()?))
+                    told.or_else(|| cold_start?.checked_sub(view.ran(job, now)?))
                 }
                 NodeState::Draining | NodeState::Failed => None,
             }

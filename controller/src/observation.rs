@@ -1,7 +1,7 @@
 //! One step's view of an entry: its jobs as the scheduler lists them, joined with the router's nodes by the job that each runs in, and the demand
 //! for its names. Pure.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use hostler_cluster::{Demand, FleetEntry, Memory, NodeState, Observation, ObservedJob};
 use hostler_proto::agent::v1::Phase;
@@ -21,6 +21,25 @@ pub(crate) struct EntryView<'a> {
     pub(crate) nodes: &'a [Node],
     /// Why the scheduler refused the last submission; empty where it did not.
     pub(crate) refusal: &'a str,
+}
+
+impl EntryView<'_> {
+    /// How long a job has waited since it was submitted, by the controller's own clock unless that is not remembered.
+    pub(crate) fn waited(&self, job: &ScheduledJob, now: SystemTime) -> Option<Duration> {
+        now.duration_since(self.memory.submitted(&job.id).or(job.submitted)?).ok()
+    }
+
+    /// How long its present run has taken so far, likewise.
+    pub(crate) fn ran(&self, job: &ScheduledJob, now: SystemTime) -> Option<Duration> {
+        now.duration_since(self.memory.started(&job.id).or(job.started)?).ok()
+    }
+
+    /// How long it waits still, where the scheduler computes that.
+    pub(crate) fn estimated_wait(&self, job: &ScheduledJob, now: SystemTime) -> Option<Duration> {
+        // The scheduler's clock may not be ours: its estimate is how long the job waits in all.
+        let in_all = job.estimated_start?.duration_since(job.submitted?).ok()?;
+        Some(in_all.saturating_sub(self.waited(job, now)?))
+    }
 }
 
 /// The names by which clients ask for an entry's model: those that its engines are told, else the model itself. An entry without arguments of its
@@ -53,7 +72,7 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
             state: job.state,
             submitted: job.submitted,
             started: job.started,
-            ends: job.ends,
+            run_time: job.run_time,
             node: node_state(node),
             in_flight: node.map(in_flight).unwrap_or_default(),
         }

@@ -23,7 +23,6 @@ pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
 }
 
 fn report_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> JobStatus {
-    let seconds_until = |moment: SystemTime| moment.duration_since(now).unwrap_or_default().as_secs();
     let state = match job.state {
         JobState::Queued => "queued",
         JobState::Held => "held",
@@ -42,8 +41,8 @@ fn report_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> JobS
         state: state.to_owned(),
         comment: job.comment.clone(),
         host: job.host.clone(),
-        starts_in: job.estimated_start.map(seconds_until),
-        ends_in: job.ends.map(seconds_until),
+        starts_in: view.estimated_wait(job, now).map(|left| left.as_secs()),
+        ends_in: view.memory.ends(&job.id).map(|end| end.duration_since(now).unwrap_or_default().as_secs()),
     }
 }
 
@@ -51,17 +50,21 @@ fn report_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> JobS
 mod tests {
     use std::time::Duration;
 
-    use hostler_cluster::{FleetSize, Memory};
+    use hostler_cluster::{FleetSize, Memory, decide};
     use hostler_proto::agent::v1::Phase;
+    use hostler_proto::fleet::v1::ListResponse;
+    use hostler_scheduler::RunTime;
 
     use super::*;
+    use crate::observation::observe;
     use crate::observation::tests::{at, entry, job, node};
 
     #[test]
     fn each_job_is_reported_as_far_as_scheduler_and_router_know_it() {
         let estimated = ScheduledJob { estimated_start: Some(at(520)), comment: "ngpus".into(), ..job("11.head", JobState::Queued) };
+        let limit = Duration::from_secs(3600);
         let ready =
-            ScheduledJob { ends: Some(at(400) + Duration::from_secs(3600)), host: "x1".into(), ..job("12.head", JobState::Running) };
+            ScheduledJob { run_time: Some(RunTime { limit, used: None }), host: "x1".into(), ..job("12.head", JobState::Running) };
         let jobs = [
             estimated,
             ready,
@@ -72,7 +75,8 @@ mod tests {
         ];
         let nodes =
             [node("12.head", &[(Phase::Ready, 0)]), node("13.head", &[(Phase::Draining, 0)]), node("16.head", &[(Phase::Ready, 0)])];
-        let (entry, memory) = (entry(FleetSize::Fixed(3)), Memory::default());
+        let entry = entry(FleetSize::Fixed(3));
+        let (_, memory) = decide(&entry, &observe(&jobs, &ListResponse::default(), &[]), &Memory::default(), at(450));
         let view = EntryView { entry: &entry, names: &[], memory: &memory, jobs: &jobs, nodes: &nodes, refusal: "no such queue" };
         let status = report(&view, at(500));
         let states: Vec<&str> = status.jobs.iter().map(|job| job.state.as_str()).collect();

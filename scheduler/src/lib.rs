@@ -3,6 +3,7 @@
 
 mod command;
 mod pbs;
+mod run_time;
 mod shell;
 mod slurm;
 
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use command::CommandError;
 use command::{Call, run};
+pub use run_time::RunTime;
 
 /// Which scheduler runs jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,11 +79,12 @@ pub struct ScheduledJob {
     pub state: JobState,
     /// Why it is in that state, in the scheduler's own words; empty where it has none.
     pub comment: String,
+    /// By the scheduler's clock, as all times here. Another host's may differ by minutes: only what lies between two of them can be relied on.
     pub submitted: Option<SystemTime>,
     /// When its present run began.
     pub started: Option<SystemTime>,
-    /// When the scheduler ends its present run, as far as that is known.
-    pub ends: Option<SystemTime>,
+    /// How long its present run may last; `None` where it has none, or no limit of time.
+    pub run_time: Option<RunTime>,
     /// When it is expected to start, where the site computes that. It may have passed.
     pub estimated_start: Option<SystemTime>,
     /// Where it runs; empty where it does not.
@@ -197,7 +200,7 @@ impl Scheduler {
                 // Only with `-E` are all jobs asked for at once: without it, releases after 23.06 print the first alone.
                 let arguments = ["-E", "-t", "-f", "-F", "json"].into_iter().chain(selected.split_whitespace());
                 let printed = run(Call::ask("qstat", arguments).tolerate(&pbs::GONE)).await?;
-                printed.read(|text| pbs::read_jobs(text, SystemTime::now()))
+                printed.read(pbs::read_jobs)
             }
             Self::Slurm => run(Call::ask("squeue", slurm::list_arguments(name))).await?.read(slurm::read_jobs),
         }

@@ -4,14 +4,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use crate::{JobReading, JobState, RenderedSubmission, ScheduledJob, Submission, format_walltime, shell};
+use crate::{JobReading, JobState, RenderedSubmission, RunTime, ScheduledJob, Submission, format_walltime, shell};
 
 /// What `qdel` and `qstat` say of jobs that have ended or were never there, and of a part that has ended while its array has not.
 pub(crate) const GONE: [&str; 3] = ["Unknown Job Id", "Job has finished", "Request invalid for finished array subjob"];
-
-/// How old the walltime that PBS says is used may be: a host reports it every two minutes (`$max_check_poll`, 120 s by default), and on its way
-/// it gets a little older.
-const MAX_USED_AGE: Duration = Duration::from_secs(130);
 
 /// The command line of `qsub`. After the two dashes comes the job's top process, which signals reach and which SIGTERM does not end at once. The
 /// login shell becomes the program by `exec`.
@@ -49,18 +45,22 @@ pub(crate) fn read_job(text: &str, id: &str, now: SystemTime) -> Result<JobReadi
     // Another form of the server's name may be in the id.
     let only = || jobs.values().next().filter(|_| jobs.len() == 1);
     let job = jobs.get(id).or_else(only).ok_or("other jobs")?;
+    let ends = match read_run_time(job)? {
+        Some(run_time) => run_time.end(job.get("stime").and_then(parse_time).ok_or("no start time of the job")?, now),
+        None => None,
+    };
     let run = job.get("run_count").and_then(parse_number).and_then(|count| u32::try_from(count).ok()).filter(|count| *count > 0);
-    Ok(JobReading { run, ends: read_end(job, now)? })
+    Ok(JobReading { run, ends })
 }
 
 /// Reads what `qstat -E -t -f -F json ID…` prints, where the ids of arrays are among them. `Jobs` is absent where all have ended meanwhile.
-pub(crate) fn read_jobs(text: &str, now: SystemTime) -> Result<Vec<ScheduledJob>, &'static str> {
+pub(crate) fn read_jobs(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
     let root = parse(text)?;
     let Some(jobs) = root.get("Jobs") else { return Ok(Vec::new()) };
     let jobs = jobs.as_object().ok_or("jobs that are none")?;
     // An array is listed itself, too, before its parts.
     let parts = jobs.iter().filter(|(id, _)| !id.contains("[]"));
-    parts.filter_map(|(id, job)| read_state(job).transpose().map(|state| Ok(read_scheduled(id, job, state?, now)))).collect()
+    parts.filter_map(|(id, job)| read_state(job).transpose().map(|state| Ok(read_scheduled(id, job, state?)))).collect()
 }
 
 /// Reads what `qstat -B -f` prints: `Server: head`, then what it is set to. The default server's name, as that one has it.
@@ -89,7 +89,7 @@ fn read_state(job: &Value) -> Result<Option<JobState>, &'static str> {
     }))
 }
 
-fn read_scheduled(id: &str, job: &Value, state: JobState, now: SystemTime) -> ScheduledJob {
+fn read_scheduled(id: &str, job: &Value, state: JobState) -> ScheduledJob {
     let time = |name: &str| job.get(name).and_then(parse_time);
     let word = |name: &str| job.get(name).and_then(Value::as_str).unwrap_or_default();
     // A part that waits has what is known of its array, and a job that is run again may have what was of its last run.
@@ -100,7 +100,7 @@ fn read_scheduled(id: &str, job: &Value, state: JobState, now: SystemTime) -> Sc
         comment: word("comment").to_owned(),
         submitted: time("ctime"),
         started: time("stime").filter(|_| has_started),
-        ends: read_end(job, now).unwrap_or_default().filter(|_| has_started),
+        run_time: read_run_time(job).unwrap_or_default().filter(|_| has_started),
         estimated_start: job
             .get("estimated")
             .and_then(|estimated| estimated.get("start_time"))
@@ -111,17 +111,12 @@ fn read_scheduled(id: &str, job: &Value, state: JobState, now: SystemTime) -> Sc
     }
 }
 
-/// When a job ends; `None` where it has no walltime.
-///
-/// It ends when it has run for its walltime. The time in which it was suspended does not count: the walltime that is used says so, as it
-/// was at most `MAX_USED_AGE` ago. A job that was suspended for less than that ends later than is returned, and none ends earlier.
-fn read_end(job: &Value, now: SystemTime) -> Result<Option<SystemTime>, &'static str> {
+/// How long a job may run; `None` where it has no walltime. What is used of it cannot be told of a run that has just begun.
+fn read_run_time(job: &Value) -> Result<Option<RunTime>, &'static str> {
     let Some(walltime) = job.get("Resource_List").and_then(|list| list.get("walltime")) else { return Ok(None) };
-    let walltime = parse_walltime(walltime).ok_or("a walltime that is none")?;
-    let started = job.get("stime").and_then(parse_time).ok_or("no start time of the job")?;
+    let limit = parse_walltime(walltime).ok_or("a walltime that is none")?;
     let used = job.get("resources_used").and_then(|used| used.get("walltime")).and_then(parse_walltime);
-    let by_use = used.and_then(|used| now.checked_add(walltime)?.checked_sub(used.saturating_add(MAX_USED_AGE)));
-    Ok(started.checked_add(walltime).max(by_use))
+    Ok(Some(RunTime { limit, used }))
 }
 
 fn parse_number(value: &Value) -> Option<u64> {

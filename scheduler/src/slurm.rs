@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{JobReading, JobState, RenderedSubmission, ScheduledJob, Submission, format_walltime, shell};
+use crate::{JobReading, JobState, RenderedSubmission, RunTime, ScheduledJob, Submission, format_walltime, shell};
 
 /// What `scancel` says of jobs that have ended.
 pub(crate) const GONE: [&str; 2] = ["Invalid job id specified", "already completing or completed"];
@@ -70,14 +70,16 @@ fn read_line(line: &str) -> Result<Option<ScheduledJob>, &'static str> {
     let [id, state, priority, submitted, start, end, host, reason] = fields[..] else { return Err("a job without all its fields") };
     let Some(state) = read_state(state, priority)? else { return Ok(None) };
     let has_started = state.has_started();
-    let start = read_time(start)?;
+    let (start, end) = (read_time(start)?, read_time(end)?);
+    let limit = end.zip(start).and_then(|(end, start)| end.duration_since(start).ok());
     Ok(Some(ScheduledJob {
         id: id.to_owned(),
         state,
         comment: if reason == "None" { String::new() } else { reason.to_owned() },
         submitted: read_time(submitted)?,
         started: start.filter(|_| has_started),
-        ends: read_time(end)?.filter(|_| has_started),
+        // The limit grows by what a job was suspended for.
+        run_time: limit.filter(|_| has_started).map(|limit| RunTime { limit, used: None }),
         estimated_start: start.filter(|_| !has_started),
         host: host.to_owned(),
     }))

@@ -19,6 +19,21 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
+/// How the scheduler tells time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Clock {
+    /// Seconds by which it is ahead of the controller's.
+    skew: i64,
+    /// Whether it says how much of its limit a job has used, as PBS does.
+    tells_use: bool,
+}
+
+impl Clock {
+    fn show(self, moment: u64) -> SystemTime {
+        at(moment.saturating_add_signed(self.skew))
+    }
+}
+
 /// What a run is drawn from. Times are in seconds.
 #[derive(Debug, Clone)]
 struct Climate {
@@ -35,6 +50,7 @@ struct Climate {
     resize: f64,
     /// In this part of each day no job lives to become ready.
     broken: Range<u64>,
+    clock: Clock,
 }
 
 impl Climate {
@@ -49,6 +65,7 @@ impl Climate {
             router_restart: 0.0,
             resize: 0.0,
             broken: 0..0,
+            clock: Clock::default(),
         }
     }
 
@@ -65,6 +82,12 @@ impl Climate {
             router_restart: 0.001,
             resize: 0.0005,
             broken: if rng.bool() { broken_from..broken_from + 3 * HOUR } else { 0..0 },
+            // Slurm's clocks differ by five minutes at most.
+            clock: if rng.bool() {
+                Clock { skew: [0, -600, 600][rng.usize(..3)], tells_use: true }
+            } else {
+                Clock { skew: [0, -300, 300][rng.usize(..3)], tells_use: false }
+            },
         }
     }
 
@@ -97,7 +120,7 @@ impl Run {
             entry: FleetEntry { name: "chat".to_owned(), model: "org/model".to_owned(), size, walltime, engine_args: Vec::new() },
             memory: Memory::default(),
             controller_starts: 0,
-            scheduler: SimulatedScheduler::default(),
+            scheduler: SimulatedScheduler::new(climate.clock),
             load: (0.0, 0),
             last_request: None,
             routers_back: 0,
@@ -253,15 +276,18 @@ fn ends_that_can_be_foreseen_leave_no_gap() {
     for (seed, (queue_wait, cold_start, walltime)) in
         [(0, 60, HOUR), (60, 300, HOUR), (1800, 600, 2 * HOUR), (3 * HOUR, 1800, 6 * HOUR)].into_iter().enumerate()
     {
-        let mut run = fixed(seed as u64, Climate::steady(queue_wait, cold_start, walltime), 3);
-        run.run(50);
-        let watch = run.finish();
-        let at_the_start = 3 * (queue_wait + cold_start + 20);
-        assert!(watch.figures.gap <= at_the_start, "{watch}: {} s of gap", watch.figures.gap);
-        assert!(watch.figures.submissions > 3 * 5, "{watch}: no job was replaced");
-        total += watch.figures;
+        for skew in [0, -600, 600] {
+            let clock = Clock { skew, tells_use: seed % 2 == 0 };
+            let mut run = fixed(seed as u64, Climate { clock, ..Climate::steady(queue_wait, cold_start, walltime) }, 3);
+            run.run(50);
+            let watch = run.finish();
+            let at_the_start = 3 * (queue_wait + cold_start + 20);
+            assert!(watch.figures.gap <= at_the_start, "{watch}: {} s of gap", watch.figures.gap);
+            assert!(watch.figures.submissions > 3 * 5, "{watch}: no job was replaced");
+            total += watch.figures;
+        }
     }
-    println!("steady queues, 200 hours: {total}");
+    println!("steady queues, 600 hours: {total}");
 }
 
 #[test]
@@ -294,12 +320,15 @@ fn jobs_shorter_than_their_queue_wait_have_one_replacement_each() {
 
 #[test]
 fn a_model_that_cannot_start_costs_four_jobs_an_hour() {
-    let mut climate = Climate::steady(1, 60, 12 * HOUR);
-    climate.broken = 0..24 * HOUR;
-    let mut run = fixed(1, climate, 1);
-    run.run(24);
-    let watch = run.finish();
-    assert!((24..=4 * 24 + 6).contains(&watch.figures.submissions), "{watch}");
+    for skew in [0, -600, 600] {
+        let mut climate = Climate::steady(1, 60, 12 * HOUR);
+        climate.broken = 0..24 * HOUR;
+        climate.clock.skew = skew;
+        let mut run = fixed(1, climate, 1);
+        run.run(24);
+        let watch = run.finish();
+        assert!((24..=4 * 24 + 6).contains(&watch.figures.submissions), "{watch}");
+    }
 }
 
 #[test]

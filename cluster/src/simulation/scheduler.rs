@@ -1,9 +1,11 @@
 //! The simulated scheduler and the nodes of its jobs: a job's fate is drawn when it is submitted.
 
-use fastrand::Rng;
-use hostler_scheduler::JobState;
+use std::time::Duration;
 
-use super::{Climate, at};
+use fastrand::Rng;
+use hostler_scheduler::{JobState, RunTime};
+
+use super::{Climate, Clock};
 use crate::{NodeState, ObservedJob};
 
 /// How long before its end an agent leaves.
@@ -15,6 +17,7 @@ pub(super) struct SimulatedScheduler {
     submitted: u64,
     /// In nodes that are busy.
     load: f64,
+    clock: Clock,
 }
 
 #[derive(Debug, Clone)]
@@ -49,6 +52,10 @@ pub(super) struct Ends {
 }
 
 impl SimulatedScheduler {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { clock, ..Self::default() }
+    }
+
     pub(super) fn submit(&mut self, rng: &mut Rng, climate: &Climate, now: u64) {
         self.submitted += 1;
         let starts = now + rng.u64(climate.queue_wait.clone());
@@ -110,7 +117,7 @@ impl SimulatedScheduler {
         let listed = self.jobs.iter().filter(|job| job.listed <= now);
         listed
             .map(|job| {
-                let mut seen = job.observe(now);
+                let mut seen = job.observe(now, self.clock);
                 if !knows_nodes {
                     seen.node = NodeState::NotAttached;
                 }
@@ -169,7 +176,13 @@ impl SimulatedJob {
         self.is_live(now) && self.ready <= now && !self.has_died(now)
     }
 
-    fn observe(&self, now: u64) -> ObservedJob {
+    /// As PBS says it: of a run that has just begun not at all, and then up to two minutes late.
+    fn used(&self, now: u64, clock: Clock) -> Option<Duration> {
+        let used = (now - self.starts) / 120 * 120;
+        Some(Duration::from_secs(used)).filter(|used| clock.tells_use && !used.is_zero())
+    }
+
+    fn observe(&self, now: u64, clock: Clock) -> ObservedJob {
         let has_started = self.starts <= now;
         let state = match (self.is_cancelled, has_started) {
             (true, true) => JobState::Ending,
@@ -190,9 +203,9 @@ impl SimulatedJob {
         ObservedJob {
             id: self.id.clone(),
             state,
-            submitted: Some(at(self.submitted)),
-            started: has_started.then(|| at(self.starts)),
-            ends: has_started.then(|| at(self.ends)),
+            submitted: Some(clock.show(self.submitted)),
+            started: has_started.then(|| clock.show(self.starts)),
+            run_time: has_started.then(|| RunTime { limit: Duration::from_secs(self.ends - self.starts), used: self.used(now, clock) }),
             node,
             in_flight: 0,
         }

@@ -23,7 +23,7 @@ pub(crate) fn job(id: &str, state: JobState) -> ScheduledJob {
         comment: String::new(),
         submitted: Some(at(100)),
         started: has_started.then(|| at(400)),
-        ends: None,
+        run_time: None,
         estimated_start: None,
         host: String::new(),
     }

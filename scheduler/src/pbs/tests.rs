@@ -76,7 +76,7 @@ fn a_job_of_pbs_ends_when_it_has_run_for_its_walltime() {
 
 #[test]
 fn the_time_in_which_a_job_was_suspended_is_added_to_its_end_but_for_what_may_be_the_age_of_the_reading() {
-    let age = MAX_USED_AGE.as_secs();
+    let age = crate::run_time::MAX_USED_AGE.as_secs();
     // (seconds since the start, what `QSTAT` says is used, seconds from the start to the end)
     for (second, used, end) in [
         (118, "00:01:58", 5400),
@@ -193,13 +193,9 @@ const LIST: &str = r#"{
     }
 }"#;
 
-fn read_list(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
-    read_jobs(text, at(STARTED + 118))
-}
-
 #[test]
 fn jobs_and_parts_of_pbs_have_states_and_hosts_and_their_array_is_none() {
-    let jobs = read_list(LIST).unwrap();
+    let jobs = read_jobs(LIST).unwrap();
     let seen: Vec<_> = jobs.iter().map(|job| (job.id.as_str(), job.state, job.host.as_str())).collect();
     let expected = [
         ("19[1].head", JobState::Running, "x3001"),
@@ -215,7 +211,7 @@ fn jobs_and_parts_of_pbs_have_states_and_hosts_and_their_array_is_none() {
 
 #[test]
 fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbatim() {
-    let jobs = read_list(LIST).unwrap();
+    let jobs = read_jobs(LIST).unwrap();
     let submitted = Some(at(STARTED - 21));
     let running = ScheduledJob {
         id: "19[1].head".into(),
@@ -223,7 +219,7 @@ fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbati
         comment: "Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)".into(),
         submitted,
         started: Some(at(STARTED)),
-        ends: Some(at(STARTED + 5400)),
+        run_time: Some(RunTime { limit: Duration::from_secs(5400), used: Some(Duration::from_secs(118)) }),
         estimated_start: None,
         host: "x3001".into(),
     };
@@ -234,24 +230,24 @@ fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbati
         comment: "Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)".into(),
         submitted,
         started: None,
-        ends: None,
+        run_time: None,
         estimated_start: Some(at(STARTED + 5400)),
         host: String::new(),
     };
     assert_eq!(jobs[2], queued);
-    assert_eq!((jobs[5].estimated_start, jobs[6].started, jobs[6].ends), (None, Some(at(STARTED)), None));
+    assert_eq!((jobs[5].estimated_start, jobs[6].started, jobs[6].run_time), (None, Some(at(STARTED)), None));
 }
 
 #[test]
 fn a_list_of_pbs_that_cannot_be_read_is_an_error_and_no_empty_list() {
-    assert_eq!(read_list(r#"{"timestamp":1795435320,"pbs_version":"23.06.06","pbs_server":"head"}"#), Ok(vec![]));
-    assert_eq!(read_list(""), Err("what is no JSON"));
-    assert_eq!(read_list(&LIST[..LIST.len() / 2]), Err("what is no JSON"));
+    assert_eq!(read_jobs(r#"{"timestamp":1795435320,"pbs_version":"23.06.06","pbs_server":"head"}"#), Ok(vec![]));
+    assert_eq!(read_jobs(""), Err("what is no JSON"));
+    assert_eq!(read_jobs(&LIST[..LIST.len() / 2]), Err("what is no JSON"));
     // A value whose quotes some releases leave as they are.
-    assert_eq!(read_list(&LIST.replace("Subjob finished", "\"finished\"")), Err("what is no JSON"));
-    assert_eq!(read_list(&LIST.replace(r#""job_state":"S""#, r#""job_state":"Z""#)), Err("a job in an unknown state"));
-    assert_eq!(read_list(&LIST.replace(r#""job_state":"S","#, "")), Err("a job without a state"));
-    assert_eq!(read_list(r#"{"Jobs":[]}"#), Err("jobs that are none"));
+    assert_eq!(read_jobs(&LIST.replace("Subjob finished", "\"finished\"")), Err("what is no JSON"));
+    assert_eq!(read_jobs(&LIST.replace(r#""job_state":"S""#, r#""job_state":"Z""#)), Err("a job in an unknown state"));
+    assert_eq!(read_jobs(&LIST.replace(r#""job_state":"S","#, "")), Err("a job without a state"));
+    assert_eq!(read_jobs(r#"{"Jobs":[]}"#), Err("jobs that are none"));
 }
 
 #[test]

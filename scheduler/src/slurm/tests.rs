@@ -73,11 +73,11 @@ fn jobs_and_parts_of_slurm_have_state_times_host_and_reason() {
         ("12_1", JobState::Suspended, "", "n1"),
     ];
     assert_eq!(seen, expected);
-    let times = |job: &ScheduledJob| (job.submitted, job.started, job.ends, job.estimated_start);
+    let times = |job: &ScheduledJob| (job.submitted, job.started, job.run_time.map(|run| run.limit.as_secs()), job.estimated_start);
     let submitted = Some(at(1_795_515_006));
     assert_eq!(times(&jobs[0]), (submitted, None, None, Some(at(1_795_515_187))));
     assert_eq!(times(&jobs[2]), (submitted, None, None, None));
-    assert_eq!(times(&jobs[3]), (submitted, Some(at(1_795_515_007)), Some(at(1_795_515_187)), None));
+    assert_eq!(times(&jobs[3]), (submitted, Some(at(1_795_515_007)), Some(180), None));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_job_of_slurm_that_has_ended_is_not_listed() {
 #[test]
 fn a_job_of_slurm_without_limit_has_no_end_and_a_reason_may_hold_anything() {
     let jobs = read_jobs("7|RUNNING|1|1795514792|1795514792|NONE|n2|down | by root\n").unwrap();
-    assert_eq!((jobs[0].ends, jobs[0].comment.as_str()), (None, "down | by root"));
+    assert_eq!((jobs[0].run_time, jobs[0].comment.as_str()), (None, "down | by root"));
 }
 
 #[test]

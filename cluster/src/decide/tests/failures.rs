@@ -25,21 +25,39 @@ fn a_refused_submission_is_repeated_with_growing_pauses() {
 
 #[test]
 fn a_job_that_dies_is_submitted_again_after_a_pause_that_grows() {
-    let mut scene = Scene::fixed(1);
-    let mut pauses = Vec::new();
-    scene.step();
-    for number in 0..7 {
-        let id = format!("j{number}");
-        scene.queue(&id);
+    for skew in SKEWS {
+        let mut scene = Scene { skew, ..Scene::fixed(1) };
+        let mut pauses = Vec::new();
         scene.step();
-        scene.start(&id);
-        scene.pass(20);
-        scene.end(&id);
-        let (pause, actions) = scene.wait(HOUR);
-        assert_eq!(actions, submit(1));
-        pauses.push(pause);
+        for number in 0..7 {
+            let id = format!("j{number}");
+            scene.queue(&id);
+            scene.step();
+            scene.start(&id);
+            scene.pass(20);
+            scene.end(&id);
+            let (pause, actions) = scene.wait(HOUR);
+            assert_eq!(actions, submit(1));
+            pauses.push(pause);
+        }
+        assert_eq!(pauses, [30, 60, 120, 240, 480, 960, 960], "with a scheduler that is {skew} s ahead");
     }
-    assert_eq!(pauses, [30, 60, 120, 240, 480, 960, 960]);
+}
+
+#[test]
+fn parts_of_one_array_that_die_one_after_another_are_one_failure() {
+    for skew in SKEWS {
+        let mut scene = Scene { skew, ..Scene::fixed(3) };
+        assert_eq!(scene.step(), submit(3));
+        let ids = ["j1", "j2", "j3"];
+        ids.iter().for_each(|id| scene.queue(id));
+        for id in ids {
+            scene.pass(10);
+            scene.end(id);
+        }
+        assert_eq!(scene.wait(HOUR).1, submit(3));
+        assert_eq!(scene.memory.failures(), 1, "with a scheduler that is {skew} s ahead");
+    }
 }
 
 #[test]
@@ -68,7 +86,7 @@ fn a_job_that_reaches_its_end_without_having_been_ready_has_failed() {
     scene.queue("j1");
     scene.step();
     scene.start("j1");
-    scene.job("j1").ends = Some(at(scene.now + 60));
+    scene.end_in("j1", 60);
     scene.pass(60);
     scene.end("j1");
     assert_eq!(scene.wait(HOUR), (30, submit(1).to_vec()));
@@ -77,7 +95,7 @@ fn a_job_that_reaches_its_end_without_having_been_ready_has_failed() {
 #[test]
 fn a_job_that_reaches_its_end_is_no_failure() {
     let mut scene = Scene::serving(1);
-    scene.job("j1").ends = Some(at(scene.now + MINUTE));
+    scene.end_in("j1", MINUTE);
     scene.step();
     scene.queue("j2");
     scene.end("j1");

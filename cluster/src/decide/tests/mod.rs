@@ -7,12 +7,17 @@ mod sizes;
 
 use std::time::Duration;
 
+use hostler_scheduler::RunTime;
+
 use super::*;
 use crate::entry::FleetSize;
 use crate::observation::{Demand, ObservedJob};
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
+
+/// What a scheduler's clock may be ahead of ours, in seconds.
+const SKEWS: [i64; 5] = [0, -600, -35, 35, 600];
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
@@ -25,6 +30,8 @@ struct Scene {
     jobs: Vec<ObservedJob>,
     demand: Demand,
     now: u64,
+    /// Seconds by which the scheduler's clock is ahead.
+    skew: i64,
 }
 
 impl Scene {
@@ -36,7 +43,7 @@ impl Scene {
             walltime: Duration::from_secs(12 * HOUR),
             engine_args: Vec::new(),
         };
-        Self { entry, memory: Memory::default(), jobs: Vec::new(), demand: Demand::default(), now: 1_000_000 }
+        Self { entry, memory: Memory::default(), jobs: Vec::new(), demand: Demand::default(), now: 1_000_000, skew: 0 }
     }
 
     fn fixed(nodes: u32) -> Self {
@@ -70,20 +77,20 @@ impl Scene {
         self.jobs.push(ObservedJob {
             id: id.to_owned(),
             state: JobState::Queued,
-            submitted: Some(at(self.now)),
+            submitted: Some(self.server_time()),
             started: None,
-            ends: None,
+            run_time: None,
             node: NodeState::NotAttached,
             in_flight: 0,
         });
     }
 
     fn start(&mut self, id: &str) {
-        let (now, walltime) = (at(self.now), self.entry.walltime);
+        let (started, limit) = (self.server_time(), self.entry.walltime);
         let job = self.job(id);
         job.state = JobState::Running;
-        job.started = Some(now);
-        job.ends = Some(now + walltime);
+        job.started = Some(started);
+        job.run_time = Some(RunTime { limit, used: None });
         job.node = NodeState::Loading;
     }
 
@@ -96,6 +103,19 @@ impl Scene {
 
     fn job(&mut self, id: &str) -> &mut ObservedJob {
         self.jobs.iter_mut().find(|job| job.id == id).expect("the test has this job")
+    }
+
+    /// Its run is to end after so many seconds.
+    fn end_in(&mut self, id: &str, seconds: u64) {
+        let end = self.server_time() + Duration::from_secs(seconds);
+        let job = self.job(id);
+        let limit = since(end, job.started.expect("only a job that has started is to end"));
+        job.run_time = Some(RunTime { limit, used: None });
+    }
+
+    /// What the scheduler's clock shows.
+    fn server_time(&self) -> SystemTime {
+        at(self.now.saturating_add_signed(self.skew))
     }
 
     fn end(&mut self, id: &str) {

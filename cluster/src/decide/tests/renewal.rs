@@ -4,30 +4,33 @@ use super::*;
 
 #[test]
 fn a_replacement_is_submitted_when_the_time_left_is_shorter_than_wait_and_start() {
-    let mut scene = Scene::serving(1);
-    let (waited, actions) = scene.wait(12 * HOUR);
-    assert_eq!(actions, submit(1));
-    // A minute in the queue, a minute to load, and the two in which jobs may leave early.
-    let left = since(scene.jobs[0].ends.unwrap(), at(scene.now)).as_secs();
-    assert!((225..=240).contains(&left), "{left} s were left after {waited} s");
+    for skew in SKEWS {
+        let mut scene = Scene { skew, ..Scene::fixed(1) };
+        scene.bring_up(1);
+        let end = scene.now - MINUTE - 5 + 12 * HOUR;
+        assert_eq!(scene.wait(12 * HOUR).1, submit(1));
+        // A minute in the queue, a minute to load, and the two in which jobs may leave early.
+        let left = end - scene.now;
+        assert!((225..=240).contains(&left), "{left} s were left with a scheduler that is {skew} s ahead");
+    }
 }
 
 #[test]
 fn a_job_that_waits_longer_than_any_before_it_makes_the_others_due_earlier() {
     let mut scene = Scene::serving(2);
-    scene.job("j1").ends = Some(at(scene.now + 3 * MINUTE));
+    scene.end_in("j1", 3 * MINUTE);
     assert_eq!(scene.step(), submit(1));
     scene.queue("j3");
     scene.end("j1");
     scene.pass(2 * HOUR);
-    scene.job("j2").ends = Some(at(scene.now + HOUR));
+    scene.end_in("j2", HOUR);
     assert_eq!(scene.step(), submit(1));
 }
 
 #[test]
 fn the_old_job_drains_when_its_replacement_is_ready_and_not_before() {
     let mut scene = Scene::serving(2);
-    scene.job("j2").ends = Some(at(scene.now + 2 * MINUTE));
+    scene.end_in("j2", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
     scene.queue("j3");
     assert_eq!(scene.step(), []);
@@ -46,7 +49,7 @@ fn the_old_job_drains_when_its_replacement_is_ready_and_not_before() {
 #[test]
 fn a_replaced_job_whose_agent_has_left_counts_no_more() {
     let mut scene = Scene::serving(1);
-    scene.job("j1").ends = Some(at(scene.now + 2 * MINUTE));
+    scene.end_in("j1", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
     scene.add_ready("j2");
     assert_eq!(scene.step(), drain("j1"));
@@ -57,7 +60,7 @@ fn a_replaced_job_whose_agent_has_left_counts_no_more() {
 #[test]
 fn a_replacement_whose_agent_is_away_for_a_moment_drains_nobody() {
     let mut scene = Scene::serving(1);
-    scene.job("j1").ends = Some(at(scene.now + 2 * MINUTE));
+    scene.end_in("j1", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
     scene.add_ready("j2");
     scene.job("j1").node = NodeState::NotAttached;
@@ -75,18 +78,18 @@ fn a_replacement_whose_agent_is_away_for_a_moment_drains_nobody() {
 #[test]
 fn a_replacement_that_has_waited_is_kept_when_estimates_become_shorter() {
     let mut scene = Scene::serving(2);
-    scene.job("j1").ends = Some(at(scene.now + 2 * MINUTE));
+    scene.end_in("j1", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
     scene.queue("j3");
     // As after `qalter`: j1 has hours left.
-    scene.job("j1").ends = Some(at(scene.now + 5 * HOUR));
+    scene.end_in("j1", 5 * HOUR);
     assert_eq!(scene.pass(10 * MINUTE), []);
 }
 
 #[test]
 fn a_walltime_shorter_than_wait_and_start_has_one_replacement_for_each_job() {
     let mut scene = Scene::serving(1);
-    scene.job("j1").ends = Some(at(scene.now + 100));
+    scene.end_in("j1", 100);
     assert_eq!(scene.pass(30), submit(1));
     scene.queue("j2");
     scene.end("j1");
@@ -113,7 +116,7 @@ fn a_job_that_is_requeued_counts_and_teaches_no_queue_wait() {
     let mut scene = Scene::serving(1);
     scene.pass(5 * HOUR);
     let job = scene.job("j1");
-    (job.state, job.started, job.ends, job.node) = (JobState::Queued, None, None, NodeState::NotAttached);
+    (job.state, job.started, job.run_time, job.node) = (JobState::Queued, None, None, NodeState::NotAttached);
     assert_eq!(scene.pass(MINUTE), []);
     scene.start("j1");
     assert_eq!(scene.pass(MINUTE), []);

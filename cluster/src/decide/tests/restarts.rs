@@ -54,7 +54,7 @@ fn a_kept_memory_waits_for_the_jobs_that_were_submitted_before_the_restart() {
 #[test]
 fn a_lost_memory_takes_jobs_beyond_the_size_for_replacements() {
     let mut scene = Scene::serving(2);
-    scene.job("j1").ends = Some(at(scene.now + 3 * HOUR));
+    scene.end_in("j1", 3 * HOUR);
     scene.queue("j3");
     scene.lose_memory();
     assert_eq!(scene.pass(3 * MINUTE), [], "j3 stays, although j1 has hours left");
@@ -80,7 +80,7 @@ fn a_lost_memory_of_an_elastic_entry_finds_its_size_in_its_jobs() {
     for id in ["j1", "j2", "j3"] {
         scene.add_ready(id);
     }
-    scene.job("j2").ends = Some(at(scene.now + 11 * MINUTE));
+    scene.end_in("j2", 11 * MINUTE);
     scene.queue("j4");
     scene.demand = Demand { waiting: 0, in_flight: 3, last_request: Some(Duration::ZERO) };
     scene.jobs.iter_mut().take(3).for_each(|job| job.in_flight = 1);
@@ -92,7 +92,7 @@ fn a_lost_memory_of_an_elastic_entry_finds_its_size_in_its_jobs() {
 #[test]
 fn decisions_are_the_same_for_the_same_view_in_any_order() {
     let mut scene = Scene::serving(4);
-    scene.jobs[1].ends = Some(at(scene.now + 2 * MINUTE));
+    scene.end_in("j2", 2 * MINUTE);
     scene.jobs[2].node = NodeState::Failed;
     let forward = Observation { jobs: scene.jobs.clone(), demand: scene.demand };
     let backward = Observation { jobs: scene.jobs.iter().rev().cloned().collect(), demand: scene.demand };

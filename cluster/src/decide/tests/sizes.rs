@@ -23,7 +23,7 @@ fn an_entry_of_no_nodes_has_no_jobs() {
 fn a_smaller_size_cancels_what_waits_then_what_loads_and_drains_what_ends_first() {
     let mut scene = Scene::serving(2);
     scene.entry.size = FleetSize::Fixed(6);
-    scene.job("j2").ends = Some(at(scene.now + 5 * HOUR));
+    scene.end_in("j2", 5 * HOUR);
     assert_eq!(scene.step(), submit(4));
     for id in ["j3", "j4", "j5", "j6"] {
         scene.queue(id);
@@ -59,7 +59,7 @@ fn a_smaller_size_does_without_the_job_that_has_no_agent() {
 #[test]
 fn a_size_of_zero_ends_replacements_and_absent_jobs_too() {
     let mut scene = Scene::serving(2);
-    scene.job("j1").ends = Some(at(scene.now + 2 * MINUTE));
+    scene.end_in("j1", 2 * MINUTE);
     scene.step();
     scene.queue("j3");
     scene.job("j2").node = NodeState::NotAttached;
@@ -88,7 +88,7 @@ fn requests_that_wait_for_a_while_add_one_node_at_a_time_up_to_the_most() {
 fn a_replacement_on_its_way_does_not_hinder_growth() {
     let mut scene = Scene::elastic(1, 3);
     scene.bring_up(1);
-    scene.job("j1").ends = Some(at(scene.now + 2 * MINUTE));
+    scene.end_in("j1", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
     scene.queue("j2");
     scene.demand = Demand { waiting: 5, in_flight: 9, last_request: Some(Duration::ZERO) };
