@@ -19,6 +19,9 @@ const LISTED_WITHIN: Duration = Duration::from_secs(120);
 /// notices after 7 that a host has died; the rest is for a job's own first lines, such as copying weights.
 const ABSENT_LIMIT: Duration = Duration::from_secs(30 * 60);
 
+/// A job that is suspended for longer is replaced. Slurm's gang scheduler suspends jobs by turns of 30 s (`SchedulerTimeSlice`).
+const SUSPENDED_LIMIT: Duration = Duration::from_secs(60);
+
 /// A job that has served so long shows that the model can start.
 const SERVES_WELL_AFTER: Duration = Duration::from_secs(600);
 
@@ -75,6 +78,7 @@ pub(crate) struct JobRecord {
     pub(crate) busy: Option<SystemTime>,
     /// Since when it runs without an agent.
     absent_since: Option<SystemTime>,
+    suspended_since: Option<SystemTime>,
     pub(crate) leaving_since: Option<SystemTime>,
     /// It was seen from its start on, so it is known how long it takes to become ready.
     start_is_watched: bool,
@@ -183,7 +187,7 @@ impl Memory {
         self.note_gone_jobs(jobs, now);
         for job in jobs {
             let submission = &mut self.submission;
-            let record = self.jobs.entry(job.id.clone()).or_insert_with(|| JobRecord::new(list_one(submission), now));
+            let record = self.jobs.entry(job.id.clone()).or_insert_with(|| JobRecord::new(job, list_one(submission), now));
             if is_late {
                 (record.absent_since, record.start_is_watched) = (None, false);
             }
@@ -284,8 +288,10 @@ fn list_one(submission: &mut Option<Submission>) -> Option<SystemTime> {
 }
 
 impl JobRecord {
-    fn new(submitted: Option<SystemTime>, now: SystemTime) -> Self {
-        Self { submitted, listed: Some(now), waited: submitted, ..Self::default() }
+    fn new(job: &ObservedJob, submitted: Option<SystemTime>, now: SystemTime) -> Self {
+        // For how long it has been suspended is not known. As one of those that count it could have its replacement cancelled.
+        let suspended_since = (job.state == JobState::Suspended).then(|| now - SUSPENDED_LIMIT);
+        Self { submitted, listed: Some(now), waited: submitted, suspended_since, ..Self::default() }
     }
 
     /// Since when it is there, as far as that is known.
@@ -296,6 +302,7 @@ impl JobRecord {
     fn note(&mut self, job: &ObservedJob, now: SystemTime) {
         let is_absent = job.state == JobState::Running && job.node == NodeState::NotAttached;
         self.absent_since = self.absent_since.or(Some(now)).filter(|_| is_absent);
+        self.suspended_since = self.suspended_since.or(Some(now)).filter(|_| job.state == JobState::Suspended);
         match job.state {
             // A job that was preempted waits again. From its submission until its next start it has also run, or was held.
             JobState::Queued if self.wait_is_known => self.forget_run(),
@@ -339,6 +346,11 @@ impl JobRecord {
     /// Whether its agent is gone for good.
     pub(crate) fn is_lost(&self, now: SystemTime) -> bool {
         self.absent_since.is_some_and(|absent| since(now, absent) >= ABSENT_LIMIT)
+    }
+
+    /// Whether nobody knows when it will go on.
+    pub(crate) fn is_suspended(&self, now: SystemTime) -> bool {
+        self.suspended_since.is_some_and(|suspended| since(now, suspended) >= SUSPENDED_LIMIT)
     }
 
     /// Whether it is as it should be that the job is over: the controller wanted it, or it has served until its end.

@@ -1,4 +1,4 @@
-//! The jobs of an entry by how far they are: they wait, start, serve or leave. Each stage is in the order in which the entry does without them.
+//! The jobs of an entry by how far they are: they wait, start, serve, are suspended or leave. Each stage is in the order in which the entry does without them.
 
 use std::cmp::Reverse;
 use std::time::SystemTime;
@@ -15,19 +15,23 @@ pub(crate) struct Stages<'a> {
     pub(crate) starting: Vec<&'a ObservedJob>,
     /// Has been ready, though its agent may be away for a moment: the one that ends first first.
     pub(crate) serving: Vec<&'a ObservedJob>,
+    /// Suspended for longer than moments, so it does not count until it goes on: the one that ends first first.
+    pub(crate) suspended: Vec<&'a ObservedJob>,
     /// Counts no more, but has not ended.
     pub(crate) leaving: Vec<&'a ObservedJob>,
 }
 
 impl<'a> Stages<'a> {
     pub(crate) fn sort(jobs: &'a [ObservedJob], memory: &Memory, now: SystemTime) -> Self {
-        let mut stages = Self { waiting: Vec::new(), starting: Vec::new(), serving: Vec::new(), leaving: Vec::new() };
+        let mut stages = Self { waiting: Vec::new(), starting: Vec::new(), serving: Vec::new(), suspended: Vec::new(), leaving: Vec::new() };
         for job in jobs {
             let record = memory.record(job);
             let stage = if !job.has_started() {
                 &mut stages.waiting
             } else if job.state == JobState::Ending || record.leaving_since.is_some() || job.has_failed() || record.is_lost(now) {
                 &mut stages.leaving
+            } else if record.is_suspended(now) {
+                &mut stages.suspended
             } else if record.ready.is_some() || job.in_flight > 0 {
                 &mut stages.serving
             } else {
@@ -37,10 +41,12 @@ impl<'a> Stages<'a> {
         }
         stages.waiting.sort_by_key(|job| Reverse((job.submitted, &job.id)));
         stages.starting.sort_by_key(|job| Reverse((job.started, &job.id)));
-        stages.serving.sort_by_key(|job| {
-            let ends = memory.record(job).ends;
-            (ends.is_none(), ends, job.in_flight, &job.id)
-        });
+        for stage in [&mut stages.serving, &mut stages.suspended] {
+            stage.sort_by_key(|job| {
+                let ends = memory.record(job).ends;
+                (ends.is_none(), ends, job.in_flight, &job.id)
+            });
+        }
         stages
     }
 

@@ -1,5 +1,5 @@
-//! A thousand hours of controllers on a simulated cluster, drawn from seeds: queue waits, cold starts, deaths, resizes, clients, and controllers
-//! that die at any point of a step and go on with or without their memory. Each step is checked against what the controller promises.
+//! A thousand hours of controllers on a simulated cluster, drawn from seeds: queue waits, cold starts, deaths, suspensions, resizes, clients, and
+//! controllers that die at any point of a step and go on with or without their memory. Each step is checked against what the controller promises.
 
 mod scheduler;
 mod watch;
@@ -48,6 +48,8 @@ struct Climate {
     router_restart: f64,
     /// That the entry gets another size, in a step.
     resize: f64,
+    /// Of a job, once or several times in its life.
+    suspension: f64,
     /// In this part of each day no job lives to become ready.
     broken: Range<u64>,
     clock: Clock,
@@ -64,6 +66,7 @@ impl Climate {
             controller_death: 0.0,
             router_restart: 0.0,
             resize: 0.0,
+            suspension: 0.0,
             broken: 0..0,
             clock: Clock::default(),
         }
@@ -81,6 +84,7 @@ impl Climate {
             controller_death: 0.002,
             router_restart: 0.001,
             resize: 0.0005,
+            suspension: [0.0, 0.2, 0.6][rng.usize(..3)],
             broken: if rng.bool() { broken_from..broken_from + 3 * HOUR } else { 0..0 },
             // Slurm's clocks differ by five minutes at most.
             clock: if rng.bool() {
@@ -152,6 +156,10 @@ impl Run {
         self.change_world();
         let ends = self.scheduler.advance(self.now);
         self.watch.note_ends(&ends, self.now);
+        if ends.suspensions > 0 {
+            // How long an agent has been away is counted anew.
+            self.watch.note_absence(&self.scheduler, self.now);
+        }
         if self.now >= self.controller_starts {
             self.control();
         } else {
@@ -267,6 +275,7 @@ fn a_thousand_hours_of_everything_keep_every_promise() {
     println!("everything, 1000 hours: {total}");
     assert!(total.hours() >= 999.0);
     assert!(total.returns_from_zero > 20, "the simulation has lost its quiet hours: {total}");
+    assert!(total.suspensions > 200, "the simulation has lost its suspensions: {total}");
     assert!(total.deaths > 100 && total.controller_deaths > 100, "the simulation has lost its faults: {total}");
 }
 
@@ -306,6 +315,21 @@ fn queue_waits_that_vary_leave_little_gap() {
         total.gap -= at_the_start;
     }
     println!("queue waits of 10 to 60 minutes, 200 hours after the first two: {total}");
+}
+
+#[test]
+fn suspended_jobs_are_replaced_and_those_that_go_on_leave_no_surplus() {
+    let mut total = watch::Figures::default();
+    for seed in 0..8 {
+        let clock = Clock { skew: [0, 600][seed as usize % 2], tells_use: seed % 4 < 2 };
+        let mut run = fixed(seed, Climate { suspension: 1.0, clock, ..Climate::steady(60, 120, 12 * HOUR) }, 3);
+        run.run(50);
+        let watch = run.finish();
+        assert!(watch.figures.suspensions > 40, "{watch}");
+        total += watch.figures;
+    }
+    println!("suspended jobs, 400 hours: {total}");
+    assert!(total.gap * 50 < total.wanted, "{total}");
 }
 
 #[test]

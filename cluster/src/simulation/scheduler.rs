@@ -1,12 +1,16 @@
 //! The simulated scheduler and the nodes of its jobs: a job's fate is drawn when it is submitted.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use fastrand::Rng;
 use hostler_scheduler::{JobState, RunTime};
 
-use super::{Climate, Clock};
+use super::{Climate, Clock, HOUR};
 use crate::{NodeState, ObservedJob};
+
+/// A job that goes on has its agent back after so long.
+const ATTACHES_AGAIN: u64 = 20;
 
 /// How long before its end an agent leaves.
 const LEAVES_EARLY: u64 = 40;
@@ -18,6 +22,7 @@ pub(super) struct SimulatedScheduler {
     /// In nodes that are busy.
     load: f64,
     clock: Clock,
+    advanced: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -33,6 +38,9 @@ pub(super) struct SimulatedJob {
     /// Drained or cancelled: when it is over.
     is_over: Option<u64>,
     is_cancelled: bool,
+    suspensions: Vec<Range<u64>>,
+    /// Seconds for which it has been suspended.
+    suspended: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +57,8 @@ pub(super) struct Ends {
     pub(super) deaths: u64,
     /// Of these deaths, those that only their agent's long absence shows.
     pub(super) absences: u64,
+    /// Jobs that were suspended or go on.
+    pub(super) suspensions: u64,
 }
 
 impl SimulatedScheduler {
@@ -71,7 +81,25 @@ impl SimulatedScheduler {
         };
         let listed = if climate.death > 0.0 { now + rng.u64(..100) } else { now };
         let id = format!("{}.head", self.submitted);
-        self.jobs.push(SimulatedJob { id, submitted: now, listed, starts, ready, ends, dies, is_over: None, is_cancelled: false });
+        let count = if climate.suspension > 0.0 && rng.f64() < climate.suspension { rng.usize(1..4) } else { 0 };
+        let mut draw = || {
+            let (from, longest) = (rng.u64(starts..ends), [90, 1800, 6 * HOUR][rng.usize(..3)]);
+            from..from + rng.u64(10..longest)
+        };
+        let suspensions = (0..count).map(|_| draw()).collect();
+        self.jobs.push(SimulatedJob {
+            id,
+            submitted: now,
+            listed,
+            starts,
+            ready,
+            ends,
+            dies,
+            is_over: None,
+            is_cancelled: false,
+            suspensions,
+            suspended: 0,
+        });
     }
 
     /// One drain in twenty is never over.
@@ -91,6 +119,11 @@ impl SimulatedScheduler {
 
     pub(super) fn advance(&mut self, now: u64) -> Ends {
         let mut ends = Ends::default();
+        let before = std::mem::replace(&mut self.advanced, now);
+        for job in &mut self.jobs {
+            ends.suspensions += job.changes(before + 1..now + 1);
+            job.stand_still(before..now);
+        }
         self.jobs.retain_mut(|job| {
             if let Some((_, how)) = job.dies.filter(|(dies, _)| *dies <= now && job.is_live(now)) {
                 match how {
@@ -149,6 +182,12 @@ impl SimulatedScheduler {
         self.jobs.iter().filter(|job| job.is_live(now) && job.ready <= now && job.ends - now <= within).count()
     }
 
+    /// Those that are suspended, or were so shortly before.
+    pub(super) fn suspended(&self, now: u64, lately: u64) -> usize {
+        let is_suspended = |job: &&SimulatedJob| job.suspensions.iter().any(|time| (time.start..time.end + lately).contains(&now));
+        self.jobs.iter().filter(|job| job.is_live(now)).filter(is_suspended).count()
+    }
+
     pub(super) fn has_absent_agent(&self, now: u64) -> bool {
         self.jobs.iter().any(|job| job.dies.is_some_and(|(dies, how)| how == Death::LosesAgent && dies <= now))
     }
@@ -173,12 +212,38 @@ impl SimulatedJob {
     }
 
     fn is_serving(&self, now: u64) -> bool {
-        self.is_live(now) && self.ready <= now && !self.has_died(now)
+        self.is_live(now) && self.ready <= now && !self.has_died(now) && !self.is_unreachable(now)
+    }
+
+    fn is_suspended(&self, now: u64) -> bool {
+        self.suspensions.iter().any(|time| time.contains(&now))
+    }
+
+    /// How often it is suspended or goes on within this time.
+    fn changes(&self, time: Range<u64>) -> u64 {
+        let is_within = |moment: &&u64| time.contains(*moment) && self.is_live(**moment);
+        self.suspensions.iter().map(|one| [one.start, one.end].iter().filter(is_within).count() as u64).sum()
+    }
+
+    /// Its agent is suspended, or about to attach again.
+    fn is_unreachable(&self, now: u64) -> bool {
+        self.suspensions.iter().any(|time| (time.start..time.end + ATTACHES_AGAIN).contains(&now))
+    }
+
+    /// What it does and its end come later by as long as it was suspended within this time.
+    fn stand_still(&mut self, time: Range<u64>) {
+        let was_ready = self.ready <= time.start;
+        let seconds = time.filter(|second| self.is_suspended(*second)).count() as u64;
+        if self.is_over.is_none() {
+            self.suspended += seconds;
+            self.ends += seconds;
+            self.ready += if was_ready { 0 } else { seconds };
+        }
     }
 
     /// As PBS says it: of a run that has just begun not at all, and then up to two minutes late.
     fn used(&self, now: u64, clock: Clock) -> Option<Duration> {
-        let used = (now - self.starts) / 120 * 120;
+        let used = (now - self.starts).saturating_sub(self.suspended) / 120 * 120;
         Some(Duration::from_secs(used)).filter(|used| clock.tells_use && !used.is_zero())
     }
 
@@ -186,10 +251,11 @@ impl SimulatedJob {
         let has_started = self.starts <= now;
         let state = match (self.is_cancelled, has_started) {
             (true, true) => JobState::Ending,
+            (_, true) if self.is_suspended(now) => JobState::Suspended,
             (_, true) => JobState::Running,
             (_, false) => JobState::Queued,
         };
-        let node = if !has_started {
+        let node = if !has_started || self.is_unreachable(now) {
             NodeState::NotAttached
         } else if let Some((_, how)) = self.dies.filter(|(dies, _)| *dies <= now) {
             if how == Death::LosesAgent { NodeState::NotAttached } else { NodeState::Failed }
@@ -200,12 +266,14 @@ impl SimulatedJob {
         } else {
             NodeState::Loading
         };
+        // Slurm adds to its limit what a job was suspended for, and PBS does not count it.
+        let limit = self.ends - self.starts - if clock.tells_use { self.suspended } else { 0 };
         ObservedJob {
             id: self.id.clone(),
             state,
             submitted: Some(clock.show(self.submitted)),
             started: has_started.then(|| clock.show(self.starts)),
-            run_time: has_started.then(|| RunTime { limit: Duration::from_secs(self.ends - self.starts), used: self.used(now, clock) }),
+            run_time: has_started.then(|| RunTime { limit: Duration::from_secs(limit), used: self.used(now, clock) }),
             node,
             in_flight: 0,
         }

@@ -50,6 +50,8 @@ pub(super) struct Figures {
     most_submissions_an_hour: u32,
     pub(super) ends: u64,
     pub(super) deaths: u64,
+    /// Beginnings and ends.
+    pub(super) suspensions: u64,
     pub(super) controller_deaths: u64,
     pub(super) returns_from_zero: u64,
 }
@@ -102,6 +104,7 @@ impl Watch {
     pub(super) fn note_ends(&mut self, ends: &Ends, now: u64) {
         self.figures.ends += ends.in_time;
         self.figures.deaths += ends.deaths;
+        self.figures.suspensions += ends.suspensions;
         // A queue whose waits vary may be longer than any wait before, and some are longer than a job.
         let varies = self.climate.queue_wait.clone().count() > 1;
         let may_come_late = varies || self.longest_arrival() > self.climate.walltime;
@@ -146,9 +149,11 @@ impl Watch {
         let beyond = live.saturating_sub(largest + old);
         // The entry became smaller while its memory was lost: which jobs were to be replacements is not known then.
         self.adopted = if is_recovering { beyond.min(scheduler.old(now, u64::MAX)) } else { self.adopted.min(beyond) };
+        // A replacement that was submitted meanwhile may not be listed yet when the suspended job goes on.
+        let suspended = scheduler.suspended(now, LISTED_WITHIN);
         assert!(
-            beyond <= self.adopted,
-            "{self}: {live} jobs for {largest} nodes, {old} that end soon and {} adopted: {:#?}",
+            beyond <= self.adopted + suspended,
+            "{self}: {live} jobs for {largest} nodes, {old} that end soon, {} adopted and {suspended} suspended: {:#?}",
             self.adopted,
             scheduler.jobs
         );
@@ -206,6 +211,7 @@ impl AddAssign for Figures {
         self.most_submissions_an_hour = self.most_submissions_an_hour.max(other.most_submissions_an_hour);
         self.ends += other.ends;
         self.deaths += other.deaths;
+        self.suspensions += other.suspensions;
         self.controller_deaths += other.controller_deaths;
         self.returns_from_zero += other.returns_from_zero;
     }
@@ -217,7 +223,7 @@ impl fmt::Display for Figures {
         write!(
             out,
             "{:.0} h, {:.0} node hours wanted: {:.2} % gap, {:.2} % overlap, {:.1} % held; {} jobs, {} an hour at most; {} ends, {} deaths, \
-             {} controller deaths, {} returns from zero",
+             {} suspensions and continuations, {} controller deaths, {} returns from zero",
             self.hours(),
             hours(self.wanted),
             share(self.gap),
@@ -227,6 +233,7 @@ impl fmt::Display for Figures {
             self.most_submissions_an_hour,
             self.ends,
             self.deaths,
+            self.suspensions,
             self.controller_deaths,
             self.returns_from_zero
         )

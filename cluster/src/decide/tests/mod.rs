@@ -94,6 +94,16 @@ impl Scene {
         job.node = NodeState::Loading;
     }
 
+    fn suspend(&mut self, id: &str) {
+        let job = self.job(id);
+        (job.state, job.node) = (JobState::Suspended, NodeState::NotAttached);
+    }
+
+    fn resume(&mut self, id: &str) {
+        let job = self.job(id);
+        (job.state, job.node) = (JobState::Running, NodeState::Ready);
+    }
+
     /// A job that waits and loads for a minute each while nobody decides anything.
     fn add_ready(&mut self, id: &str) {
         self.queue(id);

@@ -104,11 +104,80 @@ fn a_node_that_an_operator_drains_is_replaced() {
 }
 
 #[test]
-fn a_suspended_job_counts() {
+fn a_job_that_is_suspended_for_moments_again_and_again_counts() {
     let mut scene = Scene::serving(2);
-    scene.job("j1").state = JobState::Suspended;
-    scene.job("j1").node = NodeState::NotAttached;
+    for _ in 0..20 {
+        scene.suspend("j1");
+        assert_eq!(scene.pass(55), []);
+        scene.resume("j1");
+        assert_eq!(scene.pass(55), []);
+    }
+}
+
+#[test]
+fn a_job_that_is_suspended_for_a_minute_is_replaced_once() {
+    let mut scene = Scene::serving(2);
+    scene.suspend("j1");
+    assert_eq!(scene.wait(HOUR), (MINUTE, submit(1).to_vec()));
+    scene.add_ready("j3");
     assert_eq!(scene.pass(5 * HOUR), []);
+    assert_eq!(scene.memory.failures(), 0);
+}
+
+#[test]
+fn a_job_that_goes_on_needs_no_replacement_any_more() {
+    let mut scene = Scene::serving(2);
+    scene.suspend("j1");
+    scene.pass(2 * MINUTE);
+    scene.queue("j3");
+    assert_eq!(scene.step(), []);
+    scene.resume("j1");
+    assert_eq!(scene.step(), cancel("j3"));
+    scene.end("j3");
+    assert_eq!(scene.pass(HOUR), []);
+}
+
+#[test]
+fn a_job_that_goes_on_beside_its_replacement_is_surplus() {
+    let mut scene = Scene::serving(2);
+    scene.suspend("j1");
+    scene.pass(2 * MINUTE);
+    scene.add_ready("j3");
+    scene.pass(HOUR);
+    scene.resume("j1");
+    assert_eq!(scene.step(), drain("j1"), "it ends first");
+    scene.job("j1").node = NodeState::Draining;
+    assert_eq!(scene.pass(MINUTE), []);
+    scene.end("j1");
+    assert_eq!(scene.pass(HOUR), []);
+}
+
+#[test]
+fn no_more_suspended_jobs_are_kept_than_nodes_are_wanted() {
+    let mut scene = Scene::serving(2);
+    scene.suspend("j1");
+    scene.suspend("j2");
+    scene.end_in("j2", 5 * HOUR);
+    assert_eq!(scene.pass(2 * MINUTE), submit(2));
+    scene.add_ready("j3");
+    scene.add_ready("j4");
+    assert_eq!(scene.pass(MINUTE), []);
+    scene.entry.size = FleetSize::Fixed(1);
+    assert_eq!(scene.step(), [cancel("j2"), drain("j3")].concat());
+    scene.end("j2");
+    scene.end("j3");
+    scene.entry.size = FleetSize::Fixed(0);
+    assert_eq!(scene.step(), [cancel("j1"), drain("j4")].concat());
+}
+
+#[test]
+fn a_lost_memory_keeps_the_replacement_of_a_suspended_job() {
+    let mut scene = Scene::serving(1);
+    scene.suspend("j1");
+    assert_eq!(scene.pass(2 * MINUTE), submit(1));
+    scene.queue("j2");
+    scene.lose_memory();
+    assert_eq!(scene.pass(HOUR), []);
 }
 
 #[test]
