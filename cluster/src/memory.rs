@@ -335,7 +335,8 @@ impl JobRecord {
     }
 
     fn forget_run(&mut self) {
-        *self = Self { submitted: self.submitted, listed: self.listed, is_given_up: self.is_given_up, wait_is_known: true, ..Self::default() };
+        *self =
+            Self { submitted: self.submitted, listed: self.listed, is_given_up: self.is_given_up, wait_is_known: true, ..Self::default() };
     }
 
     /// Whether one job more may be there in its place.

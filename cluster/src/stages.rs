@@ -23,7 +23,8 @@ pub(crate) struct Stages<'a> {
 
 impl<'a> Stages<'a> {
     pub(crate) fn sort(jobs: &'a [ObservedJob], memory: &Memory, now: SystemTime) -> Self {
-        let mut stages = Self { waiting: Vec::new(), starting: Vec::new(), serving: Vec::new(), suspended: Vec::new(), leaving: Vec::new() };
+        let mut stages =
+            Self { waiting: Vec::new(), starting: Vec::new(), serving: Vec::new(), suspended: Vec::new(), leaving: Vec::new() };
         for job in jobs {
             let record = memory.record(job);
             let stage = if !job.has_started() {

@@ -21,8 +21,8 @@ pub struct ClusterConfig {
     pub resources: String,
     /// Further words for `qsub` or `sbatch`, unchanged, such as `-l` and `filesystems=home:eagle`.
     pub options: Vec<String>,
-    /// Lines for a login shell before the agent starts, such as `module load cuda` or `. ~/vllm/bin/activate`. They stand in the job's description,
-    /// which others may read: a secret belongs into a file of mode 0600 that a line reads.
+    /// Lines for a login shell before the agent starts, such as `module load cuda` or `. ~/vllm/bin/activate`. They may hold a
+    /// secret: `ps`, `qstat` and `squeue` do not show them to others. PBS's jobs find them in a file of mode 0600 in `cluster.state_dir`.
     pub setup: Vec<String>,
     /// The name by which compute nodes reach the host where the controller and its router run; empty means this host's own.
     pub router_host: String,

@@ -131,7 +131,7 @@ impl FleetFolder {
         let failed = |what, source| FolderError::File { what, path: path.to_owned(), source };
         let path = absolute(path)?;
         for folder in [path.clone(), path.join("jobs"), path.join("memory")] {
-            DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|source| failed("make", source))?;
+            make(&folder)?;
         }
         let found = fs::metadata(&path).map_err(|source| failed("look at", source))?;
         if found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o077 != 0 {
@@ -161,6 +161,26 @@ impl FleetFolder {
     #[must_use]
     pub fn job_logs(&self) -> PathBuf {
         self.path.join("jobs")
+    }
+
+    /// Where the jobs of an entry find their scripts.
+    #[must_use]
+    pub fn scripts(&self, entry: &str) -> PathBuf {
+        self.path.join("scripts").join(entry)
+    }
+
+    /// Writes a script of these. One that is there stays as it is, because a job may be reading it.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_script(&self, path: &Path, script: &str) -> Result<(), FolderError> {
+        if read(path)?.is_some_and(|found| found == script) {
+            return Ok(());
+        }
+        if let Some(folder) = path.parent() {
+            make(folder)?;
+        }
+        self.replace(path, script.as_bytes())
     }
 
     /// What the controller logs.
@@ -336,9 +356,18 @@ impl FleetFolder {
         Ok(names)
     }
 
+    /// Removes what is remembered of an entry that has no jobs, and their scripts.
+    ///
     /// # Errors
-    /// When the file cannot be removed.
+    /// When a file cannot be removed.
     pub fn forget(&self, entry: &str) -> Result<(), FolderError> {
+        let scripts = self.scripts(entry);
+        match fs::remove_dir_all(&scripts) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                return Err(FolderError::File { what: "remove", path: scripts, source });
+            }
+            _ => {}
+        }
         remove(&self.path.join(format!("memory/{entry}.json")))
     }
 
@@ -391,6 +420,12 @@ fn place(config: &ClusterConfig) -> Result<PathBuf, FolderError> {
 
 fn absolute(path: &Path) -> Result<PathBuf, FolderError> {
     std::path::absolute(path).map_err(|source| FolderError::File { what: "find", path: path.to_owned(), source })
+}
+
+/// Makes a folder, with those above it, for its user alone.
+fn make(path: &Path) -> Result<(), FolderError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| FolderError::File { what: "make", path: path.to_owned(), source })
 }
 
 fn remove(path: &Path) -> Result<(), FolderError> {

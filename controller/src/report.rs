@@ -63,8 +63,7 @@ mod tests {
     fn each_job_is_reported_as_far_as_scheduler_and_router_know_it() {
         let estimated = ScheduledJob { estimated_start: Some(at(520)), comment: "ngpus".into(), ..job("11.head", JobState::Queued) };
         let limit = Duration::from_secs(3600);
-        let ready =
-            ScheduledJob { run_time: Some(RunTime { limit, used: None }), host: "x1".into(), ..job("12.head", JobState::Running) };
+        let ready = ScheduledJob { run_time: Some(RunTime { limit, used: None }), host: "x1".into(), ..job("12.head", JobState::Running) };
         let jobs = [
             estimated,
             ready,

@@ -12,7 +12,7 @@ use hostler_boot::Shutdown;
 use hostler_cluster::{Action, FleetEntry, FleetSize, Memory, decide};
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel, ListRequest, ListResponse, TargetRequest};
-use hostler_scheduler::{CommandError, ScheduledJob, Scheduler, SchedulerIdentity};
+use hostler_scheduler::{CommandError, RenderedSubmission, ScheduledJob, Scheduler, SchedulerIdentity};
 use hostler_tls::TlsError;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -237,17 +237,15 @@ impl Controller {
             // The list may have taken long.
             self.check_place()?;
         }
-        if let Some(parts) = parts {
-            self.renew_token(parts)?;
-        }
+        let submission = parts.map(|parts| self.prepare(entry, parts)).transpose()?;
         if !actions.is_empty() || record.written.is_none_or(|written| written.elapsed() >= MEMORY_INTERVAL) {
             self.setup.folder.write_memory(&entry.name, &memory)?;
             record.written = Some(Instant::now());
         }
         record.memory = memory;
         let ended = self.end_jobs(&actions, listed).await;
-        if let Some(parts) = parts {
-            self.submit(entry, parts, record).await?;
+        if let Some(submission) = submission {
+            self.submit(entry, submission, record).await?;
         }
         ended
     }
@@ -274,22 +272,31 @@ impl Controller {
         Ok(drained?)
     }
 
-    async fn submit(&mut self, entry: &FleetEntry, parts: u32, record: &mut EntryRecord) -> Result<(), StepError> {
+    /// Makes what a submission refers to, before it is written down that there is one: a token for its jobs, and their script.
+    fn prepare(&mut self, entry: &FleetEntry, parts: u32) -> Result<RenderedSubmission, StepError> {
+        self.renew_token(parts)?;
         let ControllerSetup { folder, config, scheduler, program, settings_file, .. } = &self.setup;
         let agent = AgentCommand { program, config: settings_file.as_deref() };
-        let submission = build_submission(entry, parts, config, folder, &agent);
+        let submission = scheduler.render(&build_submission(entry, parts, config, folder, &agent));
+        if let Some(file) = &submission.script_file {
+            folder.write_script(file, &submission.script)?;
+        }
+        Ok(submission)
+    }
+
+    async fn submit(&mut self, entry: &FleetEntry, submission: RenderedSubmission, record: &mut EntryRecord) -> Result<(), StepError> {
         self.check_place()?;
-        match scheduler.submit(&submission).await {
+        match Scheduler::submit(submission).await {
             Ok(job) => {
-                tracing::info!(entry = entry.name, job, parts, "submitted");
+                tracing::info!(entry = entry.name, job, "submitted");
                 record.refusal.clear();
             }
             Err(error) => {
-                tracing::warn!(entry = entry.name, parts, %error, "nothing was submitted, as far as is known");
+                tracing::warn!(entry = entry.name, %error, "nothing was submitted, as far as is known");
                 record.refusal = error.to_string();
                 if is_refusal(&error) {
                     record.memory.record_refusal(SystemTime::now());
-                    folder.write_memory(&entry.name, &record.memory)?;
+                    self.setup.folder.write_memory(&entry.name, &record.memory)?;
                 }
             }
         }

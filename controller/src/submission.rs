@@ -43,6 +43,7 @@ pub fn build_submission(
         resources: config.resources.clone(),
         options: config.options.clone(),
         log_dir: folder.job_logs(),
+        script_dir: folder.scripts(&entry.name),
         setup: config.setup.clone(),
         program: command_line(entry, folder, agent),
         drain_lead: if entry.walltime < SHORTEST_WITH_LEAD { Duration::ZERO } else { DRAIN_LEAD },

@@ -54,7 +54,9 @@ pub struct Submission {
     pub options: Vec<String>,
     /// The absolute path of the folder where the scheduler writes what a part prints, one file for each.
     pub log_dir: PathBuf,
-    /// Lines for a login shell of bash, before the program.
+    /// The absolute path of the folder where a job of PBS finds its script. It is the user's alone, and hosts of jobs have it too.
+    pub script_dir: PathBuf,
+    /// Lines for a login shell of bash, before the program. They may hold secrets, so no command line and no list of the scheduler has them.
     pub setup: Vec<String>,
     /// The program, by its absolute path, and its arguments.
     pub program: Vec<String>,
@@ -62,13 +64,16 @@ pub struct Submission {
     pub drain_lead: Duration,
 }
 
-/// Exactly what a submission runs. As text it is a command line for a shell.
+/// Exactly what is submitted. As text it is commands for a shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedSubmission {
     pub program: &'static str,
     pub arguments: Vec<String>,
-    /// Its standard input; empty where it gets none.
+    /// What each part runs.
     pub script: String,
+    /// The file, for its user alone, in which the script has to be before the program is run; `None` where it is the program's standard input.
+    /// Its name follows from its content: jobs in the queue keep the script that they were submitted with.
+    pub script_file: Option<PathBuf>,
 }
 
 /// A job that has not ended, or a part of an array.
@@ -167,7 +172,7 @@ impl Scheduler {
         Ok(SchedulerIdentity { kind: self, name: Some(name) })
     }
 
-    /// What `submit` runs.
+    /// What is to be submitted.
     #[must_use]
     pub fn render(self, submission: &Submission) -> RenderedSubmission {
         match self {
@@ -176,13 +181,14 @@ impl Scheduler {
         }
     }
 
-    /// Submits a job and returns its id: `12.head`, `12[].head` for an array, `4711`.
+    /// Submits a job whose script is where it has to be, and returns its id: `12.head`, `12[].head` for an array, `4711`.
     ///
     /// # Errors
     /// When the command is missing, is refused, is late or prints no id. A job of a command that was late may exist all the same: `list` shows it.
-    pub async fn submit(self, submission: &Submission) -> Result<String, CommandError> {
-        let RenderedSubmission { program, arguments, script } = self.render(submission);
-        run(Call::change(program, arguments).with_input(script)).await?.read(read_id)
+    pub async fn submit(submission: RenderedSubmission) -> Result<String, CommandError> {
+        let RenderedSubmission { program, arguments, script, script_file } = submission;
+        let input = if script_file.is_none() { script } else { String::new() };
+        run(Call::change(program, arguments).with_input(input)).await?.read(read_id)
     }
 
     /// This user's jobs of exactly that name that have not ended. The parts of an array are listed one by one, and the array itself is not.
@@ -286,8 +292,10 @@ impl FromStr for Scheduler {
 
 impl fmt::Display for RenderedSubmission {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} {}", self.program, shell::quote(&self.arguments))?;
-        if self.script.is_empty() { Ok(()) } else { formatter.write_str(&shell::here_document(&self.script)) }
+        let (arguments, script) = (shell::quote(&self.arguments), shell::here_document(&self.script));
+        let Some(file) = &self.script_file else { return write!(formatter, "{} {arguments}{script}", self.program) };
+        let install = ["install", "-D", "-m", "600", "/dev/stdin"].map(str::to_owned).into_iter().chain([file.display().to_string()]);
+        write!(formatter, "{}{script}\n{} {arguments}", shell::quote(&install.collect::<Vec<_>>()), self.program)
     }
 }
 

@@ -3,16 +3,20 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::{JobReading, JobState, RenderedSubmission, RunTime, ScheduledJob, Submission, format_walltime, shell};
 
 /// What `qdel` and `qstat` say of jobs that have ended or were never there, and of a part that has ended while its array has not.
 pub(crate) const GONE: [&str; 3] = ["Unknown Job Id", "Job has finished", "Request invalid for finished array subjob"];
 
-/// The command line of `qsub`. After the two dashes comes the job's top process, which signals reach and which SIGTERM does not end at once. The
+/// Of the hash in a script's name: no two scripts of a fleet ever have the same.
+const DIGEST_BYTES: usize = 8;
+
+/// The command line of `qsub`, and the script. After the two dashes comes the job's top process, which signals reach and which SIGTERM does not end at once. The
 /// login shell becomes the program by `exec`.
 ///
-/// The program is words of one argument for the shell because PBS drops arguments that are empty.
+/// Everybody may read the arguments, by `ps` and by `qstat -f`, so the shell's lines are in a file.
 pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     let mut arguments: Vec<String> = vec!["-N".into(), submission.name.clone()];
     if submission.parts > 1 {
@@ -31,11 +35,12 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
         }
     }
     arguments.extend_from_slice(&submission.options);
-    let mut lines = submission.setup.clone();
-    lines.push(format!("exec {}", shell::quote(&submission.program)));
-    arguments.extend(["--", "/bin/bash", "-lc"].map(str::to_owned));
-    arguments.push(lines.join("\n"));
-    RenderedSubmission { program: "qsub", arguments, script: String::new() }
+    let script = shell::login_script(&submission.setup, &format!("exec {}", shell::quote(&submission.program)));
+    let digest: String = Sha256::digest(&script).iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect();
+    let file = submission.script_dir.join(format!("{digest}.sh"));
+    arguments.extend(["--", "/bin/bash", "-l"].map(str::to_owned));
+    arguments.push(file.display().to_string());
+    RenderedSubmission { program: "qsub", arguments, script, script_file: Some(file) }
 }
 
 /// Reads what `qstat -f -F json ID` prints.

@@ -19,7 +19,7 @@ const EXPORTED: &str = "--export=HOME,LOGNAME,PATH,SHELL,USER";
 /// last may hold anything.
 const FIELDS: &str = "%i|%T|%Q|%V|%S|%e|%N|%r";
 
-/// The command line and the script of `sbatch`. `srun` starts the program, because it passes signals and the exit code on.
+/// The command line and the script of `sbatch`, which Slurm keeps for the job's owner and operators. `srun` starts the program, because it passes signals and the exit code on.
 pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     let mut arguments = vec!["--parsable".to_owned(), format!("--job-name={}", submission.name)];
     if submission.parts > 1 {
@@ -42,16 +42,13 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     }
     arguments.extend(submission.resources.split_whitespace().map(str::to_owned));
     arguments.extend_from_slice(&submission.options);
-    RenderedSubmission { program: "sbatch", arguments, script: render_script(submission) }
+    RenderedSubmission { program: "sbatch", arguments, script: render_script(submission), script_file: None }
 }
 
 fn render_script(submission: &Submission) -> String {
-    let mut lines = vec!["#!/bin/bash -l".to_owned()];
-    lines.extend_from_slice(&submission.setup);
     // `srun` would export what `sbatch` was told to. Since 22.05 it does not inherit `--cpus-per-task`.
     let step = "srun --export=ALL ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}";
-    lines.push(format!("{step} {}\n", shell::quote(&submission.program)));
-    lines.join("\n")
+    shell::login_script(&submission.setup, &format!("{step} {}", shell::quote(&submission.program)))
 }
 
 /// The command line of `squeue` for this user's jobs of that name: the parts of arrays one by one, in all partitions.

@@ -15,6 +15,7 @@ pub(crate) fn plain() -> Submission {
         resources: String::new(),
         options: Vec::new(),
         log_dir: "/home/anna/.local/state/hostler/jobs".into(),
+        script_dir: "/home/anna/.local/state/hostler/scripts/chat".into(),
         setup: Vec::new(),
         program: ["/home/anna/bin/hostler", "agent", "--router", "login1:8001"].map(str::to_owned).to_vec(),
         drain_lead: Duration::ZERO,
@@ -31,6 +32,7 @@ pub(crate) fn full(resources: &str, options: &[&str]) -> Submission {
         resources: resources.into(),
         options: options.iter().map(|word| (*word).to_owned()).collect(),
         log_dir: "/lus/anna's 100%/jobs/".into(),
+        script_dir: "/lus/anna's 100%/scripts".into(),
         setup: ["module load cuda/12.8 # for vLLM", "export HF_HOME=\"$HOME/models\""].map(str::to_owned).to_vec(),
         program: ["/home/anna/bin/hostler", "agent", "--model", "Qwen/Qwen3-8B", "--node", "", "--engine-arg", "it's $HOME;"]
             .map(str::to_owned)
@@ -93,6 +95,23 @@ fn a_walltime_is_never_shorter_than_asked_for() {
     assert_eq!([formatted(59_000), formatted(59_001), formatted(360_000_000)], ["00:00:59", "00:01:00", "100:00:00"]);
 }
 
+#[test]
+fn the_lines_of_the_setup_are_in_no_command_line() {
+    let submission = Submission { setup: vec!["export HF_TOKEN=hf_secret".into()], ..plain() };
+    for scheduler in [Scheduler::Pbs, Scheduler::Slurm] {
+        let rendered = scheduler.render(&submission);
+        assert!(rendered.script.contains("hf_secret"), "{rendered}");
+        assert!(!rendered.arguments.iter().any(|word| word.contains("hf_secret")), "{rendered}");
+    }
+}
+
+#[test]
+fn another_setup_is_another_file_so_that_jobs_in_the_queue_keep_theirs() {
+    let file = |line: &str| Scheduler::Pbs.render(&Submission { setup: vec![line.into()], ..plain() }).script_file.unwrap();
+    assert_eq!(file("module load cuda/12"), file("module load cuda/12"));
+    assert_ne!(file("module load cuda/12"), file("module load cuda/13"));
+}
+
 /// What a shell makes of the words of a command line that it is given.
 fn words_in_shell(line: &str) -> Vec<String> {
     let output = Command::new("/bin/bash").args(["-c", line]).output().unwrap();
@@ -111,7 +130,7 @@ proptest! {
         program.extend(arguments.clone());
         let submission = Submission { program, setup: vec![format!(": {setup}")], ..plain() };
         let pbs = Scheduler::Pbs.render(&submission);
-        prop_assert_eq!(&words_in_shell(pbs.arguments.last().unwrap()), &arguments);
+        prop_assert_eq!(&words_in_shell(&pbs.script), &arguments);
         let slurm = Scheduler::Slurm.render(&submission);
         prop_assert_eq!(&words_in_shell(&format!("srun() {{ shift; \"$@\"; }}\n{}", slurm.script)), &arguments);
     }
@@ -121,11 +140,15 @@ proptest! {
         let submission = Submission { options: vec![option], setup: vec![line], ..plain() };
         for scheduler in [Scheduler::Pbs, Scheduler::Slurm] {
             let rendered = scheduler.render(&submission);
-            let mut expected = rendered.arguments.clone();
-            expected.push(rendered.script.clone());
-            let stand_in = format!("{}() {{ printf '%s\\0' \"$@\"; cat; printf '\\0'; }}\n", rendered.program);
-            let input = if rendered.script.is_empty() { " </dev/null" } else { "" };
-            prop_assert_eq!(words_in_shell(&format!("{stand_in}{rendered}{input}\n")), expected);
+            let (mut expected, input) = match &rendered.script_file {
+                Some(file) => (["-D", "-m", "600", "/dev/stdin", file.to_str().unwrap(), &rendered.script].map(str::to_owned).to_vec(), ""),
+                None => (Vec::new(), rendered.script.as_str()),
+            };
+            expected.extend(rendered.arguments.iter().map(String::as_str).chain([input]).map(str::to_owned));
+            let stand_in = |program| format!("{program}() {{ printf '%s\\0' \"$@\"; cat; printf '\\0'; }}\n");
+            let nothing = if input.is_empty() { " </dev/null" } else { "" };
+            let shown = format!("{}{}{rendered}{nothing}\n", stand_in("install"), stand_in(rendered.program));
+            prop_assert_eq!(words_in_shell(&shown), expected);
         }
     }
 }

@@ -23,6 +23,8 @@ from slurm import Slurm
 WAITS = 120
 # Exit codes, see `hostler wait --help`.
 FAILING, LATE, INTERRUPTED = 3, 4, 130
+# A line of `cluster.setup` has it.
+SECRET = "A_TOKEN=not-for-others"
 
 
 class LoginNode:
@@ -37,12 +39,12 @@ class LoginNode:
         if kind == "pbs":
             self.scheduler = Pbs(self.folder / "pbs", hosts=3)
             self.variables |= {"HOME": str(self.scheduler.folder), "PATH": f"{self.scheduler.folder}/bin:/usr/bin:/bin"}
-            resources, setup = "1:ncpus=1", ":"
+            resources, setup = "1:ncpus=1", f"export {SECRET}"
         else:
             self.scheduler = Slurm(self.folder / "s")
             # Two jobs on each of its two nodes.
             self.variables |= {"SLURM_CONF": f"{self.scheduler.folder}/slurm.conf"}
-            resources, setup = "--cpus-per-task=32", f"export SLURM_CONF={self.scheduler.folder}/slurm.conf"
+            resources, setup = "--cpus-per-task=32", f"export {SECRET} SLURM_CONF={self.scheduler.folder}/slurm.conf"
         self.cluster = textwrap.dedent(f"""
             [agent]
             engine = "simulated"
@@ -130,13 +132,16 @@ def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: Log
     assert not login.state.exists()
     assert login.hostler("env").returncode == 1, "this makes the folder"
     shown = login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--dry-run")
-    assert shown.startswith("qsub " if login.kind == "pbs" else "sbatch "), shown
-    assert login.name("chat") in shown and "00:10:00" in shown and "agent --config" in shown, shown
+    assert shown.startswith("install -D -m 600 " if login.kind == "pbs" else "sbatch "), shown
+    assert login.name("chat") in shown and "00:10:00" in shown and "agent --config" in shown and SECRET in shown, shown
     assert not login.jobs() and not login.processes(), "it has started something"
 
     shown = login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--", "--served-model-name", "chat")
     assert "ready     2 of 2 nodes" in shown and "hostler env" in shown and "with the model chat" in shown, shown
     assert login.jobs() == [login.name("chat")] * 2
+    listed = login.scheduler.call(*(["qstat", "-t", "-f", "-F", "json"] if login.kind == "pbs" else ["scontrol", "show", "job"]))
+    assert login.name("chat") in listed and SECRET not in listed, listed
+    assert not [one for one in running() if SECRET in one.command]
     access = json.loads(login.succeed("env", "--json"))
     # Under `localhost` another user could listen on the address that clients try first.
     assert access["base_url"].startswith("http://127.0.0.1:"), access["base_url"]

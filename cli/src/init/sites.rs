@@ -81,9 +81,12 @@ mod tests {
             let entry = "name = 'qwen3-8b'\nmodel = 'Qwen/Qwen3-8B'\nnodes = 2\nwalltime = '2h'";
             let agent = AgentCommand { program: Path::new("/home/anna/.local/bin/hostler"), config: Some(&file) };
             let submission = build_submission(&toml::from_str(entry).unwrap(), 2, &config, &folder, &agent);
-            let shown = config.scheduler.parse::<Scheduler>().unwrap().render(&submission).to_string();
-            let shown = shown.replace(&folder.job_name("qwen3-8b"), "hostler-qwen3-8b-ab12");
-            let shown = shown.replace(&place.path().display().to_string(), "/home/anna");
+            let rendered = config.scheduler.parse::<Scheduler>().unwrap().render(&submission);
+            let shown = rendered.to_string().replace(&folder.job_name("qwen3-8b"), "hostler-qwen3-8b-ab12");
+            let mut shown = shown.replace(&place.path().display().to_string(), "/home/anna");
+            if let Some(digest) = rendered.script_file.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str()) {
+                shown = shown.replace(digest, "DIGEST");
+            }
             insta::with_settings!({ snapshot_path => "../../../deploy/sites", prepend_module_to_snapshot => false, omit_expression => true }, {
                 insta::assert_snapshot!(name, shown);
             });

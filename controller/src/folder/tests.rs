@@ -24,6 +24,25 @@ fn what_is_wanted_is_read_as_it_was_written() {
     assert_eq!(names, ["chat", "second"]);
 }
 
+#[test]
+fn a_script_is_the_users_alone_stays_while_a_job_may_read_it_and_goes_with_its_entry() {
+    let (_place, folder) = folder();
+    let script = folder.scripts("chat").join("1.sh");
+    folder.write_script(&script, "export HF_TOKEN=hf_secret\n").unwrap();
+    let found = fs::metadata(&script).unwrap();
+    assert_eq!(found.permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(folder.scripts("chat")).unwrap().permissions().mode() & 0o777, 0o700);
+    folder.write_script(&script, "export HF_TOKEN=hf_secret\n").unwrap();
+    assert_eq!(fs::metadata(&script).unwrap().ino(), found.ino(), "it was replaced");
+    fs::write(&script, "exp").unwrap();
+    folder.write_script(&script, "export HF_TOKEN=hf_secret\n").unwrap();
+    assert_eq!(fs::read_to_string(&script).unwrap(), "export HF_TOKEN=hf_secret\n", "it was not whole");
+    folder.forget("other").unwrap();
+    assert!(script.exists());
+    folder.forget("chat").unwrap();
+    assert!(!folder.scripts("chat").exists());
+}
+
 pub(crate) fn endpoint(host: &str) -> Endpoint {
     Endpoint {
         host: host.into(),

@@ -20,8 +20,12 @@ fn rendered(scheduler: Scheduler, entry: &FleetEntry, parts: u32, config: &Clust
         program: Path::new("/home/anna/.local/bin/hostler"),
         config: Some(Path::new("/home/anna/.config/hostler/hostler.toml")),
     };
-    let shown = scheduler.render(&build_submission(entry, parts, config, &folder, &agent)).to_string();
-    shown.replace(&folder.job_name(&entry.name), "hostler-qwen3-8b-ab12").replace(&place.path().display().to_string(), "/home/anna")
+    let rendered = scheduler.render(&build_submission(entry, parts, config, &folder, &agent));
+    let shown = rendered.to_string().replace(&folder.job_name(&entry.name), "hostler-qwen3-8b-ab12");
+    let shown = shown.replace(&place.path().display().to_string(), "/home/anna");
+    // It depends on the folder, which is another one each time.
+    let digest = rendered.script_file.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str());
+    digest.map_or(shown.clone(), |digest| shown.replace(digest, "DIGEST"))
 }
 
 fn site(resources: &str, options: &[&str]) -> ClusterConfig {
