@@ -321,7 +321,7 @@ fn queue_waits_that_vary_leave_little_gap() {
 fn suspended_jobs_are_replaced_and_those_that_go_on_leave_no_surplus() {
     let mut total = watch::Figures::default();
     for seed in 0..8 {
-        let clock = Clock { skew: [0, 600][seed as usize % 2], tells_use: seed % 4 < 2 };
+        let clock = Clock { skew: if seed % 2 == 0 { 0 } else { 600 }, tells_use: seed % 4 < 2 };
         let mut run = fixed(seed, Climate { suspension: 1.0, clock, ..Climate::steady(60, 120, 12 * HOUR) }, 3);
         run.run(50);
         let watch = run.finish();
