@@ -1,5 +1,6 @@
 //! How subcommands call a router as its operators: on its socket or its admin listener, with which key, and for how long they wait.
 
+use std::fmt;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -147,6 +148,33 @@ pub(crate) async fn connect_to_socket(path: &Path) -> anyhow::Result<AdminClient
 async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminClient> {
     let way = AdminEndpoint::find(args).await?;
     connect_within(&way, admin_key(args, &way)?.as_ref(), answer).await
+}
+
+/// A router that is connected to again and again, with what was found out once: which it is, and the key for it.
+#[derive(Debug)]
+pub(crate) struct RouterAddress {
+    way: AdminEndpoint,
+    key: Option<Secret>,
+}
+
+impl RouterAddress {
+    pub(crate) async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
+        let way = AdminEndpoint::find(args).await?;
+        Ok(Self { key: admin_key(args, &way)?, way })
+    }
+
+    pub(crate) async fn connect(&self) -> anyhow::Result<AdminClient> {
+        connect_within(&self.way, self.key.as_ref(), CALL_TIMEOUT).await
+    }
+}
+
+impl fmt::Display for RouterAddress {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.way {
+            AdminEndpoint::Socket(path) => path.display().fmt(formatter),
+            AdminEndpoint::Address(address) => address.fmt(formatter),
+        }
+    }
 }
 
 /// The key from the arguments or the environment. None is sent to a socket, which could be

@@ -29,6 +29,7 @@ mod settings;
 mod sim;
 mod simulate;
 mod startup_progress;
+mod top;
 mod up;
 
 use std::path::PathBuf;
@@ -80,6 +81,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// Show nodes and replicas: phase, load, KV use, what is known of the cache.
     Ps(ps::PsArgs),
+    /// Watch nodes and replicas in the terminal as they change; drain, restart and release them there.
+    Top(top::TopArgs),
     /// Show what costs the engines speed, and what to change.
     Advise(advise::AdviseArgs),
     /// Empty a node or a replica, then stop it.
@@ -194,6 +197,7 @@ impl Command {
     fn admin(&mut self) -> Option<&mut admin::AdminArgs> {
         match self {
             Self::Ps(args) => Some(&mut args.admin),
+            Self::Top(args) => Some(&mut args.admin),
             Self::Advise(args) => Some(&mut args.admin),
             Self::Drain(args) => Some(&mut args.admin),
             Self::Release(args) | Self::Wake(args) => Some(&mut args.admin),
@@ -233,6 +237,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         }
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),
+        Command::Top(args) => runtime.block_on(top::top(&args)),
         Command::Advise(args) => runtime.block_on(advise::advise(&args)),
         Command::Drain(args) => runtime.block_on(drain::drain(&args)),
         Command::Restart(args) => runtime.block_on(operate::restart(&args)),

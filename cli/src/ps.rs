@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use hostler_proto::fleet::v1::ListRequest;
 
-use self::fleet::{Failure, Job};
-pub(crate) use self::fleet::{Finding, GoneJob, Gpu, Node, Replica};
+use self::fleet::Failure;
+pub(crate) use self::fleet::{Finding, GoneJob, Gpu, Job, Node, Replica};
 use self::fleet_jobs::job_lines;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::{Side, say, table};
@@ -108,7 +108,7 @@ pub(crate) fn time_in_words(seconds: u64) -> String {
 
 /// What no column shows. For a replica that serves: why its cache is not known exactly, and whether
 /// there is advice. For others: how far the start has come, or what is wrong and what to do.
-fn remark(replica: &Replica) -> String {
+pub(crate) fn remark(replica: &Replica) -> String {
     if replica.phase != "ready" {
         return match (&replica.progress, &replica.failure) {
             // An engine that cannot start spends most of its time starting.

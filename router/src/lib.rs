@@ -68,8 +68,8 @@ use health_watches::HealthWatchPermits;
 use inbound::{AllowedOrigins, BodyMemory, Edge, InvalidMediaHost, InvalidOrigin, Isolation, MediaHosts};
 use keys::{AdminGuard, KeyFileError, Keys, Secret};
 pub use metrics::RouterMetrics;
-use operators::OperatorsSocket;
 pub use operators::find_operators_sockets;
+use operators::{Operators, OperatorsSocket};
 use pages::RouterAdmin;
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
 use resumption::RecordMemory;
@@ -322,8 +322,8 @@ impl Router {
             placer: placer.clone(),
             queue: queue.clone(),
         });
-        let overview =
-            RouterAdmin { fleet: fleet.clone(), placer: placer.clone(), queue: queue.clone(), metric_registry, shutdown: serving.clone() };
+        let calls = Operators { fleet: fleet.clone(), placer: placer.clone(), queue: queue.clone(), admission: admission.clone() };
+        let overview = RouterAdmin { calls, metric_registry, shutdown: serving.clone() };
         let dispatch = Arc::new(Dispatch {
             fleet: fleet.clone(),
             placer,

@@ -3,47 +3,59 @@
 
 mod announcement;
 mod demand;
+mod first_tokens;
 mod socket;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
     Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, GoneJob, ListRequest, ListResponse, LogsRequest,
-    LogsResponse, LoraRequest, Node, Rates, Replica, Scored, SleepRequest, TargetRequest, TargetResponse, Terms, fleet_server,
+    LogsResponse, LoraRequest, Node, Rates, Replica, Scored, SleepRequest, TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
+use crate::admission::Admission;
 use crate::fleet::{Fleet, FleetView, ReplicaOrder, job_message};
 use crate::placement::{PlacementDecision, Placer, RequestQueue};
 use crate::prompt::EncoderStatus;
+use first_tokens::FirstTokenTimes;
 pub(crate) use socket::OperatorsSocket;
 pub use socket::find_operators_sockets;
 
 /// An agent keeps no more log lines.
 const MAX_LOG_LINES: u32 = 200;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Operators {
     pub(crate) fleet: Fleet,
     pub(crate) placer: Arc<Placer>,
     pub(crate) queue: RequestQueue,
+    pub(crate) admission: Admission,
 }
 
 const MAX_DECISIONS: usize = 1000;
+
+const MAX_TENANTS: usize = 64;
 
 #[tonic::async_trait]
 impl fleet_server::Fleet for Operators {
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
         let (view, now) = (self.fleet.view(), Instant::now());
+        let first_tokens = FirstTokenTimes::gather(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now());
         let nodes = view.nodes.iter().map(|node| Node {
             name: node.name.to_string(),
             agent_version: node.agent_version.clone(),
             attached: node.is_attached,
-            replicas: view.replicas.iter().filter(|replica| replica.node == node.name).map(|of| replica(of, &self.placer)).collect(),
+            replicas: view
+                .replicas
+                .iter()
+                .filter(|replica| replica.node == node.name)
+                .map(|of| replica(of, &self.placer, &first_tokens))
+                .collect(),
             job: node.job.as_deref().map(|job| job_message(job, now)),
         });
         let gone_jobs = view.gone_jobs.iter().map(|gone| GoneJob {
@@ -54,7 +66,16 @@ impl fleet_server::Fleet for Operators {
         });
         let (nodes, gone_jobs) = (nodes.collect(), gone_jobs.collect());
         let demand = demand::list_demand(&view, &self.queue, now);
-        Ok(Response::new(ListResponse { router_version: env!("CARGO_PKG_VERSION").into(), nodes, gone_jobs, demand }))
+        Ok(Response::new(ListResponse {
+            router_version: env!("CARGO_PKG_VERSION").into(),
+            nodes,
+            gone_jobs,
+            demand,
+            first_tokens: first_tokens.of_all(),
+            in_flight: count(self.admission.in_flight()),
+            queued: count(self.queue.waiting_count()),
+            tenants: self.tenants(),
+        }))
     }
 
     async fn expect(&self, request: Request<ExpectRequest>) -> Result<Response<ExpectResponse>, Status> {
@@ -137,6 +158,17 @@ impl Operators {
         tonic::service::Routes::new(fleet_server::FleetServer::new(self)).prepare().into_axum_router()
     }
 
+    fn tenants(&self) -> Vec<TenantUse> {
+        let limits = self.admission.limits_in_use();
+        let mut tenants: Vec<TenantUse> = limits
+            .into_iter()
+            .map(|used| TenantUse { name: used.name.to_string(), in_flight: used.in_flight, left: used.share_left })
+            .collect();
+        tenants.sort_by(|one, other| other.in_flight.cmp(&one.in_flight).then_with(|| one.name.cmp(&other.name)));
+        tenants.truncate(MAX_TENANTS);
+        tenants
+    }
+
     /// Sends an order to the node of a target, or to all nodes at once if there is no name.
     async fn send_order(&self, name: &str, order: ReplicaOrder) -> Result<Response<TargetResponse>, Status> {
         let view = self.fleet.view().clone();
@@ -199,7 +231,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {
+fn replica(replica: &crate::fleet::Replica, placer: &Placer, first_tokens: &FirstTokenTimes) -> Replica {
     Replica {
         id: replica.id.to_string(),
         suspect: replica.lease_lapsed,
@@ -211,6 +243,7 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer) -> Replica {
         rates: Some(rates(&replica.local_load.learned().rates)),
         gpus: replica.report.gpus.as_deref().unwrap_or_default().to_vec(),
         streams_moved: replica.local_load.stream_moves.moved(),
+        first_tokens: first_tokens.of_replica(&replica.id),
     }
 }
 

@@ -8,16 +8,12 @@ use hostler_boot::{PrivateSocket, Shutdown};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::fleet::Fleet;
 use crate::keys::{AdminGuard, guard_pages};
 use crate::operators::{Operators, OperatorsSocket};
-use crate::placement::{Placer, RequestQueue};
 
 #[derive(Debug)]
 pub(crate) struct RouterAdmin {
-    pub(crate) fleet: Fleet,
-    pub(crate) placer: Arc<Placer>,
-    pub(crate) queue: RequestQueue,
+    pub(crate) calls: Operators,
     pub(crate) metric_registry: MetricRegistry,
     pub(crate) shutdown: Shutdown,
 }
@@ -32,7 +28,7 @@ impl RouterAdmin {
         operators: (OperatorsSocket, Option<PrivateSocket>),
         end: CancellationToken,
     ) {
-        let calls = Operators { fleet: self.fleet.clone(), placer: self.placer.clone(), queue: self.queue.clone() };
+        let calls = self.calls.clone();
         let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
         let (place, socket) = operators;
         tokio::join!(place.serve(socket, pages.clone(), end.clone()), admin::serve(listener, pages, end));
@@ -44,7 +40,7 @@ impl AdminPages for RouterAdmin {
         if self.shutdown.is_draining() {
             return Err("draining".into());
         }
-        if self.fleet.view().replicas.iter().any(|replica| replica.is_ready()) { Ok(()) } else { Err("no replica is ready".into()) }
+        if self.calls.fleet.view().replicas.iter().any(|replica| replica.is_ready()) { Ok(()) } else { Err("no replica is ready".into()) }
     }
 
     fn metrics(&self) -> &MetricRegistry {

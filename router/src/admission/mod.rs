@@ -9,6 +9,7 @@ mod account;
 mod bucket;
 mod daily_window;
 mod handover;
+mod limits_in_use;
 mod rate_limits;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ use tokio::time::advance;
 use super::account::Account;
 use super::bucket::LeakyBucket;
 use super::daily_window::DailyWindow;
+use super::limits_in_use::LimitsInUse;
 use super::rate_limits::RateLimit;
 use super::*;
 
@@ -57,6 +58,16 @@ async fn requests_at_once_are_bounded_and_end_when_their_permits_do() {
     assert!(admission.admit(&caller, asked(1, 1)).is_ok());
     drop(second);
     assert_eq!(admission.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_are_told_what_is_left_of_the_limit_of_which_the_least_is_left() {
+    let admission = Admission::new(10);
+    let limits = KeyLimits { in_flight: Some(8), requests_per_minute: Some(4), ..KeyLimits::default() };
+    let _permit = admission.admit(&caller("k", "team", limits), asked(1, 1)).unwrap();
+    let _other = admission.admit(&Caller::anonymous("".into()), asked(1, 1)).unwrap();
+    let used = admission.limits_in_use();
+    assert_eq!(used, [LimitsInUse { name: "team".into(), in_flight: 1, share_left: 0.75 }], "who has no limits is not counted");
 }
 
 #[tokio::test(start_paused = true)]

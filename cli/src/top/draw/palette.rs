@@ -1,0 +1,66 @@
+//! How things look, with colours and without. A colour repeats what a word says.
+
+use ratatui::style::{Color, Modifier, Style};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Palette {
+    pub(super) has_color: bool,
+}
+
+impl Palette {
+    pub(super) fn plain(self) -> Style {
+        Style::default()
+    }
+
+    pub(super) fn strong(self) -> Style {
+        Style::default().add_modifier(Modifier::BOLD)
+    }
+
+    pub(super) fn label(self) -> Style {
+        self.colored(Color::Cyan)
+    }
+
+    /// Of a list; that of the list in which keys move stands out.
+    pub(super) fn heading(self, is_focused: bool) -> Style {
+        let style = self.strong().add_modifier(Modifier::UNDERLINED);
+        if is_focused { style.patch(self.colored(Color::Cyan)) } else { style }
+    }
+
+    pub(super) fn selected(self) -> Style {
+        Style::default().add_modifier(Modifier::REVERSED)
+    }
+
+    pub(super) fn alarm(self) -> Style {
+        self.colored(Color::Red).add_modifier(Modifier::BOLD)
+    }
+
+    /// Of figures that are out of date.
+    pub(super) fn old(self) -> Style {
+        Style::default().add_modifier(Modifier::DIM)
+    }
+
+    pub(super) fn phase(self, phase: &str) -> Style {
+        match phase {
+            "ready" => self.colored(Color::Green),
+            "failed" | "quarantined" => self.alarm(),
+            "suspect" | "draining" => self.colored(Color::Yellow).add_modifier(Modifier::BOLD),
+            "starting" | "loading" => self.colored(Color::Yellow),
+            _ => self.plain(),
+        }
+    }
+
+    /// From `high` on it is a warning, at `full` an alarm.
+    pub(super) fn level(self, value: f64, (high, full): (f64, f64)) -> Style {
+        if value >= full {
+            self.colored(Color::Red)
+        } else if value >= high {
+            self.colored(Color::Yellow)
+        } else {
+            self.plain()
+        }
+    }
+
+    fn colored(self, color: Color) -> Style {
+        if self.has_color { Style::default().fg(color) } else { Style::default() }
+    }
+}

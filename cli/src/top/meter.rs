@@ -1,0 +1,62 @@
+//! Tokens per second, from counters of an engine that successive answers of the router show. Pure: the time is an argument.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Agents read an engine's counters about as often as they are shown here: over one interval alone, the rate would jump between none and twice as much.
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// The counter of tokens of one replica, as it was seen lately.
+#[derive(Debug, Default)]
+pub(super) struct TokenMeter {
+    epoch: u64,
+    /// The oldest first.
+    samples: VecDeque<(Instant, u64)>,
+}
+
+impl TokenMeter {
+    /// A new life of an engine counts from zero.
+    pub(super) fn record(&mut self, now: Instant, epoch: u64, tokens: u64) {
+        if self.epoch != epoch || self.samples.back().is_some_and(|(_, last)| *last > tokens) {
+            self.samples.clear();
+        }
+        self.epoch = epoch;
+        self.samples.push_back((now, tokens));
+        // Two are kept however far they are apart.
+        while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| now.duration_since(*at) > WINDOW) {
+            self.samples.pop_front();
+        }
+    }
+
+    /// `None` before it has been seen twice.
+    pub(super) fn rate(&self) -> Option<f64> {
+        let ((begun, first), (now, last)) = (self.samples.front()?, self.samples.back()?);
+        let seconds = now.duration_since(*begun).as_secs_f64();
+        #[allow(clippy::cast_precision_loss, reason = "tokens of seconds")]
+        (seconds > 0.0).then(|| (last - first) as f64 / seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_that_of_the_last_seconds_and_of_this_life_of_the_engine() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut meter = TokenMeter::default();
+        meter.record(at(0), 1, 1000);
+        assert_eq!(meter.rate(), None);
+        meter.record(at(1), 1, 1100);
+        assert_eq!(meter.rate(), Some(100.0));
+        meter.record(at(6), 1, 1100);
+        assert_eq!(meter.rate(), Some(0.0), "the first second is too long ago");
+        meter.record(at(7), 2, 50);
+        assert_eq!(meter.rate(), None, "the engine counts anew");
+        meter.record(at(9), 2, 150);
+        assert_eq!(meter.rate(), Some(50.0));
+        meter.record(at(60), 2, 150);
+        assert_eq!(meter.rate(), Some(0.0), "a router that was silent for long");
+    }
+}

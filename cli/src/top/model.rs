@@ -1,0 +1,234 @@
+//! What the view knows and shows: the last answer of the router, what happened lately, and where the operator is. Pure: answers and times come in from
+//! `run`, keys from `keys`, and `draw` reads it.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use hostler_proto::fleet::v1::Decision;
+
+use super::changes::{EventLog, changes};
+use super::meter::TokenMeter;
+use super::order::{FleetOrder, Question, SortKey, SortedReplica, matches_filter};
+use super::picture::FleetPicture;
+use crate::ps::Node;
+
+/// The same moment on both clocks: one for spans of time, the other for people.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) at: Instant,
+    pub(super) wall: SystemTime,
+}
+
+/// The list that keys move in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Panel {
+    #[default]
+    Replicas,
+    Nodes,
+}
+
+/// What keys mean now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) enum KeyMode {
+    #[default]
+    Browse,
+    /// The filter is being typed.
+    Filter,
+    Ask(Question),
+    Help,
+}
+
+/// The router does not answer.
+#[derive(Debug)]
+pub(super) struct RouterSilence {
+    pub(super) since: Moment,
+    pub(super) cause: String,
+}
+
+/// What the router says of the replica that is looked at closely.
+#[derive(Debug)]
+pub(super) struct ReplicaDetail {
+    pub(super) replica: String,
+    /// The last lines, or why there are none.
+    pub(super) log: Result<Vec<String>, String>,
+    /// The latest first.
+    pub(super) decisions: Result<Vec<Decision>, String>,
+}
+
+#[derive(Debug)]
+pub(super) struct TopModel {
+    /// Where the router is asked.
+    pub(super) router: String,
+    /// Whether colours may be used.
+    pub(super) has_color: bool,
+    pub(super) now: Moment,
+    /// The last answer, and when it came.
+    pub(super) fleet: Option<(FleetPicture, Moment)>,
+    pub(super) silence: Option<RouterSilence>,
+    pub(super) events: EventLog,
+    pub(super) mode: KeyMode,
+    pub(super) panel: Panel,
+    pub(super) sort: SortKey,
+    pub(super) is_reversed: bool,
+    pub(super) filter: String,
+    /// A replica that fills the screen, as far as the router has told of it.
+    pub(super) detail: Option<ReplicaDetail>,
+    /// What became of the last order, or why a key does nothing.
+    pub(super) notice: String,
+    pub(super) selected_replica: Option<String>,
+    pub(super) selected_node: Option<String>,
+    meters: HashMap<String, TokenMeter>,
+}
+
+impl TopModel {
+    pub(super) fn new(router: String, has_color: bool, now: Moment) -> Self {
+        Self {
+            router,
+            has_color,
+            now,
+            fleet: None,
+            silence: None,
+            events: EventLog::default(),
+            mode: KeyMode::default(),
+            panel: Panel::default(),
+            sort: SortKey::default(),
+            is_reversed: false,
+            filter: String::new(),
+            detail: None,
+            notice: String::new(),
+            selected_replica: None,
+            selected_node: None,
+            meters: HashMap::new(),
+        }
+    }
+
+    /// The router has answered.
+    pub(super) fn apply(&mut self, fleet: FleetPicture, now: Moment) {
+        self.now = now;
+        if let Some(silence) = self.silence.take() {
+            let seconds = now.at.duration_since(silence.since.at).as_secs();
+            self.events.push(now.wall, format!("the router answers again, after {seconds} s"));
+        }
+        if let Some((before, _)) = &self.fleet {
+            changes(before, &fleet).into_iter().for_each(|words| self.events.push(now.wall, words));
+        }
+        self.meters.retain(|id, _| fleet.has(id));
+        for (_, replica) in fleet.replicas() {
+            if let Some(engine) = fleet.figures(&replica.id).engine {
+                self.meters.entry(replica.id.clone()).or_default().record(now.at, replica.epoch, engine.generation_tokens);
+            }
+        }
+        self.fleet = Some((fleet, now));
+        self.keep_selection();
+    }
+
+    /// The router has not answered. What is shown stays, as old.
+    pub(super) fn note_silence(&mut self, cause: String, now: Moment) {
+        self.now = now;
+        match &mut self.silence {
+            Some(silence) => silence.cause = cause,
+            None => {
+                self.events.push(now.wall, format!("the router does not answer: {cause}"));
+                self.silence = Some(RouterSilence { since: now, cause });
+            }
+        }
+    }
+
+    /// What was asked of one replica, unless the operator has left it meanwhile.
+    pub(super) fn apply_detail(&mut self, detail: ReplicaDetail) {
+        if self.detail.as_ref().is_some_and(|shown| shown.replica == detail.replica) {
+            self.detail = Some(detail);
+        }
+    }
+
+    /// What has become of an order.
+    pub(super) fn apply_order(&mut self, order: &FleetOrder, done: Result<Vec<String>, String>, now: Moment) {
+        self.now = now;
+        let FleetOrder { kind, target } = order;
+        self.notice = match done {
+            Ok(replicas) => format!("ordered: {} {}", kind.as_str(), replicas.join(", ")),
+            Err(error) => format!("could not {} {target}: {error}", kind.as_str()),
+        };
+        self.events.push(now.wall, self.notice.clone());
+    }
+
+    /// How long the shown figures are out of date, if they are.
+    pub(super) fn age(&self) -> Option<Duration> {
+        let (_, seen) = self.fleet.as_ref().filter(|_| self.silence.is_some())?;
+        Some(self.now.at.saturating_duration_since(seen.at))
+    }
+
+    pub(super) fn picture(&self) -> Option<&FleetPicture> {
+        self.fleet.as_ref().map(|(fleet, _)| fleet)
+    }
+
+    /// The replicas that pass the filter, in the order that was chosen.
+    pub(super) fn shown_replicas(&self) -> Vec<SortedReplica<'_>> {
+        let Some(fleet) = self.picture() else { return Vec::new() };
+        let shown = fleet.replicas().filter(|(node, replica)| matches_filter(node, replica, &self.filter));
+        let shown = shown.map(|(_, replica)| SortedReplica {
+            replica,
+            tokens_per_second: self.tokens_per_second(&replica.id),
+            first_token: fleet.figures(&replica.id).first_tokens.map(|times| times.p99),
+        });
+        let mut shown: Vec<SortedReplica<'_>> = shown.collect();
+        shown.sort_by(|one, other| self.sort.compare(one, other));
+        if self.is_reversed {
+            shown.reverse();
+        }
+        shown
+    }
+
+    pub(super) fn shown_nodes(&self) -> &[Node] {
+        self.picture().map_or(&[], |fleet| &fleet.nodes)
+    }
+
+    /// `None` before it has been seen twice.
+    pub(super) fn tokens_per_second(&self, replica: &str) -> Option<f64> {
+        self.meters.get(replica)?.rate()
+    }
+
+    /// Where the selection stands in its list.
+    pub(super) fn selected_row(&self, panel: Panel) -> Option<usize> {
+        match panel {
+            Panel::Replicas => self.shown_replicas().iter().position(|of| Some(&of.replica.id) == self.selected_replica.as_ref()),
+            Panel::Nodes => self.shown_nodes().iter().position(|node| Some(&node.node) == self.selected_node.as_ref()),
+        }
+    }
+
+    /// Selects a row of the panel that keys move in, the last one where there are fewer.
+    pub(super) fn select(&mut self, row: usize) {
+        let at = |count: usize| (count > 0).then(|| row.min(count - 1));
+        match self.panel {
+            Panel::Replicas => {
+                let shown = self.shown_replicas();
+                self.selected_replica = at(shown.len()).map(|row| shown[row].replica.id.clone());
+            }
+            Panel::Nodes => {
+                let shown = self.shown_nodes();
+                self.selected_node = at(shown.len()).map(|row| shown[row].node.clone());
+            }
+        }
+    }
+
+    /// What orders mean now: the replica that fills the screen, or what is selected.
+    pub(super) fn target(&self) -> Option<String> {
+        match (&self.detail, self.panel) {
+            (Some(detail), _) => Some(detail.replica.clone()),
+            (None, Panel::Replicas) => self.selected_replica.clone(),
+            (None, Panel::Nodes) => self.selected_node.clone(),
+        }
+    }
+
+    /// After the rows have changed: the selection stays with its replica and its node, and if they are gone or hidden it is on the first.
+    pub(super) fn keep_selection(&mut self) {
+        let panel = self.panel;
+        for one in [Panel::Replicas, Panel::Nodes] {
+            self.panel = one;
+            if self.selected_row(one).is_none() {
+                self.select(0);
+            }
+        }
+        self.panel = panel;
+    }
+}

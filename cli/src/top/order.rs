@@ -1,0 +1,166 @@
+//! In which order replicas stand, which of them are shown, and what an operator may order of one of them or of a node.
+
+use std::cmp::Ordering;
+
+use super::picture::FleetPicture;
+use crate::ps::{Node, Replica};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum SortKey {
+    /// As the router lists them.
+    #[default]
+    Node,
+    Phase,
+    Running,
+    Waiting,
+    KvUse,
+    Tokens,
+    FirstToken,
+}
+
+impl SortKey {
+    const ALL: [Self; 7] = [Self::Node, Self::Phase, Self::Running, Self::Waiting, Self::KvUse, Self::Tokens, Self::FirstToken];
+
+    pub(super) fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|key| *key == self).unwrap_or_default();
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Phase => "phase",
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::KvUse => "KV use",
+            Self::Tokens => "tokens/s",
+            Self::FirstToken => "first token p99",
+        }
+    }
+
+    /// Which of two comes first: what needs a look, or has the most of it. Those that are equal stay as the router lists them.
+    pub(super) fn compare(self, one: &SortedReplica<'_>, other: &SortedReplica<'_>) -> Ordering {
+        let most = |of: fn(&SortedReplica<'_>) -> f64| of(other).total_cmp(&of(one));
+        match self {
+            Self::Node => Ordering::Equal,
+            Self::Phase => urgency(one.replica.phase).cmp(&urgency(other.replica.phase)),
+            Self::Running => most(|of| of.replica.running.into()),
+            Self::Waiting => most(|of| of.replica.waiting.into()),
+            Self::KvUse => most(|of| of.replica.kv_use),
+            Self::Tokens => most(|of| of.tokens_per_second.unwrap_or(-1.0)),
+            Self::FirstToken => most(|of| of.first_token.unwrap_or(-1.0)),
+        }
+    }
+}
+
+/// A replica with what it may be sorted by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SortedReplica<'a> {
+    pub(super) replica: &'a Replica,
+    pub(super) tokens_per_second: Option<f64>,
+    /// Seconds, of the slowest streams.
+    pub(super) first_token: Option<f64>,
+}
+
+/// The smaller, the more it needs somebody.
+fn urgency(phase: &str) -> usize {
+    let order = ["quarantined", "failed", "suspect", "draining", "loading", "starting", "stopped", "sleeping", "ready"];
+    order.iter().position(|known| *known == phase).unwrap_or(order.len())
+}
+
+/// Whether a replica is meant by what was typed: a part of its name, phase, models or job, in either case.
+pub(super) fn matches_filter(node: &Node, replica: &Replica, filter: &str) -> bool {
+    let filter = filter.to_lowercase();
+    let job = node.job.iter().map(|job| job.id.as_str());
+    let texts = [replica.id.as_str(), replica.phase].into_iter().chain(replica.models.iter().map(String::as_str)).chain(job);
+    filter.is_empty() || texts.into_iter().any(|text| text.to_lowercase().contains(&filter))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OrderKind {
+    Drain,
+    Restart,
+    Release,
+}
+
+impl OrderKind {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Restart => "restart",
+            Self::Release => "release",
+        }
+    }
+}
+
+/// What is ordered, of a node or of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FleetOrder {
+    pub(super) kind: OrderKind,
+    pub(super) target: String,
+}
+
+/// What is asked before an order is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Question {
+    pub(super) order: FleetOrder,
+    /// The replicas that it touches, when it was asked.
+    pub(super) replicas: Vec<String>,
+    /// Requests of all routers that run there.
+    pub(super) in_flight: u32,
+    /// Models that nobody would serve.
+    pub(super) unserved: Vec<String>,
+}
+
+impl Question {
+    /// `None` where the target has no replicas.
+    pub(super) fn new(order: FleetOrder, fleet: &FleetPicture) -> Option<Self> {
+        let is_touched = |node: &Node, replica: &Replica| node.node == order.target || replica.id == order.target;
+        let (touched, others): (Vec<_>, Vec<_>) = fleet.replicas().partition(|(node, replica)| is_touched(node, replica));
+        if touched.is_empty() {
+            return None;
+        }
+        let serves = |(node, replica): &&(&Node, &Replica)| node.attached && replica.phase == "ready";
+        let mut unserved = Vec::new();
+        if order.kind != OrderKind::Release {
+            let models = touched.iter().filter(serves).flat_map(|(_, replica)| &replica.models);
+            unserved.extend(models.filter(|model| !others.iter().filter(serves).any(|(_, other)| other.models.contains(model))).cloned());
+            unserved.sort();
+            unserved.dedup();
+        }
+        let in_flight = touched.iter().map(|(_, replica)| replica.in_flight).sum();
+        Some(Self { replicas: touched.iter().map(|(_, replica)| replica.id.clone()).collect(), order, in_flight, unserved })
+    }
+
+    /// What is asked, and what would follow.
+    pub(super) fn sentences(&self) -> Vec<String> {
+        let Self { order: FleetOrder { kind, target }, replicas, in_flight, unserved } = self;
+        let of_node = if replicas.iter().eq([target]) { String::new() } else { format!(" of node {target}") };
+        let verb = kind.as_str();
+        let mut sentences = vec![match &replicas[..] {
+            [only] => format!("{verb} {only}{of_node}?"),
+            several => format!("{verb} {} replicas{of_node}: {}?", several.len(), some_of(several)),
+        }];
+        let requests = match in_flight {
+            0 => "Nothing runs there.".to_owned(),
+            1 => "1 request runs there: it moves, or may finish.".to_owned(),
+            count => format!("{count} requests run there: they move, or may finish."),
+        };
+        sentences.push(match kind {
+            OrderKind::Drain => format!("{requests} Then the engine stops, until it is released."),
+            OrderKind::Restart => format!("{requests} Then the engine starts again."),
+            OrderKind::Release => "A quarantined, failed or stopped engine starts again now; one that drains goes on serving.".to_owned(),
+        });
+        if !unserved.is_empty() {
+            sentences.push(format!("NOBODY WOULD SERVE {}.", some_of(unserved)));
+        }
+        sentences
+    }
+}
+
+/// The first few names, and how many more there are.
+fn some_of(names: &[String]) -> String {
+    const SHOWN: usize = 6;
+    let first = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN { format!("{first} and {} more", names.len() - SHOWN) } else { first }
+}

@@ -1,0 +1,100 @@
+//! Text of others made fit for a terminal's cells. Names, reasons and log lines come from clients, engines and nodes, and could hold anything, such as
+//! sequences that a terminal obeys.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Stands for a character that is not shown.
+const HIDDEN: char = '·';
+
+/// Stands at the end of what was cut.
+const CUT: char = '…';
+
+const ESCAPE: char = '\u{1b}';
+
+/// One line without what a terminal would obey. Sequences that set colours, as engines write them into their logs, leave nothing; a tab is a blank; of
+/// any other control character, and of those that turn the direction of the text or have no width, a point is left.
+pub(super) fn printable(text: &str) -> String {
+    let mut letters = text.chars().peekable();
+    let mut shown = String::with_capacity(text.len());
+    while let Some(letter) = letters.next() {
+        match letter {
+            ESCAPE if letters.next_if_eq(&'[').is_some() => {
+                // Its end is the first character from @ to ~; what is no such sequence ends it too.
+                while letters.next_if(|next| (' '..'@').contains(next)).is_some() {}
+                letters.next_if(|next| ('@'..='~').contains(next));
+            }
+            '\t' => shown.push(' '),
+            _ if is_printable(letter) => shown.push(letter),
+            _ => shown.push(HIDDEN),
+        }
+    }
+    shown
+}
+
+/// Whether a character takes room and changes nothing beside itself.
+pub(super) fn is_printable(letter: char) -> bool {
+    letter.width().is_some_and(|width| width > 0)
+}
+
+/// Columns that a printable text takes.
+pub(super) fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// The text, or as much of it as so many columns hold.
+pub(super) fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let (mut kept, mut taken) = (String::new(), 1);
+    for letter in text.chars() {
+        taken += letter.width().unwrap_or(0);
+        if taken > columns {
+            break;
+        }
+        kept.push(letter);
+    }
+    if columns > 0 {
+        kept.push(CUT);
+    }
+    kept
+}
+
+/// The text in lines of so many columns, broken at blanks where there are some.
+pub(super) fn wrap(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last_mut().expect("there is a line");
+        if last.is_empty() {
+            last.push_str(word);
+        } else if width(last) + 1 + width(word) <= columns {
+            last.push(' ');
+            last.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines.iter().map(|line| cut(line, columns)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_is_left_of_a_text() {
+        assert_eq!(printable("\u{1b}[31mred\u{1b}[0m, \u{1b}]0;title\u{7}, a\tb\r\n"), "red, ·]0;title·, a b··");
+        assert_eq!(printable("abc\u{202e}cba\u{200b}e\u{301}"), "abc·cba·e·");
+        assert_eq!(printable("\u{9b}2J\u{1b}[2J\u{1b}["), "·2J");
+        assert_eq!(printable("\u{1b}[\u{1b}[31m!"), "!", "a sequence within another one");
+        assert!(printable("模型 é 1 %").chars().all(is_printable));
+    }
+
+    #[test]
+    fn a_text_is_cut_by_the_columns_that_it_takes() {
+        assert_eq!((cut("abc", 3), cut("abcd", 3), cut("abcd", 0)), ("abc".into(), "ab…".into(), String::new()));
+        assert_eq!(cut("模型模型", 6), "模型…");
+        assert_eq!(wrap("drain a/0 and b/0?", 9), ["drain a/0", "and b/0?"]);
+        assert_eq!(wrap("0123456789", 4), ["012…"]);
+    }
+}

@@ -1,0 +1,81 @@
+//! How soon streams have lately begun to be answered, by replica and in all, from the decisions that the router remembers. Read when operators ask, so
+//! that no request pays for it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use hostler_proto::fleet::v1::FirstTokens;
+use rustc_hash::FxHashMap;
+
+use super::count;
+use crate::placement::PlacementDecision;
+
+/// Older decisions say nothing of how things are now.
+const MAX_AGE: Duration = Duration::from_secs(300);
+
+/// Seconds until first tokens.
+#[derive(Debug, Default)]
+pub(super) struct FirstTokenTimes {
+    by_replica: FxHashMap<String, Vec<f64>>,
+}
+
+impl FirstTokenTimes {
+    pub(super) fn gather(decisions: &[Arc<PlacementDecision>], now: SystemTime) -> Self {
+        let mut times = Self::default();
+        // A clock that was set back makes no decision old.
+        let recent = decisions.iter().filter(|decision| now.duration_since(decision.decided_at).unwrap_or_default() <= MAX_AGE);
+        for decision in recent {
+            let came = decision.outcome.lock().first_token_seconds;
+            if let Some(seconds) = came {
+                times.add(decision.choice().0, seconds);
+            }
+        }
+        times
+    }
+
+    fn add(&mut self, replica: &str, seconds: f64) {
+        match self.by_replica.get_mut(replica) {
+            Some(times) => times.push(seconds),
+            None => {
+                self.by_replica.insert(replica.to_owned(), vec![seconds]);
+            }
+        }
+    }
+
+    pub(super) fn of_replica(&self, id: &str) -> Option<FirstTokens> {
+        quantiles(self.by_replica.get(id)?.clone())
+    }
+
+    pub(super) fn of_all(&self) -> Option<FirstTokens> {
+        quantiles(self.by_replica.values().flatten().copied().collect())
+    }
+}
+
+/// By nearest rank: each quantile is a time that was measured.
+fn quantiles(mut times: Vec<f64>) -> Option<FirstTokens> {
+    times.sort_by(f64::total_cmp);
+    let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).saturating_sub(1)).copied();
+    Some(FirstTokens { streams: count(times.len()), p50: at(50)?, p99: at(99)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(times: &FirstTokenTimes, id: &str) -> Option<(u32, f64, f64)> {
+        times.of_replica(id).map(|of| (of.streams, of.p50, of.p99))
+    }
+
+    #[test]
+    fn first_tokens_are_told_for_each_replica_and_for_all() {
+        let mut times = FirstTokenTimes::default();
+        (1..=100).rev().for_each(|seconds| times.add("n/0", f64::from(seconds)));
+        times.add("n/1", 500.0);
+        assert_eq!(told(&times, "n/0"), Some((100, 50.0, 99.0)));
+        assert_eq!(told(&times, "n/1"), Some((1, 500.0, 500.0)));
+        assert_eq!(told(&times, "n/2"), None, "which has had no stream");
+        let all = times.of_all().unwrap();
+        assert_eq!((all.streams, all.p50, all.p99), (101, 51.0, 100.0));
+        assert!(FirstTokenTimes::default().of_all().is_none());
+    }
+}

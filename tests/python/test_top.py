@@ -1,0 +1,155 @@
+"""`hostler top` as an operator has it: in a terminal, which tmux stands in for, before a real router, an agent and two
+simulated engines.
+"""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fleet import MODEL, Router
+from processes import Process, binary, environment, wait_until
+
+# A key or an event is on the screen within this, in seconds: the router is asked each second, and builds share the cores.
+SHOWN_SECONDS = 15
+# Two simulated engines that start at once.
+START_SECONDS = 30
+
+pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="there is no tmux here")
+
+
+class Screen:
+    """A terminal of tmux with a shell's script in it."""
+
+    def __init__(self, folder: Path, script: str, variables: dict[str, str] | None = None):
+        """Runs the script on 80 columns and 24 lines."""
+        self.tmux = ["tmux", "-S", str(folder / "tmux.sock"), "-f", "/dev/null"]
+        command = [*self.tmux, "new-session", "-d", "-x", "80", "-y", "24", "sh", "-c", script]
+        subprocess.run(command, env=environment() | (variables or {}), check=True, timeout=10)
+
+    def press(self, *keys: str) -> None:
+        """Presses keys by tmux's names of them."""
+        subprocess.run([*self.tmux, "send-keys", *keys], check=True, timeout=10)
+
+    def text(self, *options: str) -> str:
+        """What is on the screen."""
+        command = [*self.tmux, "capture-pane", "-p", *options]
+        return subprocess.run(command, check=True, timeout=10, capture_output=True, text=True).stdout
+
+    def row(self, name: str) -> str:
+        """The row of a node or a replica in its list, with the mark of the selection; nothing where it has none."""
+        starts = (f" {name} ", f">{name} ")
+        return next((line for line in self.text().splitlines() if line.startswith(starts)), "")
+
+    def wait(self, *words: str, seconds: float = SHOWN_SECONDS) -> str:
+        """Returns the screen once it has all of these words."""
+
+        def shown() -> str | None:
+            text = self.text()
+            return text if all(word in text for word in words) else None
+
+        try:
+            return wait_until(shown, seconds, f"{words} on the screen", pause=0.1)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.text()}") from None
+
+    def end(self) -> None:
+        """Ends the terminal and what runs in it."""
+        subprocess.run([*self.tmux, "kill-server"], check=False, timeout=10)
+
+
+@pytest.fixture
+def folder():
+    """A folder with a short path, for sockets."""
+    made = Path(tempfile.mkdtemp(prefix="hostler-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def router(folder: Path):
+    """A router with the agent of node `n`, whose two engines start."""
+    router = Router("router", folder)
+    engines = ["--engine", "simulated", "--replicas", "2", "--", "--served-model-name", MODEL, "--sim-step-ms", "10"]
+    places = ["--run-dir", str(folder / "run"), "--log-dir", str(folder / "log")]
+    agent = Process("agent", ["agent", "--router", router.agents, "--node", "n", *places, *engines], folder)
+    running = [router]
+    yield running
+    for process in (agent, *running):
+        process.stop()
+
+
+@pytest.fixture
+def top(folder: Path, router: list[Router]):
+    """`hostler top` between two lines of its shell, which also says how the terminal is afterwards."""
+    command = f"{binary()} top --admin {router[0].socket}"
+    screen = Screen(folder, f"echo before; {command}; echo ended $?; stty -a; exec sleep 600")
+    yield screen
+    screen.end()
+
+
+def test_an_operator_sorts_opens_a_replica_and_drains_it_after_a_question(top: Screen, router: list[Router]):
+    top.wait("2 replicas: 2 ready", "sorted by node", seconds=START_SECONDS)
+    assert "ready" in top.row("n/0") and "ready" in top.row("n/1") and "attached" in top.row("n"), top.text()
+    top.press("s")
+    top.wait("sorted by phase")
+    top.press("/", "/", "1", "Enter")
+    top.wait("filter: /1")
+    assert not top.row("n/0") and top.row("n/1").startswith(">"), top.text()
+    top.press("Enter")
+    top.wait("WHY THE LAST REQUESTS CAME HERE", "THE END OF ITS LOG", "Application startup complete")
+    top.press("d")
+    top.wait("drain n/1?", "y/N")
+    top.press("n")
+    top.wait("nothing was ordered")
+    assert {replica.id: replica.phase for replica in router[0].replicas()} == {"n/0": "ready", "n/1": "ready"}
+    top.press("d")
+    top.wait("drain n/1?")
+    top.press("y")
+    top.wait("ordered: drain n/1")
+    top.press("Escape")
+    # With nothing in flight it drains within milliseconds, so that the view may not see it do so.
+    top.wait("n/1 ready → ", "→ stopped: the engine was asked to stop", "1 stopped")
+    assert "stopped" in top.row("n/1"), top.text()
+    top.press("l")
+    top.wait("release n/1?")
+    top.press("y")
+    top.wait("2 replicas: 2 ready", seconds=START_SECONDS)
+    top.press("Escape")
+    wait_until(lambda: top.row("n/0"), SHOWN_SECONDS, "all replicas are shown again")
+    top.press("q")
+    assert top.wait("ended 0", " echo ").startswith("before"), "the screen from before is there again, and keys are seen"
+
+
+def test_a_router_that_is_gone_is_told_of_and_its_last_figures_stay(top: Screen, router: list[Router], folder: Path):
+    top.wait("2 replicas: 2 ready", seconds=START_SECONDS)
+    router[0].kill()
+    top.wait("no answer since", "trying again", "OLD FIGURES", "n/0")
+    top.press("d")
+    top.wait("no answer since")
+    assert "y/N" not in top.text(), "nothing is ordered on the word of old figures"
+    router.append(Router("router", folder, like=router[0]))
+    shown = top.wait("the router answers again", "2 replicas: 2 ready", seconds=START_SECONDS)
+    assert "OLD FIGURES" not in shown and "no answer since" not in shown, shown
+    top.press("C-c")
+    top.wait("ended 0")
+
+
+def test_a_terminal_without_colours_gets_none_and_what_is_no_terminal_is_refused(folder: Path, router: list[Router]):
+    ask = f"{binary()} top --admin {router[0].socket}"
+    screen = Screen(folder, f"TERM=dumb {ask}; echo ended $?; read again; exec {ask}", {"NO_COLOR": "1"})
+    try:
+        refused = screen.wait("ended 1")
+        assert "hostler ps" in refused.replace("\n", ""), refused
+        screen.press("Enter")
+        screen.wait("2 replicas: 2 ready", seconds=START_SECONDS)
+        codes = {int(code) for codes in re.findall(r"\x1b\[([\d;]+)m", screen.text("-e")) for code in codes.split(";")}
+        # Bold, underlined and reversed there may be, and the terminal's own colours.
+        assert codes <= {0, 1, 2, 4, 7, 39, 49}, codes
+    finally:
+        screen.end()
+    piped = subprocess.run(ask, shell=True, capture_output=True, text=True, timeout=20, env=environment(), check=False)
+    assert piped.returncode == 1 and "needs a terminal" in piped.stderr and "hostler ps" in piped.stderr, piped
