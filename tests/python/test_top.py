@@ -13,7 +13,7 @@ import pytest
 from fleet import MODEL, Router
 from processes import Process, binary, environment, wait_until
 
-# A key or an event is on the screen within this, in seconds: the router is asked each second, and builds share the cores.
+# A key or an event is on the screen within this, in seconds: the router is asked each second, on cores that are shared.
 SHOWN_SECONDS = 15
 # Two simulated engines that start at once.
 START_SECONDS = 30
@@ -121,7 +121,8 @@ def test_an_operator_sorts_opens_a_replica_and_drains_it_after_a_question(top: S
     top.press("Escape")
     wait_until(lambda: top.row("n/0"), SHOWN_SECONDS, "all replicas are shown again")
     top.press("q")
-    assert top.wait("ended 0", " echo ").startswith("before"), "the screen from before is there again, and keys are seen"
+    shown = top.wait("ended 0", " echo ")
+    assert shown.startswith("before"), f"the screen from before is there again, and keys are seen\n{shown}"
 
 
 def test_a_router_that_is_gone_is_told_of_and_its_last_figures_stay(top: Screen, router: list[Router], folder: Path):

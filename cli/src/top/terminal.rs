@@ -66,7 +66,10 @@ impl TakenTerminal {
 impl Drop for TakenTerminal {
     fn drop(&mut self) {
         let _ = self.terminal.show_cursor();
-        give_back();
+        // After a panic it has been given back; once more would put the cursor over the panic's message.
+        if !std::thread::panicking() {
+            give_back();
+        }
     }
 }
 
