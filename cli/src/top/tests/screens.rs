@@ -51,7 +51,7 @@ fn a_fleet_on_a_large_screen() {
 #[test]
 fn figures_of_a_router_that_is_silent() {
     let mut model = working();
-    model.note_silence("nobody answers at /run/user/1000/hostler/router-8002.sock: is the router running?".into(), at(6));
+    model.note_silence("connection refused (os error 111)".into(), at(6));
     model.now = at(18);
     insta::assert_snapshot!(text(&model, SMALL));
 }
