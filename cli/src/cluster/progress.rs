@@ -45,7 +45,17 @@ impl Told {
 impl EntryProgress {
     /// The lines to say now.
     pub(super) fn lines(&mut self, entry: &EntryStatus, trouble: &str) -> Vec<String> {
-        let told = describe(entry, trouble);
+        let mut told = describe(entry);
+        told.extend(describe_trouble(trouble));
+        self.take(told)
+    }
+
+    /// The same while nothing is known of the entry.
+    pub(super) fn trouble_lines(&mut self, trouble: &str) -> Vec<String> {
+        self.take(describe_trouble(trouble).into_iter().collect())
+    }
+
+    fn take(&mut self, told: Vec<Told>) -> Vec<String> {
         let new = told.iter().filter(|told| !self.said.contains(&told.key)).map(|told| told.line.clone()).collect();
         self.said = told.into_iter().map(|told| told.key).collect();
         new
@@ -68,7 +78,11 @@ pub(super) fn describe_ending(entry: &EntryStatus) -> String {
     format!("ending    {}", name_jobs(&entry.jobs.iter().collect::<Vec<_>>()))
 }
 
-fn describe(entry: &EntryStatus, trouble: &str) -> Vec<Told> {
+fn describe_trouble(trouble: &str) -> Option<Told> {
+    Some(Told::plain(format!("trouble   {}", trouble.trim()))).filter(|_| !trouble.is_empty())
+}
+
+fn describe(entry: &EntryStatus) -> Vec<Told> {
     let mut told = Vec::new();
     let mut rest: Vec<&JobStatus> = entry.jobs.iter().filter(|job| job.state != "ready").collect();
     while let Some(first) = rest.first().copied() {
@@ -85,9 +99,6 @@ fn describe(entry: &EntryStatus, trouble: &str) -> Vec<Told> {
     }
     if !entry.refusal.is_empty() {
         told.push(Told::plain(format!("refused   {}", entry.refusal.trim())));
-    }
-    if !trouble.is_empty() {
-        told.push(Told::plain(format!("trouble   {}", trouble.trim())));
     }
     told
 }

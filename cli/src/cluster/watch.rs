@@ -94,7 +94,8 @@ impl<'a> Watch<'a> {
                 return Err(WatchError::Removed(self.name.to_owned()).into());
             };
             let endpoint = self.folder.endpoint()?;
-            if let Some((entry, trouble)) = self.read_status(wanted)? {
+            let (entry, trouble) = self.read_status(wanted)?;
+            if let Some(entry) = entry {
                 self.progress.lines(&entry, &trouble).iter().for_each(|line| say(line));
                 self.engines.look(endpoint.as_ref(), &entry).await;
                 match judge(&entry, *self.failures_before.get_or_insert(entry.failures)) {
@@ -105,6 +106,8 @@ impl<'a> Watch<'a> {
                     }
                     Outlook::Failing => return Err(self.failing(&entry).into()),
                 }
+            } else {
+                self.progress.trouble_lines(&trouble).iter().for_each(|line| say(line));
             }
             if self.heartbeat.is_silent(self.folder)? {
                 let log = self.folder.controller_log();
@@ -114,15 +117,15 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// The entry as the controller sees it, and what troubles that one; `None` until it has read what is wanted now.
-    fn read_status(&self, wanted: &FleetEntry) -> anyhow::Result<Option<(EntryStatus, String)>> {
-        let Some(FleetStatus { at, entries, trouble }) = self.folder.status()? else { return Ok(None) };
+    /// The entry as the controller sees it, `None` until that one has read what is wanted now; and what troubles it.
+    fn read_status(&self, wanted: &FleetEntry) -> anyhow::Result<(Option<EntryStatus>, String)> {
+        let Some(FleetStatus { at, entries, trouble }) = self.folder.status()? else { return Ok((None, String::new())) };
         let is_current = |entry: &EntryStatus| match wanted.size {
             FleetSize::Fixed(nodes) => entry.wanted == nodes,
             FleetSize::Elastic { min, max, .. } => (min..=max).contains(&entry.wanted),
         };
         let entry = entries.into_iter().find(|entry| entry.name == self.name).filter(is_current);
-        Ok(entry.filter(|_| at >= self.began).map(|entry| (entry, trouble)))
+        Ok(if at >= self.began { (entry, trouble) } else { (None, String::new()) })
     }
 
     fn failing(&self, entry: &EntryStatus) -> WatchError {

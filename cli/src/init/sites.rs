@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use hostler_scheduler::Scheduler;
+use hostler_scheduler::{NoScheduler, Scheduler};
 
 use crate::output::{Side, table};
 use crate::settings::check_site;
@@ -33,12 +33,12 @@ pub(super) fn read(site: &str) -> anyhow::Result<String> {
 }
 
 /// The settings for the only scheduler that this host has commands of.
-pub(super) fn read_of_host() -> Option<String> {
-    let site = match Scheduler::find().ok()? {
+pub(super) fn read_of_host() -> Result<String, NoScheduler> {
+    let site = match Scheduler::find()? {
         Scheduler::Pbs => "generic-pbs",
         Scheduler::Slurm => "generic-slurm",
     };
-    read(site).ok()
+    Ok(read(site).expect("these sites are part of the program"))
 }
 
 /// Each site with its first sentence.

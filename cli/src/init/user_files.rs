@@ -13,6 +13,7 @@ use hostler_boot::program::run_to_end;
 use hostler_controller::ClusterConfig;
 use hostler_router::RouterConfig;
 use hostler_router::keys::{KeyEntry, Secret, change, list, read_private};
+use hostler_scheduler::NoScheduler;
 use hostler_tls::{Authority, write_private};
 use tempfile::NamedTempFile;
 use tokio::process::Command;
@@ -87,12 +88,15 @@ pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyh
             }
         }
         None => {
-            let site = site.or_else(sites::read_of_host);
-            write_once(&files.settings, &settings_text(&files, site.as_deref()))?;
+            let site = site.map_or_else(sites::read_of_host, Ok);
+            write_once(&files.settings, &settings_text(&files, site.as_deref().ok()))?;
             tell("settings", true, &files.settings);
             say(match site {
-                Some(_) => "next        fill in [cluster] of the settings, then `hostler doctor`",
-                None => {
+                Ok(_) => "next        fill in [cluster] of the settings, then `hostler doctor`",
+                Err(NoScheduler::Ambiguous) => {
+                    "next        this host has the commands of PBS and of Slurm: `hostler init --site list` shows the clusters whose [cluster] section to add"
+                }
+                Err(NoScheduler::Absent { .. }) => {
                     "next        no scheduler was found here: `hostler init --site list` shows the clusters whose [cluster] section to add"
                 }
             });
