@@ -49,6 +49,8 @@ pub(crate) struct Call {
 pub(crate) struct Printed {
     program: PathBuf,
     pub(crate) text: String,
+    /// Whether it did not fail in a way that is tolerated.
+    pub(crate) succeeded: bool,
 }
 
 impl Call {
@@ -100,7 +102,7 @@ fn judge(program: PathBuf, output: &Output, tolerated: &[&str]) -> Result<Printe
     let mut lines = complaints.lines().filter(|line| !line.trim().is_empty()).peekable();
     let is_tolerated = lines.peek().is_some() && lines.all(|line| tolerated.iter().any(|words| line.contains(words)));
     if output.status.success() || is_tolerated {
-        Ok(Printed { program, text: String::from_utf8_lossy(&output.stdout).into_owned() })
+        Ok(Printed { program, text: String::from_utf8_lossy(&output.stdout).into_owned(), succeeded: output.status.success() })
     } else {
         Err(CommandError::Failed { program, status: output.status.to_string(), words: shorten(&complaints) })
     }

@@ -204,8 +204,12 @@ impl Scheduler {
                     return Ok(Vec::new());
                 }
                 // Only with `-E` are all jobs asked for at once: without it, releases after 23.06 print the first alone.
-                let arguments = ["-E", "-t", "-f", "-F", "json"].into_iter().chain(selected.split_whitespace());
+                let arguments = ["-E", "-t"].into_iter().chain(pbs::FORMAT).chain(selected.split_whitespace());
                 let printed = run(Call::ask("qstat", arguments).tolerate(&pbs::GONE)).await?;
+                if !printed.succeeded && printed.text.trim().is_empty() {
+                    // All have ended meanwhile.
+                    return Ok(Vec::new());
+                }
                 printed.read(pbs::read_jobs)
             }
             Self::Slurm => run(Call::ask("squeue", slurm::list_arguments(name))).await?.read(slurm::read_jobs),
@@ -220,11 +224,19 @@ impl Scheduler {
         if ids.is_empty() {
             return Ok(());
         }
-        let call = match self {
-            Self::Pbs => Call::change("qdel", ids.to_vec()).tolerate(&pbs::GONE),
-            Self::Slurm => Call::change("scancel", ids.to_vec()).tolerate(&slurm::GONE),
+        let calls = match self {
+            Self::Pbs => pbs::split_for_qdel(ids).into_iter().map(|ids| Call::change("qdel", ids).tolerate(&pbs::GONE)).collect(),
+            Self::Slurm => vec![Call::change("scancel", ids.to_vec()).tolerate(&slurm::GONE)],
         };
-        run(call).await.map(drop)
+        let mut cancelled = Ok(());
+        for call in calls {
+            match run(call).await {
+                // The others may be cancelled all the same.
+                Err(error @ CommandError::Failed { .. }) => cancelled = cancelled.and(Err(error)),
+                other => drop(other?),
+            }
+        }
+        cancelled
     }
 
     /// Asks for the run and the end of a job that runs.
@@ -234,7 +246,7 @@ impl Scheduler {
     pub async fn read_job(self, id: &str) -> Result<JobReading, CommandError> {
         match self {
             Self::Pbs => {
-                let printed = run(Call::ask("qstat", ["-f", "-F", "json", id])).await?;
+                let printed = run(Call::ask("qstat", pbs::FORMAT.into_iter().chain([id]))).await?;
                 printed.read(|text| pbs::read_job(text, id, SystemTime::now()))
             }
             Self::Slurm => run(Call::ask("squeue", ["-h", "-j", id, "-o", "%e"])).await?.read(slurm::read_job),

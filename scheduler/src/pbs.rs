@@ -1,14 +1,27 @@
-//! PBS: the command line of `qsub`, and what `qstat` prints as JSON. Pure; times are those of `TZ=UTC`.
+//! PBS: the command line of `qsub`, and what `qstat` prints of jobs. Pure; times are those of `TZ=UTC`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::{JobReading, JobState, RenderedSubmission, RunTime, ScheduledJob, Submission, format_walltime, shell};
 
-/// What `qdel` and `qstat` say of jobs that have ended or were never there, and of a part that has ended while its array has not.
-pub(crate) const GONE: [&str; 3] = ["Unknown Job Id", "Job has finished", "Request invalid for finished array subjob"];
+/// What `qdel` and `qstat` say of jobs that have ended, are ending or were never there, and of a part that has ended while its array has not.
+pub(crate) const GONE: [&str; 4] =
+    ["Unknown Job Id", "Job has finished", "Request invalid for finished array subjob", "Request invalid for state of job"];
+
+/// How `qstat` is to print a job: its attributes with a character between them that no value has, since PBS writes control characters in another
+/// way (`^A`). `-F json` is no alternative: that of 23.06 cannot be read where a word of the job has a backslash or a letter beyond ASCII, or is
+/// `nan`, and a job's words are the command line of `qsub` and the folder and variables of who ran it.
+pub(crate) const FORMAT: [&str; 5] = ["-f", "-F", "dsv", "-D", SEPARATOR];
+
+const SEPARATOR: &str = "\u{1}";
+
+const HEAD: &str = "Job Id: ";
+
+/// What an array's comment says from the start of its first part on. Parts that wait have their array's comment.
+const ARRAY_BEGAN: &str = "Job Array Began at";
 
 /// Of the hash in a script's name: no two scripts of a fleet ever have the same.
 const DIGEST_BYTES: usize = 8;
@@ -43,29 +56,39 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     RenderedSubmission { program: "qsub", arguments, script, script_file: Some(file) }
 }
 
-/// Reads what `qstat -f -F json ID` prints.
+/// Which ids each call of `qdel` gets. `OpenPBS` 23.06 has a server that dies of a call with a part of an array beside other jobs, and a `qdel`
+/// that leaves out some of several parts.
+pub(crate) fn split_for_qdel(ids: &[String]) -> Vec<Vec<String>> {
+    let (parts, others): (Vec<String>, Vec<String>) = ids.iter().cloned().partition(|id| is_part(id));
+    let calls = parts.into_iter().map(|part| vec![part]).chain([others]);
+    calls.filter(|ids| !ids.is_empty()).collect()
+}
+
+/// Reads what `qstat` prints of one job in this format.
 pub(crate) fn read_job(text: &str, id: &str, now: SystemTime) -> Result<JobReading, &'static str> {
-    let root = parse(text)?;
-    let jobs = root.get("Jobs").and_then(Value::as_object).ok_or("no job")?;
+    let jobs = parse(text)?;
     // Another form of the server's name may be in the id.
-    let only = || jobs.values().next().filter(|_| jobs.len() == 1);
-    let job = jobs.get(id).or_else(only).ok_or("other jobs")?;
+    let only = || jobs.first().filter(|_| jobs.len() == 1);
+    let job = jobs.iter().find(|job| job.id == id).or_else(only).ok_or("other jobs")?;
     let ends = match read_run_time(job)? {
         Some(run_time) => run_time.end(job.get("stime").and_then(parse_time).ok_or("no start time of the job")?, now),
         None => None,
     };
-    let run = job.get("run_count").and_then(parse_number).and_then(|count| u32::try_from(count).ok()).filter(|count| *count > 0);
+    let run = job.get("run_count").and_then(|count| count.trim().parse().ok()).filter(|count| *count > 0);
     Ok(JobReading { run, ends })
 }
 
-/// Reads what `qstat -E -t -f -F json ID…` prints, where the ids of arrays are among them. `Jobs` is absent where all have ended meanwhile.
+/// Reads what `qstat -E -t ID…` prints in this format, where the ids of arrays are among them.
 pub(crate) fn read_jobs(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
-    let root = parse(text)?;
-    let Some(jobs) = root.get("Jobs") else { return Ok(Vec::new()) };
-    let jobs = jobs.as_object().ok_or("jobs that are none")?;
+    let jobs = parse(text)?;
     // An array is listed itself, too, before its parts.
-    let parts = jobs.iter().filter(|(id, _)| !id.contains("[]"));
-    parts.filter_map(|(id, job)| read_state(job).transpose().map(|state| Ok(read_scheduled(id, job, state?)))).collect()
+    let (arrays, parts): (Vec<_>, Vec<_>) = jobs.iter().partition(|job| job.id.contains("[]"));
+    let arrays: BTreeMap<&str, &PrintedJob<'_>> = arrays.into_iter().map(|array| (number(array.id), array)).collect();
+    let read = |job: &PrintedJob<'_>| {
+        let array = arrays.get(number(job.id)).filter(|_| is_part(job.id)).copied();
+        read_state(job).transpose().map(|state| Ok(read_scheduled(job, array, state?)))
+    };
+    parts.into_iter().filter_map(read).collect()
 }
 
 /// Reads what `qstat -B -f` prints: `Server: head`, then what it is set to. The default server's name, as that one has it.
@@ -74,14 +97,42 @@ pub(crate) fn read_server(text: &str) -> Result<String, &'static str> {
     name.map(str::to_owned).ok_or("no server")
 }
 
-fn parse(text: &str) -> Result<Value, &'static str> {
-    serde_json::from_str(text).map_err(|_| "what is no JSON")
+/// A job as `qstat` prints it.
+struct PrintedJob<'a> {
+    id: &'a str,
+    /// By their names; resources have that of their list before theirs, as in `Resource_List.walltime`.
+    attributes: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> PrintedJob<'a> {
+    fn get(&self, name: &str) -> Option<&'a str> {
+        self.attributes.get(name).copied()
+    }
+}
+
+fn parse(text: &str) -> Result<Vec<PrintedJob<'_>>, &'static str> {
+    let jobs = text.trim_start().strip_prefix(HEAD).ok_or("no job")?;
+    // The rare line break within a value is no reason to misread it.
+    let jobs = jobs.split("\nJob Id: ").map(|job| {
+        let (id, attributes) = job.trim_end().split_once(SEPARATOR).ok_or("a job without attributes")?;
+        Ok(PrintedJob { id, attributes: attributes.split(SEPARATOR).filter_map(|attribute| attribute.split_once('=')).collect() })
+    });
+    jobs.collect()
+}
+
+/// `12` of `12.head`, `12[].head` and `12[3].head`.
+fn number(id: &str) -> &str {
+    id.split(['[', '.']).next().unwrap_or_default()
+}
+
+fn is_part(id: &str) -> bool {
+    id.contains('[') && !id.contains("[]")
 }
 
 /// `None` of a job that has ended or was moved to another server.
-fn read_state(job: &Value) -> Result<Option<JobState>, &'static str> {
-    let is_held = || job.get("Hold_Types").and_then(Value::as_str).is_some_and(|holds| holds != "n");
-    Ok(Some(match job.get("job_state").and_then(Value::as_str).ok_or("a job without a state")? {
+fn read_state(job: &PrintedJob<'_>) -> Result<Option<JobState>, &'static str> {
+    let is_held = || job.get("Hold_Types").is_some_and(|holds| holds != "n");
+    Ok(Some(match job.get("job_state").ok_or("a job without a state")? {
         // Of an array that is held, the parts are queued.
         "Q" | "W" | "T" if is_held() => JobState::Held,
         "Q" | "W" | "T" => JobState::Queued,
@@ -94,55 +145,45 @@ fn read_state(job: &Value) -> Result<Option<JobState>, &'static str> {
     }))
 }
 
-fn read_scheduled(id: &str, job: &Value, state: JobState) -> ScheduledJob {
+fn read_scheduled(job: &PrintedJob<'_>, array: Option<&PrintedJob<'_>>, state: JobState) -> ScheduledJob {
     let time = |name: &str| job.get(name).and_then(parse_time);
-    let word = |name: &str| job.get(name).and_then(Value::as_str).unwrap_or_default();
     // A part that waits has what is known of its array, and a job that is run again may have what was of its last run.
     let has_started = state.has_started();
+    // Of an array, PBS estimates when its next part starts, and says so of the array alone.
+    let estimated = || array.and_then(|array| array.get("estimated.start_time")).and_then(parse_time);
     ScheduledJob {
-        id: id.to_owned(),
+        id: job.id.to_owned(),
         state,
-        comment: word("comment").to_owned(),
+        comment: job.get("comment").filter(|comment| has_started || !comment.starts_with(ARRAY_BEGAN)).unwrap_or_default().to_owned(),
         submitted: time("ctime"),
         started: time("stime").filter(|_| has_started),
         run_time: read_run_time(job).unwrap_or_default().filter(|_| has_started),
-        estimated_start: job
-            .get("estimated")
-            .and_then(|estimated| estimated.get("start_time"))
-            .and_then(parse_time)
-            .filter(|_| !has_started),
+        estimated_start: time("estimated.start_time").or_else(estimated).filter(|_| !has_started),
         // `x3001/0*64`, and `+` before each further host.
-        host: word("exec_host").split(['/', '+']).next().filter(|_| has_started).unwrap_or_default().to_owned(),
+        host: job.get("exec_host").and_then(|hosts| hosts.split(['/', '+']).next()).filter(|_| has_started).unwrap_or_default().to_owned(),
     }
 }
 
 /// How long a job may run; `None` where it has no walltime. What is used of it cannot be told of a run that has just begun.
-fn read_run_time(job: &Value) -> Result<Option<RunTime>, &'static str> {
-    let Some(walltime) = job.get("Resource_List").and_then(|list| list.get("walltime")) else { return Ok(None) };
+fn read_run_time(job: &PrintedJob<'_>) -> Result<Option<RunTime>, &'static str> {
+    let Some(walltime) = job.get("Resource_List.walltime") else { return Ok(None) };
     let limit = parse_walltime(walltime).ok_or("a walltime that is none")?;
-    let used = job.get("resources_used").and_then(|used| used.get("walltime")).and_then(parse_walltime);
+    let used = job.get("resources_used.walltime").and_then(parse_walltime);
     Ok(Some(RunTime { limit, used }))
 }
 
-fn parse_number(value: &Value) -> Option<u64> {
-    value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())
-}
-
 /// `Mon Nov 23 12:00:00 2026`, or seconds since 1970.
-fn parse_time(value: &Value) -> Option<SystemTime> {
-    if let Some(seconds) = parse_number(value) {
+fn parse_time(value: &str) -> Option<SystemTime> {
+    if let Ok(seconds) = value.trim().parse() {
         return UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
     }
     // One of the forms of HTTP's dates is that of `ctime`.
-    httpdate::parse_http_date(value.as_str()?.trim()).ok()
+    httpdate::parse_http_date(value.trim()).ok()
 }
 
 /// `HH:MM:SS`, where the hours may have more digits and the seconds a fraction, `MM:SS`, or seconds.
-fn parse_walltime(value: &Value) -> Option<Duration> {
-    if let Some(seconds) = value.as_f64() {
-        return Duration::try_from_secs_f64(seconds).ok();
-    }
-    let seconds = value.as_str()?.trim().split(':').try_fold(0.0, |sum, part| {
+fn parse_walltime(value: &str) -> Option<Duration> {
+    let seconds = value.trim().split(':').try_fold(0.0, |sum, part| {
         let part: f64 = part.parse().ok().filter(|part: &f64| part.is_finite() && *part >= 0.0)?;
         Some(sum * 60.0 + part)
     });

@@ -48,6 +48,8 @@ MARKER = "PBS_STAND_IN"
 # Exit codes of the commands: PBSE_UNKJOBID, _BADSTATE, _HISTJOBID, _NOHISTARRAYSUBJOB, _UNKSIG and _NORERUN modulo 256;
 # 2 for bad usage.
 UNKNOWN_JOB, BAD_STATE, FINISHED, FINISHED_PART, UNKNOWN_SIGNAL, NO_RERUN, USAGE = 153, 168, 35, 55, 165, 190, 2
+# 15010 modulo 256.
+NO_SERVER = 162
 
 
 class CommandError(Exception):
@@ -87,12 +89,57 @@ def clock(duration: float) -> str:
     return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def parsed(value):
-    """A value as `qstat -F json` prints it: what reads as JSON is JSON, all else text (pbs_json_insert_parsed)."""
-    try:
-        return json.loads(value)
-    except (TypeError, ValueError):
-        return value
+def printable(value: str) -> str:
+    """As qstat shows control characters, for which it takes some bytes of UTF-8 too (show_nonprint_chars)."""
+    shown = bytearray()
+    for byte in value.encode():
+        signed = byte - 256 if byte > 127 else byte
+        control = signed < 32 and byte not in b"\n\t"
+        shown += bytes((ord("^"), (signed + 64) % 256)) if control else bytes((byte,))
+    return shown.decode(errors="surrogateescape")
+
+
+def as_json(value, indent: int = 4) -> str:
+    """As OpenPBS 23.06 writes JSON, which is none where a value has a backslash or a letter beyond ASCII or is a number
+    for strtod alone, such as `nan` (pbs_json.c). Releases after it leave that to cJSON."""
+    if isinstance(value, dict):
+        blank = " " * indent
+        items = (f'{blank}"{name}":{as_json(one, indent + 4)}' for name, one in value.items())
+        return "{\n" + ",\n".join(items) + f"\n{' ' * (indent - 4)}}}"
+    text = str(value)
+    if re.fullmatch(r"\s*[+-]?(nan|inf|infinity|(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)\s*", text, re.IGNORECASE) and (
+        text[0] != "0" or float(text) < 1
+    ):
+        return text
+    text = re.sub(r"\\(['\",])", r"\1", text)
+    text = re.sub(r'(?<!\\)"', r'\\"', text)
+    for character, escaped in {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}.items():
+        text = text.replace(character, escaped)
+    return f'"{printable(text)}"'
+
+
+def escape(word: str) -> str:
+    """An argument as PBS keeps it."""
+    for character, entity in {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;"}.items():
+        word = word.replace(character, entity)
+    return word
+
+
+def as_dsv(jobs: dict[str, dict], delimiter: str) -> str:
+    """As `qstat -f -F dsv -D DELIMITER` prints jobs: one in a line, and attributes within others by both names."""
+    lines = []
+    for id, job in jobs.items():
+        words = [f"Job Id: {id}"]
+        for name, value in job.items():
+            if name == "Variable_List":
+                words.append(f"{name}={','.join(f'{key}={one}' for key, one in value.items())}")
+            elif isinstance(value, dict):
+                words += [f"{name}.{key}={one}" for key, one in value.items()]
+            else:
+                words.append(f"{name}={value}")
+        escaped = [word.replace("\\", "\\\\").replace(delimiter, f"\\{delimiter}").replace("\n", "\\n") for word in words]
+        lines.append(delimiter.join(map(printable, escaped)))
+    return "\n".join(lines)
 
 
 class Submission:
@@ -178,6 +225,7 @@ class Job:
         self.id = f"{number}.{SERVER}" if index is None else f"{number}[{index}].{SERVER}"
         self.state, self.run_count = "Q", 0
         self.queued_at, self.started_at, self.walltime_used = time.time(), 0.0, 0.0
+        self.first_started_at = 0.0
         self.session, self.exit_status, self.requeue = 0, None, False
         self.terminated_at: float | None = None
         """When SIGTERM was sent to end this run."""
@@ -190,6 +238,7 @@ class Job:
         """Begins a run, on a host that is free."""
         self.state, self.session, self.run_count = "R", 0, self.run_count + 1
         self.requeue, self.terminated_at, self.started_at = False, None, time.time()
+        self.first_started_at = self.first_started_at or self.started_at
         self.life = asyncio.create_task(self._live())
 
     async def _live(self) -> None:
@@ -360,10 +409,10 @@ class Job:
             "mtime": time.ctime(self.started_at or self.queued_at),
             "qtime": time.ctime(self.queued_at),
             "Rerunable": str(run.rerunable),
-            "Resource_List": {name: parsed(value) for name, value in sorted(run.resources.items())},
-            "Variable_List": {name: parsed(value) for name, value in run.origin().items()},
+            "Resource_List": dict(sorted(run.resources.items())),
+            "Variable_List": run.origin(),
             "etime": time.ctime(self.queued_at),
-            "Submit_arguments": shlex.join(run.arguments),
+            "Submit_arguments": " ".join(run.arguments),
             "project": "_pbs_project_default",
             "Submit_Host": host,
         }
@@ -374,7 +423,16 @@ class Job:
             shown |= {"stime": time.ctime(self.started_at), "session_id": self.session, "run_count": self.run_count}
         if self.state in "RSE":
             shown |= {"exec_host": f"{host}/0", "exec_vnode": f"({host}:ncpus=1)", "jobdir": run.origin()["PBS_O_HOME"]}
-        if self.state == "Q":
+        if run.program:
+            shown["executable"] = f"<jsdl-hpcpa:Executable>{run.program[0]}</jsdl-hpcpa:Executable>"
+            arguments = (f"<jsdl-hpcpa:Argument>{escape(one)}</jsdl-hpcpa:Argument>" for one in run.program[1:])
+            shown["argument_list"] = "".join(arguments)
+        began = self.index is not None and self.server.array_began(self.number)
+        if self.state == "Q" and began:
+            # A part that waits has what its array has.
+            shown |= {"comment": time.strftime("Job Array Began at %a %b %d at %H:%M", time.localtime(began))}
+            shown["stime"] = time.ctime(began)
+        elif self.state == "Q":
             shown["comment"] = f"Not Running: Insufficient amount of resource: ncpus (R: 1 A: 0 T: {HOSTS})"
         elif self.state in "RSE":
             at = time.strftime("%a %b %d at %H:%M", time.localtime(self.started_at))
@@ -436,6 +494,10 @@ class Server:
         """Whether a job or a part of the array has not ended."""
         return any(job.number == number and job.state != "F" for job in self.jobs.values())
 
+    def array_began(self, number: int) -> float:
+        """When the first part of an array started; 0 where none has."""
+        return min((job.first_started_at for job in self.jobs.values() if job.number == number and job.run_count), default=0.0)
+
     @staticmethod
     def _take_zone(environment: dict[str, str]) -> None:
         """Times are printed in the zone of the one who asks."""
@@ -493,13 +555,13 @@ class Server:
         return "\n".join(dict.fromkeys(found))
 
     def qstat(self, call: dict) -> str:
-        """`qstat -f -F json [-E] [-t] [-x] [ID…]`, and `qstat -B -f`: the server itself."""
-        flags, ids = getopt.gnu_getopt(call["arguments"], "BfxtwEF:")
+        """`qstat -f -F json|dsv [-D DELIMITER] [-E] [-t] [-x] [ID…]`, and `qstat -B -f`: the server itself."""
+        flags, ids = getopt.gnu_getopt(call["arguments"], "BfxtwED:F:")
         options = dict(flags)
         if "-B" in options and "-f" in options and not ids:
             return f"Server: {SERVER}\n    server_state = Active\n    server_host = {socket.gethostname()}\n"
-        if "-f" not in options or options.get("-F") != "json":
-            raise CommandError(USAGE, "this stand-in knows `qstat -f -F json`")
+        if "-f" not in options or options.get("-F") not in ("json", "dsv"):
+            raise CommandError(USAGE, "this stand-in knows `qstat -f -F json` and `qstat -f -F dsv`")
         shown, complaint = {}, None
         for given in ids or list(dict.fromkeys(self.parent_id(job) for job in self.jobs.values())):
             try:
@@ -511,7 +573,10 @@ class Server:
             if not shown or "-E" in options or not ids:
                 shown |= found
         head = {"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": SERVER}
-        printed = as_json(head | ({"Jobs": shown} if shown else {}))
+        if options["-F"] == "dsv":
+            printed = as_dsv(shown, options.get("-D", "|"))
+        else:
+            printed = as_json(head | ({"Jobs": shown} if shown else {}))
         if complaint and not (shown and "-E" in options):
             raise CommandError(complaint.code, str(complaint), printed)
         return printed
@@ -532,6 +597,8 @@ class Server:
             return shown
         first = jobs[0]
         array = {name: value for name, value in first.attributes().items() if name not in OF_A_RUN}
+        if at := self.array_began(first.number):
+            array |= {"comment": time.strftime("Job Array Began at %a %b %d at %H:%M", time.localtime(at)), "stime": time.ctime(at)}
         began = any(job.run_count or job.state == "F" for job in jobs)
         array["job_state"] = "F" if not self.is_alive(first.number) else "B" if began else "Q"
         array |= {"array": "True", "array_indices_submitted": f"{first.index}-{jobs[-1].index}"}
@@ -540,7 +607,14 @@ class Server:
     def qdel(self, call: dict) -> str:
         """SIGTERM to the sessions of these jobs, SIGKILL later. Those it cannot delete are complained of at the end."""
         complaints = []
-        for given in getopt.gnu_getopt(call["arguments"], "W:x")[1]:
+        given_ids = getopt.gnu_getopt(call["arguments"], "W:x")[1]
+        parts = [id for id in given_ids if re.match(r"\d+\[\d+\]", id)]
+        if parts and len({id.partition("[")[0] if id in parts else id for id in given_ids}) > 1:
+            with contextlib.suppress(CommandError):
+                if any(job.state == "Q" for job in self.chosen(given_ids)):
+                    # The server of 23.06.06 dies of a part beside other jobs where one of them waits.
+                    os._exit(139)
+        for given in [id for id in given_ids if id not in parts] + self.kept_of_parts(parts):
             try:
                 jobs = self.chosen([given])
                 # An array is deleted with the parts that it still has.
@@ -552,6 +626,22 @@ class Server:
         if complaints:
             raise CommandError(complaints[-1].code, "\nqdel: ".join(map(str, complaints)))
         return ""
+
+    @staticmethod
+    def kept_of_parts(ids: list[str]) -> list[str]:
+        """Which of several parts qdel deletes: it loses some of an array without a word (range_join)."""
+
+        def index(id: str) -> int:
+            return int(re.search(r"\[(\d+)\]", id)[1])
+
+        arrays: dict[str, list[list[str]]] = {}
+        for id in sorted(set(ids), key=index):
+            ranges = arrays.setdefault(id.partition("[")[0], [])
+            if ranges and index(ranges[-1][-1]) + 1 == index(id):
+                ranges[-1].append(id)
+            elif not ranges or (len(ranges) == 1 and len(ranges[0]) == 1):
+                ranges.append([id])
+        return [id for ranges in arrays.values() for kept in ranges for id in kept]
 
     def qsig(self, call: dict) -> str:
         """A signal to every process of a job, or `suspend` and `resume`."""
@@ -589,23 +679,26 @@ class Server:
         return as_json(head | {"nodes": {host: node}})
 
 
-def as_json(value: dict) -> str:
-    """As cJSON prints it."""
-    return json.dumps(value, indent="\t", separators=(",", ":\t"))
-
-
 def call_server(folder: Path, command: str, arguments: list[str]) -> int:
     """One command: sends what it was called with, prints what the server says."""
     reads = command == "qsub" and "--" not in arguments and not sys.stdin.isatty()
     called = {"command": command, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
     called["user"] = pwd.getpwuid(os.getuid()).pw_name
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(folder / "server.sock"))
+        try:
+            connection.connect(str(folder / "server.sock"))
+        except OSError:
+            print(f"Connection refused\n{command}: cannot connect to server {SERVER} (errno=15010)", file=sys.stderr)
+            return 255 if command == "qstat" else NO_SERVER
         connection.sendall(json.dumps(called | {"stdin": sys.stdin.read() if reads else ""}).encode())
         connection.shutdown(socket.SHUT_WR)
-        answer = json.loads(b"".join(iter(lambda: connection.recv(65536), b"")))
+        answered = b"".join(iter(lambda: connection.recv(65536), b""))
+    if not answered:
+        # The server has died of it; the real qdel says nothing and ends with 0.
+        return 0
+    answer = json.loads(answered)
     if answer["printed"]:
-        print(answer["printed"])
+        sys.stdout.buffer.write(answer["printed"].encode(errors="surrogateescape") + b"\n")
     if answer["complaint"]:
         print(answer["complaint"], file=sys.stderr)
     return answer["code"]

@@ -190,15 +190,19 @@ def test_who_waits_is_told_why_a_model_is_late_or_fails_and_may_leave_it(login: 
     login.succeed("up", "org/large", "--nodes", "5", "--walltime", "2h", "--detach")
     late = login.hostler("wait", "--timeout", "15s")
     assert late.returncode == LATE and "`hostler down large` ends them" in late.stderr, late
-    # The scheduler's own word.
-    assert ("Not Running" if login.kind == "pbs" else "Resources") in late.stdout, late.stdout
+    # The scheduler's own word. Of parts of an array that has begun PBS has none.
+    assert ("queued    11[4].head, 11[5].head\n" if login.kind == "pbs" else "Resources") in late.stdout, late.stdout
 
     waiting = Process("wait", ["wait", "--config", str(login.settings), "large"], login.folder, login.variables)
     waiting.printed("queued", 20)
     waiting.child.send_signal(signal.SIGINT)
     assert waiting.child.wait(20) == INTERRUPTED
     assert login.name("large") in login.jobs(), "the fleet goes on"
+    # Parts of an array and a job beside it, of which some wait, are ended together.
+    login.succeed("scale", "large", "--nodes", "6", "--detach")
+    wait_until(lambda: login.jobs() == [login.name("large")] * 6, 30, "the sixth is submitted")
     login.succeed("down", "large")
+    assert not login.jobs()
 
     failing = login.hostler("up", "org/bad", "--nodes", "1", "--walltime", "2h", "--", "--sim-fail-start")
     assert failing.returncode == FAILING, failing

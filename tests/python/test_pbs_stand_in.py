@@ -100,7 +100,10 @@ def test_jobs_for_which_there_is_no_host_wait_and_say_why_and_start_in_turn(full
     array = full.call("qsub", "-N", "agents", "-J", "1-3", "-A", "climate", "-q", "gpu", *SLEEP)
     assert states_of(full, array) == {"11[]": "B", "11[1]": "R", "11[2]": "R", "11[3]": "Q"}
     waiting = full.job("11[3].head")
-    assert waiting["comment"].startswith("Not Running: Insufficient amount of resource: ncpus"), waiting
+    assert waiting["comment"].startswith("Job Array Began at "), "a part that waits has the words of its array"
+    job = full.call("qsub", *SLEEP)
+    assert full.job(job)["comment"].startswith("Not Running: Insufficient amount of resource: ncpus"), full.job(job)
+    full.call("qdel", job)
     assert waiting["Account_Name"] == "climate" and waiting["queue"] == "gpu" and "exec_host" not in waiting
     full.call("qdel", "11[1].head")
     full.ended("11[1].head", TERM_TO_KILL)
@@ -111,16 +114,45 @@ def test_jobs_for_which_there_is_no_host_wait_and_say_why_and_start_in_turn(full
 def test_a_job_that_waits_is_deleted_at_once_and_what_is_gone_is_complained_of_one_by_one(full: Pbs):
     array = full.call("qsub", "-J", "1-3", *SLEEP)
     job = full.call("qsub", *SLEEP)
-    full.call("qdel", "11[3].head", job)
+    full.call("qdel", "11[3].head")
+    full.call("qdel", job)
     assert states_of(full, array) == {"11[]": "B", "11[1]": "R", "11[2]": "R", "11[3]": "X"}
-    command = [full.folder / "bin" / "qdel", "11[3].head", "77.head", job, "11[1].head"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert ended.stderr.splitlines() == [
-        "qdel: Request invalid for finished array subjob 11[3].head",
-        "qdel: Unknown Job Id 77.head",
-        "qdel: Job has finished 12.head",
-    ]
+    qdel = full.folder / "bin" / "qdel"
+
+    def complaints(*ids: str) -> list[str]:
+        return subprocess.run([qdel, *ids], capture_output=True, text=True, timeout=30, check=False).stderr.splitlines()
+
+    assert complaints("77.head", job) == ["qdel: Unknown Job Id 77.head", "qdel: Job has finished 12.head"]
+    assert complaints("11[3].head") == ["qdel: Request invalid for finished array subjob 11[3].head"]
+    full.call("qdel", "11[1].head")
     full.ended("11[1].head", TERM_TO_KILL)
+
+
+def test_qdel_loses_some_of_several_parts_and_the_server_dies_of_a_part_beside_others(full: Pbs):
+    array = full.call("qsub", "-J", "1-9", *SLEEP)
+    full.call("qdel", "11[3].head", "11[5].head", "11[7].head", "11[9].head")
+    states = states_of(full, array)
+    assert [states[f"11[{index}]"] for index in (3, 5, 7, 9)] == ["X", "X", "Q", "Q"]
+    job = full.call("qsub", *SLEEP)
+    full.call("qdel", "11[7].head", job)
+    assert full.server.wait(10) == 139
+    asked = subprocess.run([full.folder / "bin" / "qstat", "-f", "-F", "dsv"], capture_output=True, text=True, timeout=30, check=False)
+    assert (asked.returncode, asked.stderr.splitlines()[-1]) == (255, "qstat: cannot connect to server head (errno=15010)")
+
+
+def test_the_json_of_some_jobs_is_none_and_what_separates_attributes_in_dsv_is_in_no_value(full: Pbs):
+    words = ("-A", "nan", "--", "/bin/sh", "-c", "sleep 1000", "\\.", 'say "\\"', "é", "a|b\x01c\nd")
+    job = full.call("qsub", *words)
+    asked = [full.folder / "bin" / "qstat", "-f", "-F", "json", job]
+    printed = subprocess.run(asked, capture_output=True, timeout=30, check=False).stdout.decode(errors="replace")
+    assert '"Account_Name":nan' in printed and "^\x03^" in printed
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(printed)
+    asked[3:4] = ["dsv", "-D", "\x01"]
+    printed = subprocess.run(asked, capture_output=True, timeout=30, check=False).stdout.decode(errors="replace")
+    attributes = dict(one.split("=", 1) for one in printed.strip().split("\x01")[1:])
+    assert attributes["job_state"] == "R" and attributes["Account_Name"] == "nan"
+    assert "a|b\\^Ac\\nd" in attributes["Submit_arguments"], attributes
 
 
 def test_jobs_are_selected_by_name_and_user_while_they_live(full: Pbs):

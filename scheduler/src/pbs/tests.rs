@@ -1,50 +1,12 @@
 use super::*;
 use crate::tests::{full, plain};
 
-/// As `OpenPBS` 23.06 prints it for a running job; the environment is shortened.
-const QSTAT: &str = r#"{
-    "timestamp":1795435320,
-    "pbs_version":"23.06.06",
-    "pbs_server":"head",
-    "Jobs":{
-        "12.head":{
-            "Job_Name":"hostler",
-            "Job_Owner":"anna@head",
-            "resources_used":{
-                "cpupercent":98,
-                "cput":"00:02:11",
-                "walltime":"00:01:58"
-            },
-            "job_state":"R",
-            "queue":"workq",
-            "ctime":"Mon Nov 23 11:59:41 2026",
-            "exec_host":"x3001/0*64",
-            "mtime":"Mon Nov 23 12:02:00 2026",
-            "qtime":"Mon Nov 23 11:59:41 2026",
-            "Rerunable":"True",
-            "Resource_List":{
-                "ncpus":64,
-                "ngpus":4,
-                "place":"excl",
-                "select":"1:ngpus=4",
-                "walltime":"01:30:00"
-            },
-            "stime":"Mon Nov 23 12:00:02 2026",
-            "session_id":48121,
-            "jobdir":"/home/anna",
-            "substate":42,
-            "Variable_List":{
-                "PBS_O_HOME":"/home/anna",
-                "PBS_O_PATH":"/bin:/usr/bin",
-                "PROMPT":"\u001b[1m{"
-            },
-            "euser":"anna",
-            "run_count":2,
-            "etime":"Mon Nov 23 11:59:41 2026",
-            "project":"_pbs_project_default"
-        }
-    }
-}"#;
+/// As `OpenPBS` 23.06 prints it for a running job, with `|` for the separator; attributes that nobody reads are left out, but for those whose words
+/// make its JSON unreadable.
+const QSTAT: &str = r#"Job Id: 12.head|Job_Name=hostler|Job_Owner=anna@head|resources_used.cpupercent=98|resources_used.cput=00:02:11|resources_used.walltime=00:01:58|job_state=R|queue=workq|Account_Name=nan|ctime=Mon Nov 23 11:59:41 2026|exec_host=x3001/0*64|Hold_Types=n|Resource_List.ncpus=64|Resource_List.ngpus=4|Resource_List.place=excl|Resource_List.select=1:ngpus=4|Resource_List.walltime=01:30:00|stime=Mon Nov 23 12:00:02 2026|session_id=48121|substate=42|Variable_List=PBS_O_HOME=/home/anna,PBS_O_WORKDIR=/home/anna/^^C bung|comment=Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)|run_count=2|Submit_arguments=-N hostler -- /bin/bash -lc sed s/\\./x/ \\\\nexec a "b" ^
+okina=1|argument_list=<jsdl-hpcpa:Argument>-lc</jsdl-hpcpa:Argument>|project=_pbs_project_default
+
+"#;
 
 /// The start of the job in `QSTAT`.
 const STARTED: u64 = 1_795_435_202;
@@ -53,14 +15,18 @@ fn at(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
+fn separated(text: &str) -> String {
+    text.replace('|', SEPARATOR)
+}
+
 /// What is read at the moment of `QSTAT`, when the job has run for 118 s.
 fn read_qstat(text: &str, id: &str) -> Result<JobReading, &'static str> {
-    read_job(text, id, at(STARTED + 118))
+    read_job(&separated(text), id, at(STARTED + 118))
 }
 
 /// What is read of `QSTAT` where its walltime is another one.
 fn with_walltime(walltime: &str) -> Result<Option<SystemTime>, &'static str> {
-    read_qstat(&QSTAT.replace(r#""01:30:00""#, walltime), "12.head").map(|reading| reading.ends)
+    read_qstat(&QSTAT.replace("01:30:00", walltime), "12.head").map(|reading| reading.ends)
 }
 
 #[test]
@@ -69,8 +35,8 @@ fn a_job_of_pbs_ends_when_it_has_run_for_its_walltime() {
     // Days have one digit or two in a field of two.
     let early = QSTAT.replace("Mon Nov 23 12:00:02 2026", "Sun Nov  1 12:00:02 2026");
     let days = 22 * 86_400;
-    assert_eq!(read_job(&early, "12.head", at(STARTED + 118 - days)).unwrap().ends, Some(at(STARTED + 5400 - days)));
-    let in_seconds = QSTAT.replace(r#""Mon Nov 23 12:00:02 2026""#, &STARTED.to_string());
+    assert_eq!(read_job(&separated(&early), "12.head", at(STARTED + 118 - days)).unwrap().ends, Some(at(STARTED + 5400 - days)));
+    let in_seconds = QSTAT.replace("Mon Nov 23 12:00:02 2026", &STARTED.to_string());
     assert_eq!(read_qstat(&in_seconds, "12.head"), read_qstat(QSTAT, "12.head"));
 }
 
@@ -88,48 +54,48 @@ fn the_time_in_which_a_job_was_suspended_is_added_to_its_end_but_for_what_may_be
         (86_400, "soon", 5400),
     ] {
         let text = QSTAT.replace("00:01:58", used);
-        let ends = read_job(&text, "12.head", at(STARTED + second)).map(|reading| reading.ends);
+        let ends = read_job(&separated(&text), "12.head", at(STARTED + second)).map(|reading| reading.ends);
         assert_eq!(ends, Ok(Some(at(STARTED + end))), "{used} of the walltime is used after {second} s");
     }
-    let silent = QSTAT.replace("\"resources_used\"", "\"resources_lost\"");
-    assert_eq!(read_job(&silent, "12.head", at(STARTED + 86_400)).unwrap().ends, Some(at(STARTED + 5400)));
+    let silent = QSTAT.replace("resources_used", "resources_lost");
+    assert_eq!(read_job(&separated(&silent), "12.head", at(STARTED + 86_400)).unwrap().ends, Some(at(STARTED + 5400)));
 }
 
 #[test]
 fn a_walltime_has_hours_without_limit_seconds_with_a_fraction_or_seconds_alone() {
-    assert_eq!(with_walltime(r#""100:00:00""#), Ok(Some(at(STARTED + 360_000))));
-    assert_eq!(with_walltime(r#""00:00:30.500""#), Ok(Some(at(STARTED + 30) + Duration::from_millis(500))));
-    assert_eq!(with_walltime(r#""05:00""#), Ok(Some(at(STARTED + 300))));
+    assert_eq!(with_walltime("100:00:00"), Ok(Some(at(STARTED + 360_000))));
+    assert_eq!(with_walltime("00:00:30.500"), Ok(Some(at(STARTED + 30) + Duration::from_millis(500))));
+    assert_eq!(with_walltime("05:00"), Ok(Some(at(STARTED + 300))));
     assert_eq!(with_walltime("90"), Ok(Some(at(STARTED + 90))));
-    for wrong in [r#""""#, r#""soon""#, "-1", r#""-1:00:00""#, r#""1e400""#, "null"] {
+    for wrong in ["", "soon", "-1", "-1:00:00", "1e400", "null"] {
         assert_eq!(with_walltime(wrong), Err("a walltime that is none"), "{wrong}");
     }
 }
 
 #[test]
 fn a_job_of_pbs_without_a_walltime_has_no_end() {
-    let endless = QSTAT.replace(",\n                \"walltime\":\"01:30:00\"", "");
+    let endless = QSTAT.replace("|Resource_List.walltime=01:30:00", "");
     assert_ne!(endless, QSTAT);
     assert_eq!(read_qstat(&endless, "12.head"), Ok(JobReading { run: Some(2), ends: None }));
 }
 
 #[test]
 fn a_part_of_an_array_is_found_by_its_own_id() {
-    let part = QSTAT.replace(r#""12.head":{"#, r#""19[1].head":{"#);
+    let part = QSTAT.replace("12.head|", "19[1].head|");
     let reading = read_qstat(QSTAT, "12.head");
     assert_eq!(read_qstat(&part, "19[1].head"), reading);
     // The server's name may be longer in the environment.
     assert_eq!(read_qstat(&part, "19[1].head.site.org"), reading);
-    let two = QSTAT.replace(r#""12.head":{"#, r#""13.head":{}, "12.head":{"#);
+    let two = format!("Job Id: 13.head|job_state=Q\n{QSTAT}");
     assert_eq!(read_qstat(&two, "12.head"), reading);
     assert_eq!(read_qstat(&two, "14.head"), Err("other jobs"));
 }
 
 #[test]
 fn what_qstat_prints_without_the_job_or_its_times_is_an_error_that_says_so() {
-    assert_eq!(read_qstat("", "12.head"), Err("what is no JSON"));
-    assert_eq!(read_qstat(r#"{"timestamp":1795435320,"pbs_version":"23.06.06","pbs_server":"head"}"#, "12.head"), Err("no job"));
-    let queued = QSTAT.replace("\"stime\":\"Mon Nov 23 12:00:02 2026\",\n", "");
+    assert_eq!(read_qstat("", "12.head"), Err("no job"));
+    assert_eq!(read_qstat("Job Id: 12.head\n", "12.head"), Err("a job without attributes"));
+    let queued = QSTAT.replace("|stime=Mon Nov 23 12:00:02 2026", "");
     assert_eq!(read_qstat(&queued, "12.head"), Err("no start time of the job"));
     let broken = QSTAT.replace("Mon Nov 23 12:00:02 2026", "UNKNOWN");
     assert_eq!(read_qstat(&broken, "12.head"), Err("no start time of the job"));
@@ -145,57 +111,32 @@ fn an_array_has_setup_and_options_and_keeps_every_word() {
     insta::assert_snapshot!(render(&full("1:ncpus=16:ngpus=4", &["-l", "filesystems=home:eagle", "-l", "place=excl"])));
 }
 
-/// In the form of `OpenPBS` 23.06, of which attributes that nobody reads are left out: an array of which one part runs, one is being ended, one
-/// has ended and one waits with the comment of its array, and jobs in other states.
-const LIST: &str = r#"{
-    "timestamp":1795435320,
-    "pbs_version":"23.06.06",
-    "pbs_server":"head",
-    "Jobs":{
-        "19[].head":{
-            "Job_Name":"hostler-chat",
-            "job_state":"B",
-            "ctime":"Mon Nov 23 11:59:41 2026",
-            "Hold_Types":"n",
-            "Resource_List":{"walltime":"01:30:00"},
-            "stime":"Mon Nov 23 12:00:02 2026",
-            "comment":"Job Array Began at Mon Nov 23 at 12:00",
-            "array":"True",
-            "array_state_count":"Queued:1 Running:2 Exiting:0 Expired:1 "
-        },
-        "19[1].head":{
-            "job_state":"R",
-            "ctime":"Mon Nov 23 11:59:41 2026",
-            "exec_host":"x3001/0*64",
-            "Hold_Types":"n",
-            "Resource_List":{"walltime":"01:30:00"},
-            "resources_used":{"walltime":"00:01:58"},
-            "stime":"Mon Nov 23 12:00:02 2026",
-            "comment":"Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)"
-        },
-        "19[2].head":{"job_state":"E", "exec_host":"x3002/0*64+x3003/0*64"},
-        "19[3].head":{"job_state":"X", "comment":"Subjob finished"},
-        "19[4].head":{
-            "job_state":"Q",
-            "ctime":"Mon Nov 23 11:59:41 2026",
-            "Hold_Types":"n",
-            "Resource_List":{"walltime":"01:30:00"},
-            "stime":"Mon Nov 23 12:00:02 2026",
-            "comment":"Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)",
-            "estimated":{"exec_vnode":"(x3001:ncpus=64)", "start_time":"Mon Nov 23 13:30:02 2026"}
-        },
-        "20.head":{"job_state":"H", "Hold_Types":"u", "comment":"Job held by anna on Mon Nov 23 12:01:00 2026"},
-        "21[1].head":{"job_state":"Q", "Hold_Types":"s"},
-        "22.head":{"job_state":"W", "Hold_Types":"n", "estimated":{"start_time":"UNKNOWN"}},
-        "23.head":{"job_state":"S", "exec_host":"x3004/0", "stime":1795435202, "Resource_List":{"ncpus":1}},
-        "24.head":{"job_state":"F"},
-        "25.head":{"job_state":"M"}
-    }
-}"#;
+/// As `OpenPBS` 23.06 prints it, with `|` for the separator and without attributes that nobody reads: an array of which one part runs, one is being
+/// ended, one has ended and one waits with what is said of its array; a held array; and jobs in other states.
+const LIST: &str = "\
+Job Id: 19[].head|Job_Name=hostler-chat|job_state=B|ctime=Mon Nov 23 11:59:41 2026|Hold_Types=n|Resource_List.walltime=01:30:00|stime=Mon Nov 23 12:00:02 2026|comment=Job Array Began at Mon Nov 23 at 12:00|array=True|array_state_count=Queued:1 Running:2 Exiting:0 Expired:1|estimated.exec_vnode=(x3001:ncpus=64)|estimated.start_time=Mon Nov 23 13:30:02 2026
+Job Id: 19[1].head|resources_used.walltime=00:01:58|job_state=R|ctime=Mon Nov 23 11:59:41 2026|exec_host=x3001/0*64|Resource_List.walltime=01:30:00|stime=Mon Nov 23 12:00:02 2026|array_index=1|comment=Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)|run_count=1
+Job Id: 19[2].head|job_state=E|exec_host=x3002/0*64+x3003/0*64
+Job Id: 19[3].head|job_state=X|comment=Subjob finished
+Job Id: 19[4].head|job_state=Q|ctime=Mon Nov 23 11:59:41 2026|Hold_Types=n|Resource_List.walltime=01:30:00|stime=Mon Nov 23 12:00:02 2026|comment=Job Array Began at Mon Nov 23 at 12:00
+Job Id: 20.head|job_state=H|Hold_Types=u|comment=Job held by anna on Mon Nov 23 12:01:00 2026
+Job Id: 21[].head|job_state=H|Hold_Types=s
+Job Id: 21[1].head|job_state=Q|Hold_Types=s
+Job Id: 22.head|job_state=W|Hold_Types=n|estimated.start_time=UNKNOWN
+Job Id: 23.head|job_state=S|exec_host=x3004/0|stime=1795435202|Resource_List.ncpus=1
+Job Id: 24.head|job_state=F
+Job Id: 25.head|job_state=M
+Job Id: 26.head|job_state=Q|Hold_Types=n|comment=Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)
+
+";
+
+fn read_list(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
+    read_jobs(&separated(text))
+}
 
 #[test]
 fn jobs_and_parts_of_pbs_have_states_and_hosts_and_their_array_is_none() {
-    let jobs = read_jobs(LIST).unwrap();
+    let jobs = read_list(LIST).unwrap();
     let seen: Vec<_> = jobs.iter().map(|job| (job.id.as_str(), job.state, job.host.as_str())).collect();
     let expected = [
         ("19[1].head", JobState::Running, "x3001"),
@@ -205,13 +146,14 @@ fn jobs_and_parts_of_pbs_have_states_and_hosts_and_their_array_is_none() {
         ("21[1].head", JobState::Held, ""),
         ("22.head", JobState::Queued, ""),
         ("23.head", JobState::Suspended, "x3004"),
+        ("26.head", JobState::Queued, ""),
     ];
     assert_eq!(seen, expected);
 }
 
 #[test]
 fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbatim() {
-    let jobs = read_jobs(LIST).unwrap();
+    let jobs = read_list(LIST).unwrap();
     let submitted = Some(at(STARTED - 21));
     let running = ScheduledJob {
         id: "19[1].head".into(),
@@ -227,7 +169,7 @@ fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbati
     let queued = ScheduledJob {
         id: "19[4].head".into(),
         state: JobState::Queued,
-        comment: "Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)".into(),
+        comment: String::new(),
         submitted,
         started: None,
         run_time: None,
@@ -236,18 +178,23 @@ fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbati
     };
     assert_eq!(jobs[2], queued);
     assert_eq!((jobs[5].estimated_start, jobs[6].started, jobs[6].run_time), (None, Some(at(STARTED)), None));
+    assert_eq!(jobs[7].comment, "Not Running: Insufficient amount of resource: ngpus (R: 4 A: 0 T: 8)");
 }
 
 #[test]
 fn a_list_of_pbs_that_cannot_be_read_is_an_error_and_no_empty_list() {
-    assert_eq!(read_jobs(r#"{"timestamp":1795435320,"pbs_version":"23.06.06","pbs_server":"head"}"#), Ok(vec![]));
-    assert_eq!(read_jobs(""), Err("what is no JSON"));
-    assert_eq!(read_jobs(&LIST[..LIST.len() / 2]), Err("what is no JSON"));
-    // A value whose quotes some releases leave as they are.
-    assert_eq!(read_jobs(&LIST.replace("Subjob finished", "\"finished\"")), Err("what is no JSON"));
-    assert_eq!(read_jobs(&LIST.replace(r#""job_state":"S""#, r#""job_state":"Z""#)), Err("a job in an unknown state"));
-    assert_eq!(read_jobs(&LIST.replace(r#""job_state":"S","#, "")), Err("a job without a state"));
-    assert_eq!(read_jobs(r#"{"Jobs":[]}"#), Err("jobs that are none"));
+    assert_eq!(read_list(""), Err("no job"));
+    assert_eq!(read_list("{}"), Err("no job"));
+    assert_eq!(read_list(&LIST.replace("job_state=S", "job_state=Z")), Err("a job in an unknown state"));
+    assert_eq!(read_list(&LIST.replace("job_state=S|", "")), Err("a job without a state"));
+}
+
+#[test]
+fn parts_are_deleted_one_by_one_because_servers_die_of_them_beside_others() {
+    let ids: Vec<String> = ["12.head", "19[1].head", "20[].head", "19[3].head", "13.head"].map(str::to_owned).into();
+    let calls = split_for_qdel(&ids);
+    assert_eq!(calls, [vec!["19[1].head"], vec!["19[3].head"], vec!["12.head", "20[].head", "13.head"]]);
+    assert!(split_for_qdel(&[]).is_empty());
 }
 
 #[test]
