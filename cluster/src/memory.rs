@@ -272,6 +272,13 @@ impl Memory {
         self.submission = Some(Submission { parts, at: now });
     }
 
+    /// Whether it knows of the same jobs as an earlier one. One that does not is written down at once: a controller that dies before it could leave
+    /// its successor to wait for jobs that have ended meanwhile.
+    #[must_use]
+    pub fn has_jobs_of(&self, earlier: &Self) -> bool {
+        self.submission == earlier.submission && self.jobs.keys().eq(earlier.jobs.keys())
+    }
+
     /// Whether something was submitted that is not listed yet.
     pub(crate) fn awaits_jobs(&self) -> bool {
         self.submission.is_some()

@@ -238,7 +238,8 @@ impl Controller {
             self.check_place()?;
         }
         let submission = parts.map(|parts| self.prepare(entry, parts)).transpose()?;
-        if !actions.is_empty() || record.written.is_none_or(|written| written.elapsed() >= MEMORY_INTERVAL) {
+        let is_old = record.written.is_none_or(|written| written.elapsed() >= MEMORY_INTERVAL);
+        if !actions.is_empty() || is_old || !memory.has_jobs_of(&record.memory) {
             self.setup.folder.write_memory(&entry.name, &memory)?;
             record.written = Some(Instant::now());
         }

@@ -1,5 +1,8 @@
+use hostler_scheduler::JobState;
+
 use super::*;
 use crate::folder::tests::{endpoint, folder};
+use crate::observation::tests::{entry, job};
 
 #[test]
 fn a_step_is_taken_every_five_seconds_unless_a_test_says_otherwise() {
@@ -70,4 +73,21 @@ fn what_a_late_command_has_submitted_is_not_submitted_again_as_refused() {
     assert!(is_refusal(&CommandError::Failed { program: program(), status: "exit status: 1".into(), words: "no such queue".into() }));
     assert!(!is_refusal(&CommandError::Late { program: program(), deadline: CALL_TIMEOUT }));
     assert!(!is_refusal(&CommandError::Unreadable { program: program(), what: "no id of a job", words: "nothing".into() }));
+}
+
+#[tokio::test]
+async fn what_is_listed_first_is_written_down_at_once() {
+    let (_place, folder) = folder();
+    let own = endpoint("login1");
+    folder.write_endpoint(&own).unwrap();
+    let mut controller = controller(&folder, own);
+    let entry = entry(FleetSize::Fixed(1));
+    let none = ListResponse::default();
+    let (actions, memory) = decide(&entry, &observe(&[], &none, &[]), &Memory::default(), SystemTime::now());
+    assert_eq!(actions, [Action::Submit { parts: 1 }]);
+    let written = Some(Instant::now());
+    let mut record = EntryRecord { memory, written, refusal: String::new(), status: None, expected: None };
+    // Its successor would else wait for this job, also when it has ended meanwhile.
+    controller.act(&entry, &mut record, &[job("11.head", JobState::Queued)], &none).await.unwrap();
+    assert_eq!(folder.memory(&entry.name).unwrap(), Some(record.memory));
 }
