@@ -10,28 +10,12 @@ use serde_json::Value;
 
 use crate::harness::{CHAT, Endpoint, Program, Workplace, chat, chat_stream, until};
 
-/// `qstat -f -F json ID` as `OpenPBS` prints it: times as `ctime` writes them, without a zone.
+/// `qstat -f -F dsv -D SEPARATOR ID` as `OpenPBS` prints it: times as `ctime` writes them, without a zone.
 const QSTAT: &str = r#"#!/bin/sh
-[ "$1 $2 $3" = "-f -F json" ] || exit 2
+[ "$1 $2 $3 $4" = "-f -F dsv -D" ] || exit 2
 . "$0.job" || exit 1
 stime=$(LC_ALL=C date -d "@$started" '+%a %b %e %H:%M:%S %Y')
-cat <<END
-{
-    "timestamp":1795435320,
-    "pbs_version":"23.06.06",
-    "pbs_server":"head",
-    "Jobs":{
-        "$4":{
-            "job_state":"R",
-            "Resource_List":{
-                "walltime":"$walltime"
-            },
-            "stime":"$stime",
-            "run_count":$run
-        }
-    }
-}
-END
+echo "Job Id: $6$5job_state=R$5Resource_List.walltime=$walltime$5stime=$stime$5run_count=$run"
 "#;
 
 /// `squeue -h -j ID -o %e`, which obeys `SLURM_TIME_FORMAT`.
