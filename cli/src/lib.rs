@@ -13,6 +13,7 @@ mod doctor;
 mod drain;
 mod env;
 mod explain;
+mod file_end;
 mod init;
 mod keeper;
 mod keys;

@@ -2,6 +2,7 @@
 
 mod fleet;
 mod fleet_jobs;
+mod gpu_total;
 
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use hostler_proto::fleet::v1::ListRequest;
 use self::fleet::Failure;
 pub(crate) use self::fleet::{Finding, GoneJob, Gpu, Job, Node, Replica};
 use self::fleet_jobs::job_lines;
+pub(crate) use self::gpu_total::GpuTotal;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::{Side, say, table};
 
@@ -95,9 +97,13 @@ fn gone_lines(gone_jobs: &[GoneJob]) -> Vec<String> {
 
 /// `12.head ends in 1h 12m`, and which run it is where that is not the first.
 fn job_cell(job: &Job) -> String {
-    let run = if job.run > 1 { format!(" run {}", job.run) } else { String::new() };
     let end = job.ends_in_seconds.map(|left| format!(" ends in {}", time_in_words(left))).unwrap_or_default();
-    format!("{}{run}{end}", job.id)
+    run_words(job) + &end
+}
+
+/// The job, and which run it is where that is not the first.
+pub(crate) fn run_words(job: &Job) -> String {
+    if job.run > 1 { format!("{} run {}", job.id, job.run) } else { job.id.clone() }
 }
 
 /// To the minute from ten minutes on.
@@ -154,30 +160,15 @@ fn one_line(text: &str) -> String {
 /// Which GPUs it has and how they do: memory and power of all, the mean of their utilisation, the
 /// hottest of their temperatures.
 fn gpu_cell(replica: &Replica) -> String {
-    let [first, others @ ..] = &replica.gpus[..] else { return short_name(&replica.gpu).to_owned() };
-    let gpus = || replica.gpus.iter();
-    let mut parts = vec![numbers(gpus())];
-    parts.push(if others.is_empty() {
-        short_name(&first.name).to_owned()
-    } else {
-        format!("{}×{}", replica.gpus.len(), short_name(&first.name))
-    });
-    let memory: u64 = gpus().map(|gpu| gpu.memory_bytes).sum();
-    if let Some(used) = sum(gpus().map(|gpu| gpu.memory_used_bytes)) {
-        parts.push(format!("{}/{} GiB", gib(used), gib(memory)));
-    }
-    if let Some(percents) = sum(gpus().map(|gpu| gpu.utilisation.map(u64::from))) {
-        parts.push(format!("{}%", percents / replica.gpus.len() as u64));
-    }
-    let watts: Option<f32> = gpus().map(|gpu| gpu.watts).sum();
-    parts.extend(watts.map(|watts| format!("{watts:.0} W")));
-    parts.extend(gpus().filter_map(|gpu| gpu.celsius).max().map(|celsius| format!("{celsius} °C")));
+    let Some(total) = GpuTotal::of(replica.gpus.iter()) else { return short_name(&replica.gpu).to_owned() };
+    let name = short_name(&total.name);
+    let mut parts = vec![numbers(replica.gpus.iter())];
+    parts.push(if total.count == 1 { name.to_owned() } else { format!("{}×{name}", total.count) });
+    parts.extend(total.memory_used.map(|used| format!("{}/{} GiB", gib(used), gib(total.memory))));
+    parts.extend(total.utilisation.map(|percent| format!("{percent}%")));
+    parts.extend(total.watts.map(|watts| format!("{watts:.0} W")));
+    parts.extend(total.celsius.map(|celsius| format!("{celsius} °C")));
     parts.join(" ")
-}
-
-/// Their sum, if all are known.
-fn sum(mut values: impl Iterator<Item = Option<u64>>) -> Option<u64> {
-    values.try_fold(0, |sum, value| Some(sum + value?))
 }
 
 /// `3`, `0-3` for neighbours, `0,2` for others.
@@ -190,12 +181,12 @@ fn numbers<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
 }
 
 /// A product's name without its maker's.
-fn short_name(name: &str) -> &str {
+pub(crate) fn short_name(name: &str) -> &str {
     name.strip_prefix("NVIDIA ").unwrap_or(name)
 }
 
 /// To the nearest GiB.
-fn gib(bytes: u64) -> u64 {
+pub(crate) fn gib(bytes: u64) -> u64 {
     (bytes + (1 << 29)) >> 30
 }
 

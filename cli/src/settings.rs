@@ -65,7 +65,7 @@ pub(crate) fn user_key_file(keys_file: &Path) -> PathBuf {
 }
 
 /// The environment as far as it is text; no setting is anything else.
-fn environment() -> Vec<(String, String)> {
+pub(crate) fn environment() -> Vec<(String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }
 

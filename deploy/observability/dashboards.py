@@ -70,6 +70,13 @@ STATE = (
     " + 3 * hostler_replica_quarantined{0} + 4 * hostler_replica_sleeping{0}"
 )
 
+FIRST_BYTE = Panel(
+    "First byte",
+    "From a request's arrival to the first byte of its answer.",
+    quantiles("hostler_first_byte_seconds", 0.5, 0.95, 0.99),
+    "s",
+)
+
 FLEET = {
     "Now": [
         stat(
@@ -119,12 +126,7 @@ FLEET = {
             "reqps",
             stacked=True,
         ),
-        Panel(
-            "First byte",
-            "From a request's arrival to the first byte of its answer.",
-            quantiles("hostler_first_byte_seconds", 0.5, 0.95, 0.99),
-            "s",
-        ),
+        FIRST_BYTE,
         Panel(
             "Retries",
             "Attempts beyond a request's first, as a share of all. They are bounded to a fifth of the requests.",
@@ -386,12 +388,7 @@ PLACEMENT = {
 
 CLIENTS = {
     "What clients wait for": [
-        Panel(
-            "First byte",
-            "From a request's arrival to the first byte of its answer.",
-            quantiles("hostler_first_byte_seconds", 0.5, 0.95, 0.99),
-            "s",
-        ),
+        FIRST_BYTE,
         Panel(
             "Answer",
             "From a request's arrival to the last byte of its answer.",

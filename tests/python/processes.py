@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -66,6 +67,13 @@ def wait_until(condition, seconds: float, what: str, pause: float = 0.02):
             return answer
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(pause)
+
+
+def free_port() -> int:
+    """A port that nobody has, though somebody may take it before the server that is given it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 def alive(*, session: int | None = None, group: int | None = None) -> dict[int, str]:

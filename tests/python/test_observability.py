@@ -20,8 +20,7 @@ import yaml
 
 import fleet as fleets
 from fleet import MODEL, Router, host_and_port
-from processes import REPOSITORY, Process, ask, wait_until
-from test_proxies import free_port
+from processes import REPOSITORY, Process, ask, free_port, wait_until
 
 FOLDER = REPOSITORY / "deploy" / "observability"
 PAGE = REPOSITORY / "docs" / "alerts.md"

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from fleet import MODEL, Fleet, Up, host_and_port
-from processes import wait_until
+from processes import free_port, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "proxies.md"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hostler" / "peers"
@@ -60,13 +60,6 @@ def documented(language: str) -> str:
     found = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(found) == 1, f"docs/proxies.md has {len(found)} configurations in {language}"
     return found[0]
-
-
-def free_port() -> int:
-    """A port that nobody has, though somebody may take it before the proxy does."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def listens(child: subprocess.Popen, port: int, log: Path) -> bool:

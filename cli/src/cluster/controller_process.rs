@@ -1,7 +1,7 @@
 //! The fleet's controller as a process: whether one runs, and how it is started in the background.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,6 +13,7 @@ use hostler_controller::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME}
 
 use super::Fleet;
 use crate::env::this_host;
+use crate::file_end::read_end;
 
 /// How long a controller may take until it says where it is reached. It waits for a submission of the one before it, and binds its ports.
 const START_TIMEOUT: Duration = Duration::from_secs(150);
@@ -104,12 +105,7 @@ fn is_another_starting(folder: &FleetFolder) -> anyhow::Result<bool> {
 
 /// The last lines of a file.
 pub(super) fn last_lines(path: &Path) -> io::Result<Vec<String>> {
-    let mut file = File::open(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL)))?;
-    let mut end = Vec::new();
-    file.take(LOG_TAIL).read_to_end(&mut end)?;
-    let text = String::from_utf8_lossy(&end);
+    let text = read_end(path, LOG_TAIL)?;
     let lines: Vec<&str> = text.lines().collect();
     Ok(lines[lines.len().saturating_sub(SHOWN_LINES)..].iter().map(|line| (*line).to_owned()).collect())
 }

@@ -1,9 +1,5 @@
 //! What a report has: each file from where it comes, or why it is not there. Nothing that fails keeps the rest out.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
-
 use hostler_agent::AgentConfig;
 use hostler_agent::plan::{PreviewRequest, preview};
 use hostler_boot::Settings;
@@ -17,6 +13,7 @@ use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::doctor::{CheckResult, examine_host};
 use crate::env::this_host;
 use crate::explain::decision_json;
+use crate::file_end::read_end;
 use crate::output::describe;
 use crate::ps::{GoneJob, Node, Replica};
 
@@ -28,8 +25,8 @@ const DECISIONS: u32 = 50;
 /// Of the end of a controller's log.
 const CONTROLLER_LOG_TAIL: u64 = 1 << 20;
 
-/// The lines of a site's own shell, and what a fleet's engines are told, may hold secrets in any form.
-const WITHHELD: [&str; 1] = ["cluster.setup"];
+/// Lines for a shell, which may hold secrets in any form.
+const WITHHELD: &str = "cluster.setup";
 
 /// The files of a report, and what could not be had.
 #[derive(Debug, Default)]
@@ -105,24 +102,15 @@ fn gather_fleet_folder(settings: &Settings, gathered: &mut Gathered) {
     for name in ["fleet.toml", "status.json", "endpoint.json", "controller.log"] {
         let path = folder.path().join(name);
         if path.exists() {
-            gathered.take(&format!("fleet/{name}"), read_end(&path));
+            gathered.take(&format!("fleet/{name}"), read_end(&path, CONTROLLER_LOG_TAIL).map_err(anyhow::Error::from));
         }
     }
-}
-
-fn read_end(path: &Path) -> anyhow::Result<String> {
-    let mut file = File::open(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(CONTROLLER_LOG_TAIL)))?;
-    let mut end = Vec::new();
-    file.take(CONTROLLER_LOG_TAIL).read_to_end(&mut end)?;
-    Ok(String::from_utf8_lossy(&end).into_owned())
 }
 
 /// What was set, and where; all else is at its default.
 fn describe_settings(settings: &Settings) -> String {
     let lines = settings.given().map(|(name, value, origin)| {
-        let shown = if WITHHELD.contains(&name.as_str()) { "[withheld]".to_owned() } else { value.to_string() };
+        let shown = if name == WITHHELD { "[withheld]".to_owned() } else { value.to_string() };
         format!("{name} = {shown}    # {origin}")
     });
     join_lines(lines)
@@ -159,8 +147,8 @@ fn join_lines(lines: impl IntoIterator<Item = String>) -> String {
 
 /// A name that a node has given itself, as the name of a file.
 fn file_name(id: &str) -> String {
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_');
-    let name: String = id.chars().map(|letter| if is_plain(letter) || letter == '.' { letter } else { '-' }).collect();
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    let name: String = id.chars().map(|letter| if is_plain(letter) { letter } else { '-' }).collect();
     name.trim_start_matches('.').to_owned()
 }
 

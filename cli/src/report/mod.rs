@@ -19,6 +19,7 @@ use self::redaction::Redaction;
 use crate::admin::AdminArgs;
 use crate::env::this_host;
 use crate::output::{Side, complain, say, table};
+use crate::settings::environment;
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
@@ -38,8 +39,7 @@ pub(crate) async fn report(settings: &Settings, args: &ReportArgs) -> anyhow::Re
     }
     complain("asking the host and the router");
     let Gathered { files, mut missing } = gather(settings, &args.admin).await;
-    let redaction =
-        Redaction::new(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))));
+    let redaction = Redaction::new(environment());
     let redacted: Vec<(ReportFile, usize)> = files.into_iter().map(|file| redact(&redaction, file)).collect();
     missing = missing.iter().map(|reason| redaction.apply(reason).0).collect();
     describe_contents(&redacted, &missing).iter().for_each(|line| say(line));

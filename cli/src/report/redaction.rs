@@ -1,7 +1,5 @@
 //! Takes secrets out of texts: values of the environment that are called one, and what looks like one. Pure.
 
-use std::borrow::Cow;
-
 use regex::{Captures, Regex};
 
 /// What stands where a secret was.
@@ -53,14 +51,10 @@ impl Redaction {
 
     /// The text without them, and how many were taken out.
     pub(super) fn apply(&self, text: &str) -> (String, usize) {
-        let mut text = Cow::Borrowed(text);
-        let mut removed = 0;
-        for value in self.values.iter().filter(|value| !value.is_empty()) {
-            let found = text.matches(value.as_str()).count();
-            if found > 0 {
-                removed += found;
-                text = Cow::Owned(text.replace(value.as_str(), REMOVED));
-            }
+        let (mut text, mut removed) = (text.to_owned(), 0);
+        for value in &self.values {
+            removed += text.matches(value.as_str()).count();
+            text = text.replace(value.as_str(), REMOVED);
         }
         for pattern in &self.patterns {
             let replaced = pattern.replace_all(&text, |found: &Captures<'_>| {
@@ -72,9 +66,9 @@ impl Redaction {
                 let after = found.name("after").map_or("", |after| after.as_str());
                 format!("{}{REMOVED}{after}", &found["kept"])
             });
-            text = Cow::Owned(replaced.into_owned());
+            text = replaced.into_owned();
         }
-        (text.into_owned(), removed)
+        (text, removed)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::SystemTime;
 
 use super::picture::FleetPicture;
-use crate::ps::{GoneJob, Job, Node, Replica};
+use crate::ps::{GoneJob, Job, Node, Replica, run_words};
 
 /// Events that are kept.
 const MAX_EVENTS: usize = 200;
@@ -96,11 +96,6 @@ fn gone_words(gone: &GoneJob) -> String {
 
 fn job_note(job: Option<&Job>) -> String {
     job.map(|job| format!(", job {}", run_words(job))).unwrap_or_default()
-}
-
-/// The job, and which run it is where that is not the first.
-fn run_words(job: &Job) -> String {
-    if job.run > 1 { format!("{} run {}", job.id, job.run) } else { job.id.clone() }
 }
 
 fn is_same_run(one: &Job, other: &Job) -> bool {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use hostler_proto::fleet::v1 as wire;
 
-use crate::ps::{GoneJob, Gpu, Node, Replica};
+use crate::ps::{GoneJob, Node, Replica};
 
 #[derive(Debug, Default)]
 pub(super) struct FleetPicture {
@@ -85,37 +85,5 @@ impl FleetPicture {
 
     pub(super) fn figures(&self, id: &str) -> ReplicaFigures {
         self.figures.get(id).copied().unwrap_or_default()
-    }
-}
-
-/// What several GPUs do together. What one of them does not say is not known of all.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct GpuTotal {
-    pub(super) count: usize,
-    pub(super) name: String,
-    /// Bytes.
-    pub(super) memory: u64,
-    pub(super) memory_used: Option<u64>,
-    /// Percent, the mean.
-    pub(super) utilisation: Option<u32>,
-    /// Of the hottest.
-    pub(super) celsius: Option<u32>,
-    pub(super) watts: Option<f32>,
-}
-
-impl GpuTotal {
-    /// `None` where there are no GPUs.
-    pub(super) fn of<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Option<Self> {
-        let gpus: Vec<&Gpu> = gpus.collect();
-        let percents: Option<u32> = gpus.iter().map(|gpu| gpu.utilisation).sum();
-        Some(Self {
-            count: gpus.len(),
-            name: gpus.first()?.name.clone(),
-            memory: gpus.iter().map(|gpu| gpu.memory_bytes).sum(),
-            memory_used: gpus.iter().map(|gpu| gpu.memory_used_bytes).sum(),
-            utilisation: percents.map(|sum| sum / u32::try_from(gpus.len()).unwrap_or(u32::MAX).max(1)),
-            celsius: gpus.iter().filter_map(|gpu| gpu.celsius).max(),
-            watts: gpus.iter().map(|gpu| gpu.watts).sum(),
-        })
     }
 }

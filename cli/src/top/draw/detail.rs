@@ -13,9 +13,9 @@ use super::lists::cached_share;
 use super::palette::Palette;
 use super::{TALL, height_of, line, span, write_all};
 use crate::output::{Side, table};
-use crate::ps::{Gpu, Node, Replica, remark, time_in_words};
+use crate::ps::{Gpu, GpuTotal, Node, Replica, remark, time_in_words};
 use crate::top::model::{ReplicaDetail, TopModel};
-use crate::top::picture::{FleetPicture, GpuTotal};
+use crate::top::picture::FleetPicture;
 use crate::top::text::{cut, printable, width, wrap};
 
 /// Requests that are shown on a small screen, and on a tall one.

@@ -2,7 +2,8 @@
 
 use std::time::SystemTime;
 
-use crate::top::picture::{EngineCounters, GpuTotal};
+use crate::ps::{GpuTotal, gib};
+use crate::top::picture::EngineCounters;
 
 /// What is not known.
 pub(super) const UNKNOWN: &str = "-";
@@ -49,7 +50,6 @@ pub(super) fn clock(at: SystemTime) -> String {
 
 /// `98/141G`, to the nearest GiB; of GPUs that do not say what is used, `-/141G`.
 pub(super) fn memory(gpus: &GpuTotal) -> String {
-    let gib = |bytes: u64| (bytes + (1 << 29)) >> 30;
     let used = gpus.memory_used.map_or_else(|| UNKNOWN.to_owned(), |used| gib(used).to_string());
     format!("{used}/{}G", gib(gpus.memory))
 }

@@ -6,9 +6,9 @@ use ratatui::text::Line;
 use super::figures::{gpu_figures, percent, rate, seconds, share};
 use super::palette::Palette;
 use super::span;
-use crate::ps::time_in_words;
+use crate::ps::{GpuTotal, time_in_words};
 use crate::top::model::TopModel;
-use crate::top::picture::{FleetPicture, GpuTotal};
+use crate::top::picture::FleetPicture;
 
 pub(super) fn header_lines(model: &TopModel, palette: Palette) -> Vec<Line<'static>> {
     let version = model.picture().map(|fleet| format!(" {}", fleet.router_version)).unwrap_or_default();

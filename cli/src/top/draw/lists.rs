@@ -2,12 +2,11 @@
 
 use super::figures::{UNKNOWN, gpu_figures, hit_share, percent, rate, seconds, share};
 use super::palette::Palette;
-use super::screen_table::{ScreenTable, TableColumn, cell, column};
+use super::screen_table::{ScreenTable, TableCell, TableColumn, cell, column};
 use crate::output::Side;
-use crate::ps::{NO_AGENT, Node, Replica, remark, time_in_words};
+use crate::ps::{GpuTotal, NO_AGENT, Node, Replica, remark, short_name, time_in_words};
 use crate::top::model::{Panel, TopModel};
 use crate::top::order::SortedReplica;
-use crate::top::picture::GpuTotal;
 
 /// From this share of KV blocks on an engine soon has to wait, or preempts.
 const KV_LEVELS: (f64, f64) = (0.8, 0.95);
@@ -34,8 +33,7 @@ pub(super) fn node_table(model: &TopModel, palette: Palette) -> ScreenTable<10> 
         let (agent, style) = if node.attached { ("attached", palette.phase("ready")) } else { ("lost", palette.phase("failed")) };
         let job = node.job.as_ref();
         let gpus = GpuTotal::of(node.replicas.iter().flat_map(|replica| &replica.gpus));
-        let [utilisation, memory, celsius, watts] = gpus.as_ref().map(gpu_figures).unwrap_or_default();
-        let heat = gpus.as_ref().and_then(|gpus| gpus.celsius).map_or(0.0, f64::from);
+        let [utilisation, memory, celsius, watts] = gpu_cells(gpus.as_ref(), palette);
         [
             cell(&node.node, palette.strong()),
             cell(agent, style),
@@ -43,10 +41,10 @@ pub(super) fn node_table(model: &TopModel, palette: Palette) -> ScreenTable<10> 
             cell(&job.map(|job| job.id.clone()).unwrap_or_default(), palette.plain()),
             cell(&job.and_then(|job| job.ends_in_seconds).map(time_in_words).unwrap_or_default(), palette.plain()),
             cell(&gpus.as_ref().map(gpu_names).unwrap_or_default(), palette.plain()),
-            cell(&utilisation, palette.plain()),
-            cell(&memory, palette.plain()),
-            cell(&celsius, palette.level(heat, CELSIUS_LEVELS)),
-            cell(&watts, palette.plain()),
+            utilisation,
+            memory,
+            celsius,
+            watts,
         ]
     };
     ScreenTable {
@@ -58,9 +56,21 @@ pub(super) fn node_table(model: &TopModel, palette: Palette) -> ScreenTable<10> 
     }
 }
 
+/// Use, memory, temperature and power; empty where there are no GPUs.
+fn gpu_cells(gpus: Option<&GpuTotal>, palette: Palette) -> [TableCell; 4] {
+    let [utilisation, memory, celsius, watts] = gpus.map(gpu_figures).unwrap_or_default();
+    let heat = gpus.and_then(|gpus| gpus.celsius).map_or(0.0, f64::from);
+    [
+        cell(&utilisation, palette.plain()),
+        cell(&memory, palette.plain()),
+        cell(&celsius, palette.level(heat, CELSIUS_LEVELS)),
+        cell(&watts, palette.plain()),
+    ]
+}
+
 /// `4×H200`.
 fn gpu_names(gpus: &GpuTotal) -> String {
-    format!("{}×{}", gpus.count, gpus.name.strip_prefix("NVIDIA ").unwrap_or(&gpus.name))
+    format!("{}×{}", gpus.count, short_name(&gpus.name))
 }
 
 const REPLICA_COLUMNS: [TableColumn; 15] = [
@@ -89,8 +99,7 @@ pub(super) fn replica_table(model: &TopModel, palette: Palette) -> ScreenTable<1
         let figures = model.picture().map(|fleet| fleet.figures(&replica.id)).unwrap_or_default();
         let known = |text: Option<String>| cell(&text.unwrap_or_else(|| UNKNOWN.to_owned()), palette.plain());
         let gpus = GpuTotal::of(replica.gpus.iter());
-        let [utilisation, memory, celsius, watts] = gpus.as_ref().map(gpu_figures).unwrap_or_default();
-        let heat = gpus.as_ref().and_then(|gpus| gpus.celsius).map_or(0.0, f64::from);
+        let [utilisation, memory, celsius, watts] = gpu_cells(gpus.as_ref(), palette);
         let engine = figures.engine;
         [
             cell(&replica.id, palette.strong()),
@@ -103,10 +112,10 @@ pub(super) fn replica_table(model: &TopModel, palette: Palette) -> ScreenTable<1
             known(figures.first_tokens.map(|times| seconds(times.p50))),
             known(figures.first_tokens.map(|times| seconds(times.p99))),
             known(engine.and_then(hit_share).map(percent)),
-            cell(&utilisation, palette.plain()),
-            cell(&memory, palette.plain()),
-            cell(&celsius, palette.level(heat, CELSIUS_LEVELS)),
-            cell(&watts, palette.plain()),
+            utilisation,
+            memory,
+            celsius,
+            watts,
             cell(&model_or_reason(replica), palette.plain()),
         ]
     };

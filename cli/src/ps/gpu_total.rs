@@ -1,0 +1,35 @@
+//! Several GPUs as one figure each: those of a replica, a node or a fleet.
+
+use super::Gpu;
+
+/// What several GPUs do together. What one of them does not say is not known of all.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct GpuTotal {
+    pub(crate) count: usize,
+    pub(crate) name: String,
+    /// Bytes.
+    pub(crate) memory: u64,
+    pub(crate) memory_used: Option<u64>,
+    /// Percent, the mean.
+    pub(crate) utilisation: Option<u32>,
+    /// Of the hottest.
+    pub(crate) celsius: Option<u32>,
+    pub(crate) watts: Option<f32>,
+}
+
+impl GpuTotal {
+    /// `None` where there are no GPUs.
+    pub(crate) fn of<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Option<Self> {
+        let gpus: Vec<&Gpu> = gpus.collect();
+        let percents: Option<u32> = gpus.iter().map(|gpu| gpu.utilisation).sum();
+        Some(Self {
+            count: gpus.len(),
+            name: gpus.first()?.name.clone(),
+            memory: gpus.iter().map(|gpu| gpu.memory_bytes).sum(),
+            memory_used: gpus.iter().map(|gpu| gpu.memory_used_bytes).sum(),
+            utilisation: percents.map(|sum| sum / u32::try_from(gpus.len()).unwrap_or(u32::MAX).max(1)),
+            celsius: gpus.iter().filter_map(|gpu| gpu.celsius).max(),
+            watts: gpus.iter().map(|gpu| gpu.watts).sum(),
+        })
+    }
+}
