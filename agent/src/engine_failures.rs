@@ -79,6 +79,7 @@ mod tests {
             reason: String::new(),
             pid: None,
             restarts: failed_starts,
+            hangs: 0,
             failed_starts,
             version: None,
             models: Arc::default(),

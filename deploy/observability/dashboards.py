@@ -173,6 +173,12 @@ FLEET = {
             steps={0: GREEN, 0.9: YELLOW},
             most=1,
         ),
+        Panel(
+            "Time left",
+            "Time until each agent leaves because its batch job ends.",
+            {"{{node}}": "min by (node) (hostler_node_leaves_in_seconds)"},
+            "s",
+        ),
     ],
 }
 
@@ -420,14 +426,43 @@ CLIENTS = {
             TOKEN_RATE,
         ),
     ],
-    "Keys and limits": [
+    "Tenants, where there are keys: the first 64 by name": [
+        Panel(
+            "Requests",
+            "Requests that their limits let in.",
+            counted("hostler_tenant_requests_total", "tenant"),
+            "reqps",
+            stacked=True,
+        ),
+        Panel(
+            "In flight",
+            "Requests in flight or queued in the routers.",
+            {"{{tenant}}": f"sum by (tenant) (hostler_tenant_in_flight{{{ROUTER}}})"},
+            stacked=True,
+        ),
         Panel(
             "At a limit",
-            "Requests whose key or tenant had used what it may. The access log says whose (`cause=limited`).",
-            {"refused": rate_of("hostler_refused_total", f'reason="limit",{ROUTER}')},
+            "Requests that a limit did not let in, by tenant and limit.",
+            {"{{tenant}}: {{limit}}": f"sum by (tenant, limit) (rate(hostler_tenant_refused_total{{{ROUTER}}}{RATE}))"},
             "reqps",
             steps={0: GREEN, 0.001: YELLOW},
         ),
+        Panel(
+            "Prompt tokens",
+            "Prompt tokens of answers that have ended.",
+            counted("hostler_tenant_prompt_tokens_total", "tenant"),
+            TOKEN_RATE,
+            stacked=True,
+        ),
+        Panel(
+            "Generated tokens",
+            "Tokens that were generated for those answers.",
+            counted("hostler_tenant_generation_tokens_total", "tenant"),
+            TOKEN_RATE,
+            stacked=True,
+        ),
+    ],
+    "Keys and limits": [
         Panel(
             "Without a valid key",
             "Requests with no key, or with one that is unknown, revoked, expired or not allowed this.",
@@ -443,8 +478,9 @@ CLIENTS = {
         ),
         Panel(
             "Key file",
-            "Reads of the changed key file. While they fail, the keys before it stay valid, revoked ones too.",
-            {"{{outcome}}": f"sum by (outcome) (increase(hostler_key_file_reads_total{{{ROUTER}}}{RATE}))"},
+            "0 while a router cannot use the changed key file: the keys before it stay valid, revoked ones too.",
+            {"{{instance}}": f"hostler_key_file_usable{{{ROUTER}}}"},
+            most=1,
         ),
         Panel(
             "Lost lines of the access log",
@@ -471,7 +507,12 @@ DASHBOARDS = {
         [ROUTERS],
         PLACEMENT,
     ),
-    "clients": ("Hostler: clients", "What clients wait for, and why they are refused.", [ROUTERS], CLIENTS),
+    "clients": (
+        "Hostler: clients and tenants",
+        "What clients wait for, what tenants use, and why requests are refused.",
+        [ROUTERS],
+        CLIENTS,
+    ),
 }
 
 

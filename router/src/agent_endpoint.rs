@@ -51,10 +51,10 @@ pub(crate) async fn serve(
     metrics: Arc<RouterMetrics>,
     end: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let fence = Arc::<NewestCertificates>::default();
+    let fence = admitting.as_ref().map(|admitting| admitting.newest.clone()).unwrap_or_default();
     let succession = sessions.succession.clone();
-    let connections = accept_connections(listener, succession, admitting.clone(), fence.clone());
-    let join = admitting.map(|admitting| JoinEndpoint::into_server(sessions.fleet.clone(), admitting, fence));
+    let connections = accept_connections(listener, succession, admitting.clone(), fence);
+    let join = admitting.map(|admitting| JoinEndpoint::into_server(sessions.fleet.clone(), admitting));
     serve_connections(connections, join, sessions, metrics, end).await
 }
 

@@ -7,12 +7,15 @@ use std::sync::atomic::Ordering;
 use hostler_boot::metrics::{FigureTable, FigureValue, MetricRegistry, counter, gauge};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use tokio::time::Instant;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, TenantCounts};
 use crate::crash_suspects::CrashSuspects;
-use crate::fleet::{Fleet, Phase, Replica};
+use crate::fleet::{Fleet, FleetView, Node, Phase, Replica};
+use crate::keys::Keys;
 use crate::placement::{Placer, RequestQueue};
 use crate::prompt::PromptStats;
+use crate::tls::RouterTls;
 
 /// What the figures are read from.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub(crate) struct RouterCollector {
     pub(crate) admission: Admission,
     pub(crate) placer: Arc<Placer>,
     pub(crate) queue: RequestQueue,
+    pub(crate) keys: Keys,
+    pub(crate) tls: RouterTls,
 }
 
 impl Collector for RouterCollector {
@@ -29,17 +34,109 @@ impl Collector for RouterCollector {
         let view = self.fleet.view();
         let replicas = view.replicas.iter().map(|replica| (vec![replica.node.to_string(), replica.id.to_string()], replica.clone()));
         REPLICAS.encode(&mut encoder, &replicas.collect::<Vec<_>>())?;
+        NODES.encode(&mut encoder, &self.nodes(&view, Instant::now()))?;
         ROUTER.encode_only(&mut encoder, self)?;
+        let tenants = self.admission.tenant_counts();
+        let named = tenants.iter().map(|(name, counts)| (vec![name.to_string()], &**counts));
+        TENANTS.encode(&mut encoder, &named.collect::<Vec<_>>())?;
+        let refused = tenants
+            .iter()
+            .flat_map(|(name, counts)| counts.refused().map(move |(limit, count)| (vec![name.to_string(), limit.to_owned()], count)));
+        TENANT_LIMITS.encode(&mut encoder, &refused.collect::<Vec<_>>())?;
+        CERTIFICATES.encode(&mut encoder, &self.certificates())?;
         PROMPTS.encode_only(&mut encoder, &self.placer.prompts.stats())
+    }
+}
+
+/// What is known of a node beside its replicas.
+#[derive(Debug)]
+struct NodeFacts {
+    /// Seconds.
+    leaves_in: Option<f64>,
+    certificate_expires_at: Option<u64>,
+}
+
+impl RouterCollector {
+    /// Of each attached node.
+    fn nodes(&self, view: &FleetView, now: Instant) -> Vec<(Vec<String>, NodeFacts)> {
+        let newest = self.tls.agents.as_ref().map(|agents| &agents.newest);
+        let facts = |node: &Node| {
+            let leaves_at = node.job.as_ref().and_then(|job| job.leaves_at);
+            let leaves_in = leaves_at.map(|at| at.saturating_duration_since(now).as_secs_f64());
+            let certificate_expires_at = newest.and_then(|newest| newest.expires_at(&node.name));
+            (vec![node.name.to_string()], NodeFacts { leaves_in, certificate_expires_at })
+        };
+        view.nodes.iter().filter(|node| node.is_attached).map(facts).collect()
+    }
+
+    /// When those expire that are not renewed by themselves: Unix time in seconds.
+    fn certificates(&self) -> Vec<(Vec<String>, Option<u64>)> {
+        let edge = self.tls.edge.as_ref().map(|edge| ("edge", edge.expires_at()));
+        let authority = self.tls.agents.as_ref().map(|agents| ("authority", agents.authority.expires_at()));
+        [edge, authority].into_iter().flatten().map(|(name, expires_at)| (vec![name.to_owned()], expires_at)).collect()
     }
 }
 
 /// Describes them.
 pub(crate) fn describe(registry: &mut MetricRegistry) {
     registry.describe(&REPLICAS);
+    registry.describe(&NODES);
     registry.describe(&ROUTER);
+    registry.describe(&TENANTS);
+    registry.describe(&TENANT_LIMITS);
+    registry.describe(&CERTIFICATES);
     registry.describe(&PROMPTS);
 }
+
+const NODES: FigureTable<NodeFacts> = FigureTable {
+    labels: &["node"],
+    figures: &[
+        gauge("node_leaves_in_seconds", "Time until the node's agent leaves because its batch job ends, where that is known.", |node| {
+            node.leaves_in.into()
+        }),
+        gauge(
+            "node_certificate_expiry_timestamp_seconds",
+            "When the node's newest certificate known here expires, in Unix time.",
+            |node| node.certificate_expires_at.into(),
+        ),
+    ],
+};
+
+const TENANTS: FigureTable<TenantCounts> = FigureTable {
+    labels: &["tenant"],
+    figures: &[
+        counter("tenant_requests", "Requests of the tenant, or of a key without one, that its limits let in.", |tenant| {
+            tenant.admitted().into()
+        }),
+        gauge("tenant_in_flight", "Requests of the tenant that are in flight or queued in this router.", |tenant| {
+            tenant.in_flight().into()
+        }),
+        counter(
+            "tenant_prompt_tokens",
+            "Prompt tokens of its answers that have ended, as engines reported or the router estimated them.",
+            |tenant| tenant.prompt_tokens().into(),
+        ),
+        counter(
+            "tenant_generation_tokens",
+            "Tokens generated in its answers that have ended, as engines reported or the router saw them.",
+            |tenant| tenant.generation_tokens().into(),
+        ),
+    ],
+};
+
+const TENANT_LIMITS: FigureTable<u64> = FigureTable {
+    labels: &["tenant", "limit"],
+    figures: &[counter("tenant_refused", "Requests of the tenant that this limit of its keys did not let in.", |count| (*count).into())],
+};
+
+const CERTIFICATES: FigureTable<Option<u64>> = FigureTable {
+    labels: &["certificate"],
+    figures: &[gauge(
+        "certificate_expiry_timestamp_seconds",
+        "When the edge's certificate or the fleet's authority expires, in Unix time.",
+        |expires_at| (*expires_at).into(),
+    )],
+};
 
 const ROUTER: FigureTable<RouterCollector> = FigureTable {
     labels: &[],
@@ -48,6 +145,15 @@ const ROUTER: FigureTable<RouterCollector> = FigureTable {
         gauge("queued_requests", "Requests that wait for a replica with room.", |now| now.queue.waiting_count().into()),
         gauge("crash_suspects", "Requests that were in flight when an engine died, and were not answered since.", |now| {
             now.crash_suspects.suspect_count().into()
+        }),
+        counter("nodes_lost", "Nodes whose agent went without having stopped its engines, and has not come back within a minute.", |now| {
+            now.fleet.view().nodes_lost.into()
+        }),
+        gauge("models_expected", "Models that a controller keeps in the fleet, by their names.", |now| {
+            now.fleet.view().expected_models().into()
+        }),
+        gauge("key_file_usable", "0 while the changed key file cannot be read, and the keys before it stay.", |now| {
+            now.keys.is_file_usable().into()
         }),
         gauge("index_blocks", "Different blocks that the affinity index holds.", |now| now.placer.index.len().into()),
         gauge("index_bytes", "Memory of the affinity index.", |now| now.placer.index.bytes().into()),
@@ -90,6 +196,9 @@ const REPLICAS: FigureTable<Replica> = FigureTable {
         gauge("replica_findings", "Things that cost it speed; see `hostler advise`.", |replica| replica.state.findings.into()),
         gauge("replica_lease_lapsed", "1 when its agent's lease has lapsed.", |replica| replica.lease_lapsed.into()),
         counter("replica_restarts", "Starts of the engine after its first one.", |replica| replica.state.restarts.into()),
+        counter("replica_hangs", "Times that its engine had work and gave no tokens, or failed its test completions.", |replica| {
+            replica.state.hangs.into()
+        }),
         gauge("replica_cache_level", "How its cache is known: 2 exactly, 1 by the text that was sent there.", |replica| {
             if replica.cache.slot.is_some() { 2_u32 } else { 1 }.into()
         }),

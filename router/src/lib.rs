@@ -321,6 +321,8 @@ impl Router {
             admission: admission.clone(),
             placer: placer.clone(),
             queue: queue.clone(),
+            keys: self.keys.clone(),
+            tls: self.tls.clone(),
         });
         let calls = Operators { fleet: fleet.clone(), placer: placer.clone(), queue: queue.clone(), admission: admission.clone() };
         let overview = RouterAdmin { calls, metric_registry, shutdown: serving.clone() };

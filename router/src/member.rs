@@ -108,6 +108,12 @@ impl NewestCertificates {
         *known = (known.0.max(certified.issued_at), known.1.max(certified.expires_at));
     }
 
+    /// When the newest one of this node expires: Unix time in seconds.
+    #[must_use]
+    pub(crate) fn expires_at(&self, node: &str) -> Option<u64> {
+        self.0.lock().get(node).map(|(_, until)| *until)
+    }
+
     /// Refuses one whose node has a newer one. Routers' clocks may differ by as much as
     /// certificates are backdated.
     fn admit(&self, certified: &CertificateInfo) -> Result<(), Status> {

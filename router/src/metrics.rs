@@ -27,6 +27,8 @@ pub struct RouterMetrics {
     key_file_reads: [Counter; 2],
     /// Attempts beyond a request's first.
     pub retries: Counter,
+    /// Failures that clients got because the budget for retries of lost attempts was used up, and the same for refused ones.
+    pub(crate) retries_denied: [Counter; 2],
     /// Frames of agents for requests that nobody knows any more.
     pub unknown_frames: Counter,
     pub access_log_dropped: Counter,
@@ -52,6 +54,9 @@ const RESUMPTION_OUTCOMES: [&str; 6] = [
 /// Why a stream broke, in the access log's words.
 const BREAK_REASONS: [&str; 9] =
     ["agent_lost", "difference", "draining", "engine_error", "engine_lost", "engine_stopped", "incomplete", "protocol", "silent"];
+
+const RETRIES_DENIED_HELP: &str =
+    "Failures that clients got because the retry budget of attempts that were lost, or refused by an engine, was used up.";
 
 /// 1 ms to about 9 minutes, each bucket twice the one before.
 fn seconds() -> Histogram {
@@ -109,6 +114,7 @@ impl RouterMetrics {
                 ["failed", "loaded"],
             ),
             retries: page.register("retries", "Attempts beyond a request's first.", Counter::default()),
+            retries_denied: page.register_counters("retries_denied", "budget", RETRIES_DENIED_HELP, ["lost", "refused"]),
             unknown_frames: page.register(
                 "unknown_frames",
                 "Frames of agents for requests that nobody knows any more.",

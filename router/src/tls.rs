@@ -10,6 +10,7 @@ use hostler_tls::{AgentsTls, Authority, EdgeFiles, EdgeTls, TlsError, TokenStore
 use tokio_util::sync::CancellationToken;
 
 use crate::config::RouterConfig;
+use crate::member::NewestCertificates;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSetupError {
@@ -39,6 +40,7 @@ pub(crate) struct FleetAuthority {
     pub(crate) tls: Arc<AgentsTls>,
     pub(crate) authority: Arc<Authority>,
     pub(crate) tokens: TokenStore,
+    pub(crate) newest: Arc<NewestCertificates>,
     pub(crate) certificate_lifetime: Duration,
 }
 
@@ -98,7 +100,7 @@ impl FleetAuthority {
     fn load(folder: &Path, certificate_lifetime: Duration) -> Result<Self, TlsError> {
         let authority = Arc::new(Authority::load(folder)?);
         let tls = Arc::new(AgentsTls::new(authority.clone(), certificate_lifetime)?);
-        Ok(Self { tls, authority, tokens: TokenStore::in_folder(folder), certificate_lifetime })
+        Ok(Self { tls, authority, tokens: TokenStore::in_folder(folder), newest: Arc::default(), certificate_lifetime })
     }
 }
 

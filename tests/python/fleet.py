@@ -55,8 +55,13 @@ def replicas(socket: str) -> list[Replica]:
 class Router(Process):
     """`hostler router`. Given another's addresses, it takes the same ports."""
 
-    def __init__(self, name: str, folder: Path, like: "Router | None" = None):
-        """Starts it on free ports, or on those of `like`, which has ended; returns once it listens."""
+    def __init__(
+        self, name: str, folder: Path, like: "Router | None" = None, variables: dict[str, str] | None = None
+    ):
+        """Starts it on free ports, or on those of `like`, which has ended; returns once it listens.
+
+        `variables` are more of its environment.
+        """
         any_port = "127.0.0.1:0"
         super().__init__(
             name,
@@ -68,6 +73,7 @@ class Router(Process):
                 *("--operators-socket", str(folder / f"{name}.sock")),
             ],
             folder,
+            variables,
         )
         self.edge = self.printed("edge", LISTEN_SECONDS)
         self.agents = self.printed("agents", LISTEN_SECONDS)

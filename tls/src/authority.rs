@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::certificate_info::{check_name, node_uri, token_uri};
+use crate::certificate_info::{check_name, expires_at, node_uri, token_uri};
 use crate::files::{make_folder, read, write_new, write_public};
 use crate::{BACKDATE_SECONDS, CertificateInfo, Fingerprint, ROUTER_NAME, TlsError, read_private, write_private};
 
@@ -110,6 +110,12 @@ impl Authority {
     #[must_use]
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
+    }
+
+    /// When its certificate expires, and with it all that it has signed: Unix time in seconds.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<u64> {
+        expires_at(&self.certificate)
     }
 
     /// Signs a node's certificate. Of the request only the key counts; the caller has decided who

@@ -23,6 +23,12 @@ impl Fingerprint {
     }
 }
 
+/// When a certificate expires: Unix time in seconds; `None` where it cannot be read.
+pub(crate) fn expires_at(certificate: &[u8]) -> Option<u64> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    u64::try_from(certificate.validity().not_after.timestamp()).ok()
+}
+
 impl std::fmt::Display for Fingerprint {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(&hex(&self.0))

@@ -13,6 +13,7 @@ use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier}
 use tokio_rustls::rustls::{RootCertStore, ServerConfig, version};
 use tokio_util::sync::CancellationToken;
 
+use crate::certificate_info::expires_at;
 use crate::files::read;
 use crate::{Authority, Handshake, TlsError, provider};
 
@@ -41,9 +42,15 @@ struct EdgeFileBytes {
 #[derive(Debug)]
 pub struct EdgeTls {
     files: EdgeFiles,
-    current: ArcSwap<ServerConfig>,
-    /// The digest of the files that `current` was made from.
-    digest: ArcSwap<[u8; 32]>,
+    current: ArcSwap<LoadedFiles>,
+}
+
+/// What was made of the files when they were read last.
+#[derive(Debug)]
+struct LoadedFiles {
+    settings: Handshake,
+    digest: [u8; 32],
+    expires_at: Option<u64>,
 }
 
 impl EdgeTls {
@@ -52,16 +59,20 @@ impl EdgeTls {
     /// # Errors
     /// When one cannot be read or is invalid, or key and certificate do not belong together.
     pub fn load(files: EdgeFiles) -> Result<Self, TlsError> {
-        let found = files.read()?;
-        let current = ArcSwap::new(files.server_config(&found)?);
-        let digest = ArcSwap::from_pointee(found.digest());
-        Ok(Self { files, current, digest })
+        let current = ArcSwap::from_pointee(files.load(&files.read()?)?);
+        Ok(Self { files, current })
     }
 
     /// The settings for the next handshake.
     #[must_use]
     pub fn handshake(&self) -> Handshake {
-        self.current.load_full()
+        self.current.load().settings.clone()
+    }
+
+    /// When the first of the certificates in use expires: Unix time in seconds.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<u64> {
+        self.current.load().expires_at
     }
 
     /// Reads the files again whenever they change, until `end`. Invalid files are logged once, and
@@ -78,7 +89,10 @@ impl EdgeTls {
             match looked {
                 Ok(Ok(true)) => {
                     mentioned.clear();
-                    tracing::info!(certificate = %self.files.certificate.display(), "the edge's certificate was read again");
+                    tracing::info!(
+                        certificate = %self.files.certificate.display(),
+                        "the edge's certificate was read again"
+                    );
                 }
                 Ok(Ok(false)) => mentioned.clear(),
                 // A pair that is being replaced does not match for a moment; the next check finds
@@ -96,12 +110,10 @@ impl EdgeTls {
     /// Checks the files; `true` if they had changed.
     fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let found = self.files.read()?;
-        let digest = found.digest();
-        if **self.digest.load() == digest {
+        if self.current.load().digest == found.digest() {
             return Ok(false);
         }
-        self.current.store(self.files.server_config(&found)?);
-        self.digest.store(Arc::new(digest));
+        self.current.store(Arc::new(self.files.load(&found)?));
         Ok(true)
     }
 }
@@ -117,8 +129,9 @@ impl EdgeFiles {
         })
     }
 
-    fn server_config(&self, found: &EdgeFileBytes) -> Result<Arc<ServerConfig>, TlsError> {
+    fn load(&self, found: &EdgeFileBytes) -> Result<LoadedFiles, TlsError> {
         let certificates = certificates(&self.certificate, &found.certificate)?;
+        let expires_at = certificates.iter().filter_map(|certificate| expires_at(certificate)).min();
         let key = PrivateKeyDer::from_pem_slice(&found.key)
             .map_err(|_| TlsError::Content { path: self.key.clone(), what: "no private key in PEM is in it".into() })?;
         let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
@@ -138,7 +151,7 @@ impl EdgeFiles {
             what: format!("it is not the key of the certificate in {} ({error})", self.certificate.display()),
         })?;
         settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-        Ok(Arc::new(settings))
+        Ok(LoadedFiles { settings: Arc::new(settings), digest: found.digest(), expires_at })
     }
 }
 

@@ -381,6 +381,10 @@ async fn an_edge_with_the_authoritys_certificate_is_trusted_under_its_names_alon
     write_private(&certificate, made.certificate.as_bytes()).unwrap();
     write_private(&key, made.key.as_bytes()).unwrap();
     let edge = EdgeTls::load(EdgeFiles { certificate, key, client_authority: None }).unwrap();
+    let in_ten_years = now() + 10 * 365 * 24 * 3600;
+    for expires_at in [edge.expires_at(), fleet.authority.expires_at()] {
+        assert!(expires_at.is_some_and(|at| at.abs_diff(in_ten_years) < 60), "{expires_at:?}");
+    }
     let mut roots = RootCertStore::empty();
     roots.add(fleet.authority.certificate().clone()).unwrap();
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();

@@ -167,6 +167,8 @@ pub struct EngineStatus {
     pub pid: Option<u32>,
     /// Lives after the first.
     pub restarts: u32,
+    /// Lives under this agent that ended in a hang.
+    pub hangs: u32,
     /// How often this agent has failed to start it, until it is ready for the first time.
     pub failed_starts: u32,
     pub version: Option<VllmVersion>,

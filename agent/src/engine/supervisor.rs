@@ -61,6 +61,8 @@ pub(super) struct Supervisor {
     failure: FailureState,
     /// Lives so far.
     life_count: u32,
+    /// Those of this agent that ended in a hang.
+    hang_count: u32,
     last_epoch: u64,
     /// How long the last start took.
     last_start_duration: Option<Duration>,
@@ -87,6 +89,7 @@ impl Supervisor {
             reason: "about to start".to_owned(),
             pid: None,
             restarts: life.lives.saturating_sub(1),
+            hangs: 0,
             failed_starts: 0,
             version: spec.version,
             models: Arc::default(),
@@ -107,6 +110,7 @@ impl Supervisor {
             pending_work: PendingWork::None,
             failure: FailureState::None,
             life_count: life.lives,
+            hang_count: 0,
             last_epoch: life.epoch,
             last_start_duration: None,
             out_of_service_reason: String::new(),
@@ -317,7 +321,12 @@ impl Supervisor {
                     self.pending_work = PendingWork::None;
                 }
                 self.life.as_mut()?.leader = Some(leader.pid.cast_unsigned());
-                tracing::info!(engine = self.deps.spec.index, pid = leader.pid, epoch = self.last_epoch, "engine started");
+                tracing::info!(
+                    engine = self.deps.spec.index,
+                    pid = leader.pid,
+                    epoch = self.last_epoch,
+                    "engine started"
+                );
                 self.publish(None);
                 None
             }

@@ -164,6 +164,7 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
         engine_pid: status.pid.unwrap_or(0),
         engine_socket: replica.engine.socket().display().to_string(),
         restarts: status.restarts,
+        hangs: status.hangs,
         gpu: replica.traits.gpu.clone(),
         token_budget: replica.traits.token_budget,
         prompt_files: replica.prompt_files().as_ref().map(prompt_files),

@@ -30,6 +30,25 @@ pub(crate) enum LimitKind {
     DailyOutput,
 }
 
+impl LimitKind {
+    /// Those that keys have.
+    pub(super) const OF_CALLERS: [Self; 6] =
+        [Self::InFlight, Self::Requests, Self::Input, Self::Output, Self::DailyInput, Self::DailyOutput];
+
+    /// The name of the limit, as the key file has it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Router => "router",
+            Self::InFlight => "in_flight",
+            Self::Requests => "requests_per_minute",
+            Self::Input => "input_per_minute",
+            Self::Output => "output_per_minute",
+            Self::DailyInput => "input_per_day",
+            Self::DailyOutput => "output_per_day",
+        }
+    }
+}
+
 /// A limit that a request does not fit into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LimitHit {

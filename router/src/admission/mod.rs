@@ -11,6 +11,7 @@ mod daily_window;
 mod handover;
 mod limits_in_use;
 mod rate_limits;
+mod tenant_counts;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,8 @@ pub(crate) use account::LimitKind;
 use handover::{SharedAccount, UsageEvent};
 pub(crate) use handover::{UsageChange, UsageLedger};
 pub(crate) use rate_limits::RateLimits;
+pub(crate) use tenant_counts::TenantCounts;
+use tenant_counts::{CountedRequest, CountsByTenant};
 
 use crate::keys::{Caller, KeyLimits};
 
@@ -48,6 +51,7 @@ struct AdmissionState {
     started_at: Instant,
     inherited_ms: AtomicU64,
     accounts: Mutex<TenantAccounts>,
+    tenants: CountsByTenant,
 }
 
 /// One for each caller that has limits and has lately used something of them.
@@ -82,6 +86,7 @@ struct TenantAccount {
 pub(crate) struct Permit {
     shared: Arc<AdmissionState>,
     reservation: Option<Reservation>,
+    counted: Option<CountedRequest>,
 }
 
 #[derive(Debug)]
@@ -144,6 +149,7 @@ impl Admission {
             started_at: Instant::now(),
             inherited_ms: AtomicU64::new(0),
             accounts: Mutex::default(),
+            tenants: CountsByTenant::default(),
         }))
     }
 
@@ -151,17 +157,24 @@ impl Admission {
         let shared = &self.0;
         let place = shared.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on dropping it gives the place back.
-        let mut permit = Permit { shared: shared.clone(), reservation: None };
+        let mut permit = Permit { shared: shared.clone(), reservation: None, counted: None };
         if place >= shared.max_in_flight {
             let message = format!("{} requests are in flight here, the most that router.max_in_flight allows", shared.max_in_flight);
             return Err(LimitExceeded::of_router(message));
         }
+        let counts = shared.tenants.of_caller(caller);
         if let Some(whose) = AccountOwner::for_caller(caller) {
             let reserved_at = shared.now();
             let account = shared.accounts.lock().open(whose, caller, reserved_at);
-            account.reserve(&estimate, reserved_at).map_err(|hit| LimitExceeded::for_hit(caller, &hit, &estimate))?;
+            account.reserve(&estimate, reserved_at).map_err(|hit| {
+                if let Some(counts) = &counts {
+                    counts.count_refusal(hit.limit);
+                }
+                LimitExceeded::for_hit(caller, &hit, &estimate)
+            })?;
             permit.reservation = Some(Reservation { account, estimate, reserved_at });
         }
+        permit.counted = counts.map(|counts| CountedRequest::begin(counts, estimate.prompt_tokens));
         Ok(permit)
     }
 
@@ -196,14 +209,18 @@ impl AdmissionState {
     }
 }
 
+/// Its tenant, or its key where that has no tenant; empty where there are no keys.
+fn owner_name(caller: &Caller) -> &Arc<str> {
+    if caller.tenant.is_empty() { &caller.key } else { &caller.tenant }
+}
+
 impl AccountOwner {
     /// `None` for a caller without limits.
     fn for_caller(caller: &Caller) -> Option<Self> {
         let KeyLimits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, .. } =
             *caller.limits;
         let limits = [in_flight.map(u64::from), requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day];
-        let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
-        limits.iter().any(Option::is_some).then(|| Self { name: name.clone(), limits })
+        limits.iter().any(Option::is_some).then(|| Self { name: owner_name(caller).clone(), limits })
     }
 
     fn limits(&self) -> KeyLimits {
@@ -261,6 +278,13 @@ impl TenantAccount {
 impl Permit {
     /// Replaces the reservation by what the ended request has used, as far as that is known.
     pub(crate) fn reconcile_usage(&mut self, used: ActualUsage) {
+        if let Some(counted) = &mut self.counted {
+            counted.record(used);
+        }
+        self.reconcile_reservation(used);
+    }
+
+    fn reconcile_reservation(&mut self, used: ActualUsage) {
         if let Some(Reservation { account, estimate, reserved_at }) = &mut self.reservation {
             let now = self.shared.now();
             let output = match used.output_tokens {
@@ -287,7 +311,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
         // Where nobody has said what was used, it counts with what was expected, not with all that it might have been.
-        self.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(0) });
+        self.reconcile_reservation(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(0) });
         if let Some(Reservation { account, estimate, .. }) = &self.reservation {
             account.apply(UsageEvent::Released(*estimate), self.shared.now());
         }

@@ -166,7 +166,7 @@ impl Dispatch {
             } else {
                 None
             };
-            let Some(bound) = bound.filter(|bound| self.retries.pay(policy.payment(bound.has_room()))) else {
+            let Some(bound) = bound.filter(|bound| self.retries.pay(policy.payment(bound.has_room()), &self.metrics)) else {
                 // The trial that it had there will not take place.
                 crash_watch.end_trial();
                 return match (refused, lost) {

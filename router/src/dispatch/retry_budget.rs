@@ -1,7 +1,9 @@
 //! Bounds retries to a fifth of the requests, so that a failing fleet is not buried under repeated work.
 
-use super::retry_policy::RetryPayment;
 use std::sync::atomic::{AtomicI64, Ordering};
+
+use super::retry_policy::RetryPayment;
+use crate::metrics::RouterMetrics;
 
 /// A retry costs this much; requests deposit a fifth of it.
 const RETRY_COST: i64 = 5;
@@ -31,12 +33,19 @@ impl Default for RetryBudgets {
 }
 
 impl RetryBudgets {
-    pub(super) fn pay(&self, payment: RetryPayment) -> bool {
-        match payment {
-            RetryPayment::Free => true,
-            RetryPayment::LostBudget => self.lost.withdraw(),
-            RetryPayment::RefusedBudget => self.refused.withdraw(),
+    /// Pays for an attempt; where that is not possible, the client gets the failure of the one before, which is counted.
+    pub(super) fn pay(&self, payment: RetryPayment, metrics: &RouterMetrics) -> bool {
+        let [lost_denied, refused_denied] = &metrics.retries_denied;
+        let (budget, denied) = match payment {
+            RetryPayment::Free => return true,
+            RetryPayment::LostBudget => (&self.lost, lost_denied),
+            RetryPayment::RefusedBudget => (&self.refused, refused_denied),
+        };
+        let is_paid = budget.withdraw();
+        if !is_paid {
+            denied.inc();
         }
+        is_paid
     }
 
     pub(crate) fn deposit(&self) {

@@ -15,7 +15,7 @@ use super::gone_jobs::GoneJobs;
 use super::job::Job;
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
-use super::replica_status::{ReplicaLoad, ReplicaStatus};
+use super::replica_status::{Phase, ReplicaLoad, ReplicaStatus};
 use super::view::{FleetView, Node, Replica};
 use crate::background::BackgroundTasks;
 use crate::lanes::Lanes;
@@ -106,6 +106,7 @@ impl Fleet {
             gone_jobs: GoneJobs::default(),
             expectations: Arc::default(),
             announced_at: started,
+            nodes_lost: 0,
             started,
             last_publish: started,
             has_unpublished_loads: false,
@@ -146,6 +147,7 @@ struct FleetWriter {
     gone_jobs: GoneJobs,
     expectations: Arc<Expectations>,
     announced_at: Instant,
+    nodes_lost: u64,
     started: Instant,
     last_publish: Instant,
     /// Some loads are in no view yet.
@@ -257,7 +259,10 @@ impl FleetWriter {
                     (replica.lease_lapsed, replica.cache) = (true, ReplicaCache::default());
                     replica.last_report = attached.last_report;
                 }
-                tracing::warn!(node = %attached.node.name, "agent lost: its replicas get no requests until it attaches again");
+                tracing::warn!(
+                    node = %attached.node.name,
+                    "agent lost: its replicas get no requests until it attaches again"
+                );
             }
             FleetUpdate::Announced(expectations) => {
                 self.expectations = Arc::new(expectations.replace(&self.expectations));
@@ -274,8 +279,11 @@ impl FleetWriter {
         let before = self.nodes.len();
         self.nodes.retain(|name, attached| {
             let keep = attached.node.is_attached || attached.last_report.elapsed() < RETENTION_AFTER_LOSS;
-            if !keep {
-                tracing::info!(node = %name, "node forgotten: its agent has not come back");
+            if !keep && attached.has_left() {
+                tracing::info!(node = %name, "node forgotten: its agent has left");
+            } else if !keep {
+                tracing::warn!(node = %name, "node forgotten: its agent has not come back");
+                self.nodes_lost += 1;
             }
             keep
         });
@@ -300,6 +308,7 @@ impl FleetWriter {
         let mut view = FleetView::new(self.started, self.fleet.lease);
         view.gone_jobs = self.gone_jobs.shared();
         view.expectations = self.expectations.clone();
+        view.nodes_lost = self.nodes_lost;
         for attached in self.nodes.values() {
             view.nodes.push(attached.node.clone());
             view.replicas.extend(attached.replicas.values().cloned());
@@ -313,6 +322,11 @@ impl FleetWriter {
 }
 
 impl AttachedNode {
+    /// Whether its engines were stopped when its agent went.
+    fn has_left(&self) -> bool {
+        self.replicas.values().all(|replica| replica.state.phase == Phase::Stopped)
+    }
+
     /// Applies a report; `true` if it has more than loads.
     fn apply_report(&mut self, snapshot: bool, changes: Vec<ReplicaChange>) -> bool {
         let is_known = |change: &ReplicaChange| self.replicas.get(&change.index).is_some_and(|replica| replica.epoch == change.epoch);
@@ -338,7 +352,7 @@ impl AttachedNode {
                             state.models.clone_from(&replica.state.models);
                         }
                         if state.phase != replica.state.phase {
-                            tracing::info!(replica = %replica.id, phase = state.phase.as_str(), reason = state.reason, "phase");
+                            log_phase(&replica.id, &state);
                         }
                         replica.state = Arc::new(state);
                     }
@@ -378,7 +392,11 @@ impl AttachedNode {
             lanes: self.lanes.clone(),
             job: self.node.job.clone(),
         };
-        tracing::info!(replica = %replica.id, phase = replica.state.phase.as_str(), reason = replica.state.reason, "phase");
+        log_phase(&replica.id, &replica.state);
         self.replicas.insert(change.index, Arc::new(replica));
     }
+}
+
+fn log_phase(replica: &str, state: &ReplicaStatus) {
+    tracing::info!(%replica, phase = state.phase.as_str(), reason = state.reason, "phase");
 }

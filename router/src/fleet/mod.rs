@@ -29,7 +29,7 @@ pub(crate) use local_load::{InFlight, InFlightCost, LocalLoad};
 pub(crate) use replica_status::{EngineLaunch, Model, Phase};
 pub(crate) use session::{SessionDeps, attach, job_message};
 pub(crate) use stream_moves::MoveTurn;
-pub(crate) use view::{FleetView, Replica};
+pub(crate) use view::{FleetView, Node, Replica};
 #[cfg(test)]
 pub(crate) use {
     fleet_writer::FleetUpdate,

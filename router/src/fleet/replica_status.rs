@@ -111,6 +111,8 @@ pub(crate) struct ReplicaStatus {
     pub exact_cache: Option<ChainGaps>,
     /// Starts of its engine after the first one.
     pub restarts: u32,
+    /// Lives of its engine that ended in a hang, since its agent started.
+    pub hangs: u32,
     /// How many things cost it speed.
     pub findings: usize,
 }

@@ -372,6 +372,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
         block_tokens: watch.map_or(0, |watch| watch.block_size),
         exact_cache: watch.filter(|watch| watch.exact).map(|watch| if watch.has_holes { ChainGaps::Possible } else { ChainGaps::None }),
         restarts: state.restarts,
+        hangs: state.hangs,
         findings: state.findings.len(),
     }
 }

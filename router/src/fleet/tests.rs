@@ -11,7 +11,6 @@ use super::agent_report::AgentReport;
 use super::fleet_writer::LOAD_PUBLISH_INTERVAL;
 pub(crate) use super::fleet_writer::ReplicaChange;
 use super::job::Scheduler;
-use super::view::Node;
 use super::*;
 use crate::background::BackgroundTasks;
 use crate::lanes::{Lane, Lanes};
@@ -427,4 +426,21 @@ async fn of_many_jobs_that_are_gone_the_latest_are_remembered() {
     }
     let gone = gone(&fleet);
     assert_eq!((gone.len(), gone[255].as_str()), (256, "n job 12.head run 300: agent lost"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_counts_as_lost_unless_it_has_left_or_comes_back() {
+    let fleet = fleet();
+    let stopped = ReplicaChange { state: Some(state(Phase::Stopped, "m")), ..ready(0) };
+    attach_node(&fleet, 1, "left", vec![stopped]).await;
+    attach_node(&fleet, 2, "back", vec![ready(0)]).await;
+    attach_node(&fleet, 3, "lost", vec![ready(0)]).await;
+    for attachment in 1..=3 {
+        detach(&fleet, attachment).await;
+    }
+    attach_node(&fleet, 4, "back", vec![ready(0)]).await;
+    sleep(Duration::from_secs(58)).await;
+    assert_eq!((fleet.view().nodes_lost, fleet.view().nodes.len()), (0, 3));
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!((fleet.view().nodes_lost, fleet.view().nodes.len()), (1, 1));
 }

@@ -154,6 +154,8 @@ pub(crate) struct FleetView {
     pub gone_jobs: Arc<[GoneJob]>,
     /// What a controller has announced.
     pub(super) expectations: Arc<Expectations>,
+    /// Nodes that were forgotten without having left.
+    pub nodes_lost: u64,
     /// When the router began; zero of `LocalLoad::avoided_until`.
     started: Instant,
     /// For how long a report counts.
@@ -162,7 +164,15 @@ pub(crate) struct FleetView {
 
 impl FleetView {
     pub(super) fn new(started: Instant, lease: Duration) -> Self {
-        Self { nodes: Vec::new(), replicas: Vec::new(), gone_jobs: Arc::default(), expectations: Arc::default(), started, lease }
+        Self {
+            nodes: Vec::new(),
+            replicas: Vec::new(),
+            gone_jobs: Arc::default(),
+            expectations: Arc::default(),
+            nodes_lost: 0,
+            started,
+            lease,
+        }
     }
 
     /// The replicas that a request for `model` may go to, with their index here, except those that
@@ -175,6 +185,12 @@ impl FleetView {
     #[must_use]
     pub(crate) fn expectation(&self, model: Option<&str>) -> Option<&Expectation> {
         self.expectations.get(model?)
+    }
+
+    /// How many models a controller has announced, by their names.
+    #[must_use]
+    pub(crate) fn expected_models(&self) -> usize {
+        self.expectations.models().count()
     }
 
     /// Whether a replica serves `model`, or may yet: an engine that loads for the first time has not said what it serves. For a model that is expected,

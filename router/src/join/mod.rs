@@ -3,7 +3,6 @@
 
 mod peer;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_proto::PROTOCOL;
@@ -15,7 +14,7 @@ use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 use crate::fleet::Fleet;
-use crate::member::{Member, NewestCertificates};
+use crate::member::Member;
 use crate::tls::FleetAuthority;
 pub(crate) use peer::{Connection, Peer};
 
@@ -35,13 +34,12 @@ const MAX_LOGGED_CHARS: usize = 64;
 pub(crate) struct JoinEndpoint {
     fleet: Fleet,
     authority: FleetAuthority,
-    fence: Arc<NewestCertificates>,
     permits: Semaphore,
 }
 
 impl JoinEndpoint {
-    pub(crate) fn into_server(fleet: Fleet, admitting: FleetAuthority, fence: Arc<NewestCertificates>) -> JoinServer<Self> {
-        let joining = Self { fleet, authority: admitting, fence, permits: Semaphore::new(MAX_CONCURRENT) };
+    pub(crate) fn into_server(fleet: Fleet, authority: FleetAuthority) -> JoinServer<Self> {
+        let joining = Self { fleet, authority, permits: Semaphore::new(MAX_CONCURRENT) };
         JoinServer::new(joining).max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 
@@ -130,7 +128,7 @@ impl Join for JoinEndpoint {
         let (node, token) = (truncate(&request.node), truncate(&request.token_id));
         match JoinEndpoint::enroll(self, request).await {
             Ok(IssuedCertificate { certificate, info }) => {
-                self.fence.record_issued(&info);
+                self.authority.newest.record_issued(&info);
                 tracing::info!(node, token, peer = ?peer.address, "a node has joined");
                 let authority = self.authority.authority.certificate().to_vec().into();
                 Ok(Response::new(wire::EnrollResponse { certificate: certificate.into(), authority }))
@@ -147,13 +145,17 @@ impl Join for JoinEndpoint {
         let member = peer.member.ok_or_else(|| Status::permission_denied("only a node with a certificate gets its next one"))?;
         match JoinEndpoint::renew(self, &member, request.into_inner().signing_request).await {
             Ok(IssuedCertificate { certificate, info }) => {
-                self.fence.record_issued(&info);
+                self.authority.newest.record_issued(&info);
                 member.record_renewal(info.expires_at);
                 tracing::debug!(node = info.node, "a node has its next certificate");
                 Ok(Response::new(wire::RenewResponse { certificate: certificate.into() }))
             }
             Err(status) => {
-                tracing::warn!(node = member.certificate().node, reason = status.message(), "a node gets no new certificate");
+                tracing::warn!(
+                    node = member.certificate().node,
+                    reason = status.message(),
+                    "a node gets no new certificate"
+                );
                 Err(status)
             }
         }

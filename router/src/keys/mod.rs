@@ -7,6 +7,7 @@ mod ring;
 mod secret;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
@@ -161,6 +162,8 @@ struct KeyStore {
     path: PathBuf,
     initial_version: Option<file::FileVersion>,
     ring: ArcSwap<KeyRing>,
+    /// Whether the file could be read when it had last changed.
+    is_file_usable: AtomicBool,
 }
 
 impl Keys {
@@ -177,12 +180,23 @@ impl Keys {
     }
 
     fn with_entries(path: &Path, first: Option<file::FileVersion>, entries: Vec<KeyEntry>) -> Self {
-        Self(Some(Arc::new(KeyStore { path: path.to_owned(), initial_version: first, ring: ArcSwap::from_pointee(KeyRing::new(entries)) })))
+        Self(Some(Arc::new(KeyStore {
+            path: path.to_owned(),
+            initial_version: first,
+            ring: ArcSwap::from_pointee(KeyRing::new(entries)),
+            is_file_usable: AtomicBool::new(true),
+        })))
     }
 
     #[must_use]
     pub fn are_required(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// Whether the key file could be read when it had last changed; `None` where there is none.
+    #[must_use]
+    pub(crate) fn is_file_usable(&self) -> Option<bool> {
+        Some(self.0.as_ref()?.is_file_usable.load(Ordering::Relaxed))
     }
 
     /// Finds the caller by the key in these headers.

@@ -1,6 +1,7 @@
 //! Follows the key file: what is changed in it is in force a second later, and a file that cannot be read changes nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
@@ -38,7 +39,9 @@ fn reload_if_changed(kept: &KeyStore, seen: Option<FileVersion>, metrics: &Route
     if now == seen {
         return now;
     }
-    match file::read(&kept.path) {
+    let read = file::read(&kept.path);
+    kept.is_file_usable.store(read.is_ok(), Ordering::Relaxed);
+    match read {
         Ok((entries, stamp)) => {
             let ring = KeyRing::new(entries);
             tracing::info!(path = %kept.path.display(), valid = ring.count_valid(SystemTime::now()), "the keys were read again");

@@ -10,7 +10,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat, chat_stream, until};
+use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, until};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -142,6 +142,12 @@ async fn a_stream_that_never_says_what_was_used_costs_what_was_expected_and_what
     drop(leaving);
     fleet.until_idle().await;
     until_paid(&fleet, &leaves, MUCH, 200..=200).await;
+    let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
+    let shown = |line: &str| page.lines().any(|shown| shown == line);
+    assert!(
+        shown("hostler_tenant_requests_total{tenant=\"leaves\"} 1") && shown("hostler_tenant_in_flight{tenant=\"leaves\"} 0"),
+        "{page}"
+    );
 
     let silent = paying(&fleet, &file, "silent", MUCH).await;
     let mut long = chat_stream(600);

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, is_alive, signal, unresumed_stream};
+use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, is_alive, signal, unresumed_stream, until};
 
 /// Streams that have all begun, as evenly spread as the router spreads them, and that are not resumed.
 async fn streams(fleet: &Fleet, count: usize, tokens: usize) -> Vec<Answering> {
@@ -113,7 +113,7 @@ async fn a_stream_that_begins_with_an_error_is_answered_by_another_engine() {
         requests.spawn(async move { edge.post(CHAT, &chat_stream(10)).await });
     }
     // A request that is placed only after the fault would wait for its first token.
-    crate::harness::until("all requests placed, and those at the quick engine answered", async || {
+    until("all requests placed, and those at the quick engine answered", async || {
         let (slow, quick) = (fleet.replica("n0/0").await, fleet.replica("n1/0").await);
         let placed = u64::from(slow.in_flight) + quick.served;
         if slow.in_flight >= 1 && placed == 4 { Ok(()) } else { Err(format!("{placed} placed")) }
@@ -136,6 +136,11 @@ async fn the_streams_of_an_engine_that_hung_end_with_what_the_watchdog_saw() {
     let answer = stream.finish().await;
     answer.assert_broken_stream();
     assert!(answer.text().contains("the engine of replica 0 hung: no token for "), "{}", answer.text());
+    until("the hang is counted", async || {
+        let hangs = fleet.routers[0].metric("hostler_replica_hangs_total").await;
+        if hangs == 1.0 { Ok(()) } else { Err(format!("{hangs} hangs")) }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -158,7 +163,7 @@ async fn an_answer_cut_short_by_a_stopped_engine_is_not_given_as_whole() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let edge = fleet.edge();
     let request = tokio::spawn(async move { edge.post(CHAT, &chat(100)).await });
-    let victim = crate::harness::until("the request's replica", async || {
+    let victim = until("the request's replica", async || {
         let replicas = fleet.admin().replicas().await.unwrap();
         let running = replicas.iter().find(|replica| replica.in_flight == 1);
         running.cloned().ok_or_else(|| format!("{replicas:#?}"))
@@ -198,7 +203,7 @@ async fn a_request_to_which_two_engines_said_that_their_core_died_is_refused_bef
     let request = tokio::spawn(async move { edge.post(CHAT, &chat(2000)).await });
     let mut erred: Vec<String> = Vec::new();
     for _ in 0..2 {
-        let running = crate::harness::until("the request's next replica", async || {
+        let running = until("the request's next replica", async || {
             let replicas = fleet.admin().replicas().await.unwrap();
             let running = replicas.iter().find(|replica| replica.in_flight == 1 && !erred.contains(&replica.id));
             running.map(|replica| replica.id.clone()).ok_or_else(|| format!("{replicas:#?}"))

@@ -125,6 +125,8 @@ async fn ps_shows_a_job_its_end_a_limit_that_was_shortened_and_that_the_agent_wa
     let (ends, leaves) = (seconds(&job, "ends_in_seconds"), seconds(&job, "leaves_in_seconds"));
     assert!((job["scheduler"] == "pbs" && job["id"] == "12.head" && job["run"] == 1) && (5300..=5400).contains(&ends), "{job}");
     assert!((21..=23).contains(&(ends - leaves)), "drain and stop take 22 s: {job}");
+    let left = Endpoint::Tcp(host.router.address("admin").await).metric("hostler_node_leaves_in_seconds").await;
+    assert!((5200.0..=5380.0).contains(&left), "{left}");
     let table = host.ps(&[]).await;
     assert!(table.contains("  JOB ") && table.contains("  12.head ends in 1h 2"), "{table}");
 

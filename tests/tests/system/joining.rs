@@ -22,7 +22,7 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::harness::{CHAT, Fleet, Program, RunningRouter, Setup, Workplace, attach, channel, chat_stream, soon, until};
+use crate::harness::{CHAT, Endpoint, Fleet, Program, RunningRouter, Setup, Workplace, attach, channel, chat_stream, soon, until};
 
 /// A fleet's folder, and the nodes' own.
 struct Gate {
@@ -142,6 +142,14 @@ async fn agents_with_a_token_join_and_serve_over_tls() {
         assert_eq!(mode & 0o777, 0o600);
     }
     assert_eq!(gate.tokens.list().unwrap()[0].used_by.len(), 2);
+    let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
+    let expiry = |of: &str| {
+        let line = page.lines().find(|line| line.starts_with(&format!("hostler_{of}}} "))).unwrap_or_else(|| panic!("no {of}: {page}"));
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let certified = CertificateInfo::parse(&gate.certificate("n1")).unwrap();
+    assert_eq!(expiry("node_certificate_expiry_timestamp_seconds{node=\"n1\""), certified.expires_at);
+    assert_eq!(Some(expiry("certificate_expiry_timestamp_seconds{certificate=\"authority\"")), gate.authority.expires_at());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -36,6 +36,7 @@ impl Watched {
             reason: String::new(),
             pid: None,
             restarts: 0,
+            hangs: 0,
             failed_starts: 0,
             version: None,
             models: [model].into(),

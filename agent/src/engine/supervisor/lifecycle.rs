@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Supervisor;
 use super::phases::{FailureState, PendingWork};
 use crate::cache;
-use crate::engine::diagnosis::{Diagnosis, EndCause, LifeEnd, diagnose};
+use crate::engine::diagnosis::{Diagnosis, EndCause, FailureKind, LifeEnd, diagnose};
 use crate::engine::engine_life::{EngineLife, KeeperReader, StartupLog};
 use crate::engine::health;
 use crate::engine::model_card::ModelCard;
@@ -261,6 +261,7 @@ impl Supervisor {
         self.deps.cache.end_life();
         if let FailureState::Undiagnosed(cause) = &self.failure {
             let diagnosis = self.diagnose(cause.clone());
+            self.hang_count += u32::from(diagnosis.kind == FailureKind::Hang);
             if !self.is_switching_to_fallback() {
                 self.count_failed_start();
             }

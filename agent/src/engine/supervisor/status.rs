@@ -83,7 +83,8 @@ impl Supervisor {
             text.push_str("; its last lines:\n");
             text.push_str(&shown.join("\n"));
         }
-        tracing::error!(engine = self.deps.spec.index, log = %self.deps.spec.log.display(), "{text}");
+        let kind = self.failure.diagnosis().map_or("unknown", |diagnosis| diagnosis.kind.as_str());
+        tracing::error!(engine = self.deps.spec.index, kind, log = %self.deps.spec.log.display(), "{text}");
         text
     }
 
@@ -102,6 +103,7 @@ impl Supervisor {
                 reason: reason.unwrap_or_else(|| status.reason.clone()),
                 pid: life.and_then(|life| life.leader),
                 restarts: self.life_count.saturating_sub(1),
+                hangs: self.hang_count,
                 failed_starts: self.failed_starts.unwrap_or(0),
                 version: self.deps.spec.version,
                 models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),

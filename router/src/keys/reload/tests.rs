@@ -51,6 +51,7 @@ fn a_changed_file_is_read_once_and_a_broken_one_changes_nothing() {
     std::fs::write(&path, "[[key]]\nid = 5").unwrap();
     assert_eq!((turn(), turn()), ((1, 1), (1, 1)));
     assert!(knows(&keys, &first) && knows(&keys, &second));
+    assert_eq!(keys.is_file_usable(), Some(false));
 
     std::fs::remove_file(&path).unwrap();
     assert_eq!((turn(), turn()), ((1, 2), (1, 2)));
@@ -58,6 +59,7 @@ fn a_changed_file_is_read_once_and_a_broken_one_changes_nothing() {
 
     let third = add(&path);
     assert_eq!(turn(), (2, 2));
+    assert_eq!(keys.is_file_usable(), Some(true));
     assert!(knows(&keys, &third) && !knows(&keys, &first));
 
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
