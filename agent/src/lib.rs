@@ -329,7 +329,7 @@ impl Agent {
                 AgentError::EnginesFailed { cause: failed.cause, remedy: failed.remedy }
             }
         };
-        tracing::error!(%error, "leaving");
+        tracing::error!(event = "agent_gave_up", %error, "leaving");
         Err(error)
     }
 

@@ -155,17 +155,17 @@ impl Shutdown {
     fn apply(&self, signal: LeaveSignal, effect: SignalEffect) {
         match effect {
             SignalEffect::Drain => {
-                tracing::info!(?signal, "draining: running requests may finish; a second SIGINT stops at once");
+                tracing::info!(event = "drain_begun", ?signal, "draining: running requests may finish; a second SIGINT stops at once");
                 // A role that drains for another reason was not replaced.
                 self.by_hang_up.store(signal == LeaveSignal::HangUp && !self.is_draining(), Ordering::Relaxed);
                 self.drain();
             }
             SignalEffect::Hurry => {
-                tracing::warn!(?signal, "draining within the time that is left before this process is killed");
+                tracing::warn!(event = "drain_begun", ?signal, "draining within the time that is left before this process is killed");
                 self.hurry();
             }
             SignalEffect::Stop => {
-                tracing::warn!(?signal, "another signal: stopping at once");
+                tracing::warn!(event = "stop_forced", ?signal, "another signal: stopping at once");
                 self.stop();
             }
             SignalEffect::Ignore => tracing::info!(?signal, "already draining"),

@@ -142,7 +142,7 @@ impl Controller {
             let is_over = match self.step(shutdown).await {
                 Ok(is_over) => is_over,
                 Err(error) if error.is_final() => {
-                    tracing::error!(%error, "this controller ends and leaves all jobs as they are");
+                    tracing::error!(event = "controller_ended", %error, "this controller ends and leaves all jobs as they are");
                     return;
                 }
                 Err(error) => {
@@ -153,7 +153,7 @@ impl Controller {
             announcements.send_replace(announce(self.records.values().filter_map(|record| record.expected.clone()).collect()));
             self.write_status();
             if is_over {
-                tracing::info!("nothing is wanted and no job is left: the controller ends");
+                tracing::info!(event = "controller_ended", "nothing is wanted and no job is left: the controller ends");
                 return;
             }
             tokio::select! {
@@ -261,13 +261,13 @@ impl Controller {
                 Action::Cancel { job } => cancelled.push(job.clone()),
                 Action::Drain { job } => {
                     let Some(node) = find_node(&listed.nodes, job) else { continue };
-                    tracing::info!(job, node = node.name, "draining a job's node");
+                    tracing::info!(event = "job_drained", job, node = node.name, "draining a job's node");
                     drained = drained.and(self.router.drain(TargetRequest { target: node.name.clone() }).await.map(drop));
                 }
             }
         }
         if !cancelled.is_empty() {
-            tracing::info!(jobs = ?cancelled, "cancelling jobs");
+            tracing::info!(event = "jobs_cancelled", jobs = ?cancelled, "cancelling jobs");
             self.setup.scheduler.cancel(&cancelled).await?;
         }
         Ok(drained?)
@@ -289,11 +289,11 @@ impl Controller {
         self.check_place()?;
         match Scheduler::submit(submission).await {
             Ok(job) => {
-                tracing::info!(entry = entry.name, job, "submitted");
+                tracing::info!(event = "job_submitted", entry = entry.name, job, "submitted");
                 record.refusal.clear();
             }
             Err(error) => {
-                tracing::warn!(entry = entry.name, %error, "nothing was submitted, as far as is known");
+                tracing::warn!(event = "submission_failed", entry = entry.name, %error, "nothing was submitted, as far as is known");
                 record.refusal = error.to_string();
                 if is_refusal(&error) {
                     record.memory.record_refusal(SystemTime::now());
@@ -351,9 +351,9 @@ impl Controller {
             return;
         }
         if trouble.is_empty() {
-            tracing::info!("scheduler and router answer again");
+            tracing::info!(event = "step_recovered", "scheduler and router answer again");
         } else {
-            tracing::warn!(trouble, "an entry has no step");
+            tracing::warn!(event = "step_failed", trouble, "an entry has no step");
         }
         self.trouble = trouble;
     }

@@ -119,7 +119,7 @@ fn accept_connections(
 /// Warns where somebody can act on the failure; port scanners that leave are for the debug log.
 fn log_failed_handshake(peer: Option<std::net::SocketAddr>, error: &io::Error) {
     match hostler_tls::describe_for_router(error) {
-        Some(reason) => tracing::warn!(?peer, reason, "an agent's connection was refused"),
+        Some(reason) => tracing::warn!(event = "agent_refused", ?peer, reason, "an agent's connection was refused"),
         None => tracing::debug!(?peer, %error, "an agent's handshake failed"),
     }
 }
@@ -185,12 +185,12 @@ impl AgentLink for AgentEndpoint {
         }
         if self.sessions.only_own_user {
             check_user(&peer).await.inspect_err(|status| {
-                tracing::warn!(peer = ?peer.address, reason = status.message(), "agent refused");
+                tracing::warn!(event = "agent_refused", peer = ?peer.address, reason = status.message(), "agent refused");
             })?;
         }
         let Peer { address, member, .. } = peer;
         let messages = attach(self.sessions.clone(), request.into_inner(), member).await.inspect_err(|status| {
-            tracing::warn!(peer = ?address, reason = status.message(), "agent refused");
+            tracing::warn!(event = "agent_refused", peer = ?address, reason = status.message(), "agent refused");
         })?;
         Ok(Response::new(Box::pin(messages.take_until(self.end.clone().cancelled_owned()))))
     }

@@ -147,6 +147,7 @@ impl CrashSuspects {
 fn log_ban(fingerprint: Fingerprint, ban: &Ban) {
     let replicas: Vec<&str> = ban.crashes.iter().map(|(replica, _)| &**replica).collect();
     tracing::warn!(
+        event = "request_banned",
         request = format!("{fingerprint:032x}"),
         ?replicas,
         seconds = ban.remaining.as_secs(),

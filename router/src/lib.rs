@@ -362,7 +362,7 @@ impl Router {
             parts.extend(predecessor.zip(self.takeover).map(|(predecessor, socket)| tokio::spawn(predecessor.serve(socket))));
             edge::serve(listeners, edge, serving.clone()).await;
             if !wait_requests(&state, &shutdown, drain_timeout).await {
-                tracing::warn!(in_flight = admission.in_flight(), "leaving with requests unfinished");
+                tracing::warn!(event = "answers_cut", in_flight = admission.in_flight(), "leaving with requests unfinished");
             }
         }
         serving.stop();

@@ -90,6 +90,7 @@ impl EdgeTls {
                 Ok(Ok(true)) => {
                     mentioned.clear();
                     tracing::info!(
+                        event = "certificate_loaded",
                         certificate = %self.files.certificate.display(),
                         "the edge's certificate was read again"
                     );
@@ -98,7 +99,7 @@ impl EdgeTls {
                 // A pair that is being replaced does not match for a moment; the next check finds
                 // it complete.
                 Ok(Err(error)) if mentioned != error.to_string() => {
-                    tracing::warn!(%error, "the edge's new certificate cannot be used; the last one stays");
+                    tracing::warn!(event = "certificate_refused", %error, "the edge's new certificate cannot be used; the last one stays");
                     mentioned = error.to_string();
                 }
                 Ok(Err(_)) => {}

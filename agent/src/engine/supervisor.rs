@@ -250,7 +250,7 @@ impl Supervisor {
         };
         match event {
             EngineEvent::Quarantine | EngineEvent::QuarantineNow => {
-                tracing::warn!(engine = self.deps.spec.index, reason, "quarantined");
+                tracing::warn!(event = "engine_quarantined", engine = self.deps.spec.index, reason, "quarantined");
                 self.out_of_service_reason = reason;
                 // Also where the state stays the same, the reason may be new.
                 if self.machine.state() == EngineState::Quarantined {
@@ -322,6 +322,7 @@ impl Supervisor {
                 }
                 self.life.as_mut()?.leader = Some(leader.pid.cast_unsigned());
                 tracing::info!(
+                    event = "engine_started",
                     engine = self.deps.spec.index,
                     pid = leader.pid,
                     epoch = self.last_epoch,
@@ -374,7 +375,7 @@ impl Supervisor {
 
     fn report_stuck(&self, left: &[i32]) {
         let reason = format!("processes {left:?} of the engine do not die; it is not started again before they have");
-        tracing::error!(engine = self.deps.spec.index, "{reason}");
+        tracing::error!(event = "engine_stuck", engine = self.deps.spec.index, "{reason}");
         self.publish(Some(reason));
     }
 

@@ -65,9 +65,11 @@ pub(crate) async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end:
 fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) {
     let Some(gpu) = replica.gpus.iter().find(|gpu| gpu.whole_uuid() == incident.whole_uuid) else { return };
     match respond(incident, gpu.slice.is_some()) {
-        IncidentResponse::Log(reason) => tracing::warn!(replica = replica.name, gpu = incident.index, "{reason}"),
+        IncidentResponse::Log(reason) => {
+            tracing::warn!(event = "gpu_fault", replica = replica.name, gpu = incident.index, "{reason}");
+        }
         IncidentResponse::Fail(reason) => {
-            tracing::error!(replica = replica.name, gpu = incident.index, "{reason}");
+            tracing::error!(event = "gpu_fault", replica = replica.name, gpu = incident.index, "{reason}");
             replica.engine.fail(reason);
         }
         IncidentResponse::Quarantine { reason, at_once } => {
@@ -81,7 +83,7 @@ fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) 
                 return;
             }
             *told = epoch;
-            tracing::error!(replica = replica.name, gpu = incident.index, "{reason}");
+            tracing::error!(event = "gpu_fault", replica = replica.name, gpu = incident.index, "{reason}");
             replica.engine.quarantine(reason, at_once);
         }
     }

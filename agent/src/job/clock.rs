@@ -91,7 +91,7 @@ impl JobClock {
             // An agent that was suspended has missed readings, and its job may end later now.
             if is_due && now < next_reading + interval {
                 let ends_in = self.facts.borrow().ends.map_or(0, seconds_until);
-                tracing::warn!("the {} ends in {ends_in} s: leaving it", self.job);
+                tracing::warn!(event = "job_ends", job = self.job.id, "the {} ends in {ends_in} s: leaving it", self.job);
                 return;
             }
             let read = tokio::select! {
@@ -112,7 +112,11 @@ impl JobClock {
             Ok(reading) => reading,
             Err(error) => {
                 if !self.is_failing.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(job = self.job.id, %error, "cannot read when the job ends; what was read before stays");
+                    tracing::warn!(
+                        event = "job_end_unknown",
+                        job = self.job.id, %error,
+                        "cannot read when the job ends; what was read before stays"
+                    );
                 }
                 return;
             }

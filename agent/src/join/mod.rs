@@ -184,7 +184,7 @@ impl Membership {
                 "the router has signed for another node or fleet: are router and agent of the same version?".into(),
             ));
         }
-        tracing::info!(router = %address, node = self.node, token = token.id, "joined the fleet");
+        tracing::info!(event = "node_joined", router = %address, node = self.node, token = token.id, "joined the fleet");
         Ok(self.store(identity).await)
     }
 

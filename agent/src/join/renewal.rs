@@ -46,7 +46,11 @@ impl Membership {
                 Err(error) => {
                     let reason = error.to_string();
                     if reason != mentioned {
-                        tracing::error!(reason, "the node's certificate is not renewed; trying on until it expires");
+                        tracing::error!(
+                            event = "certificate_not_renewed",
+                            reason,
+                            "the node's certificate is not renewed; trying on until it expires"
+                        );
                         mentioned = reason;
                     }
                     sleep(retry_delay(&identity.certified)).await;

@@ -160,7 +160,7 @@ impl Leaving<'_> {
     fn cut_off(&self, is_hurried: bool) -> u32 {
         let count = self.in_flight();
         if count > 0 {
-            tracing::warn!(requests = count, "the time to finish is over: what still runs is cut off");
+            tracing::warn!(event = "answers_cut", requests = count, "the time to finish is over: what still runs is cut off");
         }
         self.state.cut_off(self.terms.describe(self.node, is_hurried));
         count

@@ -17,7 +17,7 @@ pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Orde
     let Some((order, replicas)) = parse_order(order) else {
         return wire::Answer { id, error: "the order is not known here".to_owned(), log_lines: Vec::new() };
     };
-    tracing::info!(replicas = ?replicas.indices, ?order, "directive from router");
+    tracing::info!(event = "order_received", replicas = ?replicas.indices, ?order, "directive from router");
     let carrying = uplink.state.select(&replicas.indices).map(|replica| {
         let (name, order) = (replica_name(&uplink, replica), order.clone());
         async move { (name, replica.engine.execute(order).await.map_err(|error| error.to_string())) }

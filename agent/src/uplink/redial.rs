@@ -61,9 +61,11 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
             match &ended {
                 SessionEnd::Duplicate => tracing::debug!(router = name, %address, reason),
                 SessionEnd::Left => tracing::info!(router = name, %address, reason, "not attached; retrying"),
-                SessionEnd::Refused(_) => tracing::error!(router = name, %address, reason, "not attached"),
+                SessionEnd::Refused(_) => {
+                    tracing::error!(event = "router_refused", router = name, %address, reason, "not attached");
+                }
                 SessionEnd::Unreachable(_) | SessionEnd::Lost(_) => {
-                    tracing::warn!(router = name, %address, reason, "not attached; retrying");
+                    tracing::warn!(event = "router_lost", router = name, %address, reason, "not attached; retrying");
                 }
             }
             mentioned = reason;
@@ -106,7 +108,7 @@ async fn run_session(
     match session {
         Ok(session) => {
             attached.store(true, Ordering::Relaxed);
-            tracing::info!(router = %address, "attached");
+            tracing::info!(event = "router_attached", router = %address, "attached");
             uplink.attachments.record_attached();
             session.run(&end).await
         }

@@ -325,11 +325,11 @@ impl Session {
                 return send(&self.to_router, ToRouter::Report(snapshot)).await;
             }
             Some(Order::Drain(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "directive from router: drain");
+                tracing::info!(event = "order_received", replicas = ?replicas.indices, "directive from router: drain");
                 uplink.state.select(&replicas.indices).for_each(|replica| replica.engine.drain());
             }
             Some(Order::Restart(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "directive from router: restart");
+                tracing::info!(event = "order_received", replicas = ?replicas.indices, "directive from router: restart");
                 uplink.state.select(&replicas.indices).for_each(|replica| replica.engine.restart());
             }
             Some(Order::Logs(request)) => match uplink.state.replica(request.index) {
@@ -352,7 +352,7 @@ impl Session {
                 }
             },
             Some(Order::Release(replicas)) => {
-                tracing::info!(replicas = ?replicas.indices, "directive from router: release");
+                tracing::info!(event = "order_received", replicas = ?replicas.indices, "directive from router: release");
                 answer.error = orders::release(&uplink, &replicas);
             }
             Some(Order::Successor(_)) => {

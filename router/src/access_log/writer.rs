@@ -156,7 +156,7 @@ impl LogSink {
             Ok(()) => self.is_failing = false,
             Err(error) if !self.is_failing => {
                 self.is_failing = true;
-                tracing::warn!(%error, "the access log cannot be written; requests are answered without");
+                tracing::warn!(event = "access_log_failed", %error, "the access log cannot be written; requests are answered without");
             }
             Err(_) => {}
         }

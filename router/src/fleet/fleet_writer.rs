@@ -212,9 +212,9 @@ impl FleetWriter {
                     if previous.node.is_attached && previous.node.agent_run != life {
                         self.gone_jobs.record(&previous.node, &previous.replicas, Instant::now());
                     }
-                    tracing::info!(%node, "agent attached again");
+                    tracing::info!(event = "agent_attached", %node, "agent attached again");
                 } else {
-                    tracing::info!(%node, agent_version, "agent attached");
+                    tracing::info!(event = "agent_attached", %node, agent_version, "agent attached");
                 }
                 // The router's own in-flight counts go on: their guards may still live.
                 let mut replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
@@ -260,6 +260,7 @@ impl FleetWriter {
                     replica.last_report = attached.last_report;
                 }
                 tracing::warn!(
+                    event = "agent_lost",
                     node = %attached.node.name,
                     "agent lost: its replicas get no requests until it attaches again"
                 );
@@ -282,19 +283,19 @@ impl FleetWriter {
             if !keep && attached.has_left() {
                 tracing::info!(node = %name, "node forgotten: its agent has left");
             } else if !keep {
-                tracing::warn!(node = %name, "node forgotten: its agent has not come back");
+                tracing::warn!(event = "node_lost", node = %name, "node forgotten: its agent has not come back");
                 self.nodes_lost += 1;
             }
             keep
         });
         let mut changed = self.gone_jobs.prune(Instant::now()) || self.nodes.len() != before;
         if !self.expectations.is_empty() && self.announced_at.elapsed() > ANNOUNCEMENT_TTL {
-            tracing::warn!("the controller is silent: no model is expected any more");
+            tracing::warn!(event = "controller_silent", "the controller is silent: no model is expected any more");
             (self.expectations, changed) = (Arc::default(), true);
         }
         for attached in self.nodes.values_mut().filter(|attached| attached.node.is_attached && attached.last_report.elapsed() > lease) {
             for replica in attached.replicas.values_mut().filter(|replica| !replica.lease_lapsed) {
-                tracing::warn!(replica = %replica.id, "suspect: its agent has sent no report within the lease");
+                tracing::warn!(event = "agent_silent", replica = %replica.id, "suspect: its agent has sent no report within the lease");
                 Arc::make_mut(replica).lease_lapsed = true;
                 self.leaving.push(replica.local_load.clone());
                 changed = true;
@@ -398,5 +399,5 @@ impl AttachedNode {
 }
 
 fn log_phase(replica: &str, state: &ReplicaStatus) {
-    tracing::info!(%replica, phase = state.phase.as_str(), reason = state.reason, "phase");
+    tracing::info!(event = "replica_phase", %replica, phase = state.phase.as_str(), reason = state.reason, "phase");
 }

@@ -37,7 +37,7 @@ impl GoneJobs {
     pub(super) fn record(&mut self, node: &Node, replicas: &BTreeMap<u32, Arc<Replica>>, now: Instant) {
         let Some(job) = node.job.clone() else { return };
         let reason = reason(&job, replicas.values(), now);
-        tracing::info!(node = %node.name, %job, %reason, "a job's agent is gone");
+        tracing::info!(event = "job_gone", node = %node.name, %job, %reason, "a job's agent is gone");
         if self.jobs.len() >= MAX_GONE_JOBS {
             self.jobs.pop_front();
         }

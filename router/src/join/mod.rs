@@ -129,12 +129,12 @@ impl Join for JoinEndpoint {
         match JoinEndpoint::enroll(self, request).await {
             Ok(IssuedCertificate { certificate, info }) => {
                 self.authority.newest.record_issued(&info);
-                tracing::info!(node, token, peer = ?peer.address, "a node has joined");
+                tracing::info!(event = "node_joined", node, token, peer = ?peer.address, "a node has joined");
                 let authority = self.authority.authority.certificate().to_vec().into();
                 Ok(Response::new(wire::EnrollResponse { certificate: certificate.into(), authority }))
             }
             Err(status) => {
-                tracing::warn!(node, token, peer = ?peer.address, reason = status.message(), "a node may not join");
+                tracing::warn!(event = "node_refused", node, token, peer = ?peer.address, reason = status.message(), "a node may not join");
                 Err(status)
             }
         }
@@ -152,6 +152,7 @@ impl Join for JoinEndpoint {
             }
             Err(status) => {
                 tracing::warn!(
+                    event = "node_refused",
                     node = member.certificate().node,
                     reason = status.message(),
                     "a node gets no new certificate"

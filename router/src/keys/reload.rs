@@ -44,13 +44,17 @@ fn reload_if_changed(kept: &KeyStore, seen: Option<FileVersion>, metrics: &Route
     match read {
         Ok((entries, stamp)) => {
             let ring = KeyRing::new(entries);
-            tracing::info!(path = %kept.path.display(), valid = ring.count_valid(SystemTime::now()), "the keys were read again");
+            tracing::info!(
+                event = "keys_loaded",
+                path = %kept.path.display(), valid = ring.count_valid(SystemTime::now()),
+                "the keys were read again"
+            );
             kept.ring.store(Arc::new(ring));
             metrics.count_key_file_read(true);
             Some(stamp)
         }
         Err(error) => {
-            tracing::warn!(%error, "the keys stay as they were");
+            tracing::warn!(event = "keys_refused", %error, "the keys stay as they were");
             metrics.count_key_file_read(false);
             now
         }

@@ -137,7 +137,11 @@ impl EncoderTable {
             Ok(1..=MAX_BUNDLE_BYTES) => (OfferAction::Nothing, EncoderStage::Missing(now)),
             _ => {
                 let why = format!("they have {bytes} bytes; from 1 to {MAX_BUNDLE_BYTES} are taken");
-                tracing::warn!(files = %ShortHash(&hash), why, "a model's files cannot be used: requests for it are placed by text");
+                tracing::warn!(
+                    event = "tokenizer_not_exact",
+                    files = %ShortHash(&hash), why,
+                    "a model's files cannot be used: requests for it are placed by text"
+                );
                 (OfferAction::Nothing, EncoderStage::Unusable(why))
             }
         };

@@ -216,13 +216,21 @@ impl Prompts {
                     None => tracing::info!(%files, ?front_end, model, samples, "prompts are encoded as the engine encodes them"),
                     Some(why) => {
                         let remark = forms.unproved_remark();
-                        tracing::warn!(%files, ?front_end, model, samples, why, "the engine encodes some prompts in another way: {remark}");
+                        tracing::warn!(
+                            event = "tokenizer_not_exact",
+                            %files, ?front_end, model, samples, why,
+                            "the engine encodes some prompts in another way: {remark}"
+                        );
                     }
                 }
                 proving.set_outcome(Ok(forms));
             }
             Err(proof::ProofFailure::Mismatch(why)) => {
-                tracing::warn!(%files, ?front_end, model, why, "the engine encodes prompts in another way: requests for it are placed by text");
+                tracing::warn!(
+                    event = "tokenizer_not_exact",
+                    %files, ?front_end, model, why,
+                    "the engine encodes prompts in another way: requests for it are placed by text"
+                );
                 proving.set_outcome(Err(why));
             }
             Err(proof::ProofFailure::NoAnswer(why)) => {
@@ -308,7 +316,11 @@ impl Prompts {
             let built = tokio::task::spawn_blocking(move || built.0.build_encoder(&hash, bundle)).await;
             let built = built.unwrap_or_else(|_| BuildOutcome::Unusable("reading them failed in a way that nobody foresaw".into()));
             if let BuildOutcome::Unusable(why) = &built {
-                tracing::warn!(files = %ShortHash(&hash), why, "a model's files cannot be used: requests for it are placed by text");
+                tracing::warn!(
+                    event = "tokenizer_not_exact",
+                    files = %ShortHash(&hash), why,
+                    "a model's files cannot be used: requests for it are placed by text"
+                );
             }
             prompts.0.table.lock().finish_build(&hash, life, built, Instant::now());
         });

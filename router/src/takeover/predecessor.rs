@@ -106,7 +106,11 @@ impl Predecessor {
                         let _ = send(&mut stream, &FromPredecessor::Refused(format!("a step failed: {error}"))).await;
                     }
                     self.succession.take_agents_port();
-                    tracing::warn!(%error, "another router has failed to take this one's place; this one serves on");
+                    tracing::warn!(
+                        event = "takeover_failed",
+                        %error,
+                        "another router has failed to take this one's place; this one serves on"
+                    );
                 }
             }
         }
@@ -143,7 +147,7 @@ impl Predecessor {
         self.succession.give_place();
         self.serving.drain();
         self.admin_end.cancel();
-        tracing::info!("another router has taken this one's place: what runs here may finish");
+        tracing::info!(event = "takeover_done", "another router has taken this one's place: what runs here may finish");
         Ok(Changes { usage: usage_changes, responses: further_responses })
     }
 

@@ -2,6 +2,7 @@
 //! and what may be mentioned where. Nothing is compiled or run here; the source is parsed.
 
 mod circles;
+mod events;
 mod source;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -47,6 +47,8 @@ pub(crate) struct Module {
     /// `tokio::spawn(…);` and `let _ = tokio::spawn(…);`.
     pub(crate) dropped_tasks: Vec<String>,
     pub(crate) has_arc_dyn: bool,
+    /// Name and level of each line of the log with `event = "…"`.
+    pub(crate) events: BTreeSet<(String, String)>,
 }
 
 impl Module {
@@ -135,13 +137,16 @@ impl Reader {
         }
     }
 
-    /// Macros' arguments are tokens: paths in them are names joined by `::`.
-    fn read_tokens(&mut self, tokens: TokenStream) {
+    /// Macros' arguments are tokens: paths in them are names joined by `::`. Macros in them are read as well.
+    fn read_tokens(&mut self, of_macro: &str, tokens: TokenStream) {
+        self.add_events(of_macro, tokens.clone());
+        let mut inner_macro = String::new();
         let mut names: Vec<String> = Vec::new();
         let mut colons = 0;
         for token in tokens {
             match token {
                 TokenTree::Punct(punct) if punct.as_char() == ':' => colons += 1,
+                TokenTree::Punct(punct) if punct.as_char() == '!' => inner_macro = names.last().cloned().unwrap_or_default(),
                 TokenTree::Ident(ident) => {
                     if colons != 2 && !names.is_empty() {
                         self.add_path(std::mem::take(&mut names));
@@ -154,14 +159,28 @@ impl Reader {
                         self.add_path(std::mem::take(&mut names));
                     }
                     colons = 0;
+                    let called = std::mem::take(&mut inner_macro);
                     if let TokenTree::Group(group) = other {
-                        self.read_tokens(group.stream());
+                        self.read_tokens(&called, group.stream());
                     }
                 }
             }
         }
         if !names.is_empty() {
             self.add_path(names);
+        }
+    }
+
+    /// `event = "name"` among the arguments of a macro of `tracing`, whose name is the level.
+    fn add_events(&mut self, level: &str, tokens: TokenStream) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        for three in tokens.windows(3) {
+            if let [TokenTree::Ident(field), TokenTree::Punct(equals), TokenTree::Literal(value)] = three
+                && field == "event"
+                && equals.as_char() == '='
+            {
+                self.module.events.insert((value.to_string().trim_matches('"').to_owned(), level.to_owned()));
+            }
         }
     }
 
@@ -268,7 +287,8 @@ impl<'a> Visit<'a> for Reader {
     }
 
     fn visit_macro(&mut self, call: &'a syn::Macro) {
-        self.read_tokens(call.tokens.clone());
+        let name = call.path.segments.last().map(|last| last.ident.to_string()).unwrap_or_default();
+        self.read_tokens(&name, call.tokens.clone());
         visit::visit_macro(self, call);
     }
 }

@@ -236,3 +236,24 @@ fn the_working_directory_is_no_users_folder_where_a_variable_is_empty() {
     assert!(reads_it("", here) && reads_it(here, ""), "what is named is read");
     assert!(!reads_it("", "") && !reads_it("/nowhere", ""), "an empty variable names nothing");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_operators_act_on_has_its_name_in_text_and_in_json() {
+    let workplace = Workplace::new();
+    let local = "127.0.0.1:0";
+    let listens = ["router", "--listen", local, "--agents-listen", local, "--admin-listen", local, "--log-format"];
+    for format in ["text", "json"] {
+        let mut router = workplace.start(format, &[&listens[..], &[format]].concat());
+        router.line("socket").await;
+        router.signal(Signal::TERM);
+        assert!(router.ended().await.success(), "{}", router.stderr());
+        let log = router.stderr();
+        let line = log.lines().find(|line| line.contains("drain_begun")).unwrap_or_else(|| panic!("{log}"));
+        if format == "json" {
+            let line: Value = serde_json::from_str(line).unwrap();
+            assert_eq!((&line["fields"]["event"], &line["level"]), (&"drain_begun".into(), &"INFO".into()), "{line}");
+        } else {
+            assert!(line.contains(" INFO draining: ") && line.contains(" event=\"drain_begun\""), "{line}");
+        }
+    }
+}

@@ -68,6 +68,7 @@ impl Supervisor {
         adopted.is_adopted = true;
         self.life = Some(adopted);
         tracing::info!(
+            event = "engine_adopted",
             engine = self.deps.spec.index,
             pid = leader.pid,
             epoch = life.epoch,
@@ -268,6 +269,7 @@ impl Supervisor {
             if self.uses_fallback && self.is_switching_to_fallback() {
                 let why = &diagnosis.cause;
                 tracing::warn!(
+                    event = "front_end_replaced",
                     engine = self.deps.spec.index,
                     "the Rust front-end does not serve ({why}); the Python one is used from now on"
                 );
@@ -332,7 +334,7 @@ impl Supervisor {
             probe::watch(&socket, &traffic, interval, &samples).await;
         });
         life.probe = Some(AbortOnDropHandle::new(probe));
-        tracing::info!(engine = spec.index, seconds = format_args!("{:.1}", took.as_secs_f32()), "engine is ready");
+        tracing::info!(event = "engine_ready", engine = spec.index, seconds = format_args!("{:.1}", took.as_secs_f32()), "engine is ready");
         let note = KeeperRequest::Note(self.life_record(self.last_epoch, Some(took)));
         self.deps.process_handle.lock().send(&note);
         if self.life.as_ref().is_some_and(|life| life.was_found_asleep) {

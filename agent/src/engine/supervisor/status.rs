@@ -84,7 +84,7 @@ impl Supervisor {
             text.push_str(&shown.join("\n"));
         }
         let kind = self.failure.diagnosis().map_or("unknown", |diagnosis| diagnosis.kind.as_str());
-        tracing::error!(engine = self.deps.spec.index, kind, log = %self.deps.spec.log.display(), "{text}");
+        tracing::error!(event = "engine_failed", engine = self.deps.spec.index, kind, log = %self.deps.spec.log.display(), "{text}");
         text
     }
 

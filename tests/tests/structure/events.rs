@@ -1,0 +1,53 @@
+//! The names of events in the log are an interface: those in the source and those in docs/logs.md are the same, with role and level.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::source::production_crates;
+
+/// Name, role and level.
+type NamedEvent = (String, String, String);
+
+/// In which process a crate's lines are written.
+fn role_of(krate: &str) -> &str {
+    match krate {
+        "boot" => "each",
+        "tls" => "router",
+        role => role,
+    }
+}
+
+/// The table of the section `The names of events`: `| \`name\` | role | level | meaning | what to do |`, where role and level may be several.
+fn documented() -> BTreeSet<NamedEvent> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/logs.md");
+    let page = std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("cannot read {}: {error}", page.display()));
+    let section = page.split("\n## ").find(|section| section.starts_with("The names of events\n")).expect("docs/logs.md has the section");
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let cells = rows.map(|line| line.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>());
+    let mut found = BTreeSet::new();
+    for row in cells {
+        let [name, roles, levels, meaning, remedy] = row[..] else { panic!("a row of the table of events has five cells: {row:?}") };
+        assert!(!meaning.is_empty() && !remedy.is_empty(), "{name} is not explained");
+        for role in roles.split(", ") {
+            for level in levels.split(", ") {
+                let event = (name.trim_matches('`').to_owned(), role.to_owned(), level.to_owned());
+                assert!(found.insert(event), "{name} is there twice");
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_names_of_events_are_those_in_the_manual() {
+    let crates = production_crates();
+    let written: BTreeSet<NamedEvent> = crates
+        .iter()
+        .flat_map(|krate| krate.modules.values().flat_map(|module| &module.events).map(|event| (krate.name.as_str(), event)))
+        .map(|(krate, (name, level))| (name.clone(), role_of(krate).to_owned(), level.clone()))
+        .collect();
+    let documented = documented();
+    assert!(!documented.is_empty());
+    let (missing, gone): (Vec<_>, Vec<_>) = (written.difference(&documented).collect(), documented.difference(&written).collect());
+    assert!(missing.is_empty() && gone.is_empty(), "docs/logs.md lacks {missing:?}, and has what no line has: {gone:?}");
+}
