@@ -52,7 +52,7 @@ impl Dispatch {
             let now = Instant::now();
             crash_watch.mark_sent(now);
             let sent = self.send_to(prompt, outgoing, bound, policy.attempts());
-            let mut attempt = pin!(self.await_answer_start(sent, prompt, outgoing.work));
+            let mut attempt = pin!(self.await_answer_start(sent, prompt, outgoing));
             let mut next_check = now;
             bound = loop {
                 next_check = (next_check + LEASE_CHECK_INTERVAL).min(deadline);

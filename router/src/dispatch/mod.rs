@@ -56,6 +56,8 @@ pub(crate) const NO_STREAM: &str = "no_stream";
 
 const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";
 
+const END_MESSAGE: &str = "the engine ended the answer before it was complete";
+
 #[derive(Debug)]
 pub(crate) struct Dispatch {
     pub fleet: Fleet,
@@ -259,7 +261,7 @@ impl Dispatch {
         SentAttempt { replica, exchange, in_flight, feedback, prefill_estimate, decision }
     }
 
-    async fn await_answer_start(&self, sent: SentAttempt, prompt: &Prompt, work: Work) -> AttemptOutcome {
+    async fn await_answer_start(&self, sent: SentAttempt, prompt: &Prompt, outgoing: &OutboundRequest) -> AttemptOutcome {
         let SentAttempt { replica, exchange, mut in_flight, feedback, prefill_estimate, decision } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
@@ -284,6 +286,9 @@ impl Dispatch {
             has_unread_body: false,
             awaits_first_event,
         });
+        if let Err(broken) = begun.check_stream_start(outgoing) {
+            return AttemptOutcome::Lost(broken);
+        }
         if !awaits_first_event {
             in_flight.start_answer();
             self.queue.notify_change();
@@ -293,7 +298,7 @@ impl Dispatch {
             }
         }
         begun.in_flight = Some(in_flight);
-        match begun.buffer_json_body(work).await {
+        match begun.buffer_json_body(outgoing.work).await {
             Ok(()) if begun.is_retryable() && begun.first_chunk.as_deref().is_some_and(is_engine_death) => {
                 AttemptOutcome::Lost(StreamFault { fault: Fault::EngineLost, message: "the engine's core died".into() })
             }

@@ -296,7 +296,7 @@ impl Relay {
             return rest;
         }
         // After half an event, the client could not read the error event.
-        self.lose("incomplete", "the engine ended the answer before it was complete".into()).unwrap_or_default()
+        self.lose("incomplete", super::END_MESSAGE.into()).unwrap_or_default()
     }
 
     /// Whether nothing is left of an answer that is not scanned.

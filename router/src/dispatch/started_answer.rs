@@ -7,13 +7,13 @@ use bytes::Bytes;
 use hostler_proto::lane::{Fault, Header, ResponseHead, StreamFault, WINDOW_BYTES};
 use memchr::memmem::Finder;
 
-use super::{ABORT_MESSAGE, Work};
+use super::{ABORT_MESSAGE, END_MESSAGE, OutboundRequest, Work};
 use crate::fleet::{InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::placement::{PlacementDecision, PlacementFeedback};
-use crate::sse::{AnswerParser, FinishState, TokenUsage};
+use crate::sse::{AnswerParser, ChunkOutcome, Dialect, FinishState, SseScanner, TokenUsage};
 
-/// A plain answer without this text was not cut short by stopping its engine.
+/// What comes without this text was not cut short by stopping its engine.
 static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 
 /// An attempt of which the head and the first bytes have come.
@@ -39,6 +39,23 @@ impl StartedAnswer {
     pub(super) fn is_retryable(&self) -> bool {
         let fails_at_once = || self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":")) && self.is_stream();
         matches!(self.head.status, 500 | 503) || fails_at_once()
+    }
+
+    /// Fails where the engine has ended the stream of a generation before its first token, because it was stopped or without a reason: nothing has
+    /// reached the client yet.
+    pub(super) fn check_stream_start(&self, outgoing: &OutboundRequest) -> Result<(), StreamFault> {
+        let OutboundRequest { work, dialect, .. } = *outgoing;
+        if self.head.status != 200 || !work.generates() || dialect == Dialect::Other || !self.is_stream() {
+            return Ok(());
+        }
+        let Some(first) = &self.first_chunk else {
+            return Err(StreamFault { fault: Fault::Protocol, message: END_MESSAGE.into() });
+        };
+        let is_aborted = || matches!(SseScanner::new(dialect).process(first.clone()), ChunkOutcome::Aborted(_));
+        if ABORT_MARKER.find(first).is_some() && is_aborted() {
+            return Err(StreamFault { fault: Fault::EngineStopped, message: ABORT_MESSAGE.into() });
+        }
+        Ok(())
     }
 
     /// Waits for the rest of a JSON answer, up to one credit window: engines write it at once, when
