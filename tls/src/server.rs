@@ -1,5 +1,5 @@
-//! The router's two TLS listeners: the edge, whose certificate an operator keeps in files that are read again when they change, and the
-//! agents' port, whose certificate the router makes for itself. Connections that are open are never touched by a change.
+//! The router's TLS listeners: the edge, whose certificate an operator keeps in files that are read again when they change, or the fleet's
+//! authority issues in memory, and the agents' port, whose certificate the router makes for itself. Connections that are open are never touched by a change.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,9 +40,15 @@ struct EdgeFileBytes {
 
 #[derive(Debug)]
 pub struct EdgeTls {
-    files: EdgeFiles,
     current: ArcSwap<ServerConfig>,
-    /// The digest of the files that `current` was made from.
+    /// The files that it was made from; none where the fleet's authority has issued it.
+    source: Option<CertificateSource>,
+}
+
+#[derive(Debug)]
+struct CertificateSource {
+    files: EdgeFiles,
+    /// Of what was read last.
     digest: ArcSwap<[u8; 32]>,
 }
 
@@ -55,7 +61,19 @@ impl EdgeTls {
         let found = files.read()?;
         let current = ArcSwap::new(files.server_config(&found)?);
         let digest = ArcSwap::from_pointee(found.digest());
-        Ok(Self { files, current, digest })
+        Ok(Self { current, source: Some(CertificateSource { files, digest }) })
+    }
+
+    /// With a certificate of the fleet's authority for these names and addresses. It and its key are in memory alone.
+    ///
+    /// # Errors
+    /// When a name cannot stand in a certificate, or the cryptographic library fails.
+    pub fn issue(authority: &Authority, names: &[String]) -> Result<Self, TlsError> {
+        let (certificates, key) = authority.issue_edge_in_memory(names)?;
+        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+        let mut settings = builder.with_no_client_auth().with_single_cert(certificates, key)?;
+        settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+        Ok(Self { current: ArcSwap::new(Arc::new(settings)), source: None })
     }
 
     /// The settings for the next handshake.
@@ -67,6 +85,7 @@ impl EdgeTls {
     /// Reads the files again whenever they change, until `end`. Invalid files are logged once, and
     /// the last good certificate stays in use.
     pub async fn reload_on_change(self: Arc<Self>, end: CancellationToken) {
+        let Some(source) = &self.source else { return };
         let mut mentioned = String::new();
         loop {
             tokio::select! {
@@ -78,7 +97,7 @@ impl EdgeTls {
             match looked {
                 Ok(Ok(true)) => {
                     mentioned.clear();
-                    tracing::info!(certificate = %self.files.certificate.display(), "the edge's certificate was read again");
+                    tracing::info!(certificate = %source.files.certificate.display(), "the edge's certificate was read again");
                 }
                 Ok(Ok(false)) => mentioned.clear(),
                 // A pair that is being replaced does not match for a moment; the next check finds
@@ -95,13 +114,14 @@ impl EdgeTls {
 
     /// Checks the files; `true` if they had changed.
     fn reload_if_changed(&self) -> Result<bool, TlsError> {
-        let found = self.files.read()?;
+        let Some(CertificateSource { files, digest: last }) = &self.source else { return Ok(false) };
+        let found = files.read()?;
         let digest = found.digest();
-        if **self.digest.load() == digest {
+        if **last.load() == digest {
             return Ok(false);
         }
-        self.current.store(self.files.server_config(&found)?);
-        self.digest.store(Arc::new(digest));
+        self.current.store(files.server_config(&found)?);
+        last.store(Arc::new(digest));
         Ok(true)
     }
 }
@@ -155,7 +175,7 @@ impl EdgeFileBytes {
 }
 
 /// The certificates in a file, at least one.
-fn certificates(path: &std::path::Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(crate) fn certificates(path: &std::path::Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
