@@ -14,6 +14,12 @@ pub fn current_job_name() -> Option<String> {
     current_job().map(|job| format!("{} {job}", job.scheduler.as_str()))
 }
 
+/// The id of that job, as its scheduler's own commands take it.
+#[must_use]
+pub fn current_job_id() -> Option<String> {
+    current_job().map(|job| job.id)
+}
+
 /// Whether the model is there. `Some` says why a plan would know nothing of it: it may have to be downloaded first. `variable` reads the environment
 /// of engines.
 ///

@@ -46,7 +46,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-pub use checks::{check_model, check_run_dir, current_job_name, find_gpus};
+pub use checks::{check_model, check_run_dir, current_job_id, current_job_name, find_gpus};
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
 use host::{EngineProgram, Host, HostError};

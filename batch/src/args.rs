@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use hostler_bench::Target;
 
 /// Send the requests of a file and write their answers to another.
 #[derive(Debug, Clone, Args)]
@@ -15,9 +14,6 @@ pub struct BatchArgs {
     /// Where the answers go, in the order of the requests, once all are there; until then they are in OUT.jsonl.partial
     #[arg(value_name = "OUT.jsonl")]
     pub output: PathBuf,
-    /// OpenAI endpoint, `http://HOST:PORT[/v1]` or `unix:PATH`
-    #[arg(long, env = "OPENAI_BASE_URL", value_name = "URL", default_value = "http://localhost:8000/v1")]
-    pub target: Target,
     /// File with the API key and nothing else, mode 0600; OPENAI_API_KEY can hold the key itself
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,

@@ -43,6 +43,7 @@ pub struct Summary {
 #[derive(Debug)]
 pub struct Batch {
     args: BatchArgs,
+    target: Target,
     input: Input,
     journal: Journal,
 }
@@ -52,10 +53,10 @@ impl Batch {
     ///
     /// # Errors
     /// When something is wrong; nothing was sent.
-    pub fn open(args: &BatchArgs) -> Result<Self, BatchError> {
+    pub fn open(args: &BatchArgs, target: Target) -> Result<Self, BatchError> {
         let input = Input::check(&args.input)?;
         let journal = open_journal(args, &input)?;
-        Ok(Self { args: args.clone(), input, journal })
+        Ok(Self { args: args.clone(), target, input, journal })
     }
 
     /// Has all requests answered and writes the output. `key` is the whole value of `authorization`.
@@ -128,7 +129,7 @@ struct Running {
 
 impl Drive {
     fn new(batch: Batch, key: Option<HeaderValue>, shutdown: &Shutdown) -> Self {
-        let Batch { args, input, journal } = batch;
+        let Batch { args, target, input, journal } = batch;
         let (sender, waiting) = watch::channel(Waiting::default());
         let limits = TimeLimits { request: args.deadline, attempt: args.request_timeout };
         let served: Arc<[AtomicBool]> = (0..input.model_count()).map(|_| AtomicBool::new(false)).collect();
@@ -138,7 +139,7 @@ impl Drive {
         Self {
             input,
             journal,
-            target: args.target,
+            target,
             key,
             sender: Sender { limits, waiting: sender, served, shutdown: shutdown.clone() },
             waiting,

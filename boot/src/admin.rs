@@ -1,5 +1,6 @@
 //! The admin listener: health and metrics pages of a role, on an address or a Unix socket, apart from user traffic.
 
+use std::io;
 use std::sync::Arc;
 
 use axum::Router;
@@ -9,8 +10,10 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::IncomingStream;
+use axum::serve::{IncomingStream, Listener};
+use futures_util::{Stream, StreamExt};
 use http::uri::Authority;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -91,6 +94,50 @@ pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken
     let served =
         axum::serve(listener, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
     if let Err(error) = served.await {
+        tracing::error!(%error, "the admin listener ended");
+    }
+}
+
+/// Connections that were secured before they come here, over TCP. A stream of them is the listener.
+struct SecuredListener<C>(C);
+
+impl<C, S> Listener for SecuredListener<C>
+where
+    C: Stream<Item = S> + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    type Io = S;
+    type Addr = CallOrigin;
+
+    async fn accept(&mut self) -> (S, CallOrigin) {
+        match self.0.next().await {
+            Some(stream) => (stream, CallOrigin::Network),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<CallOrigin> {
+        Ok(CallOrigin::Network)
+    }
+}
+
+impl<C, S> Connected<IncomingStream<'_, SecuredListener<C>>> for CallOrigin
+where
+    C: Stream<Item = S> + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    fn connect_info(stream: IncomingStream<'_, SecuredListener<C>>) -> Self {
+        *stream.remote_addr()
+    }
+}
+
+/// Serves `routes` on connections that were secured already, until `end`.
+pub async fn serve_secured<S>(connections: impl Stream<Item = S> + Unpin + Send + 'static, routes: Router, end: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let served = axum::serve(SecuredListener(connections), routes.into_make_service_with_connect_info::<CallOrigin>());
+    if let Err(error) = served.with_graceful_shutdown(end.cancelled_owned()).await {
         tracing::error!(%error, "the admin listener ended");
     }
 }

@@ -1,7 +1,7 @@
 //! How subcommands call a router as its operators: on its socket or its admin listener, with which key, and for how long they wait.
 
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,18 +9,23 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use hostler_boot::socket::is_trusted_user;
+use hostler_controller::FleetFolder;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_router::find_operators_sockets;
 use hostler_router::keys::{Secret, read_private};
+use http::Uri;
+use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
+use tower::service_fn;
 
+use crate::fleet_connection::open_admin;
 use crate::output::complain;
-use crate::settings::operators_socket;
+use crate::settings::{cluster_config, operators_socket};
 
 /// How long the router may take to accept, and to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,11 +38,15 @@ const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(31 * 60);
 /// because clap would print its value.
 const KEY_VARIABLE: &str = "HOSTLER_ADMIN_KEY";
 
+/// What `--admin` says for the fleet's router whose controller runs in a batch job.
+const FLEET: &str = "fleet";
+
 /// Which router is asked.
 #[derive(Debug, Args)]
 pub(crate) struct AdminArgs {
-    /// The router's operators' socket, or its admin address, where an admin key is needed; without it your own router on this host.
-    #[arg(long, env = "HOSTLER_ADMIN", value_name = "SOCKET|HOST:PORT")]
+    /// The router's operators' socket, or its admin address, where an admin key is needed, or `fleet`: your fleet's, whose controller is in a batch job.
+    /// Without it your own router on this host, or that one.
+    #[arg(long, env = "HOSTLER_ADMIN", value_name = "SOCKET|HOST:PORT|fleet")]
     pub(crate) admin: Option<String>,
     /// File with an admin key and nothing else, mode 0600, for --admin HOST:PORT; HOSTLER_ADMIN_KEY can hold the key itself.
     #[arg(long, env = "HOSTLER_ADMIN_KEY_FILE", value_name = "FILE")]
@@ -53,6 +62,8 @@ pub(crate) enum AdminEndpoint {
     Socket(PathBuf),
     /// Its admin listener, as `HOST:PORT`.
     Address(String),
+    /// The router of the fleet of this folder, whose controller runs in a batch job. It is asked over TLS alone.
+    Fleet(FleetFolder),
 }
 
 impl AdminEndpoint {
@@ -68,21 +79,45 @@ impl AdminEndpoint {
 
     /// Whether this is the router with that operators' socket, as far as the arguments tell; without them it is the user's own router.
     pub(crate) fn may_be(args: &AdminArgs, socket: &Path) -> bool {
-        args.admin.as_ref().is_none_or(|named| Self::parse(named) == Self::Socket(socket.to_owned()))
+        args.admin.as_ref().is_none_or(|named| named == FLEET || Self::parse(named) == Self::Socket(socket.to_owned()))
     }
 
     /// The router that the arguments name; without them the configuration's, else the only one of
     /// this user that runs here.
     pub(crate) async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
-        if let Some(named) = &args.admin {
-            return Ok(Self::parse(named));
+        let fleet = find_fleet(args.config.as_deref())?;
+        match &args.admin {
+            Some(named) if named == FLEET => {
+                let (folder, _) = fleet.context("no fleet of yours has its controller in a batch job; `hostler wait` has one submitted")?;
+                return Ok(Self::Fleet(folder));
+            }
+            Some(named) => return Ok(Self::parse(named)),
+            None => {}
         }
         let configured = operators_socket(args.config.as_deref())?;
         if !configured.as_os_str().is_empty() {
             return Ok(Self::Socket(configured));
         }
-        single_socket(find_operators_sockets().await).map(Self::Socket)
+        let mut sockets = find_operators_sockets().await;
+        match fleet {
+            None => single_socket(sockets).map(Self::Socket),
+            Some((folder, own_socket)) => {
+                sockets.retain(|socket| *socket != own_socket);
+                if sockets.is_empty() {
+                    return Ok(Self::Fleet(folder));
+                }
+                sockets.insert(0, FLEET.into());
+                single_socket(sockets).map(Self::Socket)
+            }
+        }
     }
+}
+
+/// The folder of the user's fleet whose controller lives in a batch job, and that one's operators' socket, which is good on its host alone.
+fn find_fleet(config: Option<&Path>) -> anyhow::Result<Option<(FleetFolder, PathBuf)>> {
+    let Some(folder) = FleetFolder::find(&cluster_config(config)?)? else { return Ok(None) };
+    let Some(endpoint) = folder.endpoint()?.filter(|endpoint| endpoint.job.is_some()) else { return Ok(None) };
+    Ok(if folder.is_controller_gone()? { None } else { Some((folder, endpoint.operators_socket)) })
 }
 
 /// The only one of these sockets.
@@ -145,6 +180,11 @@ pub(crate) async fn connect_to_socket(path: &Path) -> anyhow::Result<AdminClient
     connect_within(&AdminEndpoint::Socket(path.to_owned()), None, CALL_TIMEOUT).await
 }
 
+/// A client of the router that has the fleet of this folder in a batch job.
+pub(crate) async fn connect_to_fleet(folder: &FleetFolder) -> anyhow::Result<AdminClient> {
+    connect_within(&AdminEndpoint::Fleet(folder.clone()), None, CALL_TIMEOUT).await
+}
+
 async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminClient> {
     let way = AdminEndpoint::find(args).await?;
     connect_within(&way, admin_key(args, &way)?.as_ref(), answer).await
@@ -173,6 +213,7 @@ impl fmt::Display for RouterAddress {
         match &self.way {
             AdminEndpoint::Socket(path) => path.display().fmt(formatter),
             AdminEndpoint::Address(address) => address.fmt(formatter),
+            AdminEndpoint::Fleet(folder) => write!(formatter, "the fleet of {}", folder.path().display()),
         }
     }
 }
@@ -180,7 +221,11 @@ impl fmt::Display for RouterAddress {
 /// The key from the arguments or the environment. None is sent to a socket, which could be
 /// anybody's; there the kernel identifies the caller.
 pub(crate) fn admin_key(args: &AdminArgs, way: &AdminEndpoint) -> anyhow::Result<Option<Secret>> {
-    let AdminEndpoint::Address(address) = way else { return Ok(None) };
+    let address = match way {
+        AdminEndpoint::Address(address) => address,
+        AdminEndpoint::Fleet(folder) => return read_key_file(&folder.operator_key()).map(Some),
+        AdminEndpoint::Socket(_) => return Ok(None),
+    };
     let key = match (&args.admin_key_file, std::env::var(KEY_VARIABLE)) {
         (Some(file), _) => Some(read_key_file(file)?),
         (None, Ok(text)) if !text.trim().is_empty() => Some(text.trim().parse().with_context(|| format!("{KEY_VARIABLE} holds no key"))?),
@@ -205,6 +250,7 @@ fn is_loopback(address: &str) -> bool {
 
 async fn connect_within(way: &AdminEndpoint, key: Option<&Secret>, answer: Duration) -> anyhow::Result<AdminClient> {
     let target = match way {
+        AdminEndpoint::Fleet(folder) => return connect_secured(folder, answer).await,
         AdminEndpoint::Socket(path) => {
             check_socket(path).await?;
             format!("unix:{}", std::path::absolute(path)?.display())
@@ -215,12 +261,27 @@ async fn connect_within(way: &AdminEndpoint, key: Option<&Secret>, answer: Durat
     let channel = endpoint.connect_timeout(CALL_TIMEOUT).timeout(answer).connect().await;
     let channel = channel.with_context(|| match way {
         AdminEndpoint::Socket(path) => format!("cannot reach a router at {}", path.display()),
+        AdminEndpoint::Fleet(folder) => format!("cannot reach the router of the fleet of {}", folder.path().display()),
         AdminEndpoint::Address(address) => {
             format!("cannot reach a router's admin listener at {address}; is the router running? name another with --admin HOST:PORT")
         }
     })?;
     let key = key.filter(|_| matches!(way, AdminEndpoint::Address(_)));
     Ok(FleetClient::with_interceptor(channel, key.map(BearerAuth::new).unwrap_or_default()))
+}
+
+/// A client over such a connection. The fleet's key is read for it: another controller has another one.
+async fn connect_secured(folder: &FleetFolder, answer: Duration) -> anyhow::Result<AdminClient> {
+    let key = read_key_file(&folder.operator_key())?;
+    let mut stream = Some(open_admin(folder, b"h2").await?);
+    // The address is in the connection already.
+    let target = Endpoint::from_static("http://fleet").timeout(answer);
+    let channel = target.connect_with_connector(service_fn(move |_: Uri| {
+        let stream = stream.take();
+        async move { stream.map(TokioIo::new).ok_or_else(|| io::Error::from(ErrorKind::ConnectionAborted)) }
+    }));
+    let channel = channel.await.with_context(|| format!("cannot reach the router of the fleet of {}", folder.path().display()))?;
+    Ok(FleetClient::with_interceptor(channel, BearerAuth::new(&key)))
 }
 
 /// Whether this user can connect to a socket at all; the error says what to do.

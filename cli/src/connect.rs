@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use crate::env::{ClientAccess, exports};
 use crate::output::{complain, say};
+use crate::trust::write_bundle;
 
 /// A person may have to find a one-time password first.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(180);
@@ -34,8 +35,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The login shell's own words come before the answer.
 const MAX_LINES: usize = 1000;
 
-/// A login shell, because ~/.local/bin is on no other's PATH. `cat` keeps the connection until this side closes it.
-const REMOTE_COMMAND: &str = "exec bash -lc 'hostler env --json && exec cat'";
+/// A login shell, because ~/.local/bin is on no other's PATH. It goes on until this side closes the connection, and says where the fleet is when that
+/// changes.
+const REMOTE_COMMAND: &str = "exec bash -lc 'exec hostler env --json --follow'";
 
 #[derive(Debug, Args)]
 pub(crate) struct ConnectArgs {
@@ -102,9 +104,21 @@ impl<'a> SshConnection<'a> {
     async fn serve(&mut self, args: &ConnectArgs) -> anyhow::Result<()> {
         let asked = timeout(LOGIN_TIMEOUT, self.read_access()).await;
         let access = asked.with_context(|| format!("{} did not answer within {} s", args.destination, LOGIN_TIMEOUT.as_secs()))??;
-        let local = self.forward(&access, args.port).await?;
-        exports(&local, |name| std::env::var(name).ok()).iter().for_each(|line| say(line));
+        let port = find_port(args.port)?;
+        let (local, mut forwarding) = self.forward(&access, port).await?;
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let bundle = local.authority.as_ref().map(|authority| {
+            let file = self.folder.path().join("ca-bundle.pem");
+            write_bundle(&file, authority, variable).map(|()| file)
+        });
+        exports(&local, bundle.transpose()?.as_deref(), variable).iter().for_each(|line| say(line));
         complain(&format!("{} is the fleet on {}, until this command ends (Ctrl-C)", local.base_url, access.host));
+        while let Some(line) = self.lines.next_line().await? {
+            let Ok(moved) = serde_json::from_str::<ClientAccess>(&line) else { continue };
+            self.order("cancel", &forwarding).await?;
+            forwarding = self.forward(&moved, port).await?.1;
+            complain(&format!("the fleet is on {} now; {} is good as before", moved.host, local.base_url));
+        }
         let ended = self.master.wait().await?;
         bail!("the connection to {} has ended (ssh: {ended})", args.destination)
     }
@@ -122,14 +136,19 @@ impl<'a> SshConnection<'a> {
         bail!(explain_silence(self.destination, ended.ok().and_then(Result::ok)))
     }
 
-    /// Forwards a port of this machine to the edge's socket, or to its port where that cannot be done.
-    async fn forward(&self, access: &ClientAccess, port: Option<u16>) -> anyhow::Result<ClientAccess> {
-        let port = find_port(port)?;
+    /// Forwards a port of this machine to the edge's socket, or to its port where that cannot be done, or to the host where the fleet's own job has it.
+    /// Returns the forwarding, too, as ssh is told of it.
+    async fn forward(&self, access: &ClientAccess, port: u16) -> anyhow::Result<(ClientAccess, String)> {
+        if let Some(authority) = access.base_url.strip_prefix("https://").and_then(|rest| rest.split('/').next()) {
+            // The fleet's certificate has the name `localhost`, too.
+            let local = ClientAccess { base_url: format!("https://localhost:{port}/v1"), ..access.clone() };
+            return Ok((local, self.forward_port(port, authority).await?));
+        }
         let local = ClientAccess { base_url: format!("http://localhost:{port}/v1"), ..access.clone() };
         if let Some(socket) = &access.socket {
             let target = format!("localhost:{port}:{}", socket.display());
             if self.order("forward", &target).await? && answers(port).await {
-                return Ok(local);
+                return Ok((local, target));
             }
             complain("the other side does not let ssh forward to the fleet's socket (AllowStreamLocalForwarding): its port is used");
             self.order("cancel", &target).await?;
@@ -137,10 +156,15 @@ impl<'a> SshConnection<'a> {
         let remote = read_port(&access.base_url).with_context(|| {
             format!("the fleet is at {}, which is no host's loopback: it is reached without this command", access.base_url)
         })?;
-        if !self.order("forward", &format!("localhost:{port}:127.0.0.1:{remote}")).await? {
+        Ok((local, self.forward_port(port, &format!("127.0.0.1:{remote}")).await?))
+    }
+
+    async fn forward_port(&self, port: u16, target: &str) -> anyhow::Result<String> {
+        let forwarding = format!("localhost:{port}:{target}");
+        if !self.order("forward", &forwarding).await? {
             bail!("ssh cannot forward port {port} of this machine: choose another one with --port");
         }
-        Ok(local)
+        Ok(forwarding)
     }
 
     /// Tells the connection to begin a forwarding, or to end it; `false` where it does not.

@@ -1,35 +1,37 @@
-//! `hostler controller`: a router and, beside it, the loop that keeps the size of a fleet of batch jobs.
+//! `hostler controller`: a router and, beside it, the loop that keeps the size of a fleet of batch jobs. It runs on a login or service node, or in a
+//! batch job of its own.
+
+mod place;
 
 use std::fs::File;
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use hostler_agent::AgentConfig;
 use hostler_boot::{Settings, Shutdown};
-use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, FolderError, check_scheduler};
+use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, check_scheduler};
 use hostler_router::{Router, RouterConfig};
+use hostler_tls::write_private;
+use rustix::stdio::{dup2_stderr, dup2_stdout};
 use tokio::runtime::Handle;
-use tokio::time::sleep;
 
+use self::place::{take_place, wait_for_place};
 use crate::AdjustRouter;
-use crate::env::this_host;
+use crate::host_names::{certified_names, find_host_names};
 use crate::router::announce;
 use crate::settings::user_key_file;
-
-/// How long the place of the controller may be held by one that leaves, by a scheduler's command that one has left behind, or by one whose host has
-/// died. Each has a minute.
-const PLACE_PATIENCE: Duration = Duration::from_secs(75);
-
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct ControllerArgs {
     /// In a session of its own, as `hostler up` starts it: it goes on when the terminal is closed.
     #[arg(long)]
     background: bool,
+    /// In a batch job of its own, as `hostler up` submits it where cluster.controller is `job`: it waits for the place of the one before it.
+    #[arg(long, conflicts_with = "background")]
+    job: bool,
 }
 
 /// Runs both until nothing is wanted any more, or a signal ends them. Jobs then run on.
@@ -48,24 +50,40 @@ pub(crate) async fn controller(
     let folder = FleetFolder::open(&config)?;
     check_scheduler(&folder, scheduler).await?;
     let agent: AgentConfig = settings.section("agent")?;
-    let _lock = take_place(&folder).await?;
-    let router_config = configure_router(settings, folder.endpoint()?.as_ref(), adjust)?;
-    let (authority, keys_file) = (router_config.tls_dir.clone(), router_config.keys_file.clone());
+    let shutdown = Shutdown::new();
+    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent))?;
+    let own_job = if args.job { Some(enter_job(&folder)?) } else { None };
+    let lock = match &own_job {
+        None => tokio::select! {
+            lock = take_place(&folder) => lock?,
+            () = shutdown.wait_drain() => return Ok(()),
+        },
+        Some(job) => match wait_for_place(&folder, job, &shutdown).await? {
+            Some(lock) => lock,
+            None => return Ok(()),
+        },
+    };
+    let former = folder.endpoint()?;
+    let router_config = configure_router(settings, former.as_ref(), own_job.is_some(), adjust)?;
+    let (authority, keys_file) = (std::path::absolute(&router_config.tls_dir)?, router_config.keys_file.clone());
     hostler_boot::raise_file_limit();
-    let router = Router::bind(router_config).await?.open_edge_socket().await;
-    let endpoint = describe_endpoint(&router, &config, &keys_file)?;
+    let router = match &own_job {
+        None => Router::bind(router_config).await?.open_edge_socket().await,
+        Some(_) => bind_in_job(router_config, &config).await?,
+    };
+    let endpoint = Endpoint { job: own_job, ..describe_endpoint(&router, &config, &keys_file)? };
+    let endpoint = if endpoint.job.is_some() { open_to_other_hosts(endpoint, &router, &folder, &authority)? } else { endpoint };
     let controller = Controller::new(ControllerSetup {
         folder: folder.clone(),
         config,
         scheduler,
         endpoint: endpoint.clone(),
-        authority: std::path::absolute(authority)?,
+        authority,
         program: std::env::current_exe().context("this program does not know its own path")?,
         settings_file: file.map(std::path::absolute).transpose()?,
+        predecessor: former.and_then(|former| former.job),
         engine_args: agent.engine_args.clone(),
     })?;
-    let shutdown = Shutdown::new();
-    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent))?;
     announce(&router);
     folder.write_endpoint(&endpoint)?;
     let mut routing = tokio::spawn(router.run(shutdown.clone()));
@@ -79,6 +97,8 @@ pub(crate) async fn controller(
             Ok(ended??)
         }
         kept = &mut keeping => {
+            // The next one need not wait for this one's last answers.
+            drop(lock);
             shutdown.drain();
             kept?;
             Ok(routing.await??)
@@ -86,37 +106,43 @@ pub(crate) async fn controller(
     }
 }
 
-/// Waits for the place of the fleet's only controller.
-async fn take_place(folder: &FleetFolder) -> anyhow::Result<File> {
-    let (waiting, began) = (folder.clone(), Instant::now());
-    match tokio::task::spawn_blocking(move || waiting.lock_controller(PLACE_PATIENCE)).await? {
-        Err(FolderError::Busy { .. }) => Err(taken_place(folder.endpoint()?.as_ref())),
-        locked => {
-            let lock = locked?;
-            while let Some(other) = find_elsewhere(folder, &this_host())? {
-                if began.elapsed() >= PLACE_PATIENCE {
-                    return Err(taken_place(Some(&other)));
-                }
-                sleep(POLL_INTERVAL).await;
-            }
-            Ok(lock)
-        }
-    }
+/// The batch job that this process is in. Its log is where that of every controller of the fleet is: a scheduler shows a job's output late, if at all.
+fn enter_job(folder: &FleetFolder) -> anyhow::Result<String> {
+    let job = hostler_agent::current_job_id().context("this is no batch job, which --job is for: `hostler up` submits one")?;
+    let path = folder.controller_log();
+    let log = File::options().create(true).append(true).mode(0o600).open(&path);
+    let log = log.with_context(|| format!("cannot write {}", path.display()))?;
+    dup2_stdout(&log).and_then(|()| dup2_stderr(&log)).with_context(|| format!("cannot log to {}", path.display()))?;
+    Ok(job)
 }
 
-/// The controller that lives on another host, where the file system may have no locks that hold on this one.
-fn find_elsewhere(folder: &FleetFolder, this_host: &str) -> anyhow::Result<Option<Endpoint>> {
-    let Some(other) = folder.endpoint()?.filter(|endpoint| endpoint.host != this_host) else { return Ok(None) };
-    Ok(if folder.is_controller_gone()? { None } else { Some(other) })
+/// A router whose clients and operators are on other hosts, all in TLS.
+async fn bind_in_job(router: RouterConfig, cluster: &ClusterConfig) -> anyhow::Result<Router> {
+    let mut names = find_host_names().await;
+    names.extend(Some(cluster.router_host.clone()).filter(|name| !name.is_empty()));
+    let router = Router::bind_for_other_hosts(router, &certified_names(&names)).await?;
+    let is_reached = !router.edge_address().ip().is_loopback() && !router.admin_address().ip().is_loopback();
+    ensure!(
+        is_reached,
+        "no other host reaches a loopback address: leave router.listen and router.admin_listen out for a controller in a job"
+    );
+    Ok(router)
 }
 
-fn taken_place(other: Option<&Endpoint>) -> anyhow::Error {
-    let other = other.map(|other| format!(" on {}, process {}", other.host, other.pid)).unwrap_or_default();
-    anyhow!("this fleet has a controller already{other}: SIGTERM ends it, and its jobs run on")
+/// The endpoint with the addresses that are good on every host, and the key for operators beside it.
+fn open_to_other_hosts(endpoint: Endpoint, router: &Router, folder: &FleetFolder, authority: &Path) -> anyhow::Result<Endpoint> {
+    write_private(&folder.operator_key(), format!("{}\n", router.operator_key().reveal()).as_bytes())?;
+    let (host, _) = endpoint.agents.rsplit_once(':').unwrap_or((&endpoint.host, ""));
+    Ok(Endpoint {
+        edge: format!("{}://{host}:{}", router.edge_scheme(), router.edge_address().port()),
+        admin: format!("{host}:{}", router.admin_address().port()),
+        authority: Some(authority.join("ca.crt")),
+        ..endpoint
+    })
 }
 
 /// The router's settings, with free ports where none are set. Those of a former controller are taken again: clients have its address.
-fn configure_router(settings: &Settings, former: Option<&Endpoint>, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
+fn configure_router(settings: &Settings, former: Option<&Endpoint>, is_in_job: bool, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
     let mut config: RouterConfig = settings.section("router")?;
     adjust(&mut config);
     if config.tls_dir.as_os_str().is_empty() {
@@ -125,10 +151,11 @@ fn configure_router(settings: &Settings, former: Option<&Endpoint>, adjust: Adju
     if config.keys_file.as_os_str().is_empty() {
         bail!("every user of this host reaches the fleet, and there are no keys (router.keys_file): run `hostler init` first");
     }
+    let own = if is_in_job { "0.0.0.0" } else { "127.0.0.1" };
     let addresses = [
-        ("listen", &mut config.listen, "127.0.0.1", former.map(|former| &former.edge)),
+        ("listen", &mut config.listen, own, former.map(|former| &former.edge)),
         ("agents_listen", &mut config.agents_listen, "0.0.0.0", former.map(|former| &former.agents)),
-        ("admin_listen", &mut config.admin_listen, "127.0.0.1", former.map(|former| &former.admin)),
+        ("admin_listen", &mut config.admin_listen, own, former.map(|former| &former.admin)),
     ];
     for (setting, address, host, former) in addresses {
         if !settings.is_set("router", setting) {
@@ -167,6 +194,8 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
     let agents_host = if config.router_host.is_empty() { &host } else { &config.router_host };
     Ok(Endpoint {
         pid: std::process::id(),
+        job: None,
+        authority: None,
         instance: Endpoint::draw_instance(),
         edge: format!("{}://{edge_host}:{}", router.edge_scheme(), edge.port()),
         edge_socket: router.edge_socket().map(std::path::absolute).transpose()?,
@@ -181,23 +210,6 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::env::tests::endpoint;
-
-    #[test]
-    fn a_controller_that_lives_on_another_host_keeps_its_place_without_a_lock() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
-        let find = || find_elsewhere(&folder, "login1").unwrap();
-        assert_eq!(find(), None);
-        let other = endpoint("login2", 7);
-        folder.write_endpoint(&other).unwrap();
-        assert_eq!(find(), Some(other.clone()));
-        assert!(taken_place(Some(&other)).to_string().contains("already on login2, process 7"));
-        folder.retire_endpoint(&other).unwrap();
-        assert_eq!(find(), None, "it has ended");
-        folder.write_endpoint(&endpoint("login1", 7)).unwrap();
-        assert_eq!(find(), None, "here the lock says so");
-    }
 
     #[test]
     fn the_port_of_a_former_controller_is_taken_again_where_it_is_free() {

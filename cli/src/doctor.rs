@@ -5,6 +5,7 @@ mod findings;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -14,11 +15,12 @@ use clap::Args;
 use hostler_agent::{AgentConfig, EngineKind};
 use hostler_boot::Settings;
 use hostler_boot::program::run_to_end;
-use hostler_controller::{ClusterConfig, FleetFolder};
+use hostler_controller::{ClusterConfig, ControllerPlace, FleetFolder, check_scheduler};
 use hostler_router::RouterConfig;
 use hostler_router::keys::{Secret, read_private};
 use hostler_scheduler::{NoScheduler, Scheduler};
 use hostler_tls::Authority;
+use rustix::process::{Resource, getrlimit};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -75,11 +77,18 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
         ask_files(router.clone(), cluster.clone()),
         ask_driver(agent, job.is_some())
     );
-    let (fleet, state, clock_ahead) = files;
+    let (fleet, folder, clock_ahead) = files;
+    let other_scheduler = match (&scheduler, &folder) {
+        (Ok(scheduler), Ok(folder)) => check_scheduler(folder, *scheduler).await.err().map(|error| error.to_string()),
+        _ => None,
+    };
+    let state = folder.map(|folder| folder.path().to_owned());
     HostFacts {
         scheduler,
         fleet,
         state,
+        other_scheduler,
+        process_limit: if job.is_none() && cluster.controller == ControllerPlace::Login { find_process_limit() } else { None },
         clock_ahead,
         proxy: ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].into_iter().find_map(|name| Some((name, set_variable(name)?))),
         no_proxy: set_variable("no_proxy").or_else(|| set_variable("NO_PROXY")).unwrap_or_default(),
@@ -94,6 +103,21 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
 
 fn set_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// What ends processes of users here, as far as a user can see it. A site may have other means.
+fn find_process_limit() -> Option<String> {
+    if let Some(seconds) = getrlimit(Resource::Cpu).current {
+        return Some(format!("after {} of CPU time, `ulimit -t`", humantime::format_duration(Duration::from_secs(seconds))));
+    }
+    let dropped = fs::read_dir("/etc/systemd/logind.conf.d").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let files = std::iter::once(PathBuf::from("/etc/systemd/logind.conf")).chain(dropped);
+    files.filter_map(|file| fs::read_to_string(file).ok()).any(|text| kills_at_logout(&text)).then(|| "at logout, logind.conf".to_owned())
+}
+
+fn kills_at_logout(text: &str) -> bool {
+    let is_on = |value: &str| ["yes", "true", "on", "1"].contains(&value.trim());
+    text.lines().filter_map(|line| line.trim().strip_prefix("KillUserProcesses=")).any(is_on)
 }
 
 /// Where the router's socket would be, with the longest port.
@@ -121,14 +145,14 @@ async fn ask_scheduler(cluster: &ClusterConfig) -> Result<Scheduler, String> {
 }
 
 /// What is set up, the state folder, and how many seconds this host's clock is ahead of that folder's file server.
-type FileAnswers = (Result<PathBuf, String>, Result<PathBuf, String>, Option<i64>);
+type FileAnswers = (Result<PathBuf, String>, Result<FleetFolder, String>, Option<i64>);
 
 async fn ask_files(router: RouterConfig, cluster: ClusterConfig) -> FileAnswers {
     let asked = tokio::task::spawn_blocking(move || {
         let fleet = check_fleet(&router).map_err(|error| describe(&error));
         let folder = FleetFolder::open(&cluster).map_err(|error| error.to_string());
         let clock_ahead = folder.as_ref().ok().and_then(|folder| compare_clocks(folder.path()));
-        (fleet, folder.map(|folder| folder.path().to_owned()), clock_ahead)
+        (fleet, folder, clock_ahead)
     });
     let late = || format!("its files do not answer within {} s: tell the site's support", FILE_TIMEOUT.as_secs());
     match timeout(FILE_TIMEOUT, asked).await {

@@ -1,8 +1,10 @@
 //! `hostler env`: how programs on this host reach the fleet, as lines for a shell or as JSON.
 
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use hostler_controller::{Endpoint, FleetFolder};
 use hostler_router::keys::{Secret, read_private};
@@ -11,15 +13,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::output::say;
 use crate::settings::cluster_config;
+use crate::trust::{ADDING_VARIABLE, REPLACING_VARIABLES, write_bundle};
 
 /// What a proxy must not be asked for. Clients look a name up as it is written, so both count.
 const LOCAL_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
+
+/// How soon who follows a fleet hears that it is elsewhere. A controller that leaves writes nothing for a moment.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 pub(crate) struct EnvArgs {
     /// One line of JSON, for programs.
     #[arg(long)]
     json: bool,
+    /// Another line whenever the fleet is reached in another way, until standard input ends.
+    #[arg(long, requires = "json")]
+    follow: bool,
 }
 
 /// How a client reaches a fleet.
@@ -32,16 +41,44 @@ pub(crate) struct ClientAccess {
     /// A socket of that host which other users cannot reach; for `hostler connect`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
+    /// The certificate, in PEM, by which clients know a fleet whose address has TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) authority: Option<String>,
 }
 
-pub(crate) fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result<()> {
+pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result<()> {
     let access = read_access(config)?;
     if args.json {
         say(&serde_json::to_string(&access)?);
-    } else {
-        exports(&access, |name| std::env::var(name).ok()).iter().for_each(|line| say(line));
+        return if args.follow { follow(access, config).await } else { Ok(()) };
     }
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let bundle = access.authority.as_ref().map(|authority| {
+        let file = FleetFolder::open(&cluster_config(config)?)?.path().join("ca-bundle.pem");
+        write_bundle(&file, authority, variable).map(|()| file)
+    });
+    exports(&access, bundle.transpose()?.as_deref(), variable).iter().for_each(|line| say(line));
     Ok(())
+}
+
+/// Says how the fleet is reached when that has changed, as long as somebody listens.
+async fn follow(mut said: ClientAccess, config: Option<&Path>) -> anyhow::Result<()> {
+    let listening = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+    let following = async {
+        loop {
+            tokio::time::sleep(FOLLOW_INTERVAL).await;
+            // Between two controllers there is none.
+            let Ok(access) = read_access(config) else { continue };
+            if access != said {
+                say(&serde_json::to_string(&access)?);
+                said = access;
+            }
+        }
+    };
+    tokio::select! {
+        _ = listening => Ok(()),
+        failed = following => failed,
+    }
 }
 
 /// How programs on this host reach the user's fleet.
@@ -49,11 +86,24 @@ fn read_access(config: Option<&Path>) -> anyhow::Result<ClientAccess> {
     let folder = FleetFolder::open(&cluster_config(config)?)?;
     let endpoint = folder.endpoint()?.context("no fleet of yours runs: `hostler up MODEL --nodes 1 --walltime 1:00:00` starts one")?;
     let this_host = this_host();
-    check_reachable(&endpoint, &this_host)?;
+    match &endpoint.job {
+        None => check_reachable(&endpoint, &this_host)?,
+        Some(job) => ensure!(
+            !folder.is_controller_gone()?,
+            "the fleet's controller, in job {job}, has ended: `hostler wait` says when the next one runs, and submits it where there is none"
+        ),
+    }
     let text = read_private(&endpoint.key_file)?;
     let key: Secret = text.trim().parse().with_context(|| format!("{} holds no key", endpoint.key_file.display()))?;
     let socket = endpoint.edge_socket.filter(|socket| endpoint.host == this_host && socket.exists());
-    Ok(ClientAccess { base_url: format!("{}/v1", endpoint.edge), host: endpoint.host, api_key: key.reveal().to_owned(), socket })
+    let authority = endpoint.authority.map(|file| fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display())));
+    Ok(ClientAccess {
+        base_url: format!("{}/v1", endpoint.edge),
+        host: endpoint.host,
+        api_key: key.reveal().to_owned(),
+        socket,
+        authority: authority.transpose()?,
+    })
 }
 
 /// An edge on its host's loopback is reached there alone, and each is gone with the controller.
@@ -80,8 +130,9 @@ pub(crate) fn this_host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Lines for a POSIX shell. A variable that keeps requests from a proxy is extended, never replaced.
-pub(crate) fn exports(access: &ClientAccess, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+/// Lines for a POSIX shell. A variable that keeps requests from a proxy is extended, never replaced. `bundle` has the certificates that clients are to
+/// trust.
+pub(crate) fn exports(access: &ClientAccess, bundle: Option<&Path>, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let set = |name| variable(name).filter(|value| !value.is_empty());
     let export = |name: &str, value: &str| {
         // The environment has none, and neither key nor address.
@@ -90,21 +141,32 @@ pub(crate) fn exports(access: &ClientAccess, variable: impl Fn(&str) -> Option<S
     };
     let (lower, upper) = (set("no_proxy"), set("NO_PROXY"));
     // Some programs read one of them alone, so a new one begins as the other is.
+    let host = host_of(&access.base_url);
     let extended =
-        |own: &Option<String>, other: &Option<String>| extend_no_proxy(own.as_ref().or(other.as_ref()).map_or("", String::as_str));
-    vec![
+        |own: &Option<String>, other: &Option<String>| extend_no_proxy(own.as_ref().or(other.as_ref()).map_or("", String::as_str), host);
+    let mut lines = vec![
         export("OPENAI_BASE_URL", &access.base_url),
         export("OPENAI_API_KEY", &access.api_key),
         export("NO_PROXY", &extended(&upper, &lower)),
         export("no_proxy", &extended(&lower, &upper)),
-    ]
+    ];
+    let names = REPLACING_VARIABLES.into_iter().chain([ADDING_VARIABLE]);
+    lines.extend(bundle.into_iter().flat_map(|file| names.clone().map(|name| export(name, &file.display().to_string()))));
+    lines
 }
 
-/// The list with this host's loopback in it, once.
-fn extend_no_proxy(list: &str) -> String {
+/// The host of a base URL.
+fn host_of(base_url: &str) -> &str {
+    let authority = base_url.split("://").nth(1).unwrap_or_default().split('/').next().unwrap_or_default();
+    authority.rsplit_once(':').map_or(authority, |(host, _)| host)
+}
+
+/// The list with this host's loopback and the fleet's host in it, once.
+fn extend_no_proxy(list: &str, fleet: &str) -> String {
     let mut entries: Vec<&str> = list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).collect();
     if !entries.contains(&"*") {
-        let missing = LOCAL_NAMES.into_iter().filter(|name| !entries.contains(name)).collect::<Vec<_>>();
+        let names = LOCAL_NAMES.into_iter().chain(Some(fleet).filter(|fleet| !fleet.is_empty() && !LOCAL_NAMES.contains(fleet)));
+        let missing = names.filter(|name| !entries.contains(name)).collect::<Vec<_>>();
         entries.extend(missing);
     }
     entries.join(",")

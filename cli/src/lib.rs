@@ -14,6 +14,9 @@ mod drain;
 mod env;
 mod explain;
 mod file_end;
+mod fleet_connection;
+mod fleet_relay;
+mod host_names;
 mod init;
 mod keeper;
 mod keys;
@@ -31,6 +34,7 @@ mod sim;
 mod simulate;
 mod startup_progress;
 mod top;
+mod trust;
 mod up;
 
 use std::path::PathBuf;
@@ -248,7 +252,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Lora(command) => runtime.block_on(lora::lora(&command)),
         Command::Keys(command) => keys::keys(&command, file.as_deref()),
         Command::Init(args) => runtime.block_on(init::init(&args, file.as_deref())),
-        Command::Env(args) => env::env(&args, file.as_deref()),
+        Command::Env(args) => runtime.block_on(env::env(&args, file.as_deref())),
         Command::Connect(args) => runtime.block_on(connect::connect(&args)),
         Command::Doctor(args) => runtime.block_on(doctor::doctor(&CommandFlags { flags: None }.load(file.as_deref(), None)?, &args)),
         Command::Token(command) => init::token(&command, file.as_deref()),

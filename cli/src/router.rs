@@ -40,7 +40,7 @@ pub(crate) fn announce(router: &Router) {
     }
     say(&format!("edge    {}://{edge}/v1", router.edge_scheme()));
     say(&format!("agents  {agents}"));
-    say(&format!("admin   http://{admin}"));
+    say(&format!("admin   {}://{admin}", router.admin_scheme()));
     if let Some(socket) = router.operators_socket() {
         say(&format!("socket  {}", socket.display()));
     }

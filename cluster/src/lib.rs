@@ -12,6 +12,7 @@ mod observation;
 mod simulation;
 mod size;
 mod stages;
+mod succession;
 
 use std::time::{Duration, SystemTime};
 
@@ -19,6 +20,7 @@ pub use decide::{Action, decide};
 pub use entry::{EntryError, FleetEntry, FleetSize};
 pub use memory::Memory;
 pub use observation::{Demand, NodeState, Observation, ObservedJob};
+pub use succession::{ControllerJob, SuccessionAction, SuccessionMemory, decide_succession, find_successors};
 
 /// The time since `then`, which is none where a clock was set back.
 fn since(now: SystemTime, then: SystemTime) -> Duration {

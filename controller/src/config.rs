@@ -1,13 +1,28 @@
 //! What a site's batch jobs need: one field each, documented here and nowhere else. `hostler init --site` fills them in.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use hostler_scheduler::{NoScheduler, Scheduler, UnknownScheduler};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// How long the controller's job runs where nothing is set. Most queues for jobs without GPUs take it.
+const CONTROLLER_WALLTIME: Duration = Duration::from_secs(24 * 3600);
+
+/// Where the controller and its router run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ControllerPlace {
+    /// On the host on which `hostler up` is called.
+    #[default]
+    Login,
+    /// In a batch job of their own, which another one follows before its end: for sites that end long processes on login nodes.
+    Job,
+}
+
 /// The settings of the fleet's batch jobs.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterConfig {
     /// Which scheduler the fleet's jobs are submitted to: `pbs` or `slurm`; empty means the one whose commands this host has.
@@ -24,11 +39,38 @@ pub struct ClusterConfig {
     /// Lines for a login shell before the agent starts, such as `module load cuda` or `. ~/vllm/bin/activate`. They may hold a
     /// secret: `ps`, `qstat` and `squeue` do not show them to others. PBS's jobs find them in a file of mode 0600 in `cluster.state_dir`.
     pub setup: Vec<String>,
-    /// The name by which compute nodes reach the host where the controller and its router run; empty means this host's own.
+    /// Where the controller and its router run: `login` is the host on which `hostler up` is called, `job` a batch job of their own.
+    pub controller: ControllerPlace,
+    /// Words for `qsub` or `sbatch` that the controller's job has instead of `cluster.queue`, `cluster.resources` and `cluster.options`, such as `-q`,
+    /// `small`, `-l` and `select=1:ncpus=2:mem=4gb`. It needs no GPU.
+    pub controller_options: Vec<String>,
+    /// How long each of the controller's jobs may run. It looks for the next one when a quarter of that is left, or six hours.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub controller_walltime: Duration,
+    /// The name by which other hosts reach the one where the controller and its router run; empty means that host's own.
     pub router_host: String,
     /// Where the fleet's state is kept: what is wanted, the endpoint, the jobs' logs. Compute nodes have to see it too. Empty means
     /// `$XDG_STATE_HOME/hostler/fleet`, else `~/.local/state/hostler/fleet`.
     pub state_dir: PathBuf,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self {
+            scheduler: String::new(),
+            account: String::new(),
+            queue: String::new(),
+            resources: String::new(),
+            options: Vec::new(),
+            setup: Vec::new(),
+            controller: ControllerPlace::Login,
+            controller_options: Vec::new(),
+            controller_walltime: CONTROLLER_WALLTIME,
+            router_host: String::new(),
+            state_dir: PathBuf::new(),
+        }
+    }
 }
 
 /// Why it cannot be said which scheduler jobs are submitted to.

@@ -1,34 +1,33 @@
 //! The folder of a fleet's state, on a file system that login and compute nodes share. Whoever changes what is wanted writes `fleet.toml`; all else is
 //! the controller's. Files are replaced whole, so that readers without a lock see one state or the other.
 
+mod endpoint;
 mod heartbeat;
+mod known_scheduler;
+mod lock;
 mod tag;
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use hostler_cluster::{FleetEntry, Memory};
 use hostler_scheduler::SchedulerIdentity;
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use self::tag::{draw_word, find_tag, take_tag};
+use self::lock::LOCK_TIMEOUT;
+use self::tag::{find_tag, take_tag};
 use crate::ClusterConfig;
 use crate::status::FleetStatus;
 
+pub use self::endpoint::Endpoint;
 pub(crate) use self::heartbeat::HEARTBEAT_INTERVAL;
 pub use self::heartbeat::HEARTBEAT_LIFETIME;
 
-/// How long a change of the entries by another command may take.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-
-const LOCK_RETRY: Duration = Duration::from_millis(50);
-
 const ENDPOINT_FILE: &str = "endpoint.json";
+
+const STANDBY_FILE: &str = "standby";
 
 /// Why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -49,29 +48,6 @@ pub enum FolderError {
     OtherScheduler { path: PathBuf, known: SchedulerIdentity, found: SchedulerIdentity },
 }
 
-/// Where clients and operators reach the fleet. It holds no secret.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Endpoint {
-    /// The host on which the controller and its router run.
-    pub host: String,
-    pub pid: u32,
-    /// A word that no other start of a controller has: hosts use their process ids again.
-    pub instance: String,
-    /// `http://127.0.0.1:PORT`, for that host alone.
-    pub edge: String,
-    /// A socket of the edge on that host, which other users cannot reach; `None` where it could not be had.
-    #[serde(default)]
-    pub edge_socket: Option<PathBuf>,
-    /// The operators' socket, on that host.
-    pub operators_socket: PathBuf,
-    /// What agents dial, as `HOST:PORT`. Those of the fleet's jobs read it here, whenever no router has them.
-    pub agents: String,
-    /// Address of the admin listener, `127.0.0.1:PORT`.
-    pub admin: String,
-    /// The file with the user's key, 0600.
-    pub key_file: PathBuf,
-}
-
 /// What is wanted, as it is written.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -81,19 +57,11 @@ struct FleetFile {
 }
 
 /// The folder, which is its user's alone.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetFolder {
     path: PathBuf,
     /// In the names of the fleet's jobs; `None` where the folder has not been made yet.
     tag: Option<String>,
-}
-
-impl Endpoint {
-    /// A word for `instance`.
-    #[must_use]
-    pub fn draw_instance() -> String {
-        draw_word(12)
-    }
 }
 
 impl FleetFolder {
@@ -152,6 +120,12 @@ impl FleetFolder {
         format!("hostler-{entry}-{}", self.tag.as_deref().unwrap_or("TAG"))
     }
 
+    /// The name of the controller's own job. No entry's jobs have it: those begin with `hostler-`.
+    #[must_use]
+    pub fn controller_job_name(&self) -> String {
+        format!("hostler_controller-{}", self.tag.as_deref().unwrap_or("TAG"))
+    }
+
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -167,6 +141,12 @@ impl FleetFolder {
     #[must_use]
     pub fn scripts(&self, entry: &str) -> PathBuf {
         self.path.join("scripts").join(entry)
+    }
+
+    /// Where the controller's own job finds its script.
+    #[must_use]
+    pub fn controller_scripts(&self) -> PathBuf {
+        self.path.join("controller")
     }
 
     /// Writes a script of these. One that is there stays as it is, because a job may be reading it.
@@ -187,6 +167,12 @@ impl FleetFolder {
     #[must_use]
     pub fn controller_log(&self) -> PathBuf {
         self.path.join("controller.log")
+    }
+
+    /// The key of operators who come from another host, as long as this controller runs.
+    #[must_use]
+    pub fn operator_key(&self) -> PathBuf {
+        self.path.join("operator.key")
     }
 
     /// The token by which the fleet's jobs join.
@@ -233,22 +219,6 @@ impl FleetFolder {
         Ok(result)
     }
 
-    /// Holds the place of the only controller, until the file is closed in each process that has it. So a submission whose controller has died keeps
-    /// the next one from reading a list in which it is missing.
-    ///
-    /// # Errors
-    /// `Busy` when another one holds it for longer than `patience`.
-    pub fn lock_controller(&self, patience: Duration) -> Result<File, FolderError> {
-        let file = self.lock("controller.lock", patience)?;
-        // The scheduler's commands are the only programs that a controller starts.
-        fcntl_setfd(&file, FdFlags::empty()).map_err(|errno| FolderError::File {
-            what: "lock",
-            path: self.path.join("controller.lock"),
-            source: errno.into(),
-        })?;
-        Ok(file)
-    }
-
     /// Removes the endpoint if nothing is wanted, while no other command changes that; `false` where something is.
     ///
     /// # Errors
@@ -260,38 +230,6 @@ impl FleetFolder {
             self.remove_endpoint()?;
         }
         Ok(is_empty)
-    }
-
-    /// The scheduler that has the fleet's jobs, as far as that is known.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
-    pub fn scheduler(&self) -> Result<Option<SchedulerIdentity>, FolderError> {
-        self.read_json("scheduler.json")
-    }
-
-    /// # Errors
-    /// `OtherScheduler` when the fleet's jobs are with another one.
-    pub fn check_scheduler(&self, found: &SchedulerIdentity) -> Result<(), FolderError> {
-        match self.scheduler()? {
-            Some(known) if !known.may_be(found) => {
-                Err(FolderError::OtherScheduler { path: self.path.clone(), known, found: found.clone() })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Writes down which scheduler has the fleet's jobs, where that is not known yet.
-    ///
-    /// # Errors
-    /// As for `check_scheduler`, and when the file cannot be written.
-    pub fn claim_scheduler(&self, found: &SchedulerIdentity) -> Result<(), FolderError> {
-        let _lock = self.lock("fleet.lock", LOCK_TIMEOUT)?;
-        self.check_scheduler(found)?;
-        match self.scheduler()? {
-            Some(known) if known.name.is_some() || found.name.is_none() => Ok(()),
-            _ => self.write_json("scheduler.json", found),
-        }
     }
 
     /// Where the fleet is reached; `None` where no controller runs.
@@ -312,6 +250,23 @@ impl FleetFolder {
     /// When the file cannot be removed.
     pub fn remove_endpoint(&self) -> Result<(), FolderError> {
         remove(&self.endpoint_file())
+    }
+
+    /// Says that the controller in this job waits for the place; `None`: that none does any more.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_standby(&self, job: Option<&str>) -> Result<(), FolderError> {
+        let path = self.path.join(STANDBY_FILE);
+        job.map_or_else(|| remove(&path), |job| self.replace(&path, job.as_bytes()))
+    }
+
+    /// The job whose controller has said that it waits for the place. It may have ended since.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn standby(&self) -> Result<Option<String>, FolderError> {
+        read(&self.path.join(STANDBY_FILE))
     }
 
     /// What the controller saw last; `None` before its first step.
@@ -391,23 +346,6 @@ impl FleetFolder {
         file.write_all(content).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
         file.persist(path).map_err(|error| failed(error.error))?;
         Ok(())
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "commands take it while nothing else runs, and the controller on a thread of its own")]
-    fn lock(&self, name: &str, patience: Duration) -> Result<File, FolderError> {
-        let path = self.path.join(name);
-        let failed = |source| FolderError::File { what: "lock", path: path.clone(), source };
-        let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
-        let mut tries = patience.as_millis() / LOCK_RETRY.as_millis();
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(file),
-                Err(rustix::io::Errno::WOULDBLOCK) if tries > 0 => std::thread::sleep(LOCK_RETRY),
-                Err(rustix::io::Errno::WOULDBLOCK) => return Err(FolderError::Busy { path }),
-                Err(errno) => return Err(failed(errno.into())),
-            }
-            tries -= 1;
-        }
     }
 }
 

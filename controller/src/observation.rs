@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use hostler_cluster::{Demand, FleetEntry, Memory, NodeState, Observation, ObservedJob};
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::{ListResponse, Node, Replica};
-use hostler_scheduler::ScheduledJob;
+use hostler_scheduler::{ScheduledJob, is_same_job};
 
 /// The flag by which an engine gets other names for its model.
 const NAMES_FLAG: &str = "--served-model-name";
@@ -84,12 +84,6 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
 pub(crate) fn find_node<'a>(nodes: &'a [Node], job: &str) -> Option<&'a Node> {
     let of_job = nodes.iter().filter_map(|node| Some((node, node.job.as_ref().filter(|found| is_same_job(&found.id, job))?)));
     of_job.max_by_key(|(node, job)| (node.attached, job.run)).map(|(node, _)| node)
-}
-
-/// PBS gives its server's name in several forms: `12.head` is `12.head.example.org`.
-fn is_same_job(one: &str, other: &str) -> bool {
-    let number = |id: &str| id.split('.').next().unwrap_or_default().to_owned();
-    one == other || (one.contains('.') && number(one) == number(other))
 }
 
 pub(crate) fn node_state(node: Option<&Node>) -> NodeState {

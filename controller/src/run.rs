@@ -5,14 +5,13 @@
 //! ever on their way.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use hostler_boot::Shutdown;
 use hostler_cluster::{Action, FleetEntry, FleetSize, Memory, decide};
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel, ListRequest, ListResponse, TargetRequest};
-use hostler_scheduler::{CommandError, RenderedSubmission, ScheduledJob, Scheduler, SchedulerIdentity};
+use hostler_scheduler::{RenderedSubmission, ScheduledJob, Scheduler, SchedulerIdentity};
 use hostler_tls::TlsError;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -21,11 +20,14 @@ use tonic::transport::{Channel, Endpoint as Target};
 
 use crate::expectation::{announce, expect};
 use crate::folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_INTERVAL};
+use crate::join_token;
 use crate::observation::{EntryView, find_node, model_names, observe};
+use crate::own_job::OwnJob;
 use crate::report::report;
+use crate::setup::ControllerSetup;
 use crate::status::{EntryStatus, FleetStatus};
-use crate::submission::{AgentCommand, build_submission};
-use crate::{ClusterConfig, join_token};
+use crate::step_error::{StepError, is_refusal};
+use crate::submission::build_submission;
 
 /// How often the scheduler is asked. People who wait for a job do it as often.
 const STEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -41,47 +43,6 @@ const TOKEN_INTERVAL: Duration = Duration::from_secs(600);
 
 /// A memory in which nothing was decided is written so often. It is shorter than the longest step that a memory takes for one.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(30);
-
-/// What a controller is told at its start.
-#[derive(Debug, Clone)]
-pub struct ControllerSetup {
-    pub folder: FleetFolder,
-    pub config: ClusterConfig,
-    pub scheduler: Scheduler,
-    pub endpoint: Endpoint,
-    /// The folder of the fleet's authority.
-    pub authority: PathBuf,
-    /// This program, by an absolute path that compute nodes have too.
-    pub program: PathBuf,
-    /// The user's settings, by an absolute path, for the agents.
-    pub settings_file: Option<PathBuf>,
-    /// What these settings tell the engines of entries that have no arguments of their own.
-    pub engine_args: Vec<String>,
-}
-
-/// Why a step, or the part of it that is about one entry, was not taken to its end.
-#[derive(Debug, thiserror::Error)]
-enum StepError {
-    #[error(transparent)]
-    Folder(#[from] FolderError),
-    #[error(transparent)]
-    Command(#[from] CommandError),
-    #[error("the router does not answer: {}", .0.message())]
-    Router(#[from] tonic::Status),
-    #[error("no join token for the jobs: {0}")]
-    Token(#[from] TlsError),
-    #[error("the fleet has another controller, on {host}, process {pid}")]
-    Replaced { host: String, pid: u32 },
-    #[error("the fleet's endpoint is gone: nobody would find this controller")]
-    Forgotten,
-}
-
-impl StepError {
-    /// Whether this controller is to end, because the fleet is another one's.
-    fn is_final(&self) -> bool {
-        matches!(self, Self::Replaced { .. } | Self::Forgotten | Self::Folder(FolderError::OtherScheduler { .. }))
-    }
-}
 
 /// What the controller holds of an entry between two steps.
 #[derive(Debug)]
@@ -100,6 +61,8 @@ pub struct Controller {
     router: FleetClient<Channel>,
     records: BTreeMap<String, EntryRecord>,
     token_checked: Option<Instant>,
+    /// The batch job in which it runs itself.
+    own_job: Option<OwnJob>,
     /// Whether the folder's scheduler is this one, by its name.
     is_scheduler_known: bool,
     trouble: String,
@@ -114,10 +77,20 @@ impl Controller {
         let target = Target::from_shared(format!("unix:{}", setup.endpoint.operators_socket.display()))?;
         let channel = target.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT).connect_lazy();
         let router = FleetClient::new(channel);
-        Ok(Self { setup, router, records: BTreeMap::new(), token_checked: None, is_scheduler_known: false, trouble: String::new() })
+        let own_job = setup.endpoint.job.clone().map(|id| OwnJob::new(id, setup.predecessor.clone(), setup.config.controller_walltime));
+        Ok(Self {
+            setup,
+            router,
+            records: BTreeMap::new(),
+            token_checked: None,
+            own_job,
+            is_scheduler_known: false,
+            trouble: String::new(),
+        })
     }
 
-    /// Steps until the shutdown drains, nothing is wanted and no job is left, or another controller has its place. Jobs run on when it returns.
+    /// Steps until the shutdown drains, nothing is wanted and no job is left, or another controller has its place or is to have it. Jobs run on when
+    /// it returns.
     ///
     /// It reads and writes files, which may hang: it needs a thread of its own.
     pub async fn run(mut self, shutdown: Shutdown) {
@@ -153,7 +126,6 @@ impl Controller {
             announcements.send_replace(announce(self.records.values().filter_map(|record| record.expected.clone()).collect()));
             self.write_status();
             if is_over {
-                tracing::info!(event = "controller_ended", "nothing is wanted and no job is left: the controller ends");
                 return;
             }
             tokio::select! {
@@ -163,26 +135,41 @@ impl Controller {
         }
     }
 
-    /// One step; `true` when there is nothing left to keep.
+    /// One step; `true` when there is nothing left to keep, or another controller is to go on.
     async fn step(&mut self, shutdown: &Shutdown) -> Result<bool, StepError> {
-        self.check_place()?;
+        self.setup.check_place()?;
         let mut entries = self.setup.folder.entries()?;
         for name in self.setup.folder.remembered()? {
             if entries.iter().all(|entry| entry.name != name) {
                 entries.push(removed_entry(name));
             }
         }
-        if entries.is_empty() && self.setup.folder.close_if_empty()? {
-            return Ok(true);
+        if entries.is_empty() {
+            if let Some(job) = &self.own_job {
+                // Without the list of its jobs it would leave one behind.
+                job.end_successors(&self.setup).await?;
+            }
+            if self.setup.folder.close_if_empty()? {
+                tracing::info!(event = "controller_ended", "nothing is wanted and no job is left: the controller ends");
+                return Ok(true);
+            }
         }
         if !self.is_scheduler_known {
             self.claim_scheduler().await?;
+        }
+        let mut trouble = String::new();
+        if let Some(job) = &mut self.own_job {
+            match job.step(&self.setup).await {
+                Ok(false) => {}
+                Ok(true) => return Ok(true),
+                Err(error) if error.is_final() => return Err(error),
+                Err(error) => trouble = error.to_string(),
+            }
         }
         if self.token_checked.is_none_or(|checked| checked.elapsed() >= TOKEN_INTERVAL) {
             self.renew_token(1)?;
         }
         let listed = self.router.list(ListRequest {}).await?.into_inner();
-        let mut trouble = String::new();
         for entry in &entries {
             if shutdown.is_draining() {
                 return Ok(false);
@@ -235,7 +222,7 @@ impl Controller {
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
         if !actions.is_empty() {
             // The list may have taken long.
-            self.check_place()?;
+            self.setup.check_place()?;
         }
         let submission = parts.map(|parts| self.prepare(entry, parts)).transpose()?;
         let is_old = record.written.is_none_or(|written| written.elapsed() >= MEMORY_INTERVAL);
@@ -276,9 +263,8 @@ impl Controller {
     /// Makes what a submission refers to, before it is written down that there is one: a token for its jobs, and their script.
     fn prepare(&mut self, entry: &FleetEntry, parts: u32) -> Result<RenderedSubmission, StepError> {
         self.renew_token(parts)?;
-        let ControllerSetup { folder, config, scheduler, program, settings_file, .. } = &self.setup;
-        let agent = AgentCommand { program, config: settings_file.as_deref() };
-        let submission = scheduler.render(&build_submission(entry, parts, config, folder, &agent));
+        let ControllerSetup { folder, config, scheduler, .. } = &self.setup;
+        let submission = scheduler.render(&build_submission(entry, parts, config, folder, &self.setup.job_program()));
         if let Some(file) = &submission.script_file {
             folder.write_script(file, &submission.script)?;
         }
@@ -286,7 +272,7 @@ impl Controller {
     }
 
     async fn submit(&mut self, entry: &FleetEntry, submission: RenderedSubmission, record: &mut EntryRecord) -> Result<(), StepError> {
-        self.check_place()?;
+        self.setup.check_place()?;
         match Scheduler::submit(submission).await {
             Ok(job) => {
                 tracing::info!(event = "job_submitted", entry = entry.name, job, "submitted");
@@ -302,15 +288,6 @@ impl Controller {
             }
         }
         Ok(())
-    }
-
-    /// Whether this is the fleet's controller still. The lock says so only where the file system has locks for all hosts.
-    fn check_place(&self) -> Result<(), StepError> {
-        match self.setup.folder.endpoint()? {
-            Some(found) if found.is_same_start(&self.setup.endpoint) => Ok(()),
-            Some(Endpoint { host, pid, .. }) => Err(StepError::Replaced { host, pid }),
-            None => Err(StepError::Forgotten),
-        }
     }
 
     /// Has the folder know its scheduler. One that does not say its name is known by its kind, unless the folder has a name to compare with.
@@ -398,14 +375,6 @@ fn removed_entry(name: String) -> FleetEntry {
 
 fn is_removed(entry: &FleetEntry) -> bool {
     entry.model.is_empty()
-}
-
-/// Whether nothing was submitted for certain. A command that was late, or whose answer cannot be read, may have submitted a job.
-fn is_refusal(error: &CommandError) -> bool {
-    match error {
-        CommandError::Missing { .. } | CommandError::Run { .. } | CommandError::Failed { .. } => true,
-        CommandError::Late { .. } | CommandError::Unreadable { .. } => false,
-    }
 }
 
 /// The time between two steps. Tests have less, by `HOSTLER_STEP_INTERVAL_MS`.

@@ -1,5 +1,5 @@
-//! The submission of an entry's jobs: which agent runs in them, under which name, and with what of the site's. The controller submits it, and
-//! `hostler up --dry-run` shows it. Pure.
+//! What is submitted: the jobs of an entry with an agent in each, and the controller's own job. Which program runs in them, under which name, and
+//! with what of the site's. Controller and command line submit it, and `hostler up --dry-run` shows it. Pure.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,9 +16,9 @@ const DRAIN_LEAD: Duration = Duration::from_secs(40);
 /// Slurm sends that signal up to a minute early. A job leaves no more than a quarter of its time unused, so a shorter one has its own clock alone.
 const SHORTEST_WITH_LEAD: Duration = Duration::from_secs(4 * (40 + 60));
 
-/// How the agent of each job is started.
+/// How this program is started in jobs.
 #[derive(Debug, Clone, Copy)]
-pub struct AgentCommand<'a> {
+pub struct JobProgram<'a> {
     /// This program, by an absolute path that compute nodes have too.
     pub program: &'a Path,
     /// The user's settings, by an absolute path.
@@ -32,7 +32,7 @@ pub fn build_submission(
     parts: u32,
     config: &ClusterConfig,
     folder: &FleetFolder,
-    agent: &AgentCommand<'_>,
+    agent: &JobProgram<'_>,
 ) -> Submission {
     Submission {
         name: folder.job_name(&entry.name),
@@ -41,6 +41,7 @@ pub fn build_submission(
         account: config.account.clone(),
         queue: config.queue.clone(),
         resources: config.resources.clone(),
+        after: None,
         options: config.options.clone(),
         log_dir: folder.job_logs(),
         script_dir: folder.scripts(&entry.name),
@@ -50,7 +51,35 @@ pub fn build_submission(
     }
 }
 
-fn command_line(entry: &FleetEntry, folder: &FleetFolder, agent: &AgentCommand<'_>) -> Vec<String> {
+/// The job in which the controller runs, where it has one of its own. It may start after the end of another one.
+#[must_use]
+pub fn build_controller_submission(
+    config: &ClusterConfig,
+    folder: &FleetFolder,
+    program: &JobProgram<'_>,
+    after: Option<&str>,
+) -> Submission {
+    let mut words = vec![program.program.display().to_string(), "controller".to_owned(), "--job".to_owned()];
+    words.extend(program.config.iter().flat_map(|file| ["--config".to_owned(), file.display().to_string()]));
+    Submission {
+        name: folder.controller_job_name(),
+        parts: 1,
+        walltime: config.controller_walltime,
+        account: config.account.clone(),
+        queue: String::new(),
+        resources: String::new(),
+        after: after.map(str::to_owned),
+        options: config.controller_options.clone(),
+        log_dir: folder.job_logs(),
+        script_dir: folder.controller_scripts(),
+        setup: config.setup.clone(),
+        program: words,
+        // It has its own clock, and knows whether another one is there.
+        drain_lead: Duration::ZERO,
+    }
+}
+
+fn command_line(entry: &FleetEntry, folder: &FleetFolder, agent: &JobProgram<'_>) -> Vec<String> {
     let mut words = vec![agent.program.display().to_string(), "agent".to_owned()];
     let (endpoint, token, identities) = (folder.endpoint_file(), folder.join_token(), folder.identities());
     let options = [

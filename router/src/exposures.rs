@@ -29,6 +29,7 @@ pub(crate) struct Listeners {
     /// There is a key file, so that operators may show an admin key.
     pub(crate) has_key_file: bool,
     pub(crate) has_edge_tls: bool,
+    pub(crate) has_admin_tls: bool,
     /// Agents have to show a certificate, or to be of this user.
     pub(crate) checks_agents: bool,
 }
@@ -41,7 +42,12 @@ pub(crate) fn find_exposures(doors: &Listeners) -> Vec<Exposure> {
         (!doors.has_keys, "router.keys_file", edge, "no keys: whoever reaches it may use the models"),
         (!doors.has_edge_tls && is_far(edge), "router.listen", edge, "no TLS: prompts, answers and keys travel in plain text"),
         (!doors.checks_agents, "router.agents_listen", agents, "no TLS: whoever reaches it may join as an agent and gets requests"),
-        (doors.has_key_file && is_far(admin), "router.admin_listen", admin, "no TLS: admin keys travel in plain text"),
+        (
+            doors.has_key_file && !doors.has_admin_tls && is_far(admin),
+            "router.admin_listen",
+            admin,
+            "no TLS: admin keys travel in plain text",
+        ),
     ];
     lines
         .into_iter()

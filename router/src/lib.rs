@@ -156,7 +156,16 @@ impl Router {
     /// # Errors
     /// When one of them cannot be had.
     pub async fn bind(config: RouterConfig) -> Result<Self, StartError> {
-        Self::open(config, false).await
+        Self::open(config, false, &[]).await
+    }
+
+    /// As `bind`, for a router that clients and operators of other hosts reach by these names of this one: the fleet's authority certifies them, in
+    /// memory. The admin listener speaks TLS, and so does the edge.
+    ///
+    /// # Errors
+    /// As for `bind`, and without an authority.
+    pub async fn bind_for_other_hosts(config: RouterConfig, names: &[String]) -> Result<Self, StartError> {
+        Self::open(config, false, names).await
     }
 
     /// As `bind`, but another router of this user that has the place gives it up once this one runs
@@ -165,15 +174,18 @@ impl Router {
     /// # Errors
     /// As for `bind`, and when the running router does not give its place up.
     pub async fn take_over(config: RouterConfig) -> Result<Self, StartError> {
-        Ok(Self::open(config, true).await?.offer_place().await)
+        Ok(Self::open(config, true, &[]).await?.offer_place().await)
     }
 
-    async fn open(config: RouterConfig, takes_over: bool) -> Result<Self, StartError> {
+    async fn open(config: RouterConfig, takes_over: bool, certified_names: &[String]) -> Result<Self, StartError> {
         let keys = Keys::open(&config.keys_file)?;
         check_settings(&config, &keys)?;
         let mut metric_registry = MetricRegistry::default();
         let metrics = Arc::new(RouterMetrics::register(&mut metric_registry));
-        let tls = RouterTls::load(&config)?;
+        let mut tls = RouterTls::load(&config)?;
+        if !certified_names.is_empty() {
+            tls.certify_host(certified_names)?;
+        }
         let place = operators_place(&config);
         let mut successor = if takes_over { Successor::find(&place).await? } else { None };
         if takes_over && successor.is_none() {
@@ -243,6 +255,11 @@ impl Router {
     }
 
     #[must_use]
+    pub fn admin_scheme(&self) -> &'static str {
+        if self.tls.admin.is_some() { "https" } else { "http" }
+    }
+
+    #[must_use]
     pub fn agents_address(&self) -> SocketAddr {
         self.agents.1
     }
@@ -268,6 +285,7 @@ impl Router {
             has_keys: self.keys.are_required() || !self.config.tls_client_ca.as_os_str().is_empty(),
             has_key_file: self.keys.are_required(),
             has_edge_tls: self.tls.edge.is_some(),
+            has_admin_tls: self.tls.admin.is_some(),
             checks_agents: self.tls.agents.is_some() || !self.config.allow_plain_text,
         })
     }
@@ -354,11 +372,12 @@ impl Router {
             dispatch,
         });
         let listeners = EdgeListeners { port: self.edge.0, tls: self.tls.edge.clone(), socket: self.edge_socket };
+        let admin = (self.admin.0, self.tls.admin.clone());
         parts.push(tokio::spawn(self.tls.renew_certificates(end.clone())));
         let sockets = [self.operators.1.as_mut(), self.takeover.as_mut()];
         let taken = take_place(self.successor, state.successor_parts(sockets), &shutdown).await;
         if taken.is_ok() {
-            parts.push(tokio::spawn(overview.serve(guard, self.admin.0, self.operators, state.admin_end.clone())));
+            parts.push(tokio::spawn(overview.serve(guard, admin, self.operators, state.admin_end.clone())));
             parts.extend(predecessor.zip(self.takeover).map(|(predecessor, socket)| tokio::spawn(predecessor.serve(socket))));
             edge::serve(listeners, edge, serving.clone()).await;
             if !wait_requests(&state, &shutdown, drain_timeout).await {

@@ -1,15 +1,24 @@
 //! The router's own pages and operators' calls, on the admin listener and on the operators' socket.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::{Stream, StreamExt};
 use hostler_boot::admin::{self, AdminPages};
 use hostler_boot::metrics::MetricRegistry;
-use hostler_boot::{PrivateSocket, Shutdown};
+use hostler_boot::{PrivateSocket, Shutdown, accept};
+use hostler_tls::{EdgeTls, Stream as Tunnel};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::keys::{AdminGuard, guard_pages};
 use crate::operators::{Operators, OperatorsSocket};
+
+/// As for connections of agents.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Handshakes at once; further connections wait to be accepted.
+const MAX_HANDSHAKES: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct RouterAdmin {
@@ -24,15 +33,31 @@ impl RouterAdmin {
     pub(crate) async fn serve(
         self,
         guard: AdminGuard,
-        listener: TcpListener,
+        (listener, tls): (TcpListener, Option<Arc<EdgeTls>>),
         operators: (OperatorsSocket, Option<PrivateSocket>),
         end: CancellationToken,
     ) {
         let calls = self.calls.clone();
         let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
         let (place, socket) = operators;
-        tokio::join!(place.serve(socket, pages.clone(), end.clone()), admin::serve(listener, pages, end));
+        let on_port = async {
+            match tls {
+                None => admin::serve(listener, pages.clone(), end.clone()).await,
+                Some(tls) => admin::serve_secured(Box::pin(accept_secured(listener, tls)), pages.clone(), end.clone()).await,
+            }
+        };
+        tokio::join!(place.serve(socket, pages.clone(), end.clone()), on_port);
     }
+}
+
+/// Yields the connections whose handshake has succeeded.
+fn accept_secured(listener: TcpListener, tls: Arc<EdgeTls>) -> impl Stream<Item = Tunnel> {
+    let accepted = futures_util::stream::unfold(listener, |listener| async { Some((accept(&listener).await, listener)) });
+    let secured = accepted.map(move |stream| {
+        let handshake = tls.handshake();
+        async move { hostler_tls::accept(stream, handshake, HANDSHAKE_TIMEOUT).await.ok() }
+    });
+    secured.buffer_unordered(MAX_HANDSHAKES).filter_map(std::future::ready)
 }
 
 impl AdminPages for RouterAdmin {

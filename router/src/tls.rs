@@ -20,6 +20,8 @@ pub enum TlsSetupError {
     Agents(#[source] TlsError),
     #[error("router.tls_cert and router.tls_key belong together: give both, or neither")]
     IncompletePair,
+    #[error("a router that other hosts are to reach has a certificate of the fleet's authority: name its folder (setting router.tls_dir)")]
+    NoAuthority,
     #[error("router.tls_client_ca asks clients for certificates, which takes TLS: give router.tls_cert and router.tls_key too")]
     ClientCaWithoutTls,
     #[error(
@@ -32,6 +34,8 @@ pub enum TlsSetupError {
 #[derive(Debug, Clone)]
 pub(crate) struct RouterTls {
     pub(crate) edge: Option<Arc<EdgeTls>>,
+    /// Of the admin listener, where operators of other hosts reach it.
+    pub(crate) admin: Option<Arc<EdgeTls>>,
     pub(crate) agents: Option<FleetAuthority>,
 }
 
@@ -57,7 +61,16 @@ impl RouterTls {
             _ => return Err(TlsSetupError::IncompletePair),
         };
         let agents = non_empty_path(&config.tls_dir).map(|folder| FleetAuthority::load(&folder, config.certificate_lifetime)).transpose();
-        Ok(Self { edge, agents: agents.map_err(TlsSetupError::Agents)? })
+        Ok(Self { edge, admin: None, agents: agents.map_err(TlsSetupError::Agents)? })
+    }
+
+    /// Has the fleet's authority certify this host by these names: for the admin listener, and for the edge where the settings name no certificate.
+    pub(crate) fn certify_host(&mut self, names: &[String]) -> Result<(), TlsSetupError> {
+        let authority = &self.agents.as_ref().ok_or(TlsSetupError::NoAuthority)?.authority;
+        let issued = Arc::new(EdgeTls::issue(authority, names).map_err(TlsSetupError::Agents)?);
+        self.edge.get_or_insert_with(|| issued.clone());
+        self.admin = Some(issued);
+        Ok(())
     }
 
     /// Refuses addresses that others reach in plain text, unless the settings permit it.

@@ -50,6 +50,8 @@ pub struct Submission {
     /// What a part gets. For PBS it is the chunk to select, such as `1:ncpus=16:ngpus=4`. For Slurm it is words for `sbatch`, such as
     /// `--gpus-per-node=4 --cpus-per-task=16`, which hold no blank themselves. Empty where nothing is said.
     pub resources: String,
+    /// The job after whose end it may start, however that one ends; `None` where it waits for none.
+    pub after: Option<String>,
     /// Further words for `qsub` or `sbatch`, unchanged, after all others.
     pub options: Vec<String>,
     /// The absolute path of the folder where the scheduler writes what a part prints, one file for each.
@@ -309,6 +311,13 @@ impl fmt::Display for RenderedSubmission {
         let install = ["install", "-D", "-m", "600", "/dev/stdin"].map(str::to_owned).into_iter().chain([file.display().to_string()]);
         write!(formatter, "{}{script}\n{} {arguments}", shell::quote(&install.collect::<Vec<_>>()), self.program)
     }
+}
+
+/// Whether two ids are of one job. PBS gives its server's name in several forms: `12.head` is `12.head.example.org`.
+#[must_use]
+pub fn is_same_job(one: &str, other: &str) -> bool {
+    let number = |id: &str| id.split('.').next().unwrap_or_default().to_owned();
+    one == other || (one.contains('.') && number(one) == number(other))
 }
 
 /// A server of PBS may call itself by its short name or by its full one: `head` is `head.example.org`.

@@ -47,6 +47,9 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
             arguments.extend([flag.to_owned(), value.clone()]);
         }
     }
+    if let Some(job) = &submission.after {
+        arguments.extend(["-W".to_owned(), format!("depend=afterany:{job}")]);
+    }
     arguments.extend_from_slice(&submission.options);
     let script = shell::login_script(&submission.setup, &format!("exec {}", shell::quote(&submission.program)));
     let digest: String = Sha256::digest(&script).iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect();

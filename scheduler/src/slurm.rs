@@ -40,6 +40,7 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
             arguments.push(format!("{flag}={value}"));
         }
     }
+    arguments.extend(submission.after.iter().map(|job| format!("--dependency=afterany:{job}")));
     arguments.extend(submission.resources.split_whitespace().map(str::to_owned));
     arguments.extend_from_slice(&submission.options);
     RenderedSubmission { program: "sbatch", arguments, script: render_script(submission), script_file: None }

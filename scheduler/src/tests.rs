@@ -13,6 +13,7 @@ pub(crate) fn plain() -> Submission {
         account: String::new(),
         queue: String::new(),
         resources: String::new(),
+        after: None,
         options: Vec::new(),
         log_dir: "/home/anna/.local/state/hostler/jobs".into(),
         script_dir: "/home/anna/.local/state/hostler/scripts/chat".into(),
@@ -30,6 +31,7 @@ pub(crate) fn full(resources: &str, options: &[&str]) -> Submission {
         account: "climate".into(),
         queue: "gpu".into(),
         resources: resources.into(),
+        after: None,
         options: options.iter().map(|word| (*word).to_owned()).collect(),
         log_dir: "/lus/anna's 100%/jobs/".into(),
         script_dir: "/lus/anna's 100%/scripts".into(),
@@ -151,4 +153,18 @@ proptest! {
             prop_assert_eq!(words_in_shell(&shown), expected);
         }
     }
+}
+
+#[test]
+fn a_job_that_follows_another_waits_for_its_end_whatever_that_is() {
+    let submission = Submission { after: Some("12.head".into()), ..plain() };
+    let words = |scheduler: Scheduler| scheduler.render(&submission).arguments.join(" ");
+    assert!(words(Scheduler::Pbs).contains("-W depend=afterany:12.head"), "{}", words(Scheduler::Pbs));
+    assert!(words(Scheduler::Slurm).contains("--dependency=afterany:12.head"), "{}", words(Scheduler::Slurm));
+}
+
+#[test]
+fn an_id_of_pbs_may_have_its_servers_full_name() {
+    assert!(is_same_job("12.head", "12.head.example.org") && is_same_job("4711", "4711"));
+    assert!(!is_same_job("12.head", "13.head") && !is_same_job("4711", "4711_1") && !is_same_job("1", "12"));
 }

@@ -48,8 +48,10 @@ MARKER = "PBS_STAND_IN"
 # Exit codes of the commands: PBSE_UNKJOBID, _BADSTATE, _HISTJOBID, _NOHISTARRAYSUBJOB, _UNKSIG and _NORERUN modulo 256;
 # 2 for bad usage.
 UNKNOWN_JOB, BAD_STATE, FINISHED, FINISHED_PART, UNKNOWN_SIGNAL, NO_RERUN, USAGE = 153, 168, 35, 55, 165, 190, 2
-# 15010 modulo 256.
-NO_SERVER = 162
+# 15010 and 15007 modulo 256.
+NO_SERVER, UNAUTHORIZED = 162, 159
+# Who has this variable, as 1, calls as a manager of PBS, and everybody else as a user.
+MANAGER = "PBS_STAND_IN_MANAGER"
 
 
 class CommandError(Exception):
@@ -165,6 +167,7 @@ class Submission:
         self.resources = {"ncpus": "1", "nodect": "1", "place": "pack", "select": "1:ncpus=1"}
         self.array: range | None = None
         self.join, self.output, self.error, self.rerunable = False, None, None, True
+        self.after = ""
         self.account, self.queue = "", "workq"
         self.variables: dict[str, str] = {}
         for flag, value in flags:
@@ -199,6 +202,9 @@ class Submission:
                 self.account = value
             case "-q":
                 self.queue = value
+            case "-W":
+                # The job after whose end it may run, however that one ends.
+                self.after = value.removeprefix("depend=afterany:")
             case "-r":
                 self.rerunable = value == "y"
             case "-V":
@@ -259,7 +265,7 @@ class Job:
             raise CommandError(FINISHED, f"Job has finished {self.id}")
         if self.state == "E":
             self._demand("R")
-        if self.state == "Q":
+        if self.state in "HQ":
             self.state = "F"
         self.requeue = False
         self.terminate()
@@ -403,7 +409,7 @@ class Job:
             "server": SERVER,
             "Checkpoint": "u",
             "ctime": time.ctime(self.queued_at),
-            "Hold_Types": "n",
+            "Hold_Types": "s" if self.state == "H" else "n",
             "Join_Path": "oe" if run.join else "n",
             "Keep_Files": "n",
             "mtime": time.ctime(self.started_at or self.queued_at),
@@ -437,6 +443,8 @@ class Job:
         elif self.state in "RSE":
             at = time.strftime("%a %b %d at %H:%M", time.localtime(self.started_at))
             shown["comment"] = f"Job run at {at} on ({host}:ncpus=1)"
+        if run.after:
+            shown["depend"] = f"afterany:{run.after}@{SERVER}"
         if run.account:
             shown["Account_Name"] = run.account
         if self.state == "F" and self.exit_status is not None:
@@ -483,11 +491,18 @@ class Server:
         self.start_next()
 
     def start_next(self) -> None:
-        """Starts those that wait, first come first served, while there is a free host."""
-        self.waiting = [job for job in self.waiting if job.state == "Q"]
+        """Starts those that wait, first come first served, while there is a free host. What waits for the end of another
+        job is held."""
+        self.waiting = [job for job in self.waiting if job.state in "HQ"]
+        for job in self.waiting:
+            after = job.submission.after.partition(".")[0]
+            job.state = "H" if after and self.is_alive(int(after)) else "Q"
         running = sum(job.state in "RSE" for job in self.jobs.values())
-        while self.waiting and (not HOSTS or running < HOSTS):
-            self.waiting.pop(0).start()
+        for job in [job for job in self.waiting if job.state == "Q"]:
+            if HOSTS and running >= HOSTS:
+                break
+            self.waiting.remove(job)
+            job.start()
             running += 1
 
     def is_alive(self, number: int) -> bool:
@@ -643,10 +658,17 @@ class Server:
                 ranges.append([id])
         return [id for ranges in arrays.values() for kept in ranges for id in kept]
 
+    @staticmethod
+    def _demand_manager(call: dict, ids: list[str]) -> None:
+        if call["environment"].get(MANAGER) != "1":
+            raise CommandError(UNAUTHORIZED, f"Unauthorized Request  {ids[0] if ids else ''}")
+
     def qsig(self, call: dict) -> str:
-        """A signal to every process of a job, or `suspend` and `resume`."""
+        """A signal to every process of a job, or `suspend` and `resume`, which are for managers."""
         flags, ids = getopt.gnu_getopt(call["arguments"], "s:")
         name = dict(flags).get("-s", "SIGTERM")
+        if name in ("suspend", "resume"):
+            self._demand_manager(call, ids)
         for job in self.chosen(ids):
             if name in ("suspend", "resume"):
                 getattr(job, name)()
@@ -660,7 +682,8 @@ class Server:
         return ""
 
     def qrerun(self, call: dict) -> str:
-        """Ends these runs and starts others under the same ids."""
+        """Ends these runs and starts others under the same ids. It is for managers."""
+        self._demand_manager(call, call["arguments"])
         for job in self.chosen(call["arguments"]):
             job.rerun()
         return ""

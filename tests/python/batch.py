@@ -97,8 +97,8 @@ class Pbs:
         wait_until((folder / "server.sock").exists, 20, "the scheduler answers")
 
     def call(self, command: str, *arguments: str, stdin: str = "") -> str:
-        """Runs one of its commands as a user on the login node and returns what it prints."""
-        home = {"HOME": str(self.folder), "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+        """Runs one of its commands as a manager on the login node and returns what it prints."""
+        home = {"HOME": str(self.folder), "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "PBS_STAND_IN_MANAGER": "1"}
         ended = subprocess.run(
             [self.folder / "bin" / command, *arguments],
             **{"capture_output": True, "text": True, "input": stdin, "cwd": self.folder, "timeout": 30, "check": False},

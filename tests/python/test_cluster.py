@@ -6,104 +6,18 @@ Jobs have one simulated engine each. tests/slurm/run.sh runs these tests on Slur
 import json
 import shutil
 import signal
-import subprocess
-import tempfile
-import textwrap
 from pathlib import Path
 
 import httpx2
 import pytest
 from openai import OpenAI
 
-from batch import NOTHING_LEFT, Pbs, kill_all
-from processes import Process, binary, environment, running, wait_until
-from slurm import Slurm
+from batch import NOTHING_LEFT
+from login_node import SECRET, LoginNode
+from processes import Process, running, wait_until
 
-# How long a command may take that waits for jobs: their start, or that of an engine three times in vain.
-WAITS = 120
 # Exit codes, see `hostler wait --help`.
 FAILING, LATE, INTERRUPTED = 3, 4, 130
-# A line of `cluster.setup` has it.
-SECRET = "A_TOKEN=not-for-others"
-
-
-class LoginNode:
-    """A scheduler with room for a few jobs, and a user who has run `hostler init`."""
-
-    def __init__(self, kind: str):
-        """Nothing is up."""
-        self.kind = kind
-        self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
-        self.settings, self.state = self.folder / "hostler.toml", self.folder / "state"
-        self.variables = {"HOSTLER_STEP_INTERVAL_MS": "500", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
-        if kind == "pbs":
-            self.scheduler = Pbs(self.folder / "pbs", hosts=3)
-            self.variables |= {"HOME": str(self.scheduler.folder), "PATH": f"{self.scheduler.folder}/bin:/usr/bin:/bin"}
-            resources, setup = "1:ncpus=1", f"export {SECRET}"
-        else:
-            self.scheduler = Slurm(self.folder / "s")
-            # Two jobs on each of its two nodes.
-            self.variables |= {"SLURM_CONF": f"{self.scheduler.folder}/slurm.conf"}
-            resources, setup = "--cpus-per-task=32", f"export {SECRET} SLURM_CONF={self.scheduler.folder}/slurm.conf"
-        self.cluster = textwrap.dedent(f"""
-            [agent]
-            engine = "simulated"
-            run_dir = "{self.folder / "run"}"
-
-            [cluster]
-            scheduler = "{kind}"
-            resources = "{resources}"
-            setup = ["{setup}"]
-            router_host = "127.0.0.1"
-            state_dir = "{self.state}"
-        """)
-
-    def initialise(self) -> None:
-        """Runs `hostler init`, and fills in what a user would."""
-        assert self.hostler("init").returncode == 0
-        self.settings.write_text(self.settings.read_text().partition("\n[cluster]")[0] + self.cluster)
-
-    def hostler(self, *arguments: str, seconds: float = WAITS) -> subprocess.CompletedProcess:
-        """Runs a command to its end."""
-        command, *rest = arguments
-        return subprocess.run(
-            [binary(), command, "--config", str(self.settings), *rest],
-            **{"capture_output": True, "text": True, "timeout": seconds, "check": False},
-            env=environment() | self.variables,
-        )
-
-    def succeed(self, *arguments: str) -> str:
-        """Runs a command that has to succeed, and returns what it prints."""
-        ended = self.hostler(*arguments)
-        assert ended.returncode == 0, f"{arguments}: {ended.returncode}\n{ended.stdout}\n{ended.stderr}\n{self.log()}"
-        return ended.stdout
-
-    def log(self) -> str:
-        """The end of what the controller has logged."""
-        path = self.state / "controller.log"
-        return path.read_text()[-4000:] if path.exists() else ""
-
-    def name(self, entry: str) -> str:
-        """The name of an entry's jobs, which the fleet's tag is a part of."""
-        return f"hostler-{entry}-{(self.state / 'tag').read_text().strip()}"
-
-    def jobs(self) -> list[str]:
-        """The names of the jobs that have not ended."""
-        if self.kind == "slurm":
-            return self.scheduler.call("squeue", "--noheader", "--array", "--format=%j").split()
-        listed = json.loads(self.scheduler.call("qstat", "-t", "-f", "-F", "json")).get("Jobs", {})
-        return [job["Job_Name"] for id, job in listed.items() if "[]" not in id and job["job_state"] not in "FX"]
-
-    def processes(self) -> list[str]:
-        """All that the user has started: controller, agents, keepers and engines."""
-        own = [one for one in running() if str(self.settings) in one.command or str(self.folder / "run") in one.command]
-        return [f"{one.pid} {one.command}" for one in own]
-
-    def stop(self) -> None:
-        """Ends all, by force where something is left."""
-        kill_all(lambda: [int(shown.split()[0]) for shown in self.processes()])
-        self.scheduler.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["pbs", pytest.param("slurm", marks=pytest.mark.slurm)])

@@ -243,3 +243,22 @@ def test_the_walltime_ends_late_and_a_rerun_keeps_the_id(pbs: Watched):
     began = time.monotonic()
     assert pbs.ended(job, WALLTIME_LATENESS + TERM_TO_KILL + 10) == 256 + signal.SIGKILL
     assert time.monotonic() - began > WALLTIME_LATENESS + TERM_TO_KILL
+
+
+def test_users_neither_suspend_nor_rerun_jobs(pbs: Watched):
+    job = pbs.call("qsub", "--", "/bin/sleep", "600")
+    wait_until(lambda: pbs.job(job)["job_state"] == "R", 20, "it runs")
+    for command in (["qsig", "-s", "suspend", job], ["qrerun", job]):
+        call = [pbs.folder / "bin" / command[0], *command[1:]]
+        refused = subprocess.run(call, capture_output=True, text=True, check=False)
+        assert refused.returncode == 159 and "Unauthorized Request" in refused.stderr, refused
+    assert pbs.job(job)["job_state"] == "R"
+
+
+def test_a_job_that_depends_on_another_is_held_until_that_one_ends(pbs: Watched):
+    first = pbs.call("qsub", "--", "/bin/sleep", "600")
+    second = pbs.call("qsub", "-W", f"depend=afterany:{first}", "--", "/bin/sleep", "600")
+    held = pbs.job(second)
+    assert (held["job_state"], held["Hold_Types"]) == ("H", "s"), held
+    pbs.call("qdel", first)
+    wait_until(lambda: pbs.job(second)["job_state"] == "R", 20, "it runs when the first has ended")

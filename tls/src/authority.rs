@@ -24,6 +24,9 @@ const KEY: &str = "ca.key";
 
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
+/// Longer than any queue lets a job run.
+const JOB_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
 #[derive(Debug)]
 pub struct Authority {
     fleet: String,
@@ -157,6 +160,15 @@ impl Authority {
     pub fn issue_edge(&self, names: &[String]) -> Result<EdgeCertificate, TlsError> {
         let (certificate, key) = self.issue_server("edge", names.to_vec(), AUTHORITY_LIFETIME)?;
         Ok(EdgeCertificate { certificate: certificate.pem(), key: key.serialize_pem() })
+    }
+
+    /// The same for a process that keeps it in memory: it needs it no longer than a batch job may run.
+    pub(crate) fn issue_edge_in_memory(
+        &self,
+        names: &[String],
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+        let (certificate, key) = self.issue_server("edge", names.to_vec(), JOB_LIFETIME)?;
+        Ok((vec![certificate.der().clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
     }
 
     /// A certificate for a router, with its key.

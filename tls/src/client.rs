@@ -1,5 +1,5 @@
-//! The agent's side of TLS: what it trusts, and the handshake with a router. Routers are known by the fleet's authority; before the agent has
-//! that, by the fingerprint in its token.
+//! The client's side of TLS: what it trusts, and the handshake with a router. Agents know routers by the fleet's authority; before an agent has
+//! that, by the fingerprint in its token. Operators know a router by the same authority and the name of its host.
 
 use std::io;
 use std::path::Path;
@@ -14,6 +14,8 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verif
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme, version};
 
+use crate::files::read;
+use crate::server::certificates;
 use crate::{Fingerprint, NodeKey, ROUTER_NAME, Stream, TlsError, provider};
 
 /// What an agent without a certificate trusts: the authority with this fingerprint, which the
@@ -92,6 +94,23 @@ pub fn member_config(authority: &[u8], certificate: &[u8], key: &NodeKey, from: 
     let certificate = vec![CertificateDer::from(certificate.to_vec())];
     let config = builder.with_root_certificates(roots).with_client_auth_cert(certificate, key.secret());
     Ok(finish(config.map_err(|error| wrong(format!("its certificate and key cannot be used ({error})")))?))
+}
+
+/// Does the client's part of a handshake with a listener of the router that has the fleet's certificate for this host, which is a name or an address.
+///
+/// # Errors
+/// When the authority's file cannot be read, and when the handshake fails.
+pub async fn connect_to_host(stream: TcpStream, authority: &Path, host: &str, protocol: &[u8]) -> io::Result<Stream> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(authority, &read(authority).map_err(io::Error::other)?).map_err(io::Error::other)? {
+        roots.add(certificate).map_err(io::Error::other)?;
+    }
+    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13]).map_err(io::Error::other)?;
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![protocol.to_vec()];
+    let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).map_err(io::Error::other)?;
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+    Ok(Stream::Tls(Box::new(stream.into())))
 }
 
 fn finish(mut config: ClientConfig) -> Arc<ClientConfig> {

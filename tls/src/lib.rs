@@ -19,7 +19,7 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 pub use authority::{Authority, EdgeCertificate, IssuedCertificate, NodeKey};
 pub use certificate_info::{CertificateInfo, Fingerprint, check_name};
-pub use client::{EnrollmentVerifier, connect, member_config};
+pub use client::{EnrollmentVerifier, connect, connect_to_host, member_config};
 pub use error::{TlsError, describe_for_agent, describe_for_router, is_alert_about_certificate};
 pub use files::{read_private, write_private};
 pub use server::{AgentsTls, EdgeFiles, EdgeTls};

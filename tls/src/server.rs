@@ -1,5 +1,5 @@
-//! The router's two TLS listeners: the edge, whose certificate an operator keeps in files that are read again when they change, and the
-//! agents' port, whose certificate the router makes for itself. Connections that are open are never touched by a change.
+//! The router's TLS listeners: the edge, whose certificate an operator keeps in files that are read again when they change, or the fleet's
+//! authority issues in memory, and the agents' port, whose certificate the router makes for itself. Connections that are open are never touched by a change.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,14 +41,15 @@ struct EdgeFileBytes {
 
 #[derive(Debug)]
 pub struct EdgeTls {
-    files: EdgeFiles,
-    current: ArcSwap<LoadedFiles>,
+    current: ArcSwap<LoadedCertificate>,
+    /// Where it is read again from; none where the fleet's authority has issued it.
+    files: Option<EdgeFiles>,
 }
 
-/// What was made of the files when they were read last.
 #[derive(Debug)]
-struct LoadedFiles {
+struct LoadedCertificate {
     settings: Handshake,
+    /// Of the files when they were read last.
     digest: [u8; 32],
     expires_at: Option<u64>,
 }
@@ -60,7 +61,21 @@ impl EdgeTls {
     /// When one cannot be read or is invalid, or key and certificate do not belong together.
     pub fn load(files: EdgeFiles) -> Result<Self, TlsError> {
         let current = ArcSwap::from_pointee(files.load(&files.read()?)?);
-        Ok(Self { files, current })
+        Ok(Self { current, files: Some(files) })
+    }
+
+    /// With a certificate of the fleet's authority for these names and addresses. It and its key are in memory alone.
+    ///
+    /// # Errors
+    /// When a name cannot stand in a certificate, or the cryptographic library fails.
+    pub fn issue(authority: &Authority, names: &[String]) -> Result<Self, TlsError> {
+        let (certificates, key) = authority.issue_edge_in_memory(names)?;
+        let expires_at = certificates.iter().filter_map(|certificate| expires_at(certificate)).min();
+        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+        let mut settings = builder.with_no_client_auth().with_single_cert(certificates, key)?;
+        settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+        let loaded = LoadedCertificate { settings: Arc::new(settings), digest: [0; 32], expires_at };
+        Ok(Self { current: ArcSwap::from_pointee(loaded), files: None })
     }
 
     /// The settings for the next handshake.
@@ -78,6 +93,7 @@ impl EdgeTls {
     /// Reads the files again whenever they change, until `end`. Invalid files are logged once, and
     /// the last good certificate stays in use.
     pub async fn reload_on_change(self: Arc<Self>, end: CancellationToken) {
+        let Some(files) = &self.files else { return };
         let mut mentioned = String::new();
         loop {
             tokio::select! {
@@ -91,7 +107,7 @@ impl EdgeTls {
                     mentioned.clear();
                     tracing::info!(
                         event = "certificate_loaded",
-                        certificate = %self.files.certificate.display(),
+                        certificate = %files.certificate.display(),
                         "the edge's certificate was read again"
                     );
                 }
@@ -110,11 +126,12 @@ impl EdgeTls {
 
     /// Checks the files; `true` if they had changed.
     fn reload_if_changed(&self) -> Result<bool, TlsError> {
-        let found = self.files.read()?;
+        let Some(files) = &self.files else { return Ok(false) };
+        let found = files.read()?;
         if self.current.load().digest == found.digest() {
             return Ok(false);
         }
-        self.current.store(Arc::new(self.files.load(&found)?));
+        self.current.store(Arc::new(files.load(&found)?));
         Ok(true)
     }
 }
@@ -130,7 +147,7 @@ impl EdgeFiles {
         })
     }
 
-    fn load(&self, found: &EdgeFileBytes) -> Result<LoadedFiles, TlsError> {
+    fn load(&self, found: &EdgeFileBytes) -> Result<LoadedCertificate, TlsError> {
         let certificates = certificates(&self.certificate, &found.certificate)?;
         let expires_at = certificates.iter().filter_map(|certificate| expires_at(certificate)).min();
         let key = PrivateKeyDer::from_pem_slice(&found.key)
@@ -152,7 +169,7 @@ impl EdgeFiles {
             what: format!("it is not the key of the certificate in {} ({error})", self.certificate.display()),
         })?;
         settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-        Ok(LoadedFiles { settings: Arc::new(settings), digest: found.digest(), expires_at })
+        Ok(LoadedCertificate { settings: Arc::new(settings), digest: found.digest(), expires_at })
     }
 }
 
@@ -169,7 +186,7 @@ impl EdgeFileBytes {
 }
 
 /// The certificates in a file, at least one.
-fn certificates(path: &std::path::Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(crate) fn certificates(path: &std::path::Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
         Ok(found) if !found.is_empty() => Ok(found),

@@ -374,6 +374,25 @@ async fn a_client_that_says_nothing_is_not_waited_for() {
 }
 
 #[tokio::test]
+async fn a_listener_that_was_certified_in_memory_is_trusted_by_the_fleets_authority_and_its_names() {
+    let (fleet, other) = (fleet(), self::fleet());
+    let listener_tls = EdgeTls::issue(&fleet.authority, &["x3001".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let [own_authority, other_authority] = [&fleet, &other].map(|of| of.folder.path().join("fleet/ca.crt"));
+    for (name, authority, is_trusted) in [
+        ("x3001", &own_authority, true),
+        ("127.0.0.1", &own_authority, true),
+        ("x3002", &own_authority, false),
+        ("x3001", &other_authority, false),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let router = accept(listener.accept().await.unwrap().0, listener_tls.handshake(), Duration::from_secs(10));
+        let (_, seen) = tokio::join!(router, connect_to_host(stream, authority, name, b"h2"));
+        assert_eq!(seen.is_ok(), is_trusted, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn an_edge_with_the_authoritys_certificate_is_trusted_under_its_names_alone() {
     let fleet = fleet();
     let made = fleet.authority.issue_edge(&["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();

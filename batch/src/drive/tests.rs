@@ -49,6 +49,7 @@ impl FakeTarget {
 struct Files {
     folder: TempDir,
     args: BatchArgs,
+    target: Target,
 }
 
 impl Files {
@@ -59,7 +60,6 @@ impl Files {
         let args = BatchArgs {
             input: at("in"),
             output: at("out"),
-            target: target.url.parse().unwrap(),
             key_file: None,
             concurrency: 2,
             deadline: Duration::from_secs(60),
@@ -67,12 +67,12 @@ impl Files {
             grace: Duration::from_secs(60),
             quiet: true,
         };
-        Self { folder, args }
+        Self { folder, args, target: target.url.parse().unwrap() }
     }
 
     async fn run(&self, shutdown: &Shutdown) -> Result<Summary, BatchError> {
         let key = HeaderValue::from_static("Bearer secret");
-        Batch::open(&self.args)?.run(Some(key), shutdown, &mut ProgressWriter::new(true)).await
+        Batch::open(&self.args, self.target.clone())?.run(Some(key), shutdown, &mut ProgressWriter::new(true)).await
     }
 
     fn at(&self, name: &str) -> PathBuf {

@@ -1,4 +1,4 @@
-//! The fleet's controller as a process: whether one runs, and how it is started in the background.
+//! The fleet's controller as a process: whether one runs, and how it is started in the background of this host.
 
 use std::fs::File;
 use std::io;
@@ -50,16 +50,17 @@ impl HeartbeatWatch {
     }
 }
 
-/// Where the running controller is reached; `None` where none runs. One on another host is known by its heartbeat.
+/// Where the running controller is reached; `None` where none runs. One on another host, or in a job, is known by its heartbeat.
 pub(super) async fn find_controller(folder: &FleetFolder) -> anyhow::Result<Option<Endpoint>> {
     let Some(endpoint) = folder.endpoint()? else { return Ok(None) };
-    let is_here = endpoint.host == this_host();
+    let is_here = endpoint.job.is_none() && endpoint.host == this_host();
     let is_alive = if is_here { is_live(&endpoint.operators_socket).await } else { !folder.is_controller_gone()? };
     Ok(Some(endpoint).filter(|_| is_alive))
 }
 
-/// Starts the controller unless one runs, and waits until it says where it is reached. `None` where it has found nothing to do and has ended.
-pub(super) async fn ensure_controller(fleet: &Fleet) -> anyhow::Result<Option<Endpoint>> {
+/// Starts the controller on this host unless one runs, and waits until it says where it is reached. `None` where it has found nothing to do and has
+/// ended.
+pub(super) async fn ensure_process(fleet: &Fleet) -> anyhow::Result<Option<Endpoint>> {
     if let Some(endpoint) = find_controller(&fleet.folder).await? {
         return Ok(Some(endpoint));
     }

@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
 use clap::Args;
-use hostler_controller::{EntryStatus, FleetFolder, FleetStatus};
+use hostler_controller::{ControllerPlace, EntryStatus, FleetFolder, FleetStatus};
 use tokio::time::sleep;
 
 use super::Fleet;
-use super::controller_process::{HeartbeatWatch, ensure_controller};
+use super::controller_job::{end_jobs, wait_until_runs};
+use super::controller_process::{HeartbeatWatch, ensure_process, find_controller};
+use super::controller_start::{FoundController, ensure_controller};
 use super::entries::find_entry;
 use super::progress::describe_ending;
 use crate::output::say;
@@ -19,6 +21,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The controller cancels a job that was asked to leave after ten minutes; the rest is for the scheduler.
 const END_TIMEOUT: Duration = Duration::from_secs(20 * 60);
+
+/// How long the controller's own job may take to end by itself once nothing is left to keep. Its router finishes running answers first.
+const CONTROLLER_PATIENCE: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Args)]
 pub(crate) struct DownArgs {
@@ -31,9 +36,27 @@ pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result
     fleet.check_scheduler().await?;
     let began = SystemTime::now();
     let removed = remove_entries(&fleet.folder, &args.names)?;
-    // A controller that finds nothing to end says so by ending itself.
-    ensure_controller(&fleet).await?;
-    let ending = until_gone(&fleet.folder, &removed, began);
+    let is_in_job = fleet.config.controller == ControllerPlace::Job;
+    let is_last = fleet.folder.entries()?.is_empty();
+    let ending = async {
+        if is_in_job && !is_last {
+            if let FoundController::Submitted(_) = ensure_controller(&fleet).await? {
+                wait_until_runs(&fleet).await?;
+            }
+        } else {
+            if is_in_job && find_controller(&fleet.folder).await?.is_none() {
+                // It may wait in the queue for hours, or come just now.
+                end_jobs(&fleet, Duration::ZERO).await?;
+            }
+            // A controller that finds nothing to end says so by ending itself.
+            ensure_process(&fleet).await?;
+        }
+        until_gone(&fleet.folder, &removed, began).await?;
+        if is_in_job && is_last && fleet.folder.entries()?.is_empty() {
+            end_jobs(&fleet, CONTROLLER_PATIENCE).await?;
+        }
+        anyhow::Ok(())
+    };
     tokio::select! {
         gone = tokio::time::timeout(END_TIMEOUT, ending) => match gone {
             Ok(gone) => gone?,

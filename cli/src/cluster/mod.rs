@@ -1,9 +1,12 @@
 //! The commands that say what is wanted of a fleet of batch jobs: `hostler up --nodes`, `wait`, `scale` and `down`. They write it into the fleet's
 //! folder, start the controller where none runs, and look on. The controller does the rest.
 
+mod controller_job;
 mod controller_process;
+mod controller_start;
 mod down;
 mod entries;
+mod job_logs;
 mod progress;
 mod scale;
 mod up;
@@ -12,6 +15,7 @@ mod walltime;
 mod watch;
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::Context;
 use hostler_controller::{ClusterConfig, FleetFolder, FolderError, check_scheduler};
@@ -31,6 +35,8 @@ struct Fleet {
     folder: FleetFolder,
     /// Absolute: jobs read it, too.
     file: Option<PathBuf>,
+    /// When this command began.
+    began: SystemTime,
 }
 
 impl Fleet {
@@ -47,7 +53,7 @@ impl Fleet {
         let config = cluster_config(file)?;
         let folder = find(&config)?;
         let file = file.map(std::path::absolute).transpose().context("there is no working directory")?;
-        Ok(Self { config, folder, file })
+        Ok(Self { config, folder, file, began: SystemTime::now() })
     }
 
     /// Refuses the fleet of another cluster. A host that has no scheduler's commands is of none: there the fleet's controller alone does what is said.

@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use clap::Args;
 use hostler_cluster::FleetSize;
 
 use super::Fleet;
-use super::controller_process::ensure_controller;
+use super::controller_start::ensure_controller;
 use super::entries::{find_entry, parse_nodes, put_entry};
 use super::watch::{WATCH_TIMEOUT, Watch};
 use crate::output::say;
@@ -33,8 +32,8 @@ pub(crate) async fn scale(args: &ScaleArgs, file: Option<&Path>) -> anyhow::Resu
         entry.check()?;
         put_entry(entries, entry.clone()).map(|()| entry)
     })??;
-    let watch = Watch::new(&fleet.folder, &entry.name);
-    ensure_controller(&fleet).await?.context("the controller has ended: another command has ended what was to serve")?;
+    let watch = Watch::new(&fleet, &entry.name);
+    ensure_controller(&fleet).await?;
     say(&format!("fleet     {} is to have {} nodes", entry.name, args.nodes));
     if args.detach {
         return Ok(());

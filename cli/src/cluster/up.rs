@@ -8,12 +8,13 @@ use clap::{ArgGroup, Args};
 use hostler_agent::AgentConfig;
 use hostler_boot::Settings;
 use hostler_cluster::{FleetEntry, FleetSize};
-use hostler_controller::{AgentCommand, build_submission};
+use hostler_controller::{ControllerPlace, JobProgram, build_submission};
 use hostler_router::RouterConfig;
 use hostler_scheduler::Scheduler;
 
 use super::Fleet;
-use super::controller_process::ensure_controller;
+use super::controller_job;
+use super::controller_start::ensure_controller;
 use super::entries::{name_of_model, parse_nodes, put_entry};
 use super::walltime::parse_walltime;
 use super::watch::{WATCH_TIMEOUT, Watch};
@@ -108,10 +109,10 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     }
     check_initialised(&settings.section("router")?)?;
     let name = entry.name.clone();
-    let watch = Watch::new(&fleet.folder, &name);
+    let watch = Watch::new(&fleet, &name);
     fleet.folder.change_entries(|entries| put_entry(entries, entry))??;
-    let endpoint = ensure_controller(&fleet).await?.context("the controller has ended: another command has ended what was to serve")?;
-    say(&format!("fleet     {name}, kept by the controller on {} (log: {})", endpoint.host, fleet.folder.controller_log().display()));
+    let controller = ensure_controller(&fleet).await?;
+    say(&format!("fleet     {name}, kept by the controller {controller} (log: {})", fleet.folder.controller_log().display()));
     if args.detach {
         return Ok(());
     }
@@ -136,7 +137,7 @@ fn check_initialised(router: &RouterConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints what is submitted first, as a command line for a shell.
+/// Prints what is submitted first, as command lines for a shell.
 fn show_submission(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry) -> anyhow::Result<()> {
     let parts = match entry.size {
         FleetSize::Fixed(nodes) => nodes,
@@ -146,7 +147,10 @@ fn show_submission(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry) -> a
         complain("TAG is chosen when the first model of this fleet is brought up");
     }
     let program = std::env::current_exe().context("this program does not know its own path")?;
-    let agent = AgentCommand { program: &program, config: fleet.file.as_deref() };
+    if fleet.config.controller == ControllerPlace::Job {
+        say(&controller_job::render(fleet, scheduler)?.to_string());
+    }
+    let agent = JobProgram { program: &program, config: fleet.file.as_deref() };
     say(&scheduler.render(&build_submission(entry, parts, &fleet.config, &fleet.folder, &agent)).to_string());
     Ok(())
 }

@@ -3,11 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
 
 use super::Fleet;
-use super::controller_process::ensure_controller;
+use super::controller_start::ensure_controller;
 use super::entries::find_entry;
 use super::watch::Watch;
 
@@ -27,6 +26,6 @@ pub(crate) async fn wait(args: &WaitArgs, file: Option<&Path>) -> anyhow::Result
     let fleet = Fleet::open(file)?;
     fleet.check_scheduler().await?;
     let entry = find_entry(&fleet.folder.entries()?, args.name.as_deref())?;
-    ensure_controller(&fleet).await?.context("the controller has ended: another command has ended what was to serve")?;
-    Watch::new(&fleet.folder, &entry.name).run(args.timeout).await
+    ensure_controller(&fleet).await?;
+    Watch::new(&fleet, &entry.name).run(args.timeout).await
 }

@@ -1,19 +1,21 @@
 //! Looking on until an entry serves: what its jobs and their engines do is said line by line. The fleet needs nobody who looks on.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::bail;
 use hostler_cluster::{FleetEntry, FleetSize};
-use hostler_controller::{Endpoint, EntryStatus, FleetFolder, FleetStatus};
+use hostler_controller::{ControllerPlace, Endpoint, EntryStatus, FleetFolder, FleetStatus};
 use hostler_proto::fleet::v1::ListRequest;
 use tokio::time::sleep;
 
-use super::controller_process::{HeartbeatWatch, last_lines};
+use super::Fleet;
+use super::controller_job::{ensure_job, wait_until_runs};
+use super::controller_process::HeartbeatWatch;
+use super::job_logs::last_words;
 use super::progress::{EntryProgress, Outlook, judge};
-use crate::admin::{AdminClient, connect_to_socket, status_error};
+use crate::admin::{AdminClient, connect_to_fleet, connect_to_socket, status_error};
 use crate::env::this_host;
 use crate::output::say;
 use crate::ps::{GoneJob, Node, Replica};
@@ -56,6 +58,7 @@ impl WatchError {
 /// Somebody who waits for an entry.
 #[derive(Debug)]
 pub(super) struct Watch<'a> {
+    fleet: &'a Fleet,
     folder: &'a FleetFolder,
     name: &'a str,
     began: SystemTime,
@@ -67,9 +70,10 @@ pub(super) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(super) fn new(folder: &'a FleetFolder, name: &'a str) -> Self {
-        let (began, heartbeat) = (SystemTime::now(), HeartbeatWatch::new());
-        Self { folder, name, began, heartbeat, progress: EntryProgress::default(), engines: EngineWatch::default(), failures_before: None }
+    pub(super) fn new(fleet: &'a Fleet, name: &'a str) -> Self {
+        let (folder, began, heartbeat) = (&fleet.folder, SystemTime::now(), HeartbeatWatch::new());
+        let (progress, engines) = (EntryProgress::default(), EngineWatch::default());
+        Self { fleet, folder, name, began, heartbeat, progress, engines, failures_before: None }
     }
 
     /// Says what happens until the entry has the nodes that it wants, then how to use them.
@@ -88,6 +92,10 @@ impl<'a> Watch<'a> {
     }
 
     async fn until_ready(&mut self) -> anyhow::Result<()> {
+        let is_in_job = self.fleet.config.controller == ControllerPlace::Job;
+        if is_in_job {
+            wait_until_runs(self.fleet).await?;
+        }
         loop {
             let entries = self.folder.entries()?;
             let Some(wanted) = entries.iter().find(|entry| entry.name == self.name) else {
@@ -97,7 +105,7 @@ impl<'a> Watch<'a> {
             let (entry, trouble) = self.read_status(wanted)?;
             if let Some(entry) = entry {
                 self.progress.lines(&entry, &trouble).iter().for_each(|line| say(line));
-                self.engines.look(endpoint.as_ref(), &entry).await;
+                self.engines.look(self.folder, endpoint.as_ref(), &entry).await;
                 match judge(&entry, *self.failures_before.get_or_insert(entry.failures)) {
                     Outlook::Coming => {}
                     Outlook::Ready => {
@@ -110,6 +118,13 @@ impl<'a> Watch<'a> {
                 self.progress.trouble_lines(&trouble).iter().for_each(|line| say(line));
             }
             if self.heartbeat.is_silent(self.folder)? {
+                if is_in_job {
+                    // One that follows the last one is there already, unless both have died.
+                    ensure_job(self.fleet).await?;
+                    wait_until_runs(self.fleet).await?;
+                    self.heartbeat = HeartbeatWatch::new();
+                    continue;
+                }
                 let log = self.folder.controller_log();
                 bail!("the controller says nothing any more: see {}; `hostler wait {}` starts it again", log.display(), self.name);
             }
@@ -136,7 +151,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What the engines of the entry's jobs do, as the router of this host tells it.
+/// What the engines of the entry's jobs do, as the router tells it that this host reaches.
 #[derive(Debug, Default)]
 struct EngineWatch {
     router: Option<AdminClient>,
@@ -153,18 +168,22 @@ struct EngineWatch {
 
 impl EngineWatch {
     /// Nothing depends on it, so trouble with the router is left to the next time.
-    async fn look(&mut self, endpoint: Option<&Endpoint>, entry: &EntryStatus) {
+    async fn look(&mut self, folder: &FleetFolder, endpoint: Option<&Endpoint>, entry: &EntryStatus) {
         self.jobs.extend(entry.jobs.iter().map(|job| job.id.clone()));
-        let Some(endpoint) = endpoint.filter(|endpoint| endpoint.host == this_host()) else { return };
-        if let Err(error) = self.ask(endpoint).await {
+        let Some(endpoint) = endpoint.filter(|endpoint| endpoint.job.is_some() || endpoint.host == this_host()) else { return };
+        if let Err(error) = self.ask(folder, endpoint).await {
             tracing::debug!(error = format!("{error:#}"), "the router was not asked");
             self.router = None;
         }
     }
 
-    async fn ask(&mut self, endpoint: &Endpoint) -> anyhow::Result<()> {
+    async fn ask(&mut self, folder: &FleetFolder, endpoint: &Endpoint) -> anyhow::Result<()> {
         if self.router.is_none() {
-            self.router = Some(connect_to_socket(&endpoint.operators_socket).await?);
+            self.router = Some(if endpoint.job.is_some() {
+                connect_to_fleet(folder).await?
+            } else {
+                connect_to_socket(&endpoint.operators_socket).await?
+            });
         }
         let router = self.router.as_mut().expect("it has just been set");
         let listed = router.list(ListRequest {}).await.map_err(status_error)?.into_inner();
@@ -185,20 +204,12 @@ impl EngineWatch {
     }
 }
 
-/// The last line that a job has printed since then.
-fn last_words(logs: &Path, since: SystemTime) -> Option<String> {
-    let files = fs::read_dir(logs).ok()?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-    let dated = files.filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
-    let (_, newest) = dated.filter(|(changed, _)| *changed >= since).max()?;
-    last_lines(&newest).ok()?.into_iter().rfind(|line| !line.trim().is_empty())
-}
-
 fn explain_use(entry: &EntryStatus, engines: &EngineWatch, endpoint: Option<&Endpoint>) {
     if entry.wanted == 0 {
         say("ready     the first request for it brings a node");
     }
     let model = engines.served_name.as_ref().unwrap_or(&entry.model);
-    let host = endpoint.map(|endpoint| endpoint.host.clone()).filter(|host| *host != this_host());
+    let host = endpoint.filter(|endpoint| endpoint.job.is_none()).map(|endpoint| endpoint.host.clone()).filter(|host| *host != this_host());
     let place = host.map(|host| format!("; on {host}")).unwrap_or_default();
     say(&format!("use       eval \"$(hostler env)\"    # for any client of OpenAI's API, with the model {model}{place}"));
     say(&format!("end       hostler down {}", entry.name));

@@ -22,6 +22,10 @@ pub(super) struct HostFacts {
     /// The folder of the authority.
     pub(super) fleet: Result<PathBuf, String>,
     pub(super) state: Result<PathBuf, String>,
+    /// Why the fleet of that folder is not this host's scheduler's.
+    pub(super) other_scheduler: Option<String>,
+    /// What this host does to processes that run for long, where it is a login node and the controller would be one of them.
+    pub(super) process_limit: Option<String>,
     /// Seconds by which this host's clock is ahead of the state folder's.
     pub(super) clock_ahead: Option<i64>,
     /// The variable that names a proxy, and what it says.
@@ -93,6 +97,7 @@ pub(super) fn examine(facts: &HostFacts) -> Vec<CheckResult> {
         Some(check_scheduler(facts)),
         Some(check_fleet(facts)),
         Some(check_state(facts)),
+        check_controller(facts),
         check_clock(facts),
         Some(check_proxy(facts)),
         Some(check_engine(facts)),
@@ -123,10 +128,19 @@ fn check_fleet(facts: &HostFacts) -> CheckResult {
 }
 
 fn check_state(facts: &HostFacts) -> CheckResult {
-    match &facts.state {
-        Ok(folder) => CheckResult::ok("state", format!("{} is yours alone; compute nodes have to see it too", folder.display())),
-        Err(error) => CheckResult::problem("state", error, ""),
+    match (&facts.state, &facts.other_scheduler) {
+        (Ok(_), Some(error)) => CheckResult::problem("state", error, ""),
+        (Ok(folder), None) => CheckResult::ok("state", format!("{} is yours alone; compute nodes have to see it too", folder.display())),
+        (Err(error), _) => CheckResult::problem("state", error, ""),
     }
+}
+
+fn check_controller(facts: &HostFacts) -> Option<CheckResult> {
+    let limit = facts.process_limit.as_ref()?;
+    let text = format!(
+        "this host ends processes of users ({limit}); where the controller cannot stay, cluster.controller = \"job\" has it in a job"
+    );
+    Some(CheckResult::note("controller", text))
 }
 
 fn check_clock(facts: &HostFacts) -> Option<CheckResult> {

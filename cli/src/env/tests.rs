@@ -5,7 +5,13 @@ use proptest::prelude::*;
 use super::*;
 
 fn access() -> ClientAccess {
-    ClientAccess { host: "login1".into(), base_url: "http://127.0.0.1:41237/v1".into(), api_key: "hk_abc".into(), socket: None }
+    ClientAccess {
+        host: "login1".into(),
+        base_url: "http://127.0.0.1:41237/v1".into(),
+        api_key: "hk_abc".into(),
+        socket: None,
+        authority: None,
+    }
 }
 
 pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
@@ -13,18 +19,20 @@ pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
         host: host.into(),
         instance: Endpoint::draw_instance(),
         pid,
+        job: None,
         edge: "http://127.0.0.1:1".into(),
         edge_socket: None,
         operators_socket: "/tmp/s".into(),
         agents: "login1:2".into(),
         admin: "127.0.0.1:3".into(),
         key_file: "/home/me/user.key".into(),
+        authority: None,
     }
 }
 
 #[test]
 fn a_shell_gets_address_key_and_what_no_proxy_is_asked_for() {
-    insta::assert_snapshot!(exports(&access(), |_| None).join("\n"), @r"
+    insta::assert_snapshot!(exports(&access(), None, |_| None).join("\n"), @r"
     export OPENAI_BASE_URL=http://127.0.0.1:41237/v1
     export OPENAI_API_KEY=hk_abc
     export NO_PROXY='localhost,127.0.0.1'
@@ -33,12 +41,27 @@ fn a_shell_gets_address_key_and_what_no_proxy_is_asked_for() {
 }
 
 #[test]
+fn a_fleet_in_jobs_is_reached_at_its_host_with_certificates_that_clients_are_told_of() {
+    let fleet = ClientAccess { base_url: "https://x3001:41237/v1".into(), ..access() };
+    insta::assert_snapshot!(exports(&fleet, Some(Path::new("/home/me/fleet/ca-bundle.pem")), |_| None).join("\n"), @r"
+    export OPENAI_BASE_URL=https://x3001:41237/v1
+    export OPENAI_API_KEY=hk_abc
+    export NO_PROXY='localhost,127.0.0.1,x3001'
+    export no_proxy='localhost,127.0.0.1,x3001'
+    export SSL_CERT_FILE=/home/me/fleet/ca-bundle.pem
+    export REQUESTS_CA_BUNDLE=/home/me/fleet/ca-bundle.pem
+    export CURL_CA_BUNDLE=/home/me/fleet/ca-bundle.pem
+    export NODE_EXTRA_CA_CERTS=/home/me/fleet/ca-bundle.pem
+    ");
+}
+
+#[test]
 fn local_names_are_added_once_to_what_was_excepted_before() {
-    assert_eq!(extend_no_proxy(".example.org, 10.0.0.1"), ".example.org,10.0.0.1,localhost,127.0.0.1");
-    let once = extend_no_proxy("a,localhost");
-    assert_eq!((once.as_str(), extend_no_proxy(&once)), ("a,localhost,127.0.0.1", once.clone()));
-    assert_eq!(extend_no_proxy("*"), "*");
-    let lower_alone = exports(&access(), |name| (name == "no_proxy").then(|| "a".to_owned()));
+    assert_eq!(extend_no_proxy(".example.org, 10.0.0.1", "127.0.0.1"), ".example.org,10.0.0.1,localhost,127.0.0.1");
+    let once = extend_no_proxy("a,localhost", "127.0.0.1");
+    assert_eq!((once.as_str(), extend_no_proxy(&once, "127.0.0.1")), ("a,localhost,127.0.0.1", once.clone()));
+    assert_eq!(extend_no_proxy("*", "127.0.0.1"), "*");
+    let lower_alone = exports(&access(), None, |name| (name == "no_proxy").then(|| "a".to_owned()));
     assert_eq!(lower_alone[2..], ["export NO_PROXY='a,localhost,127.0.0.1'", "export no_proxy='a,localhost,127.0.0.1'"]);
 }
 
@@ -70,11 +93,11 @@ proptest! {
     #[test]
     fn a_shell_that_evaluates_the_lines_has_exactly_these_values(key in "[^\0]{0,40}", before in "[^\0]{0,40}") {
         let given = ClientAccess { api_key: key.clone(), ..access() };
-        let lines = exports(&given, |name| (name == "NO_PROXY").then(|| before.clone())).join("\n");
+        let lines = exports(&given, None, |name| (name == "NO_PROXY").then(|| before.clone())).join("\n");
         let script = "eval \"$1\"; printf '%s\\0%s' \"$OPENAI_API_KEY\" \"$NO_PROXY\"";
         let ended = Command::new("bash").args(["-c", script, "bash", &lines]).output().unwrap();
         prop_assert!(ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
-        let expected = format!("{key}\0{}", extend_no_proxy(&before));
+        let expected = format!("{key}\0{}", extend_no_proxy(&before, "127.0.0.1"));
         prop_assert_eq!(String::from_utf8(ended.stdout).unwrap(), expected);
     }
 }

@@ -52,7 +52,8 @@ pub(super) fn lines() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use hostler_controller::{AgentCommand, FleetFolder, build_submission};
+    use hostler_controller::{ControllerPlace, FleetFolder, JobProgram, build_controller_submission, build_submission};
+    use hostler_scheduler::Submission;
 
     use super::*;
 
@@ -79,13 +80,17 @@ mod tests {
             let config = crate::settings::cluster_config(Some(&file)).unwrap();
             let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
             let entry = "name = 'qwen3-8b'\nmodel = 'Qwen/Qwen3-8B'\nnodes = 2\nwalltime = '2h'";
-            let agent = AgentCommand { program: Path::new("/home/anna/.local/bin/hostler"), config: Some(&file) };
-            let submission = build_submission(&toml::from_str(entry).unwrap(), 2, &config, &folder, &agent);
-            let rendered = config.scheduler.parse::<Scheduler>().unwrap().render(&submission);
-            let shown = rendered.to_string().replace(&folder.job_name("qwen3-8b"), "hostler-qwen3-8b-ab12");
-            let mut shown = shown.replace(&place.path().display().to_string(), "/home/anna");
-            if let Some(digest) = rendered.script_file.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str()) {
-                shown = shown.replace(digest, "DIGEST");
+            let program = JobProgram { program: Path::new("/home/anna/.local/bin/hostler"), config: Some(&file) };
+            let show = |submission: &Submission| {
+                let rendered = config.scheduler.parse::<Scheduler>().unwrap().render(submission);
+                let tag = folder.job_name("").split_off("hostler--".len());
+                let shown = rendered.to_string().replace(&tag, "ab12").replace(&place.path().display().to_string(), "/home/anna");
+                let digest = rendered.script_file.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str());
+                digest.map_or(shown.clone(), |digest| shown.replace(digest, "DIGEST"))
+            };
+            let mut shown = show(&build_submission(&toml::from_str(entry).unwrap(), 2, &config, &folder, &program));
+            if config.controller == ControllerPlace::Job {
+                shown = format!("{}\n{shown}", show(&build_controller_submission(&config, &folder, &program, None)));
             }
             insta::with_settings!({ snapshot_path => "../../../deploy/sites", prepend_module_to_snapshot => false, omit_expression => true }, {
                 insta::assert_snapshot!(name, shown);

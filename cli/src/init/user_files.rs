@@ -1,29 +1,24 @@
 //! The files of a user's fleet, beside their configuration file: authority, edge's certificate, key file, key and settings. `hostler init` makes
 //! what is missing and changes nothing that is there.
 
-use std::collections::BTreeSet;
 use std::fs::DirBuilder;
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Context;
-use hostler_boot::program::run_to_end;
 use hostler_controller::ClusterConfig;
 use hostler_router::RouterConfig;
 use hostler_router::keys::{KeyEntry, Secret, change, list, read_private};
 use hostler_scheduler::NoScheduler;
 use hostler_tls::{Authority, write_private};
 use tempfile::NamedTempFile;
-use tokio::process::Command;
 
 use super::{InitArgs, create_token, sites};
+use crate::host_names::{certified_names, find_host_names};
 use crate::output::say;
 use crate::settings;
-
-/// `hostname` asks the network's name service.
-const NAME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whose key the user's own is, in the key file.
 const USER: &str = "user";
@@ -120,37 +115,12 @@ fn ensure_authority(files: &UserFiles, name: &str) -> anyhow::Result<Authority> 
 async fn ensure_certificate(files: &UserFiles, authority: &Authority) -> anyhow::Result<()> {
     let is_there = files.certificate.exists() && files.certificate_key.exists();
     if !is_there {
-        let made = authority.issue_edge(&edge_names(&find_host_names().await))?;
+        let made = authority.issue_edge(&certified_names(&find_host_names().await))?;
         write_private(&files.certificate_key, made.key.as_bytes())?;
         write_private(&files.certificate, made.certificate.as_bytes())?;
     }
     tell("certificate", !is_there, &files.certificate);
     Ok(())
-}
-
-/// The names that `hostname` knows: the kernel's, and the network's where there is one.
-async fn find_host_names() -> Vec<String> {
-    let mut names = vec![rustix::system::uname().nodename().to_string_lossy().into_owned()];
-    let mut command = Command::new("hostname");
-    command.arg("--fqdn");
-    if let Ok(Some(ended)) = run_to_end(command, &[], NAME_TIMEOUT).await
-        && ended.status.success()
-    {
-        names.push(String::from_utf8_lossy(&ended.stdout).trim().to_owned());
-    }
-    names
-}
-
-/// Under which names clients may reach the edge: this host's, and its short one. What cannot stand in a certificate is left out.
-fn edge_names(host_names: &[String]) -> Vec<String> {
-    let is_name = |name: &&str| {
-        !name.is_empty()
-            && name.chars().all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '.'))
-            && !name.starts_with('.')
-    };
-    let short = host_names.iter().filter_map(|name| name.split('.').next());
-    let names: BTreeSet<&str> = host_names.iter().map(String::as_str).chain(short).filter(is_name).collect();
-    ["localhost", "127.0.0.1", "::1"].into_iter().chain(names.into_iter().filter(|name| *name != "localhost")).map(str::to_owned).collect()
 }
 
 /// The user's key, and its place in the key file.

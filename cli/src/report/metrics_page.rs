@@ -13,6 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin::{AdminArgs, AdminEndpoint, admin_key};
+use crate::fleet_connection::open_admin;
 
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -32,6 +33,7 @@ pub(super) async fn fetch_metrics(args: &AdminArgs) -> anyhow::Result<String> {
     let page = async {
         match &way {
             AdminEndpoint::Socket(path) => fetch(UnixStream::connect(path).await?, request).await,
+            AdminEndpoint::Fleet(folder) => fetch(open_admin(folder, b"http/1.1").await?, request).await,
             AdminEndpoint::Address(address) => fetch(TcpStream::connect(address).await?, request).await,
         }
     };

@@ -19,14 +19,6 @@ pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// the file, which is what is done here; the rest is for a file server that hangs.
 pub const HEARTBEAT_LIFETIME: Duration = Duration::from_secs(60);
 
-impl Endpoint {
-    /// Whether both are of the same start of a controller.
-    #[must_use]
-    pub fn is_same_start(&self, other: &Self) -> bool {
-        (&self.host, self.pid, &self.instance) == (&other.host, other.pid, &other.instance)
-    }
-}
-
 impl FleetFolder {
     /// Renews the endpoint's time if it is this one's.
     ///

@@ -1,6 +1,7 @@
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use hostler_scheduler::Scheduler;
 
@@ -48,12 +49,14 @@ pub(crate) fn endpoint(host: &str) -> Endpoint {
         host: host.into(),
         pid: 1,
         instance: Endpoint::draw_instance(),
+        job: None,
         edge: "http://localhost:1".into(),
         edge_socket: Some("/tmp/e".into()),
         operators_socket: "/tmp/s".into(),
         agents: "login1:2".into(),
         admin: "127.0.0.1:3".into(),
         key_file: "/home/me/key".into(),
+        authority: None,
     }
 }
 

@@ -1,6 +1,9 @@
-use hostler_scheduler::JobState;
+use std::path::PathBuf;
+
+use hostler_scheduler::{CommandError, JobState};
 
 use super::*;
+use crate::ClusterConfig;
 use crate::folder::tests::{endpoint, folder};
 use crate::observation::tests::{entry, job};
 
@@ -24,6 +27,7 @@ fn controller(folder: &FleetFolder, endpoint: Endpoint) -> Controller {
         authority,
         program,
         settings_file: None,
+        predecessor: None,
         engine_args: vec![],
     };
     Controller::new(setup).unwrap()
@@ -40,9 +44,9 @@ async fn a_controller_whose_place_another_one_has_ends_and_writes_nothing() {
         .unwrap();
     folder.write_endpoint(&own).unwrap();
     let controller = controller(&folder, own);
-    controller.check_place().unwrap();
+    controller.setup.check_place().unwrap();
     folder.write_endpoint(&other).unwrap();
-    let error = controller.check_place().unwrap_err();
+    let error = controller.setup.check_place().unwrap_err();
     assert!(error.is_final() && error.to_string().contains("on login2"), "{error}");
     controller.run(Shutdown::new()).await;
     assert_eq!((folder.status().unwrap(), folder.endpoint().unwrap()), (None, Some(other)));

@@ -16,7 +16,7 @@ fn entry(walltime: u64, engine_args: &[&str]) -> FleetEntry {
 /// What is run for an entry, with the fleet's folder at `/home/anna/fleet`.
 fn rendered(scheduler: Scheduler, entry: &FleetEntry, parts: u32, config: &ClusterConfig) -> String {
     let (place, folder) = crate::folder::tests::folder();
-    let agent = AgentCommand {
+    let agent = JobProgram {
         program: Path::new("/home/anna/.local/bin/hostler"),
         config: Some(Path::new("/home/anna/.config/hostler/hostler.toml")),
     };
@@ -63,8 +63,29 @@ fn a_short_job_of_slurm_is_not_told_to_leave_before_a_quarter_of_its_time_is_lef
 #[test]
 fn an_agent_without_settings_and_engine_arguments_has_none() {
     let (_place, folder) = crate::folder::tests::folder();
-    let agent = AgentCommand { program: Path::new("/bin/hostler"), config: None };
+    let agent = JobProgram { program: Path::new("/bin/hostler"), config: None };
     let submission = build_submission(&entry(7200, &[]), 1, &ClusterConfig::default(), &folder, &agent);
     assert_eq!(submission.name, folder.job_name("qwen3-8b"));
     assert!(!submission.program.iter().any(|word| word == "--config" || word == "--"), "{:?}", submission.program);
+}
+
+#[test]
+fn the_controllers_job_has_words_of_its_own_and_no_name_that_an_entry_can_have() {
+    let (place, folder) = crate::folder::tests::folder();
+    let config = ClusterConfig { controller_options: ["-q", "small"].map(str::to_owned).to_vec(), ..site("1:ngpus=4", &["-l", "x=y"]) };
+    let program = JobProgram { program: Path::new("/bin/hostler"), config: Some(Path::new("/home/anna/hostler.toml")) };
+    let submission = build_controller_submission(&config, &folder, &program, Some("12.head"));
+    let rendered = Scheduler::Pbs.render(&submission);
+    let shown = rendered.to_string().replace(&submission.name, "NAME").replace(&place.path().display().to_string(), "/home/anna");
+    let digest = rendered.script_file.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str()).unwrap();
+    insta::assert_snapshot!(shown.replace(digest, "DIGEST"), @r"
+    install -D -m 600 /dev/stdin /home/anna/fleet/controller/DIGEST.sh <<'END_OF_JOB'
+    #!/bin/bash -l
+    module load conda
+    . ~/vllm/bin/activate
+    exec /bin/hostler controller --job --config /home/anna/hostler.toml
+    END_OF_JOB
+    qsub -N NAME -r y -j oe -o /home/anna/fleet/jobs/ -l 'walltime=24:00:00' -A climate -W 'depend=afterany:12.head' -q small -- /bin/bash -l /home/anna/fleet/controller/DIGEST.sh
+    ");
+    assert!(!submission.name.starts_with("hostler-"), "{}", submission.name);
 }

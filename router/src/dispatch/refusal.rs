@@ -163,6 +163,10 @@ impl Refusal {
         let of_interest = view.replicas.iter().filter(|replica| !replica.is_ready() && view.may_serve(replica, model));
         let mut reasons: Vec<String> = of_interest.take(5).map(|replica| describe_replica(replica)).collect();
         reasons.extend(expectation.map(|expectation| expectation.reason.to_string()));
+        if reasons.is_empty() {
+            // The last of them has just left, and others do not serve it.
+            reasons.push(model.map_or("none takes requests".to_owned(), |model| format!("none that serves `{model}` is attached")));
+        }
         let which = expectation.map(|expectation| format!(" of the model `{}`", expectation.model.id)).unwrap_or_default();
         let retry_after = retry_after(view.arrival(model, Instant::now()));
         Refusal::NotReady { message: format!("no replica{which} is ready: {}", reasons.join("; ")), retry_after }
@@ -203,6 +207,16 @@ mod tests {
         check("soon", "", 45);
         check("failing", "n/1 is failed; ", 30);
         assert_eq!(refusal("other").to_string(), "The model `other` does not exist. Valid aliases: failing, late, m, one day, soon.");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_is_told_that_nothing_serves_its_model_where_only_other_models_are_away() {
+        let fleet = fleet();
+        let stopped = ReplicaChange { state: Some(state(Phase::Stopped, "other")), ..ready(0) };
+        let _lane = attach(&fleet, 1, vec![stopped]).await;
+        let refusal = Refusal::for_request(&fleet.view(), Some("chat"), "/v1/chat/completions");
+        let message = "no replica is ready: none that serves `chat` is attached".to_owned();
+        assert_eq!(refusal, Refusal::NotReady { message, retry_after: UNKNOWN_RETRY_SECONDS });
     }
 
     #[test]

@@ -9,6 +9,7 @@ fn doors() -> Listeners {
         has_keys: false,
         has_key_file: false,
         has_edge_tls: false,
+        has_admin_tls: false,
         checks_agents: false,
     }
 }

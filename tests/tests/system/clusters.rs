@@ -42,6 +42,11 @@ fn add_program(place: &mut Workplace, name: &str, script: &str) {
 
 /// The state of a fleet whose controller is this test.
 fn write_endpoint(place: &Workplace, edge: &str) {
+    write_endpoint_of(place, edge, &Value::Null);
+}
+
+/// The same of one that is in a batch job, unless that is null.
+fn write_endpoint_of(place: &Workplace, edge: &str, job: &Value) {
     let folder = place.path().join(".local/state/hostler/fleet");
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
@@ -49,8 +54,11 @@ fn write_endpoint(place: &Workplace, edge: &str) {
         "host": host, "pid": std::process::id(), "instance": "test", "edge": edge, "operators_socket": "/nowhere", "agents": "here:1",
         "admin": "127.0.0.1:1", "edge_socket": place.path().join("e.sock"),
         "key_file": place.path().join(".config/hostler/user.key"),
+        "job": job, "authority": job.as_str().map(|_| place.path().join(".config/hostler/fleet/ca.crt")),
     });
-    fs::write(folder.join("endpoint.json"), endpoint.to_string()).unwrap();
+    // Whole or not at all: somebody may be reading it.
+    fs::write(folder.join("endpoint.new"), endpoint.to_string()).unwrap();
+    fs::rename(folder.join("endpoint.new"), folder.join("endpoint.json")).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -178,6 +186,27 @@ async fn another_machine_reaches_the_fleet_until_it_leaves() {
         if said.contains("error: the connection to me@login1 has ended") { Ok(()) } else { Err(said) }
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_machine_keeps_its_address_when_the_fleet_moves_to_the_host_of_another_job() {
+    let place = place_with_ssh();
+    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
+    write_endpoint_of(&place, "https://x1:41237", &json!("11.head"));
+    let mut connected = place.start("connect", &["connect", "me@login1"]);
+    connected.line("export OPENAI_BASE_URL=https://localhost:").await;
+    let bundle = connected.line("export SSL_CERT_FILE=").await.split_once('=').unwrap().1.to_owned();
+    let authority = fs::read_to_string(place.path().join(".config/hostler/fleet/ca.crt")).unwrap();
+    assert!(fs::read_to_string(&bundle).unwrap().contains(authority.trim()), "{bundle}");
+    let port = forwarded_port(&place, "x1:41237").unwrap();
+    write_endpoint_of(&place, "https://x2:41238", &json!("12.head"));
+    let moved = until("the same port forwarded elsewhere", async || forwarded_port(&place, "x2:41238")).await;
+    assert_eq!(moved, port);
+    let log = fs::read_to_string(place.path().join("ssh.log")).unwrap();
+    assert!(log.contains(&format!("-O cancel -L localhost:{port}:x1:41237")), "{log}");
+    connected.signal(Signal::TERM);
+    assert!(connected.ended().await.success(), "{}", connected.stderr());
+    assert!(!Path::new(&bundle).exists());
 }
 
 /// The port of this machine that ssh was told to forward there.

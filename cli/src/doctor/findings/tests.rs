@@ -6,6 +6,8 @@ fn healthy() -> HostFacts {
         scheduler: Ok(Scheduler::Pbs),
         fleet: Ok("/home/me/.config/hostler/fleet".into()),
         state: Ok("/home/me/.local/state/hostler/fleet".into()),
+        other_scheduler: None,
+        process_limit: None,
         clock_ahead: Some(0),
         proxy: None,
         no_proxy: String::new(),
@@ -41,6 +43,14 @@ fn on_a_healthy_host_all_is_well() {
     ok       sockets    the router's fits into /run/user/1000/hostler
     ");
     assert!(examine(&healthy()).iter().all(|finding| finding.verdict == Verdict::Ok));
+}
+
+#[test]
+fn a_fleet_of_another_cluster_is_a_problem_and_a_host_that_ends_processes_is_worth_a_note() {
+    let elsewhere = HostFacts { other_scheduler: Some("the fleet in F has its jobs at another scheduler".into()), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&elsewhere), @"problem  state      the fleet in F has its jobs at another scheduler");
+    let limited = HostFacts { process_limit: Some("after 30m of CPU time, `ulimit -t`".into()), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&limited), @r#"note     controller this host ends processes of users (after 30m of CPU time, `ulimit -t`); where the controller cannot stay, cluster.controller = "job" has it in a job"#);
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn of_an_existing_file_only_what_it_lacks_is_to_be_added() {
 
 #[test]
 fn an_edge_has_the_hosts_names_and_none_that_a_certificate_cannot_hold() {
-    let names = |given: &[&str]| edge_names(&given.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).join(" ");
+    let names = |given: &[&str]| certified_names(&given.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).join(" ");
     assert_eq!(names(&["login1", "login1.example.org"]), "localhost 127.0.0.1 ::1 login1 login1.example.org");
     assert_eq!(names(&["localhost", "", "(none)", "a b"]), "localhost 127.0.0.1 ::1");
 }

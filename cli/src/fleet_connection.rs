@@ -1,0 +1,40 @@
+//! Connections to the router of a fleet whose controller runs in a batch job: in TLS, to where `endpoint.json` says that it is, and to nobody who does
+//! not show a certificate of the fleet's authority.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use hostler_controller::{Endpoint, FleetFolder};
+use hostler_tls::{Stream, connect_to_host};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// How long the router may take to accept.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection to its admin listener.
+pub(crate) async fn open_admin(folder: &FleetFolder, protocol: &[u8]) -> anyhow::Result<Stream> {
+    let endpoint = read_endpoint(folder)?;
+    open(&endpoint, &endpoint.admin, protocol).await
+}
+
+/// A connection to its edge, for HTTP/1.1.
+pub(crate) async fn open_edge(folder: &FleetFolder) -> anyhow::Result<Stream> {
+    let endpoint = read_endpoint(folder)?;
+    open(&endpoint, endpoint.edge.strip_prefix("https://").context("the fleet's address has no TLS")?, b"http/1.1").await
+}
+
+fn read_endpoint(folder: &FleetFolder) -> anyhow::Result<Endpoint> {
+    folder.endpoint()?.context("the fleet's controller has ended: `hostler wait` says when the next one runs")
+}
+
+async fn open(endpoint: &Endpoint, address: &str, protocol: &[u8]) -> anyhow::Result<Stream> {
+    let authority = endpoint.authority.as_ref().context("the fleet's controller is in no batch job")?;
+    let (host, _) = address.rsplit_once(':').with_context(|| format!("the fleet's address is none: {address}"))?;
+    let connected = timeout(CONNECT_TIMEOUT, async {
+        let stream = TcpStream::connect(address).await?;
+        connect_to_host(stream, authority, host, protocol).await
+    });
+    let reached = connected.await.with_context(|| format!("{address} does not answer within {} s", CONNECT_TIMEOUT.as_secs()))?;
+    reached.with_context(|| format!("cannot reach the fleet's router at {address}; this host has to reach ports of compute nodes"))
+}

@@ -1,0 +1,119 @@
+//! Who keeps the fleet when the controller is a batch job itself, whose time ends too: when it submits a successor, and when it leaves its place to
+//! it. Pure.
+//!
+//! Until its end is near, one job waits that may start when this one has ended, so a controller that dies is replaced by the scheduler itself. Then
+//! it makes room for one that may start at once, because that one's wait in the queue is to be over before this one's time is. There is never more
+//! than one of them.
+
+use std::time::{Duration, SystemTime};
+
+use hostler_scheduler::{JobState, ScheduledJob, is_same_job};
+
+use crate::since;
+
+/// How long before its end a job looks for the next one. The next one takes its place at once, so what is too early costs no node time. It costs
+/// clients a new address, so it is no more than what most queues take for a job without GPUs.
+const LONGEST_LEAD: Duration = Duration::from_secs(6 * 3600);
+
+/// When a job leaves for which no other one came in time. The router's `drain_timeout` is 30 s.
+const LEAVE_LEAD: Duration = Duration::from_secs(45);
+
+/// A short job looks for the next one when one part of so many of its time is left, and leaves when one of so many is.
+const SEARCH_PARTS: u32 = 4;
+const LEAVE_PARTS: u32 = 16;
+
+/// What was submitted may not be listed yet, was refused, or has failed at once.
+const SUBMIT_PAUSE: Duration = Duration::from_secs(120);
+
+/// The job in which the controller runs.
+#[derive(Debug, Clone, Copy)]
+pub struct ControllerJob<'a> {
+    pub id: &'a str,
+    /// The job whose place it took, which may be leaving still.
+    pub predecessor: Option<&'a str>,
+    /// How long its run may last.
+    pub limit: Duration,
+    /// What is left of that.
+    pub left: Duration,
+    /// The job whose controller runs and waits for this one's place.
+    pub standby: Option<&'a str>,
+}
+
+/// What a controller does about its succession.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SuccessionAction {
+    /// Submit a job that may start at once, or when this one has ended.
+    Submit { after_own_end: bool },
+    /// Cancel jobs that nobody needs.
+    Cancel { jobs: Vec<String> },
+    /// End, and leave the place to whoever waits for it.
+    Leave,
+}
+
+/// What a controller remembers of its succession. It may be lost: then jobs that it does not know are submitted anew.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SuccessionMemory {
+    /// The job that may start at once.
+    successor: Option<String>,
+    /// When something was submitted last, and whether it may start at once.
+    submitted: Option<(SystemTime, bool)>,
+}
+
+impl SuccessionMemory {
+    /// Notes the id of what was submitted.
+    pub fn note_submitted(&mut self, job: String) {
+        if self.submitted.is_some_and(|(_, at_once)| at_once) {
+            self.successor = Some(job);
+        }
+    }
+
+    fn may_submit(&self, at_once: bool, now: SystemTime) -> bool {
+        self.submitted.is_none_or(|(when, was_at_once)| was_at_once != at_once || since(now, when) >= SUBMIT_PAUSE)
+    }
+}
+
+/// Decides one step, from the jobs of the fleet's controllers that the scheduler lists.
+#[must_use]
+pub fn decide_succession(
+    own: &ControllerJob<'_>,
+    listed: &[ScheduledJob],
+    memory: &SuccessionMemory,
+    now: SystemTime,
+) -> (Option<SuccessionAction>, SuccessionMemory) {
+    let mut memory = memory.clone();
+    if own.left <= LEAVE_LEAD.min(own.limit / LEAVE_PARTS) {
+        return (Some(SuccessionAction::Leave), memory);
+    }
+    let others = find_successors(own, listed);
+    let is_due = own.left <= LONGEST_LEAD.min(own.limit / SEARCH_PARTS);
+    let kept = if is_due {
+        others.iter().copied().find(|job| memory.successor.as_deref().is_some_and(|id| is_same_job(id, &job.id)))
+    } else {
+        others.iter().copied().find(|job| !job.state.has_started())
+    };
+    let surplus: Vec<String> = others.iter().filter(|job| kept.is_none_or(|kept| kept.id != job.id)).map(|job| job.id.clone()).collect();
+    if !surplus.is_empty() {
+        return (Some(SuccessionAction::Cancel { jobs: surplus }), memory);
+    }
+    let action = match kept {
+        Some(job) => {
+            let waits_here = is_due && job.state.has_started() && own.standby.is_some_and(|standby| is_same_job(standby, &job.id));
+            waits_here.then_some(SuccessionAction::Leave)
+        }
+        None => memory.may_submit(is_due, now).then(|| {
+            memory = SuccessionMemory { successor: None, submitted: Some((now, is_due)) };
+            SuccessionAction::Submit { after_own_end: !is_due }
+        }),
+    };
+    (action, memory)
+}
+
+/// The jobs of the list that are neither this one nor the one whose place it took.
+#[must_use]
+pub fn find_successors<'a>(own: &ControllerJob<'_>, listed: &'a [ScheduledJob]) -> Vec<&'a ScheduledJob> {
+    let is_known = |id: &str| is_same_job(own.id, id) || own.predecessor.is_some_and(|predecessor| is_same_job(predecessor, id));
+    listed.iter().filter(|job| job.state != JobState::Ending && !is_known(&job.id)).collect()
+}
+
+#[cfg(test)]
+mod tests;
