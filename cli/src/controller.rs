@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use crate::AdjustRouter;
 use crate::env::this_host;
-use crate::router::announce;
+use crate::router::{announce, router_config};
 use crate::settings::user_key_file;
 
 /// How long the place of the controller may be held by one that leaves, by a scheduler's command that one has left behind, or by one whose host has
@@ -117,8 +117,7 @@ fn taken_place(other: Option<&Endpoint>) -> anyhow::Error {
 
 /// The router's settings, with free ports where none are set. Those of a former controller are taken again: clients have its address.
 fn configure_router(settings: &Settings, former: Option<&Endpoint>, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
-    let mut config: RouterConfig = settings.section("router")?;
-    adjust(&mut config);
+    let mut config = router_config(settings, adjust)?;
     if config.tls_dir.as_os_str().is_empty() {
         bail!("jobs have no authority to join by (router.tls_dir): run `hostler init` first");
     }

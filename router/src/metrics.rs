@@ -30,6 +30,7 @@ pub struct RouterMetrics {
     /// Frames of agents for requests that nobody knows any more.
     pub unknown_frames: Counter,
     pub access_log_dropped: Counter,
+    pub trace_spans_dropped: Counter,
     first_byte: Histogram,
     answer_duration: Histogram,
     stream_events: Counter,
@@ -117,6 +118,11 @@ impl RouterMetrics {
             access_log_dropped: page.register(
                 "access_log_dropped",
                 "Lines of the access log that were lost, because writing it was stuck.",
+                Counter::default(),
+            ),
+            trace_spans_dropped: page.register(
+                "trace_spans_dropped",
+                "Spans of traces that were lost, because the collector was not there or too slow.",
                 Counter::default(),
             ),
             first_byte: page.register("first_byte_seconds", "From a request's arrival to the first byte of its answer.", seconds()),

@@ -142,6 +142,7 @@ impl Edge {
         let work = estimate_work(route, body.len(), &peek);
         let output_bounds = if work.generates() { output_bounds(&peek) } else { OutputBounds::NOTHING };
         let permit = self.admission.admit(&caller, self.estimate_usage(work, output_bounds, &peek, &body))?;
+        entry.record_admission();
         self.check_response_id(&names, peek.response_id.as_deref(), &caller, begun)?;
         let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
         let may_be_resumed = peek.is_stream && method == Method::POST && matches!(content, BodyFormat::Json);
