@@ -88,7 +88,8 @@ def test_the_engines_span_is_in_the_trace_of_its_request_and_nothing_else_is_sen
     with tempfile.TemporaryDirectory(prefix="hostler-") as folder:
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
         options = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
-        options += ["--operators-socket", f"{folder}/up.sock", "--run-dir", f"{folder}/run", "--log-dir", f"{folder}/log"]
+        options += ["--operators-socket", f"{folder}/up.sock"]
+        options += ["--run-dir", f"{folder}/run", "--log-dir", f"{folder}/log"]
         began = time.monotonic()
         up = Process("up", ["up", *options, *engine.command("a")], Path(folder), variables)
         try:
@@ -99,13 +100,11 @@ def test_the_engines_span_is_in_the_trace_of_its_request_and_nothing_else_is_sen
             answer = httpx2.post(f"{edge}/chat/completions", json=body, timeout=60)
             assert answer.status_code == 200, answer.text
 
-            def of_engine() -> dict[str, str] | None:
-                return next((span for span in collector.spans if span["name"] == "llm_request"), None)
+            def find(key: str, value: str) -> dict[str, str] | None:
+                return next((span for span in collector.spans if span[key] == value), None)
 
-            engines = wait_until(of_engine, 60, "the engine's span")
-            attempt = wait_until(
-                lambda: next((span for span in collector.spans if span["id"] == engines["parent"]), None), 30, "its parent"
-            )
+            engines = wait_until(lambda: find("name", "llm_request"), 60, "the engine's span")
+            attempt = wait_until(lambda: find("id", engines["parent"]), 30, "its parent")
         finally:
             up.stop()
     assert (attempt["name"], attempt["trace"]) == (f"chat {MODEL}", engines["trace"])
