@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use self::place::{take_place, wait_for_place};
 use crate::AdjustRouter;
 use crate::host_names::{certified_names, find_host_names};
-use crate::router::announce;
+use crate::router::{announce, router_config};
 use crate::settings::user_key_file;
 
 #[derive(Debug, Args)]
@@ -143,8 +143,7 @@ fn open_to_other_hosts(endpoint: Endpoint, router: &Router, folder: &FleetFolder
 
 /// The router's settings, with free ports where none are set. Those of a former controller are taken again: clients have its address.
 fn configure_router(settings: &Settings, former: Option<&Endpoint>, is_in_job: bool, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
-    let mut config: RouterConfig = settings.section("router")?;
-    adjust(&mut config);
+    let mut config = router_config(settings, adjust)?;
     if config.tls_dir.as_os_str().is_empty() {
         bail!("jobs have no authority to join by (router.tls_dir): run `hostler init` first");
     }

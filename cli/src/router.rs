@@ -1,8 +1,8 @@
 //! `hostler router`.
 
 use clap::Args;
-use hostler_boot::{Settings, Shutdown};
-use hostler_router::{Exposure, Router};
+use hostler_boot::{Settings, Shutdown, TraceSettings};
+use hostler_router::{Exposure, Router, RouterConfig};
 
 use crate::AdjustRouter;
 use crate::output::say;
@@ -17,14 +17,24 @@ pub(crate) struct RouterArgs {
 
 /// Runs a router until it has drained, or until another one has taken its place.
 pub(crate) async fn router(settings: &Settings, args: &RouterArgs, adjust: AdjustRouter) -> anyhow::Result<()> {
-    let mut config = settings.section("router")?;
-    adjust(&mut config);
+    let config = router_config(settings, adjust)?;
     hostler_boot::raise_file_limit();
     let router = if args.takeover { Router::take_over(config).await? } else { Router::bind(config).await?.offer_place().await };
     let shutdown = Shutdown::new();
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&settings.section("agent")?))?;
     announce(&router);
     Ok(router.run(shutdown).await?)
+}
+
+/// The router's settings, and where its traces go. An environment that others have written for their programs keeps no router from starting.
+pub(crate) fn router_config(settings: &Settings, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
+    let mut config: RouterConfig = settings.section("router")?;
+    config.traces = TraceSettings::from_process().unwrap_or_else(|error| {
+        tracing::warn!(%error, "no traces are sent");
+        None
+    });
+    adjust(&mut config);
+    Ok(config)
 }
 
 /// Prints the addresses for scripts, and what is open for operators.

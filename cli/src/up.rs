@@ -13,7 +13,7 @@ use crate::admin::connect_with;
 use crate::agent::prepare_and_run;
 use crate::output::say;
 use crate::ps::{self, Node, Replica};
-use crate::router::announce;
+use crate::router::{announce, router_config};
 use crate::startup_progress::StartupProgress;
 
 /// How often the engines are checked until they are ready.
@@ -21,8 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs both until they have drained: first the router, so that requests finish, then the agent. Where a scheduler presses, both at the same time.
 pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyhow::Result<()> {
-    let mut router_config: RouterConfig = settings.section("router")?;
-    adjust_router(&mut router_config);
+    let mut router_config = router_config(&settings, adjust_router)?;
     if !settings.is_set("router", "agents_listen") {
         router_config.agents_listen = "127.0.0.1:0".into();
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hostler_boot::TraceSettings;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +99,9 @@ pub struct RouterConfig {
     pub media_hosts: Vec<String>,
     /// The file of the access log; empty means standard error, with the other logs. Where it is moved away it is opened anew within a second.
     pub access_log_file: PathBuf,
+    /// Where traces go. It is no setting: OpenTelemetry's environment variables say so.
+    #[serde(skip)]
+    pub traces: Option<TraceSettings>,
     /// Most requests in flight at once; further ones are refused with 429.
     pub max_in_flight: usize,
     /// Most client connections at once; further ones wait to be accepted.
@@ -192,6 +196,7 @@ impl Default for RouterConfig {
             decompress_bodies: false,
             access_log: AccessFormat::Text,
             access_log_file: PathBuf::new(),
+            traces: None,
             isolate_tenants: false,
             secret_file: PathBuf::new(),
             media_hosts: Vec::new(),

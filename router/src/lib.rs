@@ -42,6 +42,7 @@ pub mod sse;
 mod succession;
 mod takeover;
 mod tls;
+mod traces;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -78,6 +79,7 @@ pub use takeover::TakeoverError;
 use takeover::{ListeningSockets, Successor, SuccessorParts};
 pub use tls::TlsSetupError;
 use tls::{FleetAuthority, RouterTls};
+use traces::{TraceExport, Traces};
 
 /// How long connections to agents and operators may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -101,6 +103,7 @@ pub struct Router {
     metrics: Arc<RouterMetrics>,
     metric_registry: MetricRegistry,
     access_log: (AccessLog, AccessLogWriter),
+    traces: (Traces, TraceExport),
     tls: RouterTls,
     origins: AllowedOrigins,
     media: MediaHosts,
@@ -203,6 +206,7 @@ impl Router {
             media: MediaHosts::new(&config.media_hosts)?,
             isolation: config.secret_path().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
             access_log: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
+            traces: Traces::start(config.traces.as_ref(), metrics.trace_spans_dropped.clone()),
             metrics,
             metric_registry,
             keys,
@@ -317,6 +321,7 @@ impl Router {
         let (serving, tasks, end) = (&state.serving, &state.tasks, state.tasks.end());
         let SharedState { fleet, crash_suspects, admission, prompts, .. } = &state;
         let (metrics, drain_timeout, (access, writing)) = (self.metrics, self.config.drain_timeout, self.access_log);
+        let (traces, trace_export) = self.traces;
         let predecessor =
             self.takeover.as_ref().map(|_| state.predecessor(ListeningSockets::of([&self.edge.0, &self.agents.0, &self.admin.0])));
         if self.successor.is_some() {
@@ -360,6 +365,7 @@ impl Router {
             shutdown: serving.clone(),
             succession: state.succession.clone(),
             access_log: access,
+            traces,
             allowed_origins: self.origins,
             media_hosts: self.media,
             isolation: self.isolation,
@@ -388,7 +394,7 @@ impl Router {
         state.requests_ended.cancel();
         let parts = parts.into_iter().map(|task| join_within(CLOSE_TIMEOUT, task));
         tokio::join!(tasks.finish(CLOSE_TIMEOUT), join_all(parts), prompts.finish(CLOSE_TIMEOUT));
-        writing.flush().await;
+        tokio::join!(writing.flush(), trace_export.flush());
         taken
     }
 }

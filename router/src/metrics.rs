@@ -32,6 +32,7 @@ pub struct RouterMetrics {
     /// Frames of agents for requests that nobody knows any more.
     pub unknown_frames: Counter,
     pub access_log_dropped: Counter,
+    pub trace_spans_dropped: Counter,
     first_byte: Histogram,
     answer_duration: Histogram,
     stream_events: Counter,
@@ -125,6 +126,7 @@ impl RouterMetrics {
                 "Lines of the access log that were lost, because writing it was stuck.",
                 Counter::default(),
             ),
+            trace_spans_dropped: page.register("trace_spans_dropped", "Spans that no collector took.", Counter::default()),
             first_byte: page.register("first_byte_seconds", "From a request's arrival to the first byte of its answer.", seconds()),
             answer_duration: page.register("answer_seconds", "From a request's arrival to the last byte of its answer.", seconds()),
             stream_events: page.register("stream_events", "Events of completed streams.", Counter::default()),

@@ -19,6 +19,9 @@ use crate::tokens::{tokenizer_config_json, tokenizer_json};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// The `traceparent` that a request came with. vLLM tells it to its collector; this is for tests.
+const TRACE_PARENT_ECHO: HeaderName = HeaderName::from_static("x-sim-traceparent");
+
 /// Largest body that is read. vLLM has no such bound; no test needs more.
 const MOST_BODY_BYTES: usize = 64 << 20;
 
@@ -60,6 +63,7 @@ const RUST_LACKS: [&str; 5] = ["/v1/messages", "/v1/responses", "/v1/embeddings"
 
 pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Reply, BodyError> {
     let given_id = request.headers().get(REQUEST_ID).cloned();
+    let trace_parent = request.headers().get("traceparent").cloned();
     let origins = api.args.allowed_origins.as_ref();
     let origin = origins.and_then(|origins| origins.named(request.headers()));
     let mut reply = match preflight(request.method(), request.headers(), origin.is_some()).filter(|_| origins.is_some()) {
@@ -67,6 +71,7 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
         None => route(api, request, given_id.as_ref()).await?,
     };
     let headers = reply.headers_mut();
+    headers.extend(trace_parent.map(|parent| (TRACE_PARENT_ECHO, parent)));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     }

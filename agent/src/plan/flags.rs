@@ -4,12 +4,13 @@
 use super::setup::EnginePlanSetup;
 use crate::config::Profile;
 use crate::gpu::Gpu;
-use crate::vllm::FrontEndInUse;
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin};
 use crate::vllm::releases::{
     ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SHUTDOWN_TIMEOUT_SINCE, STREAM_INTERVAL_SINCE,
 };
+use crate::vllm::traces::TRACES_FLAG;
+use crate::vllm::{EngineTraces, FrontEndInUse};
 
 /// A lower limit would refuse bursts that a single replica can well hold.
 const MIN_QUEUE_LIMIT: u64 = 256;
@@ -43,6 +44,7 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
         add_executor_flag(&mut list, setup, place);
     }
     add_reporting_flags(&mut list);
+    add_traces_flag(&mut list, setup, place.front_end);
     list.choices
 }
 
@@ -205,6 +207,31 @@ fn add_reporting_flags(list: &mut FlagList<'_>) {
     list.add("--disable-uvicorn-access-log", "", FlagOrigin::Hostler, "requests are logged and counted by the router");
     list.add("--enable-prompt-tokens-details", "", FlagOrigin::Hostler, "routers learn how much of a prompt was cached");
     list.add("--enable-request-id-headers", "", FlagOrigin::Hostler, "answers carry the id of their request");
+}
+
+fn add_traces_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, front_end: FrontEndInUse) {
+    match (&setup.traces, front_end) {
+        (EngineTraces::Unasked, _) => {}
+        (EngineTraces::SentTo(_), FrontEndInUse::Rust) => {
+            list.add(
+                TRACES_FLAG,
+                "off",
+                FlagOrigin::Engine,
+                "traces end at the router: the Rust front-end sends none, for which use --front-end python",
+            );
+        }
+        (EngineTraces::SentTo(endpoint), FrontEndInUse::Python) => {
+            list.add(
+                TRACES_FLAG,
+                endpoint,
+                FlagOrigin::Hostler,
+                "a request's trace goes on in the engine, to the collector of OTEL_EXPORTER_OTLP_ENDPOINT",
+            );
+        }
+        (EngineTraces::Impossible { because }, _) => {
+            list.add(TRACES_FLAG, "off", FlagOrigin::Engine, format!("traces end at the router: {because}"));
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use hostler_boot::TraceSettings;
 use hostler_boot::program::find_program;
 
 use super::described_gpus::DescribedGpus;
@@ -12,6 +13,7 @@ use crate::config::{AgentConfig, EngineKind};
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{self, EngineProgram, Host, HostError};
 use crate::prompt_files;
+use crate::vllm::EngineTraces;
 use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
 
@@ -54,6 +56,10 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
         let Inventory { engine, installed, gpus, links, resources: room } = found;
         let named = front_end::binary_from_environment(std::env::var_os("VLLM_RUST_FRONTEND_PATH"));
         let rust: Option<PathBuf> = named.or_else(|| installed.as_ref()?.rust_front_end.clone());
+        let traces = match engine {
+            EngineProgram::Simulated { .. } => EngineTraces::Unasked,
+            EngineProgram::Vllm { .. } => EngineTraces::of(TraceSettings::from_process(), installed.as_ref()),
+        };
         let ground = PlanInput {
             engine: &engine,
             version: installed.as_ref().map(|installed| installed.version),
@@ -61,6 +67,7 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
             gpus: &gpus,
             links: &links,
             resources: room,
+            traces: &traces,
             downloads: &prompt_files::hub_cache(|name| std::env::var_os(name)),
         };
         make_plan(&ground, &config)
@@ -129,8 +136,8 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
     })
 }
 
-/// A release as it comes for GPUs. Where its Rust front-end lies does not matter to a plan.
+/// A release as it comes for GPUs, which has OpenTelemetry with it by now. Where its Rust front-end lies does not matter to a plan.
 fn assume_installed(version: VllmVersion) -> InstalledVllm {
     let rust_front_end = (version >= RUST_FRONT_END_SINCE).then(|| Path::new("vllm-rs").to_owned());
-    InstalledVllm { version, rust_front_end }
+    InstalledVllm { version, rust_front_end, has_opentelemetry: true }
 }

@@ -32,7 +32,7 @@ pub use self::weights::WeightFormat;
 use crate::config::AgentConfig;
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{EngineProgram, ReplicaPlan};
-use crate::vllm::FrontEndInUse;
+use crate::vllm::{EngineTraces, FrontEndInUse};
 pub use crate::vllm::{FlagChoice, FlagOrigin};
 
 /// Simulated engines on a host that names no number: two, so that placement has a choice.
@@ -48,6 +48,7 @@ pub struct PlanInput<'a> {
     pub links: &'a NvlinkTopology,
     /// CPUs and shared memory for engines.
     pub resources: HostResources,
+    pub traces: &'a EngineTraces,
     /// Where downloaded models are.
     pub downloads: &'a Path,
 }
@@ -73,7 +74,7 @@ pub struct Plan {
 /// # Errors
 /// When the model does not fit, or what the settings ask for cannot be.
 pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, PlanError> {
-    let setup = EnginePlanSetup::new(ground.engine, ground.version, config);
+    let setup = EnginePlanSetup { traces: ground.traces.clone(), ..EnginePlanSetup::new(ground.engine, ground.version, config) };
     let model = if setup.simulated {
         ModelInfo::Unknown { because: "the simulated engine has no model".to_owned() }
     } else {

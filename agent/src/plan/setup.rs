@@ -8,6 +8,7 @@ use crate::config::{AgentConfig, Profile};
 use crate::gpu::Gpu;
 use crate::host::EngineProgram;
 use crate::sizes::{GIB, scaled};
+use crate::vllm::EngineTraces;
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::arguments::{expand_config_file, value_of};
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
@@ -56,6 +57,7 @@ pub struct EnginePlanSetup {
     /// Whether the engines send KV events.
     pub kv_events: bool,
     pub drain_timeout: Duration,
+    pub traces: EngineTraces,
 }
 
 /// The most work of one step of an engine.
@@ -88,6 +90,7 @@ impl EnginePlanSetup {
             leaves_steps_to_engine: false,
             kv_events: config.kv_events,
             drain_timeout: config.drain_timeout,
+            traces: EngineTraces::Unasked,
         }
     }
 

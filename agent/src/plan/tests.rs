@@ -42,6 +42,7 @@ fn planned_in(asked: &Asked<'_>, room: HostResources) -> Result<Plan, PlanError>
         gpus: &gpus,
         links: &links,
         resources: room,
+        traces: &EngineTraces::Unasked,
         downloads: Path::new("/nonexistent"),
     };
     let model = ModelInfo::Known(Box::new(fixture(asked.model, &[])));
@@ -114,6 +115,7 @@ fn the_simulated_engine_has_two_replicas_or_one_for_each_gpu_that_was_named() {
             gpus: &gpus,
             links: &NvlinkTopology::default(),
             resources: HostResources::unlimited(),
+            traces: &EngineTraces::Unasked,
             downloads: Path::new("/nonexistent"),
         };
         make_plan(&ground, config).map(|plan| plan.replicas.iter().map(|replica| replica.gpus.len()).collect::<Vec<_>>())

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use super::arguments::{EngineArguments, expand_config_file, value_of};
 use super::directory::{socket_path, temporary_path};
-use super::flag::{EXECUTOR_FLAG, FlagChoice};
+use super::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin};
 use super::front_end::FrontEndInUse;
 use super::plugin;
 use super::releases::{CACHE_EVENTS_SINCE, GPU_UUID_SINCE};
+use super::traces::{TRACES_ENVIRONMENT, TRACES_FLAG};
 use super::version::VllmVersion;
 use crate::cache::KvEventSource;
 use crate::config::{AgentConfig, Profile};
@@ -221,6 +222,9 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
         // By default each engine wants nine tenths of the host's memory, and fails if that is not
         // free.
         set.push(("VLLM_CPU_KVCACHE_SPACE", gib.to_string().into()));
+    }
+    if launch.choices.iter().any(|choice| choice.flag == TRACES_FLAG && choice.origin == FlagOrigin::Hostler) {
+        set.extend(TRACES_ENVIRONMENT.map(|(name, value)| (name, value.into())));
     }
     // Always set to one or the other, so that an inherited variable does not decide.
     set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));

@@ -8,9 +8,11 @@ pub(crate) mod flag;
 pub(crate) mod front_end;
 pub(crate) mod plugin;
 pub(crate) mod releases;
+pub(crate) mod traces;
 pub mod version;
 
 pub use command_line::{CommandLine, LaunchContext};
 pub use flag::{FlagChoice, FlagOrigin};
 pub use front_end::FrontEndInUse;
+pub use traces::EngineTraces;
 pub use version::VllmVersion;

@@ -5,6 +5,9 @@ use super::version::VllmVersion;
 /// Since this release we can read the encoding of KV events.
 pub(crate) const CACHE_EVENTS_SINCE: VllmVersion = VllmVersion::new(0, 11);
 
+/// Since this release at the latest the only engine that vLLM has sends spans (vllm#20372).
+pub(crate) const TRACES_SINCE: VllmVersion = VllmVersion::new(0, 11);
+
 /// Before this release `--async-scheduling` does not support structured outputs and is called
 /// experimental.
 pub(crate) const ASYNC_SINCE: VllmVersion = VllmVersion::new(0, 12);

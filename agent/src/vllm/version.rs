@@ -1,4 +1,4 @@
-//! Which vLLM is installed: its version and whether it has the Rust front-end, read once before the first engine starts, because an unknown flag costs an engine thirteen seconds and its life.
+//! Which vLLM is installed: its version, whether it has the Rust front-end, and whether it can send traces, read once before the first engine starts, because an unknown flag costs an engine thirteen seconds and its life.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -76,14 +76,22 @@ pub struct InstalledVllm {
     pub version: VllmVersion,
     /// The Rust front-end that came with it.
     pub rust_front_end: Option<PathBuf>,
+    /// Whether its Python has the packages without which it sends no traces.
+    pub has_opentelemetry: bool,
 }
 
-/// Prints the package's folder, then its version. Imports nothing of vLLM: a package's place is
-/// found without running it.
+/// Prints the package's folder, whether it can send traces, then its version. Imports nothing of vLLM: a
+/// package's place is found without running it.
 const VERSION_SCRIPT: &str = "\
 import importlib.metadata as m, importlib.util as u
 for folder in getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or []:
     print('folder ' + folder)
+try:
+    for name in ('sdk', 'exporter-otlp-proto-grpc', 'exporter-otlp-proto-http'):
+        m.version('opentelemetry-' + name)
+    print('opentelemetry')
+except m.PackageNotFoundError:
+    pass
 print(m.version('vllm'))";
 
 /// Asks the vLLM behind `program`: first through the Python that its first line names, else by
@@ -92,13 +100,15 @@ pub async fn probe(program: &Path) -> Result<InstalledVllm, VllmVersionError> {
     if let Some(interpreter) = read_interpreter(program) {
         let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(VERSION_SCRIPT)], QUICK_PROBE_TIMEOUT).await;
         if let Some((output, version)) = quick.ok().and_then(|(_, output)| VllmVersion::parse(&output).map(|version| (output, version))) {
-            return Ok(InstalledVllm { version, rust_front_end: find_rust_front_end(&output) });
+            let has_opentelemetry = output.lines().any(|line| line == "opentelemetry");
+            return Ok(InstalledVllm { version, rust_front_end: find_rust_front_end(&output), has_opentelemetry });
         }
     }
     let (status, output) = run_program(program, &[OsStr::new("--version")], FULL_PROBE_TIMEOUT).await?;
     let unreadable =
         || VllmVersionError::Unreadable { program: program.to_owned(), status: status.clone(), last_line: last_line(&output).to_owned() };
-    Ok(InstalledVllm { version: VllmVersion::parse(&output).ok_or_else(unreadable)?, rust_front_end: None })
+    let version = VllmVersion::parse(&output).ok_or_else(unreadable)?;
+    Ok(InstalledVllm { version, rust_front_end: None, has_opentelemetry: false })
 }
 
 /// The Rust front-end in the folders that the script printed, if there is one that may be run.

@@ -11,6 +11,7 @@ use crate::config::AccessFormat;
 use crate::outcome::AnswerOutcome;
 use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
+use crate::traces::RequestEnd;
 
 /// Bytes of a client's own text that are written; the rest is cut.
 const MAX_TEXT_BYTES: usize = 128;
@@ -98,6 +99,27 @@ impl AccessLine {
             _ => "not_ready",
         };
         self.cause.or_else(|| self.status.filter(|status| *status >= 400).map(of_status))
+    }
+
+    /// The same for the request's trace.
+    pub(super) fn request_end(&self) -> RequestEnd<'_> {
+        RequestEnd {
+            method: &self.method,
+            path: self.path.as_deref(),
+            id: self.id,
+            client_id: self.client_id.as_deref(),
+            model: self.model.as_deref(),
+            key: &self.key,
+            tenant: &self.tenant,
+            status: self.status,
+            outcome: self.outcome(),
+            cause: self.cause(),
+            is_answered: self.outcome.is_some(),
+            usage: self.usage,
+            resumed: self.resumed,
+            bytes: self.bytes,
+            total: self.total,
+        }
     }
 
     /// Appends the line, newline included.

@@ -1,14 +1,16 @@
 //! The access log: one line for each request when it has ended, however it ended. The edge begins an [`AccessEntry`] with each request; whoever
-//! learns something of the request notes it there, and the last one that lets go of it has the line written.
+//! learns something of the request notes it there, and the last one that lets go of it has the line written. Where the request has a trace, the same
+//! notes become its spans.
 //!
 //! A line has names, numbers and words of ours: never a body, a query, a header's value or the text of an error. What clients name
 //! (path, model, their own id) is cut and escaped where it is written.
 
+mod attempt_entry;
 mod line;
 mod writer;
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::Method;
 use http::header::{HeaderMap, HeaderName};
@@ -20,14 +22,14 @@ use tokio::time::Instant;
 use crate::config::AccessFormat;
 use crate::keys::Caller;
 use crate::outcome::AnswerOutcome;
+use crate::placement::PlacementDecision;
 use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
+use crate::traces::{RequestTrace, TraceParent};
+pub(crate) use attempt_entry::AttemptEntry;
 use line::AccessLine;
 use writer::LineSender;
 pub(crate) use writer::{AccessLogError, AccessLogWriter};
-
-/// W3C's Trace Context, of which a line has the trace.
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// On a request: what its client calls it.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -52,22 +54,31 @@ impl AccessLog {
         Ok((Self(Some(lines)), writing))
     }
 
+    /// Begins what is noted of a request, with its trace if it has one.
     #[must_use]
-    pub(crate) fn start_entry(&self, method: &Method, path: Option<&PathAndQuery>, headers: &HeaderMap) -> AccessEntry {
-        let Some(lines) = &self.0 else { return AccessEntry::none() };
+    pub(crate) fn start_entry(
+        &self,
+        method: &Method,
+        path: Option<&PathAndQuery>,
+        headers: &HeaderMap,
+        trace: Option<Box<RequestTrace>>,
+    ) -> AccessEntry {
+        if self.0.is_none() && trace.is_none() {
+            return AccessEntry::none();
+        }
+        let trace_id = trace.as_ref().map(|trace| trace.id());
         let line = Box::new(AccessLine {
             method: method.clone(),
             path: path.map(|path| line::truncate(path.path())),
             client_id: client_id(headers),
-            trace: headers.get(TRACEPARENT).and_then(|parent| trace_id(parent.as_bytes())),
+            trace: trace_id.or_else(|| TraceParent::from_headers(headers).map(|parent| parent.trace)),
             ..AccessLine::new(Instant::now())
         });
-        AccessEntry(Some(Arc::new(OpenEntry { line: Mutex::new(Some(line)), lines: lines.clone() })))
+        AccessEntry(Some(Arc::new(OpenEntry { line: Mutex::new(Some(line)), lines: self.0.clone(), trace: trace.map(Mutex::new) })))
     }
 }
 
-/// What is noted of one request. Clones share it; the line is written when the last of them is
-/// dropped.
+/// What is noted of one request. Clones share it; the line is written, and the spans are sent, when the last of them is dropped.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AccessEntry(Option<Arc<OpenEntry>>);
 
@@ -75,15 +86,21 @@ pub(crate) struct AccessEntry(Option<Arc<OpenEntry>>);
 struct OpenEntry {
     /// Taken when it is written.
     line: Mutex<Option<Box<AccessLine>>>,
-    lines: LineSender,
+    /// None where there is no access log.
+    lines: Option<LineSender>,
+    trace: Option<Mutex<Box<RequestTrace>>>,
 }
 
 impl Drop for OpenEntry {
     fn drop(&mut self) {
-        if let Some(mut line) = self.line.get_mut().take() {
-            line.total = line.received_at.elapsed();
-            line.ended_at = SystemTime::now();
-            self.lines.send(line);
+        let Some(mut line) = self.line.get_mut().take() else { return };
+        line.total = line.received_at.elapsed();
+        line.ended_at = SystemTime::now();
+        if let Some(trace) = self.trace.take() {
+            trace.into_inner().finish(&line.request_end());
+        }
+        if let Some(lines) = &self.lines {
+            lines.send(line);
         }
     }
 }
@@ -109,13 +126,32 @@ impl AccessEntry {
         });
     }
 
-    /// It is sent to this replica, after it was queued for so long.
-    pub(crate) fn record_attempt(&self, replica: &Arc<str>, attempt: usize, queued: std::time::Duration) {
+    /// It may be sent to an engine.
+    pub(crate) fn record_admission(&self) {
+        self.update_trace(RequestTrace::record_admission);
+    }
+
+    /// It is sent to this replica, as was decided, after it was queued for so long.
+    pub(crate) fn record_attempt(
+        &self,
+        replica: &Arc<str>,
+        attempt: usize,
+        queued: Duration,
+        decision: &Arc<PlacementDecision>,
+    ) -> AttemptEntry {
         self.update(|line| {
             line.replica = Some(replica.clone());
             line.attempts = attempt;
             line.queued += queued;
         });
+        let noted = self.update_trace(|trace| trace.begin_attempt(decision, queued)).flatten();
+        let noted = self.0.as_ref().zip(noted);
+        noted.map_or_else(AttemptEntry::default, |(entry, (number, parent))| AttemptEntry::new(entry, number, parent))
+    }
+
+    /// Another replica is sought for a stream that still comes.
+    pub(crate) fn record_search(&self) {
+        self.update_trace(RequestTrace::record_search);
     }
 
     /// What the client of a stream gets if its engine dies.
@@ -126,6 +162,7 @@ impl AccessEntry {
     /// It goes on from another engine.
     pub(crate) fn record_resumption(&self) {
         self.update(|line| line.resumed += 1);
+        self.update_trace(RequestTrace::record_resumption);
     }
 
     pub(crate) fn record_first_byte(&self) {
@@ -144,6 +181,7 @@ impl AccessEntry {
             line.cause = line.cause.or(cause);
             line.usage = usage;
         });
+        self.update_trace(|trace| trace.record_end(cause));
     }
 
     /// Bytes of an engine's answer that were passed on.
@@ -166,21 +204,16 @@ impl AccessEntry {
             note(line);
         }
     }
+
+    fn update_trace<T>(&self, note: impl FnOnce(&mut RequestTrace) -> T) -> Option<T> {
+        let trace = self.0.as_ref()?.trace.as_ref()?;
+        Some(note(&mut trace.lock()))
+    }
 }
 
 pub(crate) fn client_id(headers: &HeaderMap) -> Option<Arc<str>> {
     let name = headers.get(REQUEST_ID)?.to_str().ok()?;
     (name.len() <= MAX_CLIENT_ID_BYTES).then(|| name.into())
-}
-
-/// The trace id in W3C's `traceparent`: version, trace, parent and flags in hexadecimal, separated
-/// by hyphens.
-fn trace_id(parent: &[u8]) -> Option<u128> {
-    let is_apart = |at: usize| parent.get(at) == Some(&b'-');
-    let digits = parent.get(3..35).filter(|_| is_apart(2) && is_apart(35))?;
-    let is_lower_hex = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
-    let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.as_bytes().iter().all(is_lower_hex))?;
-    u128::from_str_radix(digits, 16).ok().filter(|trace| *trace != 0)
 }
 
 #[cfg(test)]

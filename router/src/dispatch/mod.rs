@@ -32,7 +32,7 @@ use retry_policy::{AttemptEnd, NextStep, RetryPolicy};
 use started_answer::StartedAnswer;
 pub(crate) use usage_bounds::Work;
 
-use crate::access_log::AccessEntry;
+use crate::access_log::{AccessEntry, AttemptEntry};
 use crate::admission::{ActualUsage, OutputTokens, Permit};
 use crate::crash_suspects::{self, CrashSuspects, CrashWatch};
 use crate::fleet::{Fleet, InFlight, Replica};
@@ -196,6 +196,7 @@ impl Dispatch {
                 }
                 AttemptOutcome::Started(mut begun) => {
                     begun.in_flight = None;
+                    begun.entry.record_refusal();
                     refused = Some(begun);
                 }
                 AttemptOutcome::Lost(mut broken) => {
@@ -232,7 +233,7 @@ impl Dispatch {
             (Ok(_), ResumeTier::None(_)) => without_asking(&outgoing.body),
             _ => outgoing.body.clone(),
         };
-        let head = RequestHead {
+        let mut head = RequestHead {
             replica: replica.index,
             body_bytes: body.len() as u64,
             prompt_tokens: prompt.token_count(),
@@ -255,24 +256,26 @@ impl Dispatch {
         };
         let decision = Arc::new(decision);
         self.placer.decisions.push(decision.clone());
-        outgoing.log_entry.record_attempt(&replica.id, attempt, queued_for);
+        let entry = outgoing.log_entry.record_attempt(&replica.id, attempt, queued_for, &decision);
+        entry.add_trace_parent(&mut head.headers);
         let feedback = PlacementFeedback::new(&self.placer, prompt, decision.clone(), &in_flight, approx_prefix_slot);
         let exchange = replica.lanes.open(head, body);
-        SentAttempt { replica, exchange, in_flight, feedback, prefill_estimate, decision }
+        SentAttempt { replica, exchange, in_flight, feedback, prefill_estimate, decision, entry }
     }
 
     async fn await_answer_start(&self, sent: SentAttempt, prompt: &Prompt, outgoing: &OutboundRequest) -> AttemptOutcome {
-        let SentAttempt { replica, exchange, mut in_flight, feedback, prefill_estimate, decision } = sent;
+        let SentAttempt { replica, exchange, mut in_flight, feedback, prefill_estimate, decision, entry } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
-            Err(broken) => return AttemptOutcome::Lost(broken),
+            Err(broken) => return lose(&entry, broken),
         };
         // A plain answer does not tell when its prompt has been computed.
         let prefill_estimate = (!prompt.is_stream()).then_some(prefill_estimate);
         let (head, first_chunk) = match self.read_first_bytes(&exchange, &mut in_flight, prefill_estimate).await {
             Ok(began) => began,
-            Err(broken) => return AttemptOutcome::Lost(broken),
+            Err(broken) => return lose(&entry, broken),
         };
+        entry.record_status(head.status);
         let awaits_first_event = first_chunk.as_ref().is_some_and(|first_chunk| is_keep_alive_comment(first_chunk));
         let mut begun = Box::new(StartedAnswer {
             head,
@@ -282,14 +285,16 @@ impl Dispatch {
             replica,
             feedback,
             decision,
+            entry,
             usage: None,
             has_unread_body: false,
             awaits_first_event,
         });
         if let Err(broken) = begun.check_stream_start(outgoing) {
-            return AttemptOutcome::Lost(broken);
+            return lose(&begun.entry, broken);
         }
         if !awaits_first_event {
+            begun.entry.record_first_token();
             in_flight.start_answer();
             self.queue.notify_change();
             // An error comes fast, and says nothing about how fast the engine computes.
@@ -300,10 +305,10 @@ impl Dispatch {
         begun.in_flight = Some(in_flight);
         match begun.buffer_json_body(outgoing.work).await {
             Ok(()) if begun.is_retryable() && begun.first_chunk.as_deref().is_some_and(is_engine_death) => {
-                AttemptOutcome::Lost(StreamFault { fault: Fault::EngineLost, message: "the engine's core died".into() })
+                lose(&begun.entry, StreamFault { fault: Fault::EngineLost, message: "the engine's core died".into() })
             }
             Ok(()) => AttemptOutcome::Started(begun),
-            Err(broken) => AttemptOutcome::Lost(broken),
+            Err(broken) => lose(&begun.entry, broken),
         }
     }
 
@@ -355,6 +360,7 @@ impl Dispatch {
             replica,
             feedback,
             decision,
+            entry,
             usage,
             has_unread_body,
             awaits_first_event,
@@ -382,6 +388,7 @@ impl Dispatch {
             usage_bounds,
             awaits_first_event,
             log_entry: outgoing.log_entry.clone(),
+            attempt_entry: entry,
             received_at: outgoing.received_at,
             idle_timeout: self.idle_timeout,
             metrics: self.metrics.clone(),
@@ -392,6 +399,22 @@ impl Dispatch {
             relay.record_stream(record, resumption);
         }
         Answer { head, body: Box::new(relay), decision }
+    }
+}
+
+/// Nothing came of an attempt.
+fn lose(entry: &AttemptEntry, broken: StreamFault) -> AttemptOutcome {
+    entry.record_failure(fault_label(broken.fault));
+    AttemptOutcome::Lost(broken)
+}
+
+/// The word in the access log and in traces for what broke an answer.
+fn fault_label(fault: Fault) -> &'static str {
+    match fault {
+        Fault::EngineStopped => "engine_stopped",
+        Fault::LaneLost => "agent_lost",
+        Fault::Protocol => "protocol",
+        Fault::EngineLost | Fault::NotReady => "engine_lost",
     }
 }
 
@@ -432,6 +455,7 @@ struct SentAttempt {
     /// After this a plain answer's prompt counts as computed.
     prefill_estimate: Duration,
     decision: Arc<PlacementDecision>,
+    entry: AttemptEntry,
 }
 
 #[cfg(test)]

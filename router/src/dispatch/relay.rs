@@ -19,9 +19,10 @@ use hostler_proto::lane::{Fault, StreamFault, is_keep_alive_comment};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
+use super::fault_label;
 use super::resume::{ResumingAnswer, Resumption, StreamRecord};
 use super::usage_bounds::UsageBounds;
-use crate::access_log::AccessEntry;
+use crate::access_log::{AccessEntry, AttemptEntry};
 use crate::admission::Permit;
 use crate::crash_suspects::CrashWatch;
 use crate::direct_writing::{AnswerPipeline, DirectWriter};
@@ -57,6 +58,8 @@ pub(crate) struct RelayContext {
     /// More usage than this is not believed.
     pub(crate) usage_bounds: UsageBounds,
     pub log_entry: AccessEntry,
+    /// Of the attempt whose answer it is.
+    pub attempt_entry: AttemptEntry,
     pub received_at: Instant,
     pub idle_timeout: Duration,
     pub metrics: Arc<RouterMetrics>,
@@ -96,16 +99,6 @@ enum RelayState {
     /// The connection gets [`FLUSH_TIMEOUT`] to send what it has, then breaks.
     Flushing(Pin<Box<Sleep>>, String),
     Ended,
-}
-
-/// The word in the access log for what broke an answer.
-fn fault_label(fault: Fault) -> &'static str {
-    match fault {
-        Fault::EngineStopped => "engine_stopped",
-        Fault::LaneLost => "agent_lost",
-        Fault::Protocol => "protocol",
-        Fault::EngineLost | Fault::NotReady => "engine_lost",
-    }
 }
 
 /// The moment that a connection gets to send what it has before it breaks. HTTP/2 throws away what is queued when a stream is reset.
@@ -255,6 +248,7 @@ impl Relay {
             self.context.in_flight.as_mut().map(InFlight::start_answer);
             self.context.feedback.record_start();
             self.context.log_entry.record_first_byte();
+            self.context.attempt_entry.record_first_token();
             self.context.crash_watch.mark_answered();
         }
         let (passed, end) = self.pipeline.lock().process(bytes);

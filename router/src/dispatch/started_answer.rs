@@ -8,6 +8,7 @@ use hostler_proto::lane::{Fault, Header, ResponseHead, StreamFault, WINDOW_BYTES
 use memchr::memmem::Finder;
 
 use super::{ABORT_MESSAGE, END_MESSAGE, OutboundRequest, Work};
+use crate::access_log::AttemptEntry;
 use crate::fleet::{InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::placement::{PlacementDecision, PlacementFeedback};
@@ -26,6 +27,7 @@ pub(super) struct StartedAnswer {
     pub(super) replica: Arc<Replica>,
     pub(super) feedback: PlacementFeedback,
     pub(super) decision: Arc<PlacementDecision>,
+    pub(super) entry: AttemptEntry,
     /// Known if the answer was read whole.
     pub(super) usage: Option<TokenUsage>,
     /// More of a plain answer follows, which may say what was used.

@@ -44,7 +44,10 @@ impl Edge {
     /// Answers one request; `flaw` is what is wrong with its framing. The request is boxed because
     /// each future on its way would have room for it twice.
     pub(super) async fn answer(self: Arc<Self>, mut request: Box<Request<Incoming>>, flaw: Option<FramingFlaw>) -> Response<EdgeBody> {
-        let entry = self.access_log.start_entry(request.method(), request.uri().path_and_query(), request.headers());
+        let path = request.uri().path();
+        // Load balancers ask every few seconds.
+        let trace = if local_replies::is_public(path) { None } else { self.traces.begin(request.headers()) };
+        let entry = self.access_log.start_entry(request.method(), request.uri().path_and_query(), request.headers(), trace);
         keys::mark_sensitive(request.headers_mut());
         let page = self.allowed_origins.check(request.headers());
         let is_ollamas = ollama::is_ollama_path(request.uri().path());

@@ -24,12 +24,14 @@ use crate::keys::{Caller, Keys};
 use crate::outcome::RefusalReason;
 use crate::response_affinity::ResponseAffinity;
 use crate::succession::Succession;
+use crate::traces::Traces;
 
 #[derive(Debug)]
 pub(crate) struct Edge {
     pub config: RouterConfig,
     pub keys: Keys,
     pub access_log: AccessLog,
+    pub traces: Traces,
     /// Which web pages may send it?
     pub allowed_origins: AllowedOrigins,
     pub media_hosts: MediaHosts,

@@ -56,6 +56,7 @@ impl Edge {
     ) -> Result<Answer, Rejection> {
         let submitted = async {
             let (mut outgoing, permit) = prepared?;
+            entry.record_admission();
             outgoing.placement_request.required_engine = self.find_required_engine(&outgoing.referenced_response, caller).await?;
             Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.hide_other_models(refusal, caller))?)
         };
@@ -72,6 +73,7 @@ impl Edge {
         let caller = inquiry.caller.clone();
         let reserved = async {
             let (outgoing, permit) = self.prepare(inquiry)?;
+            entry.record_admission();
             Ok((self.dispatch.place_external(outgoing).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?, permit))
         };
         reserved.await.inspect_err(|declined| self.count_rejection(declined, &entry))

@@ -158,4 +158,4 @@ impl DecisionLog {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -21,6 +21,8 @@ use hostler_placement::offered_work::OfferedWork;
 use hostler_placement::rates::{RatePool, Rates};
 use tokio::time::Instant;
 
+#[cfg(test)]
+pub(crate) use decisions::tests::record;
 pub(crate) use decisions::{DecisionLog, PlacementDecision};
 pub(crate) use feedback::PlacementFeedback;
 pub(crate) use prefill_windows::PrefillWindows;

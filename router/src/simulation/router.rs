@@ -26,6 +26,7 @@ use crate::metrics::RouterMetrics;
 use crate::placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue};
 use crate::resumption::RecordMemory;
 use crate::shared_state::SharedState;
+use crate::traces::Traces;
 
 /// On a client's connection: little, so that a slow client is noticed.
 const CLIENT_BYTES: usize = 4 * 1024;
@@ -89,6 +90,7 @@ impl RunningRouter {
             shutdown: state.serving.clone(),
             succession: state.succession.clone(),
             access_log: AccessLog::default(),
+            traces: Traces::default(),
             allowed_origins: AllowedOrigins::new(&[]).expect("there are none"),
             media_hosts: MediaHosts::new(&[]).expect("there are none"),
             isolation: None,

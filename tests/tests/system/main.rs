@@ -49,4 +49,5 @@ mod sessions;
 mod shared_hosts;
 mod stored_responses;
 mod takeover;
+mod traces;
 mod web_pages;

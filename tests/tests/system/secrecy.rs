@@ -14,7 +14,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tonic::transport::Endpoint as TonicEndpoint;
 
-use crate::harness::{Admin, CHAT, Endpoint, MODEL, Program, Workplace, kill_group, raw, soon, until};
+use crate::harness::{Admin, CHAT, Collector, Endpoint, MODEL, Program, Workplace, kill_group, raw, soon, until};
 
 /// Stands in every prompt, and in whatever else a client may put its secrets into.
 const CANARY: &str = "canary-7f3a91c2";
@@ -24,6 +24,9 @@ const TOKEN_FILE: &str = "join-token";
 
 /// A label, which is no secret: it has to be found, or nothing was searched.
 const LABEL: &str = "label-5d20";
+
+/// What proves to the collector of traces who sends them. It is in the programs' environment, and nowhere else.
+const PROOF: &str = "proof-91be";
 
 /// A router and an agent of two engines, each at its most talkative.
 struct System {
@@ -36,11 +39,19 @@ struct System {
     key: String,
     /// The token with which the agent has joined.
     token: String,
+    collector: Collector,
 }
 
 impl System {
     async fn start() -> Self {
-        let workplace = Workplace::new();
+        let collector = Collector::start().await;
+        let endpoint: &'static str = collector.endpoint().leak();
+        let mut workplace = Workplace::new();
+        workplace.environment = vec![
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer proof-91be"),
+            ("OTEL_BSP_SCHEDULE_DELAY", "50"),
+        ];
         let file = |name: &str| workplace.path().join(name).to_str().unwrap().to_owned();
         let made = workplace.run(&["keys", "create", "--tenant", "physics", "--file", &file("keys.toml")]).await;
         let key =
@@ -63,7 +74,7 @@ impl System {
         let engine = ["--", "--sim-step-ms", "5", "--sim-start-ms", "50"];
         let agent = workplace.start("agent", &[&["agent", "--router", &agents], &engines[..], &joining, &talkative, &engine].concat());
         let (edge, admin, operators) = (router.address("edge").await, router.address("admin").await, router.admin().await);
-        let system = Self { workplace, router, agent, edge, admin, operators, key, token };
+        let system = Self { workplace, router, agent, edge, admin, operators, key, token, collector };
         system.until_ready(2).await;
         system
     }
@@ -230,6 +241,7 @@ async fn ask_wrongly(system: &System) {
         (CHAT, &[("x-secret", CANARY), ("cookie", CANARY)][..], format!("{{\"messages\": \"{CANARY}")),
         (CHAT, &[("x-hostler-explain", "1")], format!("{{\"messages\": {CANARY}}}")),
         (CHAT, &[("x-api-key", CANARY)], chat.to_string()),
+        (CHAT, &[("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"), ("tracestate", CANARY)], chat.to_string()),
         (CHAT, &[("content-encoding", "gzip")], CANARY.to_owned()),
         (&format!("{CHAT}?api_key={CANARY}"), &[("x-secret", CANARY)], chat.to_string()),
         (&format!("/v1/models?api_key={CANARY}"), &[], String::new()),
@@ -307,6 +319,7 @@ async fn no_prompt_key_or_join_token_is_found_in_anything_that_is_written_or_sho
     }
     // With the last output of the programs.
     files(system.workplace.path(), &mut sinks);
+    sinks.push(("traces".to_owned(), system.collector.text().into_bytes()));
 
     // What is searched is there: logs at every level, lines of requests, and decisions.
     let sizes = |name: &str| sinks.iter().filter(|(sink, _)| sink.ends_with(name)).map(|(_, content)| content.len()).max().unwrap_or(0);
@@ -314,6 +327,8 @@ async fn no_prompt_key_or_join_token_is_found_in_anything_that_is_written_or_sho
     assert!(!found(&sinks, "TRACE").is_empty() && sizes("access.log") > 5000);
     assert!(found(&sinks, LABEL).iter().any(|place| place.contains("access.log")), "{:?}", found(&sinks, LABEL));
     assert!(found(&sinks, LABEL).iter().any(|place| place.contains("explain")), "{:?}", found(&sinks, LABEL));
+
+    assert!(found(&sinks, LABEL).iter().any(|place| place.starts_with("traces")), "{:?}", found(&sinks, LABEL));
 
     let secret = system.key.rsplit('_').next().unwrap();
     let encoded = "Y2FuYXJ5LTdmM2E5MWMy";
@@ -323,4 +338,5 @@ async fn no_prompt_key_or_join_token_is_found_in_anything_that_is_written_or_sho
     for text in [CANARY, secret, encoded, joined] {
         assert_eq!(found(&sinks, text), Vec::<String>::new());
     }
+    assert!(found(&sinks, PROOF).iter().all(|place| place.starts_with("environment of")), "{:?}", found(&sinks, PROOF));
 }

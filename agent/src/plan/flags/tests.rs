@@ -167,3 +167,27 @@ fn the_model_of_an_engine_on_one_gpu_has_a_process_of_its_own_where_throughput_i
     assert_eq!(chosen(Profile::Conservative, "", 1, true), None);
     assert_eq!(chosen(Profile::Throughput, "--distributed-executor-backend=uni", 1, true), Some(("uni".to_owned(), FlagOrigin::User)));
 }
+
+#[test]
+fn engines_that_can_send_their_part_of_a_trace_and_the_plan_says_why_others_do_not() {
+    let traced = |traces, line: &str, front_end| {
+        let setup = EnginePlanSetup { traces, ..setup(32, Profile::Throughput, line) };
+        let place = ReplicaContext { gpu: None, tp: 1, shortened_context: None, front_end, has_workers: false };
+        choose_flags(&setup, &place).into_iter().find(|choice| choice.flag == TRACES_FLAG)
+    };
+    let endpoint = "http://collector:4317";
+    let sent = || EngineTraces::SentTo(endpoint.to_owned());
+    assert_eq!(traced(EngineTraces::Unasked, "", PYTHON), None);
+    let choice = traced(sent(), "", PYTHON).unwrap();
+    assert_eq!(choice.to_arguments().collect::<Vec<_>>(), [TRACES_FLAG, endpoint]);
+    let own = traced(sent(), "--otlp-traces-endpoint http://mine:4317", PYTHON).unwrap();
+    assert_eq!((own.origin, own.to_arguments().count(), &*own.value), (FlagOrigin::User, 0, "http://mine:4317"));
+    for (traces, front_end, words) in [
+        (sent(), FrontEndInUse::Rust, "--front-end python"),
+        (EngineTraces::Impossible { because: "no package".to_owned() }, PYTHON, "no package"),
+    ] {
+        let choice = traced(traces, "", front_end).unwrap();
+        assert_eq!((choice.to_arguments().count(), &*choice.value), (0, "off"));
+        assert!(choice.because.contains(words), "{}", choice.because);
+    }
+}

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::gpu::{Gpu, MigSlice, NvlinkTopology};
-use crate::plan::{FlagOrigin, HostResources, Plan, PlanInput, make_plan};
+use crate::plan::{HostResources, Plan, PlanInput, make_plan};
+use crate::vllm::EngineTraces;
 
 fn config(engine_args: &[&str]) -> AgentConfig {
     AgentConfig {
@@ -32,6 +33,7 @@ fn planned(engine: &EngineProgram, version: Option<VllmVersion>, replica: &Repli
         gpus: &replica.gpus,
         links: &NvlinkTopology::default(),
         resources: HostResources { cpus: 4, shared_bytes: 0 },
+        traces: &EngineTraces::Unasked,
         downloads: Path::new("/nonexistent"),
     };
     let config = AgentConfig { tp: u32::try_from(replica.gpus.len()).unwrap(), ..config.clone() };
@@ -278,4 +280,15 @@ fn a_reserved_argument_in_the_engines_own_file_is_refused_too() {
     let config = config(&["--config", file.to_str().unwrap()]);
     let refused = line(&vllm(), Some(VllmVersion::new(0, 32)), &on_gpu(), &config).unwrap_err();
     assert!(matches!(&refused, HostError::ReservedArgument { argument, .. } if argument == "--tensor-parallel-size"), "{refused}");
+}
+
+#[test]
+fn an_engine_that_sends_traces_is_called_vllm_and_leaves_it_to_routers_which_requests_have_one() {
+    let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
+    let set = |origin| {
+        let choices = [FlagChoice { flag: TRACES_FLAG, value: "http://c:4317".to_owned(), origin, because: String::new() }];
+        let line = command_line(&LaunchContext { choices: &choices, ..launch(&engine, &replica, &config) }).unwrap();
+        TRACES_ENVIRONMENT.iter().filter(|(name, value)| line.set_variable(name) == Some(OsStr::new(value))).count()
+    };
+    assert_eq!((set(FlagOrigin::Hostler), set(FlagOrigin::User)), (2, 0), "a person's own flag comes with a person's own variables");
 }

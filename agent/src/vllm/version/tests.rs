@@ -40,7 +40,10 @@ fn program(text: &str) -> (tempfile::TempDir, PathBuf) {
 async fn a_program_is_asked_for_its_version() {
     let (_directory, path) = program("#!/bin/sh\necho warning >&2\necho 0.32.0+cpu\n");
     assert_eq!(read_interpreter(&path), None);
-    assert_eq!(probe(&path).await.unwrap(), InstalledVllm { version: VllmVersion::new(0, 32), rust_front_end: None });
+    assert_eq!(
+        probe(&path).await.unwrap(),
+        InstalledVllm { version: VllmVersion::new(0, 32), rust_front_end: None, has_opentelemetry: false }
+    );
 }
 
 #[test]

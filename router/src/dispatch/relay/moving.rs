@@ -145,6 +145,7 @@ impl Relay {
         let is_being_emptied = resumption.fleet().view().present(replica).is_some_and(|present| present.is_being_emptied());
         let cause = if is_being_emptied { "draining" } else { "silent" };
         let watch = resumption.second_watch();
+        self.context.log_entry.record_search();
         let moving = resumption.start(Departure::Move, Some(request), replica.engine_life(), watch);
         self.state = RelayState::Moving(moving, Move { begun_at: Instant::now(), cause, _turn: turn });
     }

@@ -35,6 +35,7 @@ impl Relay {
             self.fail(cause, message);
             return None;
         };
+        self.context.attempt_entry.record_failure(cause);
         let loss = Loss { cause, message, at: Instant::now() };
         let rest = self.rest_of(&resumption, known.as_ref());
         if let (Some(None), Some(known)) = (&rest, &known) {
@@ -157,13 +158,14 @@ impl Relay {
         self.context.log_entry.record_resumption();
         let continuation = known.as_ref().map(Continuation::new).map(Box::new);
         let dialect = resumption.dialect();
-        let StartedAnswer { first_chunk, exchange, in_flight, replica, feedback, awaits_first_event, .. } = begun;
+        let StartedAnswer { first_chunk, exchange, in_flight, replica, feedback, entry, awaits_first_event, .. } = begun;
         if !awaits_first_event {
             self.context.crash_watch.mark_answered();
         }
         self.context.in_flight = in_flight;
         self.context.replica = replica;
         self.context.feedback = feedback;
+        self.context.attempt_entry = entry;
         self.context.awaits_first_event = awaits_first_event;
         self.exchange = exchange;
         self.first_chunk = first_chunk;

@@ -2,7 +2,7 @@ use super::*;
 use crate::placement::prompt::tests::{exact, text};
 use crate::placement::tests::{FILES, Fixture};
 
-async fn record(id: u64, client_id: Option<&str>) -> Arc<PlacementDecision> {
+pub(crate) async fn record(id: u64, client_id: Option<&str>) -> Arc<PlacementDecision> {
     let fixture = Fixture::approximate(2).await;
     let prompt = text(&"a".repeat(400));
     Arc::new(PlacementDecision { client_id: client_id.map(Arc::from), ..PlacementDecision::new(id, &prompt, fixture.choose(&prompt)) })

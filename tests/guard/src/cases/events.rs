@@ -41,7 +41,7 @@ fn seen_by_client(event: &str, list: &str) -> String {
 /// Counts `steps` of as many streams.
 pub(crate) fn streams(kind: StreamKind, streams: u32, steps: u32) -> anyhow::Result<()> {
     drive(async move {
-        let mut scene = RouterFixture::start(1).await?;
+        let mut scene = RouterFixture::start(1, None).await?;
         let mut clients = Client::connect(scene.edge, streams).await?;
         for client in &mut clients {
             client.send(&chat("Tell me about engines.", kind.fields)).await?;

@@ -31,6 +31,8 @@ pub(crate) enum Case {
     /// The same with 1,000 replicas.
     #[value(name = "router-request-of-1000")]
     RouterRequestOf1000,
+    /// The same with 8 replicas, where one of a hundred requests has a trace.
+    RouterRequestTraced,
     /// A request with 100 kB of prompt at the router, with 8 replicas, placed by its text.
     RouterLongRequest,
     /// An event at the agent, of 256 streams that get one each in every step of their engine.
@@ -68,6 +70,7 @@ impl Case {
             Self::RouterRequestOf1 => "router-request-of-1",
             Self::RouterRequestOf8 => "router-request-of-8",
             Self::RouterRequestOf1000 => "router-request-of-1000",
+            Self::RouterRequestTraced => "router-request-traced",
             Self::RouterLongRequest => "router-long-request",
             Self::AgentEvent => "agent-event",
             Self::AgentRequest => "agent-request",
@@ -85,7 +88,9 @@ impl Case {
         match self {
             Self::RouterEvent | Self::RouterEventResumed | Self::RouterEventReplayed => events::STREAMS * events::STEPS,
             Self::RouterEventAlone => events::ALONE,
-            Self::RouterRequestOf1 | Self::RouterRequestOf8 | Self::RouterRequestOf1000 => requests::AT_ONCE * requests::ROUNDS,
+            Self::RouterRequestOf1 | Self::RouterRequestOf8 | Self::RouterRequestOf1000 | Self::RouterRequestTraced => {
+                requests::AT_ONCE * requests::ROUNDS
+            }
             Self::RouterLongRequest => requests::LONG,
             Self::AgentEvent => agent::STREAMS * agent::STEPS,
             Self::AgentRequest => agent::AT_ONCE * agent::ROUNDS,
@@ -102,6 +107,7 @@ impl Case {
             Self::RouterRequestOf1 => requests::tiny(1),
             Self::RouterRequestOf8 => requests::tiny(8),
             Self::RouterRequestOf1000 => requests::tiny(1000),
+            Self::RouterRequestTraced => requests::traced(),
             Self::RouterLongRequest => requests::long(),
             Self::AgentEvent => agent::events(),
             Self::AgentRequest => agent::requests(),

@@ -1,7 +1,7 @@
 //! Requests at the router: bytes of HTTP in, a frame to the agent out; the agent's frames in, an answer out.
 
 use super::clients::{ANSWER, Client, chat};
-use super::scene::{RouterFixture, begin, piece};
+use super::scene::{RouterFixture, begin, piece, traces};
 use crate::counted::drive;
 
 /// Clients that send at the same time.
@@ -17,17 +17,22 @@ pub(crate) const LONG: u32 = 20;
 const WARM: u32 = 10;
 
 pub(crate) fn tiny(replicas: u32) -> anyhow::Result<()> {
-    requests(replicas, AT_ONCE, ROUNDS, "Hello")
+    requests(RouterFixture::start(replicas, None), AT_ONCE, ROUNDS, "Hello")
+}
+
+/// Counts requests of which one in a hundred has a trace.
+pub(crate) fn traced() -> anyhow::Result<()> {
+    requests(RouterFixture::start(8, Some(traces(0.01))), AT_ONCE, ROUNDS, "Hello")
 }
 
 /// Counts requests with 100 kB of prompt.
 pub(crate) fn long() -> anyhow::Result<()> {
-    requests(8, 1, LONG, &"Engines turn prompts into tokens. ".repeat(3_000))
+    requests(RouterFixture::start(8, None), 1, LONG, &"Engines turn prompts into tokens. ".repeat(3_000))
 }
 
-fn requests(replicas: u32, at_once: u32, rounds: u32, prompt: &str) -> anyhow::Result<()> {
+fn requests(start: impl Future<Output = anyhow::Result<RouterFixture>>, at_once: u32, rounds: u32, prompt: &str) -> anyhow::Result<()> {
     drive(async move {
-        let mut scene = RouterFixture::start(replicas).await?;
+        let mut scene = start.await?;
         let mut clients = Client::connect(scene.edge, at_once).await?;
         let request = chat(prompt, r#""stream":false"#);
         for round in 0..WARM + rounds {

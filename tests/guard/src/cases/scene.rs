@@ -8,7 +8,7 @@ use anyhow::Context;
 use bytes::Bytes;
 use hostler_agent::lane::{IncomingRequest, RequestStream};
 use hostler_agent::uplink::LANES;
-use hostler_boot::Shutdown;
+use hostler_boot::{SamplingRule, Shutdown, TraceSettings};
 use hostler_proto::agent::v1::Hello;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::lane::{Header, ResponseHead};
@@ -50,10 +50,16 @@ pub(crate) fn settings(folder: &TempDir) -> RouterConfig {
     }
 }
 
+/// Traces of this part of the requests, which are sent to nobody while requests are counted.
+pub(crate) fn traces(ratio: f64) -> TraceSettings {
+    let sampling = SamplingRule { follows_parent: true, ratio };
+    TraceSettings { sampling, export_interval: FOR_EVER, ..TraceSettings::for_endpoint("http://127.0.0.1:9".into()) }
+}
+
 impl RouterFixture {
-    pub(crate) async fn start(replicas: u32) -> anyhow::Result<Self> {
+    pub(crate) async fn start(replicas: u32, traces: Option<TraceSettings>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let config = settings(&folder);
+        let config = RouterConfig { traces, ..settings(&folder) };
         let (tell, told) = tokio::sync::oneshot::channel();
         let router = CountedThread::start(move || async move {
             let router = Router::bind(config).await.expect("loopback has free ports");

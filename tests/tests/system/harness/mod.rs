@@ -2,6 +2,7 @@
 
 mod admin;
 mod client;
+mod collector;
 mod fleet;
 mod program;
 mod scene;
@@ -9,6 +10,7 @@ mod wait;
 
 pub(crate) use admin::{Admin, Seen};
 pub(crate) use client::{Answer, Answering, Endpoint, channel, exchange, json_request, raw};
+pub(crate) use collector::{Collected, Collector};
 pub(crate) use fleet::{Fleet, RunningRouter, Setup, attach, link};
 pub(crate) use program::{
     Ended, Program, Workplace, hostler, is_alive, kill_group, session_of, signal, signal_group, signal_session, state_of,

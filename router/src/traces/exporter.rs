@@ -1,0 +1,194 @@
+//! The way of spans to the collector: a bounded queue, and OpenTelemetry's batch processor behind it with a thread of its own. A collector that is dead or
+//! hangs holds up nothing: spans for which there is no room are counted and dropped, and the log says so once.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hostler_boot::TraceSettings;
+use opentelemetry::{Key, KeyValue};
+use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
+use opentelemetry_otlp::{ExporterBuildError, WithExportConfig, WithTonicConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanExporter, SpanProcessor};
+use prometheus_client::metrics::counter::Counter;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+use tonic::metadata::{KeyAndMutValueRef, MetadataMap};
+
+/// How long the last spans may take on shutdown.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The service's name unless the environment has another one.
+const SERVICE: &str = "hostler-router";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TraceExportError {
+    #[error(transparent)]
+    Settings(#[from] ExporterBuildError),
+    #[error("OTEL_EXPORTER_OTLP_CERTIFICATE: cannot read {}: {source}", path.display())]
+    Certificate { path: PathBuf, source: std::io::Error },
+}
+
+/// Spans on their way to the collector. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct SpanQueue {
+    processor: Arc<BatchSpanProcessor>,
+    backlog: Arc<Backlog>,
+}
+
+/// How many spans wait, or are being sent.
+#[derive(Debug)]
+struct Backlog {
+    waiting: AtomicUsize,
+    most: usize,
+    dropped: Counter,
+    /// A full queue is logged once.
+    has_overflowed: AtomicBool,
+}
+
+impl SpanQueue {
+    /// Never waits. The spans of one trace are kept or dropped together.
+    pub(super) fn send(&self, spans: Vec<SpanData>) {
+        let Backlog { waiting, most, dropped, has_overflowed } = &*self.backlog;
+        let fits = |waiting: usize| Some(waiting + spans.len()).filter(|more| more <= most);
+        if waiting.try_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok() {
+            spans.into_iter().for_each(|span| self.processor.on_end(span));
+            return;
+        }
+        dropped.inc_by(spans.len() as u64);
+        if !has_overflowed.swap(true, Ordering::Relaxed) {
+            tracing::warn!(most, "spans of traces are dropped: more wait for the collector than OTEL_BSP_MAX_QUEUE_SIZE allows");
+        }
+    }
+}
+
+/// What sends the last spans.
+#[derive(Debug, Default)]
+pub(crate) struct TraceExport(Option<SpanQueue>);
+
+impl TraceExport {
+    pub(super) fn new(queue: SpanQueue) -> Self {
+        Self(Some(queue))
+    }
+
+    /// Waits briefly until what was sent has reached the collector. A thread that is stuck is left behind.
+    pub(crate) async fn flush(self) {
+        let Some(queue) = self.0 else { return };
+        let flushing = tokio::task::spawn_blocking(move || queue.processor.shutdown_with_timeout(FLUSH_TIMEOUT));
+        if !matches!(timeout(FLUSH_TIMEOUT, flushing).await, Ok(Ok(Ok(())))) {
+            tracing::debug!("the last spans of traces did not reach the collector");
+        }
+    }
+}
+
+/// Starts the thread. Needs the runtime on which connections are to live.
+///
+/// # Errors
+/// When no connection can be made as the settings and the environment say.
+pub(super) fn start(settings: &TraceSettings, dropped: Counter) -> Result<SpanQueue, TraceExportError> {
+    let exporter = opentelemetry_otlp::SpanExporter::builder()
+        .with_tonic()
+        .with_endpoint(settings.endpoint.as_str())
+        .with_timeout(settings.request_timeout)
+        .with_interceptor(hide_values);
+    let exporter = if settings.endpoint.starts_with("https:") { exporter.with_tls_config(tls(settings)?) } else { exporter }.build()?;
+    let backlog = Arc::new(Backlog {
+        waiting: AtomicUsize::new(0),
+        most: settings.max_waiting_spans,
+        dropped,
+        has_overflowed: AtomicBool::new(false),
+    });
+    let exporter = WatchedExporter {
+        exporter: Arc::new(exporter),
+        runtime: Handle::current(),
+        deadline: settings.export_timeout,
+        backlog: backlog.clone(),
+        is_failing: AtomicBool::new(false),
+    };
+    let batches = BatchConfigBuilder::default()
+        .with_max_queue_size(settings.max_waiting_spans)
+        .with_scheduled_delay(settings.export_interval)
+        .build();
+    let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches).build();
+    processor.set_resource(&resource());
+    Ok(SpanQueue { processor: Arc::new(processor), backlog })
+}
+
+fn tls(settings: &TraceSettings) -> Result<ClientTlsConfig, TraceExportError> {
+    let tls = ClientTlsConfig::new().with_enabled_roots();
+    let Some(path) = &settings.certificate else { return Ok(tls) };
+    let pem = std::fs::read(path).map_err(|source| TraceExportError::Certificate { path: path.clone(), source })?;
+    Ok(tls.ca_certificate(Certificate::from_pem(pem)))
+}
+
+/// Headers for the collector may have a key in them, and HTTP/2 is logged at the level `trace`.
+fn hide_values(mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+    let metadata: &mut MetadataMap = request.metadata_mut();
+    for entry in metadata.iter_mut() {
+        match entry {
+            KeyAndMutValueRef::Ascii(_, value) => value.set_sensitive(true),
+            KeyAndMutValueRef::Binary(_, value) => value.set_sensitive(true),
+        }
+    }
+    Ok(request)
+}
+
+/// Who sends the spans, as `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say.
+fn resource() -> Resource {
+    let of_environment = Resource::builder().build();
+    let has_name = of_environment.get(&Key::new("service.name")).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
+    let resource = Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+    if has_name { resource.build() } else { resource.with_service_name(SERVICE).build() }
+}
+
+/// Sends batches within their time, and counts those that are lost.
+#[derive(Debug)]
+struct WatchedExporter {
+    exporter: Arc<opentelemetry_otlp::SpanExporter>,
+    runtime: Handle,
+    deadline: Duration,
+    backlog: Arc<Backlog>,
+    /// A failure is logged once, until sending works again.
+    is_failing: AtomicBool,
+}
+
+impl WatchedExporter {
+    fn record_end(&self, spans: usize, sent: &OTelSdkResult) {
+        self.backlog.waiting.fetch_sub(spans, Ordering::Relaxed);
+        if let Err(error) = sent {
+            self.backlog.dropped.inc_by(spans as u64);
+            if !self.is_failing.swap(true, Ordering::Relaxed) {
+                tracing::warn!(%error, "traces do not reach the collector; requests are answered without");
+            }
+        } else if self.is_failing.swap(false, Ordering::Relaxed) {
+            tracing::info!("traces reach the collector again");
+        }
+    }
+}
+
+impl SpanExporter for WatchedExporter {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let (spans, exporter, deadline) = (batch.len(), self.exporter.clone(), self.deadline);
+        // The processor's thread has no timers, and the connection lives on the runtime.
+        let sending = self.runtime.spawn(async move { timeout(deadline, exporter.export(batch)).await });
+        let sent = match sending.await {
+            Ok(Ok(sent)) => sent,
+            Ok(Err(_)) => Err(OTelSdkError::Timeout(deadline)),
+            Err(_) => Err(OTelSdkError::AlreadyShutdown),
+        };
+        self.record_end(spans, &sent);
+        sent
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
+            exporter.set_resource(resource);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

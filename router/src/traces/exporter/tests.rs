@@ -1,0 +1,53 @@
+use super::*;
+use crate::traces::spans::tests::spans;
+
+fn settings(endpoint: &str) -> TraceSettings {
+    TraceSettings::for_endpoint(endpoint.into())
+}
+
+#[tokio::test]
+async fn the_spans_of_a_trace_wait_together_or_are_dropped_together() {
+    let dropped = Counter::default();
+    // Nothing is sent within this test: spans gather for seconds.
+    let queue = start(&TraceSettings { max_waiting_spans: 7, ..settings("http://127.0.0.1:9") }, dropped.clone()).unwrap();
+    for (count, expected) in [(4, 0), (4, 4), (3, 4), (1, 5)] {
+        queue.send(spans(count));
+        assert_eq!(dropped.get(), expected);
+    }
+    assert_eq!(queue.backlog.waiting.load(Ordering::Relaxed), 7);
+}
+
+#[tokio::test]
+async fn what_a_collector_does_not_take_is_counted_and_makes_room() {
+    let dropped = Counter::default();
+    let hasty = TraceSettings {
+        export_interval: Duration::from_millis(10),
+        export_timeout: Duration::from_secs(2),
+        ..settings("http://127.0.0.1:9")
+    };
+    let queue = start(&hasty, dropped.clone()).unwrap();
+    queue.send(spans(3));
+    let lost = async {
+        while dropped.get() < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), lost).await.unwrap();
+    assert_eq!(queue.backlog.waiting.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_collector_with_tls_is_checked_by_the_systems_authorities_and_those_that_are_named() {
+    assert!(start(&settings("https://127.0.0.1:9"), Counter::default()).is_ok());
+    let named = TraceSettings { certificate: Some("/no/such/ca.pem".into()), ..settings("https://127.0.0.1:9") };
+    let error = start(&named, Counter::default()).unwrap_err().to_string();
+    assert!(error.starts_with("OTEL_EXPORTER_OTLP_CERTIFICATE: cannot read /no/such/ca.pem: "), "{error}");
+}
+
+#[test]
+fn no_header_for_the_collector_is_shown() {
+    let mut request = tonic::Request::new(());
+    request.metadata_mut().insert("authorization", "Bearer hidden".parse().unwrap());
+    let shown = format!("{:?}", hide_values(request).unwrap().metadata());
+    assert!(shown.contains("authorization") && !shown.contains("hidden"), "{shown}");
+}

@@ -1,0 +1,172 @@
+//! A collector of traces for OpenTelemetry, in this process: it keeps the spans that it is sent, or takes them and never answers.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hostler_boot::TraceSettings;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
+use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
+use opentelemetry_proto::tonic::common::v1::any_value::Value as WireValue;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{Request, Response, Status};
+
+use super::wait::until;
+
+#[derive(Debug)]
+pub(crate) struct Collector {
+    pub(crate) address: SocketAddr,
+    kept: Arc<Kept>,
+    _server: AbortOnDropHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    spans: Mutex<Vec<Collected>>,
+    /// All that has come, as it is shown for debugging.
+    text: Mutex<String>,
+    hangs: AtomicBool,
+}
+
+/// A span as it came.
+#[derive(Debug, Clone)]
+pub(crate) struct Collected {
+    pub(crate) trace: String,
+    pub(crate) id: String,
+    /// Empty where it has none.
+    pub(crate) parent: String,
+    pub(crate) name: String,
+    pub(crate) kind: SpanKind,
+    pub(crate) attributes: BTreeMap<String, Value>,
+    pub(crate) events: Vec<String>,
+    /// What the error is, if it is one.
+    pub(crate) error: Option<String>,
+    /// Nanoseconds.
+    pub(crate) times: (u64, u64),
+    /// Of who sends it.
+    pub(crate) service: Value,
+}
+
+impl Collector {
+    pub(crate) async fn start() -> Self {
+        Self::at("127.0.0.1:0".parse().unwrap()).await
+    }
+
+    pub(crate) async fn at(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let kept = Arc::<Kept>::default();
+        let serving = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Receiver(kept.clone())));
+        let serving = serving.serve_with_incoming(TcpListenerStream::new(listener));
+        let server = AbortOnDropHandle::new(tokio::spawn(async { serving.await.unwrap() }));
+        Self { address, kept, _server: server }
+    }
+
+    /// It takes what it is sent from now on, and never answers.
+    pub(crate) fn hang(&self) {
+        self.kept.hangs.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// For a router that sends what it has at once.
+    pub(crate) fn settings(&self) -> TraceSettings {
+        TraceSettings { export_interval: Duration::from_millis(20), ..TraceSettings::for_endpoint(self.endpoint()) }
+    }
+
+    pub(crate) fn spans(&self) -> Vec<Collected> {
+        self.kept.spans.lock().clone()
+    }
+
+    pub(crate) fn text(&self) -> String {
+        self.kept.text.lock().clone()
+    }
+
+    /// The spans of the request with this number of the router's, the request's own first, once that has come.
+    pub(crate) async fn trace(&self, request: &str) -> Vec<Collected> {
+        self.trace_where(request, |span| span.attributes.get("hostler.request.id") == Some(&json!(request))).await
+    }
+
+    /// The spans of the request whose own span is like this.
+    pub(crate) async fn trace_where(&self, what: &str, is: impl Fn(&Collected) -> bool) -> Vec<Collected> {
+        until(&format!("the trace of {what}"), async || {
+            let spans = self.spans();
+            let Some(root) = spans.iter().find(|span| is(span)) else { return Err(format!("{spans:#?}")) };
+            // The spans of a request are sent together, but may come in two batches.
+            let of_trace = spans.iter().filter(|span| span.trace == root.trace && span.id != root.id).cloned();
+            Ok([root.clone()].into_iter().chain(of_trace).collect())
+        })
+        .await
+    }
+}
+
+impl Collected {
+    pub(crate) fn attribute(&self, name: &str) -> Value {
+        self.attributes.get(name).cloned().unwrap_or_default()
+    }
+
+    fn new(span: Span, service: Value) -> Self {
+        let error = span.status.as_ref().filter(|status| status.code == 2).map(|status| status.message.clone());
+        Self {
+            trace: hex(&span.trace_id),
+            id: hex(&span.span_id),
+            parent: hex(&span.parent_span_id),
+            kind: span.kind(),
+            attributes: attributes(span.attributes),
+            events: span.events.into_iter().map(|event| event.name).collect(),
+            error,
+            times: (span.start_time_unix_nano, span.end_time_unix_nano),
+            name: span.name,
+            service,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Receiver(Arc<Kept>);
+
+#[tonic::async_trait]
+impl TraceService for Receiver {
+    async fn export(&self, request: Request<ExportTraceServiceRequest>) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        if self.0.hangs.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        let request = request.into_inner();
+        self.0.text.lock().push_str(&format!("{request:?}\n"));
+        for of_resource in request.resource_spans {
+            let service = attributes(of_resource.resource.unwrap_or_default().attributes).remove("service.name").unwrap_or_default();
+            let spans = of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            self.0.spans.lock().extend(spans.map(|span| Collected::new(span, service.clone())));
+        }
+        Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+fn attributes(list: Vec<KeyValue>) -> BTreeMap<String, Value> {
+    list.into_iter().map(|pair| (pair.key, pair.value.map(value).unwrap_or_default())).collect()
+}
+
+fn value(value: AnyValue) -> Value {
+    match value.value {
+        Some(WireValue::StringValue(text)) => text.into(),
+        Some(WireValue::IntValue(number)) => number.into(),
+        Some(WireValue::DoubleValue(number)) => number.into(),
+        Some(WireValue::BoolValue(yes)) => yes.into(),
+        other => panic!("no attribute has {other:?}"),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
