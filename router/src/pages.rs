@@ -1,4 +1,4 @@
-//! The router's own pages and operators' calls, on the admin listener and on the operators' socket.
+//! The router's own pages, the one for people among them, and operators' calls, on the admin listener and on the operators' socket.
 
 use std::sync::Arc;
 
@@ -10,10 +10,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::keys::{AdminGuard, guard_pages};
 use crate::operators::{Operators, OperatorsSocket};
+use crate::page::{Page, page_routes};
 
 #[derive(Debug)]
 pub(crate) struct RouterAdmin {
     pub(crate) calls: Operators,
+    pub(crate) page: Arc<Page>,
     pub(crate) metric_registry: MetricRegistry,
     pub(crate) shutdown: Shutdown,
 }
@@ -28,8 +30,8 @@ impl RouterAdmin {
         operators: (OperatorsSocket, Option<PrivateSocket>),
         end: CancellationToken,
     ) {
-        let calls = self.calls.clone();
-        let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
+        let (calls, page) = (self.calls.clone(), self.page.clone());
+        let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()).merge(page_routes(page)), guard);
         let (place, socket) = operators;
         tokio::join!(place.serve(socket, pages.clone(), end.clone()), admin::serve(listener, pages, end));
     }
