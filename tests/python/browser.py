@@ -1,6 +1,6 @@
-"""Chromium as the suites drive it: over a pipe, by the DevTools protocol, without a library between.
+"""Chromium as the suites drive it: over a pipe, by the DevTools protocol.
 
-Debian's package is `chromium`; HOSTLER_CHROMIUM names another program. Where there is none, tests say so and are left out.
+Debian's package is `chromium`; HOSTLER_CHROMIUM names another program. Without one, tests are left out.
 """
 
 import base64
@@ -31,7 +31,12 @@ class Browser:
         """Starts it with a profile in `folder`."""
         (self._from, theirs_out), (theirs_in, self._to) = os.pipe(), os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-        flags += ["--no-first-run", "--disable-extensions", "--remote-debugging-pipe", f"--user-data-dir={folder / 'profile'}"]
+        flags += [
+            "--no-first-run",
+            "--disable-extensions",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={folder / 'profile'}",
+        ]
         # The protocol has the descriptors 3 and 4.
         shell = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
         command = ["bash", "-c", shell, chromium(), *flags, "about:blank"]
@@ -102,14 +107,32 @@ class Browser:
                 if value := self.evaluate(expression):
                     return value
             time.sleep(0.05)
-        raise AssertionError(f"{expression} is still {value!r} after {seconds} s; the page says: {self.evaluate('document.body.innerText')}")
+        text = self.evaluate("document.body.innerText")
+        raise AssertionError(f"{expression} is still {value!r} after {seconds} s; the page says: {text}")
+
+    def click(self, selector: str) -> None:
+        """Waits for the first element that is meant, and clicks on its middle as a mouse does."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.wait(f"!!{element}")
+        self.evaluate(f"({element}).scrollIntoView({{ block: 'nearest' }})")
+        middle = "(box) => [box.x + box.width / 2, box.y + box.height / 2]"
+        x, y = self.evaluate(f"({middle})(({element}).getBoundingClientRect())")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str) -> None:
         """One key, as by a keyboard: `Tab`, `Enter`, `Escape`, `ArrowDown`."""
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowDown": 40}
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], **(text if kind == "keyDown" else {}))
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=codes[key],
+                **(text if kind == "keyDown" else {}),
+            )
 
     def look(self, width: int, height: int, scheme: str) -> None:
         """A window of this size, and `light` or `dark`."""

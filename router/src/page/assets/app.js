@@ -82,9 +82,12 @@ function drawHealth() {
 function drawConcerns() {
   const found = concerns();
   byId("attention").hidden = found.length === 0;
-  const item = ({ subject, words, remedy, grave }) =>
-    el("li", { class: grave ? "grave" : null }, el("b", {}, subject), ` ${words}`, remedy ? el("span", { class: "remedy" }, remedy) : "");
   const shown = found.slice(0, MAX_CONCERNS);
+  const item = ({ subject, words, remedy, grave }, index) => {
+    // What helps several is said once, below the last of them.
+    const helps = remedy && remedy !== shown[index + 1]?.remedy ? el("span", { class: "remedy" }, remedy) : "";
+    return el("li", { class: grave ? "grave" : null }, el("b", {}, subject), ` ${words}`, helps);
+  };
   const list = byId("attention-list");
   const key = JSON.stringify(found);
   if (list.dataset.key === key) return;
@@ -211,5 +214,7 @@ byId("key-form").addEventListener("submit", (event) => {
   run(() => signIn({ key }));
 });
 
+// Another address of `hostler page`, opened where the page is already.
+addEventListener("hashchange", () => location.hash.startsWith("#token=") && location.reload());
 showTheme();
 run(restore);

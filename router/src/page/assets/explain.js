@@ -14,7 +14,7 @@ const COSTS = [
   ["decode", "writing the answer"],
 ];
 /** Candidates that are drawn; the rest are in the table. */
-const MAX_BARS = 8;
+const MAX_BARS = 6;
 const ROW_LIMIT = 50;
 
 const rows = new Map();
@@ -74,7 +74,7 @@ function row(request) {
   const update = (now) => {
     const cached = now.cached ?? now.predicted_cached;
     const share = now.tokens ? percent(cached / now.tokens) : "–";
-    setName(to, now.attempt > 1 ? `${now.replica}, try ${now.attempt}` : now.replica);
+    setName(to, now.attempt > 1 ? `${now.replica} (${now.attempt})` : now.replica);
     const texts = [now.tokens ? count(now.tokens) : "–", share, seconds(now.first_token), seconds(now.predicted_first_token)];
     texts.forEach((text, index) => setText(cells[index + 1], text));
     element.classList.toggle("picked", key === picked);

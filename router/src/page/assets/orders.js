@@ -15,6 +15,11 @@ const FITS = {
   wake: ["sleeping"],
 };
 
+/** What became of the last order. */
+let last = { target: "", words: "" };
+
+export const orderNotice = (target) => (last.target === target ? last.words : "");
+
 const touched = (target) => replicas().filter(({ node, replica }) => node.name === target || replica.id === target);
 
 /** Buttons for what can be ordered of a node or a replica; none for those who only watch. */
@@ -74,12 +79,16 @@ function confirm(order, target) {
 }
 
 async function send(order, target) {
-  announce(`Ordered: ${order} ${target}`);
+  const tell = (words, grave) => {
+    last = { target, words };
+    announce(words);
+    noteEvent(words, grave, Date.now());
+  };
   try {
+    last = { target, words: `Asking for it: ${order} ${target} …` };
     const { replicas: done } = await ask("/page/orders", { order, target });
-    noteEvent(`you ordered: ${order} ${some(done)}`, false, Date.now());
+    tell(`you ordered: ${order} ${some(done)}`, false);
   } catch (error) {
-    noteEvent(`could not ${order} ${target}: ${error.message}`, true, Date.now());
-    announce(`Could not ${order} ${target}: ${error.message}`);
+    tell(`could not ${order} ${target}: ${error.message}`, true);
   }
 }

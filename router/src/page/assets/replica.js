@@ -4,7 +4,7 @@ import { el, setText } from "./dom.js";
 import { clock, count, duration, percent, seconds, short } from "./figures.js";
 import { gpuWords } from "./fleet.js";
 import { findReplica, model, phaseOf, speed } from "./model.js";
-import { orderButtons } from "./orders.js";
+import { orderButtons, orderNotice } from "./orders.js";
 
 let shown = null;
 
@@ -14,7 +14,8 @@ export function openDetail(name) {
   const heading = el("h2", { id: "detail-heading" });
   const body = el("div", { class: "detail-body" });
   const orders = el("div", {});
-  const dialog = el("dialog", { class: "detail", "aria-labelledby": "detail-heading" }, el("header", {}, heading, close), body, orders);
+  const notice = el("p", { class: "notice" });
+  const dialog = el("dialog", { class: "detail", "aria-labelledby": "detail-heading" }, el("header", {}, heading, close), body, notice, orders);
   close.addEventListener("click", () => dialog.close());
   // The backdrop is the dialog's own box outside of its content.
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
@@ -22,7 +23,7 @@ export function openDetail(name) {
     dialog.remove();
     shown = null;
   });
-  shown = { name, heading, body, orders };
+  shown = { name, heading, body, notice, orders };
   document.body.append(dialog);
   updateDetail();
   dialog.showModal();
@@ -35,6 +36,7 @@ export function updateDetail() {
   setText(shown.heading, found ? `Replica ${shown.name}` : `Node ${shown.name}`);
   const content = found ? replicaContent(found) : node ? nodeContent(node) : [el("p", {}, "It is gone.")];
   shown.body.replaceChildren(...content);
+  setText(shown.notice, orderNotice(shown.name));
   const buttons = found || node ? orderButtons(shown.name) : null;
   const words = (element) => element?.textContent ?? "";
   // A button that is about to be pressed stays where it is.
