@@ -69,8 +69,8 @@ use health_watches::HealthWatchPermits;
 use inbound::{AllowedOrigins, BodyMemory, Edge, InvalidMediaHost, InvalidOrigin, Isolation, MediaHosts};
 use keys::{AdminGuard, KeyFileError, Keys, PageSessions, Secret};
 pub use metrics::RouterMetrics;
+use operators::OperatorsSocket;
 pub use operators::find_operators_sockets;
-use operators::{Operators, OperatorsSocket};
 use page::Page;
 use pages::RouterAdmin;
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
@@ -325,14 +325,7 @@ impl Router {
             placer: placer.clone(),
             queue: queue.clone(),
         });
-        let calls = Operators {
-            fleet: fleet.clone(),
-            placer: placer.clone(),
-            queue: queue.clone(),
-            admission: admission.clone(),
-            page_sessions,
-            admin_address: self.admin.1,
-        };
+        let calls = state.operators(&placer, &queue, (page_sessions, self.admin.1));
         let page = Page::start(calls.clone(), tasks, state.admin_end.clone());
         let overview = RouterAdmin { calls, page, metric_registry, shutdown: serving.clone() };
         let dispatch = Arc::new(Dispatch {

@@ -210,8 +210,8 @@ async fn a_request_is_explained_with_what_each_candidate_would_have_cost() {
     let listed = until("the request in the list", async || {
         events.piece().await?;
         let pictures = pictures(&events);
-        let requests = pictures.iter().flat_map(|picture| picture["requests"].as_array().unwrap());
-        let found = requests.filter(|request| request["id"] == id.as_str() && !request["first_token"].is_null()).next_back();
+        let mut requests = pictures.iter().flat_map(|picture| picture["requests"].as_array().unwrap());
+        let found = requests.rfind(|request| request["id"] == id.as_str() && !request["first_token"].is_null());
         found.cloned().ok_or_else(|| format!("{pictures:?}"))
     })
     .await;

@@ -60,7 +60,7 @@ function drawFlow() {
     [speed.requests < 10 ? speed.requests.toFixed(1) : short(speed.requests), "to all replicas"],
     [short(model.totals.queued), waiting ? `and ${short(waiting)} in engines` : "in the router"],
     [short(running), `${short(model.totals.in_flight)} of this router`],
-    [short(speed.tokens), running ? `${short(speed.tokens / running)} for each request` : "generated"],
+    [short(speed.tokens), running ? `${short(speed.tokens / running)} per request` : "generated"],
     [seconds(first?.p50), first ? `99 %: ${seconds(first.p99)}` : "no stream lately"],
     [queries ? percent(hits / queries) : "–", "of prompt tokens"],
   ];
