@@ -23,6 +23,7 @@ mod keys;
 mod lora;
 mod operate;
 mod output;
+mod page;
 mod plan;
 mod ps;
 mod report;
@@ -88,6 +89,8 @@ enum Command {
     Ps(ps::PsArgs),
     /// Watch nodes and replicas in the terminal as they change; drain, restart and release them there.
     Top(top::TopArgs),
+    /// Open the router's page in a browser: the fleet as it changes, and why each request went where it went.
+    Page(page::PageArgs),
     /// Show what costs the engines speed, and what to change.
     Advise(advise::AdviseArgs),
     /// Empty a node or a replica, then stop it.
@@ -203,6 +206,7 @@ impl Command {
         match self {
             Self::Ps(args) => Some(&mut args.admin),
             Self::Top(args) => Some(&mut args.admin),
+            Self::Page(args) => Some(&mut args.admin),
             Self::Advise(args) => Some(&mut args.admin),
             Self::Drain(args) => Some(&mut args.admin),
             Self::Release(args) | Self::Wake(args) => Some(&mut args.admin),
@@ -243,6 +247,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Plan(args) => runtime.block_on(plan::plan(&given.load(file.as_deref(), Some(&args.engine))?, &args)),
         Command::Ps(args) => runtime.block_on(ps::ps(&args)),
         Command::Top(args) => runtime.block_on(top::top(&args)),
+        Command::Page(args) => runtime.block_on(page::page(&args)),
         Command::Advise(args) => runtime.block_on(advise::advise(&args)),
         Command::Drain(args) => runtime.block_on(drain::drain(&args)),
         Command::Restart(args) => runtime.block_on(operate::restart(&args)),

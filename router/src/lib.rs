@@ -28,6 +28,7 @@ mod member;
 mod metrics;
 mod operators;
 mod outcome;
+mod page;
 mod pages;
 mod placement;
 mod prompt;
@@ -67,10 +68,11 @@ use fleet::SessionDeps;
 use fleet_figures::RouterCollector;
 use health_watches::HealthWatchPermits;
 use inbound::{AllowedOrigins, BodyMemory, Edge, InvalidMediaHost, InvalidOrigin, Isolation, MediaHosts};
-use keys::{AdminGuard, KeyFileError, Keys, Secret};
+use keys::{AdminGuard, KeyFileError, Keys, PageSessions, Secret};
 pub use metrics::RouterMetrics;
+use operators::OperatorsSocket;
 pub use operators::find_operators_sockets;
-use operators::{Operators, OperatorsSocket};
+use page::Page;
 use pages::RouterAdmin;
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
 use resumption::RecordMemory;
@@ -294,8 +296,8 @@ impl Router {
         })
     }
 
-    fn guard(&self) -> AdminGuard {
-        AdminGuard::new(&self.config, self.keys.clone(), &self.operator_key, self.admin.1.ip(), self.operators_socket())
+    fn guard(&self, page_sessions: PageSessions) -> AdminGuard {
+        AdminGuard::new(&self.config, page_sessions, &self.operator_key, self.admin.1.ip(), self.operators_socket())
     }
 
     #[must_use]
@@ -316,7 +318,8 @@ impl Router {
     /// # Errors
     /// When it does not get the other router's place.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), TakeoverError> {
-        let guard = self.guard();
+        let page_sessions = PageSessions::new(self.keys.clone());
+        let guard = self.guard(page_sessions.clone());
         let state = SharedState::start(&self.config, &shutdown);
         let (serving, tasks, end) = (&state.serving, &state.tasks, state.tasks.end());
         let SharedState { fleet, crash_suspects, admission, prompts, .. } = &state;
@@ -347,8 +350,9 @@ impl Router {
             keys: self.keys.clone(),
             tls: self.tls.clone(),
         });
-        let calls = Operators { fleet: fleet.clone(), placer: placer.clone(), queue: queue.clone(), admission: admission.clone() };
-        let overview = RouterAdmin { calls, metric_registry, shutdown: serving.clone() };
+        let calls = state.operators(&placer, &queue, (page_sessions, self.admin.1));
+        let page = Page::start(calls.clone(), tasks, state.admin_end.clone());
+        let overview = RouterAdmin { calls, page, metric_registry, shutdown: serving.clone() };
         let dispatch = Arc::new(Dispatch {
             fleet: fleet.clone(),
             placer,

@@ -1,4 +1,4 @@
-//! The gRPC service that operators ask: list, expect, drain, restart, logs, explain. It is served on their socket, and on the admin listener to who
+//! The gRPC service that operators ask: list, expect, drain, restart, logs, explain, and a way into the page. It is served on their socket, and on the admin listener to who
 //! shows an admin key.
 
 mod announcement;
@@ -6,6 +6,7 @@ mod demand;
 mod first_tokens;
 mod socket;
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,16 +14,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
     Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, GoneJob, ListRequest, ListResponse, LogsRequest,
-    LogsResponse, LoraRequest, Node, Rates, Replica, Scored, SleepRequest, TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
+    LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, Rates, Replica, Scored, SleepRequest, TargetRequest,
+    TargetResponse, TenantUse, Terms, fleet_server,
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
 use crate::admission::Admission;
 use crate::fleet::{Fleet, FleetView, ReplicaOrder, job_message};
+use crate::keys::{PageRights, PageSessions, TOKEN_LIFE};
 use crate::placement::{PlacementDecision, Placer, RequestQueue};
 use crate::prompt::EncoderStatus;
 use first_tokens::FirstTokenTimes;
+pub(crate) use first_tokens::first_token_quantiles;
 pub(crate) use socket::OperatorsSocket;
 pub use socket::find_operators_sockets;
 
@@ -35,6 +39,9 @@ pub(crate) struct Operators {
     pub(crate) placer: Arc<Placer>,
     pub(crate) queue: RequestQueue,
     pub(crate) admission: Admission,
+    pub(crate) page_sessions: PageSessions,
+    /// Where the page is.
+    pub(crate) admin_address: SocketAddr,
 }
 
 const MAX_DECISIONS: usize = 1000;
@@ -44,38 +51,7 @@ const MAX_TENANTS: usize = 64;
 #[tonic::async_trait]
 impl fleet_server::Fleet for Operators {
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
-        let (view, now) = (self.fleet.view(), Instant::now());
-        let first_tokens = FirstTokenTimes::gather(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now());
-        let nodes = view.nodes.iter().map(|node| Node {
-            name: node.name.to_string(),
-            agent_version: node.agent_version.clone(),
-            attached: node.is_attached,
-            replicas: view
-                .replicas
-                .iter()
-                .filter(|replica| replica.node == node.name)
-                .map(|of| replica(of, &self.placer, &first_tokens))
-                .collect(),
-            job: node.job.as_deref().map(|job| job_message(job, now)),
-        });
-        let gone_jobs = view.gone_jobs.iter().map(|gone| GoneJob {
-            node: gone.node.to_string(),
-            job: Some(job_message(&gone.job, gone.gone_at)),
-            gone_ms_ago: millis(now.saturating_duration_since(gone.gone_at)),
-            reason: gone.reason.to_string(),
-        });
-        let (nodes, gone_jobs) = (nodes.collect(), gone_jobs.collect());
-        let demand = demand::list_demand(&view, &self.queue, now);
-        Ok(Response::new(ListResponse {
-            router_version: env!("CARGO_PKG_VERSION").into(),
-            nodes,
-            gone_jobs,
-            demand,
-            first_tokens: first_tokens.of_all(),
-            in_flight: count(self.admission.in_flight()),
-            queued: count(self.queue.waiting_count()),
-            tenants: self.tenants(),
-        }))
+        Ok(Response::new(self.list_fleet()))
     }
 
     async fn expect(&self, request: Request<ExpectRequest>) -> Result<Response<ExpectResponse>, Status> {
@@ -149,6 +125,14 @@ impl fleet_server::Fleet for Operators {
         }
         Ok(Response::new(ExplainResponse { decisions: records.iter().take(most).map(|record| decision(record)).collect() }))
     }
+
+    async fn open_page(&self, request: Request<OpenPageRequest>) -> Result<Response<OpenPageResponse>, Status> {
+        let rights = if request.into_inner().watch_only { PageRights::Watch } else { PageRights::Operate };
+        let token = self.page_sessions.issue_token(rights);
+        let token = token.map_err(|error| Status::internal(format!("the system gives no random numbers: {error}")))?;
+        let address = reachable_here(self.admin_address).to_string();
+        Ok(Response::new(OpenPageResponse { token: token.reveal().to_owned(), address, valid_ms: millis(TOKEN_LIFE) }))
+    }
 }
 
 impl Operators {
@@ -156,6 +140,41 @@ impl Operators {
     /// other by the server that these are merged into.
     pub(crate) fn routes(self) -> axum::Router {
         tonic::service::Routes::new(fleet_server::FleetServer::new(self)).prepare().into_axum_router()
+    }
+
+    pub(crate) fn list_fleet(&self) -> ListResponse {
+        let (view, now) = (self.fleet.view(), Instant::now());
+        let first_tokens = FirstTokenTimes::gather(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now());
+        let nodes = view.nodes.iter().map(|node| Node {
+            name: node.name.to_string(),
+            agent_version: node.agent_version.clone(),
+            attached: node.is_attached,
+            replicas: view
+                .replicas
+                .iter()
+                .filter(|replica| replica.node == node.name)
+                .map(|of| replica(of, &self.placer, &first_tokens))
+                .collect(),
+            job: node.job.as_deref().map(|job| job_message(job, now)),
+        });
+        let gone_jobs = view.gone_jobs.iter().map(|gone| GoneJob {
+            node: gone.node.to_string(),
+            job: Some(job_message(&gone.job, gone.gone_at)),
+            gone_ms_ago: millis(now.saturating_duration_since(gone.gone_at)),
+            reason: gone.reason.to_string(),
+        });
+        let (nodes, gone_jobs) = (nodes.collect(), gone_jobs.collect());
+        let demand = demand::list_demand(&view, &self.queue, now);
+        ListResponse {
+            router_version: env!("CARGO_PKG_VERSION").into(),
+            nodes,
+            gone_jobs,
+            demand,
+            first_tokens: first_tokens.of_all(),
+            in_flight: count(self.admission.in_flight()),
+            queued: count(self.queue.waiting_count()),
+            tenants: self.tenants(),
+        }
     }
 
     fn tenants(&self) -> Vec<TenantUse> {
@@ -170,7 +189,7 @@ impl Operators {
     }
 
     /// Sends an order to the node of a target, or to all nodes at once if there is no name.
-    async fn send_order(&self, name: &str, order: ReplicaOrder) -> Result<Response<TargetResponse>, Status> {
+    pub(crate) async fn send_order(&self, name: &str, order: ReplicaOrder) -> Result<Response<TargetResponse>, Status> {
         let view = self.fleet.view().clone();
         if !name.is_empty() {
             let (directives, indices, replicas) = find_target(&view, name)?;
@@ -188,6 +207,15 @@ impl Operators {
         });
         merge_answers(futures_util::future::join_all(ordered).await).map(|replicas| Response::new(TargetResponse { replicas }))
     }
+}
+
+/// Where programs of this host reach a listener: one on all addresses is on loopback, too.
+fn reachable_here(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        let loopback = if address.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
+        address.set_ip(loopback);
+    }
+    address
 }
 
 struct NodeAnswer {

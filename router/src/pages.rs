@@ -1,4 +1,4 @@
-//! The router's own pages and operators' calls, on the admin listener and on the operators' socket.
+//! The router's own pages, the one for people among them, and operators' calls, on the admin listener and on the operators' socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::keys::{AdminGuard, guard_pages};
 use crate::operators::{Operators, OperatorsSocket};
+use crate::page::{Page, page_routes};
 
 /// As for connections of agents.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,6 +24,7 @@ const MAX_HANDSHAKES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct RouterAdmin {
     pub(crate) calls: Operators,
+    pub(crate) page: Arc<Page>,
     pub(crate) metric_registry: MetricRegistry,
     pub(crate) shutdown: Shutdown,
 }
@@ -37,8 +39,8 @@ impl RouterAdmin {
         operators: (OperatorsSocket, Option<PrivateSocket>),
         end: CancellationToken,
     ) {
-        let calls = self.calls.clone();
-        let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()), guard);
+        let (calls, page) = (self.calls.clone(), self.page.clone());
+        let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()).merge(page_routes(page)), guard);
         let (place, socket) = operators;
         let on_port = async {
             match tls {

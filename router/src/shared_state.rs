@@ -1,5 +1,6 @@
 //! What the parts of a running router share, and the parts that need nothing else. Made once, by `Router::run`.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -13,6 +14,9 @@ use crate::background::BackgroundTasks;
 use crate::config::RouterConfig;
 use crate::crash_suspects::CrashSuspects;
 use crate::fleet::{CacheReportQueue, Fleet, SessionDeps};
+use crate::keys::PageSessions;
+use crate::operators::Operators;
+use crate::placement::{Placer, RequestQueue};
 use crate::prompt::Prompts;
 use crate::response_affinity::ResponseAffinity;
 use crate::succession::Succession;
@@ -82,6 +86,19 @@ impl SharedState {
             serving: self.serving.clone(),
             admin_end: self.admin_end.clone(),
             requests_ended: self.requests_ended.clone(),
+        }
+    }
+
+    /// What operators ask. The page has these sessions, and is on the listener at this address.
+    pub(crate) fn operators(&self, placer: &Arc<Placer>, queue: &RequestQueue, page: (PageSessions, SocketAddr)) -> Operators {
+        let (page_sessions, admin_address) = page;
+        Operators {
+            fleet: self.fleet.clone(),
+            placer: placer.clone(),
+            queue: queue.clone(),
+            admission: self.admission.clone(),
+            page_sessions,
+            admin_address,
         }
     }
 

@@ -10,10 +10,11 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use hostler_boot::admin::{CallOrigin, WRONG_HOST, names_this_host};
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
-use http::{StatusCode, Version};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use http::{Method, StatusCode, Version};
 use tonic::Status;
 
+use super::page_sessions::{PageRights, PageSessions};
 use super::secret::{Digest, Secret};
 use super::{Keys, Role, Unauthenticated, presented_key};
 use crate::config::{NeedKey, RouterConfig};
@@ -22,6 +23,8 @@ use crate::config::{NeedKey, RouterConfig};
 #[derive(Debug)]
 pub(crate) struct AdminGuard {
     keys: Keys,
+    /// Those who look at the page.
+    sessions: PageSessions,
     /// The key of this process itself, which `hostler up` uses.
     process_key: Digest,
     metrics_need_key: bool,
@@ -35,9 +38,18 @@ pub(crate) struct AdminGuard {
 enum PageKind {
     Health,
     Metrics,
-    /// All else: what operators see and do.
+    /// The page's files, which show nothing of the fleet, and where a session is asked for.
+    Page,
+    /// What the page shows, to who has a session.
+    Watching,
+    /// What it can order, for a session that may operate.
+    Ordering,
+    /// All else: what operators' programs see and do.
     Operators,
 }
+
+/// The page's files are below it.
+const PAGE_FOLDER: &str = "/page/";
 
 impl PageKind {
     fn of(path: &str) -> Self {
@@ -45,6 +57,10 @@ impl PageKind {
             "/livez" | "/readyz" => Self::Health,
             path if path.starts_with("/grpc.health.v1.Health/") => Self::Health,
             "/metrics" => Self::Metrics,
+            "/page/orders" => Self::Ordering,
+            "/page/events" => Self::Watching,
+            path if path.starts_with("/page/requests/") => Self::Watching,
+            path if path == "/" || path.starts_with(PAGE_FOLDER) => Self::Page,
             _ => Self::Operators,
         }
     }
@@ -66,13 +82,20 @@ enum AdminRefusal {
     WebPage(&'static str),
     #[error("{}", WRONG_HOST.trim_end())]
     WrongHost,
+    #[error("this comes from another web page, by its header `{0}`: only the router's own page may ask this")]
+    OtherPage(&'static str),
+    #[error("the page has no session here, or it has ended: run `hostler page`")]
+    NoSession,
+    #[error("this session may watch and not operate: run `hostler page` without --watch")]
+    OnlyWatching,
 }
 
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
 
 impl AdminGuard {
     /// `own` is the key of this process; `socket` is where operators need no key.
-    pub(crate) fn new(config: &RouterConfig, keys: Keys, own: &Secret, listens: IpAddr, socket: Option<&Path>) -> Self {
+    pub(crate) fn new(config: &RouterConfig, sessions: PageSessions, own: &Secret, listens: IpAddr, socket: Option<&Path>) -> Self {
+        let keys = sessions.keys.clone();
         let metrics = match config.metrics_need_key {
             NeedKey::Auto => !listens.is_loopback(),
             NeedKey::Always => true,
@@ -84,6 +107,7 @@ impl AdminGuard {
             listen_address: config.admin_listen.clone(),
             socket_hint: socket.map(|path| format!("; the router's own user needs none at {}", path.display())).unwrap_or_default(),
             keys,
+            sessions,
         }
     }
 
@@ -94,13 +118,34 @@ impl AdminGuard {
             refuse_browsers(request)?;
         }
         match (page, via) {
-            (PageKind::Health, _) | (_, CallOrigin::Socket) => Ok(()),
+            (PageKind::Health, _) => Ok(()),
+            // A browser may come over the socket as well, through a tunnel.
+            (PageKind::Page | PageKind::Watching | PageKind::Ordering, _) => self.check_page(page, request),
+            (_, CallOrigin::Socket) => Ok(()),
             (PageKind::Operators, _) => self.check_admin(headers),
             (PageKind::Metrics, _) if self.metrics_need_key => self.check_admin(headers),
             (PageKind::Metrics, CallOrigin::Loopback) if !names_this_host(request.uri(), headers, &self.listen_address) => {
                 Err(AdminRefusal::WrongHost)
             }
             (PageKind::Metrics, _) => Ok(()),
+        }
+    }
+
+    /// The page's own requests. A session is shown in a header, which nothing but the page's script can set, and no browser sends by itself.
+    fn check_page(&self, page: PageKind, request: &Request) -> Result<(), AdminRefusal> {
+        let headers = request.headers();
+        if CallOrigin::of(request) != CallOrigin::Network && !names_this_host(request.uri(), headers, &self.listen_address) {
+            return Err(AdminRefusal::WrongHost);
+        }
+        // Any page may link to this one, and a link shows nothing.
+        if page != PageKind::Page || request.method() != Method::GET {
+            refuse_other_pages(headers)?;
+        }
+        let rights = || page_session(headers).and_then(|session| self.sessions.rights(session)).ok_or(AdminRefusal::NoSession);
+        match page {
+            PageKind::Watching => rights().map(drop),
+            PageKind::Ordering if rights()? < PageRights::Operate => Err(AdminRefusal::OnlyWatching),
+            _ => Ok(()),
         }
     }
 
@@ -130,6 +175,21 @@ fn refuse_browsers(request: &Request) -> Result<(), AdminRefusal> {
     if is_grpc(request) { Ok(()) } else { Err(AdminRefusal::NotGrpc) }
 }
 
+/// Refuses what pages of other origins send, other ports of this host among them.
+fn refuse_other_pages(headers: &HeaderMap) -> Result<(), AdminRefusal> {
+    if headers.get(SEC_FETCH_SITE).is_some_and(|site| site != "same-origin") {
+        return Err(AdminRefusal::OtherPage(SEC_FETCH_SITE));
+    }
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let is_own = |origin: &HeaderValue| origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://")) == Some(host);
+    if headers.get_all(ORIGIN).iter().all(is_own) { Ok(()) } else { Err(AdminRefusal::OtherPage("origin")) }
+}
+
+/// The session that a request of the page shows.
+pub(crate) fn page_session(headers: &HeaderMap) -> Option<&str> {
+    headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
+}
+
 /// Whether this is gRPC over HTTP/2; gRPC-Web is for browsers.
 fn is_grpc(request: &Request) -> bool {
     let kind = request.headers().get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
@@ -152,8 +212,13 @@ async fn check_request(State(guard): State<Arc<AdminGuard>>, mut request: Reques
 fn refusal_response(refused: &AdminRefusal, is_grpc: bool) -> Response {
     let message = refused.to_string();
     let status = match refused {
-        AdminRefusal::Unauthenticated(..) => StatusCode::UNAUTHORIZED,
-        AdminRefusal::Role(_) | AdminRefusal::NoKeys(_) | AdminRefusal::WebPage(_) | AdminRefusal::WrongHost => StatusCode::FORBIDDEN,
+        AdminRefusal::Unauthenticated(..) | AdminRefusal::NoSession => StatusCode::UNAUTHORIZED,
+        AdminRefusal::Role(_)
+        | AdminRefusal::NoKeys(_)
+        | AdminRefusal::WebPage(_)
+        | AdminRefusal::WrongHost
+        | AdminRefusal::OtherPage(_)
+        | AdminRefusal::OnlyWatching => StatusCode::FORBIDDEN,
         AdminRefusal::NotGrpc => StatusCode::UNSUPPORTED_MEDIA_TYPE,
     };
     if is_grpc {

@@ -2,6 +2,7 @@
 
 mod file;
 mod guard;
+mod page_sessions;
 mod reload;
 mod ring;
 mod secret;
@@ -17,7 +18,8 @@ use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
 pub use file::{KeyEntry, KeyFileError, KeyStatus, Timestamp, change, list, read_private};
-pub(crate) use guard::{AdminGuard, guard_pages};
+pub(crate) use guard::{AdminGuard, guard_pages, page_session};
+pub(crate) use page_sessions::{NoSession, PageRights, PageSessions, TOKEN_LIFE};
 pub(crate) use reload::watch_file;
 use ring::KeyRing;
 pub use secret::{Digest, InvalidKey, Secret, find_key_id};
@@ -204,9 +206,16 @@ impl Keys {
     /// # Errors
     /// When keys are required and none that is valid is there.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Unauthenticated> {
-        let Some(kept) = &self.0 else { return Ok(Caller::anonymous(Arc::default())) };
-        let shown = presented_key(headers)?;
-        kept.ring.load().find(shown, SystemTime::now()).cloned()
+        if !self.are_required() {
+            return Ok(Caller::anonymous(Arc::default()));
+        }
+        self.find_caller(presented_key(headers)?)
+    }
+
+    /// Finds the caller with this key; none where there are no keys.
+    fn find_caller(&self, key: &str) -> Result<Caller, Unauthenticated> {
+        let kept = self.0.as_ref().ok_or(Unauthenticated::Unknown)?;
+        kept.ring.load().find(key, SystemTime::now()).cloned()
     }
 }
 

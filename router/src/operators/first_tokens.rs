@@ -43,16 +43,16 @@ impl FirstTokenTimes {
     }
 
     pub(super) fn of_replica(&self, id: &str) -> Option<FirstTokens> {
-        quantiles(self.by_replica.get(id)?.clone())
+        first_token_quantiles(self.by_replica.get(id)?.clone())
     }
 
     pub(super) fn of_all(&self) -> Option<FirstTokens> {
-        quantiles(self.by_replica.values().flatten().copied().collect())
+        first_token_quantiles(self.by_replica.values().flatten().copied().collect())
     }
 }
 
 /// By nearest rank: each quantile is a time that was measured.
-fn quantiles(mut times: Vec<f64>) -> Option<FirstTokens> {
+pub(crate) fn first_token_quantiles(mut times: Vec<f64>) -> Option<FirstTokens> {
     times.sort_by(f64::total_cmp);
     let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).saturating_sub(1)).copied();
     Some(FirstTokens { streams: count(times.len()), p50: at(50)?, p99: at(99)? })

@@ -35,6 +35,7 @@ mod lifetimes;
 mod ollama;
 mod operators;
 mod operators_access;
+mod page;
 mod pages;
 mod placement;
 mod readings;

@@ -29,7 +29,7 @@ impl Bench {
     fn guard(&self, metrics: NeedKey, listens: &str) -> AdminGuard {
         let config = RouterConfig { metrics_need_key: metrics, admin_listen: "router-1:8002".into(), ..RouterConfig::default() };
         let socket = Path::new("/run/me/router-8002.sock");
-        AdminGuard::new(&config, self.keys.clone(), &self.own, listens.parse::<IpAddr>().unwrap(), Some(socket))
+        AdminGuard::new(&config, PageSessions::new(self.keys.clone()), &self.own, listens.parse::<IpAddr>().unwrap(), Some(socket))
     }
 }
 
@@ -64,7 +64,7 @@ fn over_tcp_operators_need_an_admin_key_on_loopback_too_and_health_needs_none() 
         ("::", CallOrigin::Network),
     ] {
         let guard = bench.guard(NeedKey::Auto, listens);
-        for path in [LIST, DRAIN, "/", "/livez/", "//metrics"] {
+        for path in [LIST, DRAIN, "/pages", "/livez/", "//metrics"] {
             assert!(!passes(&guard, path, via, None), "{path}");
             assert!(!passes(&guard, path, via, Some(&bench.user)), "{path}");
             assert!(!passes(&guard, path, via, Some(&Secret::random().unwrap())), "{path}");

@@ -5,8 +5,8 @@ use std::path::Path;
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExpectRequest, ExpectedModel, ExplainRequest, ListRequest, LogsRequest, LoraRequest, ModelDemand, Node, Replica,
-    SleepRequest, TargetRequest,
+    Cache, Decision, ExpectRequest, ExpectedModel, ExplainRequest, ListRequest, LogsRequest, LoraRequest, ModelDemand, Node,
+    OpenPageRequest, OpenPageResponse, Replica, SleepRequest, TargetRequest,
 };
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -108,6 +108,10 @@ impl Admin {
     pub(crate) async fn demand(self, model: &str) -> Option<ModelDemand> {
         let listed = soon("the list of demand", async { self.client().await?.list(ListRequest {}).await }).await.unwrap();
         listed.into_inner().demand.into_iter().find(|demand| demand.model == model)
+    }
+
+    pub(crate) async fn open_page(self, request: OpenPageRequest) -> Result<OpenPageResponse, Status> {
+        soon("a token for the page", async { Ok(self.client().await?.open_page(request).await?.into_inner()) }).await
     }
 
     pub(crate) async fn drain(self, target: &str) -> Result<Vec<String>, Status> {

@@ -1,0 +1,102 @@
+//! `hostler page`: the address of the router's page, with a token that lets one browser in, and the browser that opens it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use hostler_boot::home;
+use hostler_boot::socket::is_private_folder;
+use hostler_proto::fleet::v1::OpenPageRequest;
+use hostler_tls::write_private;
+
+use crate::admin::{AdminArgs, connect, status_error};
+use crate::output::{complain, say};
+
+#[derive(Debug, Args)]
+pub(crate) struct PageArgs {
+    /// For watching alone: nothing can be drained or restarted from there.
+    #[arg(long)]
+    watch: bool,
+    /// Print the address and open no browser.
+    #[arg(long)]
+    no_open: bool,
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+}
+
+pub(crate) async fn page(args: &PageArgs) -> anyhow::Result<()> {
+    let request = OpenPageRequest { watch_only: args.watch };
+    let opened = connect(&args.admin).await?.open_page(request).await.map_err(status_error)?.into_inner();
+    // Where the router was asked at an address, that is where it is reached from here.
+    let asked = args.admin.admin.as_deref().filter(|named| !named.contains('/')).unwrap_or(&opened.address);
+    // Behind the `#`, because browsers send that to nobody.
+    let address = format!("http://{asked}/#token={}", opened.token);
+    say(&address);
+    let valid = humantime::format_duration(Duration::from_millis(opened.valid_ms));
+    complain(&format!("It lets one browser in, within {valid}."));
+    if let Some(port) = asked.rsplit_once(':').map(|(_, port)| port).filter(|_| args.admin.admin.is_none()) {
+        complain(&format!("A browser elsewhere gets there through: ssh -L {port}:{asked} HOST"));
+    }
+    match browser(|name| std::env::var(name).ok()).filter(|_| !args.no_open) {
+        Some(browser) => open(&browser, &address).context("cannot open a browser; --no-open does not try"),
+        None => Ok(()),
+    }
+}
+
+/// The words of a command that shows a file to the user, if there is one.
+fn browser(variable: impl Fn(&str) -> Option<String>) -> Option<Vec<String>> {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    if let Some(words) = set("BROWSER").and_then(|words| shlex::split(&words)).filter(|words| !words.is_empty()) {
+        return Some(words);
+    }
+    (set("DISPLAY").is_some() || set("WAYLAND_DISPLAY").is_some()).then(|| vec!["xdg-open".to_owned()])
+}
+
+/// Opens a file that leads to the address: other users see command lines, and the address holds the token.
+fn open(browser: &[String], address: &str) -> anyhow::Result<()> {
+    let folder = home::run_dirs().into_iter().find(|folder| is_private_folder(folder));
+    let file = folder.context("there is no folder of your own for the file that leads to the page")?.join("page.html");
+    write_private(&file, format!("<!doctype html><meta http-equiv=\"refresh\" content=\"0;url={address}\">\n").as_bytes())?;
+    let mut command = command(browser, &file);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // It is the user's from here on, and may run for days.
+    command.spawn().map(drop).with_context(|| format!("cannot run {}", browser[0]))
+}
+
+/// `%s` stands for the file; without it the file comes last.
+fn command(browser: &[String], file: &Path) -> Command {
+    let mut command = Command::new(&browser[0]);
+    let arguments = browser[1..].iter().map(|word| if word == "%s" { file.to_owned() } else { PathBuf::from(word) });
+    command.args(arguments);
+    if !browser.iter().any(|word| word == "%s") {
+        command.arg(file);
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(variables: &[(&str, &str)]) -> Option<Vec<String>> {
+        browser(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn a_browser_is_the_users_own_or_the_desktops_where_there_is_a_display() {
+        assert_eq!(chosen(&[]), None);
+        assert_eq!(chosen(&[("DISPLAY", "")]), None);
+        assert_eq!(chosen(&[("DISPLAY", ":0")]).unwrap(), ["xdg-open"]);
+        assert_eq!(
+            chosen(&[("WAYLAND_DISPLAY", "wayland-0"), ("BROWSER", "firefox --new-window %s")]).unwrap(),
+            ["firefox", "--new-window", "%s"]
+        );
+        let shown = |words: &[&str]| {
+            format!("{:?}", command(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>(), Path::new("/run/p.html")))
+        };
+        assert_eq!(shown(&["firefox", "%s", "-x"]), "\"firefox\" \"/run/p.html\" \"-x\"");
+        assert_eq!(shown(&["xdg-open"]), "\"xdg-open\" \"/run/p.html\"");
+    }
+}

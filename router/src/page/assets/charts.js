@@ -1,0 +1,134 @@
+// The lines of the last fifteen minutes. A chart is a picture with a name that says what it shows; its numbers are in a table below.
+
+import { el, setAttribute, setText, svg, table } from "./dom.js";
+import { clock, seconds, short } from "./figures.js";
+
+const SPAN_MS = 15 * 60_000;
+const WIDTH = 900;
+const HEIGHT = 100;
+
+/** Steps for the top of an axis: 1, 2, 5, 10 and so on. */
+function roundUp(value) {
+  const scale = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * scale).find((step) => step >= value * 0.999);
+}
+
+/** `lines` are `{name, of, mark}`, the first of which has its area filled; `format` writes their values. */
+export class Chart {
+  constructor(parent, title, lines, format) {
+    Object.assign(this, { lines, format, samples: [], end: 0 });
+    this.values = lines.map(() => el("b", { class: "value" }, "–"));
+    const keys = lines.map((line, index) => el("span", { class: `key ${line.mark}` }, line.name, " ", this.values[index]));
+    this.moment = el("span", { class: "note moment" }, "now");
+    this.area = svg("path", { class: `area ${lines[0].mark}` });
+    this.paths = lines.map((line) => svg("path", { class: `line ${line.mark}` }));
+    this.cursor = svg("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
+    const grid = [0, 0.5, 1].map((share) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: share * HEIGHT, y2: share * HEIGHT }));
+    const box = { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title };
+    this.picture = svg("svg", box, ...grid, this.area, ...this.paths.toReversed(), this.cursor);
+    this.top = el("span", { class: "top" });
+    this.empty = el("p", { class: "empty" }, "Nothing yet: each ten seconds add a point.");
+    this.title = title;
+    const ages = el("div", { class: "ages", "aria-hidden": "true" }, ...["15 min ago", "10", "5", "now"].map((age) => el("span", {}, age)));
+    const frame = el("div", { class: "frame" }, this.picture, this.top, this.empty);
+    parent.append(el("div", { class: "heading" }, el("h3", {}, title), this.moment, ...keys), frame, ages);
+    frame.addEventListener("pointermove", (event) => this.point(event));
+    frame.addEventListener("pointerleave", () => this.point(null));
+  }
+
+  update(samples, end) {
+    // Between two samples only the right edge would move.
+    if (samples === this.samples) return;
+    Object.assign(this, { samples, end: samples.at(-1)?.at ?? end });
+    const values = this.lines.flatMap((line) => samples.map(line.of)).filter((value) => value !== null);
+    const most = Math.max(0, ...values);
+    this.most = most > 0 ? roundUp(most) : 1;
+    setText(this.top, most > 0 ? this.format(this.most).replace(/\.0+(?=\D|$)/, "") : "");
+    this.empty.hidden = values.length > 0;
+    this.lines.forEach((line, index) => setAttribute(this.paths[index], "d", this.path(line)));
+    const first = this.path(this.lines[0]);
+    setAttribute(this.area, "d", this.areaBelow(this.lines[0]));
+    if (first) this.describe();
+    this.show(samples.at(-1));
+  }
+
+  x(sample) {
+    return WIDTH - ((this.end - sample.at) / SPAN_MS) * WIDTH;
+  }
+
+  y(value) {
+    return HEIGHT - (value / this.most) * (HEIGHT - 3);
+  }
+
+  /** The stretches without a gap. */
+  runs(line) {
+    const runs = [[]];
+    for (const sample of this.samples) {
+      const value = line.of(sample);
+      if (value === null) runs.push([]);
+      else runs.at(-1).push([this.x(sample).toFixed(1), this.y(value).toFixed(1)]);
+    }
+    return runs.filter((run) => run.length > 0);
+  }
+
+  path(line) {
+    // A single point is as wide as its ten seconds.
+    const draw = (run) => (run.length > 1 ? `M${run.map((point) => point.join(" ")).join("L")}` : `M${run[0][0] - 8} ${run[0][1]}H${run[0][0]}`);
+    return this.runs(line).map(draw).join("");
+  }
+
+  areaBelow(line) {
+    const draw = (run) => `M${run[0][0]} ${HEIGHT}L${run.map((point) => point.join(" ")).join("L")}L${run.at(-1)[0]} ${HEIGHT}Z`;
+    return this.runs(line).filter((run) => run.length > 1).map(draw).join("");
+  }
+
+  describe() {
+    const last = this.samples.at(-1);
+    const said = this.lines.map((line) => `${line.name} ${this.write(line.of(last))}, at most ${this.write(this.largest(line))}`);
+    setAttribute(this.picture, "aria-label", `${this.title} over the last 15 minutes: ${said.join("; ")}`);
+  }
+
+  largest(line) {
+    const values = this.samples.map(line.of).filter((value) => value !== null);
+    return values.length > 0 ? Math.max(...values) : null;
+  }
+
+  write(value) {
+    return value === null || value === undefined ? "–" : this.format(value);
+  }
+
+  show(sample) {
+    this.lines.forEach((line, index) => setText(this.values[index], sample ? this.write(line.of(sample)) : "–"));
+  }
+
+  /** Shows the values where the pointer is. */
+  point(event) {
+    let sample = this.samples.at(-1);
+    if (event && sample) {
+      const box = this.picture.getBoundingClientRect();
+      const x = ((event.clientX - box.left) / box.width) * WIDTH;
+      const nearest = (best, one) => (Math.abs(this.x(one) - x) < Math.abs(this.x(best) - x) ? one : best);
+      sample = this.samples.reduce(nearest);
+      setAttribute(this.cursor, "x1", this.x(sample));
+      setAttribute(this.cursor, "x2", this.x(sample));
+    }
+    setAttribute(this.cursor, "visibility", event && sample ? "visible" : "hidden");
+    setText(this.moment, event && sample ? clock(sample.at) : "now");
+    this.show(sample);
+  }
+}
+
+/** Both charts' numbers, the latest first. */
+export function samplesTable(samples) {
+  const rows = samples.toReversed().map((sample) => [
+    clock(sample.at),
+    short(sample.tokens_per_second),
+    sample.requests_per_second.toFixed(1),
+    String(sample.in_flight),
+    String(sample.queued),
+    seconds(sample.first_tokens?.p50),
+    seconds(sample.first_tokens?.p99),
+  ]);
+  const columns = ["Until", "Tokens/s", "Requests/s", "In flight", "Waiting", "First token, median", "99 %"];
+  return table("The last 15 minutes, in steps of ten seconds", columns, rows);
+}

@@ -1,0 +1,181 @@
+// What the page knows: the last picture, put together from what has changed, the speeds that follow from counters, and what happened.
+
+import { some } from "./figures.js";
+
+/** Counters become speeds over this many milliseconds, and events are kept up to this many. */
+const RATE_MS = 5000;
+const MAX_EVENTS = 200;
+
+export const model = {
+  at: 0,
+  version: "",
+  totals: { in_flight: 0, queued: 0, first_tokens: null },
+  tenants: [],
+  models: [],
+  nodes: [],
+  requests: [],
+  history: [],
+  goneJobs: [],
+  /** The latest first: `{at, words, grave}`. */
+  events: [],
+  mayOperate: false,
+};
+
+const nodes = new Map();
+const requests = new Map();
+/** For each replica and for the fleet, readings of `{at, tokens, served}`. */
+const readings = new Map();
+
+export const replicas = () => model.nodes.flatMap((node) => node.replicas.map((replica) => ({ node, replica })));
+
+export function findReplica(id) {
+  return replicas().find(({ replica }) => replica.id === id);
+}
+
+/** The word for what a replica is doing; silence counts before what was last heard. */
+export function phaseOf(node, replica) {
+  return replica.suspect || !node.attached ? "silent" : replica.phase;
+}
+
+export const serves = ({ node, replica }) => phaseOf(node, replica) === "ready";
+
+/** Takes an event in. Returns the replicas that requests have just gone to. */
+export function apply(event) {
+  const before = model.nodes.length > 0 || model.at > 0 ? new Map(replicas().map((known) => [known.replica.id, known])) : null;
+  const nodesBefore = new Map(model.nodes.map((node) => [node.name, node]));
+  if (event.whole) {
+    nodes.clear();
+    requests.clear();
+  }
+  for (const node of event.nodes) nodes.set(node.name, node);
+  keepOnly(nodes, event.node_names);
+  const arrived = [];
+  for (const request of event.requests) {
+    const key = `${request.id}-${request.attempt}`;
+    if (!event.whole && !requests.has(key)) arrived.push(request.replica);
+    requests.set(key, request);
+  }
+  keepOnly(requests, event.request_keys);
+  model.at = event.at;
+  model.version = event.version;
+  model.totals = event.totals;
+  model.tenants = event.tenants;
+  model.models = event.models;
+  model.nodes = event.node_names.map((name) => nodes.get(name)).filter(Boolean);
+  model.requests = event.request_keys.map((key) => requests.get(key)).filter(Boolean);
+  if (event.history) model.history = event.history;
+  if (before) note(before, nodesBefore, event.gone_jobs);
+  if (event.gone_jobs) model.goneJobs = event.gone_jobs;
+  read();
+  return arrived;
+}
+
+function keepOnly(map, keys) {
+  const kept = new Set(keys);
+  for (const key of map.keys()) if (!kept.has(key)) map.delete(key);
+}
+
+function read() {
+  const seen = new Set();
+  for (const { node, replica } of replicas()) {
+    seen.add(replica.id);
+    const known = readings.get(replica.id) ?? [];
+    const last = known.at(-1);
+    // Another engine begins at 0.
+    const began = last && (last.epoch !== replica.epoch || last.tokens > replica.generation_tokens);
+    const kept = began ? [] : known;
+    kept.push({ at: model.at, epoch: replica.epoch, tokens: replica.generation_tokens, served: replica.served });
+    while (kept.length > 2 && kept[1].at <= model.at - RATE_MS) kept.shift();
+    readings.set(replica.id, node.attached ? kept : []);
+  }
+  keepOnly(readings, seen);
+}
+
+/** Tokens and requests a second of a replica, lately. */
+export function speed(id) {
+  const known = readings.get(id) ?? [];
+  const [first, last] = [known[0], known.at(-1)];
+  if (!first || last.at <= first.at) return { tokens: 0, requests: 0 };
+  const per = (grown) => Math.max(0, (grown * 1000) / (last.at - first.at));
+  return { tokens: per(last.tokens - first.tokens), requests: per(last.served - first.served) };
+}
+
+export function fleetSpeed() {
+  const all = replicas().map(({ replica }) => speed(replica.id));
+  return { tokens: sum(all, (one) => one.tokens), requests: sum(all, (one) => one.requests) };
+}
+
+export const sum = (items, of) => items.reduce((total, item) => total + of(item), 0);
+
+export function noteEvent(words, grave = false, at = model.at) {
+  model.events.unshift({ at, words, grave });
+  model.events.length = Math.min(model.events.length, MAX_EVENTS);
+}
+
+const GRAVE = new Set(["failed", "quarantined", "silent"]);
+
+function note(before, nodesBefore, goneJobs) {
+  for (const node of model.nodes) {
+    const known = nodesBefore.get(node.name);
+    if (!known) noteEvent(`node ${node.name} has come${node.job ? `, job ${node.job.id}` : ""}`);
+    else if (known.attached !== node.attached) {
+      noteEvent(`node ${node.name}: its agent is ${node.attached ? "connected again" : "not connected"}`, !node.attached);
+    }
+  }
+  const here = new Set(model.nodes.map((node) => node.name));
+  for (const name of nodesBefore.keys()) if (!here.has(name)) noteEvent(`node ${name} is gone`, true);
+  for (const { node, replica } of replicas()) {
+    const known = before.get(replica.id);
+    const phase = phaseOf(node, replica);
+    const why = phase === "ready" ? "" : (replica.failure?.cause || replica.reason).split("\n")[0];
+    const because = why ? `: ${why}` : "";
+    if (!known) noteEvent(`${replica.id} has come: ${phase}`);
+    else if (phaseOf(known.node, known.replica) !== phase) {
+      noteEvent(`${replica.id} ${phaseOf(known.node, known.replica)} → ${phase}${because}`, GRAVE.has(phase));
+    } else if (known.replica.epoch !== replica.epoch && known.replica.epoch > 0) {
+      noteEvent(`${replica.id} has another engine, ${phase}${because}`, true);
+    }
+  }
+  const knownJobs = new Set(model.goneJobs.map((gone) => `${gone.node} ${gone.job} ${gone.gone_at}`));
+  for (const gone of goneJobs ?? []) {
+    if (!knownJobs.has(`${gone.node} ${gone.job} ${gone.gone_at}`)) {
+      noteEvent(`node ${gone.node}: job ${gone.job} is gone: ${gone.reason.split("\n")[0]}`, true, gone.gone_at);
+    }
+  }
+}
+
+/** What somebody should look at: `{subject, words, remedy, grave}`, the gravest first. */
+export function concerns() {
+  const found = [];
+  for (const node of model.nodes) {
+    if (!node.attached) found.push({ subject: node.name, words: "its agent is not connected", remedy: "", grave: true });
+    const left = node.job?.leaves_at ? (node.job.leaves_at - model.at) / 1000 : Infinity;
+    if (left < 600) found.push({ subject: node.name, words: `its job ${node.job.id} leaves soon`, remedy: "", grave: false });
+    for (const replica of node.replicas) found.push(...concernsOf(node, replica));
+  }
+  const unserved = model.models.filter((known) => !replicas().some((one) => serves(one) && one.replica.models.includes(known.name)));
+  if (unserved.length > 0 && replicas().length > 0) {
+    const waiting = sum(unserved, (known) => known.waiting);
+    const words = `nobody serves it now${waiting ? `, and ${waiting} wait` : ""}`;
+    found.push({ subject: some(unserved.map((known) => known.name), 3), words, remedy: "", grave: true });
+  }
+  return found.sort((one, other) => Number(other.grave) - Number(one.grave));
+}
+
+function concernsOf(node, replica) {
+  const found = [];
+  const phase = phaseOf(node, replica);
+  if (phase === "failed" || phase === "quarantined") {
+    const words = `${phase}: ${(replica.failure?.cause || replica.reason).split("\n")[0] || "no reason was given"}`;
+    found.push({ subject: replica.id, words, remedy: replica.failure?.remedy ?? "", grave: true });
+  } else if (phase === "silent" && node.attached) {
+    found.push({ subject: replica.id, words: "its agent is silent, so its figures are old", remedy: "", grave: true });
+  }
+  for (const gpu of replica.gpus) {
+    if (gpu.ecc_uncorrected > 0) {
+      const words = `GPU ${gpu.index} counts ${gpu.ecc_uncorrected} uncorrected memory errors`;
+      found.push({ subject: replica.id, words, remedy: "", grave: true });
+    }
+  }
+  return found;
+}

@@ -1,0 +1,97 @@
+// A node or a replica looked at closely: a dialog with its figures, what troubles it, and what can be ordered.
+
+import { el, setText } from "./dom.js";
+import { clock, count, duration, percent, seconds, short } from "./figures.js";
+import { gpuWords } from "./fleet.js";
+import { findReplica, model, phaseOf, speed } from "./model.js";
+import { orderButtons, orderNotice } from "./orders.js";
+
+let shown = null;
+
+/** Opens the dialog about a replica's id or a node's name. */
+export function openDetail(name) {
+  const close = el("button", { type: "button", class: "quiet close", "aria-label": "Close" }, "✕");
+  const heading = el("h2", { id: "detail-heading" });
+  const body = el("div", { class: "detail-body" });
+  const orders = el("div", {});
+  const notice = el("p", { class: "notice" });
+  const dialog = el("dialog", { class: "detail", "aria-labelledby": "detail-heading" }, el("header", {}, heading, close), body, notice, orders);
+  close.addEventListener("click", () => dialog.close());
+  // The backdrop is the dialog's own box outside of its content.
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    shown = null;
+  });
+  shown = { name, heading, body, notice, orders };
+  document.body.append(dialog);
+  updateDetail();
+  dialog.showModal();
+}
+
+export function updateDetail() {
+  if (!shown) return;
+  const found = findReplica(shown.name);
+  const node = model.nodes.find((one) => one.name === shown.name);
+  setText(shown.heading, found ? `Replica ${shown.name}` : `Node ${shown.name}`);
+  const content = found ? replicaContent(found) : node ? nodeContent(node) : [el("p", {}, "It is gone.")];
+  shown.body.replaceChildren(...content);
+  setText(shown.notice, orderNotice(shown.name));
+  const buttons = found || node ? orderButtons(shown.name) : null;
+  const words = (element) => element?.textContent ?? "";
+  // A button that is about to be pressed stays where it is.
+  if (words(shown.orders.firstChild) !== words(buttons)) shown.orders.replaceChildren(...(buttons ? [buttons] : []));
+}
+
+function facts(pairs) {
+  const known = pairs.filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return el("dl", { class: "facts" }, ...known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function nodeContent(node) {
+  const { job } = node;
+  const until = (at) => (at ? `${clock(at)}, in ${duration((at - model.at) / 1000)}` : "not known");
+  return [
+    facts([
+      ["Agent", `${node.agent_version}, ${node.attached ? "connected" : "not connected"}`],
+      ["Job", job ? `${job.id} (${job.scheduler})${job.run > 1 ? `, run ${job.run}` : ""}` : "none"],
+      ["Job ends", job && until(job.ends_at)],
+      ["Agent begins to leave", job && until(job.leaves_at)],
+      ["Replicas", node.replicas.map((replica) => `${replica.id} ${phaseOf(node, replica)}`).join(", ")],
+    ]),
+  ];
+}
+
+function replicaContent({ node, replica }) {
+  const content = [el("p", { class: "lead", "data-phase": phaseOf(node, replica) }, el("span", { class: "phase" }, phaseOf(node, replica)), ` ${replica.reason}`)];
+  if (replica.failure) content.push(trouble("Its last engine died", replica.failure.cause, replica.failure.remedy));
+  for (const finding of replica.findings) content.push(trouble(`Costs it speed: ${finding.kind}`, finding.evidence, finding.advice));
+  const cached = replica.kv_blocks ? replica.cached_blocks / replica.kv_blocks : 0;
+  const tokens = replica.kv_blocks * replica.block_tokens;
+  content.push(
+    facts([
+      ["Models", replica.models.join(", ") || "none yet"],
+      ["Running, waiting", `${replica.running}, ${replica.waiting}`],
+      ["In flight, of this router", `${replica.in_flight}, ${replica.local_in_flight}`],
+      ["Served", count(replica.served)],
+      ["Tokens/s", short(speed(replica.id).tokens)],
+      ["First token, 99 %", replica.first_tokens ? `${seconds(replica.first_tokens.p50)}, ${seconds(replica.first_tokens.p99)}` : "none lately"],
+      ["KV cache", tokens ? `${percent(replica.kv_use)} in use of ${count(tokens)} tokens` : "not known"],
+      ["Cached", replica.cache_exact ? `${percent(Math.min(1, cached))}, known exactly` : replica.cache_reason || "placed by text"],
+      ["Prefix cache hits", replica.prefix_queries ? percent(replica.prefix_hits / replica.prefix_queries) : "none yet"],
+      ["Reads prompts at", `${short(replica.prefill_rate)} tokens/s, as learned`],
+      ["Slowness lately", `${replica.slowness.toFixed(2)} ×`],
+      ["Preemptions", count(replica.preemptions)],
+      ["Streams moved away", count(replica.streams_moved)],
+      ["Starts after the first", String(replica.restarts)],
+      ["Engine", [replica.engine_version, replica.profile].filter(Boolean).join(", ")],
+      ["Longest context", replica.max_model_len ? `${count(replica.max_model_len)} tokens` : ""],
+      ["Runs on", replica.gpus.map((gpu) => `${gpu.name}: ${gpuWords(gpu)}`).join("; ") || replica.hardware || "CPU"],
+    ]),
+  );
+  return content;
+}
+
+function trouble(title, words, remedy) {
+  return el("div", { class: "trouble" }, el("h3", {}, title), el("p", {}, words), remedy ? el("p", { class: "remedy" }, remedy) : "");
+}

@@ -1,0 +1,132 @@
+//! The page's routes: its files, the trade of a token for a session, the stream of what changes, one request explained, and orders.
+
+use std::sync::Arc;
+
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use http::header::CONTENT_TYPE;
+use serde::{Deserialize, Serialize};
+use tonic::{Code, Status};
+
+use super::picture::DecisionPicture;
+use super::{Page, assets};
+use crate::fleet::ReplicaOrder;
+use crate::keys::{NoSession, PageRights, page_session};
+use crate::operators::Operators;
+
+/// A token, a key or an order has no more, with room to spare.
+const MAX_BODY_BYTES: usize = 4096;
+
+pub(crate) fn page_routes(page: Arc<Page>) -> Router {
+    let routes = Router::new()
+        .route("/", get(assets::document))
+        .route("/page/{file}", get(assets::file))
+        .route("/page/session", post(begin_session))
+        .route("/page/events", get(watch))
+        .route("/page/requests/{id}", get(explain))
+        .route("/page/orders", post(order));
+    let with_headers = |mut response: Response| async {
+        assets::add_headers(response.headers_mut());
+        response
+    };
+    routes.layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).layer(map_response(with_headers)).with_state(page)
+}
+
+/// What is traded for a session.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Admittance {
+    Token(String),
+    Key(String),
+}
+
+#[derive(Serialize)]
+struct SessionAnswer<'a> {
+    session: &'a str,
+    may_operate: bool,
+}
+
+async fn begin_session(State(page): State<Arc<Page>>, Json(shown): Json<Admittance>) -> Response {
+    let begun = match &shown {
+        Admittance::Token(token) => page.sessions.redeem_token(token),
+        Admittance::Key(key) => page.sessions.redeem_key(key.trim()),
+    };
+    match begun {
+        Ok((session, rights)) => {
+            Json(SessionAnswer { session: session.reveal(), may_operate: rights == PageRights::Operate }).into_response()
+        }
+        Err(error @ NoSession::Random(_)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+        Err(error) => refuse(StatusCode::FORBIDDEN, &error.to_string()),
+    }
+}
+
+async fn watch(State(page): State<Arc<Page>>, headers: HeaderMap) -> Response {
+    let session = page_session(&headers).unwrap_or_default().to_owned();
+    match page.live.watch(page.sessions.clone(), session, page.end.clone()) {
+        Some(events) => ([(CONTENT_TYPE, "text/event-stream")], axum::body::Body::from_stream(events)).into_response(),
+        None => refuse(StatusCode::SERVICE_UNAVAILABLE, "too many look at this page already: close one elsewhere"),
+    }
+}
+
+/// All attempts of a request, the latest first.
+async fn explain(State(page): State<Arc<Page>>, Path(id): Path<String>) -> Response {
+    let found = page.calls.placer.decisions.find(&id);
+    if found.is_empty() {
+        return refuse(StatusCode::NOT_FOUND, "this request is no longer remembered: each router keeps its last 1000 decisions");
+    }
+    Json(found.iter().map(|decision| DecisionPicture::new(decision)).collect::<Vec<_>>()).into_response()
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum OrderWord {
+    Drain,
+    Restart,
+    Release,
+    Sleep,
+    Wake,
+}
+
+#[derive(Deserialize)]
+struct PageOrder {
+    order: OrderWord,
+    /// A node or a replica.
+    target: String,
+}
+
+async fn order(State(page): State<Arc<Page>>, Json(PageOrder { order, target }): Json<PageOrder>) -> Response {
+    let order = match order {
+        OrderWord::Drain => ReplicaOrder::Drain,
+        OrderWord::Restart => ReplicaOrder::Restart,
+        OrderWord::Release => ReplicaOrder::Release,
+        OrderWord::Sleep => ReplicaOrder::Sleep { level: 1 },
+        OrderWord::Wake => ReplicaOrder::Wake,
+    };
+    match send(&page.calls, &target, order).await {
+        Ok(replicas) => Json(serde_json::json!({ "replicas": replicas })).into_response(),
+        Err(status) => {
+            let code = match status.code() {
+                Code::NotFound => StatusCode::NOT_FOUND,
+                Code::InvalidArgument | Code::FailedPrecondition => StatusCode::CONFLICT,
+                _ => StatusCode::BAD_GATEWAY,
+            };
+            refuse(code, status.message())
+        }
+    }
+}
+
+async fn send(calls: &Operators, target: &str, order: ReplicaOrder) -> Result<Vec<String>, Status> {
+    // Without a name the operators' call means the whole fleet, which the page has no button for.
+    if target.is_empty() {
+        return Err(Status::invalid_argument("name a node or a replica"));
+    }
+    Ok(calls.send_order(target, order).await?.into_inner().replicas)
+}
+
+fn refuse(status: StatusCode, words: &str) -> Response {
+    (status, format!("{words}\n")).into_response()
+}

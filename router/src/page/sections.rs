@@ -1,0 +1,113 @@
+//! A picture in sections, each written as JSON once: a node, a request, the lines of the last fifteen minutes. What says the same as a second ago is not
+//! sent again.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::history::{History, millis_since_1970};
+use super::picture::{GonePicture, ModelPicture, NodePicture, RequestPicture, TenantPicture, Totals};
+use crate::operators::Operators;
+
+/// Requests in the list.
+const MAX_REQUESTS: usize = 50;
+
+/// What was last sent, by key.
+#[derive(Debug, Default)]
+pub(super) struct Sections(HashMap<String, Box<RawValue>>);
+
+/// One event: everything, or what has changed.
+#[derive(Serialize)]
+struct EventData<'a> {
+    number: u64,
+    /// Milliseconds since 1970.
+    at: u64,
+    whole: bool,
+    version: &'static str,
+    totals: &'a Totals,
+    tenants: &'a [TenantPicture],
+    models: &'a [ModelPicture],
+    /// All that there are, in order, so that those that are gone can be left out.
+    node_names: Vec<&'a str>,
+    nodes: Vec<&'a RawValue>,
+    request_keys: Vec<&'a str>,
+    requests: Vec<&'a RawValue>,
+    /// Absent where nothing of it has changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gone_jobs: Option<&'a RawValue>,
+}
+
+struct Section {
+    /// Its kind, a space, and its name among those of its kind.
+    key: String,
+    json: Box<RawValue>,
+    is_new: bool,
+}
+
+impl Sections {
+    /// The picture of now as two events: all of it, and what has changed since the last one.
+    pub(super) fn gather(&mut self, calls: &Operators, history: &History, number: u64, now: SystemTime) -> (Bytes, Bytes) {
+        let listed = calls.list_fleet();
+        let totals = Totals::from(&listed);
+        let tenants: Vec<TenantPicture> = listed.tenants.iter().map(TenantPicture::from).collect();
+        let models: Vec<ModelPicture> = listed.demand.iter().map(ModelPicture::from).collect();
+        let nodes: Vec<Section> = listed.nodes.iter().map(|node| self.section("node", &node.name, &NodePicture::new(node, now))).collect();
+        let decisions = calls.placer.decisions.latest(MAX_REQUESTS);
+        let requests = decisions.iter().map(|decision| RequestPicture::new(decision));
+        let requests: Vec<Section> =
+            requests.map(|request| self.section("request", &format!("{}-{}", request.id, request.attempt), &request)).collect();
+        let lines = self.section("lines", "", &history.samples());
+        let gone: Vec<GonePicture> = listed.gone_jobs.iter().map(|gone| GonePicture::new(gone, now)).collect();
+        let gone = self.section("gone", "", &gone);
+        let event = |whole: bool| {
+            encode(&EventData {
+                number,
+                at: millis_since_1970(now),
+                whole,
+                version: env!("CARGO_PKG_VERSION"),
+                totals: &totals,
+                tenants: &tenants,
+                models: &models,
+                node_names: names(&nodes),
+                nodes: nodes.iter().filter_map(|node| node.shown(whole)).collect(),
+                request_keys: names(&requests),
+                requests: requests.iter().filter_map(|request| request.shown(whole)).collect(),
+                history: lines.shown(whole),
+                gone_jobs: gone.shown(whole),
+            })
+        };
+        let events = (event(true), event(false));
+        self.0 = nodes.into_iter().chain(requests).chain([lines, gone]).map(|section| (section.key, section.json)).collect();
+        events
+    }
+
+    fn section(&self, kind: &str, name: &str, content: &impl Serialize) -> Section {
+        let json = to_raw_value(content).expect("all keys in a picture are strings");
+        let key = format!("{kind} {name}");
+        let is_new = self.0.get(&key).is_none_or(|known| known.get() != json.get());
+        Section { key, json, is_new }
+    }
+}
+
+impl Section {
+    fn shown(&self, whole: bool) -> Option<&RawValue> {
+        (whole || self.is_new).then_some(&*self.json)
+    }
+}
+
+fn names(sections: &[Section]) -> Vec<&str> {
+    sections.iter().filter_map(|section| Some(section.key.split_once(' ')?.1)).collect()
+}
+
+/// As a server-sent event: JSON has no line breaks of its own.
+fn encode(data: &EventData<'_>) -> Bytes {
+    let mut event = b"data: ".to_vec();
+    serde_json::to_writer(&mut event, data).expect("all keys in an event are strings");
+    event.extend_from_slice(b"\n\n");
+    event.into()
+}

@@ -1,0 +1,114 @@
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::stream::{Stream, StreamExt};
+use hostler_boot::Shutdown;
+use hostler_placement::affinity::CacheIndex;
+use serde_json::Value;
+use tokio::time::{advance, sleep, timeout};
+
+use super::*;
+use crate::admission::Admission;
+use crate::fleet::tests::{attach_node, fleet, ready};
+use crate::keys::PageRights;
+use crate::placement::{Placer, PrefillWindows, QueueLimits, RequestQueue};
+use crate::prompt::Prompts;
+
+type Events = Pin<Box<dyn Stream<Item = Value>>>;
+
+/// The page of a router with nodes `a` and `b`, of one replica each.
+async fn started(tasks: &BackgroundTasks) -> Arc<Page> {
+    let fleet = fleet();
+    for (attachment, node) in [(1, "a"), (2, "b")] {
+        attach_node(&fleet, attachment, node, vec![ready(0)]).await;
+    }
+    let (prompts, windows) = (Prompts::new(PathBuf::new(), 1), PrefillWindows::from_now(Duration::ZERO));
+    let placer = Arc::new(Placer::new(fleet.clone(), Arc::new(CacheIndex::new()), prompts, Arc::default(), windows));
+    let limits = QueueLimits { max_requests: 100, max_bytes: 1 << 20, max_wait: Duration::from_secs(60) };
+    let calls = Operators {
+        queue: RequestQueue::start(placer.clone(), limits, tasks, Shutdown::new()),
+        fleet,
+        placer,
+        admission: Admission::new(10),
+        page_sessions: PageSessions::default(),
+        admin_address: SocketAddr::from(([127, 0, 0, 1], 1)),
+    };
+    Page::start(calls, tasks, CancellationToken::new())
+}
+
+fn sign_in(page: &Page) -> String {
+    let token = page.sessions.issue_token(PageRights::Watch).unwrap();
+    page.sessions.redeem_token(token.reveal()).unwrap().0.reveal().to_owned()
+}
+
+fn watch(page: &Page, session: &str) -> Events {
+    let events = page.live.watch(page.sessions.clone(), session.to_owned(), page.end.clone()).unwrap();
+    Box::pin(events.map(|event| {
+        let event = event.unwrap();
+        serde_json::from_slice(event.strip_prefix(b"data: ").unwrap()).unwrap()
+    }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_gathered_while_nobody_looks() {
+    let tasks = BackgroundTasks::default();
+    let page = started(&tasks).await;
+    let session = sign_in(&page);
+    sleep(Duration::from_secs(100)).await;
+    let mut events = watch(&page, &session);
+    let first = events.next().await.unwrap();
+    assert_eq!(first["number"], 1, "the first picture of all, though a hundred seconds have passed");
+    assert_eq!(first["history"].as_array().unwrap().len(), 10, "what was before is known all the same");
+    assert_eq!(events.next().await.unwrap()["number"], 2);
+    drop(events);
+    sleep(Duration::from_secs(100)).await;
+    let number = watch(&page, &session).next().await.unwrap()["number"].as_u64().unwrap();
+    assert!((3..=4).contains(&number), "one more may have begun before it was known that nobody looks: {number}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_viewer_gets_everything_first_and_then_what_has_changed() {
+    let tasks = BackgroundTasks::default();
+    let page = started(&tasks).await;
+    let mut events = watch(&page, &sign_in(&page));
+    let names = |event: &Value| event["nodes"].as_array().unwrap().iter().map(|node| node["name"].clone()).collect::<Vec<_>>();
+    let first = events.next().await.unwrap();
+    assert_eq!((&first["whole"], names(&first)), (&Value::Bool(true), vec!["a".into(), "b".into()]));
+    let same = events.next().await.unwrap();
+    assert_eq!((&same["whole"], names(&same), same.get("history")), (&Value::Bool(false), vec![], None));
+    attach_node(&page.calls.fleet, 3, "c", vec![ready(0)]).await;
+    let more = events.next().await.unwrap();
+    assert_eq!((names(&more), &more["node_names"]), (vec!["c".into()], &serde_json::json!(["a", "b", "c"])));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_viewer_gets_the_latest_picture_whole() {
+    let tasks = BackgroundTasks::default();
+    let page = started(&tasks).await;
+    let session = sign_in(&page);
+    let (mut slow, mut quick) = (watch(&page, &session), watch(&page, &session));
+    slow.next().await.unwrap();
+    let mut last = Value::Null;
+    for _ in 0..5 {
+        last = quick.next().await.unwrap();
+    }
+    let next = slow.next().await.unwrap();
+    assert_eq!((&next["whole"], &next["number"], &last["whole"]), (&Value::Bool(true), &last["number"], &Value::Bool(false)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_ends_ends_its_events_and_so_does_the_router() {
+    let tasks = BackgroundTasks::default();
+    let page = started(&tasks).await;
+    let mut events = watch(&page, &sign_in(&page));
+    events.next().await.unwrap();
+    advance(Duration::from_secs(12 * 3600)).await;
+    let ended = timeout(Duration::from_secs(5), async { while events.next().await.is_some() {} }).await;
+    assert!(ended.is_ok(), "the session has lasted twelve hours");
+    let mut events = watch(&page, &sign_in(&page));
+    events.next().await.unwrap();
+    page.end.cancel();
+    assert!(timeout(Duration::ZERO, events.next()).await.is_ok_and(|event| event.is_none()));
+}

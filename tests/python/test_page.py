@@ -1,0 +1,285 @@
+"""The router's page in a real browser: replicas that come, die and come back, a request explained, orders with a
+question first, hostile names, the keyboard, and what axe finds. Left out where there is no Chromium.
+
+axe-core is fetched by npm into the cache, once; where it cannot be had, its test is left out.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from browser import Browser, chromium
+from fleet import Up, cache_folder
+from processes import Process, ask, binary, environment, wait_until
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here: apt-get install chromium")
+
+AXE = "axe-core@4.14.1"
+# How long npm may take, in seconds.
+NPM_SECONDS = 120
+HOSTILE = "<img src=x onerror=document.title='owned'>"
+LIGHT, DARK, NARROW = (1440, 900, "light"), (1440, 900, "dark"), (400, 900, "light")
+
+
+@pytest.fixture
+def folder():
+    """A folder with a short path: sockets are in it. HOSTLER_SCREENSHOTS keeps the pictures."""
+    path = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
+    yield path
+    if kept := os.environ.get("HOSTLER_SCREENSHOTS"):
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        for picture in path.glob("*.png"):
+            shutil.copy(picture, kept)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def browser(folder):
+    """A browser without complaints at its end."""
+    running = Browser(folder)
+    yield running
+    running.close()
+    assert not running.complaints, running.complaints
+
+
+@pytest.fixture
+def up(folder):
+    """Two simulated engines that answer to a hostile name beside their own."""
+    running = Up(folder, ["--served-model-name", "tiny", HOSTILE, "--sim-step-ms", "20"])
+    yield running
+    running.stop()
+
+
+def address(up: Process, *flags: str) -> str:
+    """What `hostler page` prints."""
+    return ask("page", "--no-open", "--admin", up.socket, *flags).strip()
+
+
+def chat(up: Up, **more) -> str:
+    """Sends a request, and returns its number."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Say something about locomotives"}],
+        "stream": True,
+        "max_tokens": 8,
+    }
+    headers = more.pop("headers", {})
+    answer = httpx2.post(f"{up.edge}/chat/completions", json=body | more, headers=headers, timeout=30)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-hostler-id"]
+
+
+def shown(selector: str) -> str:
+    """JavaScript: the text that an element shows."""
+    return f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"
+
+
+def has(selector: str, text: str) -> str:
+    """JavaScript: whether the element shows this text."""
+    return f"({shown(selector)}).includes({json.dumps(text)})"
+
+
+def test_a_browser_is_let_in_once_and_a_reload_stays_in(up, browser):
+    once = address(up)
+    browser.open(once)
+    browser.wait(has("#health", "2 of 2 replicas ready"))
+    assert browser.evaluate("location.href").endswith(f"{once.split('/#')[0]}/"), "the token is out of sight"
+    assert browser.evaluate("document.cookie") == ""
+    browser.call("Page.reload")
+    browser.wait(has("#health", "2 of 2 replicas ready"))
+    browser.evaluate("sessionStorage.clear()")
+    browser.open("about:blank")
+    browser.open(once)
+    browser.wait(has("#refusal", "hostler page"))
+    assert "Fleet" not in browser.evaluate("document.body.innerText")
+    # The console says that the answer was 403, as it should.
+    browser.complaints = [words for words in browser.complaints if "403" not in words]
+
+
+def test_a_request_is_shown_and_explained_and_hostile_names_are_text(up, browser, folder):
+    browser.look(*LIGHT)
+    browser.open(address(up))
+    browser.wait(has("#requests", "No request has been placed yet"))
+    browser.screenshot(folder / "page-empty.png")
+    for index in range(12):
+        chat(up, headers={"x-request-id": HOSTILE} if index == 0 else {})
+    first = chat(up, model=HOSTILE, headers={"x-request-id": HOSTILE})
+    browser.wait("document.querySelectorAll('#requests tbody button').length >= 13")
+    browser.click("#requests tbody button")
+    browser.wait(has("#explained", f"id {first}"))
+    browser.wait("document.querySelectorAll('#explained .cost-bar').length === 2")
+    browser.wait(
+        "[...document.querySelectorAll('#explained .compare')].some((one) => one.innerText.includes('actual'))"
+    )
+    told = browser.evaluate(shown("#explained"))
+    assert HOSTILE in told, "the client's id and the model's name"
+    browser.wait(has("#demand", HOSTILE))
+    assert browser.evaluate("document.querySelectorAll('main img').length") == 0
+    assert "owned" not in browser.evaluate("document.title")
+    for width, height, scheme in (LIGHT, DARK, NARROW):
+        browser.look(width, height, scheme)
+        browser.wait(f"innerWidth === {width}")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width, "nothing is wider than the window"
+        browser.screenshot(folder / f"page-{scheme}-{width}.png", whole=width < 1000)
+
+
+def test_an_engine_dies_and_comes_back_before_the_viewers_eyes(up, browser, folder):
+    browser.look(*LIGHT)
+    browser.open(address(up))
+    browser.wait(has("#health", "2 of 2 replicas ready"))
+    victim = up.replicas()[0]
+    os.kill(victim.engine_pid, signal.SIGKILL)
+    browser.wait(has("#events", f"{victim.id} ready →"))
+    browser.wait(has("#events", "→ ready"))
+    browser.wait(has("#health", "2 of 2 replicas ready"))
+    browser.screenshot(folder / "page-died.png")
+
+
+def test_an_order_asks_first_and_a_watcher_has_none(up, browser):
+    browser.open(address(up))
+    replica = up.replicas()[0].id
+    browser.wait(has("#health", "2 of 2 replicas ready"))
+    browser.click(".tile")
+    browser.click("dialog.detail .orders button")
+    browser.wait(has("dialog.question", f"Drain {replica}?"))
+    browser.press("Escape")
+    browser.wait("!document.querySelector('dialog.question')")
+    assert [one.phase for one in up.replicas()] == ["ready", "ready"], "nothing happens without a yes"
+    browser.click("dialog.detail .orders button")
+    browser.click("dialog.question .danger")
+    browser.wait(has("#events", f"you ordered: drain {replica}"))
+    browser.wait(has("#health", "1 of 2 replicas ready"))
+    browser.evaluate("sessionStorage.clear()")
+    browser.open("about:blank")
+    browser.open(address(up, "--watch"))
+    browser.wait(has("#rights", "watching only"))
+    browser.wait(has("#health", "1 of 2 replicas ready"))
+    browser.click(".tile")
+    browser.wait("!!document.querySelector('dialog.detail .facts')")
+    assert not browser.evaluate("!!document.querySelector('dialog .orders button')")
+
+
+def test_the_keyboard_reaches_replicas_and_requests(up, browser):
+    chat(up)
+    chat(up)
+    browser.open(address(up))
+    browser.wait("document.querySelectorAll('#requests tbody button').length >= 2")
+    browser.wait("document.querySelectorAll('.tile').length === 2")
+    focused = "document.activeElement.className + ' ' + document.activeElement.textContent"
+
+    def tab_until(condition: str) -> None:
+        for _ in range(30):
+            browser.press("Tab")
+            if browser.evaluate(condition):
+                return
+        raise AssertionError(f"{condition} after thirty tabs; focus is on {browser.evaluate(focused)}")
+
+    tab_until("!!document.activeElement.closest('#hosts')")
+    while "tile" not in browser.evaluate(focused):
+        browser.press("ArrowRight")
+    one = browser.evaluate(focused)
+    browser.press("ArrowRight")
+    assert browser.evaluate(focused) != one, "an arrow goes on to the next replica"
+    browser.press("Enter")
+    browser.wait("document.querySelector('dialog.detail')?.open")
+    browser.press("Escape")
+    browser.wait("!document.querySelector('dialog')")
+    assert "tile" in browser.evaluate(focused), "focus is back where it was"
+    tab_until("!!document.activeElement.closest('#requests tbody')")
+    browser.press("ArrowDown")
+    browser.press("Enter")
+    browser.wait("document.querySelectorAll('#requests tr')[2].classList.contains('picked')")
+
+
+def test_a_router_that_is_gone_is_told_of_and_one_without_the_session_asks_to_sign_in(up, browser):
+    browser.open(address(up))
+    browser.wait(has("#health", "2 of 2 replicas ready"))
+    os.kill(up.child.pid, signal.SIGSTOP)
+    try:
+        browser.wait(has("#connection", "trying again"))
+        assert browser.evaluate("document.documentElement.classList.contains('stale')")
+    finally:
+        os.kill(up.child.pid, signal.SIGCONT)
+    browser.wait(has("#connection", "live"))
+    browser.wait(has("#events", "the router answers again"))
+
+
+def test_the_browser_that_a_user_names_is_given_a_file_that_leads_to_the_page(up, folder):
+    seen = folder / "seen"
+    runtime = folder / "run"
+    (runtime / "hostler").mkdir(parents=True)
+    for path in (runtime, runtime / "hostler"):
+        path.chmod(0o700)
+    script = folder / "browser"
+    script.write_text(f'#!/bin/sh\n{{ echo "$@"; cat "$1"; }} > {seen}.new && mv {seen}.new {seen}\n')
+    script.chmod(0o755)
+    variables = environment() | {"BROWSER": str(script), "XDG_RUNTIME_DIR": str(runtime)}
+    command = [binary(), "page", "--admin", up.socket]
+    printed = subprocess.run(
+        command, capture_output=True, text=True, env=variables, timeout=20, check=True
+    ).stdout.strip()
+    words, page = wait_until(lambda: seen.exists() and seen.read_text(), 10, "the browser ran").split("\n", 1)
+    assert printed in page and "#token=" not in words, "the token is in no command line"
+    assert Path(words).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The script of axe-core."""
+    place = cache_folder() / "axe" / AXE
+    script = place / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("there is no npm to fetch axe-core with")
+        place.mkdir(parents=True, exist_ok=True)
+        command = [npm, "install", "--prefix", place, "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", AXE]
+        fetched = subprocess.run(command, capture_output=True, text=True, timeout=NPM_SECONDS, check=False)
+        if fetched.returncode:
+            pytest.skip(f"axe-core cannot be fetched: {fetched.stderr.strip()[-300:]}")
+    return script.read_text()
+
+
+def test_axe_finds_nothing(up, browser, axe):
+    """In light and dark, on the page, in its dialogs, with its tables open, and where one signs in."""
+    chat(up)
+    # The script of axe is no file of the page's.
+    browser.call("Page.setBypassCSP", enabled=True)
+    findings = {}
+
+    def look(name: str) -> None:
+        browser.evaluate(axe + "; undefined")
+        told = "(one) => [one.id, one.nodes.map((node) => node.html.slice(0, 200))]"
+        found = browser.evaluate(f"axe.run(document).then((all) => all.violations.map({told}))")
+        if found:
+            findings[name] = found
+
+    for scheme in ("light", "dark"):
+        browser.look(1440, 900, scheme)
+        browser.open("about:blank")
+        browser.open(address(up))
+        browser.wait(
+            "!!document.querySelector('#explained .cost-bar') && document.querySelectorAll('.tile').length === 2"
+        )
+        look(scheme)
+        browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        browser.wait("!!document.querySelector('#fleet-numbers table')")
+        look(f"{scheme}, tables")
+        browser.click(".tile")
+        browser.wait("!!document.querySelector('dialog.detail .facts')")
+        look(f"{scheme}, a replica")
+        browser.click("dialog.detail .orders button")
+        look(f"{scheme}, a question")
+        browser.evaluate("sessionStorage.clear()")
+        browser.open("about:blank")
+        browser.open(address(up).split("#")[0])
+        browser.wait("!document.getElementById('sign-in').hidden")
+        look(f"{scheme}, signing in")
+    assert not findings, json.dumps(findings, indent=1)
