@@ -61,7 +61,6 @@ use tokio_util::sync::CancellationToken;
 use access_log::{AccessLog, AccessLogError, AccessLogWriter};
 use bookings::Bookings;
 pub use config::{AccessFormat, NeedKey, RouterConfig};
-use dispatch::{Dispatch, RetryBudgets};
 use edge::EdgeListeners;
 pub use exposures::Exposure;
 use fleet::SessionDeps;
@@ -75,7 +74,6 @@ pub use operators::find_operators_sockets;
 use page::Page;
 use pages::RouterAdmin;
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
-use resumption::RecordMemory;
 use shared_state::SharedState;
 pub use takeover::TakeoverError;
 use takeover::{ListeningSockets, Successor, SuccessorParts};
@@ -353,17 +351,7 @@ impl Router {
         let calls = state.operators(&placer, &queue, (page_sessions, self.admin.1));
         let page = Page::start(calls.clone(), tasks, state.admin_end.clone());
         let overview = RouterAdmin { calls, page, metric_registry, shutdown: serving.clone() };
-        let dispatch = Arc::new(Dispatch {
-            fleet: fleet.clone(),
-            placer,
-            queue,
-            retries: RetryBudgets::default(),
-            crash_suspects: crash_suspects.clone(),
-            metrics,
-            answer_timeout: self.config.answer_timeout,
-            idle_timeout: self.config.idle_timeout,
-            record_memory: RecordMemory::default(),
-        });
+        let dispatch = state.dispatch(&self.config, placer, queue, metrics);
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), tasks),
             shutdown: serving.clone(),

@@ -13,12 +13,15 @@ use crate::admission::Admission;
 use crate::background::BackgroundTasks;
 use crate::config::RouterConfig;
 use crate::crash_suspects::CrashSuspects;
+use crate::dispatch::{Dispatch, RetryBudgets};
 use crate::fleet::{CacheReportQueue, Fleet, SessionDeps};
 use crate::keys::PageSessions;
+use crate::metrics::RouterMetrics;
 use crate::operators::Operators;
 use crate::placement::{Placer, RequestQueue};
 use crate::prompt::Prompts;
 use crate::response_affinity::ResponseAffinity;
+use crate::resumption::RecordMemory;
 use crate::succession::Succession;
 use crate::takeover::{ListeningSockets, Predecessor, SuccessorParts};
 
@@ -100,6 +103,27 @@ impl SharedState {
             page_sessions,
             admin_address,
         }
+    }
+
+    /// What sends requests to replicas.
+    pub(crate) fn dispatch(
+        &self,
+        config: &RouterConfig,
+        placer: Arc<Placer>,
+        queue: RequestQueue,
+        metrics: Arc<RouterMetrics>,
+    ) -> Arc<Dispatch> {
+        Arc::new(Dispatch {
+            fleet: self.fleet.clone(),
+            placer,
+            queue,
+            retries: RetryBudgets::default(),
+            crash_suspects: self.crash_suspects.clone(),
+            metrics,
+            answer_timeout: config.answer_timeout,
+            idle_timeout: config.idle_timeout,
+            record_memory: RecordMemory::default(),
+        })
     }
 
     /// With the sockets that take the other router's names.
