@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use hostler_boot::socket::is_trusted_user;
-use hostler_controller::FleetFolder;
+use hostler_controller::{ControllerPlace, FleetFolder};
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_router::find_operators_sockets;
 use hostler_router::keys::{Secret, read_private};
@@ -23,6 +23,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tower::service_fn;
 
+use crate::env::this_host;
 use crate::fleet_connection::open_admin;
 use crate::output::complain;
 use crate::settings::{cluster_config, operators_socket};
@@ -85,39 +86,52 @@ impl AdminEndpoint {
     /// The router that the arguments name; without them the configuration's, else the only one of
     /// this user that runs here.
     pub(crate) async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
-        let fleet = find_fleet(args.config.as_deref())?;
+        let config = args.config.as_deref();
         match &args.admin {
             Some(named) if named == FLEET => {
-                let (folder, _) = fleet.context("no fleet of yours has its controller in a batch job; `hostler wait` has one submitted")?;
+                let (folder, _) =
+                    find_fleet(config)?.context("no fleet of yours has its controller in a batch job; `hostler wait` has one submitted")?;
                 return Ok(Self::Fleet(folder));
             }
             Some(named) => return Ok(Self::parse(named)),
             None => {}
         }
-        let configured = operators_socket(args.config.as_deref())?;
-        if !configured.as_os_str().is_empty() {
-            return Ok(Self::Socket(configured));
-        }
-        let mut sockets = find_operators_sockets().await;
+        let configured = operators_socket(config)?;
+        let sockets = if configured.as_os_str().is_empty() { find_operators_sockets().await } else { vec![configured.clone()] };
+        let is_in_job = cluster_config(config).is_ok_and(|cluster| cluster.controller == ControllerPlace::Job);
+        let fleet = match find_fleet(config) {
+            _ if !is_in_job && !sockets.is_empty() => None,
+            // A folder that cannot be read is no reason not to ask a router that is there.
+            Err(_) if !sockets.is_empty() => None,
+            found => found?,
+        };
         match fleet {
-            None => single_socket(sockets).map(Self::Socket),
-            Some((folder, own_socket)) => {
-                sockets.retain(|socket| *socket != own_socket);
-                if sockets.is_empty() {
-                    return Ok(Self::Fleet(folder));
-                }
-                sockets.insert(0, FLEET.into());
-                single_socket(sockets).map(Self::Socket)
+            Some((folder, endpoint)) if !configured.as_os_str().is_empty() => {
+                // In the job, the setting names a socket of the job's host.
+                Ok(if endpoint.host == this_host() { Self::Socket(configured) } else { Self::Fleet(folder) })
             }
+            fleet => choose_router(sockets, fleet.map(|(folder, endpoint)| (folder, endpoint.operators_socket))),
         }
     }
 }
 
-/// The folder of the user's fleet whose controller lives in a batch job, and that one's operators' socket, which is good on its host alone.
-fn find_fleet(config: Option<&Path>) -> anyhow::Result<Option<(FleetFolder, PathBuf)>> {
+/// The only router there is, of these sockets and the fleet, which has one of them where it is on this host.
+fn choose_router(mut sockets: Vec<PathBuf>, fleet: Option<(FleetFolder, PathBuf)>) -> anyhow::Result<AdminEndpoint> {
+    if let Some((folder, own_socket)) = fleet {
+        sockets.retain(|socket| *socket != own_socket);
+        if sockets.is_empty() {
+            return Ok(AdminEndpoint::Fleet(folder));
+        }
+        sockets.insert(0, FLEET.into());
+    }
+    single_socket(sockets).map(AdminEndpoint::Socket)
+}
+
+/// The folder of the user's fleet whose controller lives in a batch job, and where that one is.
+fn find_fleet(config: Option<&Path>) -> anyhow::Result<Option<(FleetFolder, hostler_controller::Endpoint)>> {
     let Some(folder) = FleetFolder::find(&cluster_config(config)?)? else { return Ok(None) };
     let Some(endpoint) = folder.endpoint()?.filter(|endpoint| endpoint.job.is_some()) else { return Ok(None) };
-    Ok(if folder.is_controller_gone()? { None } else { Some((folder, endpoint.operators_socket)) })
+    Ok(if folder.is_controller_gone()? { None } else { Some((folder, endpoint)) })
 }
 
 /// The only one of these sockets.
@@ -352,6 +366,19 @@ mod tests {
         assert!(none.contains("--admin SOCKET") && none.contains("--admin HOST:PORT --admin-key-file FILE"), "{none}");
         let several = single_socket(vec![a, b]).unwrap_err().to_string();
         assert!(several.contains("--admin /r/router-1.sock or --admin /r/router-2.sock"), "{several}");
+    }
+
+    #[test]
+    fn a_fleet_in_a_job_is_one_router_also_where_its_socket_is_on_this_host() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
+        let [own, other] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
+        let fleet = Some((folder.clone(), own.clone()));
+        assert_eq!(choose_router(vec![own.clone()], fleet.clone()).unwrap(), AdminEndpoint::Fleet(folder.clone()));
+        assert_eq!(choose_router(vec![], fleet.clone()).unwrap(), AdminEndpoint::Fleet(folder));
+        let several = choose_router(vec![own.clone(), other], fleet).unwrap_err().to_string();
+        assert!(several.contains("--admin fleet or --admin /r/router-2.sock"), "{several}");
+        assert_eq!(choose_router(vec![own.clone()], None).unwrap(), AdminEndpoint::Socket(own));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! `hostler connect`: the fleet on a login node, from another machine. It asks for the fleet's address and key over ssh, and forwards a local port
 //! over the same connection, so that people show who they are once. All of it ends with ssh, and ssh with it.
 
-use std::fs::Permissions;
+use std::fs::{DirBuilder, Permissions};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::env::{ClientAccess, exports};
-use crate::output::{complain, say};
+use crate::env::{ClientAccess, say_exports};
+use crate::output::complain;
 use crate::trust::write_bundle;
 
 /// A person may have to find a one-time password first.
@@ -107,11 +107,8 @@ impl<'a> SshConnection<'a> {
         let port = find_port(args.port)?;
         let (local, mut forwarding) = self.forward(&access, port).await?;
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let bundle = local.authority.as_ref().map(|authority| {
-            let file = self.folder.path().join("ca-bundle.pem");
-            write_bundle(&file, authority, variable).map(|()| file)
-        });
-        exports(&local, bundle.transpose()?.as_deref(), variable).iter().for_each(|line| say(line));
+        let bundle = local.authority.as_ref().map(|authority| write_bundle(bundle_file(&args.destination)?, authority, variable));
+        say_exports(&local, bundle.transpose()?.as_ref(), variable);
         complain(&format!("{} is the fleet on {}, until this command ends (Ctrl-C)", local.base_url, access.host));
         while let Some(line) = self.lines.next_line().await? {
             let Ok(moved) = serde_json::from_str::<ClientAccess>(&line) else { continue };
@@ -184,6 +181,20 @@ impl<'a> SshConnection<'a> {
     }
 }
 
+/// Where the certificates for clients of the fleet on this host lie. The file stays: shells name it when the connection has ended, and could reach nobody
+/// by TLS without it.
+fn bundle_file(destination: &str) -> anyhow::Result<PathBuf> {
+    let folder = hostler_boot::home::state_dir().context("there is no home folder to keep certificates in")?.join("hostler/connect");
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(std::path::absolute(folder)?.join(bundle_name(destination)))
+}
+
+/// Another name for each host.
+fn bundle_name(destination: &str) -> String {
+    format!("{}.pem", destination.replace('%', "%25").replace('/', "%2F"))
+}
+
 /// ssh with the connection of this folder. It asks for passwords on the terminal, so it stays in this process's group.
 fn ssh(folder: &Path) -> Command {
     let mut command = Command::new("ssh");
@@ -239,6 +250,12 @@ mod tests {
     fn the_port_of_an_address_is_read() {
         assert_eq!(read_port("http://127.0.0.1:41237/v1"), Some(41237));
         assert!(["http://127.0.0.1/v1", "localhost:1", "https://login1:8000/v1", ""].into_iter().all(|url| read_port(url).is_none()));
+    }
+
+    #[test]
+    fn each_host_has_a_file_of_certificates_of_its_own() {
+        assert_eq!(bundle_name("me@login"), "me@login.pem");
+        assert_eq!(bundle_name("ssh://me@login:22"), "ssh:%2F%2Fme@login:22.pem");
     }
 
     #[test]

@@ -7,18 +7,22 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use hostler_agent::AgentConfig;
+use hostler_boot::listen::ListenError;
+use hostler_boot::socket::SocketError;
 use hostler_boot::{Settings, Shutdown};
 use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, check_scheduler};
-use hostler_router::{Router, RouterConfig};
+use hostler_router::{Router, RouterConfig, StartError};
 use hostler_tls::write_private;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 use tokio::runtime::Handle;
+use tokio::time::sleep;
 
-use self::place::{take_place, wait_for_place};
+use self::place::{PLACE_PATIENCE, POLL_INTERVAL, take_place, wait_for_place};
 use crate::AdjustRouter;
 use crate::host_names::{certified_names, find_host_names};
 use crate::router::{announce, router_config};
@@ -45,6 +49,7 @@ pub(crate) async fn controller(
         rustix::process::setsid()
             .context("a shell's own job cannot have a session of its own: start it by `setsid`, or by `hostler up`")?;
     }
+    let began = SystemTime::now();
     let config: ClusterConfig = settings.section("cluster")?;
     let scheduler = config.find_scheduler()?;
     let folder = FleetFolder::open(&config)?;
@@ -66,10 +71,14 @@ pub(crate) async fn controller(
     let former = folder.endpoint()?;
     let router_config = configure_router(settings, former.as_ref(), own_job.is_some(), adjust)?;
     let (authority, keys_file) = (std::path::absolute(&router_config.tls_dir)?, router_config.keys_file.clone());
+    let drain_timeout = router_config.drain_timeout;
     hostler_boot::raise_file_limit();
     let router = match &own_job {
         None => Router::bind(router_config).await?.open_edge_socket().await,
-        Some(_) => bind_in_job(router_config, &config).await?,
+        Some(_) => tokio::select! {
+            router = bind_in_job(router_config, &config) => router?,
+            () = shutdown.wait_drain() => return Ok(()),
+        },
     };
     let endpoint = Endpoint { job: own_job, ..describe_endpoint(&router, &config, &keys_file)? };
     let endpoint = if endpoint.job.is_some() { open_to_other_hosts(endpoint, &router, &folder, &authority)? } else { endpoint };
@@ -82,6 +91,8 @@ pub(crate) async fn controller(
         program: std::env::current_exe().context("this program does not know its own path")?,
         settings_file: file.map(std::path::absolute).transpose()?,
         predecessor: former.and_then(|former| former.job),
+        began,
+        drain_timeout,
         engine_args: agent.engine_args.clone(),
     })?;
     announce(&router);
@@ -120,13 +131,30 @@ fn enter_job(folder: &FleetFolder) -> anyhow::Result<String> {
 async fn bind_in_job(router: RouterConfig, cluster: &ClusterConfig) -> anyhow::Result<Router> {
     let mut names = find_host_names().await;
     names.extend(Some(cluster.router_host.clone()).filter(|name| !name.is_empty()));
-    let router = Router::bind_for_other_hosts(router, &certified_names(&names)).await?;
+    let (names, began) = (certified_names(&names), Instant::now());
+    let router = loop {
+        match Router::bind_for_other_hosts(router.clone(), &names).await {
+            // The router of the job before this one may be on this host and drain still: it has ports that are set as long as that takes.
+            Err(error) if is_in_use(&error) && began.elapsed() < PLACE_PATIENCE => sleep(POLL_INTERVAL).await,
+            bound => break bound?,
+        }
+    };
     let is_reached = !router.edge_address().ip().is_loopback() && !router.admin_address().ip().is_loopback();
     ensure!(
         is_reached,
         "no other host reaches a loopback address: leave router.listen and router.admin_listen out for a controller in a job"
     );
     Ok(router)
+}
+
+/// Whether another process has a port or the socket.
+fn is_in_use(error: &StartError) -> bool {
+    matches!(
+        error,
+        StartError::Listen(ListenError::InUse { .. })
+            | StartError::Replaceable(ListenError::InUse { .. })
+            | StartError::Socket(SocketError::InUse { .. })
+    )
 }
 
 /// The endpoint with the addresses that are good on every host, and the key for operators beside it.
@@ -149,6 +177,12 @@ fn configure_router(settings: &Settings, former: Option<&Endpoint>, is_in_job: b
     }
     if config.keys_file.as_os_str().is_empty() {
         bail!("every user of this host reaches the fleet, and there are no keys (router.keys_file): run `hostler init` first");
+    }
+    if is_in_job && !config.tls_cert.as_os_str().is_empty() {
+        bail!(
+            "router.tls_cert is a certificate for another host than the job's: leave router.tls_cert and router.tls_key out, and the fleet's authority \
+             certifies each host on which the controller runs"
+        );
     }
     let own = if is_in_job { "0.0.0.0" } else { "127.0.0.1" };
     let addresses = [

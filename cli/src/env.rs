@@ -11,9 +11,9 @@ use hostler_router::keys::{Secret, read_private};
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::settings::cluster_config;
-use crate::trust::{ADDING_VARIABLE, REPLACING_VARIABLES, write_bundle};
+use crate::trust::{ADDING_VARIABLE, Bundle, REPLACING_VARIABLES, write_bundle};
 
 /// What a proxy must not be asked for. Clients look a name up as it is written, so both count.
 const LOCAL_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
@@ -55,9 +55,9 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let bundle = access.authority.as_ref().map(|authority| {
         let file = FleetFolder::open(&cluster_config(config)?)?.path().join("ca-bundle.pem");
-        write_bundle(&file, authority, variable).map(|()| file)
+        write_bundle(file, authority, variable)
     });
-    exports(&access, bundle.transpose()?.as_deref(), variable).iter().for_each(|line| say(line));
+    say_exports(&access, bundle.transpose()?.as_ref(), variable);
     Ok(())
 }
 
@@ -130,9 +130,20 @@ pub(crate) fn this_host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
+/// Says the lines for a shell, and to its user what they do not do.
+pub(crate) fn say_exports(access: &ClientAccess, bundle: Option<&Bundle>, variable: impl Fn(&str) -> Option<String>) {
+    exports(access, bundle, variable).iter().for_each(|line| say(line));
+    if let Some(bundle) = bundle.filter(|bundle| !bundle.has_roots) {
+        complain(&format!(
+            "this host's own certificates were not found: clients of the fleet need SSL_CERT_FILE={}, with which they reach nobody else",
+            bundle.file.display()
+        ));
+    }
+}
+
 /// Lines for a POSIX shell. A variable that keeps requests from a proxy is extended, never replaced. `bundle` has the certificates that clients are to
 /// trust.
-pub(crate) fn exports(access: &ClientAccess, bundle: Option<&Path>, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+fn exports(access: &ClientAccess, bundle: Option<&Bundle>, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let set = |name| variable(name).filter(|value| !value.is_empty());
     let export = |name: &str, value: &str| {
         // The environment has none, and neither key nor address.
@@ -150,8 +161,10 @@ pub(crate) fn exports(access: &ClientAccess, bundle: Option<&Path>, variable: im
         export("NO_PROXY", &extended(&upper, &lower)),
         export("no_proxy", &extended(&lower, &upper)),
     ];
-    let names = REPLACING_VARIABLES.into_iter().chain([ADDING_VARIABLE]);
-    lines.extend(bundle.into_iter().flat_map(|file| names.clone().map(|name| export(name, &file.display().to_string()))));
+    if let Some(Bundle { file, has_roots }) = bundle {
+        let names = REPLACING_VARIABLES.into_iter().filter(|_| *has_roots).chain([ADDING_VARIABLE]);
+        lines.extend(names.map(|name| export(name, &file.display().to_string())));
+    }
     lines
 }
 

@@ -6,11 +6,15 @@ use std::time::Duration;
 use anyhow::Context;
 use hostler_controller::{Endpoint, FleetFolder};
 use hostler_tls::{Stream, connect_to_host};
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// How long the router may take to accept.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A host that died says nothing. It is asked after so long, and given up when it is silent for three times that.
+const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// A connection to its admin listener.
 pub(crate) async fn open_admin(folder: &FleetFolder, protocol: &[u8]) -> anyhow::Result<Stream> {
@@ -33,8 +37,16 @@ async fn open(endpoint: &Endpoint, address: &str, protocol: &[u8]) -> anyhow::Re
     let (host, _) = address.rsplit_once(':').with_context(|| format!("the fleet's address is none: {address}"))?;
     let connected = timeout(CONNECT_TIMEOUT, async {
         let stream = TcpStream::connect(address).await?;
+        watch_peer(&stream)?;
         connect_to_host(stream, authority, host, protocol).await
     });
     let reached = connected.await.with_context(|| format!("{address} does not answer within {} s", CONNECT_TIMEOUT.as_secs()))?;
     reached.with_context(|| format!("cannot reach the fleet's router at {address}; this host has to reach ports of compute nodes"))
+}
+
+fn watch_peer(stream: &TcpStream) -> std::io::Result<()> {
+    set_socket_keepalive(stream, true)?;
+    set_tcp_keepidle(stream, KEEPALIVE)?;
+    set_tcp_keepintvl(stream, KEEPALIVE)?;
+    Ok(set_tcp_keepcnt(stream, 2)?)
 }

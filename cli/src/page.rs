@@ -1,17 +1,18 @@
 //! `hostler page`: the address of the router's page, with a token that lets one browser in, and the browser that opens it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use hostler_boot::home;
 use hostler_boot::socket::is_private_folder;
 use hostler_proto::fleet::v1::OpenPageRequest;
 use hostler_tls::write_private;
 
-use crate::admin::{AdminArgs, connect, status_error};
+use crate::admin::{AdminArgs, AdminEndpoint, connect, status_error};
 use crate::output::{complain, say};
 
 #[derive(Debug, Args)]
@@ -27,20 +28,35 @@ pub(crate) struct PageArgs {
 }
 
 pub(crate) async fn page(args: &PageArgs) -> anyhow::Result<()> {
+    let router = AdminEndpoint::find(&args.admin).await?;
+    if let AdminEndpoint::Fleet(_) = router {
+        bail!(
+            "the router is in a batch job, and a browser here neither reaches its loopback nor knows its certificate: `hostler top` shows the same"
+        );
+    }
     let request = OpenPageRequest { watch_only: args.watch };
     let opened = connect(&args.admin).await?.open_page(request).await.map_err(status_error)?.into_inner();
-    // Where the router was asked at an address, that is where it is reached from here.
-    let asked = args.admin.admin.as_deref().filter(|named| !named.contains('/')).unwrap_or(&opened.address);
+    // It goes into a terminal and into a file of HTML.
+    let is_token = !opened.token.is_empty() && opened.token.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let seen_there: SocketAddr = opened.address.parse().ok().filter(|_| is_token).context("what answers there is no router")?;
+    // A socket that was named may be forwarded from another host, and whoever listens at this host's loopback would get the token.
+    let (address, is_here) = match router {
+        AdminEndpoint::Address(address) => (address, true),
+        _ => (seen_there.to_string(), args.admin.admin.is_none()),
+    };
     // Behind the `#`, because browsers send that to nobody.
-    let address = format!("http://{asked}/#token={}", opened.token);
-    say(&address);
+    let link = format!("http://{address}/#token={}", opened.token);
+    say(&link);
     let valid = humantime::format_duration(Duration::from_millis(opened.valid_ms));
     complain(&format!("It lets one browser in, within {valid}."));
-    if let Some(port) = asked.rsplit_once(':').map(|(_, port)| port).filter(|_| args.admin.admin.is_none()) {
-        complain(&format!("A browser elsewhere gets there through: ssh -L {port}:{asked} HOST"));
+    if args.admin.admin.is_none() || !is_here {
+        complain(&format!(
+            "A browser on another host than the router's gets there through: ssh -L {}:{seen_there} HOST",
+            seen_there.port()
+        ));
     }
-    match browser(|name| std::env::var(name).ok()).filter(|_| !args.no_open) {
-        Some(browser) => open(&browser, &address).context("cannot open a browser; --no-open does not try"),
+    match browser(|name| std::env::var(name).ok()).filter(|_| is_here && !args.no_open) {
+        Some(browser) => open(&browser, &link).context("cannot open a browser; --no-open does not try"),
         None => Ok(()),
     }
 }

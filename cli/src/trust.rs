@@ -14,12 +14,41 @@ pub(crate) const REPLACING_VARIABLES: [&str; 3] = ["SSL_CERT_FILE", "REQUESTS_CA
 /// Node adds this file to its own.
 pub(crate) const ADDING_VARIABLE: &str = "NODE_EXTRA_CA_CERTS";
 
-/// Writes the file, unless it is there already. What a variable names counts as what the host trusts.
-pub(crate) fn write_bundle(file: &Path, authority: &str, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<()> {
-    let named = REPLACING_VARIABLES.iter().find_map(|name| variable(name)).map(PathBuf::from);
-    let trusted = named.filter(|file| file.is_file()).or_else(|| openssl_probe::probe().cert_file);
-    let trusted = trusted.map(|file| fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display())));
-    let bundle = join(&trusted.transpose()?.unwrap_or_default(), authority);
+/// Before the path of the file with what the host trusts. Readers of certificates skip such a line.
+const SOURCE_MARK: &str = "# Hostler has added a fleet's authority to ";
+
+/// What clients are told of.
+#[derive(Debug)]
+pub(crate) struct Bundle {
+    pub(crate) file: PathBuf,
+    /// Whether it has what the host trusts. Without that, it is no replacement for a client's own certificates.
+    pub(crate) has_roots: bool,
+}
+
+/// Writes the file, unless it is there already.
+pub(crate) fn write_bundle(file: PathBuf, authority: &str, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Bundle> {
+    let source = find_roots(&file, variable, openssl_probe::probe().cert_file);
+    let roots = source.map(|source| {
+        let roots = fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
+        anyhow::Ok(format!("{SOURCE_MARK}{}\n{}\n", source.display(), roots.trim_end()))
+    });
+    let roots = roots.transpose()?;
+    let has_roots = roots.is_some();
+    write_once(&file, &format!("{}{}\n", roots.unwrap_or_default(), authority.trim()))?;
+    Ok(Bundle { file, has_roots })
+}
+
+/// The file with what the host trusts: the one that a variable names, else the system's. A shell that has evaluated the lines names the bundle itself:
+/// then it is what that was made from, for an authority of a former fleet is in it, too.
+fn find_roots(bundle: &Path, variable: impl Fn(&str) -> Option<String>, system: Option<PathBuf>) -> Option<PathBuf> {
+    let former = fs::read_to_string(bundle).unwrap_or_default();
+    let former = former.lines().next().and_then(|line| line.strip_prefix(SOURCE_MARK)).map(PathBuf::from);
+    let named = REPLACING_VARIABLES.iter().filter_map(|name| variable(name).map(PathBuf::from));
+    let mut named = named.filter_map(|named| if named == bundle { former.clone() } else { Some(named) });
+    named.find(|file| file.is_file() && file != bundle).or(system.filter(|file| file != bundle))
+}
+
+fn write_once(file: &Path, bundle: &str) -> anyhow::Result<()> {
     if fs::read_to_string(file).is_ok_and(|found| found == bundle) {
         return Ok(());
     }
@@ -32,27 +61,32 @@ pub(crate) fn write_bundle(file: &Path, authority: &str, variable: impl Fn(&str)
     written.with_context(|| format!("cannot write {}", file.display())).map(drop)
 }
 
-/// Both, each once: the file may be one that was written here before.
-fn join(trusted: &str, authority: &str) -> String {
-    let authority = authority.trim();
-    if trusted.contains(authority) { trusted.to_owned() } else { format!("{}\n{authority}\n", trusted.trim_end()).trim_start().to_owned() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_bundle_has_what_is_trusted_and_the_authority_once() {
+    fn a_bundle_has_what_is_trusted_and_the_fleets_authority_however_often_a_shell_evaluates_it() {
         let place = tempfile::tempdir().unwrap();
-        let (own, bundle) = (place.path().join("own.pem"), place.path().join("ca-bundle.pem"));
+        let (own, file) = (place.path().join("own.pem"), place.path().join("ca-bundle.pem"));
         fs::write(&own, "SITE\n").unwrap();
-        let variable = |name: &str| (name == "REQUESTS_CA_BUNDLE").then(|| own.display().to_string());
-        write_bundle(&bundle, "FLEET\n", variable).unwrap();
-        assert_eq!(fs::read_to_string(&bundle).unwrap(), "SITE\nFLEET\n");
-        let evaluated = |_: &str| Some(bundle.display().to_string());
-        write_bundle(&bundle, "FLEET\n", evaluated).unwrap();
-        assert_eq!(fs::read_to_string(&bundle).unwrap(), "SITE\nFLEET\n");
-        assert_eq!(join("", "FLEET\n"), "FLEET\n");
+        let named = |name: &str| (name == "REQUESTS_CA_BUNDLE").then(|| own.display().to_string());
+        let content = || fs::read_to_string(&file).unwrap().lines().skip(1).collect::<Vec<_>>().join(",");
+        assert!(write_bundle(file.clone(), "FORMER\n", named).unwrap().has_roots);
+        assert_eq!(content(), "SITE,FORMER");
+        let evaluated = |_: &str| Some(file.display().to_string());
+        assert!(write_bundle(file.clone(), "FLEET\n", evaluated).unwrap().has_roots);
+        assert_eq!(content(), "SITE,FLEET");
+    }
+
+    #[test]
+    fn a_bundle_is_no_source_of_its_own_and_a_host_may_have_none() {
+        let place = tempfile::tempdir().unwrap();
+        let [system, file] = ["system.pem", "ca-bundle.pem"].map(|name| place.path().join(name));
+        let evaluated = |_: &str| Some(file.display().to_string());
+        assert_eq!(find_roots(&file, evaluated, None), None);
+        fs::write(&file, "FLEET\n").unwrap();
+        assert_eq!(find_roots(&file, evaluated, Some(file.clone())), None);
+        assert_eq!(find_roots(&file, evaluated, Some(system.clone())), Some(system));
     }
 }

@@ -15,8 +15,8 @@ use crate::since;
 /// clients a new address, so it is no more than what most queues take for a job without GPUs.
 const LONGEST_LEAD: Duration = Duration::from_secs(6 * 3600);
 
-/// When a job leaves for which no other one came in time. The router's `drain_timeout` is 30 s.
-const LEAVE_LEAD: Duration = Duration::from_secs(45);
+/// A job for which no other one came in time leaves so long before its router has to have drained: a step, and what ends the process, take a while.
+const LEAVE_MARGIN: Duration = Duration::from_secs(15);
 
 /// A short job looks for the next one when one part of so many of its time is left, and leaves when one of so many is.
 const SEARCH_PARTS: u32 = 4;
@@ -35,8 +35,18 @@ pub struct ControllerJob<'a> {
     pub limit: Duration,
     /// What is left of that.
     pub left: Duration,
+    /// How long its router may take to finish running answers.
+    pub drain_timeout: Duration,
     /// The job whose controller runs and waits for this one's place.
     pub standby: Option<&'a str>,
+}
+
+impl ControllerJob<'_> {
+    /// Whether it has to leave now, whether or not another one has come.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.left <= self.drain_timeout.saturating_add(LEAVE_MARGIN).min(self.limit / LEAVE_PARTS)
+    }
 }
 
 /// What a controller does about its succession.
@@ -81,7 +91,7 @@ pub fn decide_succession(
     now: SystemTime,
 ) -> (Option<SuccessionAction>, SuccessionMemory) {
     let mut memory = memory.clone();
-    if own.left <= LEAVE_LEAD.min(own.limit / LEAVE_PARTS) {
+    if own.is_over() {
         return (Some(SuccessionAction::Leave), memory);
     }
     let others = find_successors(own, listed);

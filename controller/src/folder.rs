@@ -5,6 +5,7 @@ mod endpoint;
 mod heartbeat;
 mod known_scheduler;
 mod lock;
+mod standby;
 mod tag;
 
 use std::fs::{self, DirBuilder};
@@ -26,8 +27,6 @@ pub(crate) use self::heartbeat::HEARTBEAT_INTERVAL;
 pub use self::heartbeat::HEARTBEAT_LIFETIME;
 
 const ENDPOINT_FILE: &str = "endpoint.json";
-
-const STANDBY_FILE: &str = "standby";
 
 /// Why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -219,7 +218,7 @@ impl FleetFolder {
         Ok(result)
     }
 
-    /// Removes the endpoint if nothing is wanted, while no other command changes that; `false` where something is.
+    /// Removes the endpoint, and what only a controller's job needs, if nothing is wanted, while no other command changes that; `false` where something is.
     ///
     /// # Errors
     /// As for `change_entries`.
@@ -228,6 +227,9 @@ impl FleetFolder {
         let is_empty = self.entries()?.is_empty();
         if is_empty {
             self.remove_endpoint()?;
+            // The certificates for clients stay: shells name them until they end, and could reach nobody by TLS without them.
+            remove(&self.operator_key())?;
+            remove_folder(&self.controller_scripts())?;
         }
         Ok(is_empty)
     }
@@ -250,23 +252,6 @@ impl FleetFolder {
     /// When the file cannot be removed.
     pub fn remove_endpoint(&self) -> Result<(), FolderError> {
         remove(&self.endpoint_file())
-    }
-
-    /// Says that the controller in this job waits for the place; `None`: that none does any more.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn write_standby(&self, job: Option<&str>) -> Result<(), FolderError> {
-        let path = self.path.join(STANDBY_FILE);
-        job.map_or_else(|| remove(&path), |job| self.replace(&path, job.as_bytes()))
-    }
-
-    /// The job whose controller has said that it waits for the place. It may have ended since.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
-    pub fn standby(&self) -> Result<Option<String>, FolderError> {
-        read(&self.path.join(STANDBY_FILE))
     }
 
     /// What the controller saw last; `None` before its first step.
@@ -316,13 +301,7 @@ impl FleetFolder {
     /// # Errors
     /// When a file cannot be removed.
     pub fn forget(&self, entry: &str) -> Result<(), FolderError> {
-        let scripts = self.scripts(entry);
-        match fs::remove_dir_all(&scripts) {
-            Err(source) if source.kind() != ErrorKind::NotFound => {
-                return Err(FolderError::File { what: "remove", path: scripts, source });
-            }
-            _ => {}
-        }
+        remove_folder(&self.scripts(entry))?;
         remove(&self.path.join(format!("memory/{entry}.json")))
     }
 
@@ -368,6 +347,13 @@ fn make(path: &Path) -> Result<(), FolderError> {
 
 fn remove(path: &Path) -> Result<(), FolderError> {
     match fs::remove_file(path) {
+        Err(source) if source.kind() != ErrorKind::NotFound => Err(FolderError::File { what: "remove", path: path.to_owned(), source }),
+        _ => Ok(()),
+    }
+}
+
+fn remove_folder(path: &Path) -> Result<(), FolderError> {
+    match fs::remove_dir_all(path) {
         Err(source) if source.kind() != ErrorKind::NotFound => Err(FolderError::File { what: "remove", path: path.to_owned(), source }),
         _ => Ok(()),
     }

@@ -1,7 +1,7 @@
 //! The batch job in which a controller runs itself, where sites end long processes on login nodes. It asks the scheduler for the jobs of the fleet's
 //! controllers, has `cluster` decide, and carries that out.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use hostler_cluster::{ControllerJob, SuccessionAction, SuccessionMemory, decide_succession, find_successors};
 use hostler_scheduler::{ScheduledJob, Scheduler, is_same_job};
@@ -15,16 +15,30 @@ use crate::submission::build_controller_submission;
 pub(crate) struct OwnJob {
     id: String,
     predecessor: Option<String>,
-    /// When this process began, which is a moment after the job did.
-    began: Instant,
-    /// What was asked for, until the list says what the job has.
-    walltime: Duration,
+    /// How long the job may run, and when that is over, by this clock. Until the list has said it, what was asked for, from the start of this process.
+    limit: Duration,
+    ends: SystemTime,
+    drain_timeout: Duration,
     memory: SuccessionMemory,
 }
 
 impl OwnJob {
-    pub(crate) fn new(id: String, predecessor: Option<String>, walltime: Duration) -> Self {
-        Self { id, predecessor, began: Instant::now(), walltime, memory: SuccessionMemory::default() }
+    /// The job in which the controller of this setup runs; `None` where it is in none.
+    pub(crate) fn of(setup: &ControllerSetup) -> Option<Self> {
+        let limit = setup.config.controller_walltime;
+        Some(Self {
+            id: setup.endpoint.job.clone()?,
+            predecessor: setup.predecessor.clone(),
+            limit,
+            ends: setup.began + limit,
+            drain_timeout: setup.drain_timeout,
+            memory: SuccessionMemory::default(),
+        })
+    }
+
+    /// Whether the controller has to end by what is known of the job's time, also where the scheduler says nothing.
+    pub(crate) fn is_over(&self, now: SystemTime) -> bool {
+        self.describe(now, None).is_over()
     }
 
     /// Keeps one successor; `true` when the controller is to end and leave its place to that one.
@@ -32,10 +46,10 @@ impl OwnJob {
         let listed = list_jobs(setup).await?;
         // A list without this job is not the one that it can decide by.
         let Some(own) = listed.iter().find(|job| is_same_job(&job.id, &self.id)) else { return Ok(false) };
-        let limit = own.run_time.map_or(self.walltime, |run| run.limit);
+        let now = SystemTime::now();
+        self.note_end(own, now);
         let standby = setup.folder.standby()?;
-        let own = self.describe(limit, standby.as_deref());
-        let (action, memory) = decide_succession(&own, &listed, &self.memory, SystemTime::now());
+        let (action, memory) = decide_succession(&self.describe(now, standby.as_deref()), &listed, &self.memory, now);
         self.memory = memory;
         match action {
             None => Ok(false),
@@ -71,16 +85,65 @@ impl OwnJob {
     /// Ends the jobs that would go on after this one, for there is nothing left to keep.
     pub(crate) async fn end_successors(&self, setup: &ControllerSetup) -> Result<(), StepError> {
         let listed = list_jobs(setup).await?;
-        let jobs: Vec<String> = find_successors(&self.describe(self.walltime, None), &listed).iter().map(|job| job.id.clone()).collect();
+        let jobs: Vec<String> =
+            find_successors(&self.describe(SystemTime::now(), None), &listed).iter().map(|job| job.id.clone()).collect();
         Ok(setup.scheduler.cancel(&jobs).await?)
     }
 
-    fn describe<'a>(&'a self, limit: Duration, standby: Option<&'a str>) -> ControllerJob<'a> {
-        let left = limit.saturating_sub(self.began.elapsed());
-        ControllerJob { id: &self.id, predecessor: self.predecessor.as_deref(), limit, left, standby }
+    /// Notes what the list says of this job's time. What it does not say stays as it was.
+    fn note_end(&mut self, own: &ScheduledJob, now: SystemTime) {
+        let Some((run, started)) = own.run_time.zip(own.started) else { return };
+        let Some(ends) = run.end(started, now) else { return };
+        (self.limit, self.ends) = (run.limit, ends);
+    }
+
+    fn describe<'a>(&'a self, now: SystemTime, standby: Option<&'a str>) -> ControllerJob<'a> {
+        ControllerJob {
+            id: &self.id,
+            predecessor: self.predecessor.as_deref(),
+            limit: self.limit,
+            left: self.ends.duration_since(now).unwrap_or_default(),
+            drain_timeout: self.drain_timeout,
+            standby,
+        }
     }
 }
 
 async fn list_jobs(setup: &ControllerSetup) -> Result<Vec<ScheduledJob>, StepError> {
     Ok(setup.scheduler.list(&setup.folder.controller_job_name()).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use hostler_scheduler::{JobState, RunTime};
+
+    use super::*;
+    use crate::observation::tests::job;
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_job_ends_by_what_the_list_said_last_and_else_by_what_was_asked_for() {
+        let limit = Duration::from_secs(3600);
+        let mut own = OwnJob {
+            id: "12.head".into(),
+            predecessor: None,
+            limit,
+            ends: at(10_000) + limit,
+            drain_timeout: Duration::from_secs(30),
+            memory: SuccessionMemory::default(),
+        };
+        assert!(!own.is_over(at(13_554)) && own.is_over(at(13_555)), "nobody has said anything");
+        let silent = job("12.head", JobState::Running);
+        own.note_end(&silent, at(10_000));
+        assert_eq!(own.ends, at(13_600));
+        // It waited for its place for half of its time, which this process does not know.
+        let listed = ScheduledJob { started: Some(at(8_200)), run_time: Some(RunTime { limit, used: None }), ..silent.clone() };
+        own.note_end(&listed, at(10_000));
+        own.note_end(&silent, at(11_000));
+        assert_eq!(own.describe(at(11_000), None).left, Duration::from_secs(800));
+        assert!(!own.is_over(at(11_754)) && own.is_over(at(11_755)) && own.is_over(at(20_000)));
+    }
 }

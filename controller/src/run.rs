@@ -77,7 +77,7 @@ impl Controller {
         let target = Target::from_shared(format!("unix:{}", setup.endpoint.operators_socket.display()))?;
         let channel = target.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT).connect_lazy();
         let router = FleetClient::new(channel);
-        let own_job = setup.endpoint.job.clone().map(|id| OwnJob::new(id, setup.predecessor.clone(), setup.config.controller_walltime));
+        let own_job = OwnJob::of(&setup);
         Ok(Self {
             setup,
             router,
@@ -138,6 +138,11 @@ impl Controller {
     /// One step; `true` when there is nothing left to keep, or another controller is to go on.
     async fn step(&mut self, shutdown: &Shutdown) -> Result<bool, StepError> {
         self.setup.check_place()?;
+        // Before anything that can fail: the time ends also where the scheduler says nothing.
+        if self.own_job.as_ref().is_some_and(|job| job.is_over(SystemTime::now())) {
+            tracing::info!("the time of the controller's job ends: it leaves its place to the next one");
+            return Ok(true);
+        }
         let mut entries = self.setup.folder.entries()?;
         for name in self.setup.folder.remembered()? {
             if entries.iter().all(|entry| entry.name != name) {

@@ -1,6 +1,7 @@
 //! What a controller knows from its start on: its folder, its scheduler, where it is reached and what jobs run.
 
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use hostler_scheduler::Scheduler;
 
@@ -24,6 +25,10 @@ pub struct ControllerSetup {
     pub settings_file: Option<PathBuf>,
     /// The batch job whose place this one has taken, if it is in a job itself.
     pub predecessor: Option<String>,
+    /// When this process began. In a job of its own, it may have waited for its place for most of the job's time.
+    pub began: SystemTime,
+    /// How long the router beside it may take to finish running answers.
+    pub drain_timeout: Duration,
     /// What these settings tell the engines of entries that have no arguments of their own.
     pub engine_args: Vec<String>,
 }

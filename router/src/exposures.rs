@@ -26,8 +26,6 @@ pub(crate) struct Listeners {
     pub(crate) admin: SocketAddr,
     /// Requests need a key, or their clients a certificate.
     pub(crate) has_keys: bool,
-    /// There is a key file, so that operators may show an admin key.
-    pub(crate) has_key_file: bool,
     pub(crate) has_edge_tls: bool,
     pub(crate) has_admin_tls: bool,
     /// Agents have to show a certificate, or to be of this user.
@@ -43,10 +41,10 @@ pub(crate) fn find_exposures(doors: &Listeners) -> Vec<Exposure> {
         (!doors.has_edge_tls && is_far(edge), "router.listen", edge, "no TLS: prompts, answers and keys travel in plain text"),
         (!doors.checks_agents, "router.agents_listen", agents, "no TLS: whoever reaches it may join as an agent and gets requests"),
         (
-            doors.has_key_file && !doors.has_admin_tls && is_far(admin),
+            !doors.has_admin_tls && is_far(admin),
             "router.admin_listen",
             admin,
-            "no TLS: admin keys travel in plain text",
+            "no TLS: admin keys and the page's sessions travel in plain text",
         ),
     ];
     lines

@@ -287,7 +287,6 @@ impl Router {
             agents: self.agents.1,
             admin: self.admin.1,
             has_keys: self.keys.are_required() || !self.config.tls_client_ca.as_os_str().is_empty(),
-            has_key_file: self.keys.are_required(),
             has_edge_tls: self.tls.edge.is_some(),
             has_admin_tls: self.tls.admin.is_some(),
             checks_agents: self.tls.agents.is_some() || !self.config.allow_plain_text,

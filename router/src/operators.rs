@@ -22,7 +22,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::admission::Admission;
 use crate::fleet::{Fleet, FleetView, ReplicaOrder, job_message};
-use crate::keys::{PageRights, PageSessions, TOKEN_LIFE};
+use crate::keys::{PageRights, PageSessions, TOKEN_LIFE, presented_key};
 use crate::placement::{PlacementDecision, Placer, RequestQueue};
 use crate::prompt::EncoderStatus;
 use first_tokens::FirstTokenTimes;
@@ -127,8 +127,8 @@ impl fleet_server::Fleet for Operators {
     }
 
     async fn open_page(&self, request: Request<OpenPageRequest>) -> Result<Response<OpenPageResponse>, Status> {
-        let rights = if request.into_inner().watch_only { PageRights::Watch } else { PageRights::Operate };
-        let token = self.page_sessions.issue_token(rights);
+        let rights = if request.get_ref().watch_only { PageRights::Watch } else { PageRights::Operate };
+        let token = self.page_sessions.issue_token(rights, presented_key(request.metadata().as_ref()).ok());
         let token = token.map_err(|error| Status::internal(format!("the system gives no random numbers: {error}")))?;
         let address = reachable_here(self.admin_address).to_string();
         Ok(Response::new(OpenPageResponse { token: token.reveal().to_owned(), address, valid_ms: millis(TOKEN_LIFE) }))

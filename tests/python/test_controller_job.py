@@ -172,6 +172,8 @@ def test_a_controller_in_a_job_is_used_from_the_login_node_in_tls_replaced_when_
     shown = login.succeed("down")
     assert "ended     chat" in shown, shown
     assert not login.jobs() and login.endpoint() == {}
+    left = [name for name in ("operator.key", "controller") if (login.state / name).exists()]
+    assert not left, left
     wait_until(lambda: not login.processes(), NOTHING_LEFT + 30, f"nothing is left: {login.processes()}", pause=0.2)
 
 

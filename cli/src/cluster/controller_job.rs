@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::Fleet;
 use super::controller_process::find_controller;
-use super::job_logs::last_words;
+use super::job_logs::{last_words, last_words_of};
 use crate::output::say;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -67,20 +67,25 @@ pub(super) async fn wait_until_runs(fleet: &Fleet) -> anyhow::Result<Endpoint> {
                 }
             } else if listed.elapsed() >= LIST_LAG {
                 let logs = fleet.folder.job_logs();
-                let cause = last_words(&logs, fleet.began).map(|words| format!(": {words}")).unwrap_or_default();
-                bail!("the controller's job has ended{cause}; see {} and {}", fleet.folder.controller_log().display(), logs.display());
+                let log = fleet.folder.controller_log();
+                // A controller's own words are in its log; those of a job that did not come to it are the scheduler's to show.
+                let words = last_words_of([log.clone()], fleet.began).or_else(|| last_words(&logs, fleet.began));
+                let cause = words.map(|words| format!(": {words}")).unwrap_or_default();
+                bail!("the controller's job has ended{cause}; see {} and {}", log.display(), logs.display());
             }
         }
         sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Ends all jobs of the fleet's controllers, first those that wait. One that runs has a moment to end by itself.
+/// Ends all jobs of the fleet's controllers, first those that wait. One that runs has a moment to end by itself. Where something is wanted again, by
+/// another command, they are that one's.
 pub(super) async fn end_jobs(fleet: &Fleet, patience: Duration) -> anyhow::Result<()> {
     let (scheduler, began) = (fleet.config.find_scheduler()?, Instant::now());
     loop {
         let jobs = scheduler.list(&fleet.folder.controller_job_name()).await?;
-        if jobs.is_empty() {
+        // In this order: who submits one of them has written down before what is wanted.
+        if jobs.is_empty() || !fleet.folder.entries()?.is_empty() {
             return Ok(());
         }
         let is_late = began.elapsed() >= patience;

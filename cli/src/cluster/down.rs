@@ -39,15 +39,15 @@ pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result
     let is_in_job = fleet.config.controller == ControllerPlace::Job;
     let is_last = fleet.folder.entries()?.is_empty();
     let ending = async {
-        if is_in_job && !is_last {
+        if is_in_job && is_last && find_controller(&fleet.folder).await?.is_none() {
+            // It may wait in the queue for hours, or come just now.
+            end_jobs(&fleet, Duration::ZERO).await?;
+        }
+        if is_in_job && !fleet.folder.entries()?.is_empty() {
             if let FoundController::Submitted(_) = ensure_controller(&fleet).await? {
                 wait_until_runs(&fleet).await?;
             }
         } else {
-            if is_in_job && find_controller(&fleet.folder).await?.is_none() {
-                // It may wait in the queue for hours, or come just now.
-                end_jobs(&fleet, Duration::ZERO).await?;
-            }
             // A controller that finds nothing to end says so by ending itself.
             ensure_process(&fleet).await?;
         }

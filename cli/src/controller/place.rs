@@ -12,9 +12,9 @@ use crate::env::this_host;
 
 /// How long the place of the controller may be held by one that leaves, by a scheduler's command that one has left behind, or by one whose host has
 /// died. Each has a minute.
-const PLACE_PATIENCE: Duration = Duration::from_secs(75);
+pub(super) const PLACE_PATIENCE: Duration = Duration::from_secs(75);
 
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Waits for the place of the fleet's only controller.
 pub(super) async fn take_place(folder: &FleetFolder) -> anyhow::Result<File> {
@@ -51,14 +51,15 @@ pub(super) async fn wait_for_place(folder: &FleetFolder, job: &str, shutdown: &S
     loop {
         let tried = folder.clone();
         if let Some(lock) = tokio::task::spawn_blocking(move || try_place(&tried)).await?? {
-            folder.write_standby(None)?;
+            folder.remove_standby()?;
             return Ok(Some(lock));
         }
         if !is_announced {
             tracing::info!(job, "this controller waits for the place of the one that runs");
-            folder.write_standby(Some(job))?;
             is_announced = true;
         }
+        // Another one, dead by now, may have written over it.
+        folder.renew_standby(job)?;
         tokio::select! {
             () = sleep(POLL_INTERVAL) => {}
             () = shutdown.wait_drain() => return Ok(None),

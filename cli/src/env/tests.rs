@@ -43,7 +43,8 @@ fn a_shell_gets_address_key_and_what_no_proxy_is_asked_for() {
 #[test]
 fn a_fleet_in_jobs_is_reached_at_its_host_with_certificates_that_clients_are_told_of() {
     let fleet = ClientAccess { base_url: "https://x3001:41237/v1".into(), ..access() };
-    insta::assert_snapshot!(exports(&fleet, Some(Path::new("/home/me/fleet/ca-bundle.pem")), |_| None).join("\n"), @r"
+    let mut bundle = Bundle { file: "/home/me/fleet/ca-bundle.pem".into(), has_roots: true };
+    insta::assert_snapshot!(exports(&fleet, Some(&bundle), |_| None).join("\n"), @r"
     export OPENAI_BASE_URL=https://x3001:41237/v1
     export OPENAI_API_KEY=hk_abc
     export NO_PROXY='localhost,127.0.0.1,x3001'
@@ -53,6 +54,9 @@ fn a_fleet_in_jobs_is_reached_at_its_host_with_certificates_that_clients_are_tol
     export CURL_CA_BUNDLE=/home/me/fleet/ca-bundle.pem
     export NODE_EXTRA_CA_CERTS=/home/me/fleet/ca-bundle.pem
     ");
+    bundle.has_roots = false;
+    let lines = exports(&fleet, Some(&bundle), |_| None);
+    assert_eq!(lines[4..], ["export NODE_EXTRA_CA_CERTS=/home/me/fleet/ca-bundle.pem"], "nothing is replaced by less");
 }
 
 #[test]

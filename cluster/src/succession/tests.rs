@@ -26,7 +26,7 @@ fn job(id: &str, state: JobState) -> ScheduledJob {
 /// A controller in `1.head` with so many hours left of 24.
 fn own(hours_left: u64, standby: Option<&str>) -> ControllerJob<'_> {
     let [limit, left] = [24, hours_left].map(|hours| Duration::from_secs(hours * HOUR));
-    ControllerJob { id: "1.head", predecessor: None, limit, left, standby }
+    ControllerJob { id: "1.head", predecessor: None, limit, left, drain_timeout: Duration::from_secs(30), standby }
 }
 
 fn decide(own: &ControllerJob<'_>, listed: &[ScheduledJob], memory: &mut SuccessionMemory, now: u64) -> Option<SuccessionAction> {
@@ -79,8 +79,18 @@ fn the_job_whose_place_was_taken_leaves_undisturbed() {
 
 #[test]
 fn a_job_whose_time_is_over_leaves_although_nobody_came() {
-    let own = ControllerJob { left: LEAVE_LEAD, ..own(1, None) };
+    let own = ControllerJob { left: Duration::from_secs(45), ..own(1, None) };
     assert_eq!(decide(&own, &[job("1.head", JobState::Running)], &mut SuccessionMemory::default(), 0), Some(SuccessionAction::Leave));
+}
+
+#[test]
+fn a_job_leaves_before_its_router_has_to_have_drained_and_a_short_one_for_its_last_sixteenth() {
+    let with = |left, limit, drain| {
+        let [limit, left, drain_timeout] = [limit, left, drain].map(Duration::from_secs);
+        ControllerJob { limit, left, drain_timeout, ..own(1, None) }.is_over()
+    };
+    assert!(with(135, 24 * HOUR, 120) && !with(136, 24 * HOUR, 120));
+    assert!(with(60, 960, 120) && !with(61, 960, 120));
 }
 
 #[test]
@@ -183,6 +193,7 @@ impl World {
             predecessor: before.as_deref(),
             limit: Duration::from_secs(self.limit),
             left: Duration::from_secs((began + self.limit).saturating_sub(now)),
+            drain_timeout: Duration::from_secs(30),
             standby: self.standby.as_deref(),
         };
         let (action, mut memory) = decide_succession(&own, &self.list(), &memory, at(now));

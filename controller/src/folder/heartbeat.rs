@@ -25,8 +25,7 @@ impl FleetFolder {
     /// # Errors
     /// When the file cannot be read, or its time not be set.
     pub fn renew_endpoint(&self, own: &Endpoint) -> Result<(), FolderError> {
-        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-        self.set_time(own, |file| Ok(futimens(file, &Timestamps { last_access: now, last_modification: now })?))
+        self.set_time(own, set_time_to_now)
     }
 
     /// Says that this endpoint's controller has ended, so that nobody has to wait until that shows. The file stays: the next one takes its ports.
@@ -42,13 +41,7 @@ impl FleetFolder {
     /// # Errors
     /// When the file cannot be looked at.
     pub fn last_heartbeat(&self) -> Result<Option<SystemTime>, FolderError> {
-        let path = self.endpoint_file();
-        // Opening it has a client of NFS ask the server for its time.
-        match File::open(&path).and_then(|file| file.metadata()?.modified()) {
-            Ok(time) => Ok(Some(time)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(FolderError::File { what: "look at", path, source }),
-        }
+        last_change(&self.endpoint_file())
     }
 
     /// Whether the endpoint's controller is gone, on whatever host it was, or there is no endpoint.
@@ -56,7 +49,12 @@ impl FleetFolder {
     /// # Errors
     /// As for `last_heartbeat`.
     pub fn is_controller_gone(&self) -> Result<bool, FolderError> {
-        let Some(last) = self.last_heartbeat()? else { return Ok(true) };
+        self.is_silent(&self.endpoint_file())
+    }
+
+    /// Whether a file that somebody renews was not for too long, or is not there.
+    pub(super) fn is_silent(&self, path: &Path) -> Result<bool, FolderError> {
+        let Some(last) = last_change(path)? else { return Ok(true) };
         // A folder that takes no more files has clients with a clock at least.
         let now = file_time(self.path()).unwrap_or_else(|_| SystemTime::now());
         Ok(now.duration_since(last).is_ok_and(|age| age > HEARTBEAT_LIFETIME))
@@ -76,6 +74,20 @@ impl FleetFolder {
             Ok(found) if found.is_same_start(own) => set(&file).map_err(|source| failed("set the time of", source)),
             _ => Ok(()),
         }
+    }
+}
+
+pub(super) fn set_time_to_now(file: &File) -> io::Result<()> {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    Ok(futimens(file, &Timestamps { last_access: now, last_modification: now })?)
+}
+
+fn last_change(path: &Path) -> Result<Option<SystemTime>, FolderError> {
+    // Opening it has a client of NFS ask the server for its time.
+    match File::open(path).and_then(|file| file.metadata()?.modified()) {
+        Ok(time) => Ok(Some(time)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(FolderError::File { what: "look at", path: path.to_owned(), source }),
     }
 }
 

@@ -28,6 +28,8 @@ fn controller(folder: &FleetFolder, endpoint: Endpoint) -> Controller {
         program,
         settings_file: None,
         predecessor: None,
+        began: SystemTime::now(),
+        drain_timeout: Duration::from_secs(30),
         engine_args: vec![],
     };
     Controller::new(setup).unwrap()

@@ -7,7 +7,6 @@ fn doors() -> Listeners {
         agents: at("127.0.0.1:8001"),
         admin: at("127.0.0.1:8002"),
         has_keys: false,
-        has_key_file: false,
         has_edge_tls: false,
         has_admin_tls: false,
         checks_agents: false,
@@ -28,7 +27,7 @@ fn a_router_on_loopback_says_what_users_of_its_host_may_do() {
 #[test]
 fn a_router_that_others_reach_says_what_travels_in_plain_text() {
     let everywhere: SocketAddr = "0.0.0.0:1".parse().unwrap();
-    let doors = Listeners { edge: everywhere, agents: everywhere, admin: everywhere, has_keys: true, has_key_file: true, ..doors() };
+    let doors = Listeners { edge: everywhere, agents: everywhere, admin: everywhere, has_keys: true, ..doors() };
     let expected = ["router.listen no TLS", "router.agents_listen no TLS", "router.admin_listen no TLS"];
     assert_eq!(said(&doors), expected.map(|words| (words.to_owned(), true)));
 }
@@ -36,7 +35,6 @@ fn a_router_that_others_reach_says_what_travels_in_plain_text() {
 #[test]
 fn a_router_with_keys_and_certificates_leaves_nothing_open() {
     let far: SocketAddr = "192.0.2.1:1".parse().unwrap();
-    let closed =
-        Listeners { edge: far, agents: far, has_keys: true, has_key_file: true, has_edge_tls: true, checks_agents: true, ..doors() };
+    let closed = Listeners { edge: far, agents: far, has_keys: true, has_edge_tls: true, checks_agents: true, ..doors() };
     assert_eq!(find_exposures(&closed), []);
 }

@@ -11,6 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use hostler_boot::admin::{CallOrigin, WRONG_HOST, names_this_host};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use http::uri::Authority;
 use http::{Method, StatusCode, Version};
 use tonic::Status;
 
@@ -139,7 +140,7 @@ impl AdminGuard {
         }
         // Any page may link to this one, and a link shows nothing.
         if page != PageKind::Page || request.method() != Method::GET {
-            refuse_other_pages(headers)?;
+            refuse_other_pages(request)?;
         }
         let rights = || page_session(headers).and_then(|session| self.sessions.rights(session)).ok_or(AdminRefusal::NoSession);
         match page {
@@ -176,12 +177,19 @@ fn refuse_browsers(request: &Request) -> Result<(), AdminRefusal> {
 }
 
 /// Refuses what pages of other origins send, other ports of this host among them.
-fn refuse_other_pages(headers: &HeaderMap) -> Result<(), AdminRefusal> {
+fn refuse_other_pages(request: &Request) -> Result<(), AdminRefusal> {
+    let headers = request.headers();
     if headers.get(SEC_FETCH_SITE).is_some_and(|site| site != "same-origin") {
         return Err(AdminRefusal::OtherPage(SEC_FETCH_SITE));
     }
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let is_own = |origin: &HeaderValue| origin.to_str().ok().and_then(|origin| origin.strip_prefix("http://")) == Some(host);
+    // HTTP/2 has the host in `:authority`, which is part of the URI.
+    let authority = request.uri().authority().map(Authority::as_str);
+    let host = authority.or_else(|| headers.get(HOST)?.to_str().ok()).unwrap_or_default();
+    // A port speaks one of the two schemes, so the other one is no origin of it.
+    let is_own = |origin: &HeaderValue| {
+        let origin = origin.to_str().unwrap_or_default();
+        origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")) == Some(host)
+    };
     if headers.get_all(ORIGIN).iter().all(is_own) { Ok(()) } else { Err(AdminRefusal::OtherPage("origin")) }
 }
 

@@ -221,7 +221,7 @@ impl Keys {
 
 /// The key of a request, from OpenAI's or Anthropic's header. Two keys must be the same, since
 /// nobody could tell which counts.
-fn presented_key(headers: &HeaderMap) -> Result<&str, Unauthenticated> {
+pub(crate) fn presented_key(headers: &HeaderMap) -> Result<&str, Unauthenticated> {
     let bearers = headers.get_all(AUTHORIZATION).iter().filter_map(bearer);
     let others = headers.get_all(X_API_KEY).iter().filter_map(|value| Some(value.to_str().ok()?.trim()));
     let mut keys = bearers.chain(others).filter(|key| !key.is_empty());

@@ -101,10 +101,12 @@ impl PageSessions {
         Self { keys, grants: Arc::default() }
     }
 
-    /// A token that one browser can trade for a session within `TOKEN_LIFE`.
-    pub(crate) fn issue_token(&self, rights: PageRights) -> io::Result<PageTicket> {
+    /// A token that one browser can trade for a session within `TOKEN_LIFE`. Both end with the key that its caller has `shown`.
+    pub(crate) fn issue_token(&self, rights: PageRights, shown: Option<&str>) -> io::Result<PageTicket> {
         let token = PageTicket::random()?;
-        let grant = Grant { rights, ends_at: Instant::now() + TOKEN_LIFE, key: None };
+        // Callers on the socket show none, and the process's own key is in no file.
+        let key = shown.filter(|key| self.keys.find_caller(key).is_ok()).and_then(|key| key.parse().ok());
+        let grant = Grant { rights, ends_at: Instant::now() + TOKEN_LIFE, key };
         keep(&mut self.grants.lock().tokens, &token, grant, MAX_TOKENS);
         Ok(token)
     }
@@ -115,7 +117,8 @@ impl PageSessions {
     /// When nobody issued it, it was used before, or its time is over.
     pub(crate) fn redeem_token(&self, token: &str) -> Result<(PageTicket, PageRights), NoSession> {
         let redeemed = self.grants.lock().tokens.remove(&hash(token)).filter(|grant| Instant::now() < grant.ends_at);
-        self.begin(redeemed.ok_or(NoSession::Token)?.rights, None)
+        let Grant { rights, key, .. } = redeemed.filter(|grant| self.is_still_good(grant.key.as_ref())).ok_or(NoSession::Token)?;
+        self.begin(rights, key)
     }
 
     /// Trades an admin key for a session.
@@ -147,8 +150,12 @@ impl PageSessions {
             let grant = grants.sessions.get(&hash(session)).filter(|grant| Instant::now() < grant.ends_at)?;
             (grant.rights, grant.key.clone())
         };
-        let is_admin = |key: Secret| self.keys.find_caller(key.reveal()).is_ok_and(|caller| caller.role == Role::Admin);
-        key.is_none_or(is_admin).then_some(rights)
+        self.is_still_good(key.as_ref()).then_some(rights)
+    }
+
+    /// Whether the key that something was given for, if there is one, is an admin's and valid.
+    fn is_still_good(&self, key: Option<&Secret>) -> bool {
+        key.is_none_or(|key| self.keys.find_caller(key.reveal()).is_ok_and(|caller| caller.role == Role::Admin))
     }
 }
 

@@ -39,7 +39,7 @@ async fn started(tasks: &BackgroundTasks) -> Arc<Page> {
 }
 
 fn sign_in(page: &Page) -> String {
-    let token = page.sessions.issue_token(PageRights::Watch).unwrap();
+    let token = page.sessions.issue_token(PageRights::Watch, None).unwrap();
     page.sessions.redeem_token(token.reveal()).unwrap().0.reveal().to_owned()
 }
 

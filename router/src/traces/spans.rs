@@ -10,7 +10,11 @@ use tokio::time::Instant;
 
 use super::names;
 use super::request_trace::{AttemptTrace, RequestTrace, draw_span_id};
+use crate::outcome::AnswerOutcome;
 use crate::sse::TokenUsage;
+
+/// As in the access log.
+const MAX_TEXT_BYTES: usize = 128;
 
 /// A shorter time is no queue: the search for a replica itself takes some of it.
 const SHORTEST_QUEUE: Duration = Duration::from_millis(1);
@@ -132,10 +136,14 @@ fn placement_spans(trace: &RequestTrace, attempt: &AttemptTrace) -> Vec<SpanData
 fn vain_placement_span(trace: &RequestTrace, end: &RequestEnd<'_>, ended_at: Instant) -> Option<SpanData> {
     // Else an attempt was waited for in vain.
     let was_sought = trace.attempts.last().is_none_or(|attempt| !attempt.is_unanswered());
-    let cause = end.cause.filter(|_| trace.admitted_at.is_some() && !end.is_answered && was_sought)?;
+    // A client that has left has waited all the same, and nobody gives a cause for that.
+    let has_failed = end.cause.is_some() || end.outcome == AnswerOutcome::ClientLeft.as_str();
+    if trace.admitted_at.is_none() || end.is_answered || end.id == 0 || !was_sought || !has_failed {
+        return None;
+    }
     let mut attributes = Attributes::default();
-    attributes.add(names::ERROR, cause);
-    let vain = span(trace, draw_span_id(), (trace.sought_since, ended_at), attributes, Some(cause));
+    attributes.add_some(names::ERROR, end.cause);
+    let vain = span(trace, draw_span_id(), (trace.sought_since, ended_at), attributes, end.cause);
     Some(child(trace.span, names::PLACEMENT, vain))
 }
 
@@ -218,9 +226,12 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A client's text, which is cut already, without what could control a terminal.
+/// A client's or an agent's text, cut, without what could control a terminal.
 fn clean(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter }).collect()
+    text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
+        .chars()
+        .map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter })
+        .collect()
 }
 
 #[derive(Default)]

@@ -376,7 +376,7 @@ async fn beyond_loopback_operators_show_an_admin_key_and_it_is_written_nowhere()
     assert_eq!(pages.request(get("/metrics", &[user.bearer()])).await.status, 403);
 
     let log = up.stdout() + &up.stderr();
-    assert!(log.contains("open beyond this host: no TLS: admin keys travel in plain text"), "{log}");
+    assert!(log.contains("open beyond this host: no TLS: admin keys and the page's sessions travel in plain text"), "{log}");
     assert!(!log.contains("no keys: whoever"), "{log}");
     for key in [&admin, &user] {
         assert!(!log.contains(key.secret()), "{log}");

@@ -129,6 +129,21 @@ fn a_web_page_is_refused_whatever_key_or_socket_it_has() {
 }
 
 #[test]
+fn the_page_is_its_own_origin_over_http_1_and_over_http_2_with_tls() {
+    let sent = |uri: &str, host: &'static str, origin: &'static str| {
+        let request = Request::builder().method(Method::POST).uri(uri).header(ORIGIN, origin);
+        let request = if host.is_empty() { request } else { request.header(HOST, host) };
+        refuse_other_pages(&request.body(Body::empty()).unwrap())
+    };
+    assert!(sent("/page/session", "127.0.0.1:8002", "http://127.0.0.1:8002").is_ok());
+    assert!(sent("https://node7:8002/page/session", "", "https://node7:8002").is_ok());
+    for origin in ["http://127.0.0.1:8003", "https://evil.example", "null", "127.0.0.1:8002", ""] {
+        assert!(matches!(sent("/page/session", "127.0.0.1:8002", origin), Err(AdminRefusal::OtherPage("origin"))), "{origin}");
+    }
+    assert!(sent("https://node7:8002/page/session", "", "https://node7:8003").is_err());
+}
+
+#[test]
 fn on_loopback_a_page_that_needs_no_key_is_shown_only_under_this_hosts_names() {
     let bench = bench();
     let guard = bench.guard(NeedKey::Auto, "127.0.0.1");

@@ -7,14 +7,14 @@ use crate::keys::KeyEntry;
 use crate::keys::tests::keys;
 
 fn watched(sessions: &PageSessions, rights: PageRights) -> PageTicket {
-    let token = sessions.issue_token(rights).unwrap();
+    let token = sessions.issue_token(rights, None).unwrap();
     sessions.redeem_token(token.reveal()).unwrap().0
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_token_works_once_and_for_a_minute() {
     let sessions = PageSessions::default();
-    let [once, late] = [(); 2].map(|()| sessions.issue_token(PageRights::Watch).unwrap());
+    let [once, late] = [(); 2].map(|()| sessions.issue_token(PageRights::Watch, None).unwrap());
     advance(TOKEN_LIFE - Duration::from_millis(1)).await;
     let (session, rights) = sessions.redeem_token(once.reveal()).unwrap();
     assert_eq!((rights, sessions.rights(session.reveal())), (PageRights::Watch, Some(PageRights::Watch)));
@@ -38,10 +38,10 @@ async fn a_session_lasts_twelve_hours() {
 #[tokio::test(start_paused = true)]
 async fn of_too_many_tokens_and_sessions_those_go_that_end_first() {
     let sessions = PageSessions::default();
-    let first = sessions.issue_token(PageRights::Watch).unwrap();
+    let first = sessions.issue_token(PageRights::Watch, None).unwrap();
     for _ in 0..MAX_TOKENS {
         advance(Duration::from_millis(1)).await;
-        sessions.issue_token(PageRights::Watch).unwrap();
+        sessions.issue_token(PageRights::Watch, None).unwrap();
     }
     assert!(sessions.redeem_token(first.reveal()).is_err());
     assert_eq!(sessions.grants.lock().tokens.len(), MAX_TOKENS);
@@ -64,8 +64,13 @@ async fn a_session_that_a_key_was_traded_for_ends_with_the_key() {
     assert!(matches!(sessions.redeem_key("hk_nonsense"), Err(NoSession::Key(_))));
     let (session, rights) = sessions.redeem_key(admin.reveal()).unwrap();
     assert_eq!((rights, sessions.rights(session.reveal())), (PageRights::Operate, Some(PageRights::Operate)));
+    let shown = Some(admin.reveal());
+    let [used, unused] = [(); 2].map(|()| sessions.issue_token(PageRights::Operate, shown).unwrap());
+    let (by_token, _) = sessions.redeem_token(used.reveal()).unwrap();
     known.0.as_ref().unwrap().ring.store(Arc::new(crate::keys::KeyRing::new(Vec::new())));
     assert_eq!(sessions.rights(session.reveal()), None, "the key is gone");
+    assert_eq!(sessions.rights(by_token.reveal()), None, "and with it what it was asked for with");
+    assert!(matches!(sessions.redeem_token(unused.reveal()), Err(NoSession::Token)));
     assert!(matches!(PageSessions::default().redeem_key(admin.reveal()), Err(NoSession::NoKeys)));
 }
 

@@ -40,9 +40,9 @@ export function prepareRequests() {
     if (!held) drawRequests();
   };
   place.addEventListener("pointerenter", hold(true));
-  place.addEventListener("pointerleave", hold(false));
+  place.addEventListener("pointerleave", () => place.contains(document.activeElement) || hold(false)());
   place.addEventListener("focusin", hold(true));
-  place.addEventListener("focusout", hold(false));
+  place.addEventListener("focusout", (event) => place.contains(event.relatedTarget) || hold(false)());
 }
 
 export function drawRequests() {

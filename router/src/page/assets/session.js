@@ -12,12 +12,18 @@ export class Refused extends Error {}
 
 /** Takes the token out of the address, or goes on with the session of this tab. */
 export async function restore() {
+  const stored = JSON.parse(sessionStorage.getItem(STORED) ?? "null");
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
   if (token) {
     history.replaceState(null, "", location.pathname);
-    return signIn({ token });
+    try {
+      return await signIn({ token });
+    } catch (error) {
+      // A used address, opened again in a tab that is signed in.
+      if (!stored) throw error;
+    }
   }
-  session = JSON.parse(sessionStorage.getItem(STORED) ?? "null");
+  session = stored;
   return session;
 }
 

@@ -102,6 +102,17 @@ async fn a_search_that_ends_without_a_replica_says_why() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_before_there_is_a_replica_has_waited_for_one() {
+    let mut trace = begin();
+    trace.record_admission();
+    pass(90).await;
+    let left = RequestEnd { status: None, outcome: "client_left", is_answered: false, ..end(&trace) };
+    let shown = shown(&trace, &of_request(&trace, &left));
+    let (name, begun, ended, error) = &shown[2];
+    assert_eq!((&**name, *begun, *ended, &**error), ("placement", 0, 90, ""));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_engine_that_is_waited_for_in_vain_is_where_the_request_failed() {
     let decision = record(0xabc, None).await;
     let mut trace = begin();

@@ -1,0 +1,68 @@
+//! Which controller waits for the place of the one that runs. It says so again and again, for one that has died must not be waited for.
+
+use std::fs::File;
+
+use super::heartbeat::set_time_to_now;
+use super::{FleetFolder, FolderError, read, remove};
+
+const STANDBY_FILE: &str = "standby";
+
+impl FleetFolder {
+    /// Says that the controller in this job waits for the place, whoever else has said so.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub fn renew_standby(&self, job: &str) -> Result<(), FolderError> {
+        let path = self.path().join(STANDBY_FILE);
+        if read(&path)?.as_deref() != Some(job) {
+            return self.replace(&path, job.as_bytes());
+        }
+        let renewed = File::open(&path).and_then(|file| set_time_to_now(&file));
+        renewed.map_err(|source| FolderError::File { what: "set the time of", path, source })
+    }
+
+    /// Says that no controller waits for the place any more.
+    ///
+    /// # Errors
+    /// When the file cannot be removed.
+    pub fn remove_standby(&self) -> Result<(), FolderError> {
+        remove(&self.path().join(STANDBY_FILE))
+    }
+
+    /// The job whose controller has said lately that it waits for the place.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn standby(&self) -> Result<Option<String>, FolderError> {
+        let path = self.path().join(STANDBY_FILE);
+        let Some(job) = read(&path)? else { return Ok(None) };
+        Ok(if self.is_silent(&path)? { None } else { Some(job) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+    use crate::folder::HEARTBEAT_LIFETIME;
+    use crate::folder::tests::folder;
+
+    #[test]
+    fn a_controller_that_no_longer_says_that_it_waits_does_not_count() {
+        let (_place, folder) = folder();
+        let standby = || folder.standby().unwrap();
+        assert_eq!(standby(), None);
+        folder.renew_standby("12.head").unwrap();
+        assert_eq!(standby().as_deref(), Some("12.head"));
+        let file = File::open(folder.path().join(STANDBY_FILE)).unwrap();
+        file.set_modified(SystemTime::now() - HEARTBEAT_LIFETIME - Duration::from_secs(5)).unwrap();
+        assert_eq!(standby(), None, "it has died");
+        folder.renew_standby("12.head").unwrap();
+        assert_eq!(standby().as_deref(), Some("12.head"));
+        folder.renew_standby("13.head").unwrap();
+        assert_eq!(standby().as_deref(), Some("13.head"), "one that died is written over");
+        folder.remove_standby().unwrap();
+        assert_eq!(standby(), None);
+    }
+}
