@@ -86,7 +86,11 @@ impl FleetFolder {
     /// # Errors
     /// As for `open`.
     pub fn find(config: &ClusterConfig) -> Result<Option<Self>, FolderError> {
-        let path = place(config)?;
+        let path = match place(config) {
+            // Who has no home has kept no fleet there.
+            Err(FolderError::NoHome) => return Ok(None),
+            path => path?,
+        };
         if path.join("status.json").exists() { Self::at(&path).map(Some) } else { Ok(None) }
     }
 
