@@ -206,7 +206,7 @@ async fn another_machine_keeps_its_address_when_the_fleet_moves_to_the_host_of_a
     assert!(log.contains(&format!("-O cancel -L localhost:{port}:x1:41237")), "{log}");
     connected.signal(Signal::TERM);
     assert!(connected.ended().await.success(), "{}", connected.stderr());
-    assert!(!Path::new(&bundle).exists());
+    assert!(Path::new(&bundle).exists(), "a shell that still names it would trust nobody");
 }
 
 /// The port of this machine that ssh was told to forward there.
