@@ -91,10 +91,20 @@ impl Connected<IncomingStream<'_, PrivateSocket>> for CallOrigin {
 
 /// Serves `routes` on a TCP listener until `end`.
 pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken) {
+    serve_on(listener, routes, end, "listener").await;
+}
+
+/// Serves `routes` on what the operator knows as the admin `place`.
+async fn serve_on<L>(listener: L, routes: Router, end: CancellationToken, place: &'static str)
+where
+    L: Listener,
+    L::Addr: std::fmt::Debug,
+    CallOrigin: for<'a> Connected<IncomingStream<'a, L>>,
+{
     let served =
         axum::serve(listener, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
     if let Err(error) = served.await {
-        tracing::error!(%error, "the admin listener ended");
+        tracing::error!(%error, "the admin {place} ended");
     }
 }
 
@@ -136,19 +146,12 @@ pub async fn serve_secured<S>(connections: impl Stream<Item = S> + Unpin + Send 
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let served = axum::serve(SecuredListener(connections), routes.into_make_service_with_connect_info::<CallOrigin>());
-    if let Err(error) = served.with_graceful_shutdown(end.cancelled_owned()).await {
-        tracing::error!(%error, "the admin listener ended");
-    }
+    serve_on(SecuredListener(connections), routes, end, "listener").await;
 }
 
 /// Serves `routes` on a Unix socket until `end`.
 pub async fn serve_socket(socket: PrivateSocket, routes: Router, end: CancellationToken) {
-    let served =
-        axum::serve(socket, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
-    if let Err(error) = served.await {
-        tracing::error!(%error, "the admin socket ended");
-    }
+    serve_on(socket, routes, end, "socket").await;
 }
 
 /// Whether a request to loopback was meant for this host: it names an IP address, `localhost`, this

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::Uri;
 
-/// The standard's own.
+/// Defaults of OpenTelemetry's specification, by OTEL_BSP_* and OTEL_EXPORTER_OTLP_TIMEOUT.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const EXPORT_INTERVAL: Duration = Duration::from_secs(5);

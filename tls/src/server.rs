@@ -54,6 +54,13 @@ struct LoadedCertificate {
     expires_at: Option<u64>,
 }
 
+impl LoadedCertificate {
+    fn new(mut settings: ServerConfig, digest: [u8; 32], expires_at: Option<u64>) -> Self {
+        settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+        Self { settings: Arc::new(settings), digest, expires_at }
+    }
+}
+
 impl EdgeTls {
     /// Reads the files.
     ///
@@ -70,12 +77,10 @@ impl EdgeTls {
     /// When a name cannot stand in a certificate, or the cryptographic library fails.
     pub fn issue(authority: &Authority, names: &[String]) -> Result<Self, TlsError> {
         let (certificates, key) = authority.issue_edge_in_memory(names)?;
-        let expires_at = certificates.iter().filter_map(|certificate| expires_at(certificate)).min();
+        let expires_at = first_expiry(&certificates);
         let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
-        let mut settings = builder.with_no_client_auth().with_single_cert(certificates, key)?;
-        settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-        let loaded = LoadedCertificate { settings: Arc::new(settings), digest: [0; 32], expires_at };
-        Ok(Self { current: ArcSwap::from_pointee(loaded), files: None })
+        let settings = builder.with_no_client_auth().with_single_cert(certificates, key)?;
+        Ok(Self { current: ArcSwap::from_pointee(LoadedCertificate::new(settings, [0; 32], expires_at)), files: None })
     }
 
     /// The settings for the next handshake.
@@ -149,7 +154,7 @@ impl EdgeFiles {
 
     fn load(&self, found: &EdgeFileBytes) -> Result<LoadedCertificate, TlsError> {
         let certificates = certificates(&self.certificate, &found.certificate)?;
-        let expires_at = certificates.iter().filter_map(|certificate| expires_at(certificate)).min();
+        let expires_at = first_expiry(&certificates);
         let key = PrivateKeyDer::from_pem_slice(&found.key)
             .map_err(|_| TlsError::Content { path: self.key.clone(), what: "no private key in PEM is in it".into() })?;
         let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
@@ -164,12 +169,11 @@ impl EdgeFiles {
             }
             _ => builder.with_no_client_auth(),
         };
-        let mut settings = builder.with_single_cert(certificates, key).map_err(|error| TlsError::Content {
+        let settings = builder.with_single_cert(certificates, key).map_err(|error| TlsError::Content {
             path: self.key.clone(),
             what: format!("it is not the key of the certificate in {} ({error})", self.certificate.display()),
         })?;
-        settings.alpn_protocols = ALPN_PROTOCOLS.map(<[u8]>::to_vec).to_vec();
-        Ok(LoadedCertificate { settings: Arc::new(settings), digest: found.digest(), expires_at })
+        Ok(LoadedCertificate::new(settings, found.digest(), expires_at))
     }
 }
 
@@ -183,6 +187,11 @@ impl EdgeFileBytes {
         }
         digest.finalize().into()
     }
+}
+
+/// When the first of these expires: Unix time in seconds.
+fn first_expiry(certificates: &[CertificateDer<'_>]) -> Option<u64> {
+    certificates.iter().filter_map(|certificate| expires_at(certificate)).min()
 }
 
 /// The certificates in a file, at least one.
