@@ -23,8 +23,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tower::service_fn;
 
-use crate::env::this_host;
 use crate::fleet_connection::open_admin;
+use crate::host_names::this_host;
 use crate::output::complain;
 use crate::settings::{cluster_config, operators_socket};
 
@@ -215,6 +215,10 @@ impl RouterAddress {
     pub(crate) async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
         let way = AdminEndpoint::find(args).await?;
         Ok(Self { key: admin_key(args, &way)?, way })
+    }
+
+    pub(crate) fn endpoint(&self) -> &AdminEndpoint {
+        &self.way
     }
 
     pub(crate) async fn connect(&self) -> anyhow::Result<AdminClient> {

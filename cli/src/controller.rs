@@ -24,7 +24,7 @@ use tokio::time::sleep;
 
 use self::place::{PLACE_PATIENCE, POLL_INTERVAL, take_place, wait_for_place};
 use crate::AdjustRouter;
-use crate::host_names::{certified_names, find_host_names};
+use crate::host_names::{certified_names, find_host_names, this_host};
 use crate::router::{announce, router_config};
 use crate::settings::user_key_file;
 
@@ -219,7 +219,7 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
     let socket = router.operators_socket().context(
         "there is no folder for the socket by which the controller asks the router: set router.operators_socket to a path in a folder that is yours alone",
     )?;
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = this_host();
     let edge = router.edge_address();
     // Not `localhost`: another user of the host could listen on the other of its addresses, and get the keys of clients that try that one first.
     let loopback = edge.ip().to_string();

@@ -11,6 +11,7 @@ use hostler_router::keys::{Secret, read_private};
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
+use crate::host_names::this_host;
 use crate::output::{complain, say};
 use crate::settings::cluster_config;
 use crate::trust::{ADDING_VARIABLE, Bundle, REPLACING_VARIABLES, write_bundle};
@@ -123,11 +124,6 @@ fn check_reachable(endpoint: &Endpoint, this_host: &str) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// As a controller writes it down.
-pub(crate) fn this_host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Says the lines for a shell, and to its user what they do not do.

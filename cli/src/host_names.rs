@@ -1,4 +1,4 @@
-//! By which names and addresses this host is known, for the certificate that a router's clients see.
+//! By which names this host is known: its own, which a controller writes down, and all of those for the certificate that a router's clients see.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,9 +9,14 @@ use tokio::process::Command;
 /// `hostname` asks the network's name service.
 const NAME_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The kernel's name for it.
+pub(crate) fn this_host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// The names that `hostname` knows: the kernel's, and the network's where there is one.
 pub(crate) async fn find_host_names() -> Vec<String> {
-    let mut names = vec![rustix::system::uname().nodename().to_string_lossy().into_owned()];
+    let mut names = vec![this_host()];
     let mut command = Command::new("hostname");
     command.arg("--fqdn");
     if let Ok(Some(ended)) = run_to_end(command, &[], NAME_TIMEOUT).await

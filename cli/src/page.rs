@@ -12,7 +12,7 @@ use hostler_boot::socket::is_private_folder;
 use hostler_proto::fleet::v1::OpenPageRequest;
 use hostler_tls::write_private;
 
-use crate::admin::{AdminArgs, AdminEndpoint, connect, status_error};
+use crate::admin::{AdminArgs, AdminEndpoint, RouterAddress, status_error};
 use crate::output::{complain, say};
 
 #[derive(Debug, Args)]
@@ -28,20 +28,20 @@ pub(crate) struct PageArgs {
 }
 
 pub(crate) async fn page(args: &PageArgs) -> anyhow::Result<()> {
-    let router = AdminEndpoint::find(&args.admin).await?;
-    if let AdminEndpoint::Fleet(_) = router {
+    let router = RouterAddress::find(&args.admin).await?;
+    if let AdminEndpoint::Fleet(_) = router.endpoint() {
         bail!(
             "the router is in a batch job, and a browser here neither reaches its loopback nor knows its certificate: `hostler top` shows the same"
         );
     }
     let request = OpenPageRequest { watch_only: args.watch };
-    let opened = connect(&args.admin).await?.open_page(request).await.map_err(status_error)?.into_inner();
+    let opened = router.connect().await?.open_page(request).await.map_err(status_error)?.into_inner();
     // It goes into a terminal and into a file of HTML.
     let is_token = !opened.token.is_empty() && opened.token.bytes().all(|byte| byte.is_ascii_hexdigit());
     let seen_there: SocketAddr = opened.address.parse().ok().filter(|_| is_token).context("what answers there is no router")?;
     // A socket that was named may be forwarded from another host, and whoever listens at this host's loopback would get the token.
-    let (address, is_here) = match router {
-        AdminEndpoint::Address(address) => (address, true),
+    let (address, is_here) = match router.endpoint() {
+        AdminEndpoint::Address(address) => (address.clone(), true),
         _ => (seen_there.to_string(), args.admin.admin.is_none()),
     };
     // Behind the `#`, because browsers send that to nobody.

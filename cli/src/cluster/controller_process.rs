@@ -12,8 +12,8 @@ use hostler_boot::socket::is_live;
 use hostler_controller::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME};
 
 use super::Fleet;
-use crate::env::this_host;
 use crate::file_end::read_end;
+use crate::host_names::this_host;
 
 /// How long a controller may take until it says where it is reached. It waits for a submission of the one before it, and binds its ports.
 const START_TIMEOUT: Duration = Duration::from_secs(150);

@@ -16,7 +16,7 @@ use super::controller_process::HeartbeatWatch;
 use super::job_logs::last_words;
 use super::progress::{EntryProgress, Outlook, judge};
 use crate::admin::{AdminClient, connect_to_fleet, connect_to_socket, status_error};
-use crate::env::this_host;
+use crate::host_names::this_host;
 use crate::output::say;
 use crate::ps::{GoneJob, Node, Replica};
 use crate::startup_progress::StartupProgress;

@@ -8,7 +8,7 @@ use hostler_boot::Shutdown;
 use hostler_controller::{Endpoint, FleetFolder, FolderError};
 use tokio::time::sleep;
 
-use crate::env::this_host;
+use crate::host_names::this_host;
 
 /// How long the place of the controller may be held by one that leaves, by a scheduler's command that one has left behind, or by one whose host has
 /// died. Each has a minute.

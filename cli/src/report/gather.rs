@@ -11,9 +11,9 @@ use super::archive::ReportFile;
 use super::metrics_page::fetch_metrics;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::doctor::{CheckResult, examine_host};
-use crate::env::this_host;
 use crate::explain::decision_json;
 use crate::file_end::read_end;
+use crate::host_names::this_host;
 use crate::output::describe;
 use crate::ps::{GoneJob, Node, Replica};
 

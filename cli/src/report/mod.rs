@@ -17,7 +17,7 @@ use self::archive::{ReportFile, write_archive};
 use self::gather::{Gathered, gather};
 use self::redaction::Redaction;
 use crate::admin::AdminArgs;
-use crate::env::this_host;
+use crate::host_names::this_host;
 use crate::output::{Side, complain, say, table};
 use crate::settings::environment;
 
