@@ -9,6 +9,7 @@ mod agent_endpoint;
 mod background;
 mod bookings;
 mod cache_level;
+mod client_text;
 mod config;
 mod crash_suspects;
 mod direct_writing;

@@ -44,7 +44,8 @@ pub(crate) struct Operators {
     pub(crate) admin_address: SocketAddr,
 }
 
-const MAX_DECISIONS: usize = 1000;
+/// The latest decisions that are looked at for an answer. The router remembers more.
+pub(crate) const MAX_DECISIONS: usize = 1000;
 
 const MAX_TENANTS: usize = 64;
 

@@ -7,14 +7,12 @@ use std::time::{Duration, SystemTime};
 use http::Method;
 use tokio::time::Instant;
 
+use crate::client_text::cut;
 use crate::config::AccessFormat;
 use crate::outcome::AnswerOutcome;
 use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
 use crate::traces::RequestEnd;
-
-/// Bytes of a client's own text that are written; the rest is cut.
-const MAX_TEXT_BYTES: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct AccessLine {
@@ -152,10 +150,6 @@ impl AccessLine {
     }
 }
 
-pub(super) fn truncate(word: &str) -> Box<str> {
-    word[..word.floor_char_boundary(MAX_TEXT_BYTES)].into()
-}
-
 /// A number and how many hexadecimal digits it is written in.
 struct Hex(u128, usize);
 
@@ -217,7 +211,7 @@ impl LineFormatter<'_> {
     fn text(&mut self, name: &str, value: Option<&str>) {
         let Some(value) = value else { return };
         self.name(name);
-        let value = &value[..value.floor_char_boundary(MAX_TEXT_BYTES)];
+        let value = cut(value);
         let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b'=');
         if !self.json && !value.is_empty() && value.bytes().all(is_plain) {
             self.out.push_str(value);

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 
+use crate::client_text::cut;
 use crate::config::AccessFormat;
 use crate::keys::Caller;
 use crate::outcome::AnswerOutcome;
@@ -69,7 +70,7 @@ impl AccessLog {
         let trace_id = trace.as_ref().map(|trace| trace.id());
         let line = Box::new(AccessLine {
             method: method.clone(),
-            path: path.map(|path| line::truncate(path.path())),
+            path: path.map(|path| cut(path.path()).into()),
             client_id: client_id(headers),
             trace: trace_id.or_else(|| TraceParent::from_headers(headers).map(|parent| parent.trace)),
             ..AccessLine::new(Instant::now())
@@ -122,7 +123,7 @@ impl AccessEntry {
     pub(crate) fn set_request(&self, id: u64, model: Option<&str>) {
         self.update(|line| {
             line.id = id;
-            line.model = model.map(line::truncate);
+            line.model = model.map(|model| cut(model).into());
         });
     }
 

@@ -5,6 +5,7 @@ mod binding;
 mod external;
 mod failover;
 mod job_end;
+mod outbound_request;
 mod refusal;
 mod relay;
 mod resume;
@@ -24,6 +25,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 pub(crate) use external::ExternalPlacement;
 use failover::RetryContext;
 use job_end::explain_loss;
+pub(crate) use outbound_request::OutboundRequest;
 pub(crate) use refusal::Refusal;
 pub(crate) use relay::BREAK_DELAY;
 pub(crate) use relay::{Relay, RelayContext};
@@ -32,16 +34,15 @@ use retry_policy::{AttemptEnd, NextStep, RetryPolicy};
 use started_answer::StartedAnswer;
 pub(crate) use usage_bounds::Work;
 
-use crate::access_log::{AccessEntry, AttemptEntry};
+use crate::access_log::AttemptEntry;
 use crate::admission::{ActualUsage, OutputTokens, Permit};
 use crate::crash_suspects::{self, CrashSuspects, CrashWatch};
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
-use crate::placement::{PlacementDecision, PlacementFeedback, PlacementRequest, Placer, Prompt, QueueShare, QueueSlot, RequestQueue};
-use crate::response_affinity::{ResponseRecorder, ResponseReference};
+use crate::placement::{PlacementDecision, PlacementFeedback, Placer, Prompt, RequestQueue};
 use crate::resume_tier::ResumeTier;
-use crate::resumption::{RecordMemory, ReplayPlan, Sampling, check_engine, check_replaying_engine, unasked_part, without_asking};
+use crate::resumption::{RecordMemory, check_engine, check_replaying_engine, unasked_part, without_asking};
 use crate::sse::{Dialect, is_engine_death};
 use binding::Binding;
 
@@ -73,46 +74,6 @@ pub(crate) struct Dispatch {
     pub idle_timeout: Duration,
     /// What the tokens of all streams may take.
     pub record_memory: RecordMemory,
-}
-
-/// A request as it will be sent, to one replica or several in turn.
-#[derive(Debug)]
-pub(crate) struct OutboundRequest {
-    pub placement_request: PlacementRequest,
-    /// The router's own number of it.
-    pub id: u64,
-    /// Position in the queue: a lower number goes first.
-    pub priority: i32,
-    /// The hash of its tenant's name, or of its key's where that has none; zero where there are no
-    /// keys.
-    pub tenant: u64,
-    /// Whom it shares the queue with, and how much of the queue it takes.
-    pub queue_share: QueueShare,
-    /// Its place in the queue, taken as soon as it may have to wait.
-    pub queue_slot: Option<QueueSlot>,
-    pub client_id: Option<Arc<str>>,
-    /// The replica's index and the estimates are filled in for each attempt.
-    pub head: RequestHead,
-    pub body: Bytes,
-    pub dialect: Dialect,
-    pub work: Work,
-    pub log_entry: AccessEntry,
-    pub referenced_response: ResponseReference,
-    /// Records whose response the answer is, where the engine keeps it.
-    pub stored_response: Option<ResponseRecorder>,
-    /// What a continuation of its stream takes over, or why there is none. Its body asks for tokens if there may be one.
-    pub sampling: Result<Box<Sampling>, &'static str>,
-    /// How it is sent again where there is none and its answer is the same each time.
-    pub replay: Option<Box<ReplayPlan>>,
-    pub received_at: Instant,
-}
-
-impl OutboundRequest {
-    /// The dialect of the event stream that its client surely waits for.
-    pub(crate) fn awaited_stream(&self) -> Option<Dialect> {
-        let is_awaited = self.placement_request.is_stream && self.work.generates() && self.dialect != Dialect::Other;
-        is_awaited.then_some(self.dialect)
-    }
 }
 
 #[derive(Debug)]

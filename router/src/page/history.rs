@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hostler_proto::fleet::v1::FirstTokens;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use crate::operators::{Operators, first_token_quantiles};
+use crate::operators::{MAX_DECISIONS, Operators, first_token_quantiles};
 use crate::placement::PlacementDecision;
 
 pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
@@ -20,9 +21,6 @@ const MAX_SAMPLES: usize = 90;
 /// Samples whose first tokens are looked at again: those of slow streams come late.
 const OPEN_SAMPLES: usize = 6;
 
-/// As many decisions as the router remembers.
-const MAX_DECISIONS: usize = 1000;
-
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Sample {
     /// The end of its ten seconds, in milliseconds since 1970.
@@ -31,15 +29,21 @@ pub(super) struct Sample {
     pub(super) requests_per_second: f64,
     pub(super) in_flight: usize,
     pub(super) queued: usize,
-    pub(super) first_tokens: Option<FirstTokenSample>,
+    pub(super) first_tokens: Option<FirstTokenPicture>,
 }
 
-/// Of the streams that were dispatched in these ten seconds.
+/// Of some streams; in a sample, those that were dispatched in its ten seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct FirstTokenSample {
-    pub(super) streams: u32,
-    pub(super) p50: f64,
-    pub(super) p99: f64,
+pub(super) struct FirstTokenPicture {
+    streams: u32,
+    p50: f64,
+    p99: f64,
+}
+
+impl From<FirstTokens> for FirstTokenPicture {
+    fn from(times: FirstTokens) -> Self {
+        Self { streams: times.streams, p50: times.p50, p99: times.p99 }
+    }
 }
 
 /// What replicas have counted, by name. Each counter begins at 0 again with another engine or agent.
@@ -122,7 +126,7 @@ impl Samples {
             // Where the router has forgotten some of these decisions meanwhile, it knew more before.
             let known = self.samples[index].first_tokens.map_or(0, |known| known.streams);
             if of.streams >= known {
-                self.samples[index].first_tokens = Some(FirstTokenSample { streams: of.streams, p50: of.p50, p99: of.p99 });
+                self.samples[index].first_tokens = Some(of.into());
             }
         }
     }

@@ -4,10 +4,10 @@
 use std::time::{Duration, SystemTime};
 
 use hostler_placement::cost::Scored;
-use hostler_proto::fleet::v1::{FirstTokens, GoneJob, ListResponse, ModelDemand, Node, Replica, TenantUse};
+use hostler_proto::fleet::v1::{GoneJob, ListResponse, ModelDemand, Node, Replica, TenantUse};
 use serde::Serialize;
 
-use super::history::millis_since_1970;
+use super::history::{FirstTokenPicture, millis_since_1970};
 use crate::placement::PlacementDecision;
 
 /// Characters of a reason, an advice or the like that are shown.
@@ -18,13 +18,6 @@ pub(super) struct Totals {
     in_flight: u32,
     queued: u32,
     first_tokens: Option<FirstTokenPicture>,
-}
-
-#[derive(Serialize)]
-struct FirstTokenPicture {
-    streams: u32,
-    p50: f64,
-    p99: f64,
 }
 
 #[derive(Serialize)]
@@ -152,12 +145,6 @@ struct FindingPicture {
 impl From<&ListResponse> for Totals {
     fn from(listed: &ListResponse) -> Self {
         Self { in_flight: listed.in_flight, queued: listed.queued, first_tokens: listed.first_tokens.map(FirstTokenPicture::from) }
-    }
-}
-
-impl From<FirstTokens> for FirstTokenPicture {
-    fn from(times: FirstTokens) -> Self {
-        Self { streams: times.streams, p50: times.p50, p99: times.p99 }
     }
 }
 

@@ -10,10 +10,8 @@ use parking_lot::Mutex;
 
 use super::{ChosenReplica, Prompt};
 use crate::cache_level::CacheLevel;
+use crate::client_text::cut;
 use crate::resume_tier::ResumeTier;
-
-/// Bytes of a path that are kept. It is the client's, and may be long.
-const MAX_PATH_BYTES: usize = 128;
 
 #[derive(Debug)]
 pub(crate) struct PlacementDecision {
@@ -63,7 +61,7 @@ impl PlacementDecision {
         Self {
             id,
             client_id: None,
-            path: prompt.path()[..prompt.path().floor_char_boundary(MAX_PATH_BYTES)].into(),
+            path: cut(prompt.path()).into(),
             model: prompt.model().map(Arc::from),
             decided_at: SystemTime::now(),
             attempt: 1,

@@ -10,11 +10,9 @@ use tokio::time::Instant;
 
 use super::names;
 use super::request_trace::{AttemptTrace, RequestTrace, draw_span_id};
+use crate::client_text::cut;
 use crate::outcome::AnswerOutcome;
 use crate::sse::TokenUsage;
-
-/// As in the access log.
-const MAX_TEXT_BYTES: usize = 128;
 
 /// A shorter time is no queue: the search for a replica itself takes some of it.
 const SHORTEST_QUEUE: Duration = Duration::from_millis(1);
@@ -228,10 +226,7 @@ fn count(number: usize) -> i64 {
 
 /// A client's or an agent's text, cut, without what could control a terminal.
 fn clean(text: &str) -> String {
-    text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
-        .chars()
-        .map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter })
-        .collect()
+    cut(text).chars().map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter }).collect()
 }
 
 #[derive(Default)]
