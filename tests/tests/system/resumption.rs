@@ -70,9 +70,13 @@ fn content(answer: &Answer) -> (String, Vec<Value>, usize, Value) {
 
 /// They are what answers to the same requests are that nobody disturbs.
 async fn assert_same(fleet: &Fleet, answers: &[Answer], tokens: usize) {
+    assert_same_as(fleet, answers, |number| stream_of(number, tokens)).await;
+}
+
+async fn assert_same_as(fleet: &Fleet, answers: &[Answer], request: impl Fn(usize) -> Value) {
     let mut undisturbed = Vec::new();
     for number in 0..answers.len() {
-        undisturbed.push(fleet.edge().open(CHAT, &stream_of(number, tokens)).await);
+        undisturbed.push(fleet.edge().open(CHAT, &request(number)).await);
     }
     for (answer, undisturbed) in answers.iter().zip(finish(undisturbed).await) {
         assert_eq!(content(answer), content(&undisturbed), "{}", answer.text());
@@ -167,6 +171,47 @@ async fn a_stream_goes_back_to_an_engine_that_was_started_again() {
     let answer = stream.finish().await;
     assert_eq!(content(&answer), content(&fleet.edge().post(CHAT, &body).await));
     assert_eq!(answer.text().matches(": resumed\n\n").count(), 3);
+}
+
+/// Two replicas have the name of a poet, and a third one only the name that stands first at all of them.
+fn poets() -> Setup {
+    let named = |setup: Setup, (agent, names)| setup.engine_of(agent, &format!("--served-model-name {names}"));
+    let names = [(0, "simulated poet"), (1, "simulated poet"), (2, "simulated")];
+    names.into_iter().fold(Setup::agents(3).engine("--sim-step-ms 10"), named)
+}
+
+fn poem(number: usize) -> Value {
+    let mut body = stream_of(number, TOKENS);
+    body["model"] = "poet".into();
+    body
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_goes_on_only_where_the_model_that_its_request_names_is_served() {
+    let fleet = Fleet::start(poets()).await;
+    let mut opened = Vec::new();
+    for number in 0..8 {
+        opened.push(fleet.edge().open(CHAT, &poem(number)).await);
+        opened[number].events(3).await;
+    }
+    fleet.until_in_flight("n0/0", 4).await;
+    fleet.kill("n0/0").await;
+    let answers = finish(opened).await;
+    assert_eq!(answers.iter().filter(|answer| answer.text().contains(": resumed\n\n")).count(), 4);
+    assert_same_as(&fleet, &answers, poem).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_a_model_that_its_engine_alone_serves_ends_with_an_error_that_says_so() {
+    let setup = resuming().engine_of(0, "--served-model-name simulated poet").engine_of(1, "--served-model-name simulated");
+    let fleet = Fleet::start(setup).await;
+    let mut stream = fleet.edge().open(CHAT, &poem(0)).await;
+    stream.events(50).await;
+    fleet.kill("n0/0").await;
+    let answer = stream.finish().await;
+    assert!(answer.text().contains("none that serves `poet` is attached"), "{}", answer.text());
+    assert_eq!(answer.text().matches(": resumed\n\n").count(), 0);
+    fleet.until_idle().await;
 }
 
 /// Two replicas that may not wait for long answers when they drain.

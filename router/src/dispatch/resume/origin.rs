@@ -1,6 +1,5 @@
 //! What an engine has to have in common with the one that began a stream, so that it may go on with it.
 
-use super::super::OutboundRequest;
 use crate::fleet::{EngineLaunch, Replica};
 use crate::prompt::FilesHash;
 use crate::resumption::{StreamApi, are_alike, check_engine, check_replaying_engine, have_alike_tokens};
@@ -17,9 +16,9 @@ pub(super) struct StreamOrigin {
 
 impl StreamOrigin {
     /// `None` if nobody knows how the engine was started.
-    pub(super) fn new(outgoing: &OutboundRequest, replica: &Replica) -> Option<Self> {
+    pub(super) fn new(requested_model: Option<&str>, replica: &Replica) -> Option<Self> {
         let first = || Some(replica.state.models.first()?.id.clone());
-        let model = outgoing.placement_request.model.clone().or_else(first);
+        let model = requested_model.map(str::to_owned).or_else(first);
         Some(Self { model, files: replica.state.files, launch: replica.state.launch.clone()? })
     }
 
