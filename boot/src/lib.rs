@@ -3,6 +3,7 @@
 //! Nothing here knows about requests, replicas or engines.
 
 pub mod admin;
+pub mod collector;
 pub mod config;
 pub mod duration;
 pub mod exposition;
@@ -15,13 +16,12 @@ pub mod program;
 pub mod shutdown;
 pub mod socket;
 pub mod telemetry;
-pub mod trace_settings;
 
+pub use collector::{CollectorSettings, CollectorSettingsError, SamplingRule, TraceSettings};
 pub use config::{ConfigError, Section, SettingSources, Settings};
 pub use listen::{ListenError, accept, bind, configure_stream, resolve};
 pub use shutdown::Shutdown;
 pub use socket::{PrivateSocket, SocketError};
-pub use trace_settings::{SamplingRule, TraceSettings, TraceSettingsError};
 
 /// Raises the limit of open files to the most that this process is allowed. A connection is one
 /// file, and the usual 1,024 are soon used up.

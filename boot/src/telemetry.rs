@@ -1,11 +1,14 @@
 //! Logging: one line an event on standard error, as text or JSON, filtered by level and module.
 
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
+
+use crate::collector::events::EventExport;
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -41,21 +44,48 @@ pub struct LevelError {
     source: tracing_subscriber::filter::ParseError,
 }
 
+/// What sends the events of this process to a collector, where one is named.
+static EVENTS: OnceLock<EventExport> = OnceLock::new();
+
 /// Starts logging for the whole process. A second call has no effect.
 ///
 /// # Errors
 /// When the level cannot be read.
 pub fn init(config: &LogConfig) -> Result<(), LevelError> {
+    start(config, None)
+}
+
+/// The same for a role, whose events also go to the collector that the environment may name. They are of a service of this name. Needs a runtime.
+///
+/// # Errors
+/// When the level cannot be read.
+pub fn init_role(config: &LogConfig, service: &'static str) -> Result<(), LevelError> {
+    let events = EventExport::from_process(service);
+    start(config, events.as_ref().ok().and_then(Option::as_ref))?;
+    match events {
+        Ok(Some(events)) => drop(EVENTS.set(events)),
+        Ok(None) => {}
+        // An environment that others have written for their programs keeps no role from starting.
+        Err(error) => tracing::warn!(%error, "no events are sent to a collector"),
+    }
+    Ok(())
+}
+
+/// Sends the last events. At the end of a process.
+pub async fn flush_events() {
+    if let Some(events) = EVENTS.get() {
+        events.flush().await;
+    }
+}
+
+fn start(config: &LogConfig, events: Option<&EventExport>) -> Result<(), LevelError> {
     let filter: Targets = config.level.parse().map_err(|source| LevelError { level: config.level.clone(), source })?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let started = match config.format {
-        LogFormat::Text => {
-            let lines = lines.with_ansi(std::io::stderr().is_terminal()).with_target(false);
-            tracing_subscriber::registry().with(lines.with_filter(filter)).try_init()
-        }
-        LogFormat::Json => tracing_subscriber::registry().with(lines.json().with_filter(filter)).try_init(),
+    let lines = match config.format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().with_filter(filter).boxed(),
     };
-    if started.is_err() {
+    if tracing_subscriber::registry().with(lines).with(events.map(EventExport::layer)).try_init().is_err() {
         tracing::debug!("logging was started before; this call changes nothing");
     }
     Ok(())

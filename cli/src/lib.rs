@@ -44,6 +44,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use hostler_agent::AgentError;
 use hostler_batch::BatchError;
+use hostler_boot::telemetry;
 use hostler_router::RouterConfig;
 
 use settings::CommandFlags;
@@ -169,7 +170,8 @@ pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
         Err(error) => error.exit(),
     };
     let flags = matches.subcommand().map(|(_, matches)| matches);
-    match run(cli, CommandFlags { flags }, adjust_router) {
+    let given = CommandFlags { flags, service: cli.command.service() };
+    match run(cli, given, adjust_router) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::complain(&format!("error: {}", output::describe(&error)));
@@ -202,6 +204,17 @@ fn command() -> clap::Command {
 }
 
 impl Command {
+    /// What collectors call the role that it runs, if it runs one.
+    fn service(&self) -> Option<&'static str> {
+        match self {
+            Self::Up(args) if !args.is_for_jobs() => Some("hostler"),
+            Self::Router(_) => Some("hostler-router"),
+            Self::Agent(_) => Some("hostler-agent"),
+            Self::Controller(_) => Some("hostler-controller"),
+            _ => None,
+        }
+    }
+
     fn admin(&mut self) -> Option<&mut admin::AdminArgs> {
         match self {
             Self::Ps(args) => Some(&mut args.admin),
@@ -227,6 +240,8 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         admin.config.clone_from(&file);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // Settings are loaded there too, and may name a collector.
+    let _entered = runtime.enter();
     let ended = match cli.command {
         Command::Up(args) => {
             let settings = args.load(&given, file.as_deref())?;
@@ -259,11 +274,11 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Init(args) => runtime.block_on(init::init(&args, file.as_deref())),
         Command::Env(args) => runtime.block_on(env::env(&args, file.as_deref())),
         Command::Connect(args) => runtime.block_on(connect::connect(&args)),
-        Command::Doctor(args) => runtime.block_on(doctor::doctor(&CommandFlags { flags: None }.load(file.as_deref(), None)?, &args)),
+        Command::Doctor(args) => runtime.block_on(doctor::doctor(&CommandFlags::default().load(file.as_deref(), None)?, &args)),
         Command::Token(command) => init::token(&command, file.as_deref()),
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
-        Command::Report(args) => runtime.block_on(report::report(&CommandFlags { flags: None }.load(file.as_deref(), None)?, &args)),
+        Command::Report(args) => runtime.block_on(report::report(&CommandFlags::default().load(file.as_deref(), None)?, &args)),
         Command::Bench(args) => runtime.block_on(bench::bench(&args)),
         Command::Batch(args) => runtime.block_on(batch::batch(&args, file.as_deref())),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
@@ -277,6 +292,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         }
         Command::Docs(docs) => docs::print(&docs, command()),
     };
+    runtime.block_on(telemetry::flush_events());
     // What is left, such as a signal handler or a lingering connection, does not delay the exit.
     runtime.shutdown_background();
     ended

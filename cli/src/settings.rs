@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use hostler_agent::AgentConfig;
-use hostler_boot::telemetry::LogConfig;
+use hostler_boot::telemetry::{self, LogConfig};
 use hostler_boot::{Section, SettingSources, Settings};
 use hostler_controller::ClusterConfig;
 use hostler_router::RouterConfig;
@@ -69,8 +69,11 @@ pub(crate) fn environment() -> Vec<(String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }
 
+#[derive(Default)]
 pub(crate) struct CommandFlags<'a> {
     pub(crate) flags: Option<&'a ArgMatches>,
+    /// What collectors call the role that is to run, if one is.
+    pub(crate) service: Option<&'static str>,
 }
 
 impl CommandFlags<'_> {
@@ -81,7 +84,11 @@ impl CommandFlags<'_> {
         if let Some(engine) = engine.filter(|engine| !engine.extra.is_empty()) {
             settings.set("agent", "engine_args", engine.extra.clone().into());
         }
-        hostler_boot::telemetry::init(&settings.section("log")?)?;
+        let log = settings.section("log")?;
+        match self.service {
+            Some(service) => telemetry::init_role(&log, service)?,
+            None => telemetry::init(&log)?,
+        }
         Ok(settings)
     }
 
@@ -139,7 +146,7 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
     settings.section::<AgentConfig>("agent")?;
     settings.section::<ClusterConfig>("cluster")?;
     let log: LogConfig = settings.section("log")?;
-    hostler_boot::telemetry::init(&log).context("in the [log] section")?;
+    telemetry::init(&log).context("in the [log] section")?;
     crate::output::say(&format!("{} is sound", file.display()));
     Ok(())
 }

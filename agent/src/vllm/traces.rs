@@ -2,7 +2,7 @@
 //! front-end sends one span for each request, `llm_request`, below the `traceparent` that the request came with, over gRPC without TLS. It needs packages that
 //! not every installation has, and does not start with the flag where they are absent. Its Rust front-end has no such flag.
 
-use hostler_boot::{TraceSettings, TraceSettingsError};
+use hostler_boot::{CollectorSettingsError, TraceSettings};
 
 use super::releases::TRACES_SINCE;
 use super::version::InstalledVllm;
@@ -28,14 +28,14 @@ pub enum EngineTraces {
 
 impl EngineTraces {
     /// What can become of them with the vLLM that is installed, as the agent's environment asks.
-    pub(crate) fn of(asked: Result<Option<TraceSettings>, TraceSettingsError>, installed: Option<&InstalledVllm>) -> Self {
+    pub(crate) fn of(asked: Result<Option<TraceSettings>, CollectorSettingsError>, installed: Option<&InstalledVllm>) -> Self {
         let settings = match asked {
             Ok(None) => return Self::Unasked,
             Ok(Some(settings)) => settings,
             Err(error) => return Self::Impossible { because: error.to_string() },
         };
         let obstacle = match installed {
-            _ if settings.endpoint.starts_with("https:") => {
+            _ if settings.collector.endpoint.starts_with("https:") => {
                 Some("vLLM sends traces over gRPC without TLS only: name a collector on this host or network by http://".to_owned())
             }
             None => Some("the version of vLLM is unknown".to_owned()),
@@ -47,7 +47,7 @@ impl EngineTraces {
             }
             Some(_) => None,
         };
-        obstacle.map_or(Self::SentTo(settings.endpoint), |because| Self::Impossible { because })
+        obstacle.map_or(Self::SentTo(settings.collector.endpoint), |because| Self::Impossible { because })
     }
 }
 
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
     use crate::vllm::VllmVersion;
 
-    fn asked(endpoint: &str) -> Result<Option<TraceSettings>, TraceSettingsError> {
+    fn asked(endpoint: &str) -> Result<Option<TraceSettings>, CollectorSettingsError> {
         Ok(Some(TraceSettings::for_endpoint(endpoint.into())))
     }
 

@@ -1,36 +1,24 @@
 //! The way of spans to the collector: a bounded queue, and OpenTelemetry's batch processor behind it with a thread of its own. A collector that is dead or
 //! hangs holds up nothing: spans for which there is no room are counted and dropped, and the log says so once.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hostler_boot::TraceSettings;
-use opentelemetry::{Key, KeyValue};
-use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
-use opentelemetry_otlp::{ExporterBuildError, WithExportConfig, WithTonicConfig};
+use hostler_boot::collector::{ExportError, resource};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanExporter, SpanProcessor};
 use prometheus_client::metrics::counter::Counter;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
-use tonic::metadata::{KeyAndMutValueRef, MetadataMap};
 
 /// How long the last spans may take on shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The service's name unless the environment has another one.
 const SERVICE: &str = "hostler-router";
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum TraceExportError {
-    #[error(transparent)]
-    Settings(#[from] ExporterBuildError),
-    #[error("OTEL_EXPORTER_OTLP_CERTIFICATE: cannot read {}: {source}", path.display())]
-    Certificate { path: PathBuf, source: std::io::Error },
-}
 
 /// Spans on their way to the collector. Clones share it.
 #[derive(Debug, Clone)]
@@ -88,13 +76,8 @@ impl TraceExport {
 ///
 /// # Errors
 /// When no connection can be made as the settings and the environment say.
-pub(super) fn start(settings: &TraceSettings, dropped: Counter) -> Result<SpanQueue, TraceExportError> {
-    let exporter = opentelemetry_otlp::SpanExporter::builder()
-        .with_tonic()
-        .with_endpoint(settings.endpoint.as_str())
-        .with_timeout(settings.request_timeout)
-        .with_interceptor(hide_values);
-    let exporter = if settings.endpoint.starts_with("https:") { exporter.with_tls_config(tls(settings)?) } else { exporter }.build()?;
+pub(super) fn start(settings: &TraceSettings, dropped: Counter) -> Result<SpanQueue, ExportError> {
+    let exporter = settings.collector.configure(opentelemetry_otlp::SpanExporter::builder().with_tonic())?.build()?;
     let backlog = Arc::new(Backlog {
         waiting: AtomicUsize::new(0),
         most: settings.max_waiting_spans,
@@ -113,35 +96,8 @@ pub(super) fn start(settings: &TraceSettings, dropped: Counter) -> Result<SpanQu
         .with_scheduled_delay(settings.export_interval)
         .build();
     let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches).build();
-    processor.set_resource(&resource());
+    processor.set_resource(&resource(SERVICE));
     Ok(SpanQueue { processor: Arc::new(processor), backlog })
-}
-
-fn tls(settings: &TraceSettings) -> Result<ClientTlsConfig, TraceExportError> {
-    let tls = ClientTlsConfig::new().with_enabled_roots();
-    let Some(path) = &settings.certificate else { return Ok(tls) };
-    let pem = std::fs::read(path).map_err(|source| TraceExportError::Certificate { path: path.clone(), source })?;
-    Ok(tls.ca_certificate(Certificate::from_pem(pem)))
-}
-
-/// Headers for the collector may have a key in them, and HTTP/2 is logged at the level `trace`.
-fn hide_values(mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
-    let metadata: &mut MetadataMap = request.metadata_mut();
-    for entry in metadata.iter_mut() {
-        match entry {
-            KeyAndMutValueRef::Ascii(_, value) => value.set_sensitive(true),
-            KeyAndMutValueRef::Binary(_, value) => value.set_sensitive(true),
-        }
-    }
-    Ok(request)
-}
-
-/// Who sends the spans, as `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say.
-fn resource() -> Resource {
-    let of_environment = Resource::builder().build();
-    let has_name = of_environment.get(&Key::new("service.name")).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
-    let resource = Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
-    if has_name { resource.build() } else { resource.with_service_name(SERVICE).build() }
 }
 
 /// Sends batches within their time, and counts those that are lost.

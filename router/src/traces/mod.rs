@@ -1,5 +1,5 @@
 //! Traces for OpenTelemetry: the spans of a request, from its arrival to its end, sent to a collector. Off until a standard environment variable names one
-//! (`hostler_boot::trace_settings`); then a sampling rule decides at a request's arrival whether it has a trace.
+//! (`hostler_boot::collector`); then a sampling rule decides at a request's arrival whether it has a trace.
 //!
 //! What happens to a request is noted in its access entry, which keeps the [`RequestTrace`] of one that has a trace. Spans have what the access log has:
 //! never a body, a query, another header's value or the text of an error. docs/decisions/0027 says why it is made like this.

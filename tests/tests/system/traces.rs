@@ -10,12 +10,12 @@ use hostler_router::AccessFormat;
 use http::Request;
 use http_body_util::Full;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tonic::transport::Endpoint as TonicEndpoint;
 
-use crate::harness::{Answer, CHAT, Collected, Collector, Fleet, MODEL, Setup, Workplace, chat, chat_stream, soon, until};
+use crate::harness::{Answer, CHAT, Collected, Collector, Fleet, MODEL, Scene, Setup, Workplace, chat, chat_stream, soon, until};
 
 /// A trace that a client has begun.
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -276,7 +276,8 @@ async fn ask_often(fleet: &Fleet) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_hangs_costs_spans_beyond_the_queue_and_nothing_else() {
     let collector = Collector::start().await;
-    let settings = TraceSettings { max_waiting_spans: 40, request_timeout: Duration::from_secs(20), ..collector.settings() };
+    let mut settings = TraceSettings { max_waiting_spans: 40, ..collector.settings() };
+    settings.collector.request_timeout = Duration::from_secs(20);
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.traces = Some(settings))).await;
     fleet.edge().post(CHAT, &chat(1)).await;
     until("a trace", async || if collector.spans().is_empty() { Err("none".into()) } else { Ok(()) }).await;
@@ -304,6 +305,7 @@ async fn a_collector_that_is_dead_is_named_in_one_line_and_found_again() {
     place.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
         ("OTEL_BSP_SCHEDULE_DELAY", "50"),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "50"),
         ("OTEL_BSP_EXPORT_TIMEOUT", "300"),
         ("OTEL_SERVICE_NAME", "front"),
     ];
@@ -318,6 +320,7 @@ async fn a_collector_that_is_dead_is_named_in_one_line_and_found_again() {
     .await;
     let lines = |text: &str| up.stderr().lines().filter(|line| line.contains(text)).count();
     assert_eq!(lines("traces do not reach the collector"), 1, "{}", up.stderr());
+    assert_eq!(lines("events do not reach the collector"), 1, "{}", up.stderr());
     let collector = Collector::at(address).await;
     until("a trace", async || {
         edge.post(CHAT, &chat(1)).await;
@@ -330,6 +333,49 @@ async fn a_collector_that_is_dead_is_named_in_one_line_and_found_again() {
     up.signal(Signal::TERM);
     assert!(up.ended().await.success(), "{}", up.stderr());
     collector.trace(last.header("x-hostler-id").unwrap()).await;
+    let leaving = collector.event("drain_begun", |_| true).await;
+    assert_eq!((leaving.severity.as_str(), leaving.service), ("INFO", json!("front")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lives_of_engines_are_events_at_the_collector_of_each_role_without_what_engines_say() {
+    let collector = Collector::start().await;
+    let mut scene = Scene::new().await;
+    scene.place.environment = vec![("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint().leak()), ("OTEL_BLRP_SCHEDULE_DELAY", "50")];
+    let _agent = scene.agent("agent", "1", &[]);
+    let life = scene.ready(1).await.remove(0);
+    let started = collector.event("engine_started", |_| true).await;
+    assert_eq!((started.severity.as_str(), &started.body, &started.service), ("INFO", &json!("engine started"), &json!("hostler-agent")));
+    assert_eq!((&started.attributes["hostler.engine"], &started.attributes["hostler.pid"]), (&json!(0), &json!(life.pid)));
+    assert_eq!(started.host, json!(rustix::system::uname().nodename().to_str().unwrap()));
+    collector.event("engine_ready", |event| event.attributes["hostler.seconds"].is_f64()).await;
+    kill_process(Pid::from_raw(life.pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    let failed = collector.event("engine_failed", |_| true).await;
+    assert_eq!((failed.severity.as_str(), &failed.attributes["hostler.kind"]), ("ERROR", &json!("killed")));
+    let words = failed.body.as_str().unwrap();
+    assert!(words.starts_with("the engine's first process was killed") && !collector.text().contains("Starting to load model"), "{words}");
+    collector.event("engine_started", |event| event.attributes["hostler.pid"] != json!(life.pid)).await;
+    assert!(collector.spans().is_empty(), "agents have no traces");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_not_sent_where_the_environment_says_so() {
+    let collector = Collector::start().await;
+    let mut place = Workplace::new();
+    let endpoint = collector.endpoint().leak();
+    place.environment = vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
+        ("OTEL_LOGS_EXPORTER", "none"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "50"),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "50"),
+    ];
+    let mut up = place.up(1, &[]);
+    up.line("ready").await;
+    let answer = crate::harness::Endpoint::Tcp(up.address("edge").await).post(CHAT, &chat(1)).await;
+    collector.trace(answer.header("x-hostler-id").unwrap()).await;
+    up.signal(Signal::TERM);
+    assert!(up.ended().await.success(), "{}", up.stderr());
+    assert!(up.stderr().contains("drain_begun") && !collector.text().contains("drain_begun"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -338,6 +384,7 @@ async fn an_environment_for_other_programs_is_warned_of_and_keeps_no_router_from
     place.environment = vec![("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")];
     let up = place.up(1, &[]);
     up.line("ready").await;
+    assert!(up.stderr().contains("no events are sent to a collector"), "{}", up.stderr());
     let warned = up.stderr();
     let warned = warned.lines().find(|line| line.contains("no traces are sent")).unwrap_or_else(|| panic!("{}", up.stderr()));
     assert!(warned.contains("OTEL_EXPORTER_OTLP_PROTOCOL is not `grpc`") && warned.contains("4317"), "{warned}");

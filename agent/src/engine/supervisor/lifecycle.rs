@@ -334,7 +334,12 @@ impl Supervisor {
             probe::watch(&socket, &traffic, interval, &samples).await;
         });
         life.probe = Some(AbortOnDropHandle::new(probe));
-        tracing::info!(event = "engine_ready", engine = spec.index, seconds = format_args!("{:.1}", took.as_secs_f32()), "engine is ready");
+        tracing::info!(
+            event = "engine_ready",
+            engine = spec.index,
+            seconds = (took.as_secs_f64() * 10.0).round() / 10.0,
+            "engine is ready"
+        );
         let note = KeeperRequest::Note(self.life_record(self.last_epoch, Some(took)));
         self.deps.process_handle.lock().send(&note);
         if self.life.as_ref().is_some_and(|life| life.was_found_asleep) {

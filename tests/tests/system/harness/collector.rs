@@ -1,4 +1,4 @@
-//! A collector of traces for OpenTelemetry, in this process: it keeps the spans that it is sent, or takes them and never answers.
+//! A collector of OpenTelemetry, in this process: it keeps the spans and events that it is sent, or takes them and never answers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,10 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hostler_boot::TraceSettings;
+use opentelemetry_proto::tonic::collector::logs::v1::logs_service_server::{LogsService, LogsServiceServer};
+use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::any_value::Value as WireValue;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use parking_lot::Mutex;
@@ -32,6 +35,7 @@ pub(crate) struct Collector {
 #[derive(Debug, Default)]
 struct Kept {
     spans: Mutex<Vec<Collected>>,
+    events: Mutex<Vec<CollectedEvent>>,
     /// All that has come, as it is shown for debugging.
     text: Mutex<String>,
     hangs: AtomicBool,
@@ -56,6 +60,18 @@ pub(crate) struct Collected {
     pub(crate) service: Value,
 }
 
+/// An event as it came.
+#[derive(Debug, Clone)]
+pub(crate) struct CollectedEvent {
+    pub(crate) name: String,
+    pub(crate) severity: String,
+    pub(crate) body: Value,
+    pub(crate) attributes: BTreeMap<String, Value>,
+    /// Of who sends it.
+    pub(crate) service: Value,
+    pub(crate) host: Value,
+}
+
 impl Collector {
     pub(crate) async fn start() -> Self {
         Self::at("127.0.0.1:0".parse().unwrap()).await
@@ -65,7 +81,8 @@ impl Collector {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let kept = Arc::<Kept>::default();
-        let serving = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Receiver(kept.clone())));
+        let (traces, logs) = (TraceServiceServer::new(Receiver(kept.clone())), LogsServiceServer::new(Receiver(kept.clone())));
+        let serving = tonic::transport::Server::builder().add_service(traces).add_service(logs);
         let serving = serving.serve_with_incoming(TcpListenerStream::new(listener));
         let server = AbortOnDropHandle::new(tokio::spawn(async { serving.await.unwrap() }));
         Self { address, kept, _server: server }
@@ -87,6 +104,15 @@ impl Collector {
 
     pub(crate) fn spans(&self) -> Vec<Collected> {
         self.kept.spans.lock().clone()
+    }
+
+    /// The first event of this name that is like this, once it has come.
+    pub(crate) async fn event(&self, name: &str, is: impl Fn(&CollectedEvent) -> bool) -> CollectedEvent {
+        until(&format!("the event {name}"), async || {
+            let events = self.kept.events.lock();
+            events.iter().find(|event| event.name == name && is(event)).cloned().ok_or_else(|| format!("{events:#?}"))
+        })
+        .await
     }
 
     pub(crate) fn text(&self) -> String {
@@ -133,23 +159,52 @@ impl Collected {
     }
 }
 
+impl CollectedEvent {
+    fn new(record: LogRecord, service: Value, host: Value) -> Self {
+        let body = record.body.map(value).unwrap_or_default();
+        Self { name: record.event_name, severity: record.severity_text, body, attributes: attributes(record.attributes), service, host }
+    }
+}
+
 #[derive(Debug)]
 struct Receiver(Arc<Kept>);
 
 #[tonic::async_trait]
 impl TraceService for Receiver {
     async fn export(&self, request: Request<ExportTraceServiceRequest>) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        if self.0.hangs.load(Ordering::Relaxed) {
-            std::future::pending::<()>().await;
-        }
-        let request = request.into_inner();
-        self.0.text.lock().push_str(&format!("{request:?}\n"));
+        let request = self.0.receive(request).await;
         for of_resource in request.resource_spans {
             let service = attributes(of_resource.resource.unwrap_or_default().attributes).remove("service.name").unwrap_or_default();
             let spans = of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
             self.0.spans.lock().extend(spans.map(|span| Collected::new(span, service.clone())));
         }
         Ok(Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl LogsService for Receiver {
+    async fn export(&self, request: Request<ExportLogsServiceRequest>) -> Result<Response<ExportLogsServiceResponse>, Status> {
+        let request = self.0.receive(request).await;
+        for of_resource in request.resource_logs {
+            let mut sender = attributes(of_resource.resource.unwrap_or_default().attributes);
+            let mut told = |name: &str| sender.remove(name).unwrap_or_default();
+            let (service, host) = (told("service.name"), told("host.name"));
+            let records = of_resource.scope_logs.into_iter().flat_map(|scope| scope.log_records);
+            self.0.events.lock().extend(records.map(|record| CollectedEvent::new(record, service.clone(), host.clone())));
+        }
+        Ok(Response::new(ExportLogsServiceResponse::default()))
+    }
+}
+
+impl Kept {
+    async fn receive<T: std::fmt::Debug>(&self, request: Request<T>) -> T {
+        if self.hangs.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        let request = request.into_inner();
+        self.text.lock().push_str(&format!("{request:?}\n"));
+        request
     }
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 
-fn read(variables: &[(&str, &str)]) -> Result<Option<TraceSettings>, TraceSettingsError> {
+fn read(variables: &[(&str, &str)]) -> Result<Option<TraceSettings>, CollectorSettingsError> {
     TraceSettings::from_environment(|name| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned()))
 }
 
@@ -30,8 +30,8 @@ fn what_is_said_of_traces_alone_goes_before_what_is_said_of_everything() {
         ("OTEL_BSP_MAX_QUEUE_SIZE", "64"),
     ]);
     let read = read.unwrap().unwrap();
-    assert_eq!(read.endpoint, "https://traces:443/");
-    assert_eq!((read.request_timeout, read.export_timeout), (Duration::from_secs(2), Duration::from_secs(4)));
+    assert_eq!(read.collector.endpoint, "https://traces:443/");
+    assert_eq!((read.collector.request_timeout, read.export_timeout), (Duration::from_secs(2), Duration::from_secs(4)));
     assert_eq!((read.export_interval, read.max_waiting_spans), (Duration::from_millis(100), 64));
 }
 

@@ -1,0 +1,214 @@
+//! The way of events to the collector. Each line of the log with a name (docs/logs.md) is an OpenTelemetry event of that name there, and its fields are
+//! attributes. A collector that is dead or hangs holds up nothing: so many events wait as OTEL_BLRP_MAX_QUEUE_SIZE says, and the log has them all.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use opentelemetry::logs::{AnyValue, LogRecord, Logger, LoggerProvider, Severity};
+use opentelemetry_otlp::LogExporter;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
+use opentelemetry_sdk::logs::{LogBatch, SdkLogRecord, SdkLogger, SdkLoggerProvider};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::{Context, Layer};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::environment::{Environment, LOGS};
+use super::{CollectorSettings, CollectorSettingsError, ExportError, resource};
+
+/// The field of a log line that is its event's name.
+const NAME: &str = "event";
+
+/// How long the last events may take on shutdown.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// For one batch, with the connection that it may need.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Of each text. What follows in a line that is longer is an engine's own.
+const MAX_TEXT_BYTES: usize = 1024;
+
+/// What sends events. It has a thread of its own.
+#[derive(Debug)]
+pub struct EventExport(SdkLoggerProvider);
+
+/// Why no events are sent.
+#[derive(Debug, thiserror::Error)]
+pub enum EventExportError {
+    #[error(transparent)]
+    Settings(#[from] CollectorSettingsError),
+    #[error(transparent)]
+    Export(#[from] ExportError),
+}
+
+impl EventExport {
+    /// Sends them as this process's environment says; `None` where it asks for nothing. Needs the runtime on which connections are to live.
+    ///
+    /// # Errors
+    /// When it does, and a value cannot be used.
+    pub fn from_process(service: &'static str) -> Result<Option<Self>, EventExportError> {
+        let collector = Environment::new(|name| std::env::var(name).ok()).collector(&LOGS)?;
+        Ok(collector.map(|collector| Self::start(&collector, service)).transpose()?)
+    }
+
+    fn start(collector: &CollectorSettings, service: &'static str) -> Result<Self, ExportError> {
+        let exporter = collector.configure(LogExporter::builder().with_tonic())?.build()?;
+        let exporter = WatchedExporter { exporter, runtime: Handle::current(), is_failing: AtomicBool::new(false) };
+        Ok(Self(SdkLoggerProvider::builder().with_resource(resource(service)).with_batch_exporter(exporter).build()))
+    }
+
+    /// What takes events from the log.
+    #[must_use]
+    pub fn layer<S: Subscriber + for<'span> LookupSpan<'span>>(&self) -> impl Layer<S> + use<S> {
+        let is_event = |metadata: &Metadata<'_>| *metadata.level() <= Level::INFO && metadata.fields().field(NAME).is_some();
+        EventLayer(self.0.logger("hostler")).with_filter(filter_fn(is_event).with_max_level_hint(LevelFilter::INFO))
+    }
+
+    /// Waits briefly until what was told has reached the collector. A thread that is stuck is left behind.
+    pub async fn flush(&self) {
+        let provider = self.0.clone();
+        let flushing = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
+        if !matches!(timeout(FLUSH_TIMEOUT, flushing).await, Ok(Ok(Ok(())))) {
+            tracing::debug!("the last events did not reach the collector");
+        }
+    }
+}
+
+struct EventLayer(SdkLogger);
+
+impl<S: Subscriber> Layer<S> for EventLayer {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut record = self.0.create_log_record();
+        let level = *event.metadata().level();
+        record.set_timestamp(SystemTime::now());
+        record.set_severity_number(severity(level));
+        record.set_severity_text(level.as_str());
+        event.record(&mut Fields(&mut record));
+        self.0.emit(record);
+    }
+}
+
+fn severity(level: Level) -> Severity {
+    match level {
+        Level::ERROR => Severity::Error,
+        Level::WARN => Severity::Warn,
+        _ => Severity::Info,
+    }
+}
+
+/// Writes the fields of a log line into a record.
+struct Fields<'a>(&'a mut SdkLogRecord);
+
+impl Fields<'_> {
+    fn add(&mut self, field: &Field, value: AnyValue) {
+        match field.name() {
+            "message" => self.0.set_body(value),
+            name => self.0.add_attribute(format!("hostler.{name}"), value),
+        }
+    }
+}
+
+impl Visit for Fields<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == NAME {
+            self.0.set_event_name(intern(value));
+        } else {
+            self.add(field, first_line(value).to_owned().into());
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.record_str(field, &format!("{value:?}"));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field, i64::try_from(value).map_or_else(|_| value.to_string().into(), AnyValue::from));
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, value.into());
+    }
+}
+
+/// What the program itself says. The lines that may follow are the last ones of an engine, and nobody knows what is in them.
+fn first_line(text: &str) -> &str {
+    let line = text.lines().next().unwrap_or_default();
+    &line[..line.floor_char_boundary(MAX_TEXT_BYTES)]
+}
+
+/// The same text for as long as the process lives, which records want of a name. Names are literals of this program, and so they are few.
+fn intern(name: &str) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock();
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let kept: &'static str = name.to_owned().leak();
+    names.insert(kept);
+    kept
+}
+
+/// Sends batches within their time, and says once when that fails.
+#[derive(Debug)]
+struct WatchedExporter {
+    exporter: LogExporter,
+    runtime: Handle,
+    is_failing: AtomicBool,
+}
+
+impl opentelemetry_sdk::logs::LogExporter for WatchedExporter {
+    async fn export(&self, batch: LogBatch<'_>) -> OTelSdkResult {
+        // The processor's thread has no timers of its own.
+        let sending = {
+            let _timers = self.runtime.enter();
+            timeout(EXPORT_TIMEOUT, self.exporter.export(batch))
+        };
+        let sent = sending.await.unwrap_or(Err(OTelSdkError::Timeout(EXPORT_TIMEOUT)));
+        match &sent {
+            Err(error) if !self.is_failing.swap(true, Ordering::Relaxed) => {
+                tracing::warn!(%error, "events do not reach the collector; the log has them all. For a collector of traces alone set OTEL_LOGS_EXPORTER=none");
+            }
+            Ok(()) if self.is_failing.swap(false, Ordering::Relaxed) => tracing::info!("events reach the collector again"),
+            _ => {}
+        }
+        sent
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_told_up_to_its_first_line_and_no_further_than_its_bound() {
+        assert_eq!(first_line("it hung; its last lines:\na prompt"), "it hung; its last lines:");
+        assert_eq!(first_line(""), "");
+        assert_eq!(first_line(&"é".repeat(1000)).len(), MAX_TEXT_BYTES);
+    }
+
+    #[test]
+    fn a_name_is_kept_once() {
+        let (one, other) = (intern("engine_ready"), intern(&String::from("engine_ready")));
+        assert!(std::ptr::eq(one, other));
+    }
+}
