@@ -14,12 +14,13 @@ from pathlib import Path
 from figures import Run
 from install import Missing
 from loads import Failed
+from observed import OBSERVED, observed_ways
 from peers import PEERS, Peer
-from scenarios import ENGINE_FLAGS, Scenario
+from scenarios import ENGINE_FLAGS, Observed, Scenario
 from ways import Direct, Engines, Hostler, Proxy, Way
 
 STARTED = time.monotonic()
-OURS = ("direct", "hostler")
+OURS = ("direct", "hostler", *OBSERVED)
 NAMES = (*OURS, *(peer.name for peer in PEERS))
 
 
@@ -80,6 +81,8 @@ class Lab:
             stack.push(lambda _, failure, __: say(hostler.logs()) if isinstance(failure, Exception) else None)
             direct = Direct(hostler)
             ways: dict[str, Way] = {"direct": direct, "hostler": hostler}
+            if any(isinstance(scenario, Observed) for scenario in scenarios):
+                ways |= stack.enter_context(observed_ways(folder, (*flags, *ENGINE_FLAGS)))
             ways |= {way.name: way for way in self._proxies(stack, folder, hostler, flags, scenarios)}
             for repetition in repetitions:
                 for scenario in scenarios:
@@ -121,6 +124,8 @@ class Lab:
     def _takes_part(self, name: str, scenario: Scenario) -> bool:
         if name not in self.ways or f"{name}, {scenario.name}" in self.left_out:
             return False
+        if name in OBSERVED or isinstance(scenario, Observed):
+            return isinstance(scenario, Observed) and name in ("hostler", *OBSERVED)
         if name == "direct":
             return scenario.direct
         affinity = any(peer.affinity for peer in PEERS if peer.name == name)

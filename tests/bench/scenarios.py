@@ -153,10 +153,29 @@ class Footprint:
         }
 
 
-Scenario = Cost | Pinned | Latency | Footprint
+@dataclass(frozen=True)
+class Observed:
+    """What it costs requests that somebody watches: CPU time for each, and times at a low rate."""
+
+    name: str
+    engines: tuple[str, ...]
+    cost: Cost
+    low: Chat
+    policies: bool = False
+    direct: ClassVar[bool] = False
+    fresh: ClassVar[bool] = False
+
+    def measure(self, way: Way, direct: Direct) -> Figures:
+        """Both loads, one after the other."""
+        figures = self.cost.measure(way, direct)
+        return figures | {f"low.{name}": value for name, value in times(self.low.run(way.targets)).items()}
+
+
+Scenario = Cost | Pinned | Latency | Footprint | Observed
 
 STEPS_OF_100_MS = ("--sim-step-ms", "100", "--sim-decode-us", "0")
 STEPS_OF_5_MS = ("--sim-step-ms", "5", "--sim-decode-us", "0")
+STEPS_OF_2_MS = ("--sim-step-ms", "2", "--sim-decode-us", "0")
 STEPS_OF_1_MS = ("--sim-step-ms", "1", "--sim-decode-us", "0")
 # Each sequence makes a step longer: one request is answered at once, and a thousand streams get an event in two seconds.
 SLOW_WHEN_FULL = ("--sim-step-ms", "1", "--sim-decode-us", "4000")
@@ -180,6 +199,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Pinned("core", saturated("core", 256, 16, 10_000), STEPS_OF_1_MS),
     Latency("latency", STEPS_OF_5_MS, Chat(4, 128, 64, rate=100), Chat(3, 128, 64, clients=256), half_seconds=4),
     Footprint("footprint", SLOW_WHEN_FULL),
+    Observed("observed", STEPS_OF_2_MS, saturated("observed", 256, 16, 20_000), Chat(8, 128, 16, rate=200)),
 )
 
 

@@ -52,7 +52,7 @@ class Table:
 
 def tables(runs: Runs) -> list[Table]:
     """Every table that there are figures for."""
-    return [table for make in (events, requests, core, low_latency, half_latency, footprint, context) if (table := make(runs))]
+    return [table for make in (events, requests, core, low_latency, half_latency, footprint, observed, context) if (table := make(runs))]
 
 
 def events(runs: Runs) -> Table | None:
@@ -173,6 +173,24 @@ def footprint(runs: Runs) -> Table | None:
         start = cell(runs.spread("footprint", way, figure("start_seconds")), digits=2) if label in (way, f"{way}, both") else ""
         rows.append([label, *(cell(runs.spread("footprint", way, value)) for _, _, value in alike), start])
     return table("Memory and start", about, rows)
+
+
+def observed(runs: Runs) -> Table | None:
+    """What it costs to be watched."""
+    about = (
+        "Hostler alone, and with its tracing and its page in use. CPU time of the router in microseconds for one of the tiny requests of above, "
+        "and its share of the same without; milliseconds to the first token of 200 streamed chats a second, p50 and p99. Every request has a "
+        "trace, which is the default where a collector is named. One collector takes connections and never answers, nobody listens at the other: "
+        "then spans are dropped. `make guard` counts what traces cost that are taken."
+    )
+    rows = [["", "router", "of it alone", "first p50", "first p99"]]
+    alone = runs.median("observed", "hostler", figure("cpu.router"))
+    for way in runs.ways("observed"):
+        cpu = runs.median("observed", way, figure("cpu.router"))
+        times = (cell(runs.spread("observed", way, figure(f"low.ttft_{quantile}")), digits=2) for quantile in ("p50", "p99"))
+        share = number(cpu / alone) if cpu and alone else "-"
+        rows.append([way, cell(runs.spread("observed", way, figure("cpu.router"))), share, *times])
+    return table("What it costs to be watched", about, rows)
 
 
 def context(runs: Runs) -> Table | None:

@@ -59,18 +59,17 @@ class Way(Protocol):
 class Hostler:
     """A router and an agent with two simulated engines."""
 
-    name = "hostler"
-
-    def __init__(self, folder: Path, flags: tuple[str, ...]):
-        """Starts both and waits for the engines; `flags` are the engines'."""
+    def __init__(self, folder: Path, flags: tuple[str, ...], name: str = "hostler", variables: dict[str, str] | None = None):
+        """Starts both and waits for the engines; `flags` are the engines', `variables` the router's."""
+        self.name = name
         any_port = "127.0.0.1:0"
         begun = time.monotonic()
         with contextlib.ExitStack() as undo:
             listeners = ("--listen", any_port, "--agents-listen", any_port, "--admin-listen", any_port)
-            self._router = Process("router", ["router", *NO_CONFIG, *listeners], folder)
+            self._router = Process("router", ["router", *NO_CONFIG, *listeners], folder, variables)
             undo.callback(self._router.stop)
-            words = ("edge", "agents", "socket")
-            edge, agents, self._socket = (self._router.printed(word, START_SECONDS) for word in words)
+            words = ("edge", "agents", "admin", "socket")
+            edge, agents, self.admin, self.socket = (self._router.printed(word, START_SECONDS) for word in words)
             options = ("--router", agents, "--engine", "simulated", "--replicas", "2")
             folders = ("--run-dir", str(folder / "run"), "--log-dir", str(folder / "log"))
             self._agent = Process("agent", ["agent", *NO_CONFIG, *options, *folders, "--", *flags], folder)
@@ -98,7 +97,7 @@ class Hostler:
         return f"{self._router.tail()}\n{self._agent.tail()}"
 
     def _replicas(self) -> list[dict]:
-        nodes = json.loads(ask("ps", "--admin", self._socket, "--json"))["nodes"]
+        nodes = json.loads(ask("ps", "--admin", self.socket, "--json"))["nodes"]
         return [replica for node in nodes for replica in node["replicas"]]
 
     def _ready(self) -> list[dict]:

@@ -17,6 +17,7 @@ use super::{Page, assets};
 use crate::fleet::ReplicaOrder;
 use crate::keys::{NoSession, PageRights, page_session};
 use crate::operators::Operators;
+use crate::placement::MAX_RECORDED_DECISIONS;
 
 /// A token, a key or an order has no more, with room to spare.
 const MAX_BODY_BYTES: usize = 4096;
@@ -76,7 +77,8 @@ async fn watch(State(page): State<Arc<Page>>, headers: HeaderMap) -> Response {
 async fn explain(State(page): State<Arc<Page>>, Path(id): Path<String>) -> Response {
     let found = page.calls.placer.decisions.find(&id);
     if found.is_empty() {
-        return refuse(StatusCode::NOT_FOUND, "this request is no longer remembered: each router keeps its last 1000 decisions");
+        let forgotten = format!("this request is no longer remembered: each router keeps its last {MAX_RECORDED_DECISIONS} decisions");
+        return refuse(StatusCode::NOT_FOUND, &forgotten);
     }
     Json(found.iter().map(|decision| DecisionPicture::new(decision)).collect::<Vec<_>>()).into_response()
 }

@@ -38,7 +38,7 @@ pub(crate) use output_lengths::OutputBounds;
 use output_lengths::SharedOutputLengths;
 
 /// Decisions that can still be explained.
-const MAX_RECORDED_DECISIONS: usize = 10_000;
+pub(crate) const MAX_RECORDED_DECISIONS: usize = 10_000;
 
 /// Text blocks that a replica of unknown cache size is taken to hold.
 const DEFAULT_TEXT_BLOCKS: u64 = 8192;

@@ -225,7 +225,7 @@ async fn a_request_is_explained_with_what_each_candidate_would_have_cost() {
     let chosen = explained[0]["chosen"].as_u64().unwrap();
     assert_eq!(candidates[usize::try_from(chosen).unwrap()]["replica"], listed["replica"]);
     let forgotten = page.get("/page/requests/ffffffffffffffff", &[("authorization", &session)]).await;
-    assert!(forgotten.status == 404 && forgotten.text().contains("1000"), "{}", forgotten.text());
+    assert!(forgotten.status == 404 && forgotten.text().contains("its last 10000 decisions"), "{}", forgotten.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
