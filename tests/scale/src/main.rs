@@ -5,6 +5,7 @@
 mod load;
 mod router;
 mod table;
+mod viewers;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use router::Router;
 use table::{Row, Storm};
+use viewers::Viewers;
 
 /// The program's own allocator.
 #[global_allocator]
@@ -37,7 +39,10 @@ struct Args {
     /// Requests at once.
     #[arg(long, default_value_t = 64)]
     at_once: u64,
-    /// Seconds for which a fleet is watched that does nothing.
+    /// Viewers of the router's page.
+    #[arg(long, default_value_t = 10)]
+    viewers: usize,
+    /// Seconds for which a fleet is watched that does nothing, without viewers and with them.
     #[arg(long, default_value_t = 10)]
     rest: u64,
     /// Seconds for which the router is away when it has been killed: agents dial less and less often.
@@ -79,6 +84,15 @@ async fn fleet(args: &Args, replicas: u32, is_last: bool, storm: &mut Option<Sto
     let (up, down) = agents.tally.bytes();
     let rest = rest_cpu / seconds;
 
+    let mut viewers = Viewers::open(&router, args.viewers).await?;
+    // The first pictures are whole ones.
+    sleep(Duration::from_secs(2)).await;
+    let (began, cpu) = (Instant::now(), router.cpu()?);
+    sleep(Duration::from_secs(args.rest)).await;
+    let viewed = (router.cpu()? - cpu) / began.elapsed().as_secs_f64() - rest;
+    viewers.check()?;
+    drop(viewers);
+
     let count = args.requests + args.requests.min(10) * u64::from(replicas);
     let (began, cpu) = (Instant::now(), router.cpu()?);
     load::run(router.addresses.edge, count, args.at_once).await?;
@@ -90,6 +104,7 @@ async fn fleet(args: &Args, replicas: u32, is_last: bool, storm: &mut Option<Sto
         replicas,
         came,
         rest,
+        viewed,
         up: (up - bytes.0) as f64 / seconds,
         down: (down - bytes.1) as f64 / seconds,
         per_request: loaded_cpu / count as f64,

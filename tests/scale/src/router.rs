@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use hostler_proto::agent::v1::Phase;
-use hostler_proto::fleet::v1::ListRequest;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
+use hostler_proto::fleet::v1::{ListRequest, OpenPageRequest};
 use tempfile::TempDir;
 use tokio::time::sleep;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Addresses {
@@ -92,15 +92,23 @@ impl Router {
     /// How many replicas are ready, as an operator's list shows, and the size of that list in
     /// bytes.
     pub(crate) async fn list(&self) -> anyhow::Result<(usize, usize)> {
-        let channel = Channel::from_shared(format!("unix:{}", self.home.path().join(SOCKET).display()))?.connect().await?;
-        let mut client = FleetClient::new(channel).max_decoding_message_size(64 << 20);
-        let list = client.list(ListRequest {}).await?.into_inner();
+        let list = self.operate().await?.list(ListRequest {}).await?.into_inner();
         let bytes = prost::Message::encoded_len(&list);
         let replicas = list.nodes.into_iter().flat_map(|node| node.replicas);
         let is_ready = |replica: &hostler_proto::fleet::v1::Replica| {
             !replica.suspect && replica.state.as_ref().is_some_and(|state| state.phase() == Phase::Ready)
         };
         Ok((replicas.filter(is_ready).count(), bytes))
+    }
+
+    /// What lets one viewer in.
+    pub(crate) async fn page_token(&self) -> anyhow::Result<String> {
+        Ok(self.operate().await?.open_page(OpenPageRequest { watch_only: true }).await?.into_inner().token)
+    }
+
+    async fn operate(&self) -> anyhow::Result<FleetClient<Channel>> {
+        let channel = Endpoint::from_shared(format!("unix:{}", self.home.path().join(SOCKET).display()))?.connect().await?;
+        Ok(FleetClient::new(channel).max_decoding_message_size(64 << 20))
     }
 }
 

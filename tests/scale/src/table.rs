@@ -10,6 +10,8 @@ pub(crate) struct Row {
     pub(crate) came: Duration,
     /// Cores in use while no request comes.
     pub(crate) rest: f64,
+    /// Cores that viewers of the page cost beside that.
+    pub(crate) viewed: f64,
     /// Bytes a second from the agents meanwhile, and to them.
     pub(crate) up: f64,
     pub(crate) down: f64,
@@ -45,10 +47,10 @@ const BACK: Duration = Duration::from_secs(5);
 /// The names of the columns.
 pub(crate) fn head() {
     say(
-        "replicas  routable   at rest                          requests                             ps                 memory   requests of a replica",
+        "replicas  routable   at rest                          viewers  requests                             ps                 memory   requests of a replica",
     );
     say(
-        "             after      core    from / to agents       µs each   less rest       /s        ms        kB       MiB   least median most",
+        "             after      core    from / to agents         core      µs each   less rest       /s        ms        kB       MiB   least median most",
     );
 }
 
@@ -57,12 +59,13 @@ pub(crate) fn show(row: &Row) {
     served.sort_unstable();
     let [least, median, most] = [0, served.len() / 2, served.len() - 1].map(|at| served[at]);
     say(&format!(
-        "{:>8} {:>7.2} s {:>8.2}% {:>7.1} / {:>5.1} kB/s {:>11.0} {:>11.0} {:>8.0} {:>9.1} {:>9.0} {:>9.1} {least:>7} {median:>6} {most:>4}",
+        "{:>8} {:>7.2} s {:>8.2}% {:>7.1} / {:>5.1} kB/s {:>7.2}% {:>11.0} {:>11.0} {:>8.0} {:>9.1} {:>9.0} {:>9.1} {least:>7} {median:>6} {most:>4}",
         row.replicas,
         row.came.as_secs_f64(),
         100.0 * row.rest,
         row.up / 1e3,
         row.down / 1e3,
+        100.0 * row.viewed,
         1e6 * row.per_request,
         1e6 * row.of_requests,
         row.rate,
