@@ -130,6 +130,14 @@ def test_a_request_is_shown_and_explained_and_hostile_names_are_text(up, browser
         browser.screenshot(folder / f"page-{scheme}-{width}.png", whole=width < 1000)
 
 
+def test_what_the_page_cannot_show_is_told_as_that_and_not_as_a_router_that_is_away(up, browser):
+    browser.open(address(up))
+    browser.wait(has("#health", "2 of 2 replicas ready"))
+    watch = "watch(() => { throw new TypeError('no such column'); }, (words) => words === 'live' || resolve(words))"
+    told = browser.evaluate(f"import('/page/session.js').then(({{ watch }}) => new Promise((resolve) => {watch}))")
+    assert told == "no such column"
+
+
 def test_an_engine_dies_and_comes_back_before_the_viewers_eyes(up, browser, folder):
     browser.look(*LIGHT)
     browser.open(address(up))

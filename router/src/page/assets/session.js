@@ -87,7 +87,8 @@ async function read(take) {
   };
   listen();
   try {
-    const answer = await fetch("/page/events", { headers: { authorization: `Bearer ${session.session}` }, signal: left.signal });
+    const asked = fetch("/page/events", { headers: { authorization: `Bearer ${session.session}` }, signal: left.signal });
+    const answer = await reached(asked);
     if (answer.status === 401) {
       forget();
       throw new Refused("The session is over: it has lasted 12 hours, its key was revoked, or the router was started anew.");
@@ -100,20 +101,23 @@ async function read(take) {
       text = events.pop();
       for (const event of events) take(JSON.parse(event.slice("data: ".length)));
     }
-  } catch (error) {
-    if (error.name === "AbortError") throw new Error("The router is silent");
-    if (error instanceof TypeError) throw new Error("The router is not reached");
-    throw error;
   } finally {
     clearTimeout(silence);
     left.abort();
   }
 }
 
+/** What the network gives, or what is the matter with it. */
+function reached(promise) {
+  return promise.catch((error) => {
+    throw new Error(error.name === "AbortError" ? "The router is silent" : "The router is not reached");
+  });
+}
+
 async function* pieces(stream) {
   const reader = stream.getReader();
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reached(reader.read());
     if (done) return;
     yield value;
   }
