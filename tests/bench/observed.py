@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from ways import Hostler, ask, free_port
+from ways import Hostler, ask
 
 HANGING, DEAD, VIEWERS = OBSERVED = ("traces to a collector that hangs", "traces to a dead collector", "ten viewers of its page")
 # How long a picture may take to come; there is one each second.
@@ -20,10 +20,13 @@ def observed_ways(folder: Path, flags: tuple[str, ...]) -> Iterator[dict[str, Ho
     """Routers with agents and engines of their own, by name, watched until the end."""
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(contextlib.closing(socket.create_server(("127.0.0.1", 0))))
-        collectors = {HANGING: silent.getsockname()[1], DEAD: free_port()}
+        # It keeps its port, and does not listen.
+        dead = stack.enter_context(contextlib.closing(socket.socket()))
+        dead.bind(("127.0.0.1", 0))
+        collectors = {HANGING: silent, DEAD: dead}
         found = {}
         for number, name in enumerate(OBSERVED):
-            variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collectors[name]}"} if name in collectors else {}
+            variables = traced(collectors[name]) if name in collectors else {}
             own = folder / str(number)
             own.mkdir()
             found[name] = Hostler(own, flags, name, variables)
@@ -31,6 +34,11 @@ def observed_ways(folder: Path, flags: tuple[str, ...]) -> Iterator[dict[str, Ho
         for _ in range(10):
             stack.enter_context(viewer(found[VIEWERS]))
         yield found
+
+
+def traced(collector: socket.socket) -> dict[str, str]:
+    """The environment of a router with traces alone."""
+    return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.getsockname()[1]}", "OTEL_LOGS_EXPORTER": "none"}
 
 
 @contextlib.contextmanager
@@ -52,7 +60,8 @@ def viewer(hostler: Hostler) -> Iterator[None]:
         yield
         assert reading.is_alive(), "a viewer sees the page until the end"
     finally:
-        events.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the router is gone
+            events.sock.shutdown(socket.SHUT_RDWR)
         reading.join(PICTURE_SECONDS)
         events.close()
 

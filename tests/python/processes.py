@@ -37,8 +37,8 @@ def binary() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without settings of hostler's own, which would leak into the run."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOSTLER_")}
+    """This process's environment without settings of hostler's own and of traces, which would leak into the run."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOSTLER_", "OTEL_"))}
     # vLLM's installation has no compiled modules: with this set, which images for containers do, each process of an
     # engine would compile some 5,000 of them anew.
     kept.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -396,7 +396,7 @@ impl Engine {
 
     fn send_with_reason(&self, event: EngineEvent, reason: String) {
         if let Err(error) = self.shared.commands.try_send(EngineCommand { event, reason }) {
-            tracing::warn!(?event, %error, "engine does not take the command");
+            tracing::warn!(command = ?event, %error, "engine does not take the command");
         }
     }
 }

@@ -56,6 +56,14 @@ impl<F: Fn(&'static str) -> Option<String>> Environment<F> {
             .ok_or_else(|| unusable(name, "is no number of milliseconds"))
     }
 
+    /// How many may wait: from 1 to `most`.
+    pub(super) fn queue_size(&self, name: &'static str, most: u64) -> Result<Option<usize>, CollectorSettingsError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let size = u64::from_str(&value).ok().filter(|size| (1..=most).contains(size));
+        let size = size.ok_or_else(|| unusable(name, format!("is no number from 1 to {most}")))?;
+        Ok(usize::try_from(size).ok())
+    }
+
     /// The collector of this signal; `None` where nobody asks for it.
     pub(super) fn collector(&self, signal: &Signal) -> Result<Option<CollectorSettings>, CollectorSettingsError> {
         let Some((endpoint_variable, endpoint)) = self.first(signal.endpoint) else { return Ok(None) };

@@ -1,5 +1,5 @@
 //! The way of events to the collector. Each line of the log with a name (docs/logs.md) is an OpenTelemetry event of that name there, and its fields are
-//! attributes. A collector that is dead or hangs holds up nothing: so many events wait as OTEL_BLRP_MAX_QUEUE_SIZE says, and the log has them all.
+//! attributes. A collector that is dead or hangs holds up nothing: what it does not take, and what finds no room meanwhile, is in the log alone.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,7 +10,7 @@ use opentelemetry::logs::{AnyValue, LogRecord, Logger, LoggerProvider, Severity}
 use opentelemetry_otlp::LogExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
-use opentelemetry_sdk::logs::{LogBatch, SdkLogRecord, SdkLogger, SdkLoggerProvider};
+use opentelemetry_sdk::logs::{BatchConfigBuilder, BatchLogProcessor, LogBatch, SdkLogRecord, SdkLogger, SdkLoggerProvider};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -30,11 +30,41 @@ const NAME: &str = "event";
 /// How long the last events may take on shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// For one batch, with the connection that it may need.
+/// Defaults of OpenTelemetry's specification, by OTEL_BLRP_*.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
+const EXPORT_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_WAITING_EVENTS: usize = 2048;
+const MAX_BATCH: usize = 512;
 
-/// Of each text. What follows in a line that is longer is an engine's own.
+/// A queue has room for all of them from the start.
+const MOST_WAITING_EVENTS: u64 = 100_000;
+
+/// Of each text.
 const MAX_TEXT_BYTES: usize = 1024;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct EventSettings {
+    collector: CollectorSettings,
+    /// For one batch, with the connection that it may need.
+    export_timeout: Duration,
+    /// How long events gather.
+    export_interval: Duration,
+    max_waiting_events: usize,
+}
+
+impl EventSettings {
+    /// As these variables say; `None` where events are not asked for.
+    fn from_environment(variable: impl Fn(&'static str) -> Option<String>) -> Result<Option<Self>, CollectorSettingsError> {
+        let environment = Environment::new(variable);
+        let Some(collector) = environment.collector(&LOGS)? else { return Ok(None) };
+        Ok(Some(Self {
+            collector,
+            export_timeout: environment.milliseconds(["OTEL_BLRP_EXPORT_TIMEOUT"])?.unwrap_or(EXPORT_TIMEOUT),
+            export_interval: environment.milliseconds(["OTEL_BLRP_SCHEDULE_DELAY"])?.unwrap_or(EXPORT_INTERVAL),
+            max_waiting_events: environment.queue_size("OTEL_BLRP_MAX_QUEUE_SIZE", MOST_WAITING_EVENTS)?.unwrap_or(MAX_WAITING_EVENTS),
+        }))
+    }
+}
 
 /// What sends events. It has a thread of its own.
 #[derive(Debug)]
@@ -55,14 +85,21 @@ impl EventExport {
     /// # Errors
     /// When it does, and a value cannot be used.
     pub fn from_process(service: &'static str) -> Result<Option<Self>, EventExportError> {
-        let collector = Environment::new(|name| std::env::var(name).ok()).collector(&LOGS)?;
-        Ok(collector.map(|collector| Self::start(&collector, service)).transpose()?)
+        let settings = EventSettings::from_environment(|name| std::env::var(name).ok())?;
+        Ok(settings.map(|settings| Self::start(&settings, service)).transpose()?)
     }
 
-    fn start(collector: &CollectorSettings, service: &'static str) -> Result<Self, ExportError> {
-        let exporter = collector.configure(LogExporter::builder().with_tonic())?.build()?;
-        let exporter = WatchedExporter { exporter, runtime: Handle::current(), is_failing: AtomicBool::new(false) };
-        Ok(Self(SdkLoggerProvider::builder().with_resource(resource(service)).with_batch_exporter(exporter).build()))
+    fn start(settings: &EventSettings, service: &'static str) -> Result<Self, ExportError> {
+        let exporter = settings.collector.configure(LogExporter::builder().with_tonic())?.build()?;
+        let deadline = settings.export_timeout;
+        let exporter = WatchedExporter { exporter, runtime: Handle::current(), deadline, is_failing: AtomicBool::new(false) };
+        let batches = BatchConfigBuilder::default()
+            .with_max_queue_size(settings.max_waiting_events)
+            .with_max_export_batch_size(settings.max_waiting_events.min(MAX_BATCH))
+            .with_scheduled_delay(settings.export_interval)
+            .build();
+        let processor = BatchLogProcessor::builder(exporter).with_batch_config(batches).build();
+        Ok(Self(SdkLoggerProvider::builder().with_resource(resource(service)).with_log_processor(processor).build()))
     }
 
     /// What takes events from the log.
@@ -126,7 +163,7 @@ impl Visit for Fields<'_> {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.record_str(field, &format!("{value:?}"));
+        self.add(field, first_line(&format!("{value:?}")).to_owned().into());
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
@@ -146,7 +183,7 @@ impl Visit for Fields<'_> {
     }
 }
 
-/// What the program itself says. The lines that may follow are the last ones of an engine, and nobody knows what is in them.
+/// Without the last lines of an engine's log that may follow. The exception that an engine names as the cause of its end is within the first.
 fn first_line(text: &str) -> &str {
     let line = text.lines().next().unwrap_or_default();
     &line[..line.floor_char_boundary(MAX_TEXT_BYTES)]
@@ -169,6 +206,7 @@ fn intern(name: &str) -> &'static str {
 struct WatchedExporter {
     exporter: LogExporter,
     runtime: Handle,
+    deadline: Duration,
     is_failing: AtomicBool,
 }
 
@@ -177,9 +215,9 @@ impl opentelemetry_sdk::logs::LogExporter for WatchedExporter {
         // The processor's thread has no timers of its own.
         let sending = {
             let _timers = self.runtime.enter();
-            timeout(EXPORT_TIMEOUT, self.exporter.export(batch))
+            timeout(self.deadline, self.exporter.export(batch))
         };
-        let sent = sending.await.unwrap_or(Err(OTelSdkError::Timeout(EXPORT_TIMEOUT)));
+        let sent = sending.await.unwrap_or(Err(OTelSdkError::Timeout(self.deadline)));
         match &sent {
             Err(error) if !self.is_failing.swap(true, Ordering::Relaxed) => {
                 tracing::warn!(%error, "events do not reach the collector; the log has them all. For a collector of traces alone set OTEL_LOGS_EXPORTER=none");
@@ -198,6 +236,36 @@ impl opentelemetry_sdk::logs::LogExporter for WatchedExporter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Option<EventSettings>, CollectorSettingsError> {
+        EventSettings::from_environment(|name| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
+
+    #[test]
+    fn events_go_to_their_own_collector_or_that_of_everything_or_nowhere() {
+        assert_eq!(read(&[]), Ok(None));
+        assert_eq!(read(&[ENDPOINT, ("OTEL_LOGS_EXPORTER", "none")]), Ok(None));
+        assert_eq!(read(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317")]), Ok(None));
+        let own = [ENDPOINT, ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://logs:4317"), ("OTEL_BLRP_MAX_QUEUE_SIZE", "7")];
+        let read = read(&own).unwrap().unwrap();
+        assert_eq!((read.collector.endpoint.as_str(), read.max_waiting_events), ("http://logs:4317", 7));
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_used_is_named() {
+        for (variable, value) in [
+            ("OTEL_BLRP_SCHEDULE_DELAY", "0"),
+            ("OTEL_BLRP_EXPORT_TIMEOUT", "soon"),
+            ("OTEL_BLRP_MAX_QUEUE_SIZE", "0"),
+            ("OTEL_BLRP_MAX_QUEUE_SIZE", "100001"),
+            ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "http/json"),
+        ] {
+            let error = read(&[ENDPOINT, (variable, value)]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{variable} is no")), "{error}");
+        }
+    }
 
     #[test]
     fn a_text_is_told_up_to_its_first_line_and_no_further_than_its_bound() {

@@ -63,7 +63,7 @@ impl TraceSettings {
             sampling: sampling(&environment)?,
             export_timeout: environment.milliseconds(["OTEL_BSP_EXPORT_TIMEOUT"])?.unwrap_or(plain.export_timeout),
             export_interval: environment.milliseconds(["OTEL_BSP_SCHEDULE_DELAY"])?.unwrap_or(plain.export_interval),
-            max_waiting_spans: waiting_spans(&environment)?.unwrap_or(plain.max_waiting_spans),
+            max_waiting_spans: environment.queue_size("OTEL_BSP_MAX_QUEUE_SIZE", MOST_WAITING_SPANS)?.unwrap_or(plain.max_waiting_spans),
             ..plain
         }))
     }
@@ -96,14 +96,6 @@ impl SamplingRule {
         let bound = (self.ratio * (1_u64 << 63) as f64) as u64;
         (trace as u64) >> 1 < bound
     }
-}
-
-fn waiting_spans(environment: &Environment<impl Fn(&'static str) -> Option<String>>) -> Result<Option<usize>, CollectorSettingsError> {
-    let name = "OTEL_BSP_MAX_QUEUE_SIZE";
-    let Some(value) = environment.get(name) else { return Ok(None) };
-    let spans = u64::from_str(&value).ok().filter(|spans| (1..=MOST_WAITING_SPANS).contains(spans));
-    let spans = spans.ok_or_else(|| unusable(name, format!("is no number from 1 to {MOST_WAITING_SPANS}")))?;
-    Ok(usize::try_from(spans).ok())
 }
 
 fn sampling(environment: &Environment<impl Fn(&'static str) -> Option<String>>) -> Result<SamplingRule, CollectorSettingsError> {

@@ -182,6 +182,18 @@ impl Reader {
                 self.module.events.insert((value.to_string().trim_matches('"').to_owned(), level.to_owned()));
             }
         }
+        // A field of that name whose value is a variable's: collectors would get the value as a name.
+        for (place, two) in tokens.windows(2).enumerate() {
+            let follows_equals = place > 0 && matches!(&tokens[place - 1], TokenTree::Punct(before) if before.as_char() == '=');
+            if let [TokenTree::Punct(sign), TokenTree::Ident(field)] = two
+                && field == "event"
+                && !follows_equals
+                && ['?', '%'].contains(&sign.as_char())
+                && ["error", "warn", "info", "debug", "trace"].contains(&level)
+            {
+                self.module.events.insert((format!("{}event", sign.as_char()), level.to_owned()));
+            }
+        }
     }
 
     fn add_type(&mut self, ident: &syn::Ident) {

@@ -36,7 +36,7 @@ impl Relay {
         let message = explain_loss(&self.context.feedback.fleet().view(), &self.context.replica, Instant::now(), message);
         let replica = &self.context.replica.id;
         let id = self.context.feedback.decision_id();
-        tracing::warn!(event = "answer_broken", %replica, id = format_args!("{id:016x}"), message, "an answer broke after it had begun");
+        tracing::warn!(event = "answer_broken", %replica, id = format_args!("{id:016x}"), reason = message, "an answer broke after it had begun");
         self.context.metrics.record_end(AnswerOutcome::Broken, self.context.received_at);
         let usage = self.usage();
         self.context.log_entry.record_end(AnswerOutcome::Broken, Some(cause), usage);

@@ -50,7 +50,7 @@ impl Relay {
         let idle_watch = resumption.idle_watch();
         let crash_watch = std::mem::replace(&mut self.context.crash_watch, idle_watch);
         let replica = &self.context.replica;
-        tracing::info!(replica = %replica.id, message = loss.message, "a stream has lost its engine and is to go on elsewhere");
+        tracing::info!(replica = %replica.id, reason = loss.message, "a stream has lost its engine and is to go on elsewhere");
         let is_explained = !UNEXPLAINED.contains(&cause);
         let resuming = resumption.start(Departure::Loss { is_explained }, rest.flatten(), replica.engine_life(), crash_watch);
         self.state = RelayState::Resuming(resuming, loss);
