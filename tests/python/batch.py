@@ -243,6 +243,10 @@ class JobFleet:
         node = self.node(job)
         return sum(replica["in_flight"] for replica in node["replicas"]) if node else 0
 
+    def served(self, job: str) -> int:
+        """How many requests the engines of a job have answered."""
+        return sum(replica["served"] for replica in self.node(job)["replicas"])
+
     def engines(self, job: str) -> list[int]:
         """The pids of its engines."""
         return [replica["engine_pid"] for replica in self.node(job)["replicas"]]

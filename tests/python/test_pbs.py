@@ -256,7 +256,9 @@ def test_a_suspended_job_s_engines_are_suspended_with_it_and_serve_again_when_it
     wait_until(lambda: not any(state_of(pid) == "T" for pid in engines), 3, "the engines continue")
     fleet.wait_ready(3)
     assert fleet.engines(jobs[0]) == engines, "the same engines"
-    whole(fleet.streams_everywhere(6, on=jobs[0]), 20)
+    # The others are faster for a while, as far as the router has seen.
+    served = fleet.served(jobs[0])
+    wait_until(lambda: fleet.served(jobs[0]) > served, 30, "it serves again")
 
 
 def test_a_short_suspension_loses_no_stream(fleet: PbsFleet):

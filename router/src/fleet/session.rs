@@ -192,6 +192,11 @@ impl Session {
     async fn run(mut self, hello: wire::Hello, mut requests: Streaming<wire::AttachRequest>) -> Status {
         match next_message(&mut requests).await {
             Ok(FromAgent::Report(report)) if report.snapshot => {
+                // Another one may have got the name since the hello.
+                let job = hello.job.and_then(|job| parse_job(job, Instant::now()));
+                if let Some(holder) = self.sessions.fleet.view().other_holder(&hello.node, hello.life, job.as_ref()) {
+                    return Status::failed_precondition(holder.name_refusal());
+                }
                 let attached = FleetUpdate::Attached {
                     attachment: self.attachment,
                     node: hello.node.into(),

@@ -186,13 +186,15 @@ impl SimulatedFleet {
 
     async fn replace_silent_agent(&self, node: usize, time: Duration) {
         let old = self.node(node);
+        // One that never had the name may still get it.
+        let has_the_name = self.is_attached(&old);
         old.partition(true);
         let Some(new) = self.replace_agent(node, &old) else { return };
         let until = Instant::now() + time;
         while Instant::now() < until && !self.is_attached(&new) {
             sleep(Duration::from_millis(2)).await;
         }
-        if self.is_attached(&new) {
+        if has_the_name && self.is_attached(&new) {
             self.world.trace.note(format_args!("{} life {} is fenced", old.node, old.life));
             old.fence();
         }

@@ -94,6 +94,22 @@ fn assert_whole(answer: &Answer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_whose_name_another_one_got_since_its_hello_is_refused_and_that_one_stays() {
+    // Long enough for both to be heard of until the end.
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.lease = Duration::from_secs(20))).await;
+    let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "still".into(), life: 6, job: None };
+    let (late, mut told) = attach(fleet.routers[0].agents, [Message::Hello(hello)]).await.unwrap();
+    soon("a welcome", told.message()).await.unwrap().unwrap();
+    let mut still = Still::attach(&fleet).await;
+    fleet.until_replica("still/0", "attached", |replica| replica.is_ready()).await;
+    late.send(AttachRequest { message: Some(report(0, true)) }).await.unwrap();
+    let refusal = soon("its end", told.message()).await.unwrap_err();
+    assert!(refusal.message().contains("another agent is attached as node `still`"), "{refusal}");
+    still.report().await;
+    assert!(fleet.replica("still/0").await.is_ready());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_without_an_answer_leave_a_silent_agent_when_its_lease_lapses() {
     let fleet = Fleet::start(setup(1)).await;
     let mut still = Still::attach(&fleet).await;
