@@ -92,8 +92,7 @@ pub fn resource(service: &'static str) -> Resource {
         resource = resource.with_service_name(service);
     }
     if of_environment.get(&Key::new("host.name")).is_none() {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        resource = resource.with_attribute(KeyValue::new("host.name", host));
+        resource = resource.with_attribute(KeyValue::new("host.name", crate::this_host()));
     }
     resource.build()
 }

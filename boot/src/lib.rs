@@ -33,6 +33,12 @@ pub fn raise_file_limit() {
     }
 }
 
+/// The kernel's name for this host.
+#[must_use]
+pub fn this_host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// The innermost cause of an error, which says most to a person.
 #[must_use]
 pub fn root_cause(error: &dyn std::error::Error) -> String {

@@ -6,13 +6,10 @@ use std::time::Duration;
 use hostler_boot::program::run_to_end;
 use tokio::process::Command;
 
+pub(crate) use hostler_boot::this_host;
+
 /// `hostname` asks the network's name service.
 const NAME_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The kernel's name for it.
-pub(crate) fn this_host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
 
 /// The names that `hostname` knows: the kernel's, and the network's where there is one.
 pub(crate) async fn find_host_names() -> Vec<String> {

@@ -83,10 +83,7 @@ pub(crate) async fn attach(
     };
     check_hello(&hello)?;
     let attached = member.map(|member| member.attach(&hello.node)).transpose()?;
-    let job = hello.job.clone().and_then(|job| parse_job(job, Instant::now()));
-    if let Some(holder) = sessions.fleet.view().other_holder(&hello.node, hello.life, job.as_ref()) {
-        return Err(Status::failed_precondition(holder.name_refusal()));
-    }
+    check_name(&sessions.fleet, &hello)?;
     let lanes = Arc::new(Lanes::default());
     let ticket = sessions.tickets.issue(&lanes).map_err(|error| Status::unavailable(format!("no randomness for a ticket: {error}")))?;
     let welcome = wire::Welcome {
@@ -163,6 +160,14 @@ fn check_hello(hello: &wire::Hello) -> Result<(), Status> {
     Ok(())
 }
 
+/// Refuses an agent whose node's name another one has now.
+fn check_name(fleet: &Fleet, hello: &wire::Hello) -> Result<(), Status> {
+    let job = hello.job.clone().and_then(|job| parse_job(job, Instant::now()));
+    let view = fleet.view();
+    let holder = view.other_holder(&hello.node, hello.life, job.as_ref());
+    holder.map_or(Ok(()), |holder| Err(Status::failed_precondition(holder.name_refusal())))
+}
+
 async fn next_message(requests: &mut Streaming<wire::AttachRequest>) -> Result<FromAgent, Status> {
     let message = timeout(HELLO_DEADLINE, requests.message()).await.map_err(|_| Status::deadline_exceeded("no message within 10 s"))??;
     message
@@ -193,9 +198,8 @@ impl Session {
         match next_message(&mut requests).await {
             Ok(FromAgent::Report(report)) if report.snapshot => {
                 // Another one may have got the name since the hello.
-                let job = hello.job.and_then(|job| parse_job(job, Instant::now()));
-                if let Some(holder) = self.sessions.fleet.view().other_holder(&hello.node, hello.life, job.as_ref()) {
-                    return Status::failed_precondition(holder.name_refusal());
+                if let Err(refusal) = check_name(&self.sessions.fleet, &hello) {
+                    return refusal;
                 }
                 let attached = FleetUpdate::Attached {
                     attachment: self.attachment,
