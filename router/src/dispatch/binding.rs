@@ -40,8 +40,8 @@ impl Dispatch {
         tried: &[Arc<str>],
         crash_watch: &mut CrashWatch,
     ) -> Result<Option<Binding>, Refusal> {
-        let since = Instant::now();
         let mut place = None;
+        let mut queued_for = Duration::ZERO;
         loop {
             let clearance = crash_watch.clearance()?;
             if clearance == Clearance::Free {
@@ -63,11 +63,15 @@ impl Dispatch {
                 && let Some(chosen) = self.choose_for_trial(prompt, tried, &constraints)
                 && crash_watch.begin_trial(&chosen.replica.engine_life(), trial_estimate(prompt, &chosen, &constraints))
             {
-                return Ok(Some(Binding { chosen, queued_for: since.elapsed(), turn: None }));
+                return Ok(Some(Binding { chosen, queued_for, turn: None }));
             }
             match &place {
                 None => place = Some(crash_watch.queue_for_trial()?),
-                Some(waiting) => waiting.wait_for_change().await,
+                Some(waiting) => {
+                    let since = Instant::now();
+                    waiting.wait_for_change().await;
+                    queued_for += since.elapsed();
+                }
             }
         }
     }
