@@ -6,7 +6,7 @@ SECONDS ?= 600
 PROFILE ?= release
 SEEDS ?= $(if $(SEED),1,500)
 
-.PHONY: run test build dist dist-test lint docs program contract smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates simulation guard scale ci ci-full
+.PHONY: run test build dist dist-test lint docs program contract jobs smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates simulation guard scale ci ci-full
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
@@ -48,18 +48,23 @@ ifdef HOSTLER_BIN
 export HOSTLER_BIN := $(abspath $(HOSTLER_BIN))
 program: ;
 else
-contract smoke e2e netns slurm hardening chaos: export HOSTLER_BIN := $(CURDIR)/target/debug/hostler
+contract jobs smoke e2e netns slurm hardening chaos: export HOSTLER_BIN := $(CURDIR)/target/debug/hostler
 program:
 	cargo build --quiet --locked --package hostler --package hostler-tests --bins
 endif
 
-## SDKs and libraries for Python and Node, unmodified, against simulated engines; and agents in jobs of a stand-in for PBS.
+## SDKs and libraries for Python and Node, unmodified, against simulated engines; and of jobs the two tests that show most.
 contract: program
 	tests/python/venv.sh
-	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "not vllm and not slurm"
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -n 2 --dist loadfile -m "not vllm and not slurm and (smoke or not jobs)" $(ARGS)
 	cd tests/node && npm ci --silent --no-audit --no-fund && node --test
 
-## The same through real vLLM on CPU (2.3 GB, installed into the cache once).
+## Agents and controllers in jobs of a stand-in for PBS; about 8 minutes.
+jobs: program
+	tests/python/venv.sh
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "jobs and not vllm and not slurm and not smoke" $(ARGS)
+
+## The contract through real vLLM on CPU (2.3 GB, installed into the cache once).
 e2e: program
 	tests/python/venv.sh
 	tests/engine/install.sh

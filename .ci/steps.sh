@@ -4,6 +4,10 @@ export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 NEXTEST_PROFILE=ci
 # Built once, with what the tests need of each crate; make builds no other one where this is set.
 export HOSTLER_BIN="$PWD/target/debug/hostler"
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/hostler"
+# All clones share what the crates of others compile to. Each leaves 3 GB of its own crates there; beyond 40 GB all of it is made anew.
+export CARGO_BUILD_BUILD_DIR="$cache/build"
+mkdir -p "$CARGO_BUILD_BUILD_DIR"
+[ "$(du -s --block-size=1G "$CARGO_BUILD_BUILD_DIR" | cut -f1)" -le 40 ] || rm -rf "$CARGO_BUILD_BUILD_DIR"
 logs="$PWD/target/ci"
 mkdir -p "$logs"
 

@@ -16,6 +16,8 @@ from batch import NOTHING_LEFT
 from login_node import SECRET, LoginNode
 from processes import Process, running, wait_until
 
+pytestmark = pytest.mark.jobs
+
 # Exit codes, see `hostler wait --help`.
 FAILING, LATE, INTERRUPTED = 3, 4, 130
 
@@ -33,6 +35,7 @@ def login(request: pytest.FixtureRequest):
         node.stop()
 
 
+@pytest.mark.smoke
 def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: LoginNode):
     login.settings.write_text(login.cluster)
     refused = login.hostler("up", "chat", "--nodes", "2", "--walltime", "0:10:00")

@@ -17,6 +17,8 @@ import pytest
 from batch import NOTHING_LEFT, START_SECONDS, Pbs, Requests
 from processes import Process, ask, wait_until
 
+pytestmark = pytest.mark.jobs
+
 # How long a controller takes at most to notice and to act, in seconds: a few steps.
 NOTICED = 10
 # It submits nothing for so long after a job has failed.

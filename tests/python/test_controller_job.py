@@ -17,6 +17,8 @@ from batch import NOTHING_LEFT
 from login_node import LoginNode
 from processes import binary, environment, running, wait_until
 
+pytestmark = pytest.mark.jobs
+
 # How long the next controller may take from the end of the last one: scheduler, program, router and agents.
 FOLLOWS = 40
 ASK = """

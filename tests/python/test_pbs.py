@@ -36,6 +36,8 @@ from wire import Stream, all_streaming
 sys.path.insert(0, str(STAND_IN.parent))
 from pbs import PACE, TERM_TO_KILL, TERM_TO_KILL_OF_SCRIPT, WALLTIME_LATENESS  # noqa: E402
 
+pytestmark = pytest.mark.jobs
+
 # The grace that agents count on is six seconds under PBS.
 GRACE = ("--leave-grace", f"{6 / PACE}s")
 # What a stream may still need when the signal comes, in seconds, so that it can end within that grace.
@@ -102,6 +104,7 @@ def fleet():
     yield from PbsFleet().watched()
 
 
+@pytest.mark.smoke
 def test_qdel_of_an_agent_loses_no_stream_that_can_end(fleet: PbsFleet):
     jobs = fleet.submit_three()
     fleet.requests()

@@ -19,6 +19,8 @@ from processes import wait_until
 sys.path.insert(0, str(STAND_IN.parent))
 from pbs import TERM_TO_KILL, TERM_TO_KILL_OF_SCRIPT, WALLTIME_LATENESS  # noqa: E402
 
+pytestmark = pytest.mark.jobs
+
 # Says when which signal comes; SIGTERM does not end it. With a second argument it starts two more of its kind: one in a
 # process group of its own, one in a session of its own.
 WITNESS = """
