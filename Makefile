@@ -53,7 +53,7 @@ program:
 	cargo build --quiet --locked --package hostler --package hostler-tests --bins
 endif
 
-## SDKs and libraries for Python and Node, unmodified, against simulated engines; and of jobs the two tests that show most.
+## SDKs and libraries for Python and Node, unmodified, against simulated engines; and two tests of batch jobs.
 contract: program
 	tests/python/venv.sh
 	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -n 2 --dist loadfile -m "not vllm and not slurm and (smoke or not jobs)" $(ARGS)
@@ -62,7 +62,7 @@ contract: program
 ## Agents and controllers in jobs of a stand-in for PBS; about 8 minutes.
 jobs: program
 	tests/python/venv.sh
-	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "jobs and not vllm and not slurm and not smoke" $(ARGS)
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "jobs and not vllm and not slurm" $(ARGS)
 
 ## The contract through real vLLM on CPU (2.3 GB, installed into the cache once).
 e2e: program
@@ -126,7 +126,7 @@ guard:
 scale: build
 	@cargo run --quiet --locked --profile gates --package hostler-scale -- $(ARGS)
 
-## What must pass before a change lands: 15 minutes at most when the caches are warm.
+## What must pass before a change lands: 15 minutes when the caches are warm.
 ci:
 	.ci/run
 

@@ -7,7 +7,9 @@ processes are in fleet.py.
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -69,11 +71,17 @@ def wait_until(condition, seconds: float, what: str, pause: float = 0.02):
         time.sleep(pause)
 
 
+# Below those that Linux gives to clients (32768 and up), and other ones for each worker of the suite, so that nobody takes one meanwhile.
+_ports = itertools.count(20_000 + 4_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) + random.randrange(2_000))
+
+
 def free_port() -> int:
-    """A port that nobody has, though somebody may take it before the server that is given it."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+    """A port that nobody has, for a server that is to be given one."""
+    for port in _ports:
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("count has no end")
 
 
 def alive(*, session: int | None = None, group: int | None = None) -> dict[int, str]:

@@ -47,9 +47,11 @@ impl Dispatch {
             if clearance == Clearance::Free {
                 let bound =
                     if tried.is_empty() { self.bind_first_attempt(prompt, outgoing).await? } else { self.bind_retry(prompt, tried) };
+                let Some(bound) = bound else { return Ok(None) };
+                queued_for += bound.queued_for;
                 // It may have become a suspect while it waited for room.
-                if bound.is_none() || crash_watch.clearance()? == Clearance::Free {
-                    return Ok(bound);
+                if crash_watch.clearance()? == Clearance::Free {
+                    return Ok(Some(Binding { queued_for, ..bound }));
                 }
                 continue;
             }
