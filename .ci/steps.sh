@@ -5,12 +5,10 @@ export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 NEXTEST_PROFILE=ci
 export HOSTLER_BIN="$PWD/target/debug/hostler"
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/hostler"
 # All clones of this machine share what the crates of others compile to, one run at a time. Cargo would take one clone's own crates for those of
-# another (rust-lang/cargo#12516), so these are compiled in each run. 7 GB; what old versions leave there goes with all of it.
+# another (rust-lang/cargo#12516), so .ci/run has these compiled anew.
 export CARGO_BUILD_BUILD_DIR="$cache/build"
 mkdir -p "$CARGO_BUILD_BUILD_DIR"
 [ -n "${HOSTLER_CI_LOCKED:-}" ] || HOSTLER_CI_LOCKED=1 exec flock --close --timeout 7200 "$cache/build.lock" "$PWD/.ci/${0##*/}"
-[ "$(du -s --block-size=1G "$CARGO_BUILD_BUILD_DIR" | cut -f1)" -le 40 ] || rm -rf "$CARGO_BUILD_BUILD_DIR"
-[ ! -d "$CARGO_BUILD_BUILD_DIR" ] || find "$CARGO_BUILD_BUILD_DIR" -path '*/.fingerprint/hostler*' -delete
 logs="$PWD/target/ci"
 mkdir -p "$logs"
 

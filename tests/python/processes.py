@@ -77,11 +77,11 @@ _ports = itertools.count(20_000 + 4_000 * int(os.environ.get("PYTEST_XDIST_WORKE
 
 def free_port() -> int:
     """A port that nobody has, for a server that is to be given one."""
-    for port in _ports:
+    while True:
+        port = next(_ports)
         with socket.socket() as taken, contextlib.suppress(OSError):
             taken.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("count has no end")
 
 
 def alive(*, session: int | None = None, group: int | None = None) -> dict[int, str]:
