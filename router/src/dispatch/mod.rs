@@ -43,7 +43,7 @@ use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementDecision, PlacementFeedback, Placer, Prompt, RequestQueue};
 use crate::resume_tier::ResumeTier;
 use crate::resumption::{RecordMemory, check_engine, check_replaying_engine, unasked_part, without_asking};
-use crate::sse::{Dialect, is_engine_death};
+use crate::sse::Dialect;
 use binding::Binding;
 
 /// Upper bound of a plain answer's predicted time until its prompt counts as computed, in seconds.
@@ -264,12 +264,12 @@ impl Dispatch {
             }
         }
         begun.in_flight = Some(in_flight);
-        match begun.buffer_json_body(outgoing.work).await {
-            Ok(()) if begun.is_retryable() && begun.first_chunk.as_deref().is_some_and(is_engine_death) => {
-                lose(&begun.entry, StreamFault { fault: Fault::EngineLost, message: "the engine's core died".into() })
-            }
-            Ok(()) => AttemptOutcome::Started(begun),
-            Err(broken) => lose(&begun.entry, broken),
+        if let Err(broken) = begun.buffer_json_body(outgoing.work).await {
+            return lose(&begun.entry, broken);
+        }
+        match begun.engine_fault() {
+            Some(broken) => lose(&begun.entry, broken),
+            None => AttemptOutcome::Started(begun),
         }
     }
 

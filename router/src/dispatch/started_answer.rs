@@ -12,7 +12,7 @@ use crate::access_log::AttemptEntry;
 use crate::fleet::{InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::placement::{PlacementDecision, PlacementFeedback};
-use crate::sse::{AnswerParser, ChunkOutcome, Dialect, FinishState, SseScanner, TokenUsage};
+use crate::sse::{AnswerParser, ChunkOutcome, Dialect, FinishState, SseScanner, TokenUsage, is_engine_death, is_engine_stopping};
 
 /// What comes without this text was not cut short by stopping its engine.
 static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
@@ -41,6 +41,19 @@ impl StartedAnswer {
     pub(super) fn is_retryable(&self) -> bool {
         let fails_at_once = || self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":")) && self.is_stream();
         matches!(self.head.status, 500 | 503) || fails_at_once()
+    }
+
+    /// Why the engine itself, and not the request, is behind an error: the core is dead, or the engine is stopping and has begun nothing.
+    pub(super) fn engine_fault(&self) -> Option<StreamFault> {
+        let error = self.first_chunk.as_ref().filter(|_| self.is_retryable())?;
+        let fault = |fault, message: &str| Some(StreamFault { fault, message: message.into() });
+        if is_engine_death(error) {
+            fault(Fault::EngineLost, "the engine's core died")
+        } else if is_engine_stopping(error) {
+            fault(Fault::NotReady, "the engine was stopping")
+        } else {
+            None
+        }
     }
 
     /// Fails where the engine has ended the stream of a generation before its first token, because it was stopped or without a reason: nothing has

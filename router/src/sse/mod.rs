@@ -5,5 +5,5 @@ mod sse_scanner;
 
 pub use answer_parser::TokenUsage;
 pub(crate) use answer_parser::{AnswerParser, FinishState};
-pub(crate) use sse_scanner::{ChunkOutcome, event_end, is_engine_death};
+pub(crate) use sse_scanner::{ChunkOutcome, event_end, is_engine_death, is_engine_stopping};
 pub use sse_scanner::{Dialect, SseScanner};

@@ -117,11 +117,25 @@ const CORE_IS_DEAD: [&str; 2] = [
     "2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, input_value={'error': {'message': 'En...",
 ];
 
+/// What an engine says of a request that it takes after SIGTERM and never begins, as vLLM's executor words it.
+const ENGINE_STOPS: &str = "cannot schedule new futures after shutdown";
+
 /// Whether an error says that the engine core is dead, as vLLM's Python front-end does until it
 /// exits 2 to 5 s later (the Rust one breaks off). Any other internal error is the request's own,
 /// whatever it repeats of the request.
 #[must_use]
 pub(crate) fn is_engine_death(error: &[u8]) -> bool {
+    error_message(error).is_some_and(|message| CORE_IS_DEAD.iter().any(|begin| message.starts_with(begin)))
+}
+
+/// Whether an error says that the engine is stopping and has begun nothing of the request.
+#[must_use]
+pub(crate) fn is_engine_stopping(error: &[u8]) -> bool {
+    error_message(error).is_some_and(|message| message == ENGINE_STOPS)
+}
+
+/// The message of an error, which may be a plain answer or the one event of a stream.
+fn error_message(error: &[u8]) -> Option<Cow<'_, str>> {
     #[derive(Deserialize)]
     struct Error<'a> {
         #[serde(borrow)]
@@ -134,11 +148,9 @@ pub(crate) fn is_engine_death(error: &[u8]) -> bool {
         #[serde(borrow)]
         message: Cow<'a, str>,
     }
-    // The error may be a plain answer or the one event of a stream.
     let data = EventFields::parse(&error[..event_end(error).unwrap_or(error.len())]).data.unwrap_or(error);
-    let Ok(Error { error, message }) = serde_json::from_slice::<Error<'_>>(data) else { return false };
-    let message = error.map(|error| error.message).or(message);
-    message.is_some_and(|message| CORE_IS_DEAD.iter().any(|begin| message.starts_with(begin)))
+    let Error { error, message } = serde_json::from_slice(data).ok()?;
+    error.map(|error| error.message).or(message)
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -227,3 +227,27 @@ async fn a_request_to_which_two_engines_said_that_their_core_died_is_refused_bef
     drop(opened);
     fleet.until_idle().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_whose_only_engine_is_stopped_by_somebody_is_told_to_come_back() {
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10 --shutdown-timeout 60")).await;
+    // Until this one ends, the engine takes others and begins none; then it answers them with 500.
+    let mut running = fleet.engine("n0/0").await.open(CHAT, &chat_stream(300)).await;
+    running.events(2).await;
+    let running = tokio::spawn(running.finish());
+    signal(fleet.replica("n0/0").await.pid, Signal::TERM);
+    let (edge, bodies) = (fleet.edge(), [chat(1), chat_stream(1)]);
+    let refused = until("refusals", async || {
+        let (plain, stream) = tokio::join!(edge.post(CHAT, &bodies[0]), edge.post(CHAT, &bodies[1]));
+        if [&plain, &stream].iter().any(|answer| answer.status == StatusCode::OK) {
+            return Err("the signal has not come".into());
+        }
+        Ok([plain, stream])
+    });
+    for answer in refused.await {
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text());
+        assert!(answer.header("retry-after").is_some() && answer.message().contains("the engine was stopping"), "{}", answer.text());
+    }
+    running.await.unwrap().assert_whole_stream();
+    assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 0.0, "nothing of theirs had begun");
+}

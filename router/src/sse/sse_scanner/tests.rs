@@ -235,3 +235,12 @@ fn an_error_too_large_to_be_buffered_fails_the_answer_when_it_has_passed() {
     let (sent, _, verdict) = all(Dialect::OpenAi, &pieces);
     assert!(sent == huge && verdict == Some("failed"));
 }
+
+#[test]
+fn the_words_of_a_stopping_engine_are_known_and_nobody_can_put_them_into_another_error() {
+    let stopping = "cannot schedule new futures after shutdown";
+    assert!(is_engine_stopping(format!(r#"{{"error":{{"message":"{stopping}","type":"InternalServerError","code":500}}}}"#).as_bytes()));
+    assert!(is_engine_stopping(format!("data: {{\"error\": {{\"message\": \"{stopping}\"}}}}\n\n").as_bytes()));
+    assert!(!is_engine_stopping(format!(r#"{{"error":{{"message":"no such model: {stopping}"}}}}"#).as_bytes()));
+    assert!(!is_engine_stopping(format!(r#"{{"error":{{"message":"no","input":{{"message":"{stopping}"}}}}}}"#).as_bytes()));
+}
