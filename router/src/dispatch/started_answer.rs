@@ -12,7 +12,7 @@ use crate::access_log::AttemptEntry;
 use crate::fleet::{InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::placement::{PlacementDecision, PlacementFeedback};
-use crate::sse::{AnswerParser, ChunkOutcome, Dialect, FinishState, SseScanner, TokenUsage, is_engine_death, is_engine_stopping};
+use crate::sse::{AnswerParser, ChunkOutcome, Dialect, EngineEnd, FinishState, SseScanner, TokenUsage};
 
 /// What comes without this text was not cut short by stopping its engine.
 static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
@@ -46,14 +46,11 @@ impl StartedAnswer {
     /// Why the engine itself, and not the request, is behind an error: the core is dead, or the engine is stopping and has begun nothing.
     pub(super) fn engine_fault(&self) -> Option<StreamFault> {
         let error = self.first_chunk.as_ref().filter(|_| self.is_retryable())?;
-        let fault = |fault, message: &str| Some(StreamFault { fault, message: message.into() });
-        if is_engine_death(error) {
-            fault(Fault::EngineLost, "the engine's core died")
-        } else if is_engine_stopping(error) {
-            fault(Fault::NotReady, "the engine was stopping")
-        } else {
-            None
-        }
+        let (fault, message) = match EngineEnd::read(error)? {
+            EngineEnd::CoreDied => (Fault::EngineLost, "the engine's core died"),
+            EngineEnd::Stopping => (Fault::NotReady, "the engine was stopping"),
+        };
+        Some(StreamFault { fault, message: message.into() })
     }
 
     /// Fails where the engine has ended the stream of a generation before its first token, because it was stopped or without a reason: nothing has

@@ -4,14 +4,15 @@
 //! finish reason: engines send HTTP 200 and even `[DONE]` after they have died. Finish reasons and usage are read by structure ([`AnswerParser`]),
 //! but only of events that seem to have one.
 
-use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
-use serde::Deserialize;
 
 use super::answer_parser::{AnswerParser, FinishState, TokenUsage};
+use super::dialect::Dialect;
+use super::engine_error::EngineEnd;
+use super::event::{EventFields, event_end};
 
 /// A longer event is passed on in parts. Log probabilities of a long prompt make the largest.
 const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;
@@ -22,136 +23,6 @@ const MAX_TOKEN_EVENT_BYTES: usize = 1024 * 1024;
 /// Bytes of such an event that stay buffered, since the mark of its end may be split between two
 /// reads.
 const OVERLAP_BYTES: usize = 4;
-
-/// How event streams of a route end and fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dialect {
-    /// `/v1/chat/completions` and `/v1/completions`: a finish reason, then `[DONE]`.
-    OpenAi,
-    /// `/v1/responses`: ends with a `response.completed`, `.incomplete` or `.failed` event.
-    Responses,
-    /// `/v1/messages`: ends with `message_stop`.
-    Anthropic,
-    /// Any other event stream: complete when it ends.
-    Other,
-}
-
-impl Dialect {
-    /// The dialect of a route.
-    #[must_use]
-    pub fn for_path(path: &str) -> Self {
-        match path {
-            "/v1/chat/completions" | "/v1/completions" => Self::OpenAi,
-            "/v1/responses" => Self::Responses,
-            "/v1/messages" => Self::Anthropic,
-            _ => Self::Other,
-        }
-    }
-
-    /// Text in every event with new tokens; front-ends send other events before they have any.
-    pub(crate) fn token_marker(self) -> &'static [u8] {
-        match self {
-            Self::OpenAi | Self::Other => b"\n\n",
-            Self::Responses => b".delta\n",
-            Self::Anthropic => b"event: content_block_delta",
-        }
-    }
-
-    /// Whether an event of this name ends a complete answer.
-    fn is_final_event(self, name: &[u8]) -> bool {
-        match self {
-            Self::Responses => matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed"),
-            Self::Anthropic => name == b"message_stop",
-            Self::OpenAi | Self::Other => false,
-        }
-    }
-
-    fn has_usage_field(self, name: &[u8]) -> bool {
-        match self {
-            Self::Responses => self.is_final_event(name),
-            Self::Anthropic => matches!(name, b"message_start" | b"message_delta"),
-            Self::OpenAi | Self::Other => true,
-        }
-    }
-
-    /// The field of an event that may hold the usage, if not the event itself.
-    fn nested_field(self) -> &'static str {
-        match self {
-            Self::OpenAi => "",
-            Self::Responses => "response",
-            Self::Anthropic => "message",
-            // As in the Cohere API.
-            Self::Other => "delta",
-        }
-    }
-
-    /// What keeps the connection of a stream of this dialect alive while there is no event.
-    #[must_use]
-    pub(crate) fn keep_alive(self) -> Bytes {
-        Bytes::from_static(match self {
-            Self::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
-            Self::OpenAi | Self::Responses | Self::Other => b": keep-alive\n\n",
-        })
-    }
-
-    /// The event that tells a client that its answer has failed.
-    #[must_use]
-    pub fn error_event(self, message: &str) -> Bytes {
-        let (event, data) = match self {
-            Self::OpenAi | Self::Other => {
-                ("", serde_json::json!({"error": {"message": message, "type": "InternalServerError", "param": null, "code": 502}}))
-            }
-            Self::Responses => {
-                ("event: error\n", serde_json::json!({"type": "error", "code": "server_error", "message": message, "param": null}))
-            }
-            Self::Anthropic => ("event: error\n", serde_json::json!({"type": "error", "error": {"type": "api_error", "message": message}})),
-        };
-        format!("{event}data: {data}\n\n").into()
-    }
-}
-
-/// How errors begin that say so. The second one is that of a stream of messages: vLLM 0.32 fails to read the first one in the chat beneath, and
-/// Pydantic shows the two ends of it.
-const CORE_IS_DEAD: [&str; 2] = [
-    "EngineCore encountered an issue",
-    "2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, input_value={'error': {'message': 'En...",
-];
-
-/// What an engine says of a request that it takes after SIGTERM and never begins, as vLLM's executor words it.
-const ENGINE_STOPS: &str = "cannot schedule new futures after shutdown";
-
-/// Whether an error says that the engine core is dead, as vLLM's Python front-end does until it
-/// exits 2 to 5 s later (the Rust one breaks off). Any other internal error is the request's own,
-/// whatever it repeats of the request.
-#[must_use]
-pub(crate) fn is_engine_death(error: &[u8]) -> bool {
-    error_message(error).is_some_and(|message| CORE_IS_DEAD.iter().any(|begin| message.starts_with(begin)))
-}
-
-/// Whether an error says that the engine is stopping and has begun nothing of the request.
-#[must_use]
-pub(crate) fn is_engine_stopping(error: &[u8]) -> bool {
-    error_message(error).is_some_and(|message| message == ENGINE_STOPS)
-}
-
-/// The message of an error, which may be a plain answer or the one event of a stream.
-fn error_message(error: &[u8]) -> Option<Cow<'_, str>> {
-    #[derive(Deserialize)]
-    struct Error<'a> {
-        #[serde(borrow)]
-        error: Option<Said<'a>>,
-        #[serde(borrow)]
-        message: Option<Cow<'a, str>>,
-    }
-    #[derive(Deserialize)]
-    struct Said<'a> {
-        #[serde(borrow)]
-        message: Cow<'a, str>,
-    }
-    let data = EventFields::parse(&error[..event_end(error).unwrap_or(error.len())]).data.unwrap_or(error);
-    let Error { error, message } = serde_json::from_slice(data).ok()?;
-    error.map(|error| error.message).or(message)
-}
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChunkOutcome {
@@ -326,7 +197,7 @@ impl SseScanner {
         }
         let EventFields { name, data } = EventFields::parse(event);
         if is_error(name, data) {
-            return EventVerdict::Error { is_engine_dead: data.is_some_and(is_engine_death) };
+            return EventVerdict::Error { is_engine_dead: data.and_then(EngineEnd::read) == Some(EngineEnd::CoreDied) };
         }
         let ends = self.dialect.is_final_event(name);
         self.has_finish |= ends && !self.dialect.has_usage_field(name);
@@ -419,46 +290,6 @@ fn is_error(name: &[u8], data: Option<&[u8]>) -> bool {
 fn has_finish_reason(data: &[u8]) -> bool {
     static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
     FINISH.find_iter(data).any(|at| data[at + FINISH.needle().len()..].trim_ascii_start().starts_with(b"\""))
-}
-
-/// The first field of each name in an event.
-struct EventFields<'a> {
-    /// Empty when it has none.
-    name: &'a [u8],
-    data: Option<&'a [u8]>,
-}
-
-impl<'a> EventFields<'a> {
-    fn parse(event: &'a [u8]) -> Self {
-        let (mut name, mut data) = (None, None);
-        let mut begin = 0;
-        while begin < event.len() {
-            let end = memchr::memchr(b'\n', &event[begin..]).map_or(event.len(), |at| begin + at);
-            let line = &event[begin..end];
-            if let Some(value) = line.strip_prefix(b"data:") {
-                data = data.or(Some(value));
-            } else if let Some(value) = line.strip_prefix(b"event:") {
-                name = name.or(Some(value));
-            }
-            begin = end + 1;
-        }
-        let trimmed = |value: &'a [u8]| value.strip_prefix(b" ").unwrap_or(value).trim_ascii_end();
-        Self { name: name.map_or(b"", trimmed), data: data.map(trimmed) }
-    }
-}
-
-/// Length of the first event with its blank line; `None` while it is incomplete.
-#[must_use]
-pub(crate) fn event_end(bytes: &[u8]) -> Option<usize> {
-    let newlines = memchr::memchr_iter(b'\n', bytes);
-    for at in newlines {
-        match &bytes[at + 1..] {
-            [b'\n', ..] => return Some(at + 2),
-            [b'\r', b'\n', ..] => return Some(at + 3),
-            _ => {}
-        }
-    }
-    None
 }
 
 #[cfg(test)]

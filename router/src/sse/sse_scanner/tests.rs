@@ -165,29 +165,6 @@ proptest! {
     }
 }
 
-#[test]
-fn the_words_of_a_dead_core_are_known_and_nobody_can_put_them_into_another_error() {
-    let dead = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
-    assert!(is_engine_death(format!("data: {{\"error\": {{\"message\": \"{dead}\", \"type\": \"InternalServerError\"}}}}\n\n").as_bytes()));
-    assert!(is_engine_death(format!("{{\"error\":{{\"message\":\"{dead}\"}}}}").as_bytes()));
-    let said = serde_json::json!({"error": {"message": format!("template error at {{\"message\":\"{dead}\"}}")}});
-    assert!(!is_engine_death(said.to_string().as_bytes()));
-    let repeated = format!(r#"{{"error":{{"message":"no","input":{{"message":"{dead}"}}}},"detail":[{{"message":"{dead}"}}]}}"#);
-    assert!(!is_engine_death(repeated.as_bytes()));
-    let named = format!("event: error\ndata: {{\"type\":\"error\",\"error\":{{\"type\":\"api_error\",\"message\":\"{dead}\"}}}}\n\n");
-    assert!(is_engine_death(named.as_bytes()) && is_engine_death(format!("data: {{\"message\":\"{dead}\"}}").as_bytes()));
-    assert!(!is_engine_death(br#"{"error":{"message":"maximum recursion depth exceeded","code":500}}"#));
-    let of_messages = |message: &str| {
-        let pydantic = "2 validation errors for ChatCompletionStreamResponse\\nmodel\\n  Field required [type=missing, input_value=";
-        format!(
-            "event: error\ndata: {{\"type\":\"error\",\"error\":{{\"type\":\"internal_error\",\"message\":\"{pydantic}{message}\"}}}}\n\n"
-        )
-    };
-    let shown = "{'error': {'message': 'En...am': None, 'code': 500}}, input_type=dict]";
-    assert!(is_engine_death(of_messages(shown).as_bytes()));
-    assert!(!is_engine_death(of_messages(&shown.replace("En", "ma")).as_bytes()));
-}
-
 /// What a client may put into a schema, and an engine repeats.
 const SCHEMA: &str = r#"{"usage":{"input_tokens":0,"output_tokens":0,"prompt_tokens":0,"completion_tokens":0},"choices":[{"finish_reason":"abort"}],"finish_reason":"abort"}"#;
 
@@ -234,13 +211,4 @@ fn an_error_too_large_to_be_buffered_fails_the_answer_when_it_has_passed() {
     let pieces: Vec<&str> = huge.as_bytes().chunks(1 << 16).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
     let (sent, _, verdict) = all(Dialect::OpenAi, &pieces);
     assert!(sent == huge && verdict == Some("failed"));
-}
-
-#[test]
-fn the_words_of_a_stopping_engine_are_known_and_nobody_can_put_them_into_another_error() {
-    let stopping = "cannot schedule new futures after shutdown";
-    assert!(is_engine_stopping(format!(r#"{{"error":{{"message":"{stopping}","type":"InternalServerError","code":500}}}}"#).as_bytes()));
-    assert!(is_engine_stopping(format!("data: {{\"error\": {{\"message\": \"{stopping}\"}}}}\n\n").as_bytes()));
-    assert!(!is_engine_stopping(format!(r#"{{"error":{{"message":"no such model: {stopping}"}}}}"#).as_bytes()));
-    assert!(!is_engine_stopping(format!(r#"{{"error":{{"message":"no","input":{{"message":"{stopping}"}}}}}}"#).as_bytes()));
 }

@@ -1,0 +1,90 @@
+//! What distinguishes the event streams of the routes.
+
+use bytes::Bytes;
+
+/// How event streams of a route end and fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// `/v1/chat/completions` and `/v1/completions`: a finish reason, then `[DONE]`.
+    OpenAi,
+    /// `/v1/responses`: ends with a `response.completed`, `.incomplete` or `.failed` event.
+    Responses,
+    /// `/v1/messages`: ends with `message_stop`.
+    Anthropic,
+    /// Any other event stream: complete when it ends.
+    Other,
+}
+
+impl Dialect {
+    /// The dialect of a route.
+    #[must_use]
+    pub fn for_path(path: &str) -> Self {
+        match path {
+            "/v1/chat/completions" | "/v1/completions" => Self::OpenAi,
+            "/v1/responses" => Self::Responses,
+            "/v1/messages" => Self::Anthropic,
+            _ => Self::Other,
+        }
+    }
+
+    /// Text in every event with new tokens; front-ends send other events before they have any.
+    pub(crate) fn token_marker(self) -> &'static [u8] {
+        match self {
+            Self::OpenAi | Self::Other => b"\n\n",
+            Self::Responses => b".delta\n",
+            Self::Anthropic => b"event: content_block_delta",
+        }
+    }
+
+    /// Whether an event of this name ends a complete answer.
+    pub(super) fn is_final_event(self, name: &[u8]) -> bool {
+        match self {
+            Self::Responses => matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed"),
+            Self::Anthropic => name == b"message_stop",
+            Self::OpenAi | Self::Other => false,
+        }
+    }
+
+    pub(super) fn has_usage_field(self, name: &[u8]) -> bool {
+        match self {
+            Self::Responses => self.is_final_event(name),
+            Self::Anthropic => matches!(name, b"message_start" | b"message_delta"),
+            Self::OpenAi | Self::Other => true,
+        }
+    }
+
+    /// The field of an event that may hold the usage, if not the event itself.
+    pub(super) fn nested_field(self) -> &'static str {
+        match self {
+            Self::OpenAi => "",
+            Self::Responses => "response",
+            Self::Anthropic => "message",
+            // As in the Cohere API.
+            Self::Other => "delta",
+        }
+    }
+
+    /// What keeps the connection of a stream of this dialect alive while there is no event.
+    #[must_use]
+    pub(crate) fn keep_alive(self) -> Bytes {
+        Bytes::from_static(match self {
+            Self::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
+            Self::OpenAi | Self::Responses | Self::Other => b": keep-alive\n\n",
+        })
+    }
+
+    /// The event that tells a client that its answer has failed.
+    #[must_use]
+    pub fn error_event(self, message: &str) -> Bytes {
+        let (event, data) = match self {
+            Self::OpenAi | Self::Other => {
+                ("", serde_json::json!({"error": {"message": message, "type": "InternalServerError", "param": null, "code": 502}}))
+            }
+            Self::Responses => {
+                ("event: error\n", serde_json::json!({"type": "error", "code": "server_error", "message": message, "param": null}))
+            }
+            Self::Anthropic => ("event: error\n", serde_json::json!({"type": "error", "error": {"type": "api_error", "message": message}})),
+        };
+        format!("{event}data: {data}\n\n").into()
+    }
+}
