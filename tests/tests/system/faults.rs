@@ -67,7 +67,9 @@ async fn a_killed_engines_streams_end_with_an_error_event_and_those_of_the_other
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_without_a_first_byte_are_answered_by_another_engine() {
     let fleet = Fleet::start(Setup::two_agents()).await;
-    fleet.fault("n0/0", "hang").await;
+    for id in ["n0/0", "n1/0"] {
+        fleet.fault(id, "hang").await;
+    }
     let edge = fleet.edge();
     let mut requests = JoinSet::new();
     for index in 0..12 {
@@ -75,8 +77,13 @@ async fn requests_without_a_first_byte_are_answered_by_another_engine() {
         let body = if index % 2 == 0 { chat(10) } else { chat_stream(10) };
         requests.spawn(async move { edge.post(CHAT, &body).await });
     }
-    // The hung engine holds on to its half.
-    let stuck = fleet.until_replica("n0/0", "requests that wait", |replica| replica.in_flight >= 4).await.in_flight;
+    // Both hang until then: one that answered the early ones would draw the late ones.
+    let stuck = until("all requests placed, and a share at each engine", async || {
+        let (hung, other) = (fleet.replica("n0/0").await.in_flight, fleet.replica("n1/0").await.in_flight);
+        if hung >= 4 && other >= 4 && hung + other == 12 { Ok(hung) } else { Err(format!("{hung} and {other} in flight")) }
+    })
+    .await;
+    fleet.fault("n1/0", "ok").await;
     fleet.until_in_flight("n1/0", 0).await;
     fleet.kill("n0/0").await;
     while let Some(answer) = requests.join_next().await {
