@@ -33,6 +33,7 @@ dist-test:
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo check --quiet --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --locked
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --all-features check bans licenses sources; else echo "cargo-deny is not installed: licences are not checked"; fi
 	@if command -v typos >/dev/null; then typos; else echo "typos is not installed: spelling is not checked"; fi
 

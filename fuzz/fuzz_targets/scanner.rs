@@ -7,11 +7,18 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../../router/src/sse/answer_parser.rs"]
 mod answer_parser;
+#[path = "../../router/src/sse/dialect.rs"]
+mod dialect;
+#[path = "../../router/src/sse/engine_error.rs"]
+mod engine_error;
+#[path = "../../router/src/sse/event.rs"]
+mod event;
 #[path = "../../router/src/sse/sse_scanner.rs"]
 mod sse_scanner;
 
 use answer_parser::TokenUsage;
-use sse_scanner::{ChunkOutcome, Dialect, SseScanner};
+use dialect::Dialect;
+use sse_scanner::{ChunkOutcome, SseScanner};
 
 /// What is thought of a stream: what was sent, how it ended, and what it used.
 #[derive(Debug, PartialEq)]
