@@ -67,7 +67,8 @@ async fn a_killed_engines_streams_end_with_an_error_event_and_those_of_the_other
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_without_a_first_byte_are_answered_by_another_engine() {
     let fleet = Fleet::start(Setup::two_agents()).await;
-    for id in ["n0/0", "n1/0"] {
+    let ids = ["n0/0", "n1/0"];
+    for id in ids {
         fleet.fault(id, "hang").await;
     }
     let edge = fleet.edge();
@@ -78,20 +79,22 @@ async fn requests_without_a_first_byte_are_answered_by_another_engine() {
         requests.spawn(async move { edge.post(CHAT, &body).await });
     }
     // Both hang until then: one that answered the early ones would draw the late ones.
-    let stuck = until("all requests placed, and a share at each engine", async || {
-        let (hung, other) = (fleet.replica("n0/0").await.in_flight, fleet.replica("n1/0").await.in_flight);
-        if hung >= 4 && other >= 4 && hung + other == 12 { Ok(hung) } else { Err(format!("{hung} and {other} in flight")) }
+    let in_flight = until("all requests placed", async || {
+        let counts = [fleet.replica(ids[0]).await.in_flight, fleet.replica(ids[1]).await.in_flight];
+        if counts[0] + counts[1] == 12 { Ok(counts) } else { Err(format!("{counts:?} in flight")) }
     })
     .await;
-    fleet.fault("n1/0", "ok").await;
-    fleet.until_in_flight("n1/0", 0).await;
-    fleet.kill("n0/0").await;
+    // The split varies: on a slow machine one engine held 11 of them.
+    let fuller = usize::from(in_flight[1] > in_flight[0]);
+    fleet.fault(ids[1 - fuller], "ok").await;
+    fleet.until_in_flight(ids[1 - fuller], 0).await;
+    fleet.kill(ids[fuller]).await;
     while let Some(answer) = requests.join_next().await {
         let answer = answer.unwrap();
         assert_eq!((answer.status, &answer.ended), (StatusCode::OK, &Ok(())), "{}", answer.text());
         assert!(answer.text().contains("\"finish_reason\":\"length\""), "{}", answer.text());
     }
-    assert!(fleet.routers[0].metric("hostler_retries_total").await >= f64::from(stuck));
+    assert!(fleet.routers[0].metric("hostler_retries_total").await >= f64::from(in_flight[fuller]));
     fleet.until_idle().await;
 }
 
