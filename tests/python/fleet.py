@@ -251,8 +251,12 @@ class Fleet:
 
     @staticmethod
     def direct(replica: Replica, timeout: float = 60) -> httpx2.Client:
-        """A client of the engine itself, through its own socket, with nothing of hostler between."""
-        transport = httpx2.HTTPTransport(uds=replica.engine_socket)
+        """A client of the engine itself, through its own socket, with nothing of hostler between.
+
+        It keeps no connection: an engine may close one just as the next request goes out.
+        """
+        once = httpx2.Limits(max_keepalive_connections=0)
+        transport = httpx2.HTTPTransport(uds=replica.engine_socket, limits=once)
         return httpx2.Client(transport=transport, base_url="http://engine", timeout=timeout)
 
     def wait_ready(self) -> None:
