@@ -26,8 +26,9 @@ machine is half as fast on another day, and so is nginx.
 
 READING = """\
 - CPU time is user and system time of whole processes with all their threads, divided by the events
-  or requests of the load. Nothing is subtracted, so an event bears its share of connecting and of
-  its request. CPU time depends little on what else runs; latencies, and requests a second, do.
+  or requests of the load, until all are at rest again. Nothing is subtracted, so an event bears its
+  share of connecting and of its request. CPU time depends little on what else runs; latencies, and
+  requests a second, do.
 - The order of the ways is reversed with every repetition. A cell is the median of the repetitions,
   with their range.
 - All requests go to `/v1/completions` and name the model; those for latency go to

@@ -29,6 +29,10 @@ ENGINE_FLAGS = (
 # Streams that wait, and how long all of them may take to be there, in seconds.
 IDLE_STREAMS = 1000
 IDLE_SECONDS = 30
+# How long processes may go on after the last answer, and what one that rests may use: CPU for wall time, looked at so often, in seconds.
+REST_SECONDS = 20
+REST_SHARE = 0.05
+REST_PAUSE = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,15 @@ class Cost:
     """Whether every repetition starts all ways anew."""
 
     def measure(self, way: Way, _: Direct) -> Figures:
-        """One load, with the CPU time that each part took meanwhile."""
+        """One load, with the CPU time that each part took for it until all of them were at rest."""
         self.warm_up.run(way.targets)
         way.settle()
         pids = {**way.parts, "engines": way.engines}
+        wait_for_rest(pids)
         before, load_before = cpu_of(pids), spent_by_children()
         reports = self.measured.run(way.targets)
+        # After 600 answers to prompts of 100 kB, router and agent read their KV events for one to two seconds more.
+        wait_for_rest(pids)
         after, load_after = cpu_of(pids), spent_by_children()
         units = sum(events(report) if self.unit == "event" else report["requests"] for report in reports)
         seconds = max(report["seconds"] for report in reports)
@@ -230,6 +237,19 @@ def cpu_seconds(pid: int) -> float:
     number names the process's CPU clock as clock_getcpuclockid(3) does, which Python does not offer.
     """
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def wait_for_rest(parts: dict[str, list[int]]) -> None:
+    """Waits until these processes together use next to no CPU; raises `Failed` when they go on."""
+    deadline = time.monotonic() + REST_SECONDS
+    used = sum(cpu_of(parts).values())
+    while True:
+        time.sleep(REST_PAUSE)
+        earlier, used = used, sum(cpu_of(parts).values())
+        if used - earlier < REST_SHARE * REST_PAUSE:
+            return
+        if time.monotonic() > deadline:
+            raise Failed(f"{', '.join(parts)}: still busy {REST_SECONDS} s after the last answer")
 
 
 def memory_mb(pids: list[int]) -> float:
