@@ -3,19 +3,34 @@
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hostler
 ARGS ?=
 SECONDS ?= 600
+ROUNDS ?= 20
 PROFILE ?= release
 SEEDS ?= $(if $(SEED),1,500)
 
-.PHONY: run test build dist dist-test lint docs program contract jobs smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates simulation guard scale ci ci-full
+.PHONY: run check changed test stress build dist dist-test lint docs program contract jobs smoke e2e netns slurm hardening chaos fuzz bench bench-compare fairness simulate-gates simulation guard scale ci nightly
 
 ## Start a router, an agent and two simulated engines on this machine; ARGS adds flags: make run ARGS="--model PATH"
 run:
 	@cargo run --quiet --package hostler -- up $(ARGS)
 
-## Unit, property and whole-system tests.
+## Ring 1, in three minutes after a change of one line: formatting, lints, and every test that needs no process, socket or wall clock.
+check:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo nextest run --profile check --workspace --lib --test structure --locked $(ARGS)
+
+## The tests of the crates that differ from BASE and of those that depend on them, then a smoke test of the whole system.
+changed:
+	@cargo nextest run --locked $(ARGS) -E "$$(tests/changed.sh $(BASE))"
+
+## Ring 2: unit, property and whole-system tests.
 test:
 	@if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --workspace --locked $(ARGS); \
 	else cargo test --workspace --locked $(ARGS); fi
+
+## Runs TEST (part of a name, or nothing for all) ROUNDS times beside a busy loop for each core; ends with what failed.
+stress:
+	tests/stress.sh "$(TEST)" $(ROUNDS)
 
 ## The program as it is installed: target/release/hostler.
 build:
@@ -29,12 +44,10 @@ dist:
 dist-test:
 	tests/dist/run.sh
 
-## Formatting, lints, licences and spelling, as CI checks them.
+## Formatting, lints and spelling.
 lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo check --quiet --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --locked
-	@if cargo deny --version >/dev/null 2>&1; then cargo deny --all-features check bans licenses sources; else echo "cargo-deny is not installed: licences are not checked"; fi
 	@if command -v typos >/dev/null; then typos; else echo "typos is not installed: spelling is not checked"; fi
 
 ## The generated parts of the manual, and the dashboards; a test fails when they are old.
@@ -60,12 +73,12 @@ contract: program
 	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -n 2 --dist loadfile -m "not vllm and not slurm and (smoke or not jobs)" $(ARGS)
 	cd tests/node && npm ci --silent --no-audit --no-fund && node --test
 
-## Agents and controllers in jobs of a stand-in for PBS; about 8 minutes.
+## Agents and controllers in jobs of a stand-in for PBS; about 4 minutes, most of them waiting.
 jobs: program
 	tests/python/venv.sh
-	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -m "jobs and not vllm and not slurm" $(ARGS)
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -n 2 -m "jobs and not vllm and not slurm" $(ARGS)
 
-## The contract through real vLLM on CPU (2.3 GB, installed into the cache once).
+## What simulated engines cannot show, through real vLLM on CPU (2.3 GB, installed into the cache once).
 e2e: program
 	tests/python/venv.sh
 	tests/engine/install.sh
@@ -85,7 +98,7 @@ netns: program
 slurm: program
 	tests/slurm/run.sh $(ARGS)
 
-## A running service attacked over HTTP/1.1 and HTTP/2, one table; about 12 minutes, or 40 s with ARGS=--quick. Options: ARGS=--help.
+## A running service attacked over HTTP/1.1 and HTTP/2, one table; about 5 minutes, or 40 s with ARGS=--quick. Options: ARGS=--help.
 hardening: program
 	python3 tests/hardening/run.py --schemathesis "$$(tests/hardening/venv.sh)" $(ARGS)
 
@@ -131,6 +144,6 @@ scale: build
 ci:
 	.ci/run
 
-## That and everything that takes longer; before an issue is called resolved.
-ci-full:
+## What takes longer, for machines that have the time: 45 minutes.
+nightly:
 	.ci/full

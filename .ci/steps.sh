@@ -4,25 +4,35 @@ export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 NEXTEST_PROFILE=ci
 # Built once, with what the tests need of each crate; make builds no other one where this is set.
 export HOSTLER_BIN="$PWD/target/debug/hostler"
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/hostler"
-# All clones of this machine share what the crates of others compile to, one run at a time. Cargo would take one clone's own crates for those of
-# another (rust-lang/cargo#12516), so .ci/run has these compiled anew.
+# All clones of this machine share what the crates of others compile to, one run at a time. Cargo would
+# take one clone's own crates for those of another (rust-lang/cargo#12516), so a clone that was not the
+# last one here compiles its own anew.
 export CARGO_BUILD_BUILD_DIR="$cache/build"
 mkdir -p "$CARGO_BUILD_BUILD_DIR"
-[ -n "${HOSTLER_CI_LOCKED:-}" ] || HOSTLER_CI_LOCKED=1 exec flock --close --timeout 7200 "$cache/build.lock" "$PWD/.ci/${0##*/}"
+[ -n "${HOSTLER_CI_LOCKED:-}" ] || HOSTLER_CI_LOCKED=1 exec flock --close --timeout 7200 "$cache/build.lock" "$PWD/.ci/${0##*/}" "$@"
+[ "$(cat "$CARGO_BUILD_BUILD_DIR/clone" 2>/dev/null)" = "$PWD" ] || find "$CARGO_BUILD_BUILD_DIR" -path '*/.fingerprint/hostler*' -delete
+echo "$PWD" >"$CARGO_BUILD_BUILD_DIR/clone"
 logs="$PWD/target/ci"
 mkdir -p "$logs"
 
 # Lines by which runners sum up: nextest, pytest, node, netns and hardening, chaos; else the last one counts.
 sums='^ *Summary \[|^=+ .* in [0-9.]+s|^(ℹ|#) (pass|fail|skipped) |[0-9]+ passed, [0-9]+ failed|[0-9]+ of [0-9]+ as expected'
 
-# step NAME COMMAND…: runs it once, with its output in a log too; its failure ends the run. A command that cannot run on this machine ends with
-# 77, and its last line says why.
+# Set where steps run beside others: then a step's output goes to its log alone, its row to this lane's
+# rows, and what follows it runs although it failed.
+lane=${lane:-}
+rows="$logs/summary${lane:+-$lane}"
+
+log_of() { echo "$logs/${1//[^A-Za-z0-9]/-}.log"; }
+
+# step NAME COMMAND…: runs it once, with its output in a log too; its failure ends the run. A command that
+# cannot run on this machine ends with 77, and its last line says why.
 step() {
     local name=$1 since=$SECONDS log status=0
     shift
-    log="$logs/${name//[^A-Za-z0-9]/-}.log"
+    log=$(log_of "$name")
     printf '\n== %s (%s)\n' "$name" "$(date +%H:%M:%S)"
-    "$@" 2>&1 | tee "$log" || status=$?
+    if [ -n "$lane" ]; then "$@" >"$log" 2>&1 || status=$?; else "$@" 2>&1 | tee "$log" || status=$?; fi
     if [ "$status" = 77 ]; then
         skipped "$name" "$(sed -n '$s/^skipped: //p' "$log")"
         return
@@ -30,6 +40,10 @@ step() {
     ended "$name" "$((SECONDS - since)) s" "$status" "$(grep -E "$sums" "$log" || tail -n 1 "$log")"
     # Passed at a second try: a bug to be mended, which nobody should have to look for.
     grep -E '^ *FLAKY ' "$log" >>"$logs/flaky" || true
+    if [ -n "$lane" ]; then
+        [ "$status" = 0 ] || printf '\n== FAILED: %s, see %s\n' "$name" "${log#"$PWD/"}"
+        return 0
+    fi
     return "$status"
 }
 
@@ -38,7 +52,7 @@ skipped() { ended "$1" skipped 0 "$2"; }
 
 ended() {
     printf '%s\n' "$4" | awk -v name="$1" -v time="$2" -v verdict="$([ "$3" = 0 ] && echo ok || echo FAILED)" \
-        'NR == 1 { printf "%-6s %-34s %8s  %s\n", verdict, name, time, $0; next } { printf "%51s %s\n", "", $0 }' >>"$logs/summary"
+        'NR == 1 { printf "%-6s %-34s %8s  %s\n", verdict, name, time, $0; next } { printf "%51s %s\n", "", $0 }' >>"$rows"
 }
 
 summary() {

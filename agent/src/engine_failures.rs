@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_have_failed_when_each_has_failed_three_times_and_none_was_ready() {
+    fn engines_have_failed_after_three_starts_each_without_readiness() {
         let failed = |starts| status(Phase::Failed, starts, FailureKind::ModelMissing);
         let is_failed = |statuses: &[EngineStatus]| matches!(judge(statuses), StartVerdict::Failed(_));
         assert!(is_failed(&[failed(3)]) && is_failed(&[failed(3), failed(4)]));
@@ -107,21 +107,21 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_in_quarantine_is_not_waited_for_but_is_no_failed_start_alone() {
+    fn a_quarantined_engine_neither_delays_nor_decides_the_verdict() {
         let quarantined = status(Phase::Quarantined, 0, FailureKind::Hardware);
         assert_eq!(judge(std::slice::from_ref(&quarantined)), StartVerdict::Open);
         assert!(matches!(judge(&[quarantined, status(Phase::Failed, 3, FailureKind::GpuMemory)]), StartVerdict::Failed(_)));
     }
 
     #[test]
-    fn a_gpu_that_the_job_before_has_left_full_gets_a_minute() {
+    fn a_gpu_full_from_the_previous_job_gets_a_minute() {
         let busy = |starts| judge(&[status(Phase::Failed, starts, FailureKind::GpuInUse)]);
         assert_eq!(busy(6), StartVerdict::Open);
         assert!(matches!(busy(7), StartVerdict::Failed(_)));
     }
 
     #[test]
-    fn only_in_a_job_or_by_a_setting_the_agent_ends() {
+    fn failed_engines_end_agents_only_in_jobs_or_by_setting() {
         let ends = |setting, is_in_job| ends_agent(&AgentConfig { if_engines_fail: setting, ..AgentConfig::default() }, is_in_job);
         assert_eq!([false, true].map(|is_in_job| ends(IfEnginesFail::Auto, is_in_job)), [false, true]);
         assert!(ends(IfEnginesFail::End, false) && !ends(IfEnginesFail::Retry, true));

@@ -52,7 +52,7 @@ use engine::Engine;
 use host::{EngineProgram, Host, HostError};
 use job::{Job, JobClock};
 use join::RouterAccess;
-use keeper::{AgentDeathPolicy, SurvivingEngine};
+use keeper::{AgentDeathPolicy, KeeperSource, SurvivingEngine};
 use leave::{LeaveTerms, Leaving};
 pub use metrics::AgentMetrics;
 use node::NodeState;
@@ -154,7 +154,7 @@ pub struct Agent {
     run_dir: RunDir,
     access: RouterAccess,
     logs: PathBuf,
-    program: PathBuf,
+    keepers: KeeperSource,
     fate: AgentDeathPolicy,
     driver: Option<gpu::GpuDriver>,
     /// The batch job that it runs in.
@@ -226,9 +226,16 @@ impl Agent {
         let access = RouterAccess::open(&config, &node).await?;
         let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, |name| std::env::var(name).ok());
         let run_dir = open_run_dir(config.run_dir.clone(), node.clone()).await?;
-        let program = simulated.to_owned();
+        let keepers = simulated.to_owned().into();
         let logs = run_dir::log_dir(&config.log_dir)?;
-        Ok(Self { logs, config, node, host: host.name, job, engine, plan, run_dir, access, program, fate, driver })
+        Ok(Self { logs, config, node, host: host.name, job, engine, plan, run_dir, access, keepers, fate, driver })
+    }
+
+    /// Runs the engines as tasks of this process.
+    #[cfg(feature = "engines-in-process")]
+    #[must_use]
+    pub fn with_engines_in_process(self, engines: Arc<keeper::InProcessEngines>) -> Self {
+        Self { keepers: KeeperSource::InProcess(engines), ..self }
     }
 
     /// Where the agent's metrics and health are served when no address was given.

@@ -44,7 +44,7 @@ impl Agent {
                 python_path: &python_path,
             };
             let log = self.logs.join(run_dir::log_name(&self.host, &self.node, plan.index));
-            let mut spec = EngineSpec::new(&launch, log, self.program.clone())?;
+            let mut spec = EngineSpec::new(&launch, log, self.keepers.clone())?;
             if self.plan.front_end.may_fall_back {
                 let choices = self.plan.choices(plan, FrontEndInUse::Python);
                 spec.fallback = Some(command_line(&LaunchContext { choices: &choices, front_end: FrontEndInUse::Python, ..launch })?);

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_passes_is_tried_again_without_end_and_what_a_request_did_wrong_is_its_answer() {
+    fn transient_statuses_are_retried_forever_and_client_errors_are_final() {
         let verdict = |status: u16, server_errors| judge(StatusCode::from_u16(status).unwrap(), false, server_errors);
         for status in [408, 429, 502, 503, 504] {
             assert_eq!(verdict(status, 1_000), Verdict::Retry, "{status}");
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_fails_at_a_request_is_asked_three_times() {
+    fn a_request_failing_with_a_server_error_is_tried_thrice() {
         for (status, is_aborted) in [(StatusCode::INTERNAL_SERVER_ERROR, false), (StatusCode::OK, true)] {
             let verdicts: Vec<Verdict> = (1..=3).map(|errors| judge(status, is_aborted, errors)).collect();
             assert_eq!(verdicts, [Verdict::Retry, Verdict::Retry, Verdict::Final], "{status}");
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_up_to_a_minute_and_never_come_before_what_the_target_says() {
+    fn pauses_grow_to_a_minute_and_respect_retry_after() {
         let seconds = |attempts, chance| pause(attempts, None, chance).as_secs_f64();
         assert_eq!([1, 2, 3, 7, 1_000_000].map(|attempts| seconds(attempts, 1.0)), [1.0, 2.0, 4.0, 60.0, 60.0]);
         assert_eq!(seconds(7, 0.0), 30.0);

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_header_for_the_collector_is_shown() {
+    fn collector_headers_are_never_shown() {
         let mut request = tonic::Request::new(());
         request.metadata_mut().insert("authorization", "Bearer hidden".parse().unwrap());
         let shown = format!("{:?}", hide_values(request).unwrap().metadata());

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_listener_that_was_passed_on_accepts_what_waited_before() {
+    async fn a_passed_listener_accepts_connections_that_waited_before() {
         let (here, there) = UnixStream::pair().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_user_of_a_connection_is_found_by_both_of_its_ends() {
+    fn a_connections_user_is_found_by_both_ends() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             // A host may have no IPv6.
             let Ok(listener) = TcpListener::bind(address) else { continue };
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_open_connection_between_these_ends_tells_its_user() {
+    fn only_an_open_connection_reveals_its_user() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
              0: 0100007F:A54D 00000000:0000 0A 00000000:00000000 00:00000000 00000000     5        0 2355576 1\n\
              1: 0100007F:A54D 0100007F:1F41 06 00000000:00000000 00:00000000 00000000     0        0 0 3\n\

@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn admin_says_a_socket_or_an_address() {
+    fn an_admin_endpoint_is_a_socket_or_an_address() {
         for (text, socket) in [
             ("/run/user/1/hostler/router-8002.sock", "/run/user/1/hostler/router-8002.sock"),
             ("unix:/tmp/s", "/tmp/s"),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn the_only_router_is_taken_and_of_several_one_has_to_be_chosen() {
+    fn a_single_router_is_chosen_and_several_need_a_choice() {
         let [a, b] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
         assert_eq!(single_socket(vec![a.clone()]).unwrap(), a);
         let none = single_socket(Vec::new()).unwrap_err().to_string();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_in_a_job_is_one_router_also_where_its_socket_is_on_this_host() {
+    fn a_fleet_and_its_local_router_count_as_one() {
         let place = tempfile::tempdir().unwrap();
         let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
         let [own, other] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
@@ -386,14 +386,14 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_shown_no_key_and_a_key_file_that_is_gone_does_not_matter_there() {
+    fn an_admin_socket_needs_no_key() {
         let args = AdminArgs { admin: None, admin_key_file: Some("/nowhere/admin.key".into()), config: None };
         assert!(admin_key(&args, &AdminEndpoint::Socket("/tmp/s".into())).unwrap().is_none());
         assert!(admin_key(&args, &AdminEndpoint::Address("127.0.0.1:8002".into())).is_err());
     }
 
     #[test]
-    fn a_loopback_address_is_known_however_it_is_written() {
+    fn a_loopback_address_is_recognized_in_every_form() {
         for here in ["127.0.0.1:8002", "localhost:1", "[::1]:8002", "127.9.9.9:1"] {
             assert!(is_loopback(here), "{here}");
         }
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_shown_is_not_printed() {
+    fn a_key_in_use_is_never_printed() {
         let key = Secret::random().unwrap();
         let printed = format!("{:?} {:?}", BearerAuth::new(&key), key);
         assert!(!printed.contains(key.reveal().rsplit('_').next().unwrap()), "{printed}");

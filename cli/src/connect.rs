@@ -253,19 +253,19 @@ mod tests {
     }
 
     #[test]
-    fn each_host_has_a_file_of_certificates_of_its_own() {
+    fn each_host_has_its_own_certificate_bundle() {
         assert_eq!(bundle_name("me@login"), "me@login.pem");
         assert_eq!(bundle_name("ssh://me@login:22"), "ssh:%2F%2Fme@login:22.pem");
     }
 
     #[test]
-    fn a_host_is_no_option_of_ssh() {
+    fn a_destination_that_looks_like_an_option_is_refused() {
         assert!(parse_destination("-oProxyCommand=x").is_err() && parse_destination("").is_err());
         assert_eq!(parse_destination("me@login").as_deref(), Ok("me@login"));
     }
 
     #[test]
-    fn a_port_that_somebody_has_is_not_forwarded() {
+    fn a_port_in_use_is_not_forwarded() {
         let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = other.local_addr().unwrap().port();
         assert!(find_port(Some(port)).unwrap_err().to_string().contains(&format!("has port {port}")));
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_explained_by_how_ssh_ended() {
+    fn a_silent_host_is_explained_by_sshs_exit_code() {
         let ended = |code: i32| explain_silence("me@login", Some(ExitStatus::from_raw(code << 8)));
         assert!(ended(255).contains("cannot connect to me@login"));
         assert!(ended(127).contains("no `hostler` on the PATH"));

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_of_a_former_controller_is_taken_again_where_it_is_free() {
+    fn a_former_controllers_port_is_reused_when_free() {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let taken = other.local_addr().unwrap().port();
         assert_eq!(free_port("127.0.0.1", Some(&format!("http://127.0.0.1:{taken}"))), 0);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_became_of_the_streams_of_a_drained_replica_is_told_in_a_sentence() {
+    fn the_fate_of_a_drained_replicas_streams_is_described() {
         let said =
             |moved: u64, running: u64| DrainProgress { moved: moved + 5, running }.since(DrainProgress { moved: 5, running: 9 }).describe();
         assert_eq!(said(0, 0), None);

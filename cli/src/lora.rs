@@ -119,7 +119,7 @@ fn list(nodes: Vec<Node>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_folder_that_is_here_is_named_in_full_and_others_as_they_are() {
+    fn an_existing_adapter_folder_is_made_absolute() {
         let here = std::env::current_dir().unwrap();
         assert_eq!(super::absolute_path("src"), here.join("src").to_str().unwrap());
         for other in ["/no/where", "somebody/poet", "no-folder-here"] {
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adapters_are_listed_with_their_replicas_and_models_are_not() {
+    fn the_adapter_list_shows_replicas_and_no_models() {
         let model = |id: &str, card: &str| Model { id: id.to_owned(), card: card.to_owned().into_bytes().into() };
         let replica = |id: &str, models: Vec<Model>| Replica {
             id: id.to_owned(),

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_browser_is_the_users_own_or_the_desktops_where_there_is_a_display() {
+    fn a_browser_is_the_users_choice_or_the_desktops() {
         assert_eq!(chosen(&[]), None);
         assert_eq!(chosen(&[("DISPLAY", "")]), None);
         assert_eq!(chosen(&[("DISPLAY", ":0")]).unwrap(), ["xdg-open"]);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_a_node_a_replica_or_all() {
+    fn a_restart_target_is_a_node_replica_or_all() {
         let fleet = ["a/0", "a/1", "b/0"].map(|id| replica(id, Phase::Ready));
         assert_eq!(select_targets(&fleet, "a").unwrap(), ["a/0", "a/1"]);
         assert_eq!(select_targets(&fleet, "b/0").unwrap(), ["b/0"]);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_replica_that_leaves_its_model_served_is_restarted() {
+    fn a_restart_needs_another_replica_to_serve_the_model() {
         let mut fleet = [replica("a/0", Phase::Ready), replica("a/1", Phase::Ready)];
         assert_eq!(decide(&fleet, "a/0", false), RestartDecision::Restart(5));
         fleet[0].models.push("adapter".to_owned());

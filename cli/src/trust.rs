@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bundle_has_what_is_trusted_and_the_fleets_authority_however_often_a_shell_evaluates_it() {
+    fn a_bundle_adds_the_fleets_authority_to_trusted_roots_once() {
         let place = tempfile::tempdir().unwrap();
         let (own, file) = (place.path().join("own.pem"), place.path().join("ca-bundle.pem"));
         fs::write(&own, "SITE\n").unwrap();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_is_no_source_of_its_own_and_a_host_may_have_none() {
+    fn a_bundle_is_never_its_own_source() {
         let place = tempfile::tempdir().unwrap();
         let [system, file] = ["system.pem", "ca-bundle.pem"].map(|name| place.path().join(name));
         let evaluated = |_: &str| Some(file.display().to_string());

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nine_of_ten_times_are_within_the_estimate_and_old_ones_are_forgotten() {
+    fn an_estimate_covers_nine_of_ten_recent_times() {
         let mut times = RecentTimes::default();
         assert_eq!(times.estimate(), None);
         times.push(Duration::from_secs(900));

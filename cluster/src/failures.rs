@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_doubles_up_to_sixteen_minutes() {
+    fn the_pause_after_failures_doubles_up_to_sixteen_minutes() {
         let mut failures = Failures::default();
         let mut now = at(1000);
         let mut pauses = Vec::new();
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_one_array_that_fail_one_after_another_are_one_failure() {
+    fn an_arrays_consecutive_job_failures_count_once() {
         let mut failures = Failures::default();
         for second in [100, 110, 125, 140, 200] {
             failures.note(Some(at(50)), at(second));

@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_renewed_at_half_of_its_time_or_uses_and_for_an_array_that_needs_more() {
+    fn join_tokens_are_renewed_at_half_their_time_or_uses() {
         let week = LIFETIME.as_secs() / 2;
         assert!(is_fresh(&info(week, 500, false), 500, 0));
         assert!(!is_fresh(&info(week, 0, false), 1, 1));
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_keeps_a_good_token_and_one_of_another_fleet_is_replaced() {
+    fn the_token_file_keeps_only_good_tokens_of_its_fleet() {
         let place = tempfile::tempdir().unwrap();
         let (first, second, file) = (place.path().join("a"), place.path().join("b"), place.path().join("join-token"));
         for authority in [&first, &second] {

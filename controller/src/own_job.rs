@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_ends_by_what_the_list_said_last_and_else_by_what_was_asked_for() {
+    fn a_jobs_end_is_the_schedulers_latest_word() {
         let limit = Duration::from_secs(3600);
         let mut own = OwnJob {
             id: "12.head".into(),

@@ -60,7 +60,7 @@ mod tests {
     use crate::observation::tests::{at, entry, job, node};
 
     #[test]
-    fn each_job_is_reported_as_far_as_scheduler_and_router_know_it() {
+    fn each_job_is_reported_with_scheduler_and_router_facts() {
         let estimated = ScheduledJob { estimated_start: Some(at(520)), comment: "ngpus".into(), ..job("11.head", JobState::Queued) };
         let limit = Duration::from_secs(3600);
         let ready = ScheduledJob { run_time: Some(RunTime { limit, used: None }), host: "x1".into(), ..job("12.head", JobState::Running) };

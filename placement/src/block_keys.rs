@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_prefixes_have_equal_keys_and_differ_after_the_first_difference() {
+    fn equal_prefixes_have_equal_keys_up_to_their_first_difference() {
         let tokens: Vec<u32> = (0..100).collect();
         let mut other = tokens.clone();
         other[40] = 7;
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_and_salts_are_kept_apart() {
+    fn adapters_and_salts_have_separate_keys() {
         let keys = |lora, salt| token_keys(KeyChain::new(lora, salt), &[1, 2], 2);
         assert_ne!(keys("", ""), keys("a", ""));
         assert_ne!(keys("", "a"), keys("a", ""));

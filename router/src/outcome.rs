@@ -64,7 +64,7 @@ mod tests {
     use crate::cache_level::CacheLevel;
 
     #[test]
-    fn each_outcome_reason_and_level_is_at_the_number_by_which_it_is_counted() {
+    fn outcomes_reasons_and_levels_match_their_counter_indices() {
         assert!(AnswerOutcome::ALL.iter().enumerate().all(|(number, outcome)| *outcome as usize == number));
         assert!(RefusalReason::ALL.iter().enumerate().all(|(number, reason)| *reason as usize == number));
         assert!(CacheLevel::ALL.iter().enumerate().all(|(number, level)| *level as usize == number));

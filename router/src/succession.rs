@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn agents_are_accepted_while_the_port_is_ours_and_refused_once_it_was_given_away() {
+    async fn agents_are_refused_once_the_port_is_handed_over() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (succession, mut listener) = (Succession::default(), Some(listener));

@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_by_this_clock_whatever_the_schedulers_says() {
+    fn a_runs_end_is_computed_by_the_local_clock() {
         // It began at 10,000 by this clock, lasts for an hour and is read after 20 minutes.
         for (started, used, end) in [
             (10_000, Some(1200), 13_600),

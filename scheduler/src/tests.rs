@@ -45,7 +45,7 @@ pub(crate) fn full(resources: &str, options: &[&str]) -> Submission {
 }
 
 #[test]
-fn a_schedulers_word_is_the_same_everywhere() {
+fn a_schedulers_name_is_spelled_the_same_everywhere() {
     for scheduler in [Scheduler::Pbs, Scheduler::Slurm] {
         assert_eq!(scheduler.as_str().parse(), Ok(scheduler));
         assert_eq!(serde_json::to_value(scheduler).unwrap(), scheduler.as_str());
@@ -56,7 +56,7 @@ fn a_schedulers_word_is_the_same_everywhere() {
 }
 
 #[test]
-fn the_scheduler_is_the_one_whose_commands_are_there() {
+fn the_scheduler_is_chosen_by_its_installed_commands() {
     assert_eq!(Scheduler::choose(true, false), Ok(Scheduler::Pbs));
     assert_eq!(Scheduler::choose(false, true), Ok(Scheduler::Slurm));
     assert_eq!(Scheduler::choose(true, true), Err(NoScheduler::Ambiguous));
@@ -65,7 +65,7 @@ fn the_scheduler_is_the_one_whose_commands_are_there() {
 }
 
 #[test]
-fn two_schedulers_are_one_unless_kind_or_name_says_otherwise() {
+fn scheduler_identities_differ_only_by_kind_or_name() {
     let identity = |kind, name: &str| SchedulerIdentity { kind, name: Some(name.to_owned()).filter(|name| !name.is_empty()) };
     let head = identity(Scheduler::Pbs, "head");
     for same in ["head", "head.example.org", ""] {
@@ -81,7 +81,7 @@ fn two_schedulers_are_one_unless_kind_or_name_says_otherwise() {
 }
 
 #[test]
-fn an_id_is_the_last_line_that_is_printed() {
+fn a_job_id_is_the_last_printed_line() {
     assert_eq!(read_id("12.head\n"), Ok("12.head".into()));
     assert_eq!(read_id("12[].head\n"), Ok("12[].head".into()));
     assert_eq!(read_id("4711;perlmutter\n"), Ok("4711".into()));
@@ -98,7 +98,7 @@ fn a_walltime_is_never_shorter_than_asked_for() {
 }
 
 #[test]
-fn the_lines_of_the_setup_are_in_no_command_line() {
+fn setup_lines_never_appear_on_a_command_line() {
     let submission = Submission { setup: vec!["export HF_TOKEN=hf_secret".into()], ..plain() };
     for scheduler in [Scheduler::Pbs, Scheduler::Slurm] {
         let rendered = scheduler.render(&submission);
@@ -108,7 +108,7 @@ fn the_lines_of_the_setup_are_in_no_command_line() {
 }
 
 #[test]
-fn another_setup_is_another_file_so_that_jobs_in_the_queue_keep_theirs() {
+fn a_changed_setup_gets_a_new_script_file() {
     let file = |line: &str| Scheduler::Pbs.render(&Submission { setup: vec![line.into()], ..plain() }).script_file.unwrap();
     assert_eq!(file("module load cuda/12"), file("module load cuda/12"));
     assert_ne!(file("module load cuda/12"), file("module load cuda/13"));
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_shown_of_a_submission_runs_it(option in "[^\0]*", line in "(END_OF_JOB_?|[^\0]*)") {
+    fn a_shown_submission_runs_as_printed(option in "[^\0]*", line in "(END_OF_JOB_?|[^\0]*)") {
         let submission = Submission { options: vec![option], setup: vec![line], ..plain() };
         for scheduler in [Scheduler::Pbs, Scheduler::Slurm] {
             let rendered = scheduler.render(&submission);
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn a_job_that_follows_another_waits_for_its_end_whatever_that_is() {
+fn a_following_job_waits_for_any_end_of_its_predecessor() {
     let submission = Submission { after: Some("12.head".into()), ..plain() };
     let words = |scheduler: Scheduler| scheduler.render(&submission).arguments.join(" ");
     assert!(words(Scheduler::Pbs).contains("-W depend=afterany:12.head"), "{}", words(Scheduler::Pbs));
@@ -164,7 +164,7 @@ fn a_job_that_follows_another_waits_for_its_end_whatever_that_is() {
 }
 
 #[test]
-fn an_id_of_pbs_may_have_its_servers_full_name() {
+fn a_pbs_job_id_may_have_the_servers_full_name() {
     assert!(is_same_job("12.head", "12.head.example.org") && is_same_job("4711", "4711"));
     assert!(!is_same_job("12.head", "13.head") && !is_same_job("4711", "4711_1") && !is_same_job("1", "12"));
 }

@@ -291,6 +291,13 @@ impl Server {
     }
 }
 
+impl Drop for Server {
+    /// What runs in this process and is dropped ends as if it were killed.
+    fn drop(&mut self) {
+        self.killed.cancel();
+    }
+}
+
 impl BoundSocket {
     fn listen(self, address: &Address) -> Result<Listener, Error> {
         let listening = match self {

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_turn_continues_the_keys_of_the_one_before() {
+    fn a_later_turn_continues_the_earlier_turns_keys() {
         let turn = keys(&[segment(1, 100), segment(2, 30)]);
         let later = keys(&[segment(1, 100), segment(2, 30), segment(3, 50)]);
         assert_eq!((turn.len(), later.len()), (8, 11));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_content_at_another_place_or_after_something_else_is_another_block() {
+    fn equal_content_after_another_prefix_is_another_block() {
         let plain = keys(&[segment(1, 64)]);
         let shifted = keys(&[segment(9, 16), segment(1, 64)]);
         assert!(plain.iter().all(|key| !shifted.contains(key)));

@@ -131,6 +131,11 @@ def said(seen: Seen) -> Said:
     return result
 
 
+def says(words: str):
+    """Whether one of these words, between bars, is in what was said; an empty one always is."""
+    return lambda seen: any(word in str(said(seen)) for word in words.split("|"))
+
+
 def error(code: bytes) -> str:
     """An error code's name."""
     number = int.from_bytes(code, "big")

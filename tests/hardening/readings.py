@@ -136,7 +136,7 @@ def unblanked(kind: str):
     def run(target) -> str:
         with h2.dial(target.address) as stream:
             sent = h2.request(1, "POST", "/v1/chat/completions", ("content-type", kind), body=FETCHING)
-            seen = h2.said(wire.flood(stream, [sent], wire.PATIENCE, quiet=0.4))
+            seen = h2.said(wire.flood(stream, [sent], wire.PATIENCE, quiet=0.2, enough=h2.says("400|reset|closed")))
         check(seen.statuses == {1: 400} or seen.resets == {1: "PROTOCOL_ERROR"}, seen)
         return str(seen)
 

@@ -46,7 +46,7 @@ class Scale:
 
 
 QUICK = Scale("quick", head=0.6, body=0.8, stall=0.8, clients=100, connections=1500, flood=10_000, document=6)
-FULL = Scale("full", head=5, body=8, stall=8, clients=1000, connections=10_000, flood=100_000, document=600)
+FULL = Scale("full", head=3, body=4, stall=4, clients=1000, connections=10_000, flood=100_000, document=100)
 
 
 @dataclasses.dataclass
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="at most 40 s: shorter limits, fewer clients, a few seconds of the document")
     parser.add_argument("--only", default="", metavar="REGEX", help="cases whose `group: name` this matches")
     parser.add_argument("--connections", type=int, help="connections that are held open (10 000; with --quick 1 500)")
-    parser.add_argument("--document-seconds", type=int, help="how long requests are made from the OpenAPI document (600; with --quick 6)")
+    parser.add_argument("--document-seconds", type=int, help="how long requests are made from the OpenAPI document (100; with --quick 6)")
     parser.add_argument("--schemathesis", help="the `st` program; without it that row fails")
     parser.add_argument("--json", type=Path, help="a file for the rows")
     options = parser.parse_args()

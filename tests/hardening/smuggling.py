@@ -87,7 +87,7 @@ def refused(sent: str):
     """A case that is refused: one answer after those of the sound requests before, and the end."""
 
     def run(target) -> str:
-        seen = wire.exchange(target.address, (sent + HIDDEN).encode("latin-1"), quiet=0.2)
+        seen = wire.exchange(target.address, (sent + HIDDEN).encode("latin-1"), wire.CLOSED)
         check(seen.closed and seen.statuses[-1:] == [400] and set(seen.statuses[:-1]) <= {200, 400}, seen)
         check('"code":400' in seen.text, f"no words: {seen.text[-300:]}")
         return str(seen)
@@ -99,7 +99,7 @@ def taken(sent: str, expected: list[int]):
     """A case that is sound. Where the first answer closes the connection, there is no second."""
 
     def run(target) -> str:
-        seen = wire.exchange(target.address, (sent + HIDDEN).encode("latin-1"), quiet=0.2)
+        seen = wire.exchange(target.address, (sent + HIDDEN).encode("latin-1"), len(expected))
         statuses = seen.statuses if 100 in expected else [status for status in seen.statuses if status != 100]
         check(statuses == expected or (seen.closed and statuses == expected[:1]), f"{seen}: {seen.text[-200:]}")
         return str(seen)
@@ -155,7 +155,7 @@ def framed(frames: bytes, expected: str):
 
     def run(target) -> str:
         with h2.dial(target.address) as stream:
-            said = h2.said(wire.flood(stream, [frames], wire.PATIENCE, quiet=0.2))
+            said = h2.said(wire.flood(stream, [frames], wire.PATIENCE, quiet=0.2, enough=h2.says(f"{expected}|closed|reset")))
         answers = {str(status) for status in said.statuses.values()} | set(said.resets.values()) | {said.goaway}
         check(answers & set(expected.split("|")) and 200 not in said.statuses.values(), said)
         return str(said)

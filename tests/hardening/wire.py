@@ -6,10 +6,12 @@ import re
 import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 # How long an answer may take before a case counts as hung, in seconds.
-PATIENCE = 10
+PATIENCE = 20
+# More answers than ever come, where only the end of a connection is waited for.
+CLOSED = 99
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +51,17 @@ def connect(address: tuple[str, int], receive_buffer: int | None = None) -> sock
     return stream
 
 
-def flood(stream: socket.socket, pieces: Iterable[bytes], seconds: float, quiet: float = 1.0, read: bool = True) -> Seen:
+def flood(
+    stream: socket.socket,
+    pieces: Iterable[bytes],
+    seconds: float,
+    quiet: float = 1.0,
+    read: bool = True,
+    enough: Callable[[Seen], bool] = lambda _: True,
+) -> Seen:
     """Sends pieces as fast as they are taken while it reads, until the other side ends the connection, nothing has come for `quiet` seconds
-    after the last piece, or the time is over. With `read` false nothing is read before all is sent.
+    after the last piece, or the time is over. With `read` false nothing is read before all is sent. What is waited for is `enough`: without
+    it silence means nothing, for the machine may be busy.
     """
     begun = last = time.monotonic()
     received, closed, sent, waiting = bytearray(), False, 0, b""
@@ -81,15 +91,16 @@ def flood(stream: socket.socket, pieces: Iterable[bytes], seconds: float, quiet:
                 with contextlib.suppress(OSError):
                     received += stream.recv(1 << 18)
                 closed = True
-            if not more and not waiting and time.monotonic() - last > quiet:
+            is_quiet = not more and not waiting and time.monotonic() - last > quiet
+            if is_quiet and enough(Seen(bytes(received), closed, 0)):
                 break
     return Seen(bytes(received), closed, time.monotonic() - begun, sent)
 
 
-def exchange(address: tuple[str, int], data: bytes, quiet: float = 0.4, seconds: float = PATIENCE) -> Seen:
-    """Sends bytes on a connection of their own and reads until it ends or is silent."""
+def exchange(address: tuple[str, int], data: bytes, answers: int = 1) -> Seen:
+    """Sends bytes on a connection of their own and reads until it ends, or is silent after so many answers."""
     with connect(address) as stream:
-        return flood(stream, [data], seconds, quiet)
+        return flood(stream, [data], PATIENCE, 0.2, enough=lambda seen: len(seen.statuses) >= answers)
 
 
 def request(address: tuple[str, int], method: str, path: str, body: bytes = b"", headers: str = "", host: str = "localhost") -> Seen:

@@ -5,7 +5,63 @@ import pytest
 import fleet as fleets
 import processes
 from batch import JobFleet
-from fleet import BLOCK, MODEL, Fleet, Up
+from fleet import BLOCK, KEEP, MODEL, Fleet, Up
+
+# vLLM on the CPU takes no smaller blocks than these. There is room for 64, so that old ones soon make way.
+SMALL = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", "64", "--max-model-len", "1920")
+LORA = ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")
+
+# The fleets of real vLLM, in the order in which tests run on them: `pytest.mark.vllm("mixed")` names one,
+# and without a name it is the first. A name that is not a key of STARTS is a fleet of a module's own.
+STARTS = {
+    "python": lambda: Fleet(fleets.vllm()),
+    "rust": lambda: Fleet(fleets.vllm_rust()),
+    "mixed": lambda: Fleet(fleets.vllm(), fleets.vllm_rust(), KEEP),
+    "small": lambda: Fleet(fleets.vllm(*SMALL, *LORA)),
+}
+# These end the agents of the fleet "python", so they are the last on it.
+ORDER = ["python", "sessions", "rust", "mixed", "small", "supervised", "own"]
+
+
+class Engines:
+    """The one fleet of real vLLM that lives: an engine takes 2 GB, and two of them keep two cores busy."""
+
+    def __init__(self):
+        """None yet."""
+        self.name, self.fleet = "", None
+
+    def need(self, name: str, start=None) -> Fleet:
+        """The fleet of this name; where another one lives, that ends first."""
+        if name != self.name:
+            self.stop()
+            self.fleet = (start or STARTS[name])()
+            self.name = name
+        return self.fleet
+
+    def stop(self) -> None:
+        """Ends the fleet that lives."""
+        ending, self.name, self.fleet = self.fleet, "", None
+        if ending:
+            ending.stop()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Puts tests on the same fleet of real vLLM behind each other, so that each fleet is started once."""
+
+    def place(item) -> int:
+        marker = item.get_closest_marker("vllm")
+        return ORDER.index(marker.args[0] if marker.args else "python") if marker else -1
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def engines():
+    """Real vLLM, a fleet at a time."""
+    one = Engines()
+    yield one
+    one.stop()
 
 
 @pytest.fixture(scope="session")
@@ -16,29 +72,30 @@ def up(tmp_path_factory):
     running.stop()
 
 
-def running_fleet(engine: fleets.Engine, nodes=Fleet.NODES):
-    """The body of the fleet fixtures."""
-    running = Fleet(engine, nodes)
+@pytest.fixture(scope="session")
+def simulated_fleet():
+    """Two routers, two agents, one simulated engine each."""
+    running = Fleet(fleets.simulated())
     yield running
     running.stop()
 
 
-@pytest.fixture(scope="session")
-def simulated_fleet():
-    """Two routers, two agents, one simulated engine each."""
-    yield from running_fleet(fleets.simulated())
-
-
-@pytest.fixture(scope="session")
-def vllm_fleet():
+@pytest.fixture(scope="module")
+def vllm_fleet(engines: Engines):
     """Two routers, two agents, one real vLLM on the CPU each."""
-    yield from running_fleet(fleets.vllm())
+    return engines.need("python")
 
 
 @pytest.fixture(scope="module")
-def vllm_rust_fleet():
-    """Two routers and one agent with one real vLLM on the CPU, with its Rust front-end."""
-    yield from running_fleet(fleets.vllm_rust(), nodes=("a",))
+def vllm_rust_fleet(engines: Engines):
+    """The same with vLLM's Rust front-end."""
+    return engines.need("rust")
+
+
+@pytest.fixture(scope="module")
+def mixed_fleet(engines: Engines):
+    """The same with the Rust front-end on node `b` alone, and engines that live on when their agent dies."""
+    return engines.need("mixed")
 
 
 @pytest.fixture(params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
@@ -51,12 +108,18 @@ def fleet(request):
     running.wait_idle()
 
 
-@pytest.fixture(scope="module", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
-def small_fleet(request):
-    """A fleet of each kind in turn whose engines have room for 64 blocks, so that old ones soon make way."""
-    # vLLM on the CPU takes no smaller blocks than these.
-    flags = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", "64", "--max-model-len", "1920")
-    yield from running_fleet(getattr(fleets, request.param)(*flags))
+@pytest.fixture(scope="module")
+def small_simulated_fleet():
+    """Simulated engines with room for 64 blocks."""
+    running = Fleet(fleets.simulated(*SMALL))
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def small_vllm_fleet(engines: Engines):
+    """Real engines with room for 64 blocks, which take adapters too."""
+    return engines.need("small")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,10 +18,12 @@ import httpx2
 from processes import Process, ask, wait_until
 
 # How long a router takes at most to print its addresses, in seconds.
-LISTEN_SECONDS = 10
+LISTEN_SECONDS = 60
 MODEL = "tiny"
 # Tokens in a block of the engines with a small cache.
 BLOCK = 32
+# An agent's options with which its engines live on when it dies.
+KEEP = ("--if-agent-dies", "keep", "--takeover-timeout", "60s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Up(Process):
         super().__init__("up", ["up", *options, "--", *flags], folder)
         self.edge = self.printed("edge", LISTEN_SECONDS)
         self.socket = self.printed("socket", LISTEN_SECONDS)
-        self.printed("ready", 30)
+        self.printed("ready", 120)
 
     replicas = Router.replicas
     in_flight = Router.in_flight
@@ -137,7 +139,7 @@ class Engine:
 def simulated(*more: str) -> Engine:
     """Engines that emit a token of every running request each 10 ms; `more` are flags that vLLM has too."""
     flags = ("--sim-step-ms", "10", "--enable-prompt-tokens-details", *more)
-    return Engine("simulated", ("--engine", "simulated"), flags, start_seconds=30)
+    return Engine("simulated", ("--engine", "simulated"), flags, start_seconds=120)
 
 
 def vllm(*more: str) -> Engine:
@@ -154,8 +156,8 @@ def vllm(*more: str) -> Engine:
         *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
         *more,
     )
-    # Measured on two shared cores: about a minute for two engines at once.
-    return Engine("vllm", ("--model", str(model), "--vllm-bin", str(behind_the_rest(program))), flags, start_seconds=300)
+    # A minute for two engines at once on two cores, and several where others use these too.
+    return Engine("vllm", ("--model", str(model), "--vllm-bin", str(behind_the_rest(program))), flags, start_seconds=600)
 
 
 def vllm_rust(*more: str) -> Engine:
@@ -211,10 +213,12 @@ class Fleet:
 
     NODES = ("a", "b")
 
-    def __init__(self, engine: Engine, nodes: Sequence[str] = NODES):
-        """Starts everything and returns when both routers see the engines of all nodes ready."""
-        self.engine = engine
-        self.nodes = nodes
+    def __init__(self, engine: Engine, other: Engine | None = None, options: Sequence[str] = ()):
+        """Starts everything and returns when both routers see the engines of all nodes ready.
+
+        Node `b` runs the `other` engine where there is one; `options` are more of the agents' own.
+        """
+        self.engine, self.other, self.options = engine, other or engine, options
         # Not pytest's own folder: engines listen on Unix sockets below this one, whose paths must stay short.
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
         self.routers: list[Router] = []
@@ -224,7 +228,7 @@ class Fleet:
         try:
             for name in ("router-1", "router-2"):
                 self.routers.append(Router(name, self.folder))
-            for node in self.nodes:
+            for node in self.NODES:
                 self.agents.append(self._agent(node))
             self.wait_ready()
             self._warm_up()
@@ -235,8 +239,13 @@ class Fleet:
     def _agent(self, node: str) -> Process:
         routers = [word for router in self.routers for word in ("--router", router.agents)]
         folders = ["--run-dir", str(self.folder / f"run-{node}"), "--log-dir", str(self.folder / f"log-{node}")]
-        command = ["agent", *routers, "--node", node, *folders, *self.engine.command(node)]
-        return Process(f"agent-{node}", command, self.folder, self.engine.variables)
+        engine = self.engine if node == self.NODES[0] else self.other
+        command = ["agent", *routers, "--node", node, *folders, *self.options_of(node), *engine.command(node)]
+        return Process(f"agent-{node}", command, self.folder, engine.variables)
+
+    def options_of(self, node: str) -> Sequence[str]:
+        """More options of a node's agent."""
+        return self.options
 
     def _warm_up(self) -> None:
         """One request to each engine on its own socket: vLLM's first logprobs take it 12 s."""
@@ -266,11 +275,11 @@ class Fleet:
             for agent in self.agents:
                 assert agent.child.poll() is None, f"{agent.name} exited {agent.child.returncode}\n{agent.tail()}"
             phases = [[replica.phase for replica in router.replicas()] for router in self.routers]
-            return all(seen == ["ready"] * len(self.nodes) for seen in phases)
+            return all(seen == ["ready"] * len(self.NODES) for seen in phases)
 
         wait_until(all_ready, self.engine.start_seconds, "all engines ready at both routers", pause=0.2)
 
-    def wait_idle(self, seconds: float = 5) -> None:
+    def wait_idle(self, seconds: float = 15) -> None:
         """Returns when every router sees no request in flight."""
         wait_until(lambda: not any(router.in_flight() for router in self.routers), seconds, "in-flight back to zero")
 
@@ -282,7 +291,7 @@ class Fleet:
 
     def kill_agent(self, node: str) -> float:
         """SIGKILL to the agent of a node; returns when."""
-        agent = self.agents[self.nodes.index(node)]
+        agent = self.agents[self.NODES.index(node)]
         self.dead.append(agent)
         began = time.monotonic()
         agent.kill()
@@ -291,7 +300,7 @@ class Fleet:
     def next_agent(self, node: str) -> Process:
         """Another agent, where one was killed."""
         agent = self._agent(node)
-        self.agents[self.nodes.index(node)] = agent
+        self.agents[self.NODES.index(node)] = agent
         return agent
 
     def engine_logs(self, last: int = 3000) -> dict[str, str]:

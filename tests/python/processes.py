@@ -19,9 +19,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # How long a command that only asks (`hostler ps`) may take, in seconds.
-ASK_SECONDS = 20
+ASK_SECONDS = 60
 # How long a drain with nothing left in flight may take, in seconds: vLLM alone needs about five on two cores.
-STOP_SECONDS = 60
+STOP_SECONDS = 120
 
 # All that were started in this run and did not end well yet, newest last; conftest.py shows their logs on a failure.
 started: list["Process"] = []
@@ -193,7 +193,7 @@ class Process:
         self.killed = True
         self.sessions()
         self.child.kill()
-        self.child.wait(timeout=10)
+        self.child.wait(timeout=60)
 
     def stop(self) -> None:
         """Ends it with SIGTERM and checks that nothing of its sessions is left; cleans up even where that fails."""
@@ -208,7 +208,7 @@ class Process:
                 complaint = f"{self.name} was still running {STOP_SECONDS} s after SIGTERM"
                 self.kill()
         try:
-            wait_until(lambda: not self.left(), 5, f"{self.name} ended with all it started")
+            wait_until(lambda: not self.left(), 30, f"{self.name} ended with all it started")
         except AssertionError:
             left = self.left()
             complaint = complaint or f"{self.name} left processes behind: {left}"

@@ -65,7 +65,7 @@ def test_a_stop_sequence_and_a_system_prompt_are_the_engines(vllm_fleet: Fleet):
     assert cut == whole[: whole.index(stop)]
 
 
-def test_a_tool_that_must_be_called_is_and_its_result_is_read(client):
+def test_a_required_tool_is_called_and_its_result_read(client):
     # A model of random weights never ends the arguments, so the call is looked at as far as it comes.
     asked = {**GREEDY, "max_tokens": 32, "tools": [TOOL], "tool_choice": {"type": "any"}}
     with client.messages.stream(**asked) as events:
@@ -106,7 +106,7 @@ def test_a_forced_tool_is_called_with_input_of_its_schema(simulated):
             assert stream.get_final_message().content[0].input == call.input
 
 
-def test_a_message_is_json_of_the_schema_that_is_asked_for(simulated):
+def test_a_message_is_json_of_the_wanted_schema(simulated):
     schema = {**TOOL["input_schema"], "required": ["city"]}
     asked = {**GREEDY, "max_tokens": 256, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
     whole = simulated.messages.create(**asked)
@@ -114,7 +114,7 @@ def test_a_message_is_json_of_the_schema_that_is_asked_for(simulated):
     assert whole.stop_reason == "end_turn"
 
 
-def test_hostlers_own_errors_are_the_sdks_own_classes_in_anthropics_form(simulated):
+def test_hostlers_errors_are_the_sdks_own_classes(simulated):
     with pytest.raises(anthropic.NotFoundError) as unknown:
         simulated.messages.create(**{**GREEDY, "model": "no-such-model"}, max_tokens=4)
     error = unknown.value.body

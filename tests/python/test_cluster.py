@@ -36,7 +36,7 @@ def login(request: pytest.FixtureRequest):
 
 
 @pytest.mark.smoke
-def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: LoginNode):
+def test_a_model_is_brought_up_used_scaled_and_ended(login: LoginNode):
     login.settings.write_text(login.cluster)
     refused = login.hostler("up", "chat", "--nodes", "2", "--walltime", "0:10:00")
     assert refused.returncode == 1 and "`hostler init`" in refused.stderr, refused.stderr
@@ -101,7 +101,7 @@ def test_a_model_is_brought_up_used_scaled_and_ended_by_four_commands(login: Log
     assert not (login.state / "endpoint.json").exists()
 
 
-def test_who_waits_is_told_why_a_model_is_late_or_fails_and_may_leave_it(login: LoginNode):
+def test_wait_says_why_a_model_is_late_or_fails(login: LoginNode):
     login.initialise()
     assert login.hostler("wait").stderr.startswith("error: nothing is up")
     login.succeed("up", "org/large", "--nodes", "5", "--walltime", "2h", "--detach")

@@ -127,13 +127,13 @@ def test_a_client_that_leaves_mid_stream_is_no_longer_counted(client, up):
     wait_until(lambda: up.in_flight() == 0, 5, "in-flight back to zero")
 
 
-def test_a_client_that_leaves_before_the_answer_is_no_longer_counted(client, up):
+def test_a_client_that_leaves_early_is_no_longer_counted(client, up):
     with pytest.raises(openai.APITimeoutError):
         client.completions.create(model=MODEL, prompt="never read", max_tokens=3000, timeout=0.5)
     wait_until(lambda: up.in_flight() == 0, 5, "in-flight back to zero")
 
 
-def test_an_unknown_model_is_not_found_and_names_those_there_are(client):
+def test_an_unknown_models_error_names_the_models_there_are(client):
     with pytest.raises(openai.NotFoundError) as refused:
         client.chat.completions.create(model="no-such-model", messages=MESSAGES)
     error = refused.value.body
@@ -164,7 +164,7 @@ def test_a_body_over_the_limit_is_refused(client):
     assert refused.value.body["message"]
 
 
-def test_a_body_over_the_limit_that_does_not_say_its_length_is_refused(up):
+def test_a_body_of_unknown_length_over_the_limit_is_refused(up):
     pieces = (b" " * 65536 for _ in range(BODY_LIMIT // 65536 + 2))
     answer = httpx2.post(f"{up.edge}/completions", content=pieces, timeout=30)
     assert answer.status_code == 413

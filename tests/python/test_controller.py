@@ -159,7 +159,7 @@ def full():
     yield from running(1)
 
 
-def test_nodes_are_kept_through_controllers_that_die_and_jobs_that_end_and_are_given_back(fleet: Fleet):
+def test_a_controller_keeps_nodes_and_gives_them_back(fleet: Fleet):
     fleet.want('chat: nodes = 2; walltime = "1h"')
     fleet.start()
     jobs = fleet.wait_ready("chat", 2)
@@ -208,7 +208,7 @@ def test_jobs_find_a_controller_that_starts_with_other_ports(fleet: Fleet):
     assert fleet.submitted() == 1, "nothing was submitted beside the first array"
 
 
-def test_a_controller_that_is_killed_while_it_submits_is_followed_by_one_that_submits_nothing_again(fleet: Fleet):
+def test_a_killed_submission_is_not_submitted_again(fleet: Fleet):
     qsub = fleet.pbs.folder / "bin" / "qsub"
     real = qsub.rename(qsub.with_name("real-qsub"))
     asked, go = fleet.folder / "asked", fleet.folder / "go"
@@ -229,7 +229,7 @@ def test_a_controller_that_is_killed_while_it_submits_is_followed_by_one_that_su
     assert len(fleet.jobs("chat")) == fleet.submitted() == 1
 
 
-def test_two_fleets_of_one_user_with_the_same_names_leave_each_other_alone(fleet: Fleet):
+def test_two_fleets_of_one_user_leave_each_other_alone(fleet: Fleet):
     other = Fleet(fleet.pbs)
     try:
         for one in (fleet, other):
@@ -246,7 +246,7 @@ def test_two_fleets_of_one_user_with_the_same_names_leave_each_other_alone(fleet
         other.stop()
 
 
-def test_a_controller_whose_place_another_one_has_ends_and_leaves_jobs_alone(fleet: Fleet):
+def test_a_displaced_controller_ends_and_leaves_jobs_alone(fleet: Fleet):
     fleet.want('chat: nodes = 1; walltime = "1h"')
     fleet.start()
     jobs = fleet.wait_ready("chat", 1)
@@ -278,7 +278,7 @@ def test_jobs_are_replaced_before_they_end_and_no_request_fails(fleet: Fleet):
     requests.stop()
 
 
-def test_a_model_without_a_job_comes_by_a_request_that_is_told_what_the_scheduler_says_and_goes_when_idle(full: Fleet):
+def test_a_model_comes_by_request_and_goes_when_idle(full: Fleet):
     other = full.pbs.call("qsub", "--", "/bin/sleep", "1000")
     full.want('rare: min = 0; max = 1; idle_after = "60s"; walltime = "1h"')
     full.start()

@@ -113,7 +113,7 @@ def ask_plain(host: str, port: int) -> None:
 UP = ("up", "org/chat", "--nodes", "1", "--walltime", "0:10:00")
 
 
-def test_a_controller_in_a_job_is_used_from_the_login_node_in_tls_replaced_when_it_dies_and_ended(login: JobbedLogin):
+def test_a_controller_in_a_job_is_used_replaced_and_ended(login: JobbedLogin):
     login.initialise()
     shown = login.succeed(*UP, "--dry-run")
     controller, _, node = shown.partition("agent --config")
@@ -187,7 +187,7 @@ def ids(login: JobbedLogin) -> list[str]:
     return login.scheduler.call("squeue", "--noheader", "--name", name, "--format=%i").split()
 
 
-def test_a_controller_whose_time_ends_hands_over_to_one_that_runs_already(short_login: JobbedLogin):
+def test_a_controller_hands_over_when_its_time_ends(short_login: JobbedLogin):
     login = short_login
     login.initialise()
     login.succeed(*UP, "--", "--served-model-name", "chat")
@@ -209,7 +209,7 @@ def test_a_controller_whose_time_ends_hands_over_to_one_that_runs_already(short_
     assert not left, left
 
 
-def test_a_fleet_is_ended_while_its_controller_waits_in_the_queue(login: JobbedLogin):
+def test_a_fleet_ends_while_its_controller_waits_in_the_queue(login: JobbedLogin):
     if login.kind != "pbs":
         pytest.skip("the queue of the stand-in is filled here")
     login.initialise()

@@ -92,7 +92,7 @@ def test_a_function_is_called_in_a_response(responses):
     assert responses.create(model=MODEL, input=turns, max_output_tokens=4).output_text
 
 
-def test_log_probabilities_come_with_the_text_or_the_sdk_learns_that_they_do_not(messages, responses):
+def test_log_probabilities_come_or_the_sdk_learns_otherwise(messages, responses):
     asked = {"model": MODEL, "input": "Hello", "max_output_tokens": 4, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
     whole = responses.create(**asked).output[0].content[0]
     with responses.stream(**asked) as stream:

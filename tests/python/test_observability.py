@@ -257,7 +257,7 @@ def test_promtool_accepts_the_alerts():
     accepts("check", "rules", "alerts.yml")
 
 
-def test_each_alert_fires_when_it_should_and_is_silent_in_a_healthy_fleet():
+def test_each_alert_fires_when_it_should_and_never_otherwise():
     accepts("test", "rules", "alerts_test.yml")
 
 

@@ -79,7 +79,7 @@ def test_a_prompt_is_answered_through_the_template_and_raw(client):
     assert "".join(part.response for part in parts) == raw.response
 
 
-def test_a_raw_prompt_without_a_limit_is_answered_beyond_sixteen_tokens(client):
+def test_a_raw_prompt_is_answered_beyond_sixteen_tokens(client):
     """Where engines themselves would stop."""
     parts = client.generate(MODEL, "Once upon a time", raw=True, stream=True, options={"seed": 1, "temperature": 0})
     for count, part in enumerate(parts):
@@ -157,7 +157,7 @@ def test_errors_are_the_clients_own_with_status_and_message(client):
         assert error.value.status_code == status and words in error.value.error, error.value
 
 
-def test_an_engine_that_dies_mid_stream_is_an_error_of_the_client(tmp_path):
+def test_an_engines_death_is_an_error_of_the_client(tmp_path):
     """The line that says so reaches it as an exception."""
     up = Up(tmp_path, ["--served-model-name", MODEL, "--sim-step-ms", "20", "--sim-die-after-ms", "4000"], engines=1)
     try:

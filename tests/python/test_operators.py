@@ -17,10 +17,10 @@ import fleet as fleets
 from fleet import MODEL, Fleet, Router, own_model
 from processes import ASK_SECONDS, REPOSITORY, ask, binary, environment, wait_until
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.vllm("small")
 
 # What an order has changed is known to every router within this, in seconds.
-KNOWN_SECONDS = 2
+KNOWN_SECONDS = 60
 PROMPT = "the people must find some water"
 
 
@@ -52,19 +52,15 @@ class Lent:
 
 
 @pytest.fixture(scope="module")
-def lent():
-    """The fleet of this module."""
-    engine = fleets.vllm("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")
-    model = Path(engine.options[engine.options.index("--model") + 1])
-    running = Fleet(engine)
-    try:
-        poet, ghost = running.folder / "poet", running.folder / "ghost"
-        python = model.parent / "vllm-0.32" / "bin" / "python"
-        subprocess.run([python, REPOSITORY / "tests/engine/tiny_adapter.py", model, poet], check=True, timeout=60)
-        shutil.copytree(poet, ghost)
-        yield Lent(running, poet, ghost)
-    finally:
-        running.stop()
+def lent(small_vllm_fleet: Fleet):
+    """The fleet whose engines take adapters."""
+    engine, folder = small_vllm_fleet.engine, small_vllm_fleet.folder
+    small_vllm_fleet.wait_ready()
+    model, poet, ghost = Path(engine.options[engine.options.index("--model") + 1]), folder / "poet", folder / "ghost"
+    python = model.parent / "vllm-0.32" / "bin" / "python"
+    subprocess.run([python, REPOSITORY / "tests/engine/tiny_adapter.py", model, poet], check=True, timeout=300)
+    shutil.copytree(poet, ghost)
+    return Lent(small_vllm_fleet, poet, ghost)
 
 
 def complete(router: Router, model: str) -> httpx2.Response:
@@ -91,7 +87,7 @@ def wait_models(fleet: Fleet, node: str, *adapters: str) -> None:
     wait_until(known, KNOWN_SECONDS, f"{node} serves {expected}")
 
 
-def test_requests_for_an_adapter_go_to_the_replica_that_has_it(lent: Lent):
+def test_an_adapters_requests_go_to_the_replica_with_it(lent: Lent):
     fleet = lent.fleet
     own = text(fleet.routers[0], MODEL)
     assert complete(fleet.routers[0], "poet").status_code == 404
@@ -109,7 +105,7 @@ def test_requests_for_an_adapter_go_to_the_replica_that_has_it(lent: Lent):
     assert fleet.replica("b").served <= served["b"] + 1
 
 
-def test_what_makes_no_sense_is_refused_with_what_to_do(lent: Lent):
+def test_a_senseless_order_is_refused_with_what_to_do(lent: Lent):
     assert "No adapter found for /no/where" in lent.refused("lora", "load", "lost", "/no/where")
     assert f"poet is loaded from {lent.poet}" in lent.refused("lora", "load", "poet", "/elsewhere", "--on", "a/0")
     assert 'no replica has an adapter called "lost"; adapters: ' in lent.refused("lora", "unload", "lost")
@@ -128,7 +124,7 @@ def test_clients_cannot_change_adapters(lent: Lent, route: str):
     wait_models(lent.fleet, "a", "poet", "ghost")
 
 
-def test_a_restarted_engine_has_its_adapters_before_it_serves_and_says_which_it_lacks(lent: Lent):
+def test_a_restarted_engine_has_its_adapters_before_it_serves(lent: Lent):
     fleet, before = lent.fleet, lent.fleet.replica("a")
     poem = text(fleet.routers[0], "poet")
     shutil.rmtree(lent.ghost)
@@ -141,14 +137,14 @@ def test_a_restarted_engine_has_its_adapters_before_it_serves_and_says_which_it_
     after = wait_until(back, fleet.engine.start_seconds, "the engine is ready again", pause=0.01)
     assert set(after.models) == {MODEL, own_model("a"), "poet"}, "known from the first moment"
     assert [text(router, "poet") for router in fleet.routers] == [poem, poem]
-    [finding] = wait_until(lent.findings, 5, "the adapter that is gone is told of")
+    [finding] = wait_until(lent.findings, KNOWN_SECONDS, "the adapter that is gone is told of")
     assert finding["replica"] == "a/0" and finding["kind"] == "adapter", finding
     assert "ghost" in finding["evidence"] and "hostler lora" in finding["advice"], finding
     assert lent.order("lora", "unload", "ghost", "--on", "a/0") == "unloaded ghost on a/0\n"
-    wait_until(lambda: not lent.findings(), 5, "nobody wants it any more")
+    wait_until(lambda: not lent.findings(), KNOWN_SECONDS, "nobody wants it any more")
 
 
-def test_an_unloaded_adapter_is_gone_everywhere_and_the_model_stays(lent: Lent):
+def test_an_unloaded_adapter_is_gone_everywhere(lent: Lent):
     assert lent.order("lora", "unload", "poet") == "unloaded poet on a/0, b/0\n"
     wait_models(lent.fleet, "a")
     for router in lent.fleet.routers:

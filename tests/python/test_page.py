@@ -86,7 +86,7 @@ def has(selector: str, text: str) -> str:
     return f"({shown(selector)}).includes({json.dumps(text)})"
 
 
-def test_a_browser_is_let_in_once_and_a_reload_stays_in(up, browser):
+def test_a_browser_is_let_in_once_and_stays_in(up, browser):
     once = address(up)
     browser.open(once)
     browser.wait(has("#health", "2 of 2 replicas ready"))
@@ -103,7 +103,7 @@ def test_a_browser_is_let_in_once_and_a_reload_stays_in(up, browser):
     browser.complaints = [words for words in browser.complaints if "403" not in words]
 
 
-def test_a_request_is_shown_and_explained_and_hostile_names_are_text(up, browser, folder):
+def test_the_page_explains_a_request_and_escapes_hostile_names(up, browser, folder):
     browser.look(*LIGHT)
     browser.open(address(up))
     browser.wait(has("#requests", "No request has been placed yet"))
@@ -130,7 +130,7 @@ def test_a_request_is_shown_and_explained_and_hostile_names_are_text(up, browser
         browser.screenshot(folder / f"page-{scheme}-{width}.png", whole=width < 1000)
 
 
-def test_what_the_page_cannot_show_is_told_as_that_and_not_as_a_router_that_is_away(up, browser):
+def test_the_page_tells_of_what_it_cannot_show(up, browser):
     browser.open(address(up))
     browser.wait(has("#health", "2 of 2 replicas ready"))
     watch = "watch(() => { throw new TypeError('no such column'); }, (words) => words === 'live' || resolve(words))"
@@ -206,7 +206,7 @@ def test_the_keyboard_reaches_replicas_and_requests(up, browser):
     browser.wait("document.querySelectorAll('#requests tr')[2].classList.contains('picked')")
 
 
-def test_a_router_that_is_gone_is_told_of_and_one_without_the_session_asks_to_sign_in(up, browser):
+def test_the_page_tells_of_a_router_that_is_gone(up, browser):
     browser.open(address(up))
     browser.wait(has("#health", "2 of 2 replicas ready"))
     os.kill(up.child.pid, signal.SIGSTOP)
@@ -219,7 +219,7 @@ def test_a_router_that_is_gone_is_told_of_and_one_without_the_session_asks_to_si
     browser.wait(has("#events", "the router answers again"))
 
 
-def test_the_browser_that_a_user_names_is_given_a_file_that_leads_to_the_page(up, folder):
+def test_the_users_browser_is_given_a_file(up, folder):
     seen = folder / "seen"
     runtime = folder / "run"
     (runtime / "hostler").mkdir(parents=True)

@@ -115,7 +115,7 @@ def test_qdel_of_an_agent_loses_no_stream_that_can_end(fleet: PbsFleet):
     fleet.wait_ready(2)
 
 
-def test_qdel_ends_a_stream_that_cannot_end_in_time_with_an_error_that_names_the_job(fleet: PbsFleet):
+def test_qdel_breaks_a_long_stream_with_the_jobs_name(fleet: PbsFleet):
     jobs = fleet.submit_three()
     fleet.requests()
     streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1], **NOT_RESUMED)
@@ -124,7 +124,7 @@ def test_qdel_ends_a_stream_that_cannot_end_in_time_with_an_error_that_names_the
     assert fleet.scheduler.ended(jobs[1], 10) == CUT_OFF, "it had left before it was killed"
 
 
-def test_the_jobs_that_the_manual_shows_serve_and_lose_no_stream_that_can_end(fleet: PbsFleet):
+def test_the_manuals_jobs_serve_and_lose_no_stream(fleet: PbsFleet):
     script = fleet.scheduler.folder / "agents.sh"
     script.write_text(fleet.documented_script("exec hostler agent", *GRACE))
     script.chmod(0o755)
@@ -140,7 +140,7 @@ def test_the_jobs_that_the_manual_shows_serve_and_lose_no_stream_that_can_end(fl
     assert fleet.scheduler.ended(job, 10) == 0
 
 
-def test_qdel_of_a_script_loses_no_stream_that_ends_before_the_shortest_grace(fleet: PbsFleet):
+def test_qdel_of_a_script_loses_no_stream(fleet: PbsFleet):
     fleet.submit_array(2)
     shortest = ("--leave-grace", f"{TERM_TO_KILL_OF_SCRIPT}s")
     script = fleet.folder / "agent.pbs"
@@ -158,7 +158,7 @@ def test_qdel_of_a_script_loses_no_stream_that_ends_before_the_shortest_grace(fl
     assert (fleet.scheduler.folder / f"agent.o{job.partition('.')[0]}").read_text(), "the output is staged"
 
 
-def test_sigterm_to_the_agent_alone_loses_no_stream_that_can_end(fleet: PbsFleet):
+def test_sigterm_to_the_agent_loses_no_stream(fleet: PbsFleet):
     jobs = fleet.submit_three()
     fleet.requests()
     streams = fleet.streams_everywhere(CAN_END, on=jobs[0])
@@ -167,7 +167,7 @@ def test_sigterm_to_the_agent_alone_loses_no_stream_that_can_end(fleet: PbsFleet
     assert fleet.scheduler.ended(jobs[0], 10) == 0
 
 
-def test_qdel_of_engines_with_a_shutdown_timeout_of_their_own_is_over_before_the_kill(fleet: PbsFleet):
+def test_qdel_overrides_the_engines_own_shutdown_timeout(fleet: PbsFleet):
     fleet.submit_array(2)
     job = fleet.submit(engine=("--shutdown-timeout", "30"))
     fleet.wait_ready(3)
@@ -219,7 +219,7 @@ def test_qdel_moves_the_streams_that_cannot_end_in_time(fleet: PbsFleet):
     assert fleet.scheduler.ended(jobs[1], 10) == 0
 
 
-def test_a_stream_that_only_an_ending_job_can_take_ends_with_an_error_that_names_deadline_and_job(fleet: PbsFleet):
+def test_an_ending_jobs_stream_breaks_with_deadline_and_job(fleet: PbsFleet):
     walltime = 24
     job = fleet.submit(*LEAVES_EARLY, flags=("-l", f"walltime={walltime}"))
     fleet.wait_ready(1)
@@ -231,7 +231,7 @@ def test_a_stream_that_only_an_ending_job_can_take_ends_with_an_error_that_names
     assert fleet.scheduler.ended(job, 10) == CUT_OFF
 
 
-def test_a_requeued_job_loses_no_stream_that_can_end_and_serves_again_in_its_next_run(fleet: PbsFleet):
+def test_a_requeued_job_loses_no_stream_and_serves_again(fleet: PbsFleet):
     jobs = fleet.submit_three()
     fleet.requests()
     before = fleet.node(jobs[1])
@@ -245,7 +245,7 @@ def test_a_requeued_job_loses_no_stream_that_can_end_and_serves_again_in_its_nex
     assert len({node["node"] for node in fleet.nodes()}) == 3
 
 
-def test_a_suspended_job_s_engines_are_suspended_with_it_and_serve_again_when_it_continues(fleet: PbsFleet):
+def test_a_suspended_jobs_engines_stop_and_serve_again(fleet: PbsFleet):
     jobs = fleet.submit_three()
     fleet.requests()
     engines = fleet.engines(jobs[0])
@@ -299,7 +299,7 @@ def test_nothing_of_a_job_whose_agent_is_killed_is_left(fleet: PbsFleet, killed:
     assert len(fleet.remains()) == 3
 
 
-def test_parts_of_an_array_on_one_host_all_serve_under_names_of_their_own(fleet: PbsFleet):
+def test_parts_of_an_array_serve_under_their_own_names(fleet: PbsFleet):
     jobs = fleet.submit_three()
     nodes = fleet.nodes()
     assert len({node["node"] for node in nodes}) == 3, nodes
@@ -318,7 +318,7 @@ def test_an_agent_that_reaches_no_router_gives_its_job_back(fleet: PbsFleet):
     fleet.wait_ready(1)
 
 
-def test_an_agent_none_of_whose_engines_can_start_gives_its_job_back_and_says_why(fleet: PbsFleet):
+def test_an_agent_without_engines_gives_its_job_back(fleet: PbsFleet):
     fleet.submit_array(1)
     job = fleet.submit(engine=("--sim-fail-start",))
     assert fleet.scheduler.ended(job, 60) == NO_ENGINE

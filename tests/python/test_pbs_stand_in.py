@@ -98,7 +98,7 @@ def states_of(pbs: Pbs, *ids: str) -> dict[str, str]:
 SLEEP = ("--", "/bin/sleep", "1000")
 
 
-def test_jobs_for_which_there_is_no_host_wait_and_say_why_and_start_in_turn(full: Pbs):
+def test_jobs_without_a_host_wait_and_start_in_turn(full: Pbs):
     array = full.call("qsub", "-N", "agents", "-J", "1-3", "-A", "climate", "-q", "gpu", *SLEEP)
     assert states_of(full, array) == {"11[]": "B", "11[1]": "R", "11[2]": "R", "11[3]": "Q"}
     waiting = full.job("11[3].head")
@@ -113,7 +113,7 @@ def test_jobs_for_which_there_is_no_host_wait_and_say_why_and_start_in_turn(full
     assert states_of(full, array) == {"11[]": "B", "11[1]": "X", "11[2]": "R", "11[3]": "R"}
 
 
-def test_a_job_that_waits_is_deleted_at_once_and_what_is_gone_is_complained_of_one_by_one(full: Pbs):
+def test_qdel_deletes_waiting_jobs_and_complains_of_gone_ones(full: Pbs):
     array = full.call("qsub", "-J", "1-3", *SLEEP)
     job = full.call("qsub", *SLEEP)
     full.call("qdel", "11[3].head")
@@ -130,7 +130,7 @@ def test_a_job_that_waits_is_deleted_at_once_and_what_is_gone_is_complained_of_o
     full.ended("11[1].head", TERM_TO_KILL)
 
 
-def test_qdel_loses_some_of_several_parts_and_the_server_dies_of_a_part_beside_others(full: Pbs):
+def test_qdel_of_several_parts_loses_some_of_them(full: Pbs):
     array = full.call("qsub", "-J", "1-9", *SLEEP)
     full.call("qdel", "11[3].head", "11[5].head", "11[7].head", "11[9].head")
     states = states_of(full, array)
@@ -142,7 +142,7 @@ def test_qdel_loses_some_of_several_parts_and_the_server_dies_of_a_part_beside_o
     assert (asked.returncode, asked.stderr.splitlines()[-1]) == (255, "qstat: cannot connect to server head (errno=15010)")
 
 
-def test_the_json_of_some_jobs_is_none_and_what_separates_attributes_in_dsv_is_in_no_value(full: Pbs):
+def test_qstat_prints_broken_json_and_sound_dsv(full: Pbs):
     words = ("-A", "nan", "--", "/bin/sh", "-c", "sleep 1000", "\\.", 'say "\\"', "é", "a|b\x01c\nd")
     job = full.call("qsub", *words)
     asked = [full.folder / "bin" / "qstat", "-f", "-F", "json", job]
@@ -168,7 +168,7 @@ def test_jobs_are_selected_by_name_and_user_while_they_live(full: Pbs):
     assert full.call("qselect", "-N", "agent") == ""
 
 
-def test_several_jobs_are_shown_with_e_alone_and_one_that_is_gone_does_not_matter(full: Pbs):
+def test_qstat_shows_several_jobs_with_e_alone(full: Pbs):
     jobs = [full.call("qsub", *SLEEP) for _ in range(3)]
     assert states_of(full, *jobs) == {"11": "R", "12": "R", "13": "Q"}
     full.call("qdel", jobs[2])
@@ -177,7 +177,7 @@ def test_several_jobs_are_shown_with_e_alone_and_one_that_is_gone_does_not_matte
     assert list(without) == jobs[:1]
 
 
-def test_what_a_job_prints_is_put_into_a_folder_under_its_id(full: Pbs):
+def test_a_jobs_output_is_put_into_a_folder(full: Pbs):
     folder = full.folder / "out"
     folder.mkdir()
     job = full.call("qsub", "-j", "oe", "-o", f"{folder}/", "--", "/bin/echo", "words")
@@ -190,7 +190,7 @@ def program(pbs: Watched) -> list[str]:
     return ["--", sys.executable, str(pbs.folder / "witness.py"), "top", "more"]
 
 
-def test_qdel_signals_the_session_and_kills_it_later_and_leaves_what_left_the_session(pbs: Watched):
+def test_qdel_signals_the_session_and_kills_it_later(pbs: Watched):
     job = pbs.submit(*program(pbs))
     began = time.monotonic()
     pbs.call("qdel", job)
@@ -201,7 +201,7 @@ def test_qdel_signals_the_session_and_kills_it_later_and_leaves_what_left_the_se
     assert "session SIGTERM" not in (pbs.folder / "witness.o11").read_text()
 
 
-def test_sigterm_ends_the_shell_of_a_script_and_the_rest_is_killed_sooner(pbs: Watched):
+def test_sigterm_ends_a_scripts_shell_and_hastens_the_kill(pbs: Watched):
     _, *command = program(pbs)
     job = pbs.submit(stdin=f"#PBS -l select=1:ncpus=3 -l walltime=1:00\necho $OMP_NUM_THREADS\n{shlex.join(command)}\n")
     began = time.monotonic()
@@ -213,7 +213,7 @@ def test_sigterm_ends_the_shell_of_a_script_and_the_rest_is_killed_sooner(pbs: W
     assert list(pbs.members()) == ["session"]
 
 
-def test_when_the_top_process_ends_the_session_is_killed_without_a_word(pbs: Watched):
+def test_a_session_is_killed_when_its_top_process_ends(pbs: Watched):
     job = pbs.submit(*program(pbs))
     os.kill(pbs.job(job)["session_id"], signal.SIGKILL)
     pbs.ended(job, 2)
@@ -257,7 +257,7 @@ def test_users_neither_suspend_nor_rerun_jobs(pbs: Watched):
     assert pbs.job(job)["job_state"] == "R"
 
 
-def test_a_job_that_depends_on_another_is_held_until_that_one_ends(pbs: Watched):
+def test_a_dependent_job_is_held_until_the_other_ends(pbs: Watched):
     first = pbs.call("qsub", "--", "/bin/sleep", "600")
     second = pbs.call("qsub", "-W", f"depend=afterany:{first}", "--", "/bin/sleep", "600")
     held = pbs.job(second)

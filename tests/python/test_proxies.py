@@ -155,7 +155,7 @@ def test_a_silence_that_is_longer_than_the_timeout_is_survived(proxy: httpx2.Cli
         fault(kept_alive, "ok")
 
 
-def test_the_sdk_reads_a_stream_that_was_kept_alive_before_it_began(kept_alive: Up):
+def test_the_sdk_reads_a_stream_that_was_kept_alive(kept_alive: Up):
     client = openai.OpenAI(base_url=kept_alive.edge, api_key="unused", max_retries=0, timeout=30)
     fault(kept_alive, "hang")
     try:
@@ -169,7 +169,7 @@ def test_the_sdk_reads_a_stream_that_was_kept_alive_before_it_began(kept_alive: 
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def test_an_answer_that_is_not_streamed_needs_the_timeout_that_the_page_has(proxy: httpx2.Client, kept_alive: Up):
+def test_a_whole_answer_needs_the_manuals_timeout(proxy: httpx2.Client, kept_alive: Up):
     fault(kept_alive, "hang")
     try:
         assert proxy.post("/v1/chat/completions", json=chat(4, stream=False)).status_code in (502, 504)

@@ -8,13 +8,10 @@ import itertools
 
 import pytest
 
-import fleet as fleets
 from fleet import Fleet, Replica
 from processes import wait_until
 from test_resumption import COMMENTS, DIFFERENT, ENDED, ROUNDS, count, kill_api, kill_core, spread, tell
 from wire import Stream
-
-pytestmark = pytest.mark.vllm
 
 TOKENS = 150
 # All have brought so many events when the engine is killed, and not all of their own.
@@ -81,12 +78,13 @@ class Ask:
         return Stream(edge, TOKENS, prompt=f"{self.copy} is the number of a long story about {self.kind}", **asked)
 
 
-@pytest.fixture(scope="module", params=[fleets.vllm, fleets.vllm_rust])
-def replaying(request):
-    """The fleet of this module, with each of vLLM's front-ends."""
-    running = Fleet(request.param())
-    yield running
-    running.stop()
+KINDS_OF_FLEET = [pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("vllm_rust", marks=pytest.mark.vllm("rust"))]
+
+
+@pytest.fixture(scope="module", params=KINDS_OF_FLEET)
+def replaying(request) -> Fleet:
+    """A fleet with each of vLLM's front-ends."""
+    return request.getfixturevalue(f"{request.param}_fleet")
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +135,12 @@ def until_flowing(asked: list[Ask], streams: list[Stream]) -> None:
     def flow() -> bool:
         return all(len(stream.events) >= few or not stream.running for few, stream in zip(least, streams, strict=True))
 
-    wait_until(flow, 60, "tokens flow", pause=0.005)
+    wait_until(flow, ENDED, "tokens flow", pause=0.005)
 
 
 def await_next_engine(replaying: Fleet, victim: Replica) -> None:
     """Returns when the router knows of the engine after one that was killed. Until then it may show the old one as ready."""
-    wait_until(lambda: replaying.replica(victim.node).engine_pid != victim.engine_pid, 60, "the next engine")
+    wait_until(lambda: replaying.replica(victim.node).engine_pid != victim.engine_pid, ENDED, "the next engine")
 
 
 def one_name(stream: Stream) -> bool:
@@ -171,7 +169,7 @@ def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list
     replayed, pauses, faults, different = 0, [], [], []
     for _ in range(ROUNDS):
         replaying.wait_ready()
-        replaying.wait_idle(30)
+        replaying.wait_idle(ENDED)
         streams = [ask.open(replaying.routers[0].edge) for ask in asked]
         until_flowing(asked, streams)
         victim = max(replaying.routers[0].replicas(), key=lambda replica: replica.in_flight)
@@ -201,7 +199,7 @@ def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list
     assert len(different) <= DIFFERENT * total, "\n".join(different)
 
 
-def test_a_stop_string_that_comes_behind_the_seam_ends_the_stream(replaying: Fleet):
+def test_a_stop_string_behind_the_seam_ends_the_stream(replaying: Fleet):
     ask = Ask("stop, penalty", 0)
     whole = ask.open(replaying.routers[0].edge)
     whole.join(ENDED)

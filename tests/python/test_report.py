@@ -24,7 +24,7 @@ def report(up: Up, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, stdin=subprocess.DEVNULL, env=environ, **options)
 
 
-def test_a_report_has_the_log_of_an_engine_that_failed_and_no_secret(tmp_path: Path):
+def test_a_report_has_a_failed_engines_log_and_no_secret(tmp_path: Path):
     up = Up(tmp_path, ["--served-model-name", MODEL, "--sim-step-ms", "5"])
     try:
         body = {"model": MODEL, "prompt": SECRET, "max_tokens": 2}

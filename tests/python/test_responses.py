@@ -21,7 +21,7 @@ def asked(number: int, **more) -> dict:
     return {"model": MODEL, "input": f"Say something, number {number}", "max_output_tokens": 6, **more}
 
 
-def test_what_one_engine_keeps_is_found_and_continued_through_both_routers(routers):
+def test_a_kept_response_is_found_through_both_routers(routers):
     first, second = routers
     kept = [first.responses.create(**asked(number)) for number in range(6)]
     streamed = [event for event in first.responses.create(**asked(6), stream=True) if event.type == "response.completed"]
@@ -49,7 +49,7 @@ def test_a_response_in_the_background_is_found_and_ended(routers):
         second.responses.cancel(short.id)
 
 
-def test_a_response_that_nobody_keeps_is_not_found_in_the_engines_words(routers):
+def test_an_unkept_response_is_not_found_in_the_engines_words(routers):
     unstored = routers[0].responses.create(**asked(0, store=False)).id
     for client in routers:
         for call in (client.responses.retrieve, client.responses.cancel):

@@ -1,4 +1,5 @@
-"""Streams whose engine, agent or node is lost in their middle: they go on from the other engine, real vLLM on the CPU.
+"""Streams whose engine, agent or node is lost in their middle: they go on from the other engine, real vLLM on the CPU, whose front-end is
+the other one of vLLM's two.
 
 `HOSTLER_RESUMPTION_ROUNDS` says how often each kind of loss is played, once unless it is set. What was measured is
 printed (`-s`), and appended to the file that `HOSTLER_RESUMPTION_RECORD` names, if it names one.
@@ -17,12 +18,11 @@ from datetime import datetime
 import httpx2
 import pytest
 
-import fleet as fleets
 from fleet import Fleet
-from processes import Process, alive, descendants, wait_until
+from processes import alive, descendants, wait_until
 from wire import Stream, all_streaming, said
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.vllm("mixed")
 
 ROUNDS = int(os.environ.get("HOSTLER_RESUMPTION_ROUNDS", "1"))
 RECORD = os.environ.get("HOSTLER_RESUMPTION_RECORD")
@@ -62,49 +62,17 @@ class Ask:
 ASKED = [Ask(number) for number in range(STREAMS)]
 
 
-class LosingFleet(Fleet):
-    """A fleet whose engines live on when their agent dies."""
-
-    def _agent(self, node: str) -> Process:
-        routers = [word for router in self.routers for word in ("--router", router.agents)]
-        folders = ["--run-dir", str(self.folder / f"run-{node}"), "--log-dir", str(self.folder / f"log-{node}")]
-        kept = ["--if-agent-dies", "keep", "--takeover-timeout", "60s"]
-        command = ["agent", *routers, "--node", node, *folders, *kept, *self.engine.command(node)]
-        return Process(f"agent-{node}", command, self.folder, self.engine.variables)
-
-
 @pytest.fixture(scope="module")
-def losing():
-    """The fleet of this module."""
-    running = LosingFleet(fleets.vllm())
-    yield running
-    running.stop()
-
-
-class MixedFleet(LosingFleet):
-    """The same, and each node's engine has another of vLLM's front-ends."""
-
-    def _agent(self, node: str) -> Process:
-        python = self.engine
-        if node == self.NODES[1]:
-            self.engine = fleets.vllm_rust()
-        try:
-            return super()._agent(node)
-        finally:
-            self.engine = python
-
-
-@pytest.fixture(scope="module")
-def unbroken(losing: LosingFleet) -> list[str]:
+def unbroken(mixed_fleet: Fleet) -> list[str]:
     """The answers of engines that live, in the order of the requests."""
-    first, second = ([stream.text for stream in whole(losing)] for _ in range(2))
+    first, second = ([stream.text for stream in whole(mixed_fleet)] for _ in range(2))
     greedy = [ask.number for ask in ASKED if ask.greedy]
     same = sum(first[number] == second[number] for number in greedy)
     tell(f"unbroken: {same} of {len(greedy)} greedy answers are the same when they are asked for again")
     return first
 
 
-def whole(losing: LosingFleet) -> list[Stream]:
+def whole(losing: Fleet) -> list[Stream]:
     """All requests, answered without a loss."""
     streams = [ask.open(losing.routers[0].edge) for ask in ASKED]
     for stream in streams:
@@ -127,45 +95,45 @@ def tell(line: str) -> None:
             record.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
 
 
-def processes(losing: LosingFleet, node: str) -> dict[str, int]:
+def processes(losing: Fleet, node: str) -> dict[str, int]:
     """The processes of a node's engine by the name that vLLM gives them."""
     group = os.getpgid(losing.replica(node).engine_pid)
     core = next(pid for pid, line in alive(group=group).items() if line.startswith("VLLM::EngineCore"))
     return {"api": group, "core": core}
 
 
-def kill_api(losing: LosingFleet, node: str) -> None:
+def kill_api(losing: Fleet, node: str) -> None:
     """SIGKILL to the API server."""
     os.kill(processes(losing, node)["api"], signal.SIGKILL)
 
 
-def kill_core(losing: LosingFleet, node: str) -> None:
+def kill_core(losing: Fleet, node: str) -> None:
     """SIGKILL to EngineCore."""
     os.kill(processes(losing, node)["core"], signal.SIGKILL)
 
 
-def stop_core(losing: LosingFleet, node: str) -> None:
+def stop_core(losing: Fleet, node: str) -> None:
     """SIGSTOP to EngineCore: it hangs, and nothing breaks."""
     os.kill(processes(losing, node)["core"], signal.SIGSTOP)
 
 
-def kill_agent(losing: LosingFleet, node: str) -> None:
+def kill_agent(losing: Fleet, node: str) -> None:
     """SIGKILL to the agent; its engine computes on."""
     losing.kill_agent(node)
 
 
-def kill_node(losing: LosingFleet, node: str) -> None:
+def kill_node(losing: Fleet, node: str) -> None:
     """SIGKILL to the agent, its keeper and its engine."""
-    started = descendants(losing.agents[losing.nodes.index(node)].child.pid)
+    started = descendants(losing.agents[losing.NODES.index(node)].child.pid)
     losing.kill_agent(node)
     for one in started:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one.pid, signal.SIGKILL)
 
 
-def mend(losing: LosingFleet, node: str) -> None:
+def mend(losing: Fleet, node: str) -> None:
     """Gives the node an agent that runs."""
-    if losing.agents[losing.nodes.index(node)].killed:
+    if losing.agents[losing.NODES.index(node)].killed:
         losing.next_agent(node)
 
 
@@ -244,38 +212,41 @@ def spread(seconds: Sequence[float]) -> str:
     return f"p50 {middle:.2f} p99 {high:.2f} max {ordered[-1]:.2f} s"
 
 
-def count(losing: LosingFleet, metric: str) -> float:
+def count(losing: Fleet, metric: str) -> float:
     """The sum of one of the router's metrics over its labels."""
     lines = httpx2.get(f"{losing.routers[0].admin}/metrics", timeout=10).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{metric}[{{ ]", line))
 
 
-def play(losing: LosingFleet, lose, unbroken: Sequence[str], measured: Measured, node: str | None = None) -> None:
-    """One round: all requests at once, and once all flow the loss of this node or its engine, else of the one that has most of them."""
+def play(losing: Fleet, lose, node: str, unbroken: Sequence[str], measured: Measured) -> None:
+    """One round: all requests at once, and once all flow the loss of this node or its engine."""
     losing.wait_ready()
-    losing.wait_idle(30)
+    losing.wait_idle(ENDED)
     streams = [ask.open(losing.routers[0].edge) for ask in ASKED]
-    all_streaming(streams, 60)
-    wait_until(lambda: all(len(stream.events) >= FLOWING for stream in streams), 60, "tokens flow", pause=0.005)
-    # Not always all: beside the other's spinning threads an engine may stand still for the 3 s that these answers take.
+    all_streaming(streams, ENDED)
+    wait_until(lambda: all(len(stream.events) >= FLOWING for stream in streams), ENDED, "tokens flow", pause=0.005)
+    # Not always all: beside the other's spinning threads an engine may stand still while these answers are made.
     running = [stream for stream in streams if stream.running]
     assert running, "all streams ended before anything was lost"
-    victim = losing.replica(node) if node else max(losing.routers[0].replicas(), key=lambda replica: replica.in_flight)
-    node = victim.node
+    victim = losing.replica(node)
     began = time.monotonic()
     lose(losing, node)
-    wait_until(lambda: any(stream.seams or not stream.running for stream in running), 60, "streams go on elsewhere")
+    wait_until(lambda: any(stream.seams or not stream.running for stream in running), ENDED, "streams go on elsewhere")
     mend(losing, node)
     for stream in streams:
         stream.join(ENDED)
     measured.add(streams, unbroken, victim.in_flight, began)
 
 
-@pytest.mark.parametrize("lose", [kill_api, kill_core, stop_core, kill_agent, kill_node])
-def test_streams_go_on_elsewhere(losing: LosingFleet, unbroken: list[str], lose):
-    measured, before = Measured(), count(losing, "hostler_resumptions_total")
+# Each kind of loss, with the front-ends in turn: `b` has the Rust one.
+LOSSES = [(kill_core, "a"), (kill_core, "b"), (kill_api, "b"), (stop_core, "a"), (kill_agent, "b"), (kill_node, "a")]
+
+
+@pytest.mark.parametrize(("lose", "node"), LOSSES)
+def test_streams_go_on_elsewhere(mixed_fleet: Fleet, unbroken: list[str], lose, node: str):
+    measured, before = Measured(), count(mixed_fleet, "hostler_resumptions_total")
     for turn in range(ROUNDS):
-        play(losing, lose, unbroken, measured)
+        play(mixed_fleet, lose, node, unbroken, measured)
         if RECORD:
             tell(f"{lose.__name__} {turn + 1}: {measured.summary()}")
     tell(f"{lose.__doc__} {ROUNDS} rounds: {measured.summary()}")
@@ -283,20 +254,5 @@ def test_streams_go_on_elsewhere(losing: LosingFleet, unbroken: list[str], lose)
         tell(f"  differs: {line}")
     assert not measured.failed, "\n".join(measured.failed)
     assert not measured.truncated, "\n".join(measured.truncated)
-    assert measured.resumed > 0 and count(losing, "hostler_resumptions_total") - before >= measured.resumed
-    assert len(measured.different) <= DIFFERENT * measured.greedy, "\n".join(measured.different)
-
-
-def test_streams_go_on_from_an_engine_with_the_other_front_end():
-    mixed = MixedFleet(fleets.vllm())
-    try:
-        unbroken, measured = [stream.text for stream in whole(mixed)], Measured()
-        for node in mixed.nodes * ROUNDS:
-            play(mixed, kill_core, unbroken, measured, node)
-    finally:
-        mixed.stop()
-    tell(f"{len(mixed.nodes) * ROUNDS} rounds with both front-ends: {measured.summary()}")
-    assert not measured.failed, "\n".join(measured.failed)
-    assert not measured.truncated, "\n".join(measured.truncated)
-    assert measured.resumed > 0
+    assert measured.resumed > 0 and count(mixed_fleet, "hostler_resumptions_total") - before >= measured.resumed
     assert len(measured.different) <= DIFFERENT * measured.greedy, "\n".join(measured.different)

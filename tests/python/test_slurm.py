@@ -64,7 +64,7 @@ def test_scancel_loses_no_stream_that_can_end(fleet: SlurmFleet):
     fleet.wait_ready(2)
 
 
-def test_the_jobs_that_the_manual_shows_serve_and_lose_no_stream_that_can_end(fleet: SlurmFleet):
+def test_the_manuals_jobs_serve_and_lose_no_stream(fleet: SlurmFleet):
     script = fleet.documented_script("#SBATCH")
     # There are no GPUs here.
     array = fleet.scheduler.submit(script.replace(" --gpus-per-node=4", ""))
@@ -76,7 +76,7 @@ def test_the_jobs_that_the_manual_shows_serve_and_lose_no_stream_that_can_end(fl
     fleet.wait_ready(3)
 
 
-def test_scancel_ends_a_stream_that_cannot_end_in_time_with_an_error_that_names_the_job(fleet: SlurmFleet):
+def test_scancel_breaks_a_long_stream_with_the_jobs_name(fleet: SlurmFleet):
     jobs = [fleet.submit("--time=10") for _ in range(3)]
     fleet.wait_ready(3)
     fleet.requests()
@@ -106,7 +106,7 @@ def test_time_limit_and_early_sigusr1_lose_no_stream(fleet: SlurmFleet):
     assert [node["job"]["id"] for node in fleet.nodes()] == [stays]
 
 
-def test_a_requeued_job_loses_no_stream_that_can_end_and_serves_again_in_its_next_run(fleet: SlurmFleet):
+def test_a_requeued_job_loses_no_stream_and_serves_again(fleet: SlurmFleet):
     jobs = [fleet.submit("--time=10") for _ in range(3)]
     fleet.wait_ready(3)
     fleet.requests()
@@ -119,7 +119,7 @@ def test_a_requeued_job_loses_no_stream_that_can_end_and_serves_again_in_its_nex
     assert fleet.node(jobs[1])["job"]["run"] == 2
 
 
-def test_the_streams_of_a_node_that_dies_go_on_elsewhere_and_its_job_serves_again_elsewhere(fleet: SlurmFleet):
+def test_a_dead_nodes_streams_and_job_go_on_elsewhere(fleet: SlurmFleet):
     jobs = [fleet.submit("--time=10", f"--nodelist={node}") for node in ("n1", "n1", "n2")]
     fleet.wait_ready(3)
     fleet.requests()

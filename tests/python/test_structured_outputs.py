@@ -62,7 +62,7 @@ def client(up: Up):
         yield sdk
 
 
-def test_a_chat_is_parsed_into_the_model_that_was_asked_for(client):
+def test_a_chat_is_parsed_into_the_wanted_model(client):
     answer = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Strict)
     assert isinstance(answer.choices[0].message.parsed, Strict)
     assert answer.choices[0].finish_reason == "stop"
@@ -71,7 +71,7 @@ def test_a_chat_is_parsed_into_the_model_that_was_asked_for(client):
     assert final.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
-def test_a_response_is_parsed_into_the_model_that_was_asked_for(client):
+def test_a_response_is_parsed_into_the_wanted_model(client):
     answer = client.responses.parse(model=MODEL, input="How is the weather?", text_format=Strict)
     assert isinstance(answer.output_parsed, Strict)
     with client.responses.stream(model=MODEL, input="How is the weather?", text_format=Strict) as stream:

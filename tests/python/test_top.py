@@ -91,7 +91,7 @@ def top(folder: Path, router: list[Router]):
     screen.end()
 
 
-def test_an_operator_sorts_opens_a_replica_and_drains_it_after_a_question(top: Screen, router: list[Router]):
+def test_an_operator_sorts_replicas_and_drains_one(top: Screen, router: list[Router]):
     top.wait("2 replicas: 2 ready", "sorted by node", seconds=START_SECONDS)
     assert "ready" in top.row("n/0") and "ready" in top.row("n/1") and "attached" in top.row("n"), top.text()
     top.press("s")
@@ -125,7 +125,7 @@ def test_an_operator_sorts_opens_a_replica_and_drains_it_after_a_question(top: S
     assert shown.startswith("before"), f"the screen from before is there again, and keys are seen\n{shown}"
 
 
-def test_a_router_that_is_gone_is_told_of_and_its_last_figures_stay(top: Screen, router: list[Router], folder: Path):
+def test_top_tells_of_a_router_that_is_gone(top: Screen, router: list[Router], folder: Path):
     top.wait("2 replicas: 2 ready", seconds=START_SECONDS)
     router[0].kill()
     top.wait("no answer since", "trying again", "OLD FIGURES", "n/0")
@@ -139,7 +139,7 @@ def test_a_router_that_is_gone_is_told_of_and_its_last_figures_stay(top: Screen,
     top.wait("ended 0")
 
 
-def test_a_terminal_without_colours_gets_none_and_what_is_no_terminal_is_refused(folder: Path, router: list[Router]):
+def test_top_needs_a_terminal_but_no_colours(folder: Path, router: list[Router]):
     ask = f"{binary()} top --admin {router[0].socket}"
     screen = Screen(folder, f"TERM=dumb {ask}; echo ended $?; read again; exec {ask}", {"NO_COLOR": "1"})
     try:

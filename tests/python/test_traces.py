@@ -13,7 +13,7 @@ import fleet as fleets
 from fleet import MODEL
 from processes import Process, wait_until
 
-pytestmark = pytest.mark.vllm
+pytestmark = pytest.mark.vllm("own")
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -83,7 +83,8 @@ def collector():
     running.server.stop(0)
 
 
-def test_the_engines_span_is_in_the_trace_of_its_request_and_nothing_else_is_sent(collector):
+def test_the_engines_span_is_in_its_requests_trace(collector, engines):
+    engines.stop()
     engine = fleets.vllm()
     with tempfile.TemporaryDirectory(prefix="hostler-") as folder:
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
@@ -93,7 +94,7 @@ def test_the_engines_span_is_in_the_trace_of_its_request_and_nothing_else_is_sen
         began = time.monotonic()
         up = Process("up", ["up", *options, *engine.command("a")], Path(folder), variables)
         try:
-            edge = up.printed("edge", 10)
+            edge = up.printed("edge", 60)
             up.printed("ready", engine.start_seconds)
             print(f"\nan engine ready after {time.monotonic() - began:.0f} s")
             body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}

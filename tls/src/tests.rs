@@ -54,7 +54,7 @@ impl Fleet {
 }
 
 #[test]
-fn a_token_is_read_as_it_was_written_and_shows_its_secret_nowhere_else() {
+fn a_token_survives_a_round_trip_and_hides_its_secret() {
     let fleet = fleet();
     let token = fleet.token("", UseLimit::Count(1));
     let text = token.text();
@@ -72,7 +72,7 @@ fn a_token_is_read_as_it_was_written_and_shows_its_secret_nowhere_else() {
 }
 
 #[test]
-fn a_token_counts_for_whom_it_was_made_and_the_refusal_says_what_to_do() {
+fn a_token_admits_only_those_that_it_was_made_for() {
     let fleet = fleet();
     let single = fleet.token("", UseLimit::Count(1));
     fleet.redeem(&single, "n1", "", NOW).unwrap();
@@ -121,7 +121,7 @@ fn a_token_counts_for_whom_it_was_made_and_the_refusal_says_what_to_do() {
 }
 
 #[test]
-fn a_token_for_one_node_admits_one_of_many_that_come_at_once() {
+fn a_single_use_token_admits_one_of_many_concurrent_nodes() {
     let fleet = fleet();
     let token = fleet.token("", UseLimit::Count(1));
     let (barrier, fleet) = (Barrier::new(8), &fleet);
@@ -142,7 +142,7 @@ fn a_token_for_one_node_admits_one_of_many_that_come_at_once() {
 }
 
 #[test]
-fn a_draft_that_another_container_writes_is_left_alone() {
+fn a_draft_of_another_container_is_left_alone() {
     // Two processes with the same id, each in a container of its own, share the folder.
     let fleet = fleet();
     let token = fleet.token("", UseLimit::Count(1));
@@ -155,7 +155,7 @@ fn a_draft_that_another_container_writes_is_left_alone() {
 }
 
 #[test]
-fn a_name_is_its_first_keys_until_an_operators_token_hands_it_over_once() {
+fn a_node_name_is_its_first_keys_until_handed_over() {
     let fleet = fleet();
     let redeem = |token: &JoinToken, node: &str, key: &str| {
         let applicant = JoinRequest { node: node.into(), job: String::new(), key: fleet.key(key).fingerprint() };
@@ -183,7 +183,7 @@ fn a_name_is_its_first_keys_until_an_operators_token_hands_it_over_once() {
 }
 
 #[test]
-fn a_hand_over_elsewhere_moves_the_name_when_its_later_certificate_is_shown() {
+fn a_later_certificate_claims_a_name_handed_over_elsewhere() {
     let fleet = fleet();
     let [first, second] = ["first", "second"].map(|key| fleet.key(key).fingerprint());
     fleet.tokens.claim("n", first, NOW).unwrap();
@@ -194,7 +194,7 @@ fn a_hand_over_elsewhere_moves_the_name_when_its_later_certificate_is_shown() {
 }
 
 #[test]
-fn a_hand_over_that_failed_half_way_is_repeated_by_the_same_key() {
+fn an_interrupted_hand_over_is_repeated_by_the_same_key() {
     let fleet = fleet();
     let redeem = |token: &JoinToken, key: &str, now| {
         let applicant = JoinRequest { node: "n".into(), job: String::new(), key: fleet.key(key).fingerprint() };
@@ -214,7 +214,7 @@ fn a_hand_over_that_failed_half_way_is_repeated_by_the_same_key() {
 }
 
 #[test]
-fn a_token_without_a_count_admits_where_nothing_can_be_written() {
+fn an_uncounted_token_admits_though_nothing_can_be_written() {
     let fleet = fleet();
     let token = fleet.token("12", UseLimit::EveryNodeOfItsJob);
     // No folder can be made where a dangling link is; file modes would not stop root.
@@ -223,7 +223,7 @@ fn a_token_without_a_count_admits_where_nothing_can_be_written() {
 }
 
 #[test]
-fn scopes_without_bounds_are_refused() {
+fn an_unbounded_token_scope_is_refused() {
     let fleet = fleet();
     for uses in [UseLimit::Count(0), UseLimit::Count(1_000_000), UseLimit::EveryNodeOfItsJob] {
         let scope = TokenScope::new(Duration::from_secs(1), uses);
@@ -232,7 +232,7 @@ fn scopes_without_bounds_are_refused() {
 }
 
 #[test]
-fn an_authority_is_made_once_and_its_key_is_its_owners_alone() {
+fn an_authority_is_created_once_with_a_private_key() {
     let fleet = fleet();
     let place = fleet.folder.path().join("fleet");
     assert!(matches!(Authority::create(&place, "g"), Err(TlsError::Exists(_))));
@@ -249,7 +249,7 @@ fn an_authority_is_made_once_and_its_key_is_its_owners_alone() {
 }
 
 #[test]
-fn a_certificate_says_who_its_holder_is_and_a_damaged_request_gets_none() {
+fn a_certificate_names_its_holder_and_damaged_requests_get_none() {
     let fleet = fleet();
     let key = fleet.key("n1");
     let mut request = key.request().unwrap();
@@ -289,14 +289,14 @@ async fn shake(server: Handshake, client: Arc<ClientConfig>) -> (Result<Option<S
 }
 
 #[tokio::test]
-async fn nodes_and_routers_of_a_fleet_know_each_other() {
+async fn nodes_and_routers_of_a_fleet_trust_each_other() {
     let fleet = fleet();
     assert_eq!(shake(fleet.router(), fleet.member("n1", Duration::from_secs(60))).await, (Ok(Some("n1".into())), Ok(())));
     assert_eq!(shake(fleet.router(), EnrollmentVerifier::config_for(fleet.authority.fingerprint()).unwrap()).await, (Ok(None), Ok(())));
 }
 
 #[tokio::test]
-async fn whoever_is_of_another_fleet_or_too_late_is_told_so_on_both_sides() {
+async fn foreign_or_expired_peers_are_refused_and_told_why() {
     let (ours, theirs) = (fleet(), fleet());
     let with_token = shake(theirs.router(), EnrollmentVerifier::config_for(ours.authority.fingerprint()).unwrap()).await;
     assert!(with_token.1.as_ref().unwrap_err().contains("is not of this agent's fleet"), "{with_token:?}");
@@ -318,7 +318,7 @@ async fn whoever_is_of_another_fleet_or_too_late_is_told_so_on_both_sides() {
 }
 
 #[tokio::test]
-async fn a_member_that_trusts_us_but_is_of_another_fleet_is_refused() {
+async fn a_member_of_another_fleet_is_refused() {
     let (ours, theirs) = (fleet(), fleet());
     let key = theirs.key("n1");
     let foreign = theirs.authority.issue("n1", "0011223344556677", &key.request().unwrap(), Duration::from_secs(60)).unwrap();
@@ -343,7 +343,7 @@ async fn a_node_cannot_pass_for_a_router() {
 }
 
 #[tokio::test]
-async fn plain_text_on_either_side_is_named() {
+async fn plain_text_from_either_side_is_reported_as_such() {
     let fleet = fleet();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -365,7 +365,7 @@ async fn plain_text_on_either_side_is_named() {
 }
 
 #[tokio::test]
-async fn a_client_that_says_nothing_is_not_waited_for() {
+async fn a_silent_client_is_not_waited_for() {
     let fleet = fleet();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -374,7 +374,7 @@ async fn a_client_that_says_nothing_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_listener_that_was_certified_in_memory_is_trusted_by_the_fleets_authority_and_its_names() {
+async fn an_in_memory_listener_is_trusted_under_its_names() {
     let (fleet, other) = (fleet(), self::fleet());
     let listener_tls = EdgeTls::issue(&fleet.authority, &["x3001".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     let [own_authority, other_authority] = [&fleet, &other].map(|of| of.folder.path().join("fleet/ca.crt"));
@@ -393,7 +393,7 @@ async fn a_listener_that_was_certified_in_memory_is_trusted_by_the_fleets_author
 }
 
 #[tokio::test]
-async fn an_edge_with_the_authoritys_certificate_is_trusted_under_its_names_alone() {
+async fn an_edge_certified_by_the_authority_is_trusted_by_name() {
     let fleet = fleet();
     let made = fleet.authority.issue_edge(&["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     let [certificate, key] = ["edge.pem", "edge.key"].map(|name| fleet.folder.path().join(name));

@@ -7,7 +7,7 @@ fn finding(evidence: &str) -> Finding {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_finding_is_told_at_once_and_its_figures_only_now_and_then() {
+async fn new_findings_are_logged_at_once_and_their_figures_occasionally() {
     let (sender, mut findings) = watch::channel(Vec::new());
     let mut renewed = Instant::now();
     publish(&sender, vec![finding("0.95")], &mut renewed);

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn different_extras_have_different_bytes() {
+    fn different_extra_keys_have_different_bytes() {
         let text = |text: &str| ExtraKey::Text(text.to_owned());
         let extras = [
             ExtraKey::Null,

@@ -11,7 +11,7 @@ fn epochs(crashes: &[Crash]) -> Vec<u64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_gets_what_is_new_and_a_late_one_gets_all() {
+async fn a_reader_gets_new_crashes_and_a_late_reader_all() {
     let crashes = CrashLog::default();
     crashes.record(1, requests(0..2));
     let reported = crashes.version();
@@ -24,7 +24,7 @@ async fn a_reader_gets_what_is_new_and_a_late_one_gets_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crash_is_forgotten_after_ten_minutes_and_the_versions_go_on() {
+async fn crashes_are_forgotten_after_ten_minutes_and_versions_go_on() {
     let crashes = CrashLog::default();
     crashes.record(1, requests(0..1));
     tokio::time::advance(CRASH_RETENTION / 2).await;
@@ -38,7 +38,7 @@ async fn a_crash_is_forgotten_after_ten_minutes_and_the_versions_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn neither_the_crashes_nor_the_requests_of_one_grow_without_bound() {
+async fn the_crash_log_bounds_its_crashes_and_their_requests() {
     let crashes = CrashLog::default();
     for epoch in 1..=40 {
         crashes.record(epoch, requests(0..5000));
@@ -49,7 +49,7 @@ async fn neither_the_crashes_nor_the_requests_of_one_grow_without_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crash_wakes_the_reports_and_one_without_requests_does_not() {
+async fn only_a_crash_with_requests_wakes_the_reports() {
     let crashes = CrashLog::default();
     let mut changes = crashes.subscribe();
     crashes.record(1, Vec::new());

@@ -38,7 +38,7 @@ use crate::crashes::CrashLog;
 use crate::gpu::{CpuBinding, GpuAvailability};
 use crate::host::HostError;
 use crate::keeper::wire::{KeeperRequest, LaunchSpec};
-use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, SurvivingEngine};
+use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, KeeperSource, SurvivingEngine};
 use crate::probe::LoadSample;
 use crate::run_dir::{HeldDirectories, RunDirError};
 use crate::traffic::Traffic;
@@ -74,9 +74,8 @@ pub struct EngineSpec {
     /// Between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
     pub cache: cache::KvEventSource,
-    /// This program: it has the subcommand `keeper`, whose processes stand between the agent and
-    /// its engines.
-    pub keeper: PathBuf,
+    /// What stands between the agent and its engines.
+    pub keepers: KeeperSource,
     pub if_agent_dies: AgentDeathPolicy,
     /// Where the engine's processes may run; `None` leaves it to the kernel.
     pub cpu_binding: Option<CpuBinding>,
@@ -95,7 +94,7 @@ impl EngineSpec {
     /// The engine that the configuration describes. What the agent as a whole decides has its
     /// default: the engine ends with the agent, is not bound to cores, has one command line and
     /// starts at once. Fails as `command_line` does.
-    pub fn new(launch: &LaunchContext<'_>, log: PathBuf, keeper: PathBuf) -> Result<Self, HostError> {
+    pub fn new(launch: &LaunchContext<'_>, log: PathBuf, keepers: KeeperSource) -> Result<Self, HostError> {
         Ok(Self {
             node: launch.config.node.clone(),
             index: launch.replica.index,
@@ -109,7 +108,7 @@ impl EngineSpec {
             stop_grace: launch.config.stop_grace,
             probe_interval: launch.config.probe_interval,
             cache: cache_source(launch),
-            keeper,
+            keepers,
             if_agent_dies: AgentDeathPolicy::Kill,
             cpu_binding: None,
             gpu_availability: None,
@@ -416,14 +415,19 @@ enum LaunchError {
 
 impl ProcessHandle {
     /// Creates a keeper, and through it an engine, unless that is over.
-    fn start(&mut self, spec: LaunchSpec, run_dirs: Option<&HeldDirectories>) -> Result<KeeperNotices, LaunchError> {
+    fn start(
+        &mut self,
+        keepers: &KeeperSource,
+        spec: LaunchSpec,
+        run_dirs: Option<&HeldDirectories>,
+    ) -> Result<KeeperNotices, LaunchError> {
         if self.is_closed {
             return Err(LaunchError::Closed);
         }
         run_dirs.map_or(Ok(()), HeldDirectories::restore)?;
-        let (path, program) = (PathBuf::from(&spec.directory), PathBuf::from(&spec.keeper));
+        let (path, program) = (PathBuf::from(&spec.directory), keepers.program().to_owned());
         prepare(&path).map_err(|source| LaunchError::Directory { path, source })?;
-        let (keeper, notices) = keeper::start(spec).map_err(|source| LaunchError::Keeper { program, source })?;
+        let (keeper, notices) = keeper::start(keepers, spec).map_err(|source| LaunchError::Keeper { program, source })?;
         self.keeper = Some(keeper);
         Ok(notices)
     }

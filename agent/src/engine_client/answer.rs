@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_small_piece_is_copied_out_of_the_buffer() {
+    fn only_small_pieces_are_copied_out_of_the_buffer() {
         for (length, is_copied) in [(MAX_COPIED_BYTES, true), (MAX_COPIED_BYTES + 1, false)] {
             let mut read = BytesMut::from(&vec![b'x'; length][..]);
             let begin = read.as_ptr();

@@ -106,7 +106,7 @@ fn answered() -> Result<(u16, String), String> {
 }
 
 #[tokio::test]
-async fn requests_follow_each_other_on_one_connection() {
+async fn requests_reuse_one_connection() {
     let mut fixture = Fixture::new();
     let first = fixture.ask("POST", 4, b"body");
     let mut engine = fixture.accept().await;
@@ -124,7 +124,7 @@ async fn requests_follow_each_other_on_one_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_that_the_engine_closed_meanwhile_costs_no_request() {
+async fn a_connection_closed_by_the_engine_costs_no_request() {
     let mut fixture = Fixture::new();
     let first = fixture.ask("POST", 4, b"body");
     let mut engine = fixture.accept().await;
@@ -138,7 +138,7 @@ async fn a_connection_that_the_engine_closed_meanwhile_costs_no_request() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_again_is_closed() {
+async fn a_connection_that_cannot_be_reused_is_closed() {
     for answer in [
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nab",
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nxy",
@@ -164,7 +164,7 @@ async fn an_answer_without_a_length_ends_with_the_connection() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_none() {
+async fn an_answer_that_breaks_off_is_an_error() {
     for begun in ["", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nab", ANSWER.strip_suffix("\r\n").unwrap()] {
         let mut fixture = Fixture::new();
         let (outcome, mut engine) = fixture.taken(4, "body").await;
@@ -175,7 +175,7 @@ async fn an_answer_that_breaks_off_is_none() {
 }
 
 #[tokio::test]
-async fn an_answer_may_come_before_all_of_its_request_is_there() {
+async fn an_answer_may_precede_the_end_of_its_request() {
     let mut fixture = Fixture::new();
     let (outcome, mut engine) = fixture.taken(4, "bo").await;
     write(&mut engine, ANSWER).await;
@@ -185,7 +185,7 @@ async fn an_answer_may_come_before_all_of_its_request_is_there() {
 }
 
 #[tokio::test]
-async fn an_engine_may_refuse_a_request_that_it_does_not_read() {
+async fn an_engine_may_refuse_a_request_without_reading_it() {
     let mut fixture = Fixture::new();
     let outcome = fixture.ask("POST", 9_000_000, &[b'x'; 200_000]);
     let mut engine = fixture.accept().await;
@@ -195,7 +195,7 @@ async fn an_engine_may_refuse_a_request_that_it_does_not_read() {
 }
 
 #[tokio::test]
-async fn the_rest_of_a_request_goes_on_while_nobody_takes_the_answer() {
+async fn a_request_body_is_sent_while_its_answer_waits() {
     let mut fixture = Fixture::new();
     let (client, outgoing) = (fixture.client.clone(), fixture.outgoing("POST", 4, b"bo"));
     let mut engine_side = None;
@@ -222,7 +222,7 @@ async fn the_rest_of_a_request_goes_on_while_nobody_takes_the_answer() {
 }
 
 #[tokio::test]
-async fn a_router_that_sends_another_length_than_it_announced_breaks_its_request() {
+async fn a_body_of_another_length_than_announced_breaks_its_request() {
     for (announced, sent) in [(1, &b"body"[..]), (9, b"body")] {
         let mut fixture = Fixture::new();
         let outcome = fixture.ask("POST", announced, sent);
@@ -233,7 +233,7 @@ async fn a_router_that_sends_another_length_than_it_announced_breaks_its_request
 }
 
 #[tokio::test]
-async fn an_answer_that_is_dropped_closes_its_connection() {
+async fn a_dropped_answer_closes_its_connection() {
     let mut fixture = Fixture::new();
     let (outcome, mut engine) = fixture.taken(4, "body").await;
     write(&mut engine, "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n").await;
@@ -243,7 +243,7 @@ async fn an_answer_that_is_dropped_closes_its_connection() {
 }
 
 #[tokio::test]
-async fn what_is_kept_is_given_up_after_its_time_or_when_the_engine_closes_it() {
+async fn kept_connections_expire_or_end_when_the_engine_closes_them() {
     let mut fixture = Fixture::new();
     let mut engines = Vec::new();
     let mut outcomes = Vec::new();

@@ -7,7 +7,7 @@ fn reading(standing: GpuHealth, remap_pending: bool, remap_failed: bool) -> (Gpu
 }
 
 #[test]
-fn a_lost_gpu_is_told_with_each_reading_and_silence_once() {
+fn lost_gpus_are_reported_at_each_reading_and_silence_once() {
     let mut before = PreviousReading::default();
     let fine = reading(GpuHealth::Reachable, false, false);
     let lost = reading(GpuHealth::Lost, false, false);
@@ -21,7 +21,7 @@ fn a_lost_gpu_is_told_with_each_reading_and_silence_once() {
 }
 
 #[test]
-fn rows_that_wait_for_a_reset_are_news_once_and_a_failed_one_always() {
+fn pending_row_remaps_are_reported_once_and_failed_ones_always() {
     let mut before = PreviousReading::default();
     let pending = reading(GpuHealth::Reachable, true, false);
     assert_eq!(before.detect_incidents(Some(&pending)), [IncidentKind::RemapPending]);

@@ -15,7 +15,7 @@ fn lookup(found: bool) -> ProgramLookup {
 }
 
 #[test]
-fn the_engine_kind_follows_from_what_is_given_and_found() {
+fn the_engine_kind_follows_from_settings_and_installation() {
     let no_vllm = || Err(HostError::NoVllm { name: "vllm".to_owned(), searched: "that name in PATH=/bin".to_owned() });
     let table = [
         (EngineKind::Auto, false, false, Ok(simulated())),

@@ -5,7 +5,7 @@ fn detect(variables: &[(&str, &str)]) -> Option<Job> {
 }
 
 #[test]
-fn an_environment_names_its_job_run_and_part_of_an_array() {
+fn the_environment_names_job_run_and_array_index() {
     let facts = |variables: &[(&str, &str)]| detect(variables).map(|job| (job.scheduler.as_str(), job.id, job.array_index, job.run));
     assert_eq!(facts(&[]), None);
     assert_eq!(facts(&[("PBS_NODEFILE", "/f"), ("PBS_JOBID", "")]), None);
@@ -18,7 +18,7 @@ fn an_environment_names_its_job_run_and_part_of_an_array() {
 }
 
 #[test]
-fn the_names_of_a_jobs_nodes_are_names_and_differ_between_jobs_and_parts_but_not_between_runs() {
+fn node_names_differ_between_jobs_and_array_parts_only() {
     let name = |variables: &[(&str, &str)]| detect(variables).unwrap().node_name("x3001c0s1b0n0");
     let names = [
         name(&[("PBS_JOBID", "12.head")]),
@@ -34,13 +34,13 @@ fn the_names_of_a_jobs_nodes_are_names_and_differ_between_jobs_and_parts_but_not
 }
 
 #[test]
-fn the_grace_of_each_scheduler_is_less_than_what_it_gave() {
+fn the_default_grace_is_shorter_than_the_schedulers() {
     assert_eq!(default_grace(Scheduler::Pbs), Duration::from_secs(6));
     assert_eq!(default_grace(Scheduler::Slurm), Duration::from_secs(25));
 }
 
 #[test]
-fn the_job_is_the_schedulers_word_for_the_whole_of_it() {
+fn a_join_token_names_the_whole_array_as_its_job() {
     let of = |given: &[(&str, &str)]| {
         name_for_token(|name| given.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
     };

@@ -51,7 +51,7 @@ async fn plain_text_leaves_the_host_only_where_it_is_permitted() {
 }
 
 #[tokio::test]
-async fn a_node_with_neither_certificate_nor_token_says_what_is_wrong_with_the_token() {
+async fn a_node_without_certificate_says_what_its_token_lacks() {
     let place = Place::new();
     assert!(place.open().await.unwrap_err().contains("cannot read"));
     write_private(&place.path("token"), b"not a token").unwrap();
@@ -66,7 +66,7 @@ async fn a_node_with_neither_certificate_nor_token_says_what_is_wrong_with_the_t
 }
 
 #[tokio::test]
-async fn a_certificate_of_an_earlier_life_is_used_while_it_holds_and_is_of_the_tokens_fleet() {
+async fn a_kept_certificate_is_used_while_valid_for_the_fleet() {
     let place = Place::new();
     let (ours, theirs) = (place.authority("f"), place.authority("g"));
     place.certify(&ours, Duration::from_secs(60));
@@ -82,7 +82,7 @@ async fn a_certificate_of_an_earlier_life_is_used_while_it_holds_and_is_of_the_t
 }
 
 #[tokio::test]
-async fn a_certificate_that_a_router_refuses_is_not_shown_again() {
+async fn a_certificate_refused_by_a_router_is_not_shown_again() {
     let place = Place::new();
     place.certify(&place.authority("f"), Duration::from_secs(60));
     let membership = place.open().await.unwrap();

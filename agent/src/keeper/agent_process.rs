@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_process_is_seen_to_run_to_be_stopped_to_go_on_and_to_end() {
+    async fn an_agent_process_is_seen_running_suspended_and_ended() {
         let mut child = std::process::Command::new("/bin/sleep").arg("600").spawn().unwrap();
         let pid = Pid::from_child(&child);
         let mut process = AgentProcess::open(pid.as_raw_nonzero().get()).unwrap();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_process_at_the_other_end_is_the_one_that_made_the_connection() {
+    async fn the_peer_process_is_the_one_that_made_the_connection() {
         let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         assert_eq!(AgentProcess::of_peer(&connection).unwrap().pid, std::process::id().cast_signed());
     }

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::process::Command;
 
 use super::wire::{self, KeeperFrame, KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
-use super::{ALLOCATOR_SETTING, AgentDeathPolicy, fingerprint, socket_path};
+use super::{ALLOCATOR_SETTING, AgentDeathPolicy, KeeperSource, fingerprint, socket_path};
 use crate::process::orphans::end_orphans;
 use crate::process::record::ProcessRecord;
 use crate::process::{KEEPER_OF, LeaderProcess};
@@ -86,9 +86,15 @@ fn connect(stream: StdStream, input: BytesMut, keeper: Option<Pid>) -> io::Resul
     Ok((KeeperClient { stream: Arc::new(stream), keeper }, KeeperNotices { stream: reader, input }))
 }
 
-pub(crate) fn start(order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotices)> {
+/// Starts a keeper, and has it start the engine.
+pub(crate) fn start(source: &KeeperSource, order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotices)> {
     let (ours, theirs) = StdStream::pair()?;
-    let mut command = Command::new(&order.keeper);
+    #[cfg(feature = "engines-in-process")]
+    if let KeeperSource::InProcess(engines) = source {
+        engines.start(theirs, order)?;
+        return connect(ours, BytesMut::new(), None);
+    }
+    let mut command = Command::new(source.program());
     command.arg("keeper").env(KEEPER_OF, &order.directory).env(ALLOCATOR_SETTING.0, ALLOCATOR_SETTING.1);
     // It leaves this session by itself, which the leader of a process group could not.
     command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());

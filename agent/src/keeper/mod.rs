@@ -13,6 +13,8 @@
 mod agent_connection;
 mod agent_process;
 mod client;
+#[cfg(feature = "engines-in-process")]
+mod in_process;
 mod launch;
 mod log_file;
 mod output_replay;
@@ -32,11 +34,40 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, getpid, getppid, getpriority_process, set_child_subreaper, set_parent_process_death_signal, setsid};
 use sha2::{Digest, Sha256};
 
+#[cfg(feature = "engines-in-process")]
+pub use self::in_process::{EngineLaunch, InProcessEngines};
+
 pub(crate) use self::client::{AdoptionError, KeeperClient, KeeperNotices, SurvivingEngine, start};
 use crate::config::IfAgentDies;
 use crate::job::Job;
 use crate::vllm::CommandLine;
 use crate::vllm::version::VllmVersion;
+
+/// Where keepers come from.
+#[derive(Debug, Clone)]
+pub enum KeeperSource {
+    /// The program that has the subcommand `keeper`.
+    Program(PathBuf),
+    #[cfg(feature = "engines-in-process")]
+    InProcess(std::sync::Arc<InProcessEngines>),
+}
+
+impl From<PathBuf> for KeeperSource {
+    fn from(program: PathBuf) -> Self {
+        Self::Program(program)
+    }
+}
+
+impl KeeperSource {
+    /// What has the step before the engine, and what errors name.
+    pub(crate) fn program(&self) -> &Path {
+        match self {
+            Self::Program(program) => program,
+            #[cfg(feature = "engines-in-process")]
+            Self::InProcess(_) => Path::new("this process"),
+        }
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentDeathPolicy {

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn little_output_is_kept_whole_and_of_much_the_beginning_and_the_end() {
+    fn long_output_keeps_its_beginning_and_its_end() {
         let mut echo = OutputReplay::default();
         echo.push(b"first\n");
         echo.push(b"second\n");

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_descends_is_stopped_in_whatever_session_and_goes_on_again() {
+    fn all_descendants_are_suspended_and_continued_in_whatever_session() {
         let family = Family::start();
         let mut suspension = Suspension::default();
         while !matches!(suspension, Suspension::Stopped) {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_suspended_is_not_continued() {
+    fn a_process_stopped_by_others_is_not_continued() {
         let family = Family::start();
         let child = table::descendants(family.root())[0].pid;
         signal(child, Signal::STOP);

@@ -11,7 +11,7 @@ pub(crate) fn program(directory: &Path) -> PathBuf {
     // The test harness prints a line of its own before it begins a test, which must not look like
     // the engine's.
     let script = format!(
-        "#!/bin/sh\nexec 3>&1 >/dev/null\nexec '{}' --ignored --exact --nocapture --test-threads 1 keeper::tests::plays_the_keeper -- \"$@\"\n",
+        "#!/bin/sh\nexec 3>&1 >/dev/null\nexec '{}' --ignored --exact --nocapture --test-threads 1 keeper::tests::this_binary_plays_the_keeper -- \"$@\"\n",
         tests.display()
     );
     write_program(directory.join("keeper"), &script)
@@ -25,7 +25,7 @@ fn write_program(path: PathBuf, script: &str) -> PathBuf {
 
 #[test]
 #[ignore = "a part that other tests have this program play"]
-fn plays_the_keeper() {
+fn this_binary_plays_the_keeper() {
     let arguments: Vec<OsString> = std::env::args_os().skip_while(|argument| argument != "keeper").skip(1).collect();
     let output = std::fs::File::options().write(true).open("/proc/self/fd/3").unwrap();
     rustix::stdio::dup2_stdout(&output).unwrap();
@@ -75,7 +75,7 @@ impl Kept {
         let mut order = order(parent.path(), script);
         change(&mut order);
         let directory = PathBuf::from(&order.directory);
-        let connection = Some(start(order).unwrap());
+        let connection = Some(start(&PathBuf::from(&order.keeper).into(), order).unwrap());
         Self { connection, directory, output: Vec::new(), _parent: parent }
     }
 
@@ -134,7 +134,7 @@ impl Kept {
 const SPREAD: &str = "trap '' TERM; sleep 600 & (setsid sleep 600 &) ; sleep 0.05; echo up; wait; wait";
 
 #[tokio::test]
-async fn output_and_exit_are_passed_on_and_written_down() {
+async fn output_and_exit_are_passed_on_and_logged() {
     let mut kept = Kept::start("echo \"home=$HOME name=$NAME\" >&2; printf last; exit 3");
     kept.started().await;
     let exited = kept.told().await;
@@ -148,7 +148,7 @@ async fn output_and_exit_are_passed_on_and_written_down() {
 }
 
 #[tokio::test]
-async fn an_engine_gets_none_of_the_keepers_files_and_none_of_its_variables() {
+async fn an_engine_inherits_no_files_or_variables_of_its_keeper() {
     let mut kept = Kept::start_with("ls -l /proc/self/fd; env; echo done", |order| order.wait_seconds = Some(600));
     kept.started().await;
     kept.printed("done").await;
@@ -160,7 +160,7 @@ async fn an_engine_gets_none_of_the_keepers_files_and_none_of_its_variables() {
 }
 
 #[tokio::test]
-async fn a_kill_reaches_even_what_left_the_group_and_the_session() {
+async fn a_kill_reaches_processes_outside_the_group_and_the_session() {
     let mut kept = Kept::start(SPREAD);
     let leader = kept.started().await;
     kept.printed("up").await;
@@ -174,7 +174,7 @@ async fn a_kill_reaches_even_what_left_the_group_and_the_session() {
 }
 
 #[tokio::test]
-async fn keeper_and_engine_are_in_a_session_without_the_agent() {
+async fn keeper_and_engine_have_a_session_without_the_agent() {
     let mut kept = Kept::start("exec sleep 600");
     let leader = kept.started().await;
     let session = |pid| crate::process::table::ProcessStat::read(pid).unwrap().session;
@@ -185,7 +185,7 @@ async fn keeper_and_engine_are_in_a_session_without_the_agent() {
 }
 
 #[tokio::test]
-async fn the_session_of_a_nice_agents_engine_is_as_nice() {
+async fn an_engines_session_is_as_nice_as_its_agent() {
     let niceness = (getpriority_process(None).unwrap() + 7).min(19);
     let mut kept = Kept::start_with("exec sleep 600", |order| {
         let keeper = PathBuf::from(&order.keeper);
@@ -202,7 +202,7 @@ async fn the_session_of_a_nice_agents_engine_is_as_nice() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_when_the_agent_is_gone() {
+async fn no_process_is_left_when_the_agent_is_gone() {
     let mut kept = Kept::start(SPREAD);
     kept.started().await;
     kept.printed("up").await;
@@ -236,7 +236,7 @@ async fn the_whole_tree_is_bound_to_its_cpus() {
 }
 
 #[tokio::test]
-async fn cpus_that_cannot_be_had_are_told_and_the_engine_runs_all_the_same() {
+async fn an_engine_runs_though_its_cpus_cannot_be_bound() {
     let mut kept = Kept::start_with("echo up; exec sleep 600", |order| order.cpus = vec![1023]);
     assert!(matches!(kept.told().await, Some(wire::KeeperNotice::Hello { .. })));
     match kept.told().await {
@@ -248,7 +248,7 @@ async fn cpus_that_cannot_be_had_are_told_and_the_engine_runs_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_program_that_does_not_exist_is_said_to_be_so() {
+async fn a_missing_program_fails_the_start_with_its_name() {
     let mut kept = Kept::start_with("", |order| order.program = "/nonexistent/vllm".into());
     kept.started().await;
     match kept.told().await {
@@ -258,7 +258,7 @@ async fn a_program_that_does_not_exist_is_said_to_be_so() {
 }
 
 #[tokio::test]
-async fn a_log_that_cannot_be_written_does_not_hurt_the_engine() {
+async fn an_unwritable_log_does_not_hurt_the_engine() {
     let mut kept = Kept::start_with("echo up; exec sleep 600", |order| order.log = "/dev/full".into());
     kept.started().await;
     match kept.told().await {
@@ -270,7 +270,7 @@ async fn a_log_that_cannot_be_written_does_not_hurt_the_engine() {
 }
 
 #[tokio::test]
-async fn a_keeper_that_is_killed_takes_the_first_process_with_it() {
+async fn a_killed_keeper_takes_the_first_process_with_it() {
     let mut kept = Kept::start("exec sleep 600");
     let leader = kept.started().await;
     kept.connection.as_ref().unwrap().0.end_keeper();
@@ -281,7 +281,7 @@ async fn a_keeper_that_is_killed_takes_the_first_process_with_it() {
 }
 
 #[tokio::test]
-async fn a_kept_engine_is_handed_over_with_what_it_has_printed() {
+async fn a_kept_engine_is_handed_over_with_its_output() {
     let mut kept = Kept::start_with("echo first; echo second; exec sleep 600", |order| order.wait_seconds = Some(600));
     let leader = kept.started().await;
     kept.printed("second").await;
@@ -300,7 +300,7 @@ async fn a_kept_engine_is_handed_over_with_what_it_has_printed() {
 }
 
 #[tokio::test]
-async fn what_is_printed_between_a_look_and_the_adoption_comes_once() {
+async fn output_before_an_adoption_is_delivered_once() {
     let mut kept =
         Kept::start_with("echo first; while ! test -e go; do sleep 0.01; done; echo second; echo third > went; exec sleep 600", |order| {
             order.wait_seconds = Some(600);
@@ -324,7 +324,7 @@ async fn what_is_printed_between_a_look_and_the_adoption_comes_once() {
 }
 
 #[tokio::test]
-async fn a_kept_engine_must_be_proven() {
+async fn a_kept_engine_is_adopted_only_when_it_proves_itself() {
     let mut kept = Kept::start_with("exec sleep 600", |order| order.wait_seconds = Some(600));
     kept.started().await;
     let life = wire::LifeRecord { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: Some(5) };
@@ -359,7 +359,7 @@ async fn a_kept_engine_that_nobody_takes_over_ends() {
 }
 
 #[tokio::test]
-async fn what_becomes_of_a_kept_engine_is_decided_by_the_agent_that_took_it_over_last() {
+async fn the_last_adopting_agent_decides_a_kept_engines_fate() {
     let mut kept = Kept::start_with(SPREAD, |order| order.wait_seconds = Some(600));
     kept.started().await;
     kept.printed("up").await;
@@ -376,7 +376,7 @@ async fn what_becomes_of_a_kept_engine_is_decided_by_the_agent_that_took_it_over
 }
 
 #[test]
-fn engines_are_kept_only_where_somebody_starts_the_agent_again() {
+fn engines_are_kept_only_where_the_agent_will_be_restarted() {
     let wait = Duration::from_secs(600);
     let own = std::process::id().to_string();
     let of = |setting, variables: &[(&str, &str)]| {
@@ -396,7 +396,7 @@ fn engines_are_kept_only_where_somebody_starts_the_agent_again() {
 }
 
 #[test]
-fn a_fingerprint_names_what_is_run_but_not_how_much_memory_was_free() {
+fn a_fingerprint_covers_the_command_but_not_the_free_memory() {
     let line = |argument: &str, gib: &str| CommandLine {
         program: "/bin/vllm".into(),
         arguments: vec!["serve".into(), argument.into()],

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_graces_of_the_schedulers_leave_most_of_it_to_answers() {
+    fn a_schedulers_grace_goes_mostly_to_answers() {
         let (drain, stop) = (30 * SECOND, 10 * SECOND);
         let pbs = LeavePlan::within(6 * SECOND, drain, stop);
         assert_eq!((pbs.drain, pbs.stop), (Duration::from_millis(4375), Duration::from_millis(625)));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_without_sense_have_moments_too() {
+    fn absurd_durations_have_moments_too() {
         let now = Instant::now();
         let endless = LeavePlan::at_leisure(Duration::MAX, Duration::MAX);
         let moments = LeaveMoments::new(endless, now);
@@ -134,14 +134,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn all_of_it_fits_the_grace(grace in any_duration(), drain in any_duration(), stop in any_duration()) {
+        fn a_leave_plan_fits_the_grace(grace in any_duration(), drain in any_duration(), stop in any_duration()) {
             let plan = LeavePlan::within(grace, drain, stop);
             prop_assert!(total(plan) <= grace, "{plan:?}");
             prop_assert!(plan.drain <= drain && plan.stop <= stop);
         }
 
         #[test]
-        fn answers_get_the_larger_part_and_engines_enough_to_stop(grace in any_duration()) {
+        fn answers_get_most_of_the_grace_and_engines_can_stop(grace in any_duration()) {
             let plan = LeavePlan::within(grace, 3_600 * SECOND, 3_600 * SECOND);
             prop_assert!(plan.drain >= plan.stop + plan.kill + plan.farewell, "{plan:?}");
             prop_assert!(grace < 3 * SECOND || plan.stop >= MIN_STOP, "{plan:?}");

@@ -12,7 +12,7 @@ impl Collector for ListedGpus {
 }
 
 #[test]
-fn every_family_is_described_once_and_counters_are_named_so() {
+fn metric_families_are_described_once_and_counters_end_in_total() {
     let mut page = MetricRegistry::default();
     AgentMetrics::register(&mut page);
     let mut names: Vec<&str> = page.descriptions().iter().map(|described| described.name.as_str()).collect();
@@ -27,7 +27,7 @@ fn every_family_is_described_once_and_counters_are_named_so() {
 }
 
 #[test]
-fn a_gpu_shows_what_its_driver_tells_and_nothing_else() {
+fn a_gpu_shows_only_the_figures_of_its_driver() {
     let reading = GpuReading {
         memory_used_bytes: Some(1_000),
         utilisation: Some(87),

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_engine_needs_eight_cpus_and_half_a_gibibyte_of_shared_memory() {
+    fn workers_need_eight_cpus_and_shared_memory_for_each_engine() {
         let room = |cpus, shared_bytes| HostResources { cpus, shared_bytes };
         assert!(room(32, 2 << 30).allows_workers(4));
         assert!(!room(31, 2 << 30).allows_workers(4));

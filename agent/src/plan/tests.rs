@@ -50,13 +50,13 @@ fn planned_in(asked: &Asked<'_>, room: HostResources) -> Result<Plan, PlanError>
 }
 
 #[test]
-fn a_small_model_on_pcie_gpus() {
+fn the_plan_shows_a_small_model_on_pcie_gpus() {
     let asked = Asked { model: "gemma-2b", gpus: "4x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "--enforce-eager") };
     insta::assert_snapshot!(planned(&asked).unwrap().page());
 }
 
 #[test]
-fn a_large_model_over_nvlink_with_the_python_front_end() {
+fn the_plan_shows_a_large_model_over_nvlink_with_python() {
     let config = AgentConfig { front_end: FrontEnd::Python, ..config(Profile::Latency, "") };
     let plan = planned(&Asked { model: "llama-3.1-70b", gpus: "8x80", nvlink: 8, minor: 33, config }).unwrap();
     insta::assert_snapshot!(plan.page());
@@ -64,25 +64,25 @@ fn a_large_model_over_nvlink_with_the_python_front_end() {
 }
 
 #[test]
-fn a_context_that_does_not_fit_on_two_kinds_of_gpu() {
+fn the_plan_shows_a_context_that_does_not_fit() {
     let asked = Asked { model: "llama-3.1-8b", gpus: "2x80,1x24", nvlink: 0, minor: 20, config: config(Profile::Throughput, "") };
     insta::assert_snapshot!(planned(&asked).unwrap().page());
 }
 
 #[test]
-fn a_model_with_states_on_an_old_release() {
+fn the_plan_shows_a_stateful_model_on_an_old_release() {
     let asked = Asked { model: "qwen3-next-80b", gpus: "4x80", nvlink: 4, minor: 11, config: config(Profile::Conservative, "") };
     insta::assert_snapshot!(planned(&asked).unwrap().page());
 }
 
 #[test]
-fn a_plan_for_programs() {
+fn the_plan_is_printed_as_json_for_programs() {
     let asked = Asked { model: "gemma-2b", gpus: "1x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
     insta::assert_snapshot!(serde_json::to_string_pretty(&planned(&asked).unwrap().json()).unwrap());
 }
 
 #[test]
-fn engines_have_a_process_around_their_models_where_all_of_them_have_room_for_it() {
+fn engines_get_worker_processes_only_where_all_have_room() {
     let asked = Asked { model: "gemma-2b", gpus: "4x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
     let has_workers = |cpus| {
         let plan = planned_in(&asked, HostResources { cpus, shared_bytes: 8 << 30 }).unwrap();
@@ -104,7 +104,7 @@ fn a_host_without_gpus_serves_on_the_cpu() {
 }
 
 #[test]
-fn the_simulated_engine_has_two_replicas_or_one_for_each_gpu_that_was_named() {
+fn the_simulated_engine_has_two_replicas_or_one_per_gpu() {
     let engine = EngineProgram::Simulated { program: "/opt/hostler".into() };
     let replicas = |gpus: &str, config: &AgentConfig| {
         let gpus = if gpus.is_empty() { Vec::new() } else { parse_gpus(gpus, 0).unwrap().gpus };
@@ -128,7 +128,7 @@ fn the_simulated_engine_has_two_replicas_or_one_for_each_gpu_that_was_named() {
 }
 
 #[test]
-fn the_plan_for_python_has_what_the_rust_front_end_lacks() {
+fn the_python_plan_has_the_limit_that_rust_lacks() {
     let asked = Asked { model: "llama-3.1-8b", gpus: "1x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
     let plan = planned(&asked).unwrap();
     let has_limit = |front_end| plan.choices(&plan.replicas[0], front_end).iter().any(|choice| choice.flag == "--max-num-queued-reqs");

@@ -47,7 +47,7 @@ impl Probed {
 }
 
 #[tokio::test]
-async fn an_engine_without_the_filtered_page_is_asked_for_the_whole_one() {
+async fn an_engine_without_the_filtered_page_is_asked_for_everything() {
     let mut probed = probe(Scripted::start(Box::new(|path| match path {
         "/metrics" => Some((200, page(3))),
         _ => Some((404, String::new())),
@@ -61,7 +61,7 @@ async fn an_engine_without_the_filtered_page_is_asked_for_the_whole_one() {
 }
 
 #[tokio::test]
-async fn a_failed_reading_keeps_the_last_sample_and_marks_it_stale() {
+async fn a_failed_reading_marks_the_last_sample_stale() {
     let failing = Arc::new(AtomicU32::new(0));
     let status = Arc::clone(&failing);
     let mut probed = probe(Scripted::start(Box::new(move |_| match status.load(Ordering::Relaxed) {
@@ -79,7 +79,7 @@ async fn a_failed_reading_keeps_the_last_sample_and_marks_it_stale() {
 }
 
 #[tokio::test]
-async fn an_idle_engine_is_read_rarely_and_a_request_is_seen_at_once() {
+async fn an_idle_engine_is_read_rarely_until_a_request_arrives() {
     let mut probed = probe(Scripted::start(Box::new(|_| Some((200, page(0))))));
     probed.sample(|_| true).await;
     let span = INTERVAL * 22;
@@ -92,7 +92,7 @@ async fn an_idle_engine_is_read_rarely_and_a_request_is_seen_at_once() {
 }
 
 #[test]
-fn the_size_of_the_cache_is_remembered() {
+fn a_cache_size_once_read_is_remembered() {
     let (sender, samples) = watch::channel(None);
     let told = EngineMetrics { kv_blocks: Some(64), block_size: Some(16), ..EngineMetrics::default() };
     publish(&sender, Some(told));

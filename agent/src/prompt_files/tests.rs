@@ -38,7 +38,7 @@ fn path(folder: &TempDir) -> &str {
 }
 
 #[test]
-fn a_folder_gives_its_files_in_a_fixed_order_and_nothing_else() {
+fn a_folder_yields_its_prompt_files_in_a_fixed_order() {
     let model =
         folder(&[("chat_template.jinja", "{{}}"), ("config.json", "no"), ("tokenizer_config.json", "config"), ("tokenizer.json", "t")]);
     let files = read(path(&model), &[], Path::new("")).unwrap();
@@ -46,7 +46,7 @@ fn a_folder_gives_its_files_in_a_fixed_order_and_nothing_else() {
 }
 
 #[test]
-fn equal_files_make_equal_bundles_and_other_files_others() {
+fn only_equal_files_make_equal_bundles() {
     let bundle = |folder: &TempDir| Bundle::new(TokenizerSpec::new(path(folder), &[]).read(Path::new("")).unwrap());
     let (left, right) = (folder(&[("tokenizer.json", "t")]), folder(&[("tokenizer.json", "t")]));
     assert_eq!(bundle(&left), bundle(&right));
@@ -58,7 +58,7 @@ fn equal_files_make_equal_bundles_and_other_files_others() {
 }
 
 #[test]
-fn the_engines_arguments_decide_which_files_are_taken() {
+fn the_engines_arguments_decide_which_prompt_files_are_taken() {
     let model = folder(&[("tokenizer.json", "the model's"), ("chat_template.jinja", "its own")]);
     let other = folder(&[("tokenizer.json", "another"), ("my.jinja", "given")]);
     let line = format!("--tokenizer {} --chat-template={}/my.jinja", path(&other), path(&other));
@@ -72,7 +72,7 @@ fn the_engines_arguments_decide_which_files_are_taken() {
 }
 
 #[test]
-fn a_hugging_face_id_is_looked_up_among_the_downloaded_models() {
+fn a_hugging_face_id_is_looked_up_among_downloaded_models() {
     let cache = tempfile::tempdir().unwrap();
     let repository = cache.path().join("models--org--name");
     write(&repository.join("refs"), &[("main", "c0ffee\n"), ("v1", "beef")]);
@@ -96,7 +96,7 @@ fn a_hugging_face_id_is_looked_up_among_the_downloaded_models() {
 }
 
 #[test]
-fn a_model_whose_tokenizer_cannot_be_shared_is_an_error_that_says_why() {
+fn a_model_with_an_unshareable_tokenizer_is_an_error() {
     let empty = folder(&[("tokenizer.model", "sentencepiece")]);
     assert!(read(path(&empty), &[], Path::new("")).unwrap_err().starts_with("no tokenizer.json in /"));
 
@@ -115,7 +115,7 @@ fn a_model_whose_tokenizer_cannot_be_shared_is_an_error_that_says_why() {
 }
 
 #[test]
-fn the_cache_of_downloaded_models_is_where_hugging_faces_library_has_it() {
+fn downloaded_models_are_searched_where_hugging_face_keeps_them() {
     let table: [(&[(&str, &str)], &str); 6] = [
         (&[("HF_HUB_CACHE", "/a"), ("HF_HOME", "/b"), ("HOME", "/h")], "/a"),
         (&[("HUGGINGFACE_HUB_CACHE", "/a"), ("HOME", "/h")], "/a"),
@@ -131,7 +131,7 @@ fn the_cache_of_downloaded_models_is_where_hugging_faces_library_has_it() {
 }
 
 #[tokio::test]
-async fn a_model_is_loaded_from_its_folder() {
+async fn prompt_files_are_loaded_from_the_models_folder() {
     let model = folder(&[("tokenizer.json", "t")]);
     let engine = EngineProgram::Vllm { program: "/opt/vllm".into() };
     let config = AgentConfig { model: path(&model).to_owned(), ..AgentConfig::default() };
@@ -141,7 +141,7 @@ async fn a_model_is_loaded_from_its_folder() {
 }
 
 #[tokio::test]
-async fn a_simulated_engine_is_asked_for_its_files() {
+async fn a_simulated_engine_is_asked_for_its_prompt_files() {
     let engine = Scripted::start(Box::new(|path| Some((if path.ends_with(".json") { 200 } else { 404 }, "{}".to_owned()))));
     let source = PromptFileSource::new(&EngineProgram::Simulated { program: "/opt/hostler".into() }, &AgentConfig::default());
     let bundle = source.load(&engine.socket).await.unwrap();

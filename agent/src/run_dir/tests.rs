@@ -12,7 +12,7 @@ pub(super) fn temporary() -> tempfile::TempDir {
 }
 
 #[test]
-fn each_agent_has_a_private_directory_that_goes_with_it() {
+fn an_agents_private_directory_is_removed_with_it() {
     let parent = temporary();
     let base = parent.path().join("run");
     let one = RunDir::open(&base, "n0").unwrap();
@@ -42,7 +42,7 @@ fn a_directory_that_others_can_enter_is_refused() {
 }
 
 #[test]
-fn what_is_not_an_agents_is_never_touched() {
+fn directories_of_others_are_never_touched() {
     let base = temporary();
     fs::set_permissions(base.path(), fs::Permissions::from_mode(0o700)).unwrap();
     for name in ["Downloads", "project", "a-long-one", "a_b", "abcdef"] {
@@ -57,7 +57,7 @@ fn what_is_not_an_agents_is_never_touched() {
 }
 
 #[test]
-fn a_path_too_long_for_sockets_is_refused_before_anything_is_made() {
+fn a_path_too_long_for_sockets_is_refused_early() {
     let parent = temporary();
     let longest = MAX_PATH_BYTES - MAX_PATH_BELOW - 7;
     let used = parent.path().as_os_str().len() + 1;
@@ -99,7 +99,7 @@ fn a_dead_agents_engines_are_killed_and_its_directory_removed() {
 }
 
 #[test]
-fn what_is_not_an_agents_stays() {
+fn files_of_others_stay_in_the_run_directory() {
     let parent = temporary();
     let base = parent.path().join("run");
     make_private(&base).unwrap();

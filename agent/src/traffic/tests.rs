@@ -8,7 +8,7 @@ use super::*;
 
 proptest! {
     #[test]
-    fn any_interleaving_of_entering_computing_and_leaving_returns_to_zero(
+    fn any_interleaving_of_requests_ends_at_zero(
         steps in proptest::collection::vec((0_u8..3, 0_u64..4, any::<(u32, u32)>(), any::<prop::sample::Index>()), 0..200),
     ) {
         let traffic = Traffic::new();
@@ -45,7 +45,7 @@ fn sum(guards: &[InFlight], chosen: impl Fn(&InFlight) -> bool) -> InFlightTotal
 }
 
 #[test]
-fn threads_that_enter_and_leave_at_once_lose_no_count() {
+fn concurrent_requests_lose_no_count() {
     let traffic = Traffic::new();
     std::thread::scope(|scope| {
         for router in 0..4 {
@@ -61,7 +61,7 @@ fn threads_that_enter_and_leave_at_once_lose_no_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_waits_for_the_last_request() {
+async fn an_idle_wait_ends_with_the_last_request() {
     let traffic = Traffic::new();
     traffic.wait_idle().await;
     let guard = traffic.enter(RouterKey(1));
@@ -77,7 +77,7 @@ async fn idle_waits_for_the_last_request() {
 }
 
 #[tokio::test]
-async fn a_reader_is_woken_by_each_change() {
+async fn a_watcher_is_woken_by_each_change() {
     let traffic = Traffic::new();
     let mut changes = traffic.subscribe();
     let guard = traffic.enter(RouterKey(7));

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_job_or_a_setting_has_limits() {
+    fn attach_limits_apply_only_in_jobs_or_by_setting() {
         let limits = |configured: Option<u64>, is_in_job| {
             let config = AgentConfig { attach_timeout: configured.map(Duration::from_secs), ..AgentConfig::default() };
             AttachLimits::new(&config, is_in_job)
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_agent_that_reaches_no_router_gives_up_and_names_its_last_failure() {
+    async fn an_agent_reaching_no_router_gives_up_with_a_reason() {
         let attachments = Attachments::default();
         attachments.record_failure(router(1), "cannot connect: Connection refused");
         let (after, reason) = given_up_after(&attachments, Some(LIMITS)).await.unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_agent_that_is_refused_for_a_minute_gives_up_but_a_refusal_may_pass() {
+    async fn an_agent_refused_for_a_whole_minute_gives_up() {
         let attachments = Attachments::default();
         let second = Duration::from_secs(1);
         attachments.record_refusal(router(1), "refused: another agent is attached as node `n0`");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_router_that_is_looked_for_no_longer_refuses_nobody() {
+    async fn the_refusal_of_a_forgotten_router_does_not_count() {
         let attachments = Attachments::default();
         attachments.record_refusal(router(1), "refused: of another fleet");
         attachments.forget(router(1));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_agent_that_was_attached_once_tries_on() {
+    async fn an_agent_attached_once_never_gives_up() {
         let attachments = Attachments::default();
         attachments.record_refusal(router(1), "refused");
         attachments.record_attached();

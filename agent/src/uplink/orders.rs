@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_names_each_replica_that_failed_and_those_that_did_not() {
+    fn an_orders_outcome_names_failed_and_succeeded_replicas() {
         let done = |name: &str| (name.to_owned(), Ok(()));
         let failed = |name: &str| (name.to_owned(), Err("it is full".to_owned()));
         assert_eq!(summarize_failures(&[done("n/0"), done("n/1")]), "");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_down_or_on_its_way_there_can_be_released() {
+    fn only_replicas_down_or_draining_can_be_released() {
         let down = [Phase::Quarantined, Phase::Failed, Phase::Stopped, Phase::Draining];
         let up = [Phase::Starting, Phase::Loading, Phase::Ready, Phase::Sleeping];
         assert!(down.into_iter().all(waits_for_release));

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_send_spans_where_they_are_asked_to_and_can() {
+    fn engines_send_spans_only_where_asked_and_able() {
         let newest = installed(32, true);
         assert_eq!(EngineTraces::of(Ok(None), Some(&newest)), EngineTraces::Unasked);
         let sent = EngineTraces::SentTo("http://collector:4317".into());

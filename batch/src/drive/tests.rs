@@ -89,7 +89,7 @@ fn requests(count: usize) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_request_goes_below_the_targets_path_after_people_unless_it_says_otherwise() {
+async fn batch_requests_have_low_priority_unless_they_set_their_own() {
     let target = FakeTarget::start().await;
     let [plain, own] = [json!({"input": "a"}), json!({"input": "b", "priority": 3})];
     let files = Files::new(&target, &[request(0, "/v1/embeddings", plain), request(1, "/v1/embeddings", own)]);
@@ -104,7 +104,7 @@ async fn a_request_goes_below_the_targets_path_after_people_unless_it_says_other
 }
 
 #[tokio::test]
-async fn what_was_answered_before_is_not_sent_again() {
+async fn a_request_answered_before_is_not_sent_again() {
     let target = FakeTarget::start().await;
     let files = Files::new(&target, &requests(5));
     let mut journal = Journal::open(&files.at("out.partial"), &Input::check(&files.args.input).unwrap()).unwrap();
@@ -120,7 +120,7 @@ async fn what_was_answered_before_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_batch_that_was_killed_between_its_output_and_its_end_ends() {
+async fn a_batch_killed_after_writing_its_output_ends() {
     let target = FakeTarget::start().await;
     let files = Files::new(&target, &requests(1));
     let mut journal = Journal::open(&files.at("out.partial"), &Input::check(&files.args.input).unwrap()).unwrap();
@@ -132,7 +132,7 @@ async fn a_batch_that_was_killed_between_its_output_and_its_end_ends() {
 }
 
 #[tokio::test]
-async fn an_output_that_is_there_is_never_replaced() {
+async fn an_existing_output_is_never_replaced() {
     let target = FakeTarget::start().await;
     let files = Files::new(&target, &requests(2));
     fs::write(files.at("out"), "mine").unwrap();
@@ -145,7 +145,7 @@ async fn an_output_that_is_there_is_never_replaced() {
 }
 
 #[tokio::test]
-async fn a_batch_that_drains_begins_nothing_and_says_how_far_it_is() {
+async fn a_draining_batch_starts_nothing_and_reports_its_progress() {
     let target = FakeTarget::start().await;
     let files = Files::new(&target, &requests(2));
     let shutdown = Shutdown::new();

@@ -24,7 +24,7 @@ fn problems(text: &str) -> String {
 }
 
 #[test]
-fn each_request_is_found_again_and_empty_lines_are_none() {
+fn requests_are_read_by_number_and_empty_lines_are_skipped() {
     let text = format!("{}\n{}\r\n{}", request("a"), request("b").trim_end(), request("c").trim_end());
     let file = file(&text);
     let input = Input::check(file.path()).unwrap();
@@ -33,7 +33,7 @@ fn each_request_is_found_again_and_empty_lines_are_none() {
 }
 
 #[test]
-fn requests_of_one_model_have_one_number() {
+fn requests_of_one_model_share_a_model_number() {
     let of = |id: usize, model: &str| {
         format!("{{\"custom_id\":\"{id}\",\"method\":\"POST\",\"url\":\"/v1/x\",\"body\":{{\"model\":\"{model}\"}}}}\n")
     };
@@ -43,14 +43,14 @@ fn requests_of_one_model_have_one_number() {
 }
 
 #[test]
-fn another_file_has_another_digest() {
+fn different_input_files_have_different_digests() {
     let digest = |text: &str| Input::check(file(text).path()).unwrap().digest();
     assert_eq!(digest(&request("a")), digest(&request("a")));
     assert_ne!(digest(&request("a")), digest(&request("b")));
 }
 
 #[test]
-fn every_wrong_line_is_named_and_of_many_the_first_ones() {
+fn wrong_lines_are_named_up_to_a_limit() {
     let said = problems(&[request("a"), "{\n".to_owned(), request("b"), request("a")].concat());
     assert!(said.contains("line 2: it is no JSON object") && said.contains("line 4: line 1 has its custom_id \"a\""), "{said}");
     assert!(said.starts_with("nothing was sent") && !said.contains("line 3"), "{said}");
@@ -59,12 +59,12 @@ fn every_wrong_line_is_named_and_of_many_the_first_ones() {
 }
 
 #[test]
-fn a_file_without_a_request_is_no_batch() {
+fn a_file_without_requests_is_refused() {
     assert!(matches!(Input::check(file("\n\n").path()), Err(BatchError::Empty(_))));
 }
 
 #[test]
-fn a_line_that_changes_meanwhile_is_noticed() {
+fn an_input_line_changed_during_the_batch_is_noticed() {
     let file = file(&[request("a"), request("b")].concat());
     let input = Input::check(file.path()).unwrap();
     std::fs::write(file.path(), [request("a"), request("c")].concat()).unwrap();

@@ -36,7 +36,7 @@ fn answers_are_put_in_the_order_of_their_requests() {
 }
 
 #[test]
-fn wherever_a_journal_is_torn_every_answer_before_counts_and_none_after() {
+fn a_torn_journal_keeps_every_answer_before_the_tear() {
     let (folder, output) = place();
     let (input, path) = (input(folder.path(), 3), Journal::path_for(&output));
     let mut journal = Journal::open(&path, &input).unwrap();
@@ -60,7 +60,7 @@ fn wherever_a_journal_is_torn_every_answer_before_counts_and_none_after() {
 }
 
 #[test]
-fn a_line_that_a_crash_of_the_host_filled_with_zeros_ends_what_counts() {
+fn a_line_zeroed_by_a_host_crash_ends_the_journal() {
     let (folder, output) = place();
     let (input, path) = (input(folder.path(), 3), Journal::path_for(&output));
     let mut journal = Journal::open(&path, &input).unwrap();
@@ -76,7 +76,7 @@ fn a_line_that_a_crash_of_the_host_filled_with_zeros_ends_what_counts() {
 }
 
 #[test]
-fn a_journal_is_of_one_input_and_no_other_file_is_touched() {
+fn a_journal_belongs_to_one_input_and_spares_other_files() {
     let (folder, output) = place();
     let path = Journal::path_for(&output);
     drop(Journal::open(&path, &input(folder.path(), 3)).unwrap());
@@ -89,7 +89,7 @@ fn a_journal_is_of_one_input_and_no_other_file_is_touched() {
 }
 
 #[test]
-fn one_process_at_a_time_has_it() {
+fn a_journal_is_open_in_one_process_at_a_time() {
     let (folder, output) = place();
     let (input, path) = (input(folder.path(), 1), Journal::path_for(&output));
     let journal = Journal::open(&path, &input).unwrap();
@@ -100,7 +100,7 @@ fn one_process_at_a_time_has_it() {
 
 proptest! {
     #[test]
-    fn a_line_is_read_as_it_was_written(number in any::<usize>(), is_failed: bool, answer in "[^\n]{0,40}") {
+    fn a_journal_line_is_read_as_written(number in any::<usize>(), is_failed: bool, answer in "[^\n]{0,40}") {
         let entry = Entry { number, is_failed, answer: answer.as_bytes() };
         let line = write_entry(&entry);
         prop_assert_eq!(parse_entry(&line), Some(entry));
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+    fn no_bytes_make_the_journal_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
         let _ = parse_entry(&bytes);
     }
 }

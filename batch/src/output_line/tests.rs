@@ -16,7 +16,7 @@ fn written(status: u16, body: &str) -> (OutputLine, Value) {
 }
 
 #[test]
-fn an_answer_is_kept_as_it_came_on_one_line() {
+fn an_answer_is_kept_as_received_on_one_line() {
     let body = "{\n  \"big\": 123456789012345678901234567890,\r\n  \"text\": \"a\\nb\",\n  \"usage\": {\"completion_tokens\": 7}\n}";
     let (line, value) = written(200, body);
     let text = str::from_utf8(&line.json).unwrap();
@@ -29,7 +29,7 @@ fn an_answer_is_kept_as_it_came_on_one_line() {
 }
 
 #[test]
-fn a_refused_request_has_its_status_and_the_engines_words() {
+fn a_refused_request_keeps_its_status_and_the_engines_message() {
     let (line, value) = written(400, r#"{"error":{"message":"too long"}}"#);
     assert!(line.is_failed);
     assert_eq!((&value["response"]["status_code"], &value["response"]["body"]["error"]["message"]), (&json!(400), &json!("too long")));
@@ -39,7 +39,7 @@ fn a_refused_request_has_its_status_and_the_engines_words() {
 }
 
 #[test]
-fn what_cannot_stand_in_a_line_is_an_error() {
+fn an_answer_that_is_not_json_is_an_error() {
     let (line, value) = written(200, "RIFF....WAVE");
     assert!(line.is_failed && value["response"].is_null());
     assert_eq!(value["error"]["code"], "answer_not_json");
@@ -50,7 +50,7 @@ fn what_cannot_stand_in_a_line_is_an_error() {
 }
 
 #[test]
-fn an_answer_that_its_engine_gave_up_is_none() {
+fn an_answer_aborted_by_its_engine_does_not_count() {
     for (status, reason, expected) in [(200, "abort", true), (200, "error", true), (200, "stop", false), (400, "abort", false)] {
         let body = format!("{{\"choices\":[{{\"finish_reason\":\"length\"}},{{\"finish_reason\":\"{reason}\"}}]}}");
         assert_eq!(is_aborted(&answer(status, &body)), expected, "{status} {reason}");
@@ -59,7 +59,7 @@ fn an_answer_that_its_engine_gave_up_is_none() {
 }
 
 #[test]
-fn a_model_that_is_not_known_is_told_from_other_things_that_are_not_there() {
+fn an_unknown_model_is_distinguished_from_other_not_found_answers() {
     let body = |message: &str| format!("{{\"error\":{{\"message\":\"{message}\"}}}}");
     let unknown = "The model `m` does not exist.";
     for (status, message, expected) in
@@ -70,7 +70,7 @@ fn a_model_that_is_not_known_is_told_from_other_things_that_are_not_there() {
 }
 
 #[test]
-fn the_words_of_an_error_are_short() {
+fn error_messages_are_shortened() {
     assert_eq!(error_message(br#"{"error":{"message":"no  replica\nis ready"}}"#), "no replica is ready");
     assert_eq!(error_message("é".repeat(1_000).as_bytes()).chars().count(), 200);
 }

@@ -7,7 +7,7 @@ fn at(seconds: u64, answered: usize, tokens: u64) -> Progress {
 }
 
 #[test]
-fn what_is_left_follows_from_the_last_minute() {
+fn the_time_left_follows_from_the_last_minute() {
     let mut rates = RateWindow::default();
     for second in 0..=100 {
         // A fleet that came late, to a batch of which 400 were answered before.
@@ -20,7 +20,7 @@ fn what_is_left_follows_from_the_last_minute() {
 }
 
 #[test]
-fn a_fleet_that_is_away_is_said_so() {
+fn an_unreachable_fleet_is_shown_as_retrying() {
     let mut rates = RateWindow::default();
     rates.add(&at(0, 10, 0));
     let away = Progress { waiting: 16, reason: "Connection refused".to_owned(), failed: 2, ..at(30, 10, 0) };
@@ -28,7 +28,7 @@ fn a_fleet_that_is_away_is_said_so() {
 }
 
 #[test]
-fn at_the_beginning_nothing_is_promised() {
+fn progress_promises_nothing_at_the_start() {
     let mut rates = RateWindow::default();
     rates.add(&at(0, 0, 0));
     assert_eq!(line(&at(0, 0, 0), &rates), "0 of 1000 done, 0 failed");

@@ -24,14 +24,14 @@ fn a_body_is_taken_as_it_was_written() {
 }
 
 #[test]
-fn only_a_body_with_a_priority_of_its_own_has_one() {
+fn only_a_top_level_priority_of_a_body_counts() {
     for (body, expected) in [(r#"{"priority":3}"#, true), (r#"{"priority":null}"#, false), (r#"{"messages":[{"priority":3}]}"#, false)] {
         assert_eq!(parse(line("body", body).as_bytes()).unwrap().has_priority, expected, "{body}");
     }
 }
 
 #[test]
-fn every_api_below_v1_can_be_in_a_batch_and_nothing_else() {
+fn a_batch_may_use_every_v1_api_and_nothing_else() {
     for url in ["/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/audio/transcriptions", "/v1/score"] {
         assert!(parse(line("url", &format!("\"{url}\"")).as_bytes()).is_ok(), "{url}");
     }
@@ -42,7 +42,7 @@ fn every_api_below_v1_can_be_in_a_batch_and_nothing_else() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn a_wrong_request_line_is_refused_with_the_reason() {
     for (text, expected) in [
         (line("body", r#"{"stream":true}"#), LineError::Stream),
         (line("method", r#""GET""#), LineError::Method("GET".to_owned())),
@@ -63,7 +63,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn a_body_is_no_longer_than_the_router_takes() {
+fn a_body_is_limited_to_what_the_router_accepts() {
     let body = |bytes: usize| format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8));
     assert!(parse(line("body", &body(MAX_BODY_BYTES)).as_bytes()).is_ok());
     assert_eq!(refused(&line("body", &body(MAX_BODY_BYTES + 1))), LineError::BodyTooLong);
@@ -71,7 +71,7 @@ fn a_body_is_no_longer_than_the_router_takes() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn no_bytes_make_the_request_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = parse(&bytes);
     }
 }

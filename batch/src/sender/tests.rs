@@ -63,7 +63,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn an_answer_of_whatever_status_ends_a_request() {
+async fn an_answer_of_any_status_ends_a_request() {
     for (head, status) in [("200 OK", 200), ("400 Bad Request", 400), ("404 Not Found", 404)] {
         let sent = Scene::of(head).send().await;
         assert!(matches!(&sent, Sent::Ended(Outcome::Answered(answer)) if answer.status == status), "{sent:?}");
@@ -71,7 +71,7 @@ async fn an_answer_of_whatever_status_ends_a_request() {
 }
 
 #[tokio::test]
-async fn a_request_whose_time_is_over_before_the_next_attempt_fails_with_the_last_reason() {
+async fn an_expired_request_fails_with_its_last_reason() {
     let scene = Scene { request: Duration::from_secs(59), ..Scene::of("503 Service Unavailable\r\nretry-after: 60") };
     let sent = scene.send().await;
     let Sent::Ended(Outcome::Failed { code, message }) = sent else { panic!("{sent:?}") };
@@ -80,7 +80,7 @@ async fn a_request_whose_time_is_over_before_the_next_attempt_fails_with_the_las
 }
 
 #[tokio::test]
-async fn a_request_that_waits_is_seen_and_stops_with_the_batch() {
+async fn a_waiting_request_is_counted_and_stops_with_the_batch() {
     let scene = Scene::of("429 Too Many Requests\r\nretry-after: 600");
     let sent = scene.send_until_waiting("429").await;
     assert!(matches!(sent, Sent::Stopped), "{sent:?}");
@@ -88,7 +88,7 @@ async fn a_request_that_waits_is_seen_and_stops_with_the_batch() {
 }
 
 #[tokio::test]
-async fn a_model_that_has_answered_before_is_awaited_and_another_one_does_not_exist() {
+async fn only_a_model_that_answered_before_is_awaited() {
     let body = r#"{"error":{"message":"The model `m` does not exist. Valid aliases: n."}}"#;
     let scene = Scene { body, ..Scene::of("404 Not Found") };
     let sent = scene.send_until_waiting("404").await;
@@ -98,7 +98,7 @@ async fn a_model_that_has_answered_before_is_awaited_and_another_one_does_not_ex
 }
 
 #[tokio::test]
-async fn a_refused_key_ends_the_batch_and_no_request() {
+async fn a_refused_key_ends_the_batch_without_failing_requests() {
     let sent = Scene::of("401 Unauthorized").send().await;
     assert!(matches!(sent, Sent::KeyRefused(_)), "{sent:?}");
 }

@@ -28,7 +28,7 @@ fn flags_may_stand_before_and_after_the_scenario() {
 }
 
 #[test]
-fn several_targets_have_names_of_their_own() {
+fn targets_of_one_run_need_distinct_names() {
     let args = parsed(&["burst", "--target", "http://a:1", "--name", "one", "--target", "http://b:1", "--name", "two"]);
     args.check().unwrap();
     assert_eq!((args.target_name(0), args.target_name(1)), ("one".to_owned(), "two".to_owned()));
@@ -45,7 +45,7 @@ fn several_targets_have_names_of_their_own() {
 }
 
 #[test]
-fn a_loop_is_open_when_conversations_have_their_times() {
+fn conversations_with_start_times_make_an_open_loop() {
     let open = [&["burst"][..], &["trace", "a.jsonl"], &["chat", "--rate", "1"]];
     let closed = [&["sustained"][..], &["sweep"], &["trace", "a.jsonl", "--concurrency", "4"]];
     assert!(open.iter().all(|flags| parsed(flags).is_open()) && !closed.iter().any(|flags| parsed(flags).is_open()));
@@ -55,7 +55,7 @@ fn a_loop_is_open_when_conversations_have_their_times() {
 }
 
 #[test]
-fn a_load_ends_somehow() {
+fn every_load_has_an_end() {
     assert_eq!(parsed(&["sustained"]).duration(), Some(DURATION));
     assert_eq!(parsed(&["sustained", "--requests", "5"]).duration(), None);
     assert_eq!(parsed(&["trace", "a.jsonl"]).duration(), None);
@@ -72,7 +72,7 @@ fn a_load_ends_somehow() {
 }
 
 #[test]
-fn settings_name_what_decides_the_figures() {
+fn the_settings_name_everything_that_decides_the_figures() {
     let settings = parsed(&["chat", "--rate", "2", "--slo-ttft", "200ms", "--seed", "9"]).settings();
     assert_eq!(settings["load"], "open loop, 2 a second at random");
     assert_eq!((settings["slo-ttft"].as_str(), settings["seed"].as_str(), settings["duration"].as_str()), ("200ms", "9", "30s"));

@@ -93,7 +93,7 @@ async fn an_interim_answer_is_not_the_answer() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_broken_and_its_connection_is_not_used_again() {
+async fn an_answer_that_breaks_off_spoils_its_connection() {
     for begun in ["HTTP/1.1 2", HEAD, &[HEAD, EVENT].concat(), &whole_answer()[..whole_answer().len() - 2]] {
         let mut target = Target::saying(vec![vec![begun.to_owned()], vec![whole_answer()]]).await;
         assert_eq!(target.outcomes(2).await, [Outcome::Broken, Outcome::Complete], "{begun}");
@@ -101,7 +101,7 @@ async fn an_answer_that_breaks_off_is_broken_and_its_connection_is_not_used_agai
 }
 
 #[tokio::test]
-async fn broken_framing_is_broken() {
+async fn malformed_framing_counts_as_broken() {
     for (head, body) in
         [(HEAD, "x\r\n"), (HEAD, "1\r\nabc\r\n"), ("HTTP/1.1 200 OK\r\ncontent-length: a\r\n\r\n", "{}"), ("data: no HTTP\r\n\r\n", "")]
     {
@@ -119,7 +119,7 @@ async fn after_an_error_event_the_connection_may_break() {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_closed_meanwhile_costs_no_request() {
+async fn a_connection_closed_between_answers_costs_no_request() {
     let closing = whole_answer().replace("OK\r\n", "OK\r\nconnection: close\r\n");
     for first in [vec![whole_answer()], vec![closing], vec![whole_answer(), String::new()]] {
         let mut target = Target::saying(vec![first, vec![whole_answer()]]).await;
@@ -129,7 +129,7 @@ async fn a_connection_that_was_closed_meanwhile_costs_no_request() {
 }
 
 #[tokio::test]
-async fn a_request_that_the_target_had_begun_to_answer_is_not_sent_again() {
+async fn a_request_with_a_partial_answer_is_not_sent_again() {
     let interim = "HTTP/1.1 103 Early Hints\r\n\r\n".to_owned();
     let mut target = Target::saying(vec![vec![whole_answer(), interim], vec![whole_answer()]]).await;
     assert_eq!(target.outcomes(2).await, [Outcome::Complete, Outcome::Broken]);
@@ -137,7 +137,7 @@ async fn a_request_that_the_target_had_begun_to_answer_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn what_follows_an_answer_unasked_is_not_the_next_answer() {
+async fn unsolicited_bytes_after_an_answer_are_not_the_next() {
     let two = whole_answer() + "HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n";
     let mut target = Target::saying(vec![vec![two, String::new()], vec![whole_answer()]]).await;
     assert_eq!(target.outcomes(1).await, [Outcome::Complete]);
@@ -152,7 +152,7 @@ async fn an_answer_without_a_length_ends_with_its_connection() {
 }
 
 #[tokio::test]
-async fn a_target_may_refuse_a_request_that_it_does_not_read() {
+async fn a_target_may_refuse_a_request_without_reading_it() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = Client::new(Place::Tcp(listener.local_addr().unwrap().to_string()));
     let target = tokio::spawn(async move {
@@ -168,7 +168,7 @@ async fn a_target_may_refuse_a_request_that_it_does_not_read() {
 }
 
 #[tokio::test]
-async fn a_whole_answer_has_its_headers_and_the_request_had_its_own() {
+async fn requests_and_answers_carry_their_headers() {
     let refused = "HTTP/1.1 429 Full\r\nretry-after: 7\r\nX-Hostler-Id: 0a\r\ncontent-length: 2\r\n\r\nno".to_owned();
     let mut target = Target::saying(vec![vec![refused]]).await;
     let headers = vec![(HeaderName::from_static("x-hostler-priority"), HeaderValue::from(100))];

@@ -40,7 +40,7 @@ fn parsed(body: &[u8]) -> (u32, String) {
 
 proptest! {
     #[test]
-    fn events_are_read_the_same_wherever_they_are_split(cuts in prop::collection::vec(0..3000_usize, 0..30)) {
+    fn events_parse_the_same_wherever_they_are_split(cuts in prop::collection::vec(0..3000_usize, 0..30)) {
         for (name, outcome) in [
             ("sse_chat_stream_usage.raw", Outcome::Complete),
             ("sse_completions_usage.raw", Outcome::Complete),
@@ -62,7 +62,7 @@ proptest! {
 }
 
 #[test]
-fn usage_is_the_last_that_came() {
+fn the_last_usage_of_a_stream_counts() {
     for name in ["sse_chat_stream_usage.raw", "sse_completions_usage.raw", "sse_chat_stream_continuous_usage.raw"] {
         let body = recorded(name);
         let mut scanner = EventScanner::default();
@@ -112,7 +112,7 @@ fn an_event_without_text_is_no_token() {
 }
 
 #[test]
-fn how_a_stream_ended_is_not_guessed() {
+fn the_end_of_a_stream_is_not_guessed() {
     let finished = r#"data: {"choices":[{"delta":{"content":"a"},"finish_reason": "stop"}]}"#;
     assert_eq!(scanned(&format!("{finished}\n\ndata: [DONE]\n\n")).1.outcome(), Outcome::Complete);
     assert_eq!(scanned(&format!("{finished}\n\n")).1.outcome(), Outcome::Truncated, "without [DONE]");
@@ -124,7 +124,7 @@ fn how_a_stream_ended_is_not_guessed() {
 }
 
 #[test]
-fn a_line_without_end_is_given_up() {
+fn an_endless_line_is_given_up() {
     let mut scanner = EventScanner::default();
     let piece = vec![b'a'; MAX_LINE_BYTES / 4];
     assert!((0..4).all(|_| scanner.scan(&piece).is_ok()));

@@ -18,19 +18,19 @@ fn fleet() -> FleetProbe {
 }
 
 #[test]
-fn engines_on_one_page_are_added_up() {
+fn engines_on_one_metrics_page_are_added_up() {
     let reading = FleetSample::of(TWO_ENGINES);
     assert_eq!(reading, FleetSample { queries: Some(4000.0), hits: Some(500.0), kv_use: Some(0.5) });
 }
 
 #[test]
-fn a_router_of_ours_says_the_same_by_its_own_names() {
+fn a_hostler_router_reports_the_same_figures() {
     let page = "hostler_replica_kv_use{node=\"a\",replica=\"a/0\"} 0.5\nhostler_replica_prefix_queries_total{replica=\"a/0\"} 8\nhostler_replica_prefix_hits_total{replica=\"a/0\"} 6\n# EOF\n";
     assert_eq!(FleetSample::of(page), FleetSample { queries: Some(8.0), hits: Some(6.0), kv_use: Some(0.5) });
 }
 
 #[test]
-fn a_page_of_something_else_says_nothing() {
+fn an_unrelated_page_yields_no_figures() {
     for page in
         ["", "<html>{}</html>", "process_open_fds 12\n", "vllm:kv_cache_usage_perc{engine=\"0\"}", "vllm:kv_cache_usage_perc nothing"]
     {
@@ -39,7 +39,7 @@ fn a_page_of_something_else_says_nothing() {
 }
 
 #[test]
-fn the_hit_rate_is_that_of_the_load_and_not_of_what_was_before() {
+fn the_hit_rate_excludes_requests_before_the_load() {
     let mut fleet = fleet();
     assert_eq!(fleet.figures(), None);
     let reading = |queries, hits, kv_use| FleetSample { queries: Some(queries), hits: Some(hits), kv_use: Some(kv_use) };
@@ -53,7 +53,7 @@ fn the_hit_rate_is_that_of_the_load_and_not_of_what_was_before() {
 }
 
 #[test]
-fn counters_that_began_anew_give_no_rate() {
+fn counters_that_restart_give_no_rate() {
     let mut fleet = fleet();
     fleet.take(FleetSample { queries: Some(1000.0), hits: Some(900.0), kv_use: None });
     fleet.take(FleetSample { queries: Some(1100.0), hits: Some(10.0), kv_use: None });

@@ -30,7 +30,7 @@ fn shown(look: ProgressStyle) -> String {
 }
 
 #[test]
-fn a_terminal_has_one_line_for_a_phase_that_is_written_again() {
+fn a_terminal_rewrites_one_line_for_each_phase() {
     let text = shown(ProgressStyle::Terminal { width: 200 });
     assert_eq!(text.matches('\n').count(), 2);
     assert_eq!(text.matches('\r').count(), 13);
@@ -45,7 +45,7 @@ fn a_narrow_terminal_is_not_wrapped() {
 }
 
 #[test]
-fn a_log_has_a_line_every_five_seconds_and_one_for_each_phase() {
+fn a_log_gets_a_line_every_five_seconds_and_phase() {
     insta::assert_snapshot!(shown(ProgressStyle::Plain), @r"
     direct       warm-up         0 of 10 s  16 in flight  0 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
     direct       round 1/2       0 of 10 s  16 in flight  0 done  1 failed  1234 tokens/s  TTFT p50 18.2 ms
@@ -60,7 +60,7 @@ fn quiet_writes_nothing() {
 }
 
 #[test]
-fn a_file_gets_lines_and_a_terminal_a_bar_of_its_width() {
+fn a_file_gets_lines_and_a_terminal_gets_bars() {
     assert_eq!(ProgressStyle::choose(false, true, Some("72")), ProgressStyle::Terminal { width: 72 });
     assert_eq!(ProgressStyle::choose(false, true, Some("wide")), ProgressStyle::Terminal { width: USUAL_WIDTH });
     assert_eq!(

@@ -33,7 +33,7 @@ fn near(value: f64, wanted: f64) -> bool {
 }
 
 #[test]
-fn totals_are_those_of_all_requests() {
+fn totals_cover_all_requests() {
     let (recorder, start) = recorder(Limits::default());
     for second in 0..10 {
         let cached_tokens = (second < 5).then_some(20);
@@ -53,7 +53,7 @@ fn totals_are_those_of_all_requests() {
 }
 
 #[test]
-fn what_was_due_in_the_warm_up_shows_in_the_series_alone() {
+fn warm_up_requests_show_only_in_the_series() {
     let (recorder, start) = recorder(Limits::default());
     recorder.record(start - ms(500), complete(), &[100_000; 10]);
     let figures = recorder.figures(None);
@@ -64,7 +64,7 @@ fn what_was_due_in_the_warm_up_shows_in_the_series_alone() {
 }
 
 #[test]
-fn an_even_load_gives_what_came_within_its_time() {
+fn an_even_load_counts_tokens_that_arrived_in_time() {
     let start = Instant::now() + Duration::from_secs(100);
     let recorder = Recorder::new(start, Some(start + Duration::from_secs(2)), Limits::default());
     // Its 11 tokens come from 600 ms before the start to 400 ms after it: 5 of them in time.
@@ -82,7 +82,7 @@ fn an_even_load_gives_what_came_within_its_time() {
 }
 
 #[test]
-fn tokens_count_in_the_second_in_which_they_came() {
+fn tokens_count_in_the_second_of_their_arrival() {
     let (recorder, start) = recorder(Limits::default());
     let slow = Sample { first: Some(ms(900)), whole: ms(3500), output_tokens: 5, ..complete() };
     recorder.record(start, slow, &[0, 200_000, 2_000_000, 0]);
@@ -98,7 +98,7 @@ fn tokens_count_in_the_second_in_which_they_came() {
 }
 
 #[test]
-fn kinds_are_told_apart_when_there_are_several() {
+fn several_kinds_of_requests_are_shown_separately() {
     let (recorder, start) = recorder(Limits::default());
     recorder.record(start, complete(), &[]);
     assert!(recorder.figures(None).kinds.is_empty());
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn every_time_has_a_bucket_that_is_little_longer(micros in any::<u64>()) {
+    fn a_bucket_ends_little_above_every_time_in_it(micros in any::<u64>()) {
         let bound = upper_bound(histogram::bucket(micros));
         prop_assert!(bound >= micros && bound - micros <= micros / 32 + 1);
     }

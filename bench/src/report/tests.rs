@@ -102,12 +102,12 @@ fn sweep() -> Report {
 }
 
 #[test]
-fn a_table_has_targets_beside_each_other_with_ranges_and_ratios() {
+fn the_table_compares_targets_with_ranges_and_ratios() {
     insta::assert_snapshot!(table(&side_by_side()));
 }
 
 #[test]
-fn a_table_of_one_round_has_no_ranges_and_tells_kinds_apart() {
+fn the_table_of_one_round_shows_kinds_without_ranges() {
     insta::assert_snapshot!(table(&mixed()));
 }
 
@@ -117,7 +117,7 @@ fn a_table_of_a_sweep_says_where_it_broke() {
 }
 
 #[test]
-fn the_document_holds_the_report_and_the_version_of_its_format() {
+fn the_json_holds_the_report_and_its_format_version() {
     let report = report("burst", vec![target("direct", vec![Figures { series: vec![Second::default()], ..round(1.0) }])]);
     insta::assert_snapshot!(json(&report));
 }
@@ -138,7 +138,7 @@ fn without_style(page: &str) -> String {
 }
 
 #[test]
-fn a_page_needs_nothing_but_itself() {
+fn the_page_loads_nothing_from_outside() {
     for report in [side_by_side(), mixed(), sweep()] {
         let page = html(&report);
         for outside in ["<script", "src=", "<link", "@import", "url(", "href"] {
@@ -148,7 +148,7 @@ fn a_page_needs_nothing_but_itself() {
 }
 
 #[test]
-fn names_from_outside_are_text_and_no_markup() {
+fn names_from_outside_are_escaped() {
     let mut report = side_by_side();
     report.targets[1].name = r#"<b onclick="x">&"#.into();
     report.targets[1].rounds[0].all.failed = [("<i>".to_owned(), 1)].into();
@@ -158,7 +158,7 @@ fn names_from_outside_are_text_and_no_markup() {
 }
 
 #[test]
-fn every_tag_of_a_page_is_closed_where_it_was_opened() {
+fn every_tag_of_the_page_is_closed() {
     for report in [side_by_side(), mixed(), sweep()] {
         let page = html(&report);
         let mut open: Vec<&str> = Vec::new();
@@ -179,7 +179,7 @@ fn every_tag_of_a_page_is_closed_where_it_was_opened() {
 }
 
 #[test]
-fn a_generator_that_was_late_and_failures_are_not_hidden() {
+fn late_generators_and_failures_are_not_hidden() {
     let mut report = side_by_side();
     report.targets[0].rounds[1].all.late_ms = times(100.0);
     let text = table(&report);
@@ -193,7 +193,7 @@ fn a_generator_that_was_late_and_failures_are_not_hidden() {
 }
 
 #[test]
-fn a_report_of_nothing_is_still_a_report() {
+fn an_empty_report_is_still_a_report() {
     for report in [report("burst", Vec::new()), report("burst", vec![target("direct", vec![Figures::default()])])] {
         assert!(table(&report).starts_with("burst, 2026"));
         assert!(html(&report).ends_with("</html>\n"));
@@ -201,7 +201,7 @@ fn a_report_of_nothing_is_still_a_report() {
 }
 
 #[test]
-fn numbers_are_written_with_as_many_digits_as_count() {
+fn numbers_are_written_with_their_significant_digits() {
     let written = [0.0, 0.004, 0.25, 9.99, 10.0, 99.94, 99.96, 1234.6, 1_234_567.0].map(number);
     assert_eq!(written, ["0", "0.004", "0.25", "9.99", "10.0", "99.9", "100", "1,235", "1,234,567"]);
     assert_eq!([NumberFormat::Share.format_value(0.5), NumberFormat::Count.format_value(1200.0)], ["50.0 %", "1,200"]);
@@ -216,7 +216,7 @@ fn a_median_of_two_rounds_is_between_them() {
 
 proptest! {
     #[test]
-    fn whatever_was_measured_is_drawn_within_the_chart(points in prop::collection::vec((any::<f64>(), any::<f64>()), 0..20)) {
+    fn every_measured_point_is_drawn_within_the_chart(points in prop::collection::vec((any::<f64>(), any::<f64>()), 0..20)) {
         let x = Axis::linear(points.iter().map(|point| point.0).fold(0.0, f64::max));
         let y = Axis::logarithmic(points.iter().map(|point| point.1));
         let points = points.iter().map(|(x, y)| Point { x: *x, y: *y, clients: 1 }).filter(|point| point.x > 0.0 && point.y > 0.0);

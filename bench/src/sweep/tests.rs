@@ -12,7 +12,7 @@ fn step(concurrency: u32, tokens_per_second: f64, ttft_ms: f64) -> SweepStep {
 }
 
 #[test]
-fn a_target_with_room_left_is_swept_on() {
+fn a_sweep_continues_while_its_target_has_room() {
     let none = Limits::default();
     assert_eq!(stop_reason(&step(1, 100.0, 10.0), None, &none), None);
     assert_eq!(stop_reason(&step(5, 450.0, 25.0), Some(&step(1, 100.0, 10.0)), &none), None, "slower, but it gives more");
@@ -20,7 +20,7 @@ fn a_target_with_room_left_is_swept_on() {
 }
 
 #[test]
-fn a_queue_without_more_tokens_is_the_end_and_names_the_step_before() {
+fn a_growing_queue_without_more_tokens_ends_the_sweep() {
     let why = stop_reason(&step(250, 3100.0, 210.0), Some(&step(100, 3000.0, 80.0)), &Limits::default()).unwrap();
     assert_eq!(
         why,
@@ -29,7 +29,7 @@ fn a_queue_without_more_tokens_is_the_end_and_names_the_step_before() {
 }
 
 #[test]
-fn one_failure_in_a_hundred_is_borne_and_more_are_told_by_kind() {
+fn a_sweep_tolerates_one_failure_in_a_hundred() {
     let mut at_fifty = step(50, 100.0, 10.0);
     at_fifty.figures.all.failed = [("status 429".to_owned(), 1)].into();
     assert_eq!(stop_reason(&at_fifty, None, &Limits::default()), None);
@@ -41,7 +41,7 @@ fn one_failure_in_a_hundred_is_borne_and_more_are_told_by_kind() {
 }
 
 #[test]
-fn a_limit_counts_at_its_p99() {
+fn a_latency_limit_is_judged_at_the_p99() {
     let limits = |ttft| Limits { ttft: Some(Duration::from_millis(ttft)), ..Limits::default() };
     assert_eq!(stop_reason(&step(10, 100.0, 90.0), None, &limits(180)), None);
     let why = stop_reason(&step(10, 100.0, 100.0), None, &limits(180)).unwrap();

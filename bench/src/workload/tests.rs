@@ -47,7 +47,7 @@ const ALL: [&str; 6] = ["burst --size 3 --every 2s", "sustained", "mixed", "chat
 
 proptest! {
     #[test]
-    fn a_load_is_the_same_for_the_same_seed_and_in_the_order_of_time(
+    fn a_load_is_reproducible_by_seed_and_ordered_by_time(
         which in 0..ALL.len(), shape in any::<u64>(), words in any::<u64>(), rate in 0.1..1000.0_f64,
     ) {
         let load = |seed| sessions(&scenario(ALL[which]), &open(rate), seed).unwrap().take(40).collect::<Vec<_>>();
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn sizes_are_as_far_off_as_was_asked_a_tenth_unless_it_was(
+    fn sizes_spread_by_the_given_share_or_a_tenth(
         which in 0..ALL.len(), input in 50..3000_u32, output in 1..3000_u32, seed in any::<u64>(), spread in prop::option::of(0.0..=1.0),
     ) {
         prop_assume!(ALL[which] != "mixed");
@@ -90,7 +90,7 @@ proptest! {
 }
 
 #[test]
-fn no_two_prompts_begin_alike_unless_they_are_meant_to() {
+fn prompts_share_beginnings_only_where_intended() {
     for words in ["sustained", "mixed", "burst", "chat --turns 1"] {
         let begins: HashSet<String> = first(words, open(1.0), 3000)
             .iter()
@@ -101,7 +101,7 @@ fn no_two_prompts_begin_alike_unless_they_are_meant_to() {
 }
 
 #[test]
-fn words_are_different_and_about_four_bytes_with_their_space() {
+fn words_are_distinct_and_about_four_bytes_long() {
     let different: HashSet<&str> = text::WORDS.into_iter().collect();
     assert_eq!(different.len(), 256);
     let bytes: usize = text::WORDS.iter().map(|word| word.len() + 1).sum();
@@ -110,21 +110,21 @@ fn words_are_different_and_about_four_bytes_with_their_space() {
 }
 
 #[test]
-fn an_open_loop_comes_at_its_rate_and_a_closed_one_when_clients_are_free() {
+fn open_loops_follow_their_rate_and_closed_ones_free_clients() {
     let last = first("sustained", open(50.0), 5000).pop().unwrap().begins.unwrap().as_secs_f64();
     assert!((95.0..=105.0).contains(&last), "{last} s for 100");
     assert!(first("sustained", Shape::default(), 3).iter().all(|session| session.begins.is_none()));
 }
 
 #[test]
-fn a_burst_comes_at_once_and_the_next_after_a_while() {
+fn bursts_start_at_once_and_repeat_after_a_while() {
     let begins: Vec<u64> =
         first("burst --size 3 --every 2s", Shape::default(), 7).iter().map(|session| session.begins.unwrap().as_secs()).collect();
     assert_eq!(begins, [0, 0, 0, 2, 2, 2, 4]);
 }
 
 #[test]
-fn a_mixed_load_has_its_shares_of_kinds_and_their_sizes() {
+fn a_mixed_load_keeps_its_shares_and_sizes() {
     let mut counts: HashMap<&str, u32> = HashMap::new();
     for session in first("mixed", open(10.0), 4000) {
         *counts.entry(session.kind).or_default() += 1;
@@ -142,7 +142,7 @@ fn a_mixed_load_has_its_shares_of_kinds_and_their_sizes() {
 }
 
 #[test]
-fn users_of_a_chat_think_before_every_turn_but_the_first() {
+fn chat_users_think_before_every_turn_but_the_first() {
     for session in first("chat --turns 4 --think 10s", Shape::default(), 50) {
         assert_eq!((session.turns.len(), session.turns[0].pause), (4, Duration::ZERO));
         assert!(session.turns[1..].iter().all(|turn| (5.0..=15.0).contains(&turn.pause.as_secs_f64())));
@@ -150,7 +150,7 @@ fn users_of_a_chat_think_before_every_turn_but_the_first() {
 }
 
 #[test]
-fn groups_share_a_system_prompt_and_the_first_ones_come_more_often() {
+fn groups_share_a_system_prompt_and_early_groups_are_frequent() {
     let mut counts: HashMap<Arc<str>, u32> = HashMap::new();
     for session in first("prefix --groups 10 --prefix-tokens 300", Shape::default(), 3000) {
         let system = session.system.unwrap();
@@ -165,7 +165,7 @@ fn groups_share_a_system_prompt_and_the_first_ones_come_more_often() {
 }
 
 #[test]
-fn a_trace_keeps_times_lengths_and_common_beginnings() {
+fn a_trace_keeps_times_lengths_and_common_prefixes() {
     let file = trace(&[
         r#"{"timestamp": 3000, "input_length": 1000, "output_length": 7, "hash_ids": [4, 9]}"#,
         "",
@@ -190,7 +190,7 @@ fn a_trace_keeps_times_lengths_and_common_beginnings() {
 }
 
 #[test]
-fn a_trace_that_cannot_be_used_says_where_and_what_was_expected() {
+fn an_invalid_trace_line_is_refused_with_what_was_expected() {
     let good = r#"{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1]}"#;
     for (line, what) in [
         ("{", "EOF"),

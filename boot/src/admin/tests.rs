@@ -6,7 +6,7 @@ fn names(uri: &str, hosts: &[&str], listens: &str) -> bool {
 }
 
 #[test]
-fn a_request_for_this_host_says_an_address_localhost_or_the_configured_name() {
+fn a_local_admin_request_names_an_ip_localhost_or_host() {
     for host in ["127.0.0.1:8002", "127.0.0.1", "[::1]:8002", "localhost:8002", "LOCALHOST", "10.0.0.7:80", "router-1:8002", ""] {
         let hosts: &[&str] = if host.is_empty() { &[] } else { &[host] };
         assert!(names("/metrics", hosts, "router-1:8002"), "{host}");
@@ -17,7 +17,7 @@ fn a_request_for_this_host_says_an_address_localhost_or_the_configured_name() {
 }
 
 #[test]
-fn a_request_under_another_name_is_known_however_it_says_it() {
+fn a_request_for_a_foreign_host_is_always_recognized() {
     for host in ["evil.example:8002", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "router-1", "a b", "\u{e4}"] {
         assert!(!names("/metrics", &[host], "127.0.0.1:8002"), "{host}");
     }

@@ -244,7 +244,7 @@ mod tests {
     const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
 
     #[test]
-    fn events_go_to_their_own_collector_or_that_of_everything_or_nowhere() {
+    fn events_go_to_their_own_or_the_general_collector() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[ENDPOINT, ("OTEL_LOGS_EXPORTER", "none")]), Ok(None));
         assert_eq!(read(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://traces:4317")]), Ok(None));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cannot_be_used_is_named() {
+    fn an_invalid_collector_value_is_named() {
         for (variable, value) in [
             ("OTEL_BLRP_SCHEDULE_DELAY", "0"),
             ("OTEL_BLRP_EXPORT_TIMEOUT", "soon"),
@@ -268,14 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_told_up_to_its_first_line_and_no_further_than_its_bound() {
+    fn a_text_is_cut_at_its_first_line_and_limit() {
         assert_eq!(first_line("it hung; its last lines:\na prompt"), "it hung; its last lines:");
         assert_eq!(first_line(""), "");
         assert_eq!(first_line(&"é".repeat(1000)).len(), MAX_TEXT_BYTES);
     }
 
     #[test]
-    fn a_name_is_kept_once() {
+    fn an_interned_name_is_stored_once() {
         let (one, other) = (intern("engine_ready"), intern(&String::from("engine_ready")));
         assert!(std::ptr::eq(one, other));
     }

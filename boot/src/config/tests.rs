@@ -59,7 +59,7 @@ fn load(file: Option<&str>, environment: &[(&str, &str)], flags: &[&str]) -> Res
 }
 
 #[test]
-fn flags_win_over_the_environment_and_the_environment_over_the_file() {
+fn flags_override_the_environment_which_overrides_the_file() {
     let file = "[example]\nlisten = \"file:1\"\nworkers = 1\ndrain_timeout = \"1m\"\n";
     let example =
         load(Some(file), &[("HOSTLER_EXAMPLE_LISTEN", "environment:2"), ("HOSTLER_EXAMPLE_WORKERS", "2")], &["--workers", "3"]).unwrap();
@@ -68,13 +68,13 @@ fn flags_win_over_the_environment_and_the_environment_over_the_file() {
 }
 
 #[test]
-fn a_list_is_a_repeated_flag_or_split_at_commas_in_the_environment() {
+fn lists_are_repeated_flags_or_comma_separated_variables() {
     assert_eq!(load(None, &[("HOSTLER_EXAMPLE_PEERS", "a:1, b:2")], &[]).unwrap().peers, ["a:1", "b:2"]);
     assert_eq!(load(None, &[], &["--peers", "a:1", "--peers", "b:2"]).unwrap().peers, ["a:1", "b:2"]);
 }
 
 #[test]
-fn an_unknown_key_names_the_nearest_known_one_with_file_and_line() {
+fn an_unknown_key_suggests_the_nearest_with_file_and_line() {
     let error = load(Some("[example]\n\nlisen = \"x\"\n"), &[], &[]).unwrap_err().to_string();
     assert!(error.contains(":3: unknown key `example.lisen`; did you mean `example.listen`?"), "{error}");
     let error = load(Some("[exmple]\n"), &[], &[]).unwrap_err().to_string();
@@ -82,7 +82,7 @@ fn an_unknown_key_names_the_nearest_known_one_with_file_and_line() {
 }
 
 #[test]
-fn a_duration_without_its_unit_is_shown_with_one() {
+fn a_duration_without_a_unit_is_refused_with_one() {
     for number in ["5", "0.5", "-1"] {
         let error = load(Some(&format!("[example]\ndrain_timeout = {number}\n")), &[], &[]).unwrap_err().to_string();
         assert!(error.contains(&format!("not {number}: write \"{number}s\" for seconds, or \"{number}ms\"")), "{error}");
@@ -92,7 +92,7 @@ fn a_duration_without_its_unit_is_shown_with_one() {
 }
 
 #[test]
-fn a_duration_that_may_be_absent_is_an_empty_text_then() {
+fn an_absent_optional_duration_is_an_empty_text() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct Wait {
         #[serde(with = "crate::duration::optional")]
@@ -108,7 +108,7 @@ fn a_duration_that_may_be_absent_is_an_empty_text_then() {
 }
 
 #[test]
-fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
+fn a_removed_setting_says_what_to_do_instead() {
     for (setting, hint) in REMOVED_SETTINGS {
         let (section, key) = setting.split_once('.').unwrap();
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -125,14 +125,14 @@ fn a_setting_of_an_earlier_release_says_what_to_do_without_it() {
 }
 
 #[test]
-fn a_key_that_two_sections_have_is_found_in_its_own() {
+fn a_key_in_two_sections_is_found_in_its_own() {
     let text = "[other]\nworkers = 1\n\n[example]\nlisten = \"a\"\nworkers = \"many\"\n";
     assert_eq!(schema::line_of(text, "example", Some("workers")), Some(6));
     assert_eq!(schema::line_of(text, "other", Some("workers")), Some(2));
 }
 
 #[test]
-fn a_bad_value_says_which_place_which_key_and_what_was_expected() {
+fn a_bad_value_names_its_place_key_and_expected_type() {
     for (file, environment, flags, expected) in [
         (Some("[example]\nworkers = \"many\"\n"), &[][..], &[][..], "2: example.workers: invalid type: string \"many\", expected u32"),
         (

@@ -14,7 +14,7 @@ fn format_for(accepts: &[&'static str]) -> TextFormat {
 }
 
 #[test]
-fn prometheus_is_answered_in_openmetrics_by_every_version_of_it_that_asks_so() {
+fn every_prometheus_version_that_asks_for_openmetrics_gets_it() {
     // What Prometheus 2.5, 2.42 and 3.5 send.
     for accept in [
         "application/openmetrics-text; version=0.0.1,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
@@ -28,7 +28,7 @@ fn prometheus_is_answered_in_openmetrics_by_every_version_of_it_that_asks_so() {
 }
 
 #[test]
-fn openmetrics_is_for_whoever_names_it_and_prefers_nothing_else() {
+fn openmetrics_is_sent_only_when_named_and_preferred() {
     for accept in [
         "application/openmetrics-text",
         "Application/OpenMetrics-Text ; Version=\"1.0.0\" ; Q=0.1",
@@ -58,7 +58,7 @@ fn openmetrics_is_for_whoever_names_it_and_prefers_nothing_else() {
 }
 
 #[test]
-fn a_counter_is_declared_under_its_samples_name_and_units_and_the_end_are_left_out() {
+fn openmetrics_declarations_become_those_of_the_text_format() {
     let openmetrics = "# HELP reads Reads of a file.\n# TYPE reads counter\nreads_total{file=\"# EOF\"} 1\n\
                        # HELP wait_seconds How long.\n# TYPE wait_seconds histogram\n# UNIT wait_seconds seconds\nwait_seconds_sum 0.0\n\
                        wait_seconds_count 0\nwait_seconds_bucket{le=\"+Inf\"} 0\n# HELP reads_now Under way.\n# TYPE reads_now gauge\nreads_now 1\n# EOF\n";
@@ -114,7 +114,7 @@ fn samples(page: &str) -> Vec<&str> {
 
 proptest! {
     #[test]
-    fn every_page_keeps_its_samples_and_each_follows_its_own_declaration(
+    fn converted_pages_keep_all_samples_beside_their_declarations(
         families in prop::collection::vec(
             (
                 "[a-z_]{1,8}(_total)?",
@@ -152,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn no_accept_header_is_too_odd(accept in "[ -~]{0,80}") {
+    fn no_odd_accept_header_causes_a_panic(accept in "[ -~]{0,80}") {
         let headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_str(&accept).unwrap())]);
         let format = TextFormat::accepted_by(&headers);
         prop_assert!(format == TextFormat::Prometheus || accept.to_ascii_lowercase().contains("openmetrics"));

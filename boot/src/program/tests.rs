@@ -28,7 +28,7 @@ fn a_program_is_looked_up_by_path_or_by_name() {
 }
 
 #[tokio::test]
-async fn a_program_gets_its_input_and_what_it_prints_is_kept_apart() {
+async fn a_program_gets_its_input_and_its_outputs_stay_separate() {
     // More than a pipe holds, in both directions at once.
     let input = vec![b'x'; 1 << 20];
     let ended = run_to_end(shell("cat; echo words >&2; exit 3"), &input, SOON).await.unwrap().unwrap();
@@ -41,7 +41,7 @@ async fn a_program_gets_its_input_and_what_it_prints_is_kept_apart() {
 }
 
 #[tokio::test]
-async fn a_program_that_does_not_end_in_time_is_killed_with_what_it_has_started() {
+async fn an_overdue_program_is_killed_with_its_children() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();

@@ -15,7 +15,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[tokio::test]
-async fn a_socket_is_its_users_alone_whatever_the_umask_and_goes_with_its_owner() {
+async fn a_socket_is_private_despite_umask_and_removed_on_drop() {
     let folder = folder();
     let path = folder.path().join("below/s.sock");
     let before = rustix::process::umask(Mode::empty());
@@ -29,7 +29,7 @@ async fn a_socket_is_its_users_alone_whatever_the_umask_and_goes_with_its_owner(
 }
 
 #[tokio::test]
-async fn the_socket_of_a_dead_process_is_replaced_and_that_of_a_living_one_never() {
+async fn a_socket_is_replaced_only_if_its_process_is_dead() {
     let folder = folder();
     let path = folder.path().join("s.sock");
     // Closing a socket leaves its file, as a process does that is killed.
@@ -42,7 +42,7 @@ async fn the_socket_of_a_dead_process_is_replaced_and_that_of_a_living_one_never
 }
 
 #[tokio::test]
-async fn what_took_the_place_of_a_socket_is_not_removed_with_it() {
+async fn a_file_that_replaced_a_socket_is_not_removed() {
     let folder = folder();
     let path = folder.path().join("s.sock");
     let first = PrivateSocket::bind(&path).await.unwrap();
@@ -54,7 +54,7 @@ async fn what_took_the_place_of_a_socket_is_not_removed_with_it() {
 }
 
 #[tokio::test]
-async fn a_folder_that_others_can_change_is_refused() {
+async fn a_folder_writable_by_others_is_refused() {
     let folder = folder();
     let open = folder.path().join("open");
     fs::create_dir(&open).unwrap();
@@ -69,7 +69,7 @@ async fn a_folder_that_others_can_change_is_refused() {
 }
 
 #[tokio::test]
-async fn a_file_is_not_taken_for_a_socket_and_a_long_path_is_named() {
+async fn non_socket_files_and_overlong_paths_are_refused() {
     let folder = folder();
     let path = folder.path().join("notes");
     fs::write(&path, "mine").unwrap();
@@ -80,14 +80,14 @@ async fn a_file_is_not_taken_for_a_socket_and_a_long_path_is_named() {
 }
 
 #[test]
-fn a_socket_of_another_user_is_believed_by_root_alone() {
+fn only_root_trusts_a_socket_of_another_user() {
     for (own, theirs, expected) in [(1000, 1000, true), (1000, 0, true), (0, 1000, true), (1000, 1001, false)] {
         assert_eq!(trusts(own, theirs), expected, "{own} {theirs}");
     }
 }
 
 #[test]
-fn root_finds_the_folders_that_are_the_users_whose_number_they_say() {
+fn root_finds_the_socket_folders_of_their_own_users() {
     let place = tempfile::tempdir().unwrap();
     let (logins, shared) = (place.path().join("run"), place.path().join("tmp"));
     let own = geteuid().as_raw();

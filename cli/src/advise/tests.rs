@@ -13,7 +13,7 @@ fn fleet() -> Vec<Node> {
 }
 
 #[test]
-fn every_finding_says_what_was_seen_and_what_to_change() {
+fn every_finding_shows_its_evidence_and_its_advice() {
     let nodes = fleet();
     insta::assert_snapshot!(lines(&select_replicas(&nodes, None).unwrap()).join("\n"), @"
     n0/0  front_end
@@ -30,7 +30,7 @@ fn every_finding_says_what_was_seen_and_what_to_change() {
 }
 
 #[test]
-fn a_target_is_a_node_or_a_replica_and_has_to_exist() {
+fn an_advise_target_is_an_existing_node_or_replica() {
     let nodes = fleet();
     let ids = |target| {
         select_replicas(&nodes, Some(target)).map(|replicas| replicas.iter().map(|replica| replica.id.clone()).collect::<Vec<_>>())
@@ -42,7 +42,7 @@ fn a_target_is_a_node_or_a_replica_and_has_to_exist() {
 }
 
 #[test]
-fn a_fleet_that_does_well_gets_no_advice() {
+fn a_healthy_fleet_gets_no_advice() {
     let nodes = fleet();
     let lines = lines(&select_replicas(&nodes, Some("n1")).unwrap());
     assert_eq!(
@@ -54,7 +54,7 @@ fn a_fleet_that_does_well_gets_no_advice() {
 }
 
 #[test]
-fn a_script_reads_whose_finding_it_is() {
+fn advice_in_json_names_the_replica() {
     let nodes = fleet();
     let replicas = select_replicas(&nodes, Some("n2")).unwrap();
     let json = serde_json::to_value(advice(&replicas).collect::<Vec<_>>()).unwrap();

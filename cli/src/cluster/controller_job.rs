@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_told_what_the_controllers_job_waits_for() {
+    fn a_waiting_user_sees_the_state_of_the_controllers_job() {
         let comment = "Not Running: Insufficient amount of resource: ncpus";
         let queued = describe(&[job("11.head", JobState::Queued, comment)]).unwrap();
         assert_eq!(queued, format!("queued    the controller's job 11.head: {comment}"));

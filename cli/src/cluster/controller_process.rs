@@ -117,7 +117,7 @@ mod tests {
     use crate::env::tests::endpoint;
 
     #[tokio::test]
-    async fn a_controller_of_another_host_that_died_before_its_first_status_is_gone() {
+    async fn a_remote_controller_that_died_before_its_status_is_gone() {
         let place = tempfile::tempdir().unwrap();
         let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
         assert_eq!(find_controller(&folder).await.unwrap(), None);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_is_silent_when_its_endpoint_does_not_change_for_a_minute_whatever_time_it_has() {
+    fn a_controller_is_silent_after_a_minute_without_heartbeat_change() {
         let mut watch = HeartbeatWatch::new();
         let (began, long_ago) = (watch.changed, SystemTime::UNIX_EPOCH);
         let after = |seconds| began + Duration::from_secs(seconds);

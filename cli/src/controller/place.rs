@@ -83,7 +83,7 @@ mod tests {
     use crate::env::tests::endpoint;
 
     #[test]
-    fn a_controller_that_lives_on_another_host_keeps_its_place_without_a_lock() {
+    fn a_live_controller_elsewhere_keeps_its_place() {
         let place = tempfile::tempdir().unwrap();
         let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
         let find = || find_elsewhere(&folder, "login1").unwrap();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_controller_in_a_job_says_that_it_waits_and_takes_the_place_when_it_is_free() {
+    async fn a_controller_in_a_job_waits_for_its_place() {
         let place = tempfile::tempdir().unwrap();
         let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
         let other = endpoint("another-host", 7);

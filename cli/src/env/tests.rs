@@ -31,7 +31,7 @@ pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
 }
 
 #[test]
-fn a_shell_gets_address_key_and_what_no_proxy_is_asked_for() {
+fn a_shell_gets_address_key_and_proxy_exceptions() {
     insta::assert_snapshot!(exports(&access(), None, |_| None).join("\n"), @r"
     export OPENAI_BASE_URL=http://127.0.0.1:41237/v1
     export OPENAI_API_KEY=hk_abc
@@ -41,7 +41,7 @@ fn a_shell_gets_address_key_and_what_no_proxy_is_asked_for() {
 }
 
 #[test]
-fn a_fleet_in_jobs_is_reached_at_its_host_with_certificates_that_clients_are_told_of() {
+fn a_fleet_in_jobs_is_exported_with_its_certificates() {
     let fleet = ClientAccess { base_url: "https://x3001:41237/v1".into(), ..access() };
     let mut bundle = Bundle { file: "/home/me/fleet/ca-bundle.pem".into(), has_roots: true };
     insta::assert_snapshot!(exports(&fleet, Some(&bundle), |_| None).join("\n"), @r"
@@ -60,7 +60,7 @@ fn a_fleet_in_jobs_is_reached_at_its_host_with_certificates_that_clients_are_tol
 }
 
 #[test]
-fn local_names_are_added_once_to_what_was_excepted_before() {
+fn proxy_exceptions_gain_local_names_once() {
     assert_eq!(extend_no_proxy(".example.org, 10.0.0.1", "127.0.0.1"), ".example.org,10.0.0.1,localhost,127.0.0.1");
     let once = extend_no_proxy("a,localhost", "127.0.0.1");
     assert_eq!((once.as_str(), extend_no_proxy(&once, "127.0.0.1")), ("a,localhost,127.0.0.1", once.clone()));
@@ -70,13 +70,13 @@ fn local_names_are_added_once_to_what_was_excepted_before() {
 }
 
 #[test]
-fn localhost_is_kept_from_a_proxy_by_its_name_or_by_a_star() {
+fn localhost_bypasses_a_proxy_by_name_or_star() {
     assert!(["localhost", "a, localhost", ".localhost", "*"].into_iter().all(bypasses_proxy));
     assert!(!["", "127.0.0.1", "localhost.example.org", "::1"].into_iter().any(bypasses_proxy));
 }
 
 #[test]
-fn an_address_is_given_only_where_it_is_good() {
+fn only_a_reachable_address_is_exported() {
     let own = std::process::id();
     check_reachable(&endpoint("login1", own), "login1").unwrap();
     let elsewhere = check_reachable(&endpoint("login2", own), "login1").unwrap_err().to_string();
@@ -95,7 +95,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn a_shell_that_evaluates_the_lines_has_exactly_these_values(key in "[^\0]{0,40}", before in "[^\0]{0,40}") {
+    fn a_shell_evaluates_the_exports_to_exact_values(key in "[^\0]{0,40}", before in "[^\0]{0,40}") {
         let given = ClientAccess { api_key: key.clone(), ..access() };
         let lines = exports(&given, None, |name| (name == "NO_PROXY").then(|| before.clone())).join("\n");
         let script = "eval \"$1\"; printf '%s\\0%s' \"$OPENAI_API_KEY\" \"$NO_PROXY\"";

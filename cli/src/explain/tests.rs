@@ -81,7 +81,7 @@ fn decided(candidates: &[Candidate]) -> Decision {
 }
 
 #[test]
-fn the_chosen_one_comes_first_and_the_others_by_cost() {
+fn the_chosen_replica_comes_first_and_others_by_cost() {
     let mut decision = decided(&[candidate(0, 9), candidate(1024, 1), candidate(512, 1)]);
     assert_eq!(decision.chosen, 1);
     decision.first_token = Some(0.0421);
@@ -97,14 +97,14 @@ fn the_chosen_one_comes_first_and_the_others_by_cost() {
 }
 
 #[test]
-fn what_is_not_known_is_said_to_be_so() {
+fn unknown_facts_are_shown_as_unknown() {
     let text = text(&decided(&[candidate(0, 0)])).join("\n");
     assert!(text.contains("not known: it has not come, or the answer is no stream"), "{text}");
     assert!(super::text(&Decision::default()).len() > 3, "an empty answer is no reason to fail");
 }
 
 #[test]
-fn a_replica_that_ends_says_when_and_how_long_the_answer_may_need() {
+fn a_replica_near_its_end_shows_its_time_left() {
     let ends = Candidate { time_left: 4.0, ..candidate(1024, 1) };
     let mut decision = decided(&[ends, candidate(0, 9)]);
     assert_eq!(decision.chosen, 1);
@@ -121,7 +121,7 @@ fn a_replica_that_ends_says_when_and_how_long_the_answer_may_need() {
 }
 
 #[test]
-fn json_has_the_names_of_the_wire_and_null_for_what_is_not_known() {
+fn json_uses_wire_names_and_null_for_unknowns() {
     let json = decision_json(&decided(&[candidate(1024, 1)]));
     assert_eq!(json["scored"][0]["matched"], 1024);
     assert_eq!(json["scored"][0]["uncached"], 240);
@@ -130,7 +130,7 @@ fn json_has_the_names_of_the_wire_and_null_for_what_is_not_known() {
 }
 
 #[test]
-fn numbers_have_four_digits_that_count() {
+fn numbers_have_four_significant_digits() {
     for (value, shown) in [
         (0.0, "0"),
         (1.0, "1"),
@@ -146,7 +146,7 @@ fn numbers_have_four_digits_that_count() {
 
 proptest! {
     #[test]
-    fn the_arithmetic_gives_the_terms_that_the_choice_was_made_from(
+    fn the_explained_terms_equal_those_of_the_decision(
         (matched, in_flight, pending, context) in (0..4000u32, 0..300u32, 0..50_000u64, 0..400_000u64),
         (capacity, kv_use, overdue, slowness) in (prop_oneof![Just(0u64), 1000..500_000u64], 0.0..1.0f64, 0.0..5.0f64, 0.1..10.0f64),
         (tokens, output, utilisation, arrivals) in (1..4000u32, 0.0..3000.0f64, 0.0..1.0f64, 0..4usize),

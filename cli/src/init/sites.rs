@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_site_is_sound_and_names_its_scheduler() {
+    fn every_site_file_is_valid_and_names_its_scheduler() {
         for (name, text) in SITES {
             let file = tempfile::NamedTempFile::new().unwrap();
             fs::write(file.path(), text).unwrap();
@@ -72,7 +72,7 @@ mod tests {
 
     /// The files are what a site's support can show: `deploy/sites/NAME.snap`.
     #[test]
-    fn what_is_submitted_at_each_site_is_known() {
+    fn site_submissions_match_their_snapshots() {
         for (name, text) in SITES {
             let place = tempfile::tempdir().unwrap();
             let file = place.path().join("hostler.toml");
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_ones_own_is_a_site_unless_it_sets_what_is_no_sites() {
+    fn a_users_own_file_may_be_a_site() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
         fs::write(path, "[cluster]\nscheduler = \"pbs\"\n\n[agent]\nengine = \"simulated\"\n").unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_list_says_of_each_token_whether_a_node_may_join_by_it() {
+fn the_token_list_says_which_tokens_still_admit_nodes() {
     let record = |id: &str, expires: u64, uses: u32, by: &[&str], revoked: bool| TokenInfo {
         id: id.into(),
         expires,
@@ -29,7 +29,7 @@ fn a_list_says_of_each_token_whether_a_node_may_join_by_it() {
 }
 
 #[test]
-fn uses_are_a_number_or_unlimited() {
+fn token_uses_are_a_number_or_unlimited() {
     assert!(matches!("3".parse(), Ok(UsesArg(UseLimit::Count(3)))));
     assert!(matches!("unlimited".parse(), Ok(UsesArg(UseLimit::EveryNodeOfItsJob))));
     assert!("many".parse::<UsesArg>().is_err());

@@ -24,7 +24,7 @@ fn key(arguments: &[&str]) -> KeyEntry {
 }
 
 #[test]
-fn the_command_line_becomes_a_key() {
+fn command_line_flags_set_every_field_of_a_key() {
     let all = "--name n --tenant t --role admin --model base --model poet --expires 90d --in-flight 1 --requests-per-minute 2 \
                --input-per-minute 3 --input-per-day 4 --output-per-minute 5 --output-per-day 6 --weight 0.5";
     let key = key(&all.split_whitespace().collect::<Vec<_>>());
@@ -73,7 +73,7 @@ fn a_revocation_is_only_ever_brought_forward() {
 }
 
 #[test]
-fn a_wrong_id_is_answered_with_the_right_ones_and_a_whole_key_never_repeated() {
+fn a_wrong_key_id_lists_valid_ones_without_secrets() {
     let mut keys = [key(&["--name", "team"]), key(&["--name", "team"])];
     let mut refused = |id: &str| revoke(&mut keys, id, at(0), Duration::ZERO).unwrap_err();
     let secret = Secret::random().unwrap();
@@ -86,7 +86,7 @@ fn a_wrong_id_is_answered_with_the_right_ones_and_a_whole_key_never_repeated() {
 }
 
 #[test]
-fn the_list_shows_how_keys_stand_and_nothing_secret() {
+fn the_key_list_shows_states_and_no_secrets() {
     let valid = key(&["--name", "alice", "--in-flight", "4", "--input-per-day", "100", "--model", "m1", "--model", "m2"]);
     let leaving = KeyEntry { revoked: Some(Timestamp::of(at(5000))), expires: Some(Timestamp::of(at(9000))), ..key(&["--role", "admin"]) };
     let expired = KeyEntry { expires: Some(Timestamp::of(at(1500))), ..key(&[]) };

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_wait_are_shown_with_the_schedulers_words() {
+    fn waiting_jobs_show_the_schedulers_comment() {
         let jobs = list(status());
         assert_eq!(
             job_lines(&jobs),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_controller_saw_that_is_gone_is_not_shown() {
+    fn the_status_of_a_gone_controller_is_not_shown() {
         let place = tempfile::tempdir().unwrap();
         let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
         folder.write_endpoint(&endpoint("login1", 1)).unwrap();

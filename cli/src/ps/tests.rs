@@ -85,12 +85,12 @@ fn fleet() -> Vec<Node> {
 }
 
 #[test]
-fn the_table_shows_gpus_progress_failures_and_that_there_is_advice() {
+fn the_table_shows_gpus_progress_failures_and_advice() {
     insta::assert_snapshot!(lines(&fleet()).join("\n"));
 }
 
 #[test]
-fn a_fleet_without_gpus_has_no_column_of_them() {
+fn the_table_has_no_gpu_column_without_gpus() {
     let lines = lines(&[node("n", ready(), |replica| replica.cache = Some(cache(false, "")))]);
     insta::assert_snapshot!(lines.join("\n"), @"
     REPLICA  PHASE  MODEL  IN FLIGHT  RUNNING  WAITING  KV  CACHE  SERVED  RESTARTS  ENGINE
@@ -99,7 +99,7 @@ fn a_fleet_without_gpus_has_no_column_of_them() {
 }
 
 #[test]
-fn a_fleet_of_batch_jobs_shows_them_and_when_they_end() {
+fn the_table_shows_batch_jobs_and_their_ends() {
     let in_job = |name: &str, job| Node { job: Some(agent::Job::into(job)), ..node(name, ready(), |_| {}) };
     let mut nodes = vec![
         in_job("x1.12", job("12.head", 1, Some(4_325_000))),
@@ -118,7 +118,7 @@ fn a_fleet_of_batch_jobs_shows_them_and_when_they_end() {
 }
 
 #[test]
-fn jobs_that_are_gone_say_how_and_of_what() {
+fn gone_jobs_are_listed_with_end_and_reason() {
     let gone = |node: &str, job, gone_ms_ago, reason: &str| {
         wire::GoneJob { node: node.into(), job: Some(job), gone_ms_ago, reason: reason.into() }.into()
     };
@@ -138,7 +138,7 @@ fn jobs_that_are_gone_say_how_and_of_what() {
 }
 
 #[test]
-fn a_cache_that_is_known_shows_its_blocks_and_another_one_why_not() {
+fn a_cache_shows_its_blocks_or_why_not() {
     let lines = lines(&[with_cache(cache(true, ""))]);
     assert!(lines[1].contains("  H200  ") && lines[1].contains("exact 1234"), "{lines:?}");
     let lines = super::lines(&[with_cache(cache(false, "the engine keeps no cache"))]);
@@ -151,14 +151,14 @@ fn a_cache_that_is_known_shows_its_blocks_and_another_one_why_not() {
 }
 
 #[test]
-fn a_gpu_of_which_the_driver_says_little_shows_what_there_is() {
+fn a_gpu_with_few_readings_shows_those() {
     let bare = agent::GpuReading { uuid: "GPU-0".into(), utilisation: Some(7), ..agent::GpuReading::default() };
     let node = node("n", agent::ReplicaState { gpus: gpus(1), ..ready() }, |replica| replica.gpus = vec![bare]);
     assert_eq!(gpu_cell(&node.replicas[0]), "0 H200 7%");
 }
 
 #[test]
-fn gpus_that_are_no_neighbours_are_named_each() {
+fn nonadjacent_gpus_are_listed_one_by_one() {
     let gpus = gpus(3);
     let some = |indices: &[usize]| {
         node("n", agent::ReplicaState { gpus: indices.iter().map(|&index| gpus[index].clone()).collect(), ..ready() }, |_| {})
@@ -168,7 +168,7 @@ fn gpus_that_are_no_neighbours_are_named_each() {
 }
 
 #[test]
-fn a_script_reads_everything_of_each_replica() {
+fn the_json_holds_everything_of_each_replica() {
     let nodes = fleet();
     let json = serde_json::to_value(&nodes).unwrap();
     let replica = &json[0]["replicas"][0];

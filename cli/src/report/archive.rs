@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_is_its_users_alone_and_replaces_no_file() {
+    fn an_archive_is_private_and_replaces_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report.tar.gz");
         let files = [ReportFile { name: "logs/n1-0.log".into(), content: "a line\n".into() }];

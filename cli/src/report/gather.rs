@@ -160,7 +160,7 @@ mod tests {
     use crate::settings::all;
 
     #[test]
-    fn settings_are_told_with_their_origin_and_the_sites_lines_are_withheld() {
+    fn settings_show_their_origin_and_withhold_setup_lines() {
         let environment = [("HOSTLER_CLUSTER_SETUP", "export A=1"), ("HOSTLER_AGENT_MODEL", "/models/m")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         let settings = Settings::load(&all(), &SettingSources { environment, ..SettingSources::default() }).unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nodes_name_leads_no_file_elsewhere() {
+    fn a_nodes_name_cannot_escape_the_archive() {
         for (id, name) in [("n1.12/0", "n1.12-0"), ("../../etc/x", "-..-etc-x"), ("a b\u{1b}/1", "a-b--1")] {
             assert_eq!(file_name(id), name);
         }

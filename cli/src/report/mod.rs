@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_it_is_shown_with_what_was_removed_and_what_is_missing() {
+    fn the_report_lists_contents_removals_and_missing_files() {
         let file = |name: &str, content: &str| ReportFile { name: name.into(), content: content.into() };
         let files = [(file("settings.txt", "a = 1\n"), 0), (file("logs/n1-0.log", "one\ntwo\n"), 2)];
         insta::assert_snapshot!(describe_contents(&files, &["plan.txt: no vllm".into()]).join("\n"), @"

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_secret_is_taken_out_and_its_neighbours_stay() {
+    fn secrets_are_redacted_and_their_neighbours_stay() {
         let key = format!("hk_abcdefghij_{}", "k".repeat(52));
         for (text, expected) in [
             (format!("key {key} of alice"), "key hk_abcdefghij_[removed] of alice"),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_every_log_stay() {
+    fn common_log_words_are_not_redacted() {
         for text in [
             "max_tokens=200",
             "tokens_in=12 tokens_out=8",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_values_of_secret_variables_are_taken_out_wherever_they_stand() {
+    fn values_of_secret_variables_are_redacted_everywhere() {
         let environment = [("MY_TOKEN", "open sesame"), ("A_KEY_FILE", "/home/a/user.key"), ("SHORT_KEY", "1"), ("SHELL", "/bin/bash")];
         let redaction = Redaction::new(environment.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let (text, removed) = redaction.apply("it said open sesame 1 of /home/a/user.key in /bin/bash; open sesame");

@@ -18,7 +18,7 @@ fn failed(cause: &str, remedy: &str) -> Vec<Replica> {
 }
 
 #[test]
-fn a_stage_is_told_when_it_begins_and_now_and_then_when_it_has_come_further() {
+fn a_stage_is_reported_at_its_start_and_periodically() {
     let (mut start, began) = (StartupProgress::default(), Instant::now());
     let at = |seconds| began + Duration::from_secs(seconds);
     assert_eq!(start.lines(&loading("loading weights", 10, 60), at(0)), ["n0/0  loading weights 10 %, about 60 s left"]);
@@ -29,14 +29,14 @@ fn a_stage_is_told_when_it_begins_and_now_and_then_when_it_has_come_further() {
 }
 
 #[test]
-fn a_replica_that_says_nothing_of_its_start_or_serves_is_not_told_of() {
+fn silent_or_serving_replicas_report_no_progress() {
     let mut start = StartupProgress::default();
     assert!(start.lines(&replica(ReplicaState::default()), Instant::now()).is_empty());
     assert!(start.lines(&replica(ReplicaState { phase: Phase::Ready.into(), ..ReplicaState::default() }), Instant::now()).is_empty());
 }
 
 #[test]
-fn a_failure_is_told_once_with_its_remedy_and_again_when_it_is_another_one() {
+fn a_failure_is_reported_once_with_its_remedy() {
     let (mut start, began) = (StartupProgress::default(), Instant::now());
     let lines = start.lines(&failed("unrecognized arguments: --bogus", "drop --bogus"), began);
     assert_eq!(lines, ["n0/0  failed: unrecognized arguments: --bogus", "  do    drop --bogus", "  log   hostler logs n0/0"]);

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_that_of_the_last_seconds_and_of_this_life_of_the_engine() {
+    fn the_token_rate_covers_recent_seconds_of_one_engine_life() {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut meter = TokenMeter::default();

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_drawn_on_is_refused_with_what_to_use() {
+    fn an_unsuitable_terminal_is_refused_with_the_alternative() {
         assert!(check(true, "xterm-256color").is_ok());
         for (is_terminal, term) in [(false, "xterm"), (true, "dumb"), (true, "")] {
             let refused = check(is_terminal, term).unwrap_err().to_string();

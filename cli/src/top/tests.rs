@@ -20,7 +20,7 @@ fn words(model: &super::model::TopModel) -> Vec<String> {
 }
 
 #[test]
-fn what_changes_between_two_answers_is_told_once() {
+fn changes_between_two_answers_are_logged_once() {
     let mut model = seen(fleet(), 0);
     assert!(words(&model).is_empty(), "what is there at first is no event");
     let mut next = fleet();
@@ -54,7 +54,7 @@ fn what_changes_between_two_answers_is_told_once() {
 }
 
 #[test]
-fn a_router_that_is_silent_leaves_the_last_figures_as_old_ones() {
+fn a_silent_router_leaves_its_last_figures_marked_old() {
     let mut model = seen(fleet(), 0);
     assert_eq!(model.age(), None);
     model.note_silence("no answer within 5 s".into(), at(6));
@@ -69,7 +69,7 @@ fn a_router_that_is_silent_leaves_the_last_figures_as_old_ones() {
 }
 
 #[test]
-fn replicas_are_sorted_by_what_needs_a_look_and_the_selection_stays_with_its_replica() {
+fn replicas_sort_by_urgency_and_the_selection_follows_its_replica() {
     let mut model = seen(fleet(), 0);
     let mut later = fleet();
     later.nodes[1].replicas[0].load.as_mut().unwrap().engine.as_mut().unwrap().generation_tokens += 500;
@@ -91,7 +91,7 @@ fn replicas_are_sorted_by_what_needs_a_look_and_the_selection_stays_with_its_rep
 }
 
 #[test]
-fn a_filter_is_typed_and_hides_what_does_not_match() {
+fn a_typed_filter_hides_what_does_not_match() {
     let mut model = seen(fleet(), 0);
     type_keys(&mut model, "/FAILq");
     press(&mut model, KeyCode::Backspace);
@@ -123,7 +123,7 @@ fn an_order_is_sent_only_after_a_yes() {
 }
 
 #[test]
-fn the_question_names_what_will_be_touched_and_which_model_nobody_would_serve() {
+fn the_confirmation_names_affected_replicas_and_unserved_models() {
     let mut model = seen(fleet(), 0);
     press(&mut model, KeyCode::Tab);
     press(&mut model, KeyCode::Down);
@@ -148,7 +148,7 @@ fn the_question_names_what_will_be_touched_and_which_model_nobody_would_serve() 
 }
 
 #[test]
-fn a_replica_is_opened_and_what_comes_late_of_another_one_is_dropped() {
+fn late_details_of_another_replica_are_dropped() {
     let mut model = seen(fleet(), 0);
     assert_eq!(press(&mut model, KeyCode::Enter), Some(KeyIntent::Look));
     let of = |replica: &str| ReplicaDetail { replica: replica.into(), log: Ok(vec!["line".into()]), decisions: Ok(Vec::new()) };
@@ -175,7 +175,7 @@ fn enter_on_a_node_shows_its_replicas() {
 }
 
 #[test]
-fn the_program_can_be_left_from_everywhere() {
+fn every_screen_can_be_left() {
     let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
     for keys in ["", "/", "d", "?"] {
         let mut model = seen(fleet(), 0);

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_a_terminal_obeys_is_left_of_a_text() {
+    fn control_sequences_are_removed_from_text() {
         assert_eq!(printable("\u{1b}[31mred\u{1b}[0m, \u{1b}]0;title\u{7}, a\tb\r\n"), "red, ·]0;title·, a b··");
         assert_eq!(printable("abc\u{202e}cba\u{200b}e\u{301}"), "abc·cba·e·");
         assert_eq!(printable("\u{9b}2J\u{1b}[2J\u{1b}["), "·2J");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_cut_by_the_columns_that_it_takes() {
+    fn a_text_is_cut_by_its_display_columns() {
         assert_eq!((cut("abc", 3), cut("abcd", 3), cut("abcd", 0)), ("abc".into(), "ab…".into(), String::new()));
         assert_eq!(cut("模型模型", 6), "模型…");
         assert_eq!(wrap("drain a/0 and b/0?", 9), ["drain a/0", "and b/0?"]);

@@ -22,12 +22,12 @@ fn an_entry_is_read_and_written_in_either_form() {
 }
 
 #[test]
-fn an_entry_without_idle_after_is_idle_after_half_an_hour() {
+fn an_entry_idles_after_half_an_hour_by_default() {
     assert_eq!(read("min = 1\nmax = 4").unwrap().size, FleetSize::Elastic { min: 1, max: 4, idle_after: IDLE_AFTER });
 }
 
 #[test]
-fn a_wrong_entry_is_refused_with_what_to_write_instead() {
+fn a_wrong_entry_is_refused_with_a_correction() {
     for (lines, advice) in [
         ("", "give `nodes`, or `min` and `max`"),
         ("min = 1", "give `nodes`, or `min` and `max`"),
@@ -46,7 +46,7 @@ fn a_wrong_entry_is_refused_with_what_to_write_instead() {
 }
 
 #[test]
-fn names_models_and_walltimes_are_checked_too() {
+fn entry_names_models_and_walltimes_are_validated() {
     let right = read("nodes = 1").unwrap();
     for name in ["", "-x", "a b", "a/b", "ä", &"x".repeat(MAX_NAME_BYTES + 1)] {
         let entry = FleetEntry { name: name.to_owned(), ..right.clone() };

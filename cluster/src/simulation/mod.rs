@@ -260,7 +260,7 @@ fn fixed(seed: u64, climate: Climate, nodes: u32) -> Run {
 }
 
 #[test]
-fn a_thousand_hours_of_everything_keep_every_promise() {
+fn a_thousand_simulated_hours_keep_every_promise() {
     let mut total = watch::Figures::default();
     for seed in 0..20 {
         let mut rng = Rng::with_seed(seed);
@@ -280,7 +280,7 @@ fn a_thousand_hours_of_everything_keep_every_promise() {
 }
 
 #[test]
-fn ends_that_can_be_foreseen_leave_no_gap() {
+fn foreseeable_job_ends_leave_no_gap() {
     let mut total = watch::Figures::default();
     for (seed, (queue_wait, cold_start, walltime)) in
         [(0, 60, HOUR), (60, 300, HOUR), (1800, 600, 2 * HOUR), (3 * HOUR, 1800, 6 * HOUR)].into_iter().enumerate()
@@ -300,7 +300,7 @@ fn ends_that_can_be_foreseen_leave_no_gap() {
 }
 
 #[test]
-fn queue_waits_that_vary_leave_little_gap() {
+fn varying_queue_waits_leave_little_gap() {
     let mut total = watch::Figures::default();
     for seed in 0..4 {
         let climate = Climate { queue_wait: 600..HOUR, cold_start: 300..600, ..Climate::steady(0, 0, 6 * HOUR) };
@@ -318,7 +318,7 @@ fn queue_waits_that_vary_leave_little_gap() {
 }
 
 #[test]
-fn suspended_jobs_are_replaced_and_those_that_go_on_leave_no_surplus() {
+fn suspended_jobs_are_replaced_and_resumed_ones_leave_no_surplus() {
     let mut total = watch::Figures::default();
     for seed in 0..8 {
         let clock = Clock { skew: if seed % 2 == 0 { 0 } else { 600 }, tells_use: seed % 4 < 2 };
@@ -356,7 +356,7 @@ fn a_model_that_cannot_start_costs_four_jobs_an_hour() {
 }
 
 #[test]
-fn a_seed_is_a_run() {
+fn a_seed_reproduces_its_run() {
     let figures = |seed| {
         let mut run = fixed(seed, Climate::draw(&mut Rng::with_seed(seed)), 4);
         run.run(24);

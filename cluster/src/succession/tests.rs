@@ -40,7 +40,7 @@ fn cancel(job: &str) -> Option<SuccessionAction> {
 }
 
 #[test]
-fn a_controllers_job_has_one_that_follows_its_end_and_near_it_one_that_may_start_at_once() {
+fn a_controllers_job_has_a_held_then_a_free_successor() {
     let [running, held] = [job("1.head", JobState::Running), job("2.head", JobState::Held)];
     let mut memory = SuccessionMemory::default();
     let mut step = |own: &ControllerJob<'_>, listed: &[ScheduledJob], now| {
@@ -62,7 +62,7 @@ fn a_controllers_job_has_one_that_follows_its_end_and_near_it_one_that_may_start
 }
 
 #[test]
-fn what_was_submitted_twice_is_cancelled_but_for_one_that_waits() {
+fn duplicate_successors_are_cancelled_but_one() {
     let listed = [job("1.head", JobState::Running), job("2.head", JobState::Queued), job("3.head", JobState::Held)];
     assert_eq!(decide(&own(24, None), &listed, &mut SuccessionMemory::default(), 0), cancel("3.head"));
     let listed = [job("1.head", JobState::Running), job("2.head", JobState::Running), job("3.head", JobState::Held)];
@@ -70,7 +70,7 @@ fn what_was_submitted_twice_is_cancelled_but_for_one_that_waits() {
 }
 
 #[test]
-fn the_job_whose_place_was_taken_leaves_undisturbed() {
+fn a_replaced_controllers_job_is_not_cancelled() {
     let own = ControllerJob { id: "2.head", predecessor: Some("1.head"), ..own(24, None) };
     let listed = [job("1.head", JobState::Running), job("2.head", JobState::Running)];
     let action = decide(&own, &listed, &mut SuccessionMemory::default(), 0);
@@ -78,13 +78,13 @@ fn the_job_whose_place_was_taken_leaves_undisturbed() {
 }
 
 #[test]
-fn a_job_whose_time_is_over_leaves_although_nobody_came() {
+fn a_controllers_job_leaves_in_time_without_a_successor() {
     let own = ControllerJob { left: Duration::from_secs(45), ..own(1, None) };
     assert_eq!(decide(&own, &[job("1.head", JobState::Running)], &mut SuccessionMemory::default(), 0), Some(SuccessionAction::Leave));
 }
 
 #[test]
-fn a_job_leaves_before_its_router_has_to_have_drained_and_a_short_one_for_its_last_sixteenth() {
+fn a_controllers_job_leaves_in_time_for_its_routers_drain() {
     let with = |left, limit, drain| {
         let [limit, left, drain_timeout] = [limit, left, drain].map(Duration::from_secs);
         ControllerJob { limit, left, drain_timeout, ..own(1, None) }.is_over()
@@ -246,7 +246,7 @@ fn run_days(seed: u64, wait: u64, limit: u64, dies_every: Option<u64>) -> (u64, 
 }
 
 #[test]
-fn controllers_follow_each_other_without_a_gap_where_the_queue_is_shorter_than_the_lead() {
+fn controllers_succeed_each_other_without_gap_in_short_queues() {
     for seed in 0..4 {
         let (gap, lives) = run_days(seed, 4 * HOUR, 24 * HOUR, None);
         assert!(gap <= 15, "seed {seed}: {gap} s");
@@ -255,7 +255,7 @@ fn controllers_follow_each_other_without_a_gap_where_the_queue_is_shorter_than_t
 }
 
 #[test]
-fn a_controller_that_dies_is_followed_as_soon_as_the_queue_allows() {
+fn a_dead_controller_is_succeeded_as_the_queue_allows() {
     for seed in 0..6 {
         let (gap, lives) = run_days(seed, 600, 24 * HOUR, Some(8 * HOUR));
         // The one that was to start at once may have died, too, or have been just submitted.

@@ -33,7 +33,7 @@ fn learned() -> Memory {
 }
 
 #[test]
-fn nothing_is_promised_of_a_model_of_which_nothing_is_known() {
+fn an_unknown_model_has_no_promised_arrival() {
     let (memory, elastic) = (Memory::default(), entry(ELASTIC));
     assert_eq!(announced(&elastic, &memory, &[], &[], 500), (None, "it has no job; one is submitted for this request".into()));
     let waiting = [job("12.head", JobState::Queued)];
@@ -43,7 +43,7 @@ fn nothing_is_promised_of_a_model_of_which_nothing_is_known() {
 }
 
 #[test]
-fn the_schedulers_estimate_counts_before_what_was_learned() {
+fn the_schedulers_estimate_precedes_learned_waits() {
     let (memory, fleet) = (learned(), entry(FleetSize::Fixed(2)));
     let learned = [job("13.head", JobState::Queued)];
     assert_eq!(announced(&fleet, &memory, &learned, &[], 150).0, Some(310_000));
@@ -57,7 +57,7 @@ fn the_schedulers_estimate_counts_before_what_was_learned() {
 }
 
 #[test]
-fn a_job_that_starts_is_nearer_than_one_that_waits_and_says_how_far_it_is() {
+fn a_starting_job_is_expected_before_a_waiting_one() {
     let (memory, fleet) = (learned(), entry(FleetSize::Fixed(2)));
     let jobs = [job("13.head", JobState::Running), job("14.head", JobState::Queued)];
     assert_eq!(announced(&fleet, &memory, &jobs, &[], 410), (Some(50_000), "1 job starts; 1 job waits".into()));
@@ -70,7 +70,7 @@ fn a_job_that_starts_is_nearer_than_one_that_waits_and_says_how_far_it_is() {
 }
 
 #[test]
-fn without_a_job_it_is_said_why() {
+fn an_entry_without_a_job_says_why() {
     let fleet = entry(FleetSize::Fixed(1));
     let (_, submitting) = decide(&fleet, &Observation::default(), &Memory::default(), at(10));
     assert_eq!(announced(&fleet, &submitting, &[], &[], 11).1, "a job is being submitted for it");
@@ -83,7 +83,7 @@ fn without_a_job_it_is_said_why() {
 }
 
 #[test]
-fn a_name_is_announced_once_by_the_entry_that_is_expected_first() {
+fn a_model_name_is_announced_once_by_its_earliest_entry() {
     let model = |names: &[&str], expected_in_ms| ExpectedModel {
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         expected_in_ms,

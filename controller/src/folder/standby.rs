@@ -49,7 +49,7 @@ mod tests {
     use crate::folder::tests::folder;
 
     #[test]
-    fn a_controller_that_no_longer_says_that_it_waits_does_not_count() {
+    fn a_standby_that_stops_waiting_does_not_count() {
         let (_place, folder) = folder();
         let standby = || folder.standby().unwrap();
         assert_eq!(standby(), None);

@@ -14,7 +14,7 @@ pub(crate) fn folder() -> (tempfile::TempDir, FleetFolder) {
 }
 
 #[test]
-fn what_is_wanted_is_read_as_it_was_written() {
+fn fleet_entries_are_read_as_written() {
     let (_place, folder) = folder();
     assert_eq!(folder.entries().unwrap(), []);
     let text = "[[model]]\nname = \"chat\"\nmodel = \"Qwen/Qwen3-8B\"\nmin = 0\nmax = 3\nwalltime = \"2h\"\n";
@@ -26,7 +26,7 @@ fn what_is_wanted_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_script_is_the_users_alone_stays_while_a_job_may_read_it_and_goes_with_its_entry() {
+fn a_script_is_private_and_removed_with_its_entry() {
     let (_place, folder) = folder();
     let script = folder.scripts("chat").join("1.sh");
     folder.write_script(&script, "export HF_TOKEN=hf_secret\n").unwrap();
@@ -61,7 +61,7 @@ pub(crate) fn endpoint(host: &str) -> Endpoint {
 }
 
 #[test]
-fn a_folder_that_others_can_read_is_refused_and_files_are_the_users_alone() {
+fn a_folder_readable_by_others_is_refused() {
     let (place, folder) = folder();
     let endpoint = endpoint("login1");
     folder.write_endpoint(&endpoint).unwrap();
@@ -91,7 +91,7 @@ fn a_fleet_has_one_controller() {
 }
 
 #[test]
-fn a_folder_in_which_something_is_wanted_stays_open() {
+fn a_folder_with_entries_stays_open() {
     let (_place, folder) = folder();
     let text = "[[model]]\nname = \"chat\"\nmodel = \"m\"\nnodes = 0\nwalltime = \"2h\"\n";
     fs::write(folder.path().join("fleet.toml"), text).unwrap();
@@ -101,7 +101,7 @@ fn a_folder_in_which_something_is_wanted_stays_open() {
 }
 
 #[test]
-fn what_is_remembered_is_found_by_name_until_it_is_forgotten() {
+fn a_memory_is_found_by_name_until_forgotten() {
     let (_place, folder) = folder();
     for name in ["b.1", "a"] {
         folder.write_memory(name, &Memory::default()).unwrap();
@@ -112,14 +112,14 @@ fn what_is_remembered_is_found_by_name_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_folder_without_a_controllers_status_is_not_found_and_not_made() {
+fn a_missing_folder_is_not_created_by_a_lookup() {
     let place = tempfile::tempdir().unwrap();
     let config = ClusterConfig { state_dir: place.path().join("fleet"), ..ClusterConfig::default() };
     assert!(FleetFolder::find(&config).unwrap().is_none() && !config.state_dir.exists());
 }
 
 #[test]
-fn a_fleets_jobs_have_names_of_their_own_for_good() {
+fn job_names_are_unique_to_their_fleet_and_permanent() {
     let (place, folder) = folder();
     let name = folder.job_name("chat");
     assert!(name.starts_with("hostler-chat-") && name.len() == "hostler-chat-ab12".len(), "{name}");
@@ -132,7 +132,7 @@ fn a_fleets_jobs_have_names_of_their_own_for_good() {
 }
 
 #[test]
-fn commands_that_open_a_new_folder_at_the_same_time_have_one_tag() {
+fn concurrent_commands_in_a_new_folder_share_one_tag() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("fleet");
     let open = || FleetFolder::at(&path).unwrap().job_name("chat");
@@ -145,7 +145,7 @@ fn commands_that_open_a_new_folder_at_the_same_time_have_one_tag() {
 }
 
 #[test]
-fn what_is_only_shown_makes_no_folder_and_says_so_of_the_tag() {
+fn peeking_creates_no_folder_and_shows_a_placeholder_tag() {
     let (place, folder) = folder();
     let at = |path: &str| ClusterConfig { state_dir: place.path().join(path), ..ClusterConfig::default() };
     let shown = FleetFolder::peek(&at("fleet")).unwrap();
@@ -155,7 +155,7 @@ fn what_is_only_shown_makes_no_folder_and_says_so_of_the_tag() {
 }
 
 #[test]
-fn a_folder_whose_jobs_are_at_another_scheduler_is_refused() {
+fn a_folder_with_jobs_at_another_scheduler_is_refused() {
     let (_place, folder) = folder();
     let identity = |kind, name: Option<&str>| SchedulerIdentity { kind, name: name.map(str::to_owned) };
     let (nameless, head) = (identity(Scheduler::Pbs, None), identity(Scheduler::Pbs, Some("head")));
@@ -177,7 +177,7 @@ fn set_heartbeat(folder: &FleetFolder, time: SystemTime) {
 }
 
 #[test]
-fn a_controller_is_gone_when_it_has_not_renewed_its_endpoint_or_says_so() {
+fn a_controller_is_gone_when_retired_or_without_heartbeat() {
     let (_place, folder) = folder();
     assert!(folder.is_controller_gone().unwrap());
     let own = endpoint("login1");
@@ -195,7 +195,7 @@ fn a_controller_is_gone_when_it_has_not_renewed_its_endpoint_or_says_so() {
 }
 
 #[test]
-fn a_controller_renews_no_endpoint_of_another_start() {
+fn a_controller_never_renews_anothers_endpoint() {
     let (_place, folder) = folder();
     let own = endpoint("login1");
     let others = [endpoint("login1"), Endpoint { host: "login2".into(), ..own.clone() }, Endpoint { pid: 2, ..own.clone() }];

@@ -40,7 +40,7 @@ pub(crate) fn node(job: &str, replicas: &[(Phase, u32)]) -> Node {
 }
 
 #[test]
-fn a_node_is_as_far_as_its_replicas_are() {
+fn a_nodes_state_follows_from_its_replicas() {
     use Phase::{Draining, Failed, Loading, Quarantined, Ready, Sleeping, Starting, Stopped};
     for (replicas, expected) in [
         (&[][..], NodeState::Loading),
@@ -63,7 +63,7 @@ fn a_node_is_as_far_as_its_replicas_are() {
 }
 
 #[test]
-fn a_jobs_node_is_that_of_its_present_run_whatever_form_the_servers_name_has() {
+fn a_jobs_node_is_that_of_its_present_run() {
     let mut nodes = vec![node("12.head", &[]), node("12.head", &[]), node("13.head", &[]), node("12[1].head", &[]), node("4711_3", &[])];
     nodes[0].attached = false;
     nodes[1].name = "x2".into();
@@ -75,7 +75,7 @@ fn a_jobs_node_is_that_of_its_present_run_whatever_form_the_servers_name_has() {
 }
 
 #[test]
-fn clients_name_a_model_as_its_engines_are_told_else_as_itself() {
+fn a_model_has_its_served_names_or_its_own() {
     let named = |arguments: &[&str], configured: &[&str]| {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let entry = FleetEntry { engine_args: words(arguments), ..entry(hostler_cluster::FleetSize::Fixed(1)) };
@@ -88,7 +88,7 @@ fn clients_name_a_model_as_its_engines_are_told_else_as_itself() {
 }
 
 #[test]
-fn demand_counts_each_waiting_request_and_what_is_in_flight_once() {
+fn demand_counts_each_waiting_and_in_flight_request_once() {
     let demand = |model: &str, waiting, ago| ModelDemand { model: model.into(), waiting, in_flight: 7, last_request_ms_ago: ago };
     let listed = ListResponse {
         nodes: vec![node("12.head", &[(Phase::Ready, 0)])],

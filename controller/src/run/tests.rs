@@ -8,7 +8,7 @@ use crate::folder::tests::{endpoint, folder};
 use crate::observation::tests::{entry, job};
 
 #[test]
-fn a_step_is_taken_every_five_seconds_unless_a_test_says_otherwise() {
+fn a_controller_steps_every_five_seconds_by_default() {
     assert_eq!(step_interval(|_| None), STEP_INTERVAL);
     for (text, milliseconds) in [("500", 500), ("0", 5000), ("soon", 5000)] {
         assert_eq!(step_interval(|_| Some(text.into())), Duration::from_millis(milliseconds), "{text}");
@@ -36,7 +36,7 @@ fn controller(folder: &FleetFolder, endpoint: Endpoint) -> Controller {
 }
 
 #[tokio::test]
-async fn a_controller_whose_place_another_one_has_ends_and_writes_nothing() {
+async fn a_controller_whose_place_is_taken_ends_without_writing() {
     let (_place, folder) = folder();
     let (own, other) = (endpoint("login1"), endpoint("login2"));
     folder
@@ -56,14 +56,14 @@ async fn a_controller_whose_place_another_one_has_ends_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_controller_that_nobody_can_find_any_more_ends() {
+async fn a_controller_with_a_lost_endpoint_ends() {
     let (_place, folder) = folder();
     controller(&folder, endpoint("login1")).run(Shutdown::new()).await;
     assert_eq!(folder.status().unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_controller_shows_that_it_lives_whatever_its_step_waits_for() {
+async fn the_heartbeat_goes_on_whatever_a_step_waits_for() {
     let (_place, folder) = folder();
     let own = endpoint("login1");
     folder.write_endpoint(&own).unwrap();
@@ -74,7 +74,7 @@ async fn a_controller_shows_that_it_lives_whatever_its_step_waits_for() {
 }
 
 #[test]
-fn what_a_late_command_has_submitted_is_not_submitted_again_as_refused() {
+fn only_a_failed_submission_counts_as_refused() {
     let program = || PathBuf::from("/usr/bin/qsub");
     assert!(is_refusal(&CommandError::Failed { program: program(), status: "exit status: 1".into(), words: "no such queue".into() }));
     assert!(!is_refusal(&CommandError::Late { program: program(), deadline: CALL_TIMEOUT }));
@@ -82,7 +82,7 @@ fn what_a_late_command_has_submitted_is_not_submitted_again_as_refused() {
 }
 
 #[tokio::test]
-async fn what_is_listed_first_is_written_down_at_once() {
+async fn a_job_first_listed_is_remembered_at_once() {
     let (_place, folder) = folder();
     let own = endpoint("login1");
     folder.write_endpoint(&own).unwrap();

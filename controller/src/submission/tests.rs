@@ -40,28 +40,28 @@ fn site(resources: &str, options: &[&str]) -> ClusterConfig {
 }
 
 #[test]
-fn jobs_of_pbs_are_a_login_shell_that_becomes_the_agent() {
+fn pbs_jobs_are_a_login_shell_that_becomes_the_agent() {
     let site = site("1:ncpus=64:ngpus=4", &["-l", "filesystems=home:eagle"]);
     let shown = rendered(Scheduler::Pbs, &entry(7200, &["--max-model-len", "16384"]), 2, &site);
     insta::assert_snapshot!(shown);
 }
 
 #[test]
-fn jobs_of_slurm_are_a_script_whose_step_is_the_agent() {
+fn slurm_jobs_are_a_script_whose_step_is_the_agent() {
     let site = site("--gpus-per-node=4 --cpus-per-task=64", &["--constraint=gpu"]);
     let shown = rendered(Scheduler::Slurm, &entry(7200, &["--max-model-len", "16384"]), 1, &site);
     insta::assert_snapshot!(shown);
 }
 
 #[test]
-fn a_short_job_of_slurm_is_not_told_to_leave_before_a_quarter_of_its_time_is_left() {
+fn short_slurm_jobs_get_no_early_leave_signal() {
     let shown = |walltime| rendered(Scheduler::Slurm, &entry(walltime, &[]), 1, &ClusterConfig::default());
     assert!(shown(400).contains("--signal=USR1@40"), "{}", shown(400));
     assert!(!shown(399).contains("--signal"), "{}", shown(399));
 }
 
 #[test]
-fn an_agent_without_settings_and_engine_arguments_has_none() {
+fn an_agent_without_settings_gets_no_config_flag() {
     let (_place, folder) = crate::folder::tests::folder();
     let agent = JobProgram { program: Path::new("/bin/hostler"), config: None };
     let submission = build_submission(&entry(7200, &[]), 1, &ClusterConfig::default(), &folder, &agent);
@@ -70,7 +70,7 @@ fn an_agent_without_settings_and_engine_arguments_has_none() {
 }
 
 #[test]
-fn the_controllers_job_has_words_of_its_own_and_no_name_that_an_entry_can_have() {
+fn the_controllers_job_has_its_own_options_and_name() {
     let (place, folder) = crate::folder::tests::folder();
     let config = ClusterConfig { controller_options: ["-q", "small"].map(str::to_owned).to_vec(), ..site("1:ngpus=4", &["-l", "x=y"]) };
     let program = JobProgram { program: Path::new("/bin/hostler"), config: Some(Path::new("/home/anna/hostler.toml")) };

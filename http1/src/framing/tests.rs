@@ -34,7 +34,7 @@ fn chunked(chunks: &[Vec<u8>], extension: &str, trailers: &str) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn chunks_come_out_as_they_went_in_wherever_they_are_cut(
+    fn chunks_decode_the_same_wherever_they_are_cut(
         chunks in vec(vec(any::<u8>(), 1..5000), 0..6),
         cuts in vec(0..700usize, 0..40),
         extension in prop_oneof![Just(""), Just(";a=b"), Just(" ;c")],
@@ -47,7 +47,7 @@ proptest! {
     }
 
     #[test]
-    fn a_length_ends_where_it_says(body in vec(any::<u8>(), 1..9000), more in vec(any::<u8>(), 0..9), cuts in vec(0..3000usize, 0..9)) {
+    fn a_body_ends_at_its_content_length(body in vec(any::<u8>(), 1..9000), more in vec(any::<u8>(), 0..9), cuts in vec(0..3000usize, 0..9)) {
         let wire = [&body[..], &more].concat();
         let (pieces, framing, left) = taken(Framing::Length(body.len() as u64), &wire, &cuts).unwrap();
         prop_assert_eq!(pieces.concat(), body);
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn an_answer_cut_short_is_never_complete(chunks in vec(vec(any::<u8>(), 1..50), 0..4), short in 1..200usize) {
+    fn a_truncated_answer_is_never_complete(chunks in vec(vec(any::<u8>(), 1..50), 0..4), short in 1..200usize) {
         let wire = chunked(&chunks, "", "");
         let wire = &wire[..wire.len() - short.min(wire.len())];
         let (_, mut framing, _) = taken(Framing::ChunkSize, wire, &[]).unwrap();
@@ -63,7 +63,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_do_harm(bytes in vec(prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'0'), Just(b'f'), Just(b';'), any::<u8>()], 0..600), cuts in vec(0..50usize, 0..20)) {
+    fn no_bytes_make_the_framing_panic(bytes in vec(prop_oneof![Just(b'\r'), Just(b'\n'), Just(b'0'), Just(b'f'), Just(b';'), any::<u8>()], 0..600), cuts in vec(0..50usize, 0..20)) {
         for framing in [Framing::ChunkSize, Framing::Chunk(3), Framing::ChunkEnd, Framing::Trailers, Framing::Length(5), Framing::UntilClosed] {
             let _ = taken(framing, &bytes, &cuts);
         }
@@ -78,7 +78,7 @@ fn each_event_is_a_piece_of_its_own() {
 }
 
 #[test]
-fn what_two_sides_could_read_differently_is_refused() {
+fn ambiguous_framing_is_refused() {
     let long = format!("1;{}\r\n", "x".repeat(MAX_CHUNK_LINE_BYTES));
     let trailers = format!("0\r\n{}", "x-a: 1\r\n".repeat(MAX_TRAILER_BYTES));
     for wire in [
@@ -101,7 +101,7 @@ fn what_two_sides_could_read_differently_is_refused() {
 }
 
 #[test]
-fn only_a_body_without_a_length_may_end_with_the_connection() {
+fn only_a_body_without_length_may_end_by_close() {
     for mut framing in [Framing::ChunkSize, Framing::Chunk(1), Framing::ChunkEnd, Framing::Trailers, Framing::Length(1)] {
         assert!(matches!(framing.close(), Err(HttpError::Closed)));
     }

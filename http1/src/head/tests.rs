@@ -20,7 +20,7 @@ fn framed(lines: &str) -> (Framing, bool) {
 }
 
 #[test]
-fn a_head_is_taken_out_whole_wherever_it_is_cut() {
+fn a_head_is_parsed_whole_wherever_it_is_cut() {
     let text = "HTTP/1.1 200 OK\r\nServer: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     for cut in 0..text.len() {
         assert!(taken(&text[..cut]).unwrap().is_none(), "{cut}");
@@ -32,7 +32,7 @@ fn a_head_is_taken_out_whole_wherever_it_is_cut() {
 }
 
 #[test]
-fn a_head_says_how_its_body_ends_and_whether_another_may_follow() {
+fn a_head_tells_body_framing_and_connection_reuse() {
     for (lines, expected) in [
         ("transfer-encoding: Chunked\r\n", (Framing::ChunkSize, true)),
         ("content-length: 5\r\n", (Framing::Length(5), true)),
@@ -48,7 +48,7 @@ fn a_head_says_how_its_body_ends_and_whether_another_may_follow() {
 }
 
 #[test]
-fn some_answers_have_no_body_whatever_they_say() {
+fn bodyless_statuses_have_no_body_whatever_their_headers_say() {
     for (status, is_head) in [(204, false), (304, false), (200, true)] {
         let text = format!("HTTP/1.1 {status} X\r\ncontent-length: 5\r\n\r\n");
         let (_, body) = taken_from(&mut BytesMut::from(&text[..]), is_head).unwrap().unwrap();
@@ -63,7 +63,7 @@ fn interim_answers_are_passed_over() {
 }
 
 #[test]
-fn what_two_sides_could_read_differently_is_refused() {
+fn an_ambiguous_head_is_refused() {
     let large = format!("a: {}\r\n", "x".repeat(MAX_HEAD_BYTES));
     let many = "a: b\r\n".repeat(MAX_HEADERS + 1);
     for lines in [

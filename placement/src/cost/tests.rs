@@ -52,7 +52,7 @@ fn assert_close(left: f64, right: f64) {
 }
 
 #[test]
-fn every_term_can_be_worked_out_by_hand() {
+fn every_cost_term_matches_a_calculation_by_hand() {
     let rates = Rates { step: 0.01, prefill: 1e-4, attention: 1e-8, decode: 1e-3, context: 1e-6, slowness: 2.0 };
     let candidate = Candidate {
         matched: 1_000,
@@ -88,7 +88,7 @@ fn every_term_can_be_worked_out_by_hand() {
 }
 
 #[test]
-fn a_long_match_is_worth_a_busy_replica_and_a_short_one_is_not() {
+fn a_long_match_outweighs_a_busy_replica() {
     for (tokens, matched, pending, expected) in [
         (32_000, 32_000, 0, "busy"),
         (8_000, 8_000, 0, "busy"),
@@ -105,7 +105,7 @@ fn a_long_match_is_worth_a_busy_replica_and_a_short_one_is_not() {
 }
 
 #[test]
-fn a_hung_replica_costs_what_we_have_waited_for_it() {
+fn a_hung_replica_costs_the_time_waited_so_far() {
     let hung = Candidate { in_flight: 3, overdue: 2.0, ..idle(0) };
     assert_eq!(chosen(8_000, &[hung, busy(1, 0)], 0.0), 1);
     let matched = Candidate { matched: 8_000, ..hung };
@@ -113,7 +113,7 @@ fn a_hung_replica_costs_what_we_have_waited_for_it() {
 }
 
 #[test]
-fn each_request_in_flight_makes_the_next_one_dearer_although_the_engine_says_nothing() {
+fn each_request_in_flight_raises_the_cost_of_the_next() {
     let costs: Vec<f64> =
         (0..50).map(|in_flight| decide(2_000, &[Candidate { in_flight, ..idle(0) }], 0.0, 1).choice().terms.total()).collect();
     assert!(costs.windows(2).all(|pair| pair[0] < pair[1]), "{costs:?}");
@@ -122,13 +122,13 @@ fn each_request_in_flight_makes_the_next_one_dearer_although_the_engine_says_not
 }
 
 #[test]
-fn a_replica_that_is_slower_than_its_rates_say_gets_less() {
+fn a_replica_slower_than_its_rates_gets_fewer_requests() {
     let slow = Candidate { rates: Rates { slowness: 3.0, ..Rates::default() }, ..idle(0) };
     assert_eq!(chosen(8_000, &[slow, Candidate { in_flight: 10, ..idle(1) }], 0.0), 1);
 }
 
 #[test]
-fn equal_replicas_share_evenly_over_seeds_and_within_one() {
+fn equal_replicas_share_evenly_over_and_within_seeds() {
     let equals = [idle(0), idle(1)];
     let first = (0..2_000).filter(|&seed| decide(500, &equals, 0.3, seed).chosen == 0).count();
     assert!((800..1_200).contains(&first), "{first}");
@@ -142,7 +142,7 @@ fn equal_replicas_share_evenly_over_seeds_and_within_one() {
 }
 
 #[test]
-fn among_near_ties_the_longest_match_wins() {
+fn the_longest_match_wins_among_near_ties() {
     // A few tokens ahead outweigh the short match, but by less than the estimates' error.
     let matched = Candidate { matched: 160, pending: 200, ..idle(1) };
     for seed in 0..50 {
@@ -153,7 +153,7 @@ fn among_near_ties_the_longest_match_wins() {
 }
 
 #[test]
-fn a_doubtful_replica_is_used_only_when_nothing_else_is_left() {
+fn a_doubtful_replica_is_used_only_as_a_last_resort() {
     let doubtful = |replica| Candidate { doubtful: true, matched: 8_000, ..idle(replica) };
     let overloaded = Candidate { pending: 1_000_000, ..busy(1, 0) };
     let decision = decide(8_000, &[doubtful(0), overloaded], 0.0, 1);
@@ -176,7 +176,7 @@ fn an_answer_goes_where_it_can_end_whatever_that_costs() {
 }
 
 #[test]
-fn a_request_waits_for_a_replica_that_can_finish_it_where_the_other_would_surely_cut_it() {
+fn a_request_waits_rather_than_being_cut_short() {
     let full = Candidate { pending: 1_000_000, ..busy(1, 0) };
     for (time_left, expected) in [(9.9, 0), (3.5, 0), (2.5, 1), (0.0, 1)] {
         let decision = decide(8_000, &[ends_in(0, time_left), full], 0.0, 1);
@@ -187,7 +187,7 @@ fn a_request_waits_for_a_replica_that_can_finish_it_where_the_other_would_surely
 }
 
 #[test]
-fn where_no_replica_can_finish_an_answer_the_one_that_leaves_last_is_taken() {
+fn the_replica_that_leaves_last_is_chosen_when_none_suffices() {
     let dear = Candidate { matched: 0, ..ends_in(1, 9.0) };
     let doubtful = Candidate { doubtful: true, ..idle(2) };
     let decision = decide(8_000, &[ends_in(0, 2.0), dear, doubtful], 0.0, 1);
@@ -211,7 +211,7 @@ fn rates_of_equals(factors: [f64; 4]) -> [Rates; 4] {
 }
 
 #[test]
-fn a_cached_beginning_counts_whole_where_speeds_differ_by_noise() {
+fn a_cached_prefix_counts_in_full_among_equally_fast_replicas() {
     let rates = rates_of_equals([0.9, 1.0, 1.0, 1.1]);
     let mut replicas = [0, 1, 2, 3].map(|replica| Candidate { rates: rates[replica], ..idle(replica) });
     replicas[3].matched = 480;
@@ -222,7 +222,7 @@ fn a_cached_beginning_counts_whole_where_speeds_differ_by_noise() {
 }
 
 #[test]
-fn streams_spread_over_equal_replicas_that_seem_to_differ_and_decode_at_a_flat_rate() {
+fn streams_spread_over_equal_replicas_that_decode_at_flat_rates() {
     let rates = rates_of_equals([0.9, 1.0, 1.0, 1.1]).map(|rates| Rates { decode: 0.0, context: 0.0, ..rates });
     let mut replicas = [0, 1, 2, 3].map(|replica| Candidate { rates: rates[replica], ..idle(replica) });
     for seed in 0..20 {
@@ -233,7 +233,7 @@ fn streams_spread_over_equal_replicas_that_seem_to_differ_and_decode_at_a_flat_r
 }
 
 #[test]
-fn no_candidate_means_no_decision() {
+fn no_decision_is_made_without_candidates() {
     let arrivals = Arrivals::empty();
     let ask = PricingInput { tokens: 1, output: 1.0, long_output: 3.0, arrivals: &arrivals };
     assert_eq!(place(&ask, &[], &fleet(0.0), &mut Vec::new(), &mut fastrand::Rng::with_seed(1)), None);
@@ -258,7 +258,7 @@ fn memory_costs_only_where_it_is_known_to_be_short() {
 }
 
 #[test]
-fn near_saturation_a_prompt_stays_with_its_prefix() {
+fn a_prompt_stays_with_its_prefix_near_saturation() {
     let home = Candidate { pending: 9_000, ..busy(0, 6_000) };
     assert_eq!(chosen(8_000, &[home, idle(1)], 0.0), 1, "when idle, latency rules");
     assert_eq!(chosen(8_000, &[home, idle(1)], 0.9), 0, "when busy, recomputing delays everyone");
@@ -278,7 +278,7 @@ fn a_hot_prefix_spreads_where_a_cold_one_stays() {
 }
 
 #[test]
-fn a_burst_of_equal_prompts_stays_on_two_replicas_at_most() {
+fn a_burst_of_equal_prompts_uses_at_most_two_replicas() {
     for (tokens, utilisation) in [(4_000, 0.5), (8_000, 0.3), (8_000, 0.5), (32_000, 0.0), (32_000, 0.7)] {
         for seed in 0..20 {
             let (popularity, keys) = (Popularity::default(), keys(0, tokens));
@@ -302,7 +302,7 @@ fn a_burst_of_equal_prompts_stays_on_two_replicas_at_most() {
 }
 
 #[test]
-fn room_ends_with_more_than_three_steps_pending_or_memory_in_use() {
+fn a_replica_has_room_until_three_steps_or_memory_fill() {
     let room = |pending, kv_use, budget| has_room(&Candidate { pending, kv_use, budget, ..idle(0) });
     assert!(room(3 * 8192, 0.97, 8192));
     assert!(!room(3 * 8192 + 1, 0.0, 8192));
@@ -372,7 +372,7 @@ proptest! {
     }
 
     #[test]
-    fn no_answer_that_may_take_longer_goes_to_a_replica_that_ends_in_30_seconds_while_the_other_has_room(
+    fn an_answer_avoids_a_replica_that_ends_before_it_can(
         loads in prop::array::uniform2((0..200_u32, 0..100_000_u64, 0..300_000_u64)), (tokens, matched) in (1..50_000_u32, 0..50_000_u32),
         (output, long_output) in (0.0..4000.0_f64, 0.0..4000.0_f64), utilisation in 0.0..1.0, seed: u64,
     ) {
@@ -397,7 +397,7 @@ proptest! {
     }
 
     #[test]
-    fn of_many_candidates_the_chosen_one_and_then_the_cheapest_others_are_remembered(loads in prop::collection::vec(0..40_u64, 1..300), seed: u64) {
+    fn a_decision_remembers_the_chosen_and_the_cheapest_candidates(loads in prop::collection::vec(0..40_u64, 1..300), seed: u64) {
         // Few distinct loads, so that many candidates cost the same.
         let candidates: Vec<Candidate> =
             loads.iter().enumerate().map(|(replica, load)| Candidate { pending: load * 1_000, ..idle(replica) }).collect();
@@ -414,7 +414,7 @@ proptest! {
     }
 
     #[test]
-    fn a_replica_with_nonsense_for_rates_loses_to_one_that_makes_sense(rates in any_rates(), seed: u64) {
+    fn a_replica_with_nonsensical_rates_loses_to_any_other(rates in any_rates(), seed: u64) {
         let parts = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context];
         prop_assume!(parts.iter().any(|part| part.is_nan()) || rates.slowness.is_nan());
         let nonsense = Candidate { rates, in_flight: 1, context: 1, pending: 1, ..idle(0) };

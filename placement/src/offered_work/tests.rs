@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn a_steady_stream_reads_as_its_share_of_the_fleet() {
+fn a_steady_load_reads_as_its_share_of_the_fleet() {
     let offered = OfferedWork::new();
     // Half a second of work every tenth of a second keeps five replicas busy.
     (0..3_000).for_each(|arrival| offered.add_request(0.5, f64::from(arrival) * 0.1));
@@ -12,7 +12,7 @@ fn a_steady_stream_reads_as_its_share_of_the_fleet() {
 }
 
 #[test]
-fn nothing_asked_for_is_no_utilisation_and_old_work_is_forgotten() {
+fn utilisation_is_zero_without_requests_and_forgets_old_work() {
     let offered = OfferedWork::new();
     assert_eq!(offered.utilisation(4, 10.0), 0.0);
     offered.add_request(60.0, 10.0);
@@ -23,7 +23,7 @@ fn nothing_asked_for_is_no_utilisation_and_old_work_is_forgotten() {
 
 proptest! {
     #[test]
-    fn whatever_is_told_the_utilisation_is_between_0_and_the_cap(
+    fn utilisation_stays_between_zero_and_its_cap(
         told in prop::collection::vec((any::<f64>(), any::<f64>()), 0..30), replicas in 0..5_usize, now: f64,
     ) {
         let offered = OfferedWork::new();

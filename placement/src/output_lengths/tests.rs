@@ -9,7 +9,7 @@ fn lengths(of: impl IntoIterator<Item = u32>) -> OutputLengths {
 }
 
 #[test]
-fn nineteen_of_twenty_answers_are_no_longer_than_the_long_one() {
+fn a_long_answer_is_the_95th_percentile() {
     assert_eq!(lengths(1..=100).long(), 95.0);
     assert_eq!(lengths((1..=100).rev()).long(), 95.0, "in any order");
     let mixed = lengths((0..200).map(|number| if number % 10 == 0 { 4000 } else { 20 }));
@@ -19,7 +19,7 @@ fn nineteen_of_twenty_answers_are_no_longer_than_the_long_one() {
 }
 
 #[test]
-fn a_few_answers_do_not_show_how_long_they_can_be() {
+fn few_answers_do_not_lower_the_expected_length() {
     assert_eq!((lengths([]).mean(), lengths([]).long()), (256.0, 1024.0));
     assert_eq!(lengths([10; 19]).long(), 1024.0);
     assert_eq!(lengths([10, 5000]).long(), 5000.0);
@@ -27,7 +27,7 @@ fn a_few_answers_do_not_show_how_long_they_can_be() {
 }
 
 #[test]
-fn what_was_long_ago_is_forgotten() {
+fn old_answer_lengths_are_forgotten() {
     let later = lengths([[9000; 300], [100; 300]].concat());
     assert_eq!(later.long(), 100.0);
     assert!((100.0..130.0).contains(&later.mean()), "{}", later.mean());
@@ -35,7 +35,7 @@ fn what_was_long_ago_is_forgotten() {
 
 proptest! {
     #[test]
-    fn only_the_latest_answers_count_and_they_are_kept_in_order(of in prop::collection::vec(0..50_u32, 0..600)) {
+    fn only_the_latest_answers_count_in_order(of in prop::collection::vec(0..50_u32, 0..600)) {
         let known = lengths(of.iter().copied());
         let mut latest = of[of.len().saturating_sub(MAX_ANSWERS)..].to_vec();
         prop_assert!(known.latest.iter().eq(&latest));

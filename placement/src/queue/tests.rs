@@ -22,20 +22,20 @@ fn order(queue: &mut Queue<usize>, now: f64) -> Vec<usize> {
 }
 
 #[test]
-fn short_requests_go_first_and_equal_ones_in_the_order_in_which_they_came() {
+fn short_requests_go_first_and_equal_ones_in_order() {
     let mut queue = queue([waiting(900, 0.0), waiting(100, 0.0), waiting(500, 0.0), waiting(100, 0.0)]);
     assert_eq!(order(&mut queue, 0.0), [1, 3, 2, 0]);
 }
 
 #[test]
-fn a_long_wait_outweighs_length() {
+fn a_long_wait_outweighs_a_long_prompt() {
     // After 12 s a request weighs ten times as much.
     let mut queue = queue([waiting(1_000, 0.0), waiting(110, 12.0), waiting(90, 12.0)]);
     assert_eq!(order(&mut queue, 12.0), [2, 0, 1]);
 }
 
 #[test]
-fn a_request_that_may_not_go_yet_keeps_its_turn_and_holds_up_nobody() {
+fn a_blocked_request_keeps_its_turn_and_holds_up_nobody() {
     let mut queue = queue([waiting(300, 0.0), waiting(100, 0.0), waiting(200, 0.0)]);
     let mut asked = Vec::new();
     let gone = queue.pop_where(0.0, 2, |_, number| {
@@ -48,7 +48,7 @@ fn a_request_that_may_not_go_yet_keeps_its_turn_and_holds_up_nobody() {
 }
 
 #[test]
-fn what_decides_a_turn_can_be_corrected_while_a_request_waits() {
+fn the_order_follows_corrections_made_while_requests_wait() {
     let mut queue = queue([waiting(300, 0.0), waiting(100, 0.0)]);
     let none = queue.pop_where(0.0, 10, |waiting, number| {
         waiting.uncached_tokens = if *number == 0 { 50 } else { 60 };
@@ -59,14 +59,14 @@ fn what_decides_a_turn_can_be_corrected_while_a_request_waits() {
 }
 
 #[test]
-fn a_lower_band_goes_first_whatever_else() {
+fn a_more_urgent_band_always_goes_first() {
     let first = TurnFactors { priority: -1, ..waiting(100_000, 50.0) };
     let mut queue = queue([waiting(1, 0.0), first]);
     assert_eq!(order(&mut queue, 50.0), [1, 0]);
 }
 
 #[test]
-fn tenants_share_by_tokens_and_not_by_requests() {
+fn tenants_share_by_tokens_rather_than_requests() {
     let busy = (0..20).map(|_| TurnFactors { tenant: 1, ..waiting(100, 0.0) });
     let mut queue = queue(busy.chain((0..4).map(|_| TurnFactors { tenant: 2, ..waiting(500, 0.0) })));
     let mut released = FxHashMap::from_iter([(1, 0_u32), (2, 0)]);
@@ -79,7 +79,7 @@ fn tenants_share_by_tokens_and_not_by_requests() {
 }
 
 #[test]
-fn what_a_tenant_was_given_is_forgotten_after_some_minutes() {
+fn a_tenants_past_use_is_forgotten_within_minutes() {
     let mut queue = queue([waiting(50_000, 0.0)]);
     queue.pop(0.0).unwrap();
     assert_eq!(queue.released.of_tenant(0, 0.0), 50_000.0);
@@ -89,7 +89,7 @@ fn what_a_tenant_was_given_is_forgotten_after_some_minutes() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_has_room_again_after_one_left() {
+fn a_full_queue_refuses_until_one_request_leaves() {
     let mut queue = Queue::new(2);
     let first = queue.push(waiting(1, 0.0), "first").unwrap();
     queue.push(waiting(1, 0.0), "second").unwrap();
@@ -101,7 +101,7 @@ fn a_full_queue_refuses_and_has_room_again_after_one_left() {
 }
 
 #[test]
-fn an_old_long_request_is_released_before_fresh_short_ones_starve_it() {
+fn an_old_long_request_is_never_starved_by_short_ones() {
     let mut queue = queue(std::iter::once(waiting(100_000, 0.0)).chain((0..5).map(|_| waiting(500, 0.0))));
     // Each second a short request comes and one is released: without aging, there would always be a
     // short one to take.
@@ -114,7 +114,7 @@ fn an_old_long_request_is_released_before_fresh_short_ones_starve_it() {
 }
 
 #[test]
-fn what_is_ahead_counts_bands_the_own_tenant_and_others_up_to_the_own_level() {
+fn the_tokens_ahead_count_bands_tenants_and_levels() {
     let other = |uncached| TurnFactors { tenant: 2, ..waiting(uncached, 0.0) };
     let mut queue = queue([TurnFactors { priority: -1, ..waiting(7, 0.0) }, TurnFactors { priority: 1, ..waiting(9, 0.0) }]);
     assert_eq!(queue.uncached_tokens_ahead(&waiting(100, 0.0), 0.0), 7);
@@ -155,7 +155,7 @@ fn act() -> impl Strategy<Value = Act> {
 
 proptest! {
     #[test]
-    fn everything_pushed_leaves_exactly_once(acts in prop::collection::vec(act(), 0..120)) {
+    fn every_pushed_request_leaves_exactly_once(acts in prop::collection::vec(act(), 0..120)) {
         let mut queue = Queue::new(16);
         let (mut places, mut inside) = (Vec::new(), BTreeSet::new());
         for (number, act) in acts.into_iter().enumerate() {
@@ -184,7 +184,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_ahead_in_one_tenant_is_what_leaves_before(
+    fn the_tokens_ahead_are_those_that_leave_before(
         drawn in prop::collection::vec((1..2_000_u32, 0..40_000_u32), 1..20), asked in 0..20_usize,
     ) {
         let all: Vec<TurnFactors> = drawn.iter().map(|&(uncached, since)| waiting(uncached, f64::from(since) / 1000.0)).collect();
@@ -199,7 +199,7 @@ proptest! {
 }
 
 #[test]
-fn the_band_of_a_queue_is_that_of_its_most_urgent_request() {
+fn a_queues_band_is_that_of_its_most_urgent_request() {
     let mut queue = Queue::new(8);
     assert_eq!(queue.lowest_priority(), None);
     for priority in [3, -1, 0] {
@@ -211,7 +211,7 @@ fn the_band_of_a_queue_is_that_of_its_most_urgent_request() {
 }
 
 #[test]
-fn a_corrected_request_takes_its_new_place_among_those_that_stay() {
+fn a_corrected_request_takes_its_new_place() {
     let mut queue = queue([waiting(100, 0.0), waiting(200, 0.0), waiting(300, 0.0), waiting(400, 0.0)]);
     let none = queue.pop_where(0.0, 3, |waiting, number| {
         if *number == 0 {
@@ -224,7 +224,7 @@ fn a_corrected_request_takes_its_new_place_among_those_that_stay() {
 }
 
 #[test]
-fn a_heavier_tenant_gets_as_many_times_the_tokens_as_its_weight() {
+fn a_tenants_tokens_are_proportional_to_its_weight() {
     let of = |tenant, weight| (0..60).map(move |_| TurnFactors { tenant, weight, ..waiting(100, 0.0) });
     let mut queue = queue(of(1, 3.0).chain(of(2, 1.0)));
     let mut released = [0, 0];
@@ -246,14 +246,14 @@ fn a_tenant_is_charged_for_its_answers_too() {
 }
 
 #[test]
-fn what_a_tenant_had_without_waiting_counts() {
+fn a_tenant_is_charged_for_requests_that_never_waited() {
     let mut queue = queue([1, 2].map(|tenant| TurnFactors { tenant, ..waiting(100, 0.0) }));
     queue.record_unqueued(&TurnFactors { tenant: 1, ..waiting(5_000, 0.0) }, 0.0);
     assert_eq!(order(&mut queue, 0.0), [1, 0]);
 }
 
 #[test]
-fn less_urgent_bands_have_a_tenth_of_the_tokens_however_much_comes_before_them() {
+fn less_urgent_bands_always_get_a_tenth_of_the_tokens() {
     let urgent = (0..200).map(|_| TurnFactors { priority: -5, tenant: 1, ..waiting(100, 0.0) });
     let bands = (1..4).flat_map(|priority| (0..10).map(move |_| TurnFactors { priority, tenant: 1, ..waiting(100, 0.0) }));
     let mut queue = queue(urgent.chain(bands));
@@ -262,7 +262,7 @@ fn less_urgent_bands_have_a_tenth_of_the_tokens_however_much_comes_before_them()
 }
 
 #[test]
-fn a_long_request_in_a_less_urgent_band_has_its_turn_for_what_is_remembered_at_most() {
+fn a_long_request_in_a_low_band_has_bounded_delay() {
     let long = TurnFactors { priority: 1, ..waiting(1_000_000, 0.0) };
     let mut queue = queue((0..90).map(|_| waiting(10_000, 0.0)).chain([long]));
     let order = order(&mut queue, 0.0);
@@ -271,7 +271,7 @@ fn a_long_request_in_a_less_urgent_band_has_its_turn_for_what_is_remembered_at_m
 }
 
 #[test]
-fn bands_that_do_not_wait_save_nothing_up() {
+fn an_idle_band_accumulates_no_share() {
     let mut queue = queue((0..50).map(|_| waiting(1_000, 0.0)));
     for _ in 0..40 {
         queue.pop(0.0).unwrap();
@@ -281,7 +281,7 @@ fn bands_that_do_not_wait_save_nothing_up() {
 }
 
 #[test]
-fn one_tenants_requests_for_a_busy_replica_do_not_use_up_all_looks() {
+fn one_tenants_blocked_requests_do_not_use_up_all_looks() {
     let flood = (0..100).map(|_| TurnFactors { tenant: 1, ..waiting(10, 0.0) });
     let mut queue = queue(flood.chain([TurnFactors { tenant: 2, ..waiting(900, 0.0) }]));
     let gone = queue.pop_where(0.0, 32, |_, number| *number == 100);
@@ -289,7 +289,7 @@ fn one_tenants_requests_for_a_busy_replica_do_not_use_up_all_looks() {
 }
 
 #[test]
-fn a_tenant_that_floods_leaves_places_to_those_who_come_later() {
+fn a_flooding_tenant_leaves_room_for_others() {
     let mut places = SlotQuota::new(100, 1 << 20);
     let take = |places: &mut SlotQuota, tenant, weight| (0..1000).take_while(|_| places.reserve(tenant, weight, 1).is_ok()).count();
     assert_eq!(take(&mut places, 1, 1.0), 80, "four fifths");
@@ -305,7 +305,7 @@ fn a_tenant_that_floods_leaves_places_to_those_who_come_later() {
 }
 
 #[test]
-fn bytes_are_bounded_like_requests() {
+fn a_queue_bounds_bytes_as_well_as_requests() {
     let mut places = SlotQuota::new(100, 1_000);
     assert_eq!(places.reserve(1, 1.0, 1_001), Err(QueueFull::Bytes));
     assert_eq!(places.reserve(1, 1.0, 700), Ok(()));
@@ -317,7 +317,7 @@ fn bytes_are_bounded_like_requests() {
 
 proptest! {
     #[test]
-    fn places_are_never_more_than_there_are_and_all_come_back(
+    fn queue_slots_never_exceed_their_limit_and_all_return(
         acts in prop::collection::vec((0..6_u64, 0..40_u64, any::<bool>()), 0..300), most in 1..40_usize,
     ) {
         let mut places = SlotQuota::new(most, 500);
@@ -341,7 +341,7 @@ proptest! {
     }
 
     #[test]
-    fn while_they_all_wait_no_tenant_is_ahead_of_another_by_more_than_one_request(
+    fn waiting_tenants_stay_within_one_request_of_each_other(
         of in prop::collection::vec((0..4_usize, 1..500_u32, 0..200_u32), 40..160),
     ) {
         let mut queue = queue(of.iter().map(|&(tenant, uncached, output_tokens)| TurnFactors { tenant: tenant as u64, output_tokens, ..waiting(uncached, 0.0) }));

@@ -66,7 +66,7 @@ const SLOWER: Rates = Rates { step: 0.025, prefill: 120e-6, attention: 4e-9, dec
 const FASTER: Rates = Rates { step: 0.004, prefill: 12e-6, attention: 2e-10, decode: 15e-6, context: 1e-8, slowness: 1.0 };
 
 #[test]
-fn a_prompt_costs_its_tokens_and_the_attention_to_all_before_them() {
+fn a_prompt_costs_its_tokens_and_their_attention() {
     let rates = Rates { prefill: 2.0, attention: 0.5, ..Rates::default() };
     assert_eq!(rates.prefill_seconds(10, 100), 10.0 * 2.0 + 0.5 * 10.0 * (100.0 + 5.0));
     assert_eq!(rates.prefill_seconds(0, 100), 0.0);
@@ -75,7 +75,7 @@ fn a_prompt_costs_its_tokens_and_the_attention_to_all_before_them() {
 }
 
 #[test]
-fn the_mean_leaves_out_nonsense_and_falls_back_to_the_prior() {
+fn the_mean_rate_ignores_nonsense_and_defaults_to_the_prior() {
     let (one, three) = (Rates { step: 1.0, ..Rates::default() }, Rates { step: 3.0, ..Rates::default() });
     let nonsense = Rates { prefill: f64::NAN, ..Rates::default() };
     assert_eq!(Rates::mean([one, nonsense, three].iter()).step, 2.0);
@@ -84,7 +84,7 @@ fn the_mean_leaves_out_nonsense_and_falls_back_to_the_prior() {
 }
 
 #[test]
-fn nothing_seen_means_the_prior() {
+fn rates_without_samples_are_the_prior() {
     assert_eq!(RateLearner::new(FASTER).rates(), FASTER);
 }
 
@@ -98,7 +98,7 @@ fn a_few_hundred_noisy_samples_teach_another_engine() {
 }
 
 #[test]
-fn an_engine_that_is_never_quiet_is_learned_too() {
+fn an_engine_that_is_never_idle_is_learned_too() {
     for (truth, seed) in [(SLOWER, 5), (FASTER, 6)] {
         let (mut engine, mut learner) = (Engine::new(truth, seed), RateLearner::new(Rates::default()));
         (0..600).for_each(|_| engine.serve(&mut learner, false));
@@ -108,7 +108,7 @@ fn an_engine_that_is_never_quiet_is_learned_too() {
 }
 
 #[test]
-fn a_replica_that_becomes_slow_is_found_out_and_forgiven() {
+fn a_replica_that_turns_slow_is_detected_and_forgiven() {
     let (mut engine, mut learner) = (Engine::new(Rates::default(), 7), RateLearner::new(Rates::default()));
     (0..200).for_each(|sample| engine.serve(&mut learner, sample % 2 == 0));
     engine.rates.slowness = 3.0;
@@ -120,7 +120,7 @@ fn a_replica_that_becomes_slow_is_found_out_and_forgiven() {
 }
 
 #[test]
-fn intervals_at_one_load_set_the_level_and_keep_the_shape() {
+fn intervals_at_one_load_set_the_level_and_keep_shape() {
     let prior = Rates::default();
     let mut learner = RateLearner::new(prior);
     (0..300).for_each(|_| learner.learn_interval(40, 0, 2.0 * prior.step_seconds(40, 0), 0.0));
@@ -131,7 +131,7 @@ fn intervals_at_one_load_set_the_level_and_keep_the_shape() {
 }
 
 #[test]
-fn prompts_between_the_tokens_hardly_make_a_step_look_longer() {
+fn prefills_between_tokens_hardly_lengthen_the_learned_step() {
     let mut learner = RateLearner::new(Rates::default());
     let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..600 {
@@ -148,7 +148,7 @@ fn prompts_between_the_tokens_hardly_make_a_step_look_longer() {
 }
 
 #[test]
-fn short_prompts_say_nothing_of_the_speed() {
+fn short_prompts_do_not_teach_the_prefill_rate() {
     let mut learner = RateLearner::new(Rates::default());
     let seen = FirstTokenSample {
         priced: Rates::default(),
@@ -164,7 +164,7 @@ fn short_prompts_say_nothing_of_the_speed() {
 }
 
 #[test]
-fn one_absurd_sample_moves_little() {
+fn one_absurd_sample_changes_little() {
     let mut learner = RateLearner::new(Rates::default());
     let seen = FirstTokenSample {
         priced: Rates::default(),
@@ -188,7 +188,7 @@ fn figure() -> impl Strategy<Value = f64> {
 
 proptest! {
     #[test]
-    fn whatever_is_fed_the_rates_stay_usable(
+    fn rates_stay_usable_whatever_is_fed(
         prior in prop::collection::vec(figure(), 5),
         first_tokens in prop::collection::vec((figure(), figure(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u32>()), 0..40),
         intervals in prop::collection::vec((any::<u32>(), any::<u64>(), figure()), 0..40),
@@ -214,7 +214,7 @@ proptest! {
 }
 
 #[test]
-fn the_work_of_a_request_is_its_prompt_and_its_share_of_the_steps_of_its_answer() {
+fn a_requests_work_is_its_prompt_and_share_of_steps() {
     let rates = Rates { step: 1.0, prefill: 0.5, attention: 0.0, decode: 0.25, context: 0.125, slowness: 1.0 };
     assert_eq!(rates.work_seconds(10, 90, 0.0), 5.0);
     assert_eq!(rates.work_seconds(10, 90, 8.0), 5.0 + 8.0 * (0.25 + 0.125 * 104.0));
@@ -239,7 +239,7 @@ fn times_as_slow(factor: f64) -> LearnedRates {
 }
 
 #[test]
-fn a_replica_that_has_shown_nothing_is_taken_to_be_as_fast_as_the_others() {
+fn an_unknown_replica_is_assumed_as_fast_as_the_others() {
     let fast = Rates { step: 0.004, prefill: 5e-6, ..Rates::default() };
     let shown = LearnedRates { rates: fast, first_tokens: samples(50.0), intervals: samples(50.0), mean_load: 8.0, learned_at: 0.0 };
     let unknown = priced(&[shown, LearnedRates::default()], 0.0)[1];
@@ -248,7 +248,7 @@ fn a_replica_that_has_shown_nothing_is_taken_to_be_as_fast_as_the_others() {
 }
 
 #[test]
-fn what_a_replica_has_shown_itself_counts_the_more_the_more_it_is() {
+fn a_replicas_own_samples_count_more_as_they_grow() {
     let with = |step, intervals| LearnedRates {
         rates: Rates { step, ..Rates::default() },
         intervals: samples(intervals),
@@ -276,7 +276,7 @@ fn nonsense_of_one_replica_does_not_reach_the_others() {
 }
 
 #[test]
-fn equal_replicas_that_learned_different_shapes_at_one_load_cost_the_same_at_any() {
+fn equal_replicas_with_different_learned_shapes_cost_the_same() {
     // Seen on two H200s: at some 450 sequences both take 21 ms, and neither knows more.
     let with = |step, decode, load| LearnedRates {
         rates: Rates { step, decode, ..Rates::default() },
@@ -294,7 +294,7 @@ fn equal_replicas_that_learned_different_shapes_at_one_load_cost_the_same_at_any
 }
 
 #[test]
-fn a_difference_that_noise_alone_makes_among_so_many_is_none_and_one_beyond_it_stays() {
+fn differences_within_noise_are_ignored_and_larger_ones_kept() {
     let fleet = |of: usize, one: f64| (0..of).map(|index| times_as_slow(if index == 0 { one } else { 1.0 })).collect::<Vec<_>>();
     let level = |of, one| priced(&fleet(of, one), 0.0)[0].step / priced(&fleet(of, one), 0.0)[1].step;
     assert_eq!((level(12, 0.8), level(12, 1.2), level(1_000, 1.3)), (1.0, 1.0, 1.0));
@@ -303,7 +303,7 @@ fn a_difference_that_noise_alone_makes_among_so_many_is_none_and_one_beyond_it_s
 }
 
 #[test]
-fn what_samples_differ_by_among_themselves_widens_what_counts_as_noise() {
+fn a_wider_spread_of_samples_widens_the_noise_band() {
     let level = |spread| {
         let one = LearnedRates { intervals: Samples { count: 100.0, spread }, ..times_as_slow(1.4) };
         priced(&[one, times_as_slow(1.0), times_as_slow(1.0), times_as_slow(1.0)], 0.0)[0].step / Rates::default().step
@@ -312,7 +312,7 @@ fn what_samples_differ_by_among_themselves_widens_what_counts_as_noise() {
 }
 
 #[test]
-fn who_looked_slow_and_was_not_tried_drifts_towards_the_others() {
+fn an_unused_slow_replica_drifts_back_towards_the_others() {
     let all = [times_as_slow(3.0), times_as_slow(1.0), times_as_slow(1.0), times_as_slow(1.0)];
     let levels = [0.0, 60.0, 600.0, 7_200.0].map(|now| {
         let rates = priced(&all, now);
@@ -323,7 +323,7 @@ fn who_looked_slow_and_was_not_tried_drifts_towards_the_others() {
 }
 
 #[test]
-fn slowness_that_noise_left_behind_is_no_difference_either() {
+fn slowness_within_noise_is_ignored_too() {
     let with = |slowness| LearnedRates { rates: Rates { slowness, ..Rates::default() }, ..times_as_slow(1.0) };
     let seconds = |of: &Rates| of.slowness * of.prefill;
     let rates = priced(&[with(1.2), with(0.9), with(1.0), with(1.1)], 0.0);
@@ -344,7 +344,7 @@ fn the_spread_of_samples_is_learned() {
 }
 
 #[test]
-fn a_replica_that_is_priced_like_the_others_learns_no_more_than_what_it_really_takes() {
+fn a_replica_priced_at_the_mean_learns_its_true_speed() {
     // Priced by the mean for as long as the difference may be noise: what the price leaves out is not learned again and again.
     let truth = Rates { prefill: 1.15 * Rates::default().prefill, attention: 1.15 * Rates::default().attention, ..Rates::default() };
     let mut learner = RateLearner::new(Rates::default());

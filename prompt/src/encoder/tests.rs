@@ -27,7 +27,7 @@ fn user(content: &str) -> Value {
 }
 
 #[test]
-fn a_chat_is_its_template_s_text() {
+fn a_chat_is_encoded_as_its_template_renders_it() {
     let encoder = fixture::encoder(CHATML);
     let encoded = chat(&encoder, &json!({ "messages": [user("hello")] })).unwrap();
     assert_eq!(encoded.tokens, of(&encoder, "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"));
@@ -94,7 +94,7 @@ fn the_prompt_ends_before_the_first_image() {
 }
 
 #[test]
-fn tools_choose_their_template() {
+fn the_presence_of_tools_selects_the_template() {
     let config = json!({ "chat_template": [{ "name": "default", "template": "plain" }, { "name": "tool_use", "template": "{{ tools[0].function.name }}" }] });
     let files = ModelFiles { template: None, config: Some(config.to_string().into_bytes()), ..fixture::files(&fixture::byte_level(), "") };
     let encoder = Encoder::new(&files, 1 << 20).unwrap();
@@ -117,7 +117,7 @@ fn special_tokens_and_variables_reach_the_template() {
 }
 
 #[test]
-fn developers_keep_their_role_where_the_template_knows_it() {
+fn developers_keep_their_role_only_if_the_template_knows_it() {
     let body = json!({ "messages": [{ "role": "developer", "content": "a" }] });
     let knows = fixture::encoder("{% for m in messages %}{{ 'D' if m.role == 'developer' else m.role }}{% endfor %}");
     assert_eq!(chat(&knows, &body).unwrap().tokens, of(&knows, "D"));
@@ -126,7 +126,7 @@ fn developers_keep_their_role_where_the_template_knows_it() {
 }
 
 #[test]
-fn the_rust_front_end_keeps_developers_and_leaves_out_tools_that_may_not_be_called() {
+fn the_rust_front_end_keeps_developers_and_drops_uncallable_tools() {
     let encoder = fixture::encoder("{% for m in messages %}{{ m.role }}{% endfor %}{% if tools %}{{ tools[0].function.name }}{% endif %}");
     let rust = |body: &Value| encoder.encode_in(Dialect::Rust, &request("/v1/chat/completions", body)).unwrap().tokens;
     assert_eq!(rust(&json!({ "messages": [{ "role": "developer", "content": "a" }] })), of(&encoder, "developer"));
@@ -139,7 +139,7 @@ fn the_rust_front_end_keeps_developers_and_leaves_out_tools_that_may_not_be_call
 }
 
 #[test]
-fn the_rust_front_end_writes_the_words_for_media_where_they_stand() {
+fn the_rust_front_end_writes_media_placeholders_in_place() {
     let image = json!({ "type": "image_url", "image_url": { "url": "data:image/png;base64,AAAA" } });
     let body = json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "two" }, image, { "type": "text", "text": "three" }] }] });
     let encoder = fixture::encoder(CHATML);
@@ -149,7 +149,7 @@ fn the_rust_front_end_writes_the_words_for_media_where_they_stand() {
 }
 
 #[test]
-fn what_cannot_be_encoded_says_why() {
+fn a_prompt_that_cannot_be_encoded_says_why() {
     let bare = Encoder::new(&ModelFiles { template: None, ..fixture::files(&fixture::byte_level(), "") }, 1 << 20).unwrap();
     assert_eq!(chat(&bare, &json!({ "messages": [user("a")] })), Err(EncodeError::NotChat));
     let refusing = fixture::encoder("{{ raise_exception('no system here') }}");
@@ -166,7 +166,7 @@ fn what_cannot_be_encoded_says_why() {
 }
 
 #[test]
-fn models_whose_chats_are_not_written_by_a_template_are_left_to_the_engine() {
+fn chats_without_a_template_are_left_to_the_engine() {
     let mut tokenizer = fixture::byte_level();
     for (number, token) in ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"].into_iter().enumerate() {
         tokenizer["added_tokens"].as_array_mut().unwrap().push(fixture::added_token(2000 + number, token));
@@ -177,7 +177,7 @@ fn models_whose_chats_are_not_written_by_a_template_are_left_to_the_engine() {
 }
 
 #[test]
-fn a_batch_is_its_first_prompt_and_a_count_of_the_rest() {
+fn a_batch_counts_as_its_first_prompt_and_the_rest() {
     let encoder = fixture::encoder(CHATML);
     let encoded = completion(&encoder, &json!({ "prompt": ["hello", "12345678", "9"] }));
     assert_eq!((encoded.tokens, encoded.batch_tokens), (of(&encoder, "hello"), 3));
@@ -205,7 +205,7 @@ fn a_truncated_prompt_keeps_what_its_side_says() {
 }
 
 #[test]
-fn a_template_that_does_not_compile_is_an_error_of_the_files() {
+fn a_template_that_does_not_compile_is_an_error() {
     let error = Encoder::new(&fixture::files(&fixture::byte_level(), "{% if %}"), 0).unwrap_err();
     assert!(matches!(error, FilesError::Template(_)), "{error}");
 }

@@ -14,7 +14,7 @@ fn config(config: &Value, special_tokens: Option<&Value>) -> TokenizerConfig {
 }
 
 #[test]
-fn special_tokens_are_texts_or_objects_and_the_config_wins() {
+fn special_tokens_are_strings_or_objects_and_the_config_wins() {
     let read = config(
         &json!({ "bos_token": { "content": "<s>", "lstrip": false }, "eos_token": null, "add_bos_token": true, "extra_special_tokens": { "image_token": "<img>" } }),
         Some(&json!({ "bos_token": "<other>", "eos_token": "</s>", "additional_special_tokens": ["<a>"] })),
@@ -35,7 +35,7 @@ fn a_config_has_one_template_or_named_ones() {
 }
 
 #[test]
-fn declared_tokens_come_by_ascending_id() {
+fn declared_tokens_are_ordered_by_id() {
     let declared = json!({ "added_tokens_decoder": { "10": { "content": "b" }, "9": { "content": "a", "special": true }, "x": { "content": "c" }, "11": 5 } });
     let names: Vec<String> = config(&declared, None).declared_tokens().into_iter().map(|token| token.content).collect();
     assert_eq!(names, ["a", "b"]);

@@ -20,7 +20,7 @@ fn chat(messages: &Value, others: &Value) -> Vec<PromptForm> {
 }
 
 #[test]
-fn a_completion_is_a_text_whatever_its_prompt_is() {
+fn a_completion_is_text_whatever_its_prompt_contains() {
     for prompt in [json!("a"), json!(["a", "b"]), json!([1, 2]), json!([[1], [2]])] {
         assert_eq!(
             forms("/v1/completions", &json!({ "prompt": prompt, "tools": [], "continue_final_message": true })),
@@ -31,7 +31,7 @@ fn a_completion_is_a_text_whatever_its_prompt_is() {
 }
 
 #[test]
-fn a_chat_has_all_the_forms_that_its_fields_give_it() {
+fn a_chat_has_every_form_that_its_fields_imply() {
     use PromptForm::{Chats, Closed, Continued, Parts, Tools};
     let user = json!({ "role": "user", "content": "a" });
     let part = json!({ "role": "user", "content": [{ "type": "text", "text": "a" }] });
@@ -57,7 +57,7 @@ fn a_chat_has_all_the_forms_that_its_fields_give_it() {
 }
 
 #[test]
-fn messages_about_tools_make_a_chat_with_tools_though_it_offers_none() {
+fn tool_messages_make_a_tool_chat_without_offered_tools() {
     for message in [
         json!({ "role": "assistant", "content": null, "tool_calls": [] }),
         json!({ "role": "tool", "content": "a" }),
@@ -71,7 +71,7 @@ fn messages_about_tools_make_a_chat_with_tools_though_it_offers_none() {
 }
 
 #[test]
-fn sets_know_what_is_in_them_and_what_is_not() {
+fn a_set_of_forms_knows_its_members() {
     let some: PromptForms = [PromptForm::Tools, PromptForm::Chats].into_iter().collect();
     assert_eq!((some.has(PromptForm::Chats), some.has(PromptForm::Texts), some.iter().count()), (true, false, 2));
     assert_eq!(PromptForms::ALL.iter().collect::<Vec<_>>(), PromptForm::ALL);
@@ -80,7 +80,7 @@ fn sets_know_what_is_in_them_and_what_is_not() {
 }
 
 #[test]
-fn operators_are_told_what_is_placed_by_text() {
+fn operators_see_which_forms_are_placed_by_text() {
     let remark = |open: &[PromptForm]| PromptForms::ALL.without(open.iter().copied().collect()).unproved_remark();
     assert_eq!(remark(&[]), "");
     assert_eq!(remark(&[PromptForm::Continued]), "continued messages are placed by text");

@@ -17,7 +17,7 @@ fn refused(messages: Value) -> String {
 }
 
 #[test]
-fn texts_of_parts_are_joined_by_line_ends() {
+fn texts_of_parts_are_joined_by_newlines() {
     let messages = json!([{ "role": "user", "content": ["a", { "type": "text", "text": "b" }, { "type": "refusal", "refusal": "c" }, { "type": "text", "text": null }] }]);
     assert_eq!(seen(messages.clone(), TEXT), json!([{ "role": "user", "content": "a\nb\nc" }]));
     assert_eq!(
@@ -34,7 +34,7 @@ fn absent_content_is_empty() {
 }
 
 #[test]
-fn fields_that_engines_do_not_know_are_left_out() {
+fn unknown_fields_of_messages_are_dropped() {
     let messages = json!([{ "role": "user", "content": "a", "name": "n", "weight": 1, "tool_calls": [], "refusal": "r" }]);
     assert_eq!(seen(messages, TEXT), json!([{ "role": "user", "content": "a", "name": "n" }]));
     let part = json!([{ "role": "user", "content": [{ "type": "text", "text": "a", "cache_control": 1, "prompt_cache_breakpoint": {} }] }]);
@@ -42,7 +42,7 @@ fn fields_that_engines_do_not_know_are_left_out() {
 }
 
 #[test]
-fn arguments_of_calls_become_objects_in_the_order_of_engines() {
+fn call_arguments_become_objects_in_the_engines_order() {
     let call = |arguments: Value| json!([{ "role": "assistant", "content": null, "tool_calls": [{ "type": "function", "index": 0, "id": "c", "function": { "name": "f", "arguments": arguments } }] }]);
     let seen = seen(call(json!("{\"b\": 1, \"a\": 2}")), TEXT);
     assert_eq!(
@@ -59,7 +59,7 @@ fn arguments_of_calls_become_objects_in_the_order_of_engines() {
 }
 
 #[test]
-fn results_of_tools_are_one_text_even_for_templates_with_parts() {
+fn tool_results_are_one_text_even_for_part_templates() {
     let messages =
         json!([{ "role": "tool", "tool_call_id": "c", "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }] }]);
     assert_eq!(seen(messages, PARTS), json!([{ "role": "tool", "content": "a\nb", "tool_call_id": "c" }]));
@@ -107,7 +107,7 @@ fn a_billing_line_of_a_system_prompt_is_dropped() {
 }
 
 #[test]
-fn developers_become_the_system_and_all_of_it_comes_first() {
+fn developers_become_the_leading_system_message() {
     let messages = vec![
         json!({ "role": "system", "content": "a" }),
         json!({ "role": "user", "content": "b" }),
@@ -122,7 +122,7 @@ fn developers_become_the_system_and_all_of_it_comes_first() {
 }
 
 #[test]
-fn tools_have_their_known_fields_and_null_for_those_they_lack() {
+fn tools_have_exactly_their_known_fields_or_null() {
     let given = json!({ "type": "function", "function": { "parameters": { "b": 1, "a": 2 }, "name": "f", "other": 1 }, "x": 1 });
     assert_eq!(
         prepare_tools(&[given]).unwrap()[0].to_string(),
@@ -138,7 +138,7 @@ fn tools_have_their_known_fields_and_null_for_those_they_lack() {
 }
 
 #[test]
-fn conversations_that_no_engine_takes_are_refused() {
+fn conversations_that_every_engine_rejects_are_refused() {
     assert!(refused(json!([])).contains("needs a message"));
     assert!(refused(json!([1])).contains("is an object"));
     assert!(refused(json!([{ "content": "a" }])).contains("role"));
@@ -151,7 +151,7 @@ const RUST_TEXT: MessageRules = MessageRules { dialect: Dialect::Rust, ..TEXT };
 const RUST_PARTS: MessageRules = MessageRules { dialect: Dialect::Rust, ..PARTS };
 
 #[test]
-fn the_rust_front_end_joins_texts_without_a_line_end() {
+fn the_rust_front_end_joins_texts_without_a_newline() {
     let text = |text: &str| json!({ "type": "text", "text": text, "cache_control": 1 });
     let messages =
         json!([{ "role": "user", "content": [text("a"), text("b")] }, { "role": "assistant", "content": [text("c"), text("d")] }]);
@@ -168,7 +168,7 @@ fn the_rust_front_end_joins_texts_without_a_line_end() {
 }
 
 #[test]
-fn the_rust_front_end_writes_calls_in_its_own_order_and_refuses_arguments_that_are_not_json() {
+fn the_rust_front_end_orders_call_fields_its_own_way() {
     let call = |arguments: &str| json!([{ "role": "assistant", "reasoning": "r", "tool_calls": [{ "function": { "arguments": arguments, "name": "f" }, "index": 0, "id": "c", "type": "function" }] }]);
     let written = |arguments: &str| seen(call(arguments), RUST_PARTS)[0].to_string();
     assert_eq!(
@@ -180,7 +180,7 @@ fn the_rust_front_end_writes_calls_in_its_own_order_and_refuses_arguments_that_a
 }
 
 #[test]
-fn the_rust_front_end_passes_on_roles_and_contents_and_nothing_else() {
+fn the_rust_front_end_passes_on_only_roles_and_contents() {
     let system = "x-anthropic-billing-header: 1\nbe brief";
     let messages = json!([{ "role": "system", "content": system }, { "role": "user", "content": "a", "name": "n" }]);
     assert_eq!(seen(messages, RUST_TEXT), json!([{ "role": "system", "content": system }, { "role": "user", "content": "a" }]));

@@ -13,7 +13,7 @@ fn compared(encoder: &Encoder, body: &Value, status: u16, answer: &Value) -> Res
 }
 
 #[test]
-fn every_sample_is_a_request_and_equal_tokens_agree() {
+fn every_sample_encodes_and_equal_tokens_agree() {
     let encoder = fixture::encoder(CHATML);
     let mut coverage = Coverage::default();
     for sample in samples() {
@@ -27,7 +27,7 @@ fn every_sample_is_a_request_and_equal_tokens_agree() {
 }
 
 #[test]
-fn samples_that_the_engine_refuses_prove_nothing_and_do_no_harm_while_others_of_their_form_agree() {
+fn samples_refused_by_the_engine_neither_prove_nor_disprove() {
     let empty = json!({ "messages": [{ "role": "user", "content": "" }] });
     assert_eq!(compared(&fixture::encoder(CHATML), &empty, 400, &json!({})), Ok(Agreement::Nothing));
     let refusing =
@@ -60,13 +60,13 @@ fn different(sample: &Value) -> Result<Agreement, Difference> {
 }
 
 #[test]
-fn every_form_has_a_sample_of_its_own_and_what_else_that_is_has_one_too() {
+fn every_form_has_its_own_sample() {
     let own: PromptForms = samples().iter().filter_map(|sample| forms(sample).iter().next_back()).collect();
     assert_eq!(own, PromptForms::ALL);
 }
 
 #[test]
-fn a_form_about_which_they_differ_is_the_only_one_that_is_not_proved() {
+fn only_the_form_that_differs_stays_unproved() {
     for form in PromptForm::ALL {
         let is_own = |sample: &Value| forms(sample).iter().next_back() == Some(form);
         let proved = proof(|sample| if is_own(sample) { different(sample) } else { Ok(Agreement::Tokens) }).unwrap();
@@ -77,7 +77,7 @@ fn a_form_about_which_they_differ_is_the_only_one_that_is_not_proved() {
 }
 
 #[test]
-fn one_difference_outweighs_what_was_agreed_about_in_that_form() {
+fn one_difference_outweighs_all_agreements_of_its_form() {
     let parts = |sample: &Value| forms(sample).has(PromptForm::Parts);
     let (first, last) = (samples().into_iter().find(parts).unwrap(), samples().into_iter().rfind(parts).unwrap());
     assert_ne!(first, last);
@@ -88,7 +88,7 @@ fn one_difference_outweighs_what_was_agreed_about_in_that_form() {
 }
 
 #[test]
-fn an_engine_is_different_when_neither_its_texts_nor_its_chats_are_ours() {
+fn an_engine_differs_when_both_texts_and_chats_differ() {
     let differing = |of: &'static [PromptForm]| {
         let is_one = move |sample: &Value| forms(sample).iter().next_back().is_some_and(|own| of.contains(&own));
         proof(|sample| if is_one(sample) { different(sample) } else { Ok(Agreement::Tokens) })
@@ -104,7 +104,7 @@ fn an_engine_is_different_when_neither_its_texts_nor_its_chats_are_ours() {
 }
 
 #[test]
-fn an_engine_that_fails_where_the_template_refuses_agrees_and_elsewhere_says_nothing() {
+fn engine_failures_agree_only_where_the_template_refuses() {
     let body = json!({ "messages": [{ "role": "user", "content": "a" }] });
     assert_eq!(compared(&fixture::encoder("{{ raise_exception('no') }}"), &body, 500, &json!({})), Ok(Agreement::Refusal));
     let text = body.to_string();
@@ -113,7 +113,7 @@ fn an_engine_that_fails_where_the_template_refuses_agrees_and_elsewhere_says_not
 }
 
 #[test]
-fn the_first_token_that_differs_is_named() {
+fn the_first_differing_token_is_named() {
     let encoder = fixture::encoder(CHATML);
     let body = json!({ "prompt": "abc" });
     let mut tokens = tokens(&encoder, &body);
@@ -127,7 +127,7 @@ fn the_first_token_that_differs_is_named() {
 }
 
 #[test]
-fn a_refusal_of_both_agrees_and_of_the_router_alone_does_not() {
+fn only_a_refusal_by_both_sides_agrees() {
     let refusing = fixture::encoder("{{ raise_exception('no') }}");
     let body = json!({ "messages": [{ "role": "user", "content": "a" }] });
     assert_eq!(compared(&refusing, &body, 400, &json!({ "error": {} })), Ok(Agreement::Refusal));

@@ -20,7 +20,7 @@ fn completion(prompt: Value) -> Prompt {
 }
 
 #[test]
-fn other_routes_and_bodies_without_a_prompt_are_none() {
+fn bodies_without_a_prompt_are_no_prompt_requests() {
     assert!(parse("/v1/embeddings", &json!({ "prompt": "a" })).is_none());
     assert!(parse("/v1/completions", &json!({ "messages": [] })).is_none());
     assert!(parse("/v1/completions", &json!({ "prompt": "a", "prompt_embeds": "AAAA" })).is_none());
@@ -34,7 +34,7 @@ fn other_routes_and_bodies_without_a_prompt_are_none() {
 }
 
 #[test]
-fn a_chat_has_what_its_template_reads() {
+fn a_chat_has_everything_that_its_template_reads() {
     let chat = chat(&json!({
         "messages": [{ "role": "user", "content": "a" }],
         "documents": [{ "title": "t", "text": "x" }],
@@ -48,7 +48,7 @@ fn a_chat_has_what_its_template_reads() {
 }
 
 #[test]
-fn thinking_that_a_request_decides_itself_stays() {
+fn a_requests_own_thinking_setting_is_kept() {
     let body = json!({ "messages": [], "reasoning_effort": "none", "chat_template_kwargs": { "enable_thinking": true } });
     assert_eq!(chat(&body).variables["enable_thinking"], true);
     assert_eq!(chat(&json!({ "messages": [], "reasoning_effort": "none" })).variables["enable_thinking"], false);
@@ -64,7 +64,7 @@ fn prompts_of_every_kind_are_read() {
 }
 
 #[test]
-fn what_only_an_engine_can_encode_is_named() {
+fn a_field_that_only_engines_can_encode_is_named() {
     let messages = json!([]);
     for body in [
         json!({ "messages": messages, "chat_template": "x" }),
@@ -80,7 +80,7 @@ fn what_only_an_engine_can_encode_is_named() {
 }
 
 #[test]
-fn a_truncation_keeps_the_last_tokens_unless_it_says_first() {
+fn a_truncation_keeps_the_end_unless_asked_otherwise() {
     let side = |body: Value| parse("/v1/completions", &body).unwrap().truncation;
     let truncation = |side| Some(Truncation { tokens: 5, side });
     assert_eq!(side(json!({ "prompt": "a", "truncate_prompt_tokens": 5 })), truncation(TruncationSide::Inner));

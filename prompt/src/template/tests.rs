@@ -18,7 +18,7 @@ struct Case {
 }
 
 #[test]
-fn templates_write_what_the_library_writes() {
+fn templates_render_as_the_python_library_does() {
     let cases: Vec<Case> = serde_json::from_str(CASES).unwrap();
     let mut wrong = Vec::new();
     for case in cases {

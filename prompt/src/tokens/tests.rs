@@ -42,7 +42,7 @@ fn segments_are_used_where_they_are_independent() {
 }
 
 #[test]
-fn a_tokenizer_whose_pieces_reach_over_added_tokens_is_used_whole() {
+fn a_tokenizer_with_dependent_segments_is_used_whole() {
     // A pre-tokenizer is tested with every segment, but a normalizer that strips sees the segment
     // as its whole text.
     let mut tokenizer = fixture::byte_level();
@@ -54,7 +54,7 @@ fn a_tokenizer_whose_pieces_reach_over_added_tokens_is_used_whole() {
 }
 
 #[test]
-fn the_file_s_truncation_and_padding_do_not_count() {
+fn truncation_and_padding_of_the_file_are_ignored() {
     let mut tokenizer = fixture::byte_level();
     tokenizer["truncation"] = json!({ "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0 });
     tokenizer["padding"] = json!({ "strategy": { "Fixed": 8 }, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a" });
@@ -62,7 +62,7 @@ fn the_file_s_truncation_and_padding_do_not_count() {
 }
 
 #[test]
-fn special_tokens_around_a_text_are_the_file_s_unless_the_config_speaks() {
+fn special_tokens_follow_the_file_unless_the_config_decides() {
     let tokenizer = fixture::with_first_token();
     let encoder = plain(&tokenizer);
     for text in ["hello world", "", "a<|im_end|>b"] {
@@ -79,7 +79,7 @@ fn special_tokens_around_a_text_are_the_file_s_unless_the_config_speaks() {
 }
 
 #[test]
-fn tokens_that_only_the_config_declares_are_tokens() {
+fn tokens_declared_only_by_the_config_count() {
     let config = json!({ "added_tokens_decoder": { "9": { "content": "<tool>", "normalized": false, "special": false } } });
     let encoder = tokens(&fixture::byte_level(), &config);
     assert_eq!(read(&encoder, "a<tool>b", false).len(), 3);
@@ -95,7 +95,7 @@ fn a_segment_is_encoded_once() {
 }
 
 #[test]
-fn long_segments_are_cut_where_that_changes_no_token() {
+fn long_segments_are_cut_only_where_no_token_changes() {
     for tokenizer in [fixture::byte_level(), fixture::with_first_token(), fixture::metaspace("first"), fixture::metaspace("always")] {
         assert!(plain(&tokenizer).cutter.is_some());
     }
@@ -108,7 +108,7 @@ fn long_segments_are_cut_where_that_changes_no_token() {
 }
 
 #[test]
-fn a_text_is_read_as_far_as_it_is_wanted() {
+fn a_text_is_tokenized_only_as_far_as_needed() {
     let text = format!("<|im_start|>{}<|im_end|>", "hello world and the others ".repeat(400));
     let encoder = plain(&fixture::byte_level());
     let all = read(&encoder, &text, false);
@@ -134,7 +134,7 @@ fn a_text_is_read_as_far_as_it_is_wanted() {
 }
 
 #[test]
-fn pieces_of_a_long_text_that_comes_again_are_remembered() {
+fn pieces_of_a_repeated_long_text_are_cached() {
     let document = "hello world and the others ".repeat(400);
     let encoder = plain(&fixture::byte_level());
     read(&encoder, &format!("{document} what is it about"), false);

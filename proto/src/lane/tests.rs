@@ -15,7 +15,7 @@ fn context() -> Context<'static> {
 }
 
 #[tokio::test]
-async fn an_outbox_gives_all_that_is_ready_as_one_batch_and_ends_when_closed() {
+async fn an_outbox_batches_all_ready_frames_and_ends_when_closed() {
     let outbox = Arc::new(Outbox::default());
     (0..500).for_each(|id| outbox.push(body(id, 200)));
     let mut batches = outbox.batches();
@@ -64,7 +64,7 @@ fn an_unread_inbox_holds_one_window_and_breaks_beyond_it() {
 }
 
 #[test]
-fn a_read_piece_is_the_senders_slice_and_a_waiting_rest_is_joined() {
+fn a_read_piece_is_not_copied_and_the_rest_joined() {
     let inbox = Inbox::<()>::default();
     let sent = Bytes::from_static(b"data: 1\n\n");
     inbox.push_body(sent.clone(), 1, &Outbox::default());
@@ -78,7 +78,7 @@ fn a_read_piece_is_the_senders_slice_and_a_waiting_rest_is_joined() {
 }
 
 #[test]
-fn what_came_before_a_break_is_delivered_before_the_break() {
+fn bytes_before_a_break_are_delivered_first() {
     let inbox = Inbox::<u8>::default();
     inbox.set_head(1);
     inbox.push_body(Bytes::from_static(b"half"), 1, &Outbox::default());
@@ -91,7 +91,7 @@ fn what_came_before_a_break_is_delivered_before_the_break() {
 }
 
 #[test]
-fn credit_returns_by_half_windows_and_never_exceeds_a_window() {
+fn credit_returns_by_half_windows_up_to_one_window() {
     let credit = Credit::default();
     assert_eq!(credit.try_take(WINDOW_BYTES + 5), WINDOW_BYTES);
     assert_eq!((credit.try_take(1), credit.poll_take(&context(), 1)), (0, Poll::Pending));
@@ -110,7 +110,7 @@ fn credit_returns_by_half_windows_and_never_exceeds_a_window() {
 }
 
 #[test]
-fn a_comment_only_keeps_a_stream_alive_and_an_event_after_it_does_more() {
+fn only_a_piece_of_pure_comments_is_a_keep_alive() {
     assert!(is_keep_alive_comment(b": keep-alive\n\n") && is_keep_alive_comment(b":\r\n\r\n: again\n\n"));
     for piece in ["", "data: x\n\n", ": keep-alive\n\ndata: x\n\n", "{\"a\":1}"] {
         assert!(!is_keep_alive_comment(piece.as_bytes()), "{piece}");
@@ -146,7 +146,7 @@ impl std::task::Wake for Wakes {
 }
 
 #[test]
-fn pieces_are_taken_only_while_their_reader_waits_and_in_their_order() {
+fn an_inline_consumer_gets_pieces_only_while_its_reader_waits() {
     let (inbox, outbox, pieces) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Pieces::default()));
     let give = |piece: &'static str| inbox.push_body(Bytes::from_static(piece.as_bytes()), 1, &outbox);
     let read = || match inbox.poll_body(&context(), 1, &outbox) {
@@ -180,7 +180,7 @@ fn pieces_are_taken_only_while_their_reader_waits_and_in_their_order() {
 }
 
 #[test]
-fn a_piece_before_more_waits_for_it_and_the_reader_is_woken_once() {
+fn pieces_followed_by_more_wake_their_reader_once() {
     let (inbox, outbox, pieces) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Pieces::default()));
     let wakes = Arc::new(Wakes::default());
     let waker = Waker::from(wakes.clone());
@@ -206,7 +206,7 @@ fn a_piece_before_more_waits_for_it_and_the_reader_is_woken_once() {
 }
 
 #[test]
-fn a_sender_past_its_credit_is_told_even_when_more_follows() {
+fn a_sender_past_its_credit_breaks_even_mid_batch() {
     let (inbox, outbox, wakes) = (Inbox::<()>::default(), Outbox::default(), Arc::new(Wakes::default()));
     assert!(inbox.poll_body(&Context::from_waker(&Waker::from(wakes.clone())), 1, &outbox).is_pending());
     inbox.push_body_before_more(Bytes::from(vec![0; WINDOW_BYTES + 1]), 1, &outbox);
@@ -214,7 +214,7 @@ fn a_sender_past_its_credit_is_told_even_when_more_follows() {
 }
 
 #[test]
-fn credit_returns_for_pieces_that_were_taken() {
+fn credit_returns_for_pieces_consumed_inline() {
     let (inbox, outbox) = (Inbox::<()>::default(), Outbox::default());
     inbox.attach(Arc::new(Pieces::default()));
     assert!(inbox.poll_body(&context(), 1, &outbox).is_pending());
@@ -230,14 +230,14 @@ fn credit_returns_for_pieces_that_were_taken() {
 }
 
 #[test]
-fn an_end_with_a_fault_of_a_later_release_is_no_complete_body() {
+fn an_unknown_fault_is_a_broken_body() {
     assert_eq!(End::default().outcome(), Ok(()));
     let broken = End { fault: 77, message: "of a later release".into() }.outcome().unwrap_err();
     assert_eq!((broken.fault, broken.message.contains("of a later release")), (Fault::Protocol, true), "{broken}");
 }
 
 #[test]
-fn what_the_other_side_says_of_a_fault_is_one_line_of_bounded_length() {
+fn a_fault_message_is_cut_to_one_bounded_line() {
     let told = |message: &str| End { fault: wire::Fault::EngineStopped.into(), message: message.to_owned() }.outcome().unwrap_err().message;
     assert_eq!(told("the job is being ended"), "the job is being ended");
     assert_eq!(told("a\r\ndata: {}\n\nb"), "a  data: {}  b");

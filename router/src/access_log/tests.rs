@@ -39,7 +39,7 @@ fn written(line: &AccessLine, format: AccessFormat) -> String {
 }
 
 #[test]
-fn a_line_has_what_an_operator_asks_for_and_no_query() {
+fn an_access_line_has_everything_but_the_query() {
     let text = written(&full(), AccessFormat::Text);
     assert_eq!(
         text,
@@ -78,7 +78,7 @@ fn the_outcome_is_a_word_for_how_it_ended() {
 }
 
 #[test]
-fn nobody_writes_lines_of_others() {
+fn a_client_cannot_forge_access_lines() {
     let forged = "m\" status=200\n2023-11-14T22:13:20.123Z id=1\r\t\u{1b}[31m\u{85}\u{2028}\\ü=";
     let forger = AccessLine { model: Some(cut(forged).into()), key: forged.into(), client_id: Some(forged.into()), ..line() };
     let text = written(&forger, AccessFormat::Text);
@@ -92,7 +92,7 @@ fn nobody_writes_lines_of_others() {
 
 proptest! {
     #[test]
-    fn whatever_clients_call_things_a_line_stays_one_line_and_json(name: String, key: String) {
+    fn an_access_line_stays_one_line_and_valid_json(name: String, key: String) {
         let named = AccessLine { model: Some(cut(&name).into()), tenant: key.as_str().into(), key: key.as_str().into(), ..line() };
         let text = written(&named, AccessFormat::Text);
         prop_assert!(text.ends_with('\n') && text.bytes().filter(|byte| byte.is_ascii_control()).count() == 1);
@@ -102,7 +102,7 @@ proptest! {
 }
 
 #[tokio::test]
-async fn the_last_holder_of_an_entry_has_it_written() {
+async fn an_entry_is_written_when_its_last_holder_drops() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let (log, writing) = AccessLog::start(AccessFormat::Text, &path, Counter::default()).unwrap();
@@ -122,7 +122,7 @@ async fn the_last_holder_of_an_entry_has_it_written() {
 }
 
 #[tokio::test]
-async fn an_access_log_that_is_off_costs_an_entry_nothing() {
+async fn a_disabled_access_log_costs_an_entry_nothing() {
     let (log, writing) = AccessLog::start(AccessFormat::Off, "/no/such/folder/log".as_ref(), Counter::default()).unwrap();
     assert!(log.start_entry(&Method::GET, None, &HeaderMap::new(), None).0.is_none());
     writing.flush().await;

@@ -46,7 +46,7 @@ async fn a_caller_without_limits_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_at_once_are_bounded_and_end_when_their_permits_do() {
+async fn in_flight_requests_are_limited_until_their_permits_drop() {
     let admission = Admission::new(10);
     let caller = caller("k", "", KeyLimits { in_flight: Some(2), ..KeyLimits::default() });
     let (first, second) = (admission.admit(&caller, asked(1, 1)).unwrap(), admission.admit(&caller, asked(1, 1)).unwrap());
@@ -61,7 +61,7 @@ async fn requests_at_once_are_bounded_and_end_when_their_permits_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn operators_are_told_what_is_left_of_the_limit_of_which_the_least_is_left() {
+async fn operators_see_the_limit_with_the_least_remaining() {
     let admission = Admission::new(10);
     let limits = KeyLimits { in_flight: Some(8), requests_per_minute: Some(4), ..KeyLimits::default() };
     let _permit = admission.admit(&caller("k", "team", limits), asked(1, 1)).unwrap();
@@ -71,7 +71,7 @@ async fn operators_are_told_what_is_left_of_the_limit_of_which_the_least_is_left
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_per_minute_come_back_one_by_one() {
+async fn requests_per_minute_are_refilled_one_by_one() {
     let admission = Admission::new(10);
     let caller = caller("k", "", KeyLimits { requests_per_minute: Some(3), ..KeyLimits::default() });
     let admit = || admission.admit(&caller, asked(1, 1));
@@ -110,7 +110,7 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_reconciled_stays_counted_as_it_was_expected() {
+async fn an_unreconciled_reservation_stays_counted() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_minute: Some(600), ..KeyLimits::default() });
     drop(admission.admit(&caller, asked(0, 300)).unwrap());
@@ -118,7 +118,7 @@ async fn what_is_not_reconciled_stays_counted_as_it_was_expected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_of_which_only_a_part_was_seen_costs_what_was_expected_or_that_part_if_it_is_more() {
+async fn a_partly_seen_answer_costs_at_least_its_reservation() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
     let left = || admission.rate_limits(&caller).unwrap().tokens.unwrap().remaining;
@@ -130,7 +130,7 @@ async fn an_answer_of_which_only_a_part_was_seen_costs_what_was_expected_or_that
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_beyond_a_whole_minutes_limit_goes_when_nothing_else_is_used() {
+async fn a_request_above_a_minutes_limit_is_admitted_when_idle() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { input_per_minute: Some(100), ..KeyLimits::default() });
     drop(admission.admit(&caller, asked(1, 0)).unwrap());
@@ -141,7 +141,7 @@ async fn a_request_beyond_a_whole_minutes_limit_goes_when_nothing_else_is_used()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_days_budget_is_not_refilled_before_its_time() {
+async fn a_daily_budget_is_not_refilled_before_its_time() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
     let mut permit = admission.admit(&caller, asked(0, 900)).unwrap();
@@ -161,7 +161,7 @@ fn capped(max_tokens: u64) -> UsageEstimate {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_days_budget_all_is_reserved_that_an_answer_may_have_and_the_refusal_says_what_is_left() {
+async fn a_daily_budget_reserves_the_longest_possible_answer() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
     let mut first = admission.admit(&caller, capped(900)).unwrap();
@@ -190,7 +190,7 @@ async fn of_a_days_budget_all_is_reserved_that_an_answer_may_have_and_the_refusa
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_whose_length_nobody_tells_costs_what_was_expected_and_not_all_that_it_might_have_had() {
+async fn an_answer_without_usage_costs_its_expected_length() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
     let left = || admission.rate_limits(&caller).unwrap().tokens.unwrap().remaining;
@@ -206,7 +206,7 @@ async fn an_answer_whose_length_nobody_tells_costs_what_was_expected_and_not_all
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_of_a_tenant_share_equal_limits_and_nothing_else() {
+async fn a_tenants_keys_share_only_equal_limits() {
     let admission = Admission::new(10);
     let limits = || KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
     drop(admission.admit(&caller("old", "t", limits()), asked(0, 0)).unwrap());
@@ -219,7 +219,7 @@ async fn keys_of_a_tenant_share_equal_limits_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed() {
+async fn the_use_of_a_daily_budget_survives_changed_limits() {
     let admission = Admission::new(10);
     let daily = |most: u64, a_minute| {
         caller("k", "t", KeyLimits { output_per_day: Some(most), requests_per_minute: a_minute, ..KeyLimits::default() })
@@ -250,7 +250,7 @@ async fn what_was_used_of_a_days_budget_stays_used_when_its_limits_are_changed()
 }
 
 #[tokio::test(start_paused = true)]
-async fn callers_that_use_nothing_are_forgotten_and_those_with_requests_in_flight_are_not() {
+async fn idle_callers_are_forgotten_and_busy_ones_kept() {
     let admission = Admission::new(1000);
     let limits = || KeyLimits { requests_per_minute: Some(100), in_flight: Some(1), ..KeyLimits::default() };
     let stays = admission.admit(&caller("stays", "", limits()), asked(0, 0)).unwrap();
@@ -267,7 +267,7 @@ async fn callers_that_use_nothing_are_forgotten_and_those_with_requests_in_fligh
 }
 
 #[test]
-fn of_the_limits_in_the_way_the_longest_is_told() {
+fn a_refusal_names_the_longest_of_several_waits() {
     let limits = KeyLimits { requests_per_minute: Some(60), input_per_minute: Some(60), input_per_day: Some(90), ..KeyLimits::default() };
     let mut account = Account::default();
     account.reserve(&limits, &asked(60, 0), 0).unwrap();
@@ -280,7 +280,7 @@ fn of_the_limits_in_the_way_the_longest_is_told() {
 }
 
 #[test]
-fn a_limit_of_nothing_admits_nothing() {
+fn a_limit_of_zero_admits_nothing() {
     let mut account = Account::default();
     for limits in [
         KeyLimits { in_flight: Some(0), ..KeyLimits::default() },
@@ -294,7 +294,7 @@ fn a_limit_of_nothing_admits_nothing() {
 }
 
 #[test]
-fn headers_are_those_of_openai() {
+fn rate_limit_headers_match_openais() {
     let requests = RateLimit { limit: 60, remaining: 59, reset_ms: 1000 };
     let tokens = RateLimit { limit: 150_000, remaining: 149_984, reset_ms: 6 };
     let mut headers = HeaderMap::new();
@@ -322,7 +322,7 @@ fn headers_are_those_of_openai() {
 }
 
 #[test]
-fn the_scarcest_tokens_are_those_that_are_told() {
+fn the_scarcest_token_limit_is_reported() {
     let limits = KeyLimits { input_per_minute: Some(1000), output_per_day: Some(1_000_000), ..KeyLimits::default() };
     let mut account = Account::default();
     account.reserve(&limits, &asked(100, 50_000), 0).unwrap();
@@ -335,7 +335,7 @@ proptest! {
     /// However requests come, a limit per minute lets in at most the limit and what drains
     /// meanwhile.
     #[test]
-    fn a_bucket_lets_in_no_more_than_its_rate(limit in 1..500_u64, comes in prop::collection::vec((0..5000_u64, 1..60_u64), 1..200)) {
+    fn a_bucket_admits_no_more_than_its_rate(limit in 1..500_u64, comes in prop::collection::vec((0..5000_u64, 1..60_u64), 1..200)) {
         let mut bucket = LeakyBucket::default();
         let mut let_in: Vec<(u64, u64)> = Vec::new();
         let mut now = 0;
@@ -363,7 +363,7 @@ proptest! {
 
     /// A daily budget lets in no more than that within any 23 3/4 hours.
     #[test]
-    fn a_window_lets_in_no_more_than_its_limit_in_a_day(
+    fn a_window_admits_no_more_than_its_daily_limit(
         limit in 1..500_u64, comes in prop::collection::vec((0..DAY / 6, 1..200_u64, 0..200_u64), 1..100),
     ) {
         let mut window = DailyWindow::default();

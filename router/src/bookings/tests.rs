@@ -35,7 +35,7 @@ impl Fixture {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_booking_counts_until_it_expires_and_its_prompt_until_it_was_to_be_computed() {
+async fn a_booking_counts_until_expiry_and_its_prompt_until_prefilled() {
     let mut fixture = Fixture::new();
     fixture.book(1, 30);
     assert_eq!(fixture.after(0), (1, 60, 0.0, 1));
@@ -47,7 +47,7 @@ async fn a_booking_counts_until_it_expires_and_its_prompt_until_it_was_to_be_com
 }
 
 #[tokio::test(start_paused = true)]
-async fn bookings_end_each_at_its_time() {
+async fn bookings_expire_each_at_its_own_time() {
     let mut fixture = Fixture::new();
     for (id, seconds) in [(1, 5), (2, 3), (3, 8)] {
         fixture.book(id, seconds);

@@ -61,7 +61,7 @@ impl SuspectTable {
 }
 
 #[test]
-fn one_crash_makes_a_suspect_and_the_second_a_refusal_that_names_both() {
+fn one_crash_makes_a_suspect_and_two_a_ban() {
     let (mut table, now) = table();
     assert_eq!(table.standing(KILLER, now), SuspectStanding::Clear);
     assert_eq!(table.lost(KILLER, &life("n0/0", 1), now), None);
@@ -75,7 +75,7 @@ fn one_crash_makes_a_suspect_and_the_second_a_refusal_that_names_both() {
 }
 
 #[test]
-fn a_crash_that_is_known_twice_counts_once() {
+fn a_crash_reported_twice_counts_once() {
     let (mut table, now) = table();
     let first = life("n0/0", 7);
     table.lost(KILLER, &first, now);
@@ -87,7 +87,7 @@ fn a_crash_that_is_known_twice_counts_once() {
 }
 
 #[test]
-fn what_the_router_alone_has_seen_lapses_unless_the_agent_reports_it() {
+fn a_loss_that_no_agent_reports_lapses() {
     let (mut table, now) = table();
     for (index, request) in [KILLER, FELLOW].into_iter().enumerate() {
         table.lost(request, &life(&format!("n{index}/0"), 1), now);
@@ -103,7 +103,7 @@ fn what_the_router_alone_has_seen_lapses_unless_the_agent_reports_it() {
 }
 
 #[test]
-fn a_refusal_ends_when_the_first_of_two_crashes_is_too_long_ago() {
+fn a_ban_ends_when_its_first_crash_expires() {
     let (mut table, now) = table();
     table.record_reported_crash(&life("n0/0", 1), &[KILLER], now - WINDOW / 2, now);
     let [(_, ban)] = &table.record_reported_crash(&life("n1/0", 1), &[KILLER], now, now)[..] else { panic!("no refusal") };
@@ -114,7 +114,7 @@ fn a_refusal_ends_when_the_first_of_two_crashes_is_too_long_ago() {
 }
 
 #[test]
-fn a_good_answer_clears_a_suspect_of_every_crash_before_it_even_of_one_that_is_reported_later() {
+fn a_complete_answer_clears_a_suspect_of_all_earlier_crashes() {
     let (mut table, now) = table();
     let first = life("n0/0", 1);
     table.lost(FELLOW, &first, now);
@@ -128,7 +128,7 @@ fn a_good_answer_clears_a_suspect_of_every_crash_before_it_even_of_one_that_is_r
 }
 
 #[test]
-fn of_several_suspects_that_another_router_lost_none_is_refused_and_one_alone_is() {
+fn only_a_lone_suspect_of_another_router_is_banned() {
     let (mut table, now) = table();
     table.record_reported_crash(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
     assert_eq!(table.record_reported_crash(&life("n1/0", 1), &[KILLER, FELLOW, 5], now, now), []);
@@ -137,7 +137,7 @@ fn of_several_suspects_that_another_router_lost_none_is_refused_and_one_alone_is
 }
 
 #[test]
-fn whatever_crashes_one_agent_invents_it_has_no_request_refused_that_was_not_sent_to_it() {
+fn an_agent_cannot_ban_requests_that_it_never_got() {
     let (mut table, now) = table();
     for epoch in 0..100 {
         for replica in ["n0/0", "n0/1"] {
@@ -153,7 +153,7 @@ fn whatever_crashes_one_agent_invents_it_has_no_request_refused_that_was_not_sen
 }
 
 #[test]
-fn what_an_agent_invents_is_bounded_and_crowds_out_nothing_that_this_router_has_seen() {
+fn invented_crashes_are_bounded_and_displace_no_real_ones() {
     let (mut table, now) = table();
     for epoch in 0..40_u32 {
         let from = u128::from(epoch) * 5000;
@@ -170,7 +170,7 @@ fn what_an_agent_invents_is_bounded_and_crowds_out_nothing_that_this_router_has_
 }
 
 #[test]
-fn one_that_was_answered_before_its_engine_had_quite_died_is_no_suspect_afterwards() {
+fn a_request_answered_before_the_crash_is_no_suspect() {
     let (mut table, now) = table();
     let first = life("n0/0", 1);
     table.lost(FELLOW, &first, now);
@@ -187,7 +187,7 @@ fn one_that_was_answered_before_its_engine_had_quite_died_is_no_suspect_afterwar
 }
 
 #[test]
-fn a_request_that_comes_to_a_crashed_engine_has_not_killed_it() {
+fn a_request_sent_to_a_crashed_engine_is_not_blamed() {
     let (mut table, now) = table();
     let first = life("n0/0", 1);
     table.lost(KILLER, &first, now);
@@ -197,7 +197,7 @@ fn a_request_that_comes_to_a_crashed_engine_has_not_killed_it() {
 }
 
 #[test]
-fn equal_requests_have_one_fingerprint_and_others_have_another() {
+fn only_equal_requests_share_a_fingerprint() {
     let of = |path, body: &str| fingerprint(7, path, body.as_bytes());
     assert_ne!(of("/v1/completions", "{}"), fingerprint(8, "/v1/completions", b"{}"), "another tenant's");
     assert_eq!(of("/v1/completions", "{}"), of("/v1/completions", "{}"));
@@ -207,7 +207,7 @@ fn equal_requests_have_one_fingerprint_and_others_have_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_keeps_nothing_blames_nobody() {
+async fn a_disabled_crash_record_blames_nobody() {
     let suspects = CrashSuspects::new(Duration::ZERO);
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER; 2] };
     suspects.record_reported_crash("n0/0", &crash);
@@ -217,7 +217,7 @@ async fn a_record_that_keeps_nothing_blames_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_request_is_told_why_and_for_how_long() {
+async fn a_banned_request_learns_why_and_for_how_long() {
     let suspects = CrashSuspects::new(WINDOW);
     tokio::time::advance(SECOND * 10).await;
     for (replica, age, beside) in [("n0/0", SECOND * 9, FELLOW), ("n1/0", SECOND * 2, 3)] {
@@ -232,7 +232,7 @@ async fn a_refused_request_is_told_why_and_for_how_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_suspect_that_waits_goes_as_soon_as_the_other_is_done() {
+async fn a_waiting_suspect_goes_when_the_other_has_finished() {
     let suspects = CrashSuspects::new(WINDOW);
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
     suspects.record_reported_crash("n0/0", &crash);
@@ -252,7 +252,7 @@ async fn a_suspect_that_waits_goes_as_soon_as_the_other_is_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_has_passed_its_trial_with_its_third_event_with_tokens() {
+async fn a_stream_passes_its_trial_with_its_third_token_event() {
     let suspects = CrashSuspects::new(WINDOW);
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
     suspects.record_reported_crash("n0/0", &crash);
@@ -268,7 +268,7 @@ async fn a_stream_has_passed_its_trial_with_its_third_event_with_tokens() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_frees_the_place_at_once_only_when_the_engine_had_answered() {
+async fn a_leaving_client_frees_its_trial_only_once_answered() {
     let suspects = CrashSuspects::new(WINDOW);
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
     suspects.record_reported_crash("n0/0", &crash);

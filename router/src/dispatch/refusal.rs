@@ -190,7 +190,7 @@ mod tests {
     use crate::fleet::tests::{ReplicaChange, announce, attach, fleet, ready, state};
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_is_told_what_an_expected_model_waits_for_and_when_to_come_back() {
+    async fn a_client_learns_why_an_expected_model_is_late() {
         let fleet = fleet();
         announce(&fleet, &[("soon", Some(45)), ("late", Some(7200)), ("one day", None), ("failing", Some(30))]).await;
         let refusal = |model| Refusal::for_request(&fleet.view(), Some(model), "/v1/chat/completions");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_is_told_that_nothing_serves_its_model_where_only_other_models_are_away() {
+    async fn a_client_learns_that_no_replica_serves_its_model() {
         let fleet = fleet();
         let stopped = ReplicaChange { state: Some(state(Phase::Stopped, "other")), ..ready(0) };
         let _lane = attach(&fleet, 1, vec![stopped]).await;
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_told_to_come_back_when_a_replica_is_expected() {
+    fn a_client_learns_when_a_replica_is_expected() {
         let within = |seconds| Arrival::Within(Duration::from_secs_f64(seconds));
         for (arrival, seconds) in [
             (within(0.0), 1),

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_an_attempt_depends_on_its_end_and_on_earlier_refusals() {
+    fn the_next_step_follows_from_an_attempts_end_and_history() {
         let table = [
             (vec![Answered], NextStep::RelayAnswer),
             (vec![LOST], NextStep::TryAgain),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_three_attempts_or_eight_where_the_last_engine_was_full_and_excused_ones_do_not_count() {
+    fn attempts_are_limited_to_three_or_eight_when_full() {
         let table = [
             (vec![], true),
             (vec![LOST; 2], true),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_attempt_is_free_and_so_is_one_with_room_after_a_full_engine() {
+    fn first_attempts_and_retries_with_room_are_free() {
         let payment = |ends: &[AttemptEnd], has_room| after(ends).0.payment(has_room);
         assert_eq!(payment(&[], false), RetryPayment::Free);
         assert_eq!(payment(&[Full], true), RetryPayment::Free);

@@ -5,7 +5,7 @@ use super::retry_policy::RetryPayment;
 use crate::metrics::RouterMetrics;
 
 #[test]
-fn retries_are_a_fifth_of_the_requests_once_the_reserve_is_spent() {
+fn retries_are_limited_to_a_fifth_of_the_requests() {
     let budget = RetryBudget::new(256);
     let reserve = std::iter::repeat_with(|| budget.withdraw()).take_while(|allowed| *allowed).count();
     assert_eq!(reserve, 256);
@@ -18,7 +18,7 @@ fn retries_are_a_fifth_of_the_requests_once_the_reserve_is_spent() {
 }
 
 #[test]
-fn a_retry_that_its_budget_does_not_allow_is_counted_and_costs_the_other_budget_nothing() {
+fn a_denied_retry_is_counted_and_spends_no_other_budget() {
     let (budgets, metrics) = (RetryBudgets::default(), RouterMetrics::default());
     let denied = || metrics.retries_denied.each_ref().map(Counter::get);
     (0..256).for_each(|_| assert!(budgets.pay(RetryPayment::RefusedBudget, &metrics)));

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_document_is_of_this_version_and_says_whether_a_key_is_needed() {
+    fn the_api_document_names_its_version_and_key_requirement() {
         for (docs, security) in API_DOCS.iter().zip([json!([]), json!([{"key": []}])]) {
             let document: Value = serde_json::from_slice(&docs.document).unwrap();
             assert_eq!((&document["info"]["version"], &document["security"]), (&json!(env!("CARGO_PKG_VERSION")), &security));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_every_route_its_parameters_and_nothing_that_a_browser_would_run_or_load() {
+    fn the_api_page_lists_every_route_and_loads_nothing() {
         let [open, keyed] = [0, 1].map(|at| std::str::from_utf8(&API_DOCS[at].page).unwrap());
         let document: Value = serde_json::from_str(SOURCE).unwrap();
         for path in document["paths"].as_object().unwrap().keys() {

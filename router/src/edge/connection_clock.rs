@@ -237,7 +237,7 @@ mod tests {
         ConnectionTimeouts { head: Duration::from_secs(10), idle: Duration::from_secs(75), stall: Duration::from_secs(300) };
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_asks_nothing_is_overdue_after_the_head_limit() {
+    async fn a_connection_without_requests_is_overdue_after_the_limit() {
         let clock = ConnectionClock::new(LIMITS);
         advance(LIMITS.head).await;
         assert_eq!(clock.find_overdue(), None);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_engine_is_waited_for_and_a_client_that_takes_nothing_is_not() {
+    async fn slow_engines_are_waited_for_and_stalled_clients_are_not() {
         let clock = ConnectionClock::new(LIMITS);
         let open = clock.open_request();
         advance(Duration::from_secs(3600)).await;
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_taken_hides_none_that_is_not() {
+    async fn one_answer_being_read_does_not_hide_a_stalled_one() {
         let clock = ConnectionClock::new(LIMITS);
         let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), clock.open_request());
         let mut taken = TimedBody::new(StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>()), clock.open_request());
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_that_is_not_taken_ends_alone_and_the_connection_goes_on() {
+    async fn a_stalled_stream_ends_without_its_connection() {
         let clock = ConnectionClock::new(LIMITS);
         let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), clock.open_request());
         let (ended, end) = tokio::sync::oneshot::channel::<Infallible>();

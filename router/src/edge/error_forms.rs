@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_after_the_head_is_told_in_the_words_of_the_api() {
+    fn a_refusal_after_the_head_has_the_apis_form() {
         let full = br#"{"error":{"message":"full","type":"RateLimitError","param":null,"code":429}}"#;
         for (dialect, told) in [
             (Dialect::OpenAi, r#"data: {"error":{"code":429,"message":"full","param":null,"type":"RateLimitError"}}"#),

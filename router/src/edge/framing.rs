@@ -235,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn flaws_are_noticed_wherever_they_stand_and_bodies_are_not_taken_for_heads(
+        fn framing_flaws_are_found_anywhere_outside_bodies(
             order in prop::collection::vec(0..4usize, 0..5), conflict in 0..4usize, cut in 1..40usize,
         ) {
             let mut stream: String = order.iter().map(|which| [PLAIN, CHUNKED, GET, LONG_SIZE][*which]).collect();
@@ -251,18 +251,18 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_can_panic_it(bytes: Vec<u8>, cut in 1..20usize) {
+        fn no_bytes_make_the_framing_check_panic(bytes: Vec<u8>, cut in 1..20usize) {
             flaw(&bytes.chunks(cut).collect::<Vec<_>>());
         }
     }
 
     #[test]
-    fn http_2_is_left_alone() {
+    fn http_2_traffic_is_not_checked_for_framing() {
         assert_eq!(flaw(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", BOTH.as_bytes(), b"\n"]), None);
     }
 
     #[test]
-    fn a_line_end_of_one_byte_is_a_flaw_in_heads_and_between_chunks_and_none_in_bodies() {
+    fn bare_line_ends_are_flaws_except_in_bodies() {
         let chunked = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
         for broken in
             ["\nGET / HTTP/1.1\r\n", "GET / HTTP/1.1\n", "GET / HTTP/1.1\r\nHost: a\rContent-Length: 1\r\n", "GET / HTTP/1.1\r\r\n"]

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_one_host() {
+    fn a_request_must_name_exactly_one_host() {
         for (version, target, headers, fine) in [
             (Version::HTTP_11, "/", &[("host", "a:1")][..], true),
             (Version::HTTP_11, "/", &[("host", "[::1]:1")], true),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_what_engines_see() {
+    fn only_paths_that_engines_see_unchanged_are_accepted() {
         for (method, path, fine) in [
             (Method::POST, "/v1/chat/completions", true),
             (Method::POST, "/v1/chat/%63ompletions", false),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_path_is_said() {
+    fn a_bad_path_is_refused_with_the_reason() {
         let said = |path| check_path(&Method::POST, path).unwrap_err();
         for (path, word) in [("/v1/%2563", "no `%`"), ("/v1/a%0A", "control"), ("/v1/%61", "as they are"), ("/v1/%6", "two hexadecimal")] {
             assert!(said(path).starts_with("a path") && said(path).contains(word), "{path}: {}", said(path));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_names_no_header_that_decides() {
+    fn the_connection_header_may_not_name_a_deciding_header() {
         for (connection, fine) in [
             (&[][..], true),
             (&["close"], true),
@@ -218,7 +218,7 @@ mod tests {
 
     /// HTTP/1.1 values come without blanks; those of HTTP/2 as they were sent (RFC 9113 §8.2.1).
     #[test]
-    fn no_value_has_blanks_around_it() {
+    fn header_values_may_not_have_surrounding_blanks() {
         for (name, value, fine) in [
             ("content-type", "application/json; charset=utf-8", true),
             ("x-empty", "", true),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_of_one_type() {
+    fn a_body_must_have_a_single_content_type() {
         for (types, fine) in [
             (&["application/json"][..], true),
             (&[], true),

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_own_error_is_told_in_the_dialect_that_was_asked_and_under_the_clients_id() {
+    fn a_local_error_has_its_clients_dialect_and_id() {
         let error = || super::super::reply::too_many_requests("full", 3);
         let openai = LocalReplyContext::from_request(&asked("/v1/chat/completions", &[("x-request-id", "r")])).add_common_headers(error());
         assert_eq!(text(&openai), r#"{"error":{"message":"full","type":"RateLimitError","param":null,"code":429}}"#);
@@ -137,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn a_route_of_the_routers_own_has_its_methods_and_others_are_not_there() {
+    fn a_local_route_allows_only_its_methods() {
         let response = not_proxied_reply("/health");
         assert_eq!((response.status(), &response.headers()["allow"]), (StatusCode::METHOD_NOT_ALLOWED, &"GET".parse().unwrap()));
         assert_eq!(not_proxied_reply("/nothing").status(), StatusCode::NOT_FOUND);
     }
 
     #[test]
-    fn a_base_url_of_another_sdk_is_told_apart_from_a_path_that_nobody_has() {
+    fn a_wrong_sdk_base_url_is_recognized() {
         for (path, words) in [
             ("/chat/completions", "/chat/completions is not found: the base URL of OpenAI's SDKs ends with /v1"),
             ("/v1/v1/messages", "the base URL of Anthropic's SDKs ends before it"),

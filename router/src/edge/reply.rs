@@ -242,7 +242,7 @@ mod tests {
     use crate::inbound::BodyMemoryFull;
 
     #[test]
-    fn a_client_learns_by_the_status_why_its_body_is_not_there() {
+    fn a_body_error_has_a_status_for_its_cause() {
         for (why, status) in [
             (BodyReadError::TooLarge(1), StatusCode::PAYLOAD_TOO_LARGE),
             (BodyReadError::Decompression(InflateError::Ratio(200)), StatusCode::PAYLOAD_TOO_LARGE),

@@ -19,13 +19,13 @@ fn said(doors: &Listeners) -> Vec<(String, bool)> {
 }
 
 #[test]
-fn a_router_on_loopback_says_what_users_of_its_host_may_do() {
+fn a_loopback_router_warns_about_users_of_its_host() {
     let expected = [("router.keys_file no keys", false), ("router.agents_listen no TLS", false)];
     assert_eq!(said(&doors()), expected.map(|(words, far)| (words.to_owned(), far)));
 }
 
 #[test]
-fn a_router_that_others_reach_says_what_travels_in_plain_text() {
+fn a_reachable_router_warns_about_plain_text() {
     let everywhere: SocketAddr = "0.0.0.0:1".parse().unwrap();
     let doors = Listeners { edge: everywhere, agents: everywhere, admin: everywhere, has_keys: true, ..doors() };
     let expected = ["router.listen no TLS", "router.agents_listen no TLS", "router.admin_listen no TLS"];
@@ -33,7 +33,7 @@ fn a_router_that_others_reach_says_what_travels_in_plain_text() {
 }
 
 #[test]
-fn a_router_with_keys_and_certificates_leaves_nothing_open() {
+fn a_router_with_keys_and_certificates_warns_about_nothing() {
     let far: SocketAddr = "192.0.2.1:1".parse().unwrap();
     let closed = Listeners { edge: far, agents: far, has_keys: true, has_edge_tls: true, checks_agents: true, ..doors() };
     assert_eq!(find_exposures(&closed), []);

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replica_is_coming_while_it_starts_or_its_lost_agent_may_be_back() {
+    fn a_starting_or_briefly_lost_replica_is_expected() {
         const NONE: Duration = Duration::ZERO;
         let (two, minute) = (Duration::from_secs(2), Duration::from_secs(60));
         for (phase, start_left, is_reachable, lease_left, arrival) in [

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_few_streams_move_at_a_time_and_none_waits_long() {
+    async fn few_streams_move_at_once_and_none_waits_long() {
         let moves = StreamMoves::default();
         let mut turns = Vec::new();
         for _ in 0..MAX_MOVING {

@@ -86,7 +86,7 @@ pub(crate) fn fleet() -> Fleet {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candidates() {
+async fn only_ready_untried_replicas_of_the_model_are_candidates() {
     let fleet = fleet();
     let draining = ReplicaChange { state: Some(state(Phase::Draining, "m")), ..ready(1) };
     let other = ReplicaChange { state: Some(state(Phase::Ready, "other")), ..ready(2) };
@@ -100,7 +100,7 @@ async fn only_ready_replicas_that_serve_the_model_and_were_not_tried_are_candida
 }
 
 #[tokio::test(start_paused = true)]
-async fn loads_that_follow_each_other_share_a_view_and_a_phase_waits_for_nothing() {
+async fn successive_load_reports_share_a_view_unlike_phases() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let loaded = |in_flight_elsewhere| ReplicaChange {
@@ -127,7 +127,7 @@ async fn loads_that_follow_each_other_share_a_view_and_a_phase_waits_for_nothing
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_agent_makes_its_replicas_suspect_and_an_empty_report_clears_them() {
+async fn a_silent_agents_replicas_are_suspect_until_it_reports() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     sleep(LEASE - Duration::from_millis(300)).await;
@@ -141,7 +141,7 @@ async fn a_silent_agent_makes_its_replicas_suspect_and_an_empty_report_clears_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_lease_lapses_whose_agent_has_reported_when_the_router_was_suspended() {
+async fn leases_do_not_lapse_while_the_router_is_suspended() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let load = fleet.view().replicas[0].local_load.clone();
@@ -156,7 +156,7 @@ async fn no_lease_lapses_whose_agent_has_reported_when_the_router_was_suspended(
 }
 
 #[tokio::test(start_paused = true)]
-async fn whether_a_replica_is_silent_is_told_by_the_newest_view_however_old_the_replicas_own_is() {
+async fn the_newest_view_decides_whether_a_replica_is_silent() {
     let fleet = fleet();
     // Ten and more: they are ordered as numbers.
     attach(&fleet, 1, (0..12).map(ready).collect()).await;
@@ -172,7 +172,7 @@ async fn whether_a_replica_is_silent_is_told_by_the_newest_view_however_old_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_agent_breaks_its_lanes_and_its_node_is_forgotten_after_a_minute() {
+async fn a_lost_agents_lanes_break_and_its_node_is_forgotten() {
     let fleet = fleet();
     let lane = attach(&fleet, 1, vec![ready(0)]).await;
     fleet.update(FleetUpdate::Detached { attachment: 1 }).await;
@@ -184,7 +184,7 @@ async fn a_lost_agent_breaks_its_lanes_and_its_node_is_forgotten_after_a_minute(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_attachment_replaces_the_old_one_whose_last_words_no_longer_count() {
+async fn a_new_attachment_replaces_the_old_and_its_reports() {
     let fleet = fleet();
     let old = attach(&fleet, 1, vec![ready(0), ready(1)]).await;
     let _new = attach(&fleet, 2, vec![ready(0)]).await;
@@ -197,7 +197,7 @@ async fn a_new_attachment_replaces_the_old_one_whose_last_words_no_longer_count(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_nodes_name_is_taken_while_its_agent_is_heard_and_free_for_the_same_agent() {
+async fn a_node_name_is_taken_only_for_other_agents() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let is_taken = |name: &str, life| fleet.view().other_holder(name, life, None).is_some();
@@ -207,7 +207,7 @@ async fn a_nodes_name_is_taken_while_its_agent_is_heard_and_free_for_the_same_ag
 }
 
 #[tokio::test(start_paused = true)]
-async fn our_own_count_goes_on_when_an_agent_attaches_again() {
+async fn our_in_flight_count_survives_a_reattachment() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let in_flight = fleet.view().replicas[0].local_load.start_request(InFlightCost::default(), None);
@@ -227,7 +227,7 @@ async fn the_startup_grace_lasts_two_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_lost_a_request_is_doubtful_for_a_second() {
+async fn a_replica_that_lost_a_request_is_doubtful_briefly() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let view = fleet.view();
@@ -237,7 +237,7 @@ async fn a_replica_that_lost_a_request_is_doubtful_for_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_known_of_a_cache_counts_for_one_life_of_the_engine() {
+async fn cache_knowledge_counts_for_one_engine_life() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let seat = hostler_placement::affinity::CacheIndex::new().open();
@@ -265,7 +265,7 @@ fn an_adapter_is_known_by_its_parent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readings_of_gpus_stay_until_others_come() {
+async fn gpu_readings_stay_until_new_ones_arrive() {
     let fleet = fleet();
     let reading = |watts| wire::GpuReading { watts: Some(watts), ..wire::GpuReading::default() };
     let reports = |watts| AgentReport { gpus: Some([reading(watts)].into()), ..AgentReport::default() };
@@ -278,7 +278,7 @@ async fn readings_of_gpus_stay_until_others_come() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delta_changes_what_it_names_and_nothing_else() {
+async fn a_delta_changes_only_what_it_names() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0), ready(1)]).await;
     let load = ReplicaLoad { in_flight_elsewhere: 3, ..ReplicaLoad::default() };
@@ -292,7 +292,7 @@ async fn a_delta_changes_what_it_names_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_view_shares_the_replicas_of_nodes_that_have_reported_nothing_since_and_keeps_its_own() {
+async fn a_view_shares_the_replicas_of_unchanged_nodes() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
     let lanes = Arc::new(Lanes::default());
@@ -332,7 +332,7 @@ fn gone(fleet: &Fleet) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_replicas_of_a_node_share_its_job_until_its_agent_comes_back_without() {
+async fn a_nodes_replicas_share_its_job_until_it_has_none() {
     let fleet = fleet();
     attach_in_job(&fleet, 1, 1, vec![ready(0)]).await;
     report(&fleet, 1, false, vec![ready(1)]).await;
@@ -347,7 +347,7 @@ async fn all_replicas_of_a_node_share_its_job_until_its_agent_comes_back_without
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_later_run_of_a_job_has_its_name_at_once_and_nobody_else() {
+async fn a_jobs_later_run_takes_its_node_name_at_once() {
     let fleet = fleet();
     attach_in_job(&fleet, 1, 2, vec![ready(0)]).await;
     let holder = |job: Option<Job>| fleet.view().other_holder("n", 7, job.as_ref()).map(Node::name_refusal);
@@ -365,7 +365,7 @@ async fn a_later_run_of_a_job_has_its_name_at_once_and_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_whose_agent_is_gone_is_remembered_for_half_an_hour_with_how_it_went() {
+async fn a_gone_job_is_remembered_for_half_an_hour() {
     let fleet = fleet();
     attach_in_job(&fleet, 1, 1, vec![ready(0)]).await;
     detach(&fleet, 1).await;
@@ -396,7 +396,7 @@ async fn a_job_whose_agent_is_gone_is_remembered_for_half_an_hour_with_how_it_we
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_whose_agent_comes_back_is_not_gone_and_a_node_without_a_job_leaves_no_trace() {
+async fn a_job_whose_agent_returns_is_not_gone() {
     let fleet = fleet();
     let lost = async |attachment| {
         let lanes = Arc::new(Lanes::default());
@@ -418,7 +418,7 @@ async fn a_job_whose_agent_comes_back_is_not_gone_and_a_node_without_a_job_leave
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_jobs_that_are_gone_the_latest_are_remembered() {
+async fn only_the_latest_gone_jobs_are_remembered() {
     let fleet = fleet();
     for attachment in 1..=300 {
         attach_in_job(&fleet, attachment, u32::try_from(attachment).unwrap(), vec![ready(0)]).await;
@@ -429,7 +429,7 @@ async fn of_many_jobs_that_are_gone_the_latest_are_remembered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_counts_as_lost_unless_it_has_left_or_comes_back() {
+async fn a_node_is_lost_unless_it_left_or_returns() {
     let fleet = fleet();
     let stopped = ReplicaChange { state: Some(state(Phase::Stopped, "m")), ..ready(0) };
     attach_node(&fleet, 1, "left", vec![stopped]).await;

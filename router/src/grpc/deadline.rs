@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_takes_longer_than_the_client_waits_is_dropped() {
+    async fn a_call_beyond_its_deadline_is_dropped() {
         let begun = Instant::now();
         let headers = HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), "200m".parse().unwrap())]);
         let deadline = Deadline::from_headers(&headers, begun);

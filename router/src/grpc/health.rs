@@ -103,7 +103,7 @@ mod tests {
     use crate::health_watches::HealthWatchPermits;
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_tells_each_change_and_ends_in_time_giving_its_place_back() {
+    async fn a_health_watch_sends_changes_and_ends_in_time() {
         let places = HealthWatchPermits::default();
         let serves = Arc::new(AtomicBool::new(false));
         let look = {

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_services_methods_are_those_of_its_contract() {
+    fn the_services_methods_match_the_contract() {
         let files = FileDescriptorSet::decode(DESCRIPTORS).unwrap().file;
         let services = files.iter().filter(|file| file.package() == "hostler.inference.v1").flat_map(|file| &file.service);
         let methods: Vec<&str> = services.flat_map(|service| &service.method).map(|method| method.name()).collect();

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_booking_lasts_as_long_as_is_asked_within_a_bound() {
+    fn a_booking_lasts_as_requested_within_a_bound() {
         let of = |seconds, nanos| booking_time(Some(&prost_types::Duration { seconds, nanos })).map_err(|status| status.code());
         assert_eq!(booking_time(None).unwrap(), DEFAULT_BOOKING_TIME);
         assert_eq!(of(0, 250_000_000), Ok(Duration::from_millis(250)));

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_is_a_scheme_a_host_and_a_port_of_its_own() {
+    fn an_origin_is_a_scheme_host_and_port() {
         for fine in ["*", "https://a.example", "http://localhost:3000", "http://[::1]:3000", "HTTPS://A.example", "chrome-extension://abc"]
         {
             assert!(origins(&[fine]).is_ok(), "{fine}");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_marked_once_whatever_its_engine_says_of_origins() {
+    fn an_answers_origin_headers_replace_the_engines() {
         let engines = || {
             headers(&[
                 ("access-control-allow-origin", "*"),

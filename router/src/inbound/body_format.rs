@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_some_engine_reads_as_json_is_json() {
+    fn every_type_that_an_engine_reads_as_json_counts() {
         for json in [
             "application/json",
             "Application/JSON; charset=utf-8",

@@ -23,7 +23,7 @@ mod tests {
     use super::next_request_id;
 
     #[test]
-    fn numbers_are_drawn_once_and_use_all_bits() {
+    fn request_ids_are_unique_and_use_all_bits() {
         let drawn: HashSet<u64> = std::iter::repeat_with(next_request_id).take(10_000).collect();
         assert_eq!(drawn.len(), 10_000);
         assert_eq!(drawn.iter().fold(0, |bits, number| bits | number), u64::MAX);

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_invocation_carries_is_said_by_its_body() {
+    fn the_body_decides_what_an_invocation_carries() {
         for (path, body, expected) in [
             (PATH, r#"{"messages":[],"prompt":"x"}"#, "/v1/chat/completions"),
             (PATH, r#"{"m\u0065ssages":7}"#, "/v1/chat/completions"),

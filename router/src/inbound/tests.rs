@@ -11,7 +11,7 @@ fn model(name: &str) -> Peek<'static> {
 }
 
 #[test]
-fn the_model_is_read_and_every_other_field_is_left_to_the_engine() {
+fn only_the_model_is_read_and_other_fields_pass() {
     let body = br#" {"x":[{"role":"user","content":"\u00e9\"model\":\"no\""}],"model":"m\u00fc","y":{"model":"inner"}}"#;
     assert_eq!(peek(body).unwrap(), model("mü"));
     assert_eq!(peek(br#"{"model":"first","model":"last"}"#).unwrap(), model("last"));
@@ -21,7 +21,7 @@ fn the_model_is_read_and_every_other_field_is_left_to_the_engine() {
 }
 
 #[test]
-fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
+fn fields_for_placement_are_read_or_ignored_by_type() {
     let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":7,"priority":-2,"user":"u","system":"s"}"#;
     let peeked = peek(body.as_bytes()).unwrap();
     let text = vec![r#"[{"role":"user","content":"hi"}]"#, r#""s""#];
@@ -42,7 +42,7 @@ fn what_placement_needs_is_read_and_of_another_type_it_counts_as_absent() {
 }
 
 #[test]
-fn a_priority_that_is_not_plainly_0_or_more_may_go_before_others() {
+fn a_priority_not_plainly_nonnegative_counts_as_urgent() {
     let is_urgent = |priority: &str| peek(format!("{{\"pri\\u006frity\":{priority}}}").as_bytes()).unwrap().is_urgent;
     for urgent in
         ["-1", "-0", "-9223372036854775808", "1.0", "1e0", "\"-1\"", "\"1\"", "true", "[]", "-1,\"priority\":1", "1,\"priority\":-1"]
@@ -64,7 +64,7 @@ fn a_priority_that_is_not_plainly_0_or_more_may_go_before_others() {
 }
 
 #[test]
-fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_unclear_is_no_bound() {
+fn the_larger_of_two_length_limits_counts() {
     let most = |body: &str| peek(body.as_bytes()).unwrap().max_output.count();
     assert_eq!(most(r#"{"max_completion_tokens":1000,"max_tokens":1}"#), Some(1000));
     assert_eq!(most(r#"{"max_tokens":1000,"max_output_tokens":null}"#), Some(1000));
@@ -79,7 +79,7 @@ fn of_what_a_body_says_twice_of_an_answers_length_the_larger_counts_and_what_is_
 }
 
 #[test]
-fn an_answer_that_goes_on_behind_the_end_of_text_is_as_long_as_it_may_be() {
+fn an_answer_ignoring_its_end_has_its_maximal_length() {
     let bounds = |body: &str| {
         let OutputBounds { least, most } = output_bounds(&peek(body.as_bytes()).unwrap());
         (least, most)
@@ -93,20 +93,20 @@ fn an_answer_that_goes_on_behind_the_end_of_text_is_as_long_as_it_may_be() {
 }
 
 #[test]
-fn a_prompt_of_token_ids_is_one() {
+fn token_ids_are_read_as_a_prompt() {
     let body = br#"{"token_ids":[1,2,3],"sampling_params":{}}"#;
     assert_eq!(peek(body).unwrap().prompt_parts, ["[1,2,3]"]);
 }
 
 #[test]
-fn the_background_is_meant_in_any_form_that_an_engine_could_take_for_a_yes() {
+fn any_truthy_background_counts_as_background() {
     let background = |value: &str| peek(format!("{{\"background\":{value}}}").as_bytes()).unwrap().background;
     assert!(["true", "1", "\"yes\"", "1.0"].into_iter().all(background));
     assert!(!background("false") && !background("null") && !peek(b"{}").unwrap().background);
 }
 
 #[test]
-fn an_answer_that_has_to_follow_a_schema_is_known_in_every_dialect() {
+fn a_guided_answer_is_recognized_in_every_dialect() {
     for guided in [
         r#"{"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{}}}}"#,
         r#"{"response_format":{"type":"json_object"}}"#,
@@ -138,13 +138,13 @@ fn malformed_json_is_refused_with_its_position() {
 }
 
 #[test]
-fn deep_nesting_is_not_our_business() {
+fn deeply_nested_json_is_accepted() {
     let body = format!("{{\"x\":{}{},\"model\":\"m\"}}", "[".repeat(10_000), "]".repeat(10_000));
     assert_eq!(peek(body.as_bytes()).unwrap(), model("m"));
 }
 
 #[test]
-fn headers_pass_but_for_those_of_one_connection() {
+fn headers_pass_except_hop_by_hop_ones() {
     let mut headers = HeaderMap::new();
     for (name, value) in [
         ("authorization", "Bearer x"),
@@ -174,12 +174,12 @@ fn headers_pass_but_for_those_of_one_connection() {
 
 proptest! {
     #[test]
-    fn peeking_never_panics(bytes: Vec<u8>) {
+    fn no_body_makes_the_peek_panic(bytes: Vec<u8>) {
         let _ = peek(&bytes);
     }
 
     #[test]
-    fn any_model_name_is_read_back(name: String, key in "[a-l]{1,8}", before: bool) {
+    fn any_model_name_survives_peeking(name: String, key in "[a-l]{1,8}", before: bool) {
         let mut body = serde_json::Map::new();
         if before {
             body.insert(key, 1.into());
@@ -191,7 +191,7 @@ proptest! {
 }
 
 #[test]
-fn a_body_is_left_to_the_engine_to_refuse_only_if_it_surely_does() {
+fn a_malformed_body_is_passed_on_only_if_surely_refused() {
     for refused in ["", "{", "{'a': 1}", "[1,]", "\"\n\"", "{} x", "01", "\u{1f682}"] {
         assert!(peek(refused.as_bytes()).is_err() && is_invalid_for_engines(refused.as_bytes()), "{refused}");
     }

@@ -19,7 +19,7 @@ pub(super) fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
 }
 
 #[test]
-fn without_keys_anybody_may_do_anything() {
+fn a_router_without_keys_allows_everything_to_anybody() {
     let caller = Keys::default().authenticate(&headers(&[("authorization", "Bearer whatever")])).unwrap();
     assert_eq!((&*caller.key, &*caller.tenant, caller.role), ("", "", Role::Admin));
     assert!(!Keys::default().are_required());
@@ -27,7 +27,7 @@ fn without_keys_anybody_may_do_anything() {
 }
 
 #[test]
-fn a_key_is_known_however_the_sdks_send_it() {
+fn a_key_is_recognized_however_sdks_send_it() {
     let (secret, entry) = key(|_| {});
     let keys = keys(vec![entry]);
     let text = secret.reveal();
@@ -46,7 +46,7 @@ fn a_key_is_known_however_the_sdks_send_it() {
 }
 
 #[test]
-fn what_shows_no_valid_key_is_refused() {
+fn a_request_without_a_valid_key_is_refused() {
     let (secret, entry) = key(|_| {});
     let (other, _) = key(|_| {});
     let keys = keys(vec![entry]);
@@ -73,7 +73,7 @@ fn what_shows_no_valid_key_is_refused() {
 }
 
 #[test]
-fn a_key_that_has_ended_says_so_to_whoever_has_all_of_it() {
+fn an_expired_key_says_so_only_to_its_owner() {
     let past = Some(Timestamp::of(SystemTime::now() - Duration::from_secs(10)));
     let future = Some(Timestamp::of(SystemTime::now() + Duration::from_secs(1000)));
     let (expired, first) = key(|entry| entry.expires = past);
@@ -89,7 +89,7 @@ fn a_key_that_has_ended_says_so_to_whoever_has_all_of_it() {
 }
 
 #[test]
-fn a_caller_asks_only_for_models_that_its_key_names() {
+fn a_caller_may_use_only_its_keys_models() {
     let (secret, entry) = key(|entry| entry.models = Some(vec!["base".into(), "poet".into()]));
     let caller = keys(vec![entry]).authenticate(&headers(&[("x-api-key", secret.reveal())])).unwrap();
     let (post, get, chat) = (Method::POST, Method::GET, "/v1/chat/completions");

@@ -19,7 +19,7 @@ fn batch(id: u64, kind: Kind) -> FrameBatch {
 }
 
 #[test]
-fn a_large_body_leaves_in_small_frames_and_waits_for_credit() {
+fn a_large_body_is_framed_and_waits_for_credit() {
     let lane = Lane::new(Counter::default());
     let body = Bytes::from(vec![7; WINDOW_BYTES + 10]);
     let _exchange = lane.open(1, RequestHead::default(), body).unwrap();
@@ -33,7 +33,7 @@ fn a_large_body_leaves_in_small_frames_and_waits_for_credit() {
 }
 
 #[test]
-fn dropping_an_unfinished_exchange_cancels_it_and_a_finished_one_does_not() {
+fn only_dropping_an_unfinished_exchange_cancels_it() {
     let lane = Lane::new(Counter::default());
     let unfinished = lane.open(1, RequestHead::default(), Bytes::new()).unwrap();
     let finished = lane.open(2, RequestHead::default(), Bytes::new()).unwrap();
@@ -47,7 +47,7 @@ fn dropping_an_unfinished_exchange_cancels_it_and_a_finished_one_does_not() {
 }
 
 #[test]
-fn a_dropped_exchange_leaves_nothing_of_its_body_in_the_outbox() {
+fn a_dropped_exchange_leaves_no_body_in_the_outbox() {
     let lane = Lane::new(Counter::default());
     let body = Arc::new(vec![7_u8; 10 * WINDOW_BYTES]);
     struct Owner(Arc<Vec<u8>>);
@@ -82,7 +82,7 @@ impl InlineConsumer for Pieces {
 }
 
 #[test]
-fn a_piece_is_passed_on_at_once_unless_more_of_its_answer_is_in_the_same_batch() {
+fn a_piece_is_passed_on_unless_its_batch_has_more() {
     let lane = Lane::new(Counter::default());
     let piece = |id, text: &'static str| Frame::new(id, Kind::Body(Bytes::from_static(text.as_bytes())));
     let exchanges = [1, 2].map(|id| lane.open(id, RequestHead::default(), Bytes::new()).unwrap());
@@ -122,7 +122,7 @@ fn a_lost_lane_breaks_its_requests_and_refuses_new_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_ends_after_a_long_silence_of_the_agent_says_so() {
+async fn a_loss_after_a_long_silence_says_so() {
     let lanes = Lanes::default();
     assert_eq!(lanes.loss(), StreamFault::lane_lost(), "never heard");
     lanes.mark_heard(Instant::now(), Duration::from_secs(3));
@@ -139,7 +139,7 @@ async fn what_ends_after_a_long_silence_of_the_agent_says_so() {
 }
 
 #[test]
-fn an_attachment_can_be_sent_to_while_one_of_its_lanes_lives() {
+fn an_attachment_is_available_while_one_lane_lives() {
     let lanes = Lanes::default();
     let [first, second] = [(); 2].map(|()| Lane::new(Counter::default()));
     assert!(!lanes.is_available());
@@ -154,7 +154,7 @@ fn an_attachment_can_be_sent_to_while_one_of_its_lanes_lives() {
 }
 
 #[test]
-fn a_ticket_is_good_while_its_attachment_lives() {
+fn a_ticket_is_valid_while_its_attachment_lives() {
     let tickets = Arc::new(Tickets::default());
     let lanes = Arc::new(Lanes::default());
     let ticket = tickets.issue(&lanes).unwrap();

@@ -18,7 +18,7 @@ fn member(certified: &CertificateInfo, fence: &Arc<NewestCertificates>) -> Arc<M
 }
 
 #[test]
-fn a_node_attaches_by_the_name_in_its_certificate_alone() {
+fn a_node_attaches_only_under_its_certificates_name() {
     let now = hostler_tls::now();
     let member = member(&certified("n1", now, now + 60), &Arc::default());
     let refused = member.attach("n2").unwrap_err();
@@ -32,7 +32,7 @@ fn a_node_attaches_by_the_name_in_its_certificate_alone() {
 }
 
 #[test]
-fn a_certificate_is_refused_once_its_node_has_a_much_newer_one() {
+fn a_certificate_is_refused_after_a_much_newer_one() {
     let (now, fence) = (hostler_tls::now(), Arc::<NewestCertificates>::default());
     let old = certified("n1", now - 1000, now + 60);
     drop(member(&old, &fence).attach("n1").unwrap());

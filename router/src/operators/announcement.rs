@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn each_name_of_a_model_is_expected_for_the_same_reason_in_one_line() {
+    fn every_name_of_an_announced_model_has_its_reason() {
         let now = Instant::now();
         let models = vec![model(&["a", "a-large"], " 2 jobs wait:\nngpus "), model(&["b"], &"é".repeat(600)), model(&["c"], "")];
         let known = parse_announcement(&ExpectRequest { models }, now).unwrap();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_no_clock_has_is_bounded() {
+    fn an_absurd_arrival_time_is_bounded() {
         let now = Instant::now();
         let forever = ExpectedModel { expected_in_ms: Some(u64::MAX), ..model(&["a"], "") };
         let known = parse_announcement(&ExpectRequest { models: vec![forever] }, now).unwrap();

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn first_tokens_are_told_for_each_replica_and_for_all() {
+    fn first_token_times_are_reported_per_replica_and_overall() {
         let mut times = FirstTokenTimes::default();
         (1..=100).rev().for_each(|seconds| times.add("n/0", f64::from(seconds)));
         times.add("n/1", 500.0);

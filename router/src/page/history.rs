@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_what_grew_in_ten_seconds() {
+    fn rates_cover_the_last_ten_seconds() {
         let mut samples = Samples::default();
         let start = UNIX_EPOCH + Duration::from_secs(1000);
         let rates = |samples: &Samples| samples.samples.back().map(|last| (last.tokens_per_second, last.requests_per_second)).unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn fifteen_minutes_are_kept() {
+    fn the_history_keeps_fifteen_minutes() {
         let mut samples = Samples::default();
         let start = UNIX_EPOCH + Duration::from_secs(1000);
         (0..200).for_each(|step| samples.add(Counters::default(), (0, 0), start + step * SAMPLE_INTERVAL));

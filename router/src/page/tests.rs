@@ -52,7 +52,7 @@ fn watch(page: &Page, session: &str) -> Events {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_gathered_while_nobody_looks() {
+async fn an_unwatched_page_gathers_nothing() {
     let tasks = BackgroundTasks::default();
     let page = started(&tasks).await;
     let session = sign_in(&page);
@@ -69,7 +69,7 @@ async fn nothing_is_gathered_while_nobody_looks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_viewer_gets_everything_first_and_then_what_has_changed() {
+async fn a_viewer_gets_everything_first_and_then_changes() {
     let tasks = BackgroundTasks::default();
     let page = started(&tasks).await;
     let mut events = watch(&page, &sign_in(&page));
@@ -99,7 +99,7 @@ async fn a_slow_viewer_gets_the_latest_picture_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_ends_ends_its_events_and_so_does_the_router() {
+async fn page_events_end_with_their_session_or_router() {
     let tasks = BackgroundTasks::default();
     let page = started(&tasks).await;
     let mut events = watch(&page, &sign_in(&page));

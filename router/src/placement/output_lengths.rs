@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_expected_to_be_as_long_as_they_lately_were_and_no_longer_than_they_may() {
+    fn answers_are_expected_as_long_as_recent_ones() {
         let outputs = SharedOutputLengths::default();
         let (expected, long) = (|most| outputs.expected(at_most(most)), |most| outputs.long(at_most(most)));
         assert_eq!((expected(None), expected(Some(10)), expected(Some(100_000))), (256.0, 10.0, 256.0));
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_must_be_long_is_expected_to_be_long_whatever_others_were() {
+    fn an_answer_with_a_minimum_length_is_expected_long() {
         let outputs = SharedOutputLengths::default();
         (0..500).for_each(|_| outputs.observe(4));
         let bounds = OutputBounds { least: 5000, most: Some(6000) };

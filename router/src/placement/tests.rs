@@ -83,7 +83,7 @@ impl Fixture {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_goes_only_to_replicas_whose_front_end_has_its_route() {
+async fn a_request_goes_only_to_front_ends_with_its_route() {
     let fixture = Fixture::approximate(2).await;
     let ReplicaChange { state: Some(mut state), .. } = replica(0) else { panic!("it has a state") };
     let missing_routes = vec!["/v1/responses".to_owned()];
@@ -114,7 +114,7 @@ fn answer_of(most: u64) -> Prompt {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_may_take_longer_than_a_nodes_job_goes_to_another_node() {
+async fn a_long_answer_goes_to_a_node_that_stays() {
     let fixture = Fixture::approximate(1).await;
     let _lane = fixture.leave_in(10).await;
     let places = |prompt: &Prompt| (0..40).map(|_| fixture.choose(prompt).replica.id.to_string()).collect::<BTreeSet<_>>();
@@ -132,7 +132,7 @@ async fn an_answer_that_may_take_longer_than_a_nodes_job_goes_to_another_node() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_leaves_is_used_where_no_other_is_left() {
+async fn a_leaving_node_is_used_when_no_other_remains() {
     let fixture = Fixture::approximate(1).await;
     report_job(&fixture.fleet, 1, (3, 8)).await;
     let chosen = fixture.choose(&stream("hi"));
@@ -141,7 +141,7 @@ async fn a_node_that_leaves_is_used_where_no_other_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_ends_earlier_than_it_was_said_to_counts_from_then_on() {
+async fn a_job_end_moved_forward_counts_from_then_on() {
     let fixture = Fixture::approximate(1).await;
     let _lane = fixture.leave_in(3600).await;
     assert!(fixture.choose(&stream("hi")).decision.scored.iter().all(|scored| !scored.ends_first()));
@@ -168,7 +168,7 @@ async fn a_prompt_goes_where_the_most_of_it_is_cached() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_that_could_go_nowhere_has_not_arrived() {
+async fn a_prompt_without_candidates_counts_as_no_arrival() {
     let (fixture, _) = Fixture::known(1).await;
     let prompt = exact(4000, FILES);
     assert!(fixture.placer.choose(&prompt, &["n/0".into()], Instant::now()).is_none());
@@ -180,7 +180,7 @@ async fn a_prompt_that_could_go_nowhere_has_not_arrived() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_computes_the_last_token_of_a_prompt_whatever_it_has_cached() {
+async fn an_engine_always_computes_a_prompts_last_token() {
     let (fixture, slots) = Fixture::known(2).await;
     for (tokens, matched) in [(64, 48), (65, 64), (80, 64), (16, 0)] {
         let prompt = exact(tokens, FILES);
@@ -190,7 +190,7 @@ async fn an_engine_computes_the_last_token_of_a_prompt_whatever_it_has_cached() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn blocks_of_a_request_in_flight_count_until_they_are_reported_or_lost() {
+async fn blocks_in_flight_count_until_reported_or_lost() {
     let (fixture, _) = Fixture::known(2).await;
     let prompt = exact(4000, FILES);
     let chosen = fixture.choose(&prompt);
@@ -220,7 +220,7 @@ async fn a_prompt_without_tokens_goes_where_its_text_was_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_are_of_no_use_for_a_replica_with_other_files() {
+async fn tokens_of_another_tokenizer_are_ignored() {
     let (fixture, slots) = Fixture::known(2).await;
     let prompt = exact(4000, [8; 32]);
     fixture.index.store(slots[0], &prompt.token_keys(BLOCK));
@@ -229,7 +229,7 @@ async fn tokens_are_of_no_use_for_a_replica_with_other_files() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_known_exactly_is_predicted_from_the_approximate_prefix() {
+async fn an_unknown_cache_is_predicted_from_the_approximate_prefix() {
     let (fixture, _) = Fixture::known(2).await;
     fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, index: 0, epoch: 1, cache: ReplicaCache::default() }).await;
     report(&fixture.fleet, 1, false, Vec::new()).await;
@@ -241,7 +241,7 @@ async fn what_is_not_known_exactly_is_predicted_from_the_approximate_prefix() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its_figures_say() {
+async fn an_empty_caches_block_size_comes_from_its_figures() {
     let (fixture, _) = Fixture::known(1).await;
     let prompt = exact(4000, FILES);
     let known = || fixture.placer.cache_knowledge(&prompt, &fixture.fleet.view().replicas[0]);
@@ -254,7 +254,7 @@ async fn the_blocks_of_an_engine_that_has_cached_nothing_yet_are_as_large_as_its
 }
 
 #[tokio::test(start_paused = true)]
-async fn numbers_that_no_engine_can_mean_make_no_placement_fail() {
+async fn absurd_engine_figures_break_no_placement() {
     let fixture = Fixture::approximate(2).await;
     let engine = EngineLoad {
         running: u32::MAX,
@@ -280,7 +280,7 @@ async fn numbers_that_no_engine_can_mean_make_no_placement_fail() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_was_tried_is_no_candidate() {
+async fn a_replica_already_tried_is_no_candidate() {
     let fixture = Fixture::approximate(2).await;
     let prompt = text("Hello, engine, how are you?");
     let mut tried = Vec::new();
@@ -305,7 +305,7 @@ async fn a_replica_that_lost_a_request_is_used_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_work_of_all_routers_counts_and_an_engine_that_says_nothing_does_not_look_idle() {
+async fn the_load_of_all_routers_counts_towards_a_replica() {
     let fixture = Fixture::approximate(2).await;
     let prompt = text(&"a".repeat(4000));
     let chosen = fixture.placer.choose(&prompt, &[fixture.fleet.view().replicas[1].id.clone()], Instant::now()).unwrap();
@@ -323,7 +323,7 @@ async fn the_work_of_all_routers_counts_and_an_engine_that_says_nothing_does_not
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_overdue_turns_others_away() {
+async fn an_overdue_answer_turns_others_away() {
     let fixture = Fixture::approximate(2).await;
     let prompt = stream("Hello, engine, how are you?");
     let chosen = fixture.choose(&prompt);
@@ -335,7 +335,7 @@ async fn an_answer_that_is_overdue_turns_others_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plain_answer_that_takes_its_time_is_not_overdue() {
+async fn a_slow_plain_answer_is_not_overdue() {
     let fixture = Fixture::approximate(2).await;
     let prompt = text("Hello, engine, write me a novel.");
     let chosen = fixture.choose(&prompt);

@@ -89,7 +89,7 @@ fn never() {
 }
 
 #[tokio::test]
-async fn files_that_came_in_pieces_are_used_once_they_are_proved() {
+async fn files_received_in_pieces_are_used_once_proved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(NotEncoded::NotProved));
@@ -101,7 +101,7 @@ async fn files_that_came_in_pieces_are_used_once_they_are_proved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_files_than_were_asked_for_are_dropped_and_asked_for_again() {
+async fn files_with_a_wrong_hash_are_dropped_and_requested_again() {
     let prompts = nothing_kept();
     let (wanted, other) = (bundle(0), bundle(1));
     let hash = bundle::bundle_hash(&wanted);
@@ -123,14 +123,14 @@ async fn files_without_a_tokenizer_are_unusable() {
 }
 
 #[tokio::test]
-async fn a_piece_that_nobody_asked_for_is_ignored() {
+async fn an_unrequested_piece_is_ignored() {
     let prompts = nothing_kept();
     send(&prompts, bundle::bundle_hash(&bundle(0)), &bundle(0));
     assert_eq!(prompts.status(&reader(bundle::bundle_hash(&bundle(0)))), EncoderStatus::Missing);
 }
 
 #[tokio::test]
-async fn a_restarted_router_has_the_files_on_disk() {
+async fn a_restarted_router_finds_its_files_on_disk() {
     let cache = tempfile::tempdir().unwrap();
     let hash = unproved(&Prompts::new(cache.path().into(), 1), &bundle(0)).await;
     let restarted = Prompts::new(cache.path().into(), 1);
@@ -139,7 +139,7 @@ async fn a_restarted_router_has_the_files_on_disk() {
 }
 
 #[tokio::test]
-async fn files_that_were_damaged_on_disk_are_asked_for_again() {
+async fn files_damaged_on_disk_are_requested_again() {
     let cache = tempfile::tempdir().unwrap();
     let hash = unproved(&Prompts::new(cache.path().into(), 1), &bundle(0)).await;
     let kept = std::fs::read_dir(cache.path().join("prompt")).unwrap().next().unwrap().unwrap().path();
@@ -158,7 +158,7 @@ fn occupy(prompts: &Prompts) -> std::sync::mpsc::Sender<()> {
 }
 
 #[tokio::test]
-async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
+async fn a_full_pool_refuses_until_it_has_room() {
     let prompts = nothing_kept();
     let reader = reader(proved(&prompts).await);
     let free = occupy(&prompts);
@@ -179,7 +179,7 @@ async fn a_full_pool_refuses_and_serves_again_when_it_has_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_for_its_tokens_no_longer_than_its_deadline() {
+async fn a_request_waits_for_tokens_up_to_its_deadline() {
     let prompts = nothing_kept();
     let reader = reader(proved(&prompts).await);
     let free = occupy(&prompts);

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_successor_knows_the_owners_of_responses_from_before_and_after_it_began() {
+    async fn a_successor_knows_the_owners_of_all_stored_responses() {
         let (before, after) = (ResponseAffinity::default(), ResponseAffinity::default());
         let life = EngineLife { replica: "n0/0".into(), epoch: 7 };
         let (ours, now) = ("ours".into(), Instant::now());

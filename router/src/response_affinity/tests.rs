@@ -12,7 +12,7 @@ fn named(method: &str, path: &str, previous: Option<&str>) -> ResponseReference 
 }
 
 #[test]
-fn a_request_names_a_response_in_its_path_or_in_its_body() {
+fn a_request_names_a_response_by_path_or_body() {
     let about = |id: &str| ResponseReference::Addresses(id.into());
     for (method, path, previous, expected) in [
         ("POST", "/v1/responses", None, ResponseReference::Creates),
@@ -34,7 +34,7 @@ fn a_request_names_a_response_in_its_path_or_in_its_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_is_its_tenants_until_it_is_forgotten() {
+async fn a_response_belongs_to_its_tenant_until_forgotten() {
     let (affinity, owner, thief): (_, Arc<str>, Arc<str>) = (ResponseAffinity::default(), "owner".into(), "thief".into());
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0), ready(1)]).await;
@@ -82,7 +82,7 @@ async fn the_oldest_response_makes_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenant_that_stores_many_responses_forgets_its_own_and_nobody_elses() {
+async fn a_tenant_with_many_responses_displaces_only_its_own() {
     let (affinity, greedy, modest): (_, Arc<str>, Arc<str>) = (ResponseAffinity::default(), "greedy".into(), "modest".into());
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
@@ -103,7 +103,7 @@ async fn a_tenant_that_stores_many_responses_forgets_its_own_and_nobody_elses() 
 }
 
 #[test]
-fn the_id_is_read_from_a_whole_answer_and_from_the_first_event_however_they_are_cut() {
+fn the_response_id_is_read_however_bytes_are_cut() {
     let whole = br#"{"id":"resp_a\"b","created_at":1,"output":[{"id":"msg_1"}]}"#;
     let streamed = b": keep-alive\n\nevent: response.created\ndata: {\"response\":{\"id\": \"resp_a\\\"b\",\"object\":\"response\"}}\n\n";
     for answer in [&whole[..], &streamed[..]] {
@@ -117,7 +117,7 @@ fn the_id_is_read_from_a_whole_answer_and_from_the_first_event_however_they_are_
 }
 
 #[test]
-fn an_answer_without_an_id_is_not_looked_at_for_long() {
+fn an_answer_without_an_id_is_soon_ignored() {
     let affinity = ResponseAffinity::default();
     let mut watch = ResponseIdReader::new(ResponseRecorder { affinity: affinity.clone(), tenant: "".into() }, life("n/0", 1));
     assert!(!watch.push(&[b' '; 1000]));

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_continuation_that_tells_the_prompt_again_ends_in_an_error() {
+    fn a_continuation_that_repeats_the_prompt_ends_in_error() {
         assert!(told(&"x".repeat(257), "[2]").starts_with("data: {\"error\":"));
         assert!(told(&"x".repeat(513), "[2,3]").starts_with("data: {\"error\":"));
         for (first, ids) in [("x".repeat(256), "[2]"), ("x".repeat(512), "[2,3]"), (String::new(), "[2]")] {

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_continuation_asks_for_what_is_left_of_all_limits() {
+    fn a_continuation_asks_for_the_rest_of_all_limits() {
         let request = known(2, false).continuation_request(&sampling(Some(10), 6, true), 100).unwrap();
         assert_eq!(
             request.body,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_of_which_only_the_end_is_missing_gets_it_from_the_router() {
+    fn a_stream_lacking_only_its_end_gets_it_locally() {
         let ending = known(2, true).ending(&sampling(Some(2), 0, true), false);
         assert_eq!(
             ending,

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_take_no_more_than_the_bound_and_give_back_what_they_took() {
+    fn record_memory_is_bounded_and_returned() {
         let memory = RecordMemory::with_bound(10);
         let (mut one, mut other) = (memory.share(), memory.share());
         assert!(one.grow_to(6) && one.grow_to(4) && !other.grow_to(5) && other.grow_to(4));

@@ -91,12 +91,12 @@ fn a_fleet_under_faults_keeps_its_promises() {
 }
 
 #[test]
-fn seeds_that_have_failed_once_fail_no_more() {
+fn seeds_that_failed_once_pass() {
     assert_no_violations(&FAILED_ONCE.map(|seed| (seed, run(seed, None))));
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn a_seed_reproduces_its_run() {
     for seed in 300..316 {
         let once = run(seed, None);
         // Another thread draws other keys for maps, and other lots in tokio.
@@ -114,19 +114,19 @@ fn find(sabotage: Sabotage) -> Option<(u64, Outcome)> {
 }
 
 #[test]
-fn a_token_that_is_resumed_twice_is_found() {
+fn the_simulation_finds_a_token_resumed_twice() {
     let (seed, outcome) = find(Sabotage::TokenTwice).expect("it is found within 200 seeds");
     assert!(outcome.violations.iter().any(|violation| violation.contains("its text is")), "seed {seed}: {:?}", outcome.violations);
 }
 
 #[test]
-fn a_stream_that_is_given_up_for_nothing_is_found() {
+fn the_simulation_finds_a_stream_given_up_for_nothing() {
     let (seed, outcome) = find(Sabotage::StreamGivenUp).expect("it is found within 200 seeds");
     assert!(outcome.violations.iter().any(|violation| violation.contains("could go on")), "seed {seed}: {:?}", outcome.violations);
 }
 
 #[test]
-fn a_permit_that_is_not_given_back_is_found() {
+fn the_simulation_finds_a_leaked_permit() {
     let (seed, outcome) = find(Sabotage::PermitKept).expect("it is found within 200 seeds");
     assert!(outcome.violations.iter().any(|violation| violation.contains("permits: ")), "seed {seed}: {:?}", outcome.violations);
 }

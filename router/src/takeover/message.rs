@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_message_that_breaks_off_is_a_hang_up_and_not_another_version() {
+    async fn a_truncated_message_is_a_hang_up() {
         let (mut here, mut there) = UnixStream::pair().unwrap();
         there.write_all(&[0, 0, 0, 20]).await.unwrap();
         there.write_all(b"{\"Refused\":").await.unwrap();

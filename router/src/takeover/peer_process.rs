@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_only_hung_up_lives() {
+    async fn a_peer_that_only_hung_up_counts_as_alive() {
         let (here, there) = UnixStream::pair().unwrap();
         let process = PeerProcess::of(&here);
         drop(there);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_was_killed_has_ended() {
+    async fn a_killed_peer_has_ended() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
         let process = PeerProcess(open(pid));

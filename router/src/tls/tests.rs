@@ -13,7 +13,7 @@ fn refusal(change: impl FnOnce(&mut RouterConfig)) -> String {
 }
 
 #[test]
-fn half_of_a_pair_is_refused_in_sentences() {
+fn half_a_tls_pair_is_refused_with_advice() {
     assert!(refusal(|config| config.tls_cert = "a.pem".into()).contains("belong together"));
     assert!(refusal(|config| config.tls_client_ca = "a.pem".into()).contains("takes TLS"));
     let missing = refusal(|config| config.tls_dir = "/nowhere/at/all".into());
@@ -21,7 +21,7 @@ fn half_of_a_pair_is_refused_in_sentences() {
 }
 
 #[test]
-fn plain_text_stays_on_this_host_unless_it_is_permitted() {
+fn plain_text_stays_on_this_host_unless_permitted() {
     let security = RouterTls::load(&RouterConfig::default()).unwrap();
     let (here, everywhere): (SocketAddr, SocketAddr) = ("127.0.0.1:1".parse().unwrap(), "0.0.0.0:2".parse().unwrap());
     let check = |allow: bool, edge, agents| security.check_plain_text(&config(|config| config.allow_plain_text = allow), edge, agents);
@@ -34,7 +34,7 @@ fn plain_text_stays_on_this_host_unless_it_is_permitted() {
 }
 
 #[test]
-fn an_authority_secures_the_agents_port_alone() {
+fn an_authority_secures_only_the_agents_port() {
     let folder = tempfile::tempdir().unwrap();
     Authority::create(folder.path(), "f").unwrap();
     let config = config(|config| config.tls_dir = folder.path().to_owned());

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_is_one_of_a_few_whatever_clients_ask_for() {
+    fn a_route_name_is_one_of_few_whatever_clients_request() {
         assert_eq!(route("/v1/chat/completions"), Some("/v1/chat/completions"));
         assert_eq!(route("/v1/responses/resp_1/cancel"), Some("/v1/responses/{id}"));
         assert_eq!(route("/v1/models/org/model"), Some("/v1/models/{id}"));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_method_is_one_of_the_standards() {
+    fn a_method_name_is_one_of_the_standards() {
         assert_eq!((method(&Method::PATCH), method(&Method::from_bytes(b"MADEUP").unwrap())), ("PATCH", "_OTHER"));
     }
 }

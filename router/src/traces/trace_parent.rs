@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_is_what_the_standard_says() {
+    fn a_traceparent_is_parsed_as_the_standard_says() {
         let parent = TraceParent { trace: 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736, span: 0x00f0_67aa_0ba9_02b7, is_sampled: true };
         assert_eq!(parse(PARENT), Some(parent));
         assert_eq!(parent.to_string(), PARENT);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_parents_none_counts() {
+    fn several_traceparents_count_as_none() {
         let mut headers = HeaderMap::from_iter([(TRACEPARENT, HeaderValue::from_static(PARENT))]);
         assert!(TraceParent::from_headers(&headers).is_some());
         headers.append(TRACEPARENT, HeaderValue::from_static(PARENT));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_takes_the_place_of_the_clients_and_of_another_traces_state() {
+    fn a_traceparent_replaces_the_clients_and_foreign_state() {
         let header = |name: &'static str, value: &'static str| Header { name: Bytes::from_static(name.as_bytes()), value: value.into() };
         let sent = vec![header("TraceParent", "x"), header("a", "b"), header("tracestate", "c=d")];
         let parent = parse(PARENT).unwrap();
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_parent_panics_and_what_is_written_is_read(bytes: Vec<u8>, trace in 1_u128.., span in 1_u64.., is_sampled: bool) {
+        fn any_traceparent_parses_or_is_refused(bytes: Vec<u8>, trace in 1_u128.., span in 1_u64.., is_sampled: bool) {
             TraceParent::parse(&bytes);
             let parent = TraceParent { trace, span, is_sampled };
             prop_assert_eq!(parse(&parent.to_string()), Some(parent));

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn commands_of_pbs_are_looked_for_where_it_is_installed_too() {
+fn pbs_commands_are_also_looked_up_at_its_installation() {
     assert_eq!(parse_pbs_exec("PBS_SERVER=head\nPBS_EXEC=/opt/pbs-23\nPBS_START_MOM=1\n"), Some("/opt/pbs-23".into()));
     assert_eq!(parse_pbs_exec("PBS_HOME=/var/spool/pbs\n"), None);
     assert_eq!(join_folders(Some("/bin:/usr/bin".into()), vec!["/opt/pbs/bin".into()]), "/bin:/usr/bin:/opt/pbs/bin");
@@ -10,7 +10,7 @@ fn commands_of_pbs_are_looked_for_where_it_is_installed_too() {
 }
 
 #[test]
-fn a_commands_own_words_are_one_short_line() {
+fn a_commands_error_is_shortened_to_one_line() {
     assert_eq!(shorten("qstat: cannot connect\nto server head (errno=15010)\n"), "qstat: cannot connect to server head (errno=15010)");
     assert_eq!((shorten(" \n"), shorten(&"x".repeat(5000)).len()), ("nothing".to_owned(), MAX_QUOTED_CHARS));
 }
@@ -35,13 +35,13 @@ fn a_failure_is_tolerated_only_if_each_complaint_is() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_not_there_is_named_with_where_it_was_looked_for() {
+async fn a_missing_command_is_reported_with_the_searched_path() {
     let error = run(Call::ask("hostler-has-no-such-scheduler", [])).await.unwrap_err().to_string();
     assert!(error.starts_with("there is no program `hostler-has-no-such-scheduler`; looked for that name in PATH="), "{error}");
 }
 
 #[tokio::test]
-async fn a_command_gets_arguments_input_and_a_clock_without_zone() {
+async fn a_command_gets_arguments_input_and_utc() {
     let printed = run(Call::ask("sh", ["-c", "echo $TZ $SLURM_TIME_FORMAT $0", "word"])).await.unwrap();
     assert_eq!(printed.text, "UTC %s word\n");
     let call = Call::change("cat", vec!["-".into()]).with_input("#!/bin/bash\n".into());

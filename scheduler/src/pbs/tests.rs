@@ -30,7 +30,7 @@ fn with_walltime(walltime: &str) -> Result<Option<SystemTime>, &'static str> {
 }
 
 #[test]
-fn a_job_of_pbs_ends_when_it_has_run_for_its_walltime() {
+fn a_pbs_job_ends_after_its_walltime_of_running() {
     assert_eq!(read_qstat(QSTAT, "12.head"), Ok(JobReading { run: Some(2), ends: Some(at(STARTED + 5400)) }));
     // Days have one digit or two in a field of two.
     let early = QSTAT.replace("Mon Nov 23 12:00:02 2026", "Sun Nov  1 12:00:02 2026");
@@ -41,7 +41,7 @@ fn a_job_of_pbs_ends_when_it_has_run_for_its_walltime() {
 }
 
 #[test]
-fn the_time_in_which_a_job_was_suspended_is_added_to_its_end_but_for_what_may_be_the_age_of_the_reading() {
+fn suspended_time_postpones_the_end_of_a_pbs_job() {
     let age = crate::run_time::MAX_USED_AGE.as_secs();
     // (seconds since the start, what `QSTAT` says is used, seconds from the start to the end)
     for (second, used, end) in [
@@ -62,7 +62,7 @@ fn the_time_in_which_a_job_was_suspended_is_added_to_its_end_but_for_what_may_be
 }
 
 #[test]
-fn a_walltime_has_hours_without_limit_seconds_with_a_fraction_or_seconds_alone() {
+fn a_pbs_walltime_is_parsed_in_every_form() {
     assert_eq!(with_walltime("100:00:00"), Ok(Some(at(STARTED + 360_000))));
     assert_eq!(with_walltime("00:00:30.500"), Ok(Some(at(STARTED + 30) + Duration::from_millis(500))));
     assert_eq!(with_walltime("05:00"), Ok(Some(at(STARTED + 300))));
@@ -73,14 +73,14 @@ fn a_walltime_has_hours_without_limit_seconds_with_a_fraction_or_seconds_alone()
 }
 
 #[test]
-fn a_job_of_pbs_without_a_walltime_has_no_end() {
+fn a_pbs_job_without_a_walltime_has_no_end() {
     let endless = QSTAT.replace("|Resource_List.walltime=01:30:00", "");
     assert_ne!(endless, QSTAT);
     assert_eq!(read_qstat(&endless, "12.head"), Ok(JobReading { run: Some(2), ends: None }));
 }
 
 #[test]
-fn a_part_of_an_array_is_found_by_its_own_id() {
+fn a_pbs_array_part_is_found_by_its_own_id() {
     let part = QSTAT.replace("12.head|", "19[1].head|");
     let reading = read_qstat(QSTAT, "12.head");
     assert_eq!(read_qstat(&part, "19[1].head"), reading);
@@ -92,7 +92,7 @@ fn a_part_of_an_array_is_found_by_its_own_id() {
 }
 
 #[test]
-fn what_qstat_prints_without_the_job_or_its_times_is_an_error_that_says_so() {
+fn unexpected_qstat_output_is_an_error_naming_the_gap() {
     assert_eq!(read_qstat("", "12.head"), Err("no job"));
     assert_eq!(read_qstat("Job Id: 12.head\n", "12.head"), Err("a job without attributes"));
     let queued = QSTAT.replace("|stime=Mon Nov 23 12:00:02 2026", "");
@@ -102,12 +102,12 @@ fn what_qstat_prints_without_the_job_or_its_times_is_an_error_that_says_so() {
 }
 
 #[test]
-fn a_plain_job_is_a_program_that_a_login_shell_becomes() {
+fn a_plain_pbs_job_is_the_program_itself() {
     insta::assert_snapshot!(render(&plain()));
 }
 
 #[test]
-fn an_array_has_setup_and_options_and_keeps_every_word() {
+fn a_pbs_array_keeps_setup_options_and_every_word() {
     insta::assert_snapshot!(render(&full("1:ncpus=16:ngpus=4", &["-l", "filesystems=home:eagle", "-l", "place=excl"])));
 }
 
@@ -135,7 +135,7 @@ fn read_list(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
 }
 
 #[test]
-fn jobs_and_parts_of_pbs_have_states_and_hosts_and_their_array_is_none() {
+fn pbs_lists_have_jobs_and_parts_but_no_array() {
     let jobs = read_list(LIST).unwrap();
     let seen: Vec<_> = jobs.iter().map(|job| (job.id.as_str(), job.state, job.host.as_str())).collect();
     let expected = [
@@ -152,7 +152,7 @@ fn jobs_and_parts_of_pbs_have_states_and_hosts_and_their_array_is_none() {
 }
 
 #[test]
-fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbatim() {
+fn a_pbs_jobs_times_are_those_of_its_present_run() {
     let jobs = read_list(LIST).unwrap();
     let submitted = Some(at(STARTED - 21));
     let running = ScheduledJob {
@@ -182,7 +182,7 @@ fn times_of_a_job_of_pbs_are_those_of_its_present_run_and_the_comment_is_verbati
 }
 
 #[test]
-fn a_list_of_pbs_that_cannot_be_read_is_an_error_and_no_empty_list() {
+fn an_unreadable_pbs_list_is_an_error() {
     assert_eq!(read_list(""), Err("no job"));
     assert_eq!(read_list("{}"), Err("no job"));
     assert_eq!(read_list(&LIST.replace("job_state=S", "job_state=Z")), Err("a job in an unknown state"));
@@ -190,7 +190,7 @@ fn a_list_of_pbs_that_cannot_be_read_is_an_error_and_no_empty_list() {
 }
 
 #[test]
-fn parts_are_deleted_one_by_one_because_servers_die_of_them_beside_others() {
+fn pbs_array_parts_are_deleted_one_by_one() {
     let ids: Vec<String> = ["12.head", "19[1].head", "20[].head", "19[3].head", "13.head"].map(str::to_owned).into();
     let calls = split_for_qdel(&ids);
     assert_eq!(calls, [vec!["19[1].head"], vec!["19[3].head"], vec!["12.head", "20[].head", "13.head"]]);
@@ -198,7 +198,7 @@ fn parts_are_deleted_one_by_one_because_servers_die_of_them_beside_others() {
 }
 
 #[test]
-fn a_server_of_pbs_is_known_by_its_own_name() {
+fn a_pbs_server_is_identified_by_its_name() {
     let printed = "Server: head\n    server_state = Active\n    server_host = head2.example.org\n    scheduling = True\n\n";
     assert_eq!(read_server(printed), Ok("head".into()));
     for other in ["", "Server:\n", "Job id            Name             User\n"] {

@@ -6,7 +6,7 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 #[test]
-fn a_job_of_slurm_ends_at_a_second_or_never() {
+fn a_slurm_job_ends_at_a_second_or_never() {
     let read_end = |text| read_job(text).map(|reading| reading.ends);
     assert_eq!(read_end("1795435202\n"), Ok(Some(at(1_795_435_202))));
     for endless in ["N/A", "NONE\n", "UNLIMITED", "INVALID", "Unknown\n"] {
@@ -18,7 +18,7 @@ fn a_job_of_slurm_ends_at_a_second_or_never() {
 }
 
 #[test]
-fn slurms_kill_wait_is_found_among_its_settings() {
+fn slurms_kill_wait_is_read_from_its_settings() {
     let config = "Configuration data as of 2026-11-23T12:00:02\nInactiveLimit           = 0 sec\nKillOnBadExit           = 0\n\
                   KillWait                = 30 sec\nLaunchParameters        = (null)\n";
     assert_eq!(read_kill_wait(config), Ok(Duration::from_secs(30)));
@@ -26,7 +26,7 @@ fn slurms_kill_wait_is_found_among_its_settings() {
 }
 
 #[test]
-fn a_cluster_of_slurm_is_known_by_its_name() {
+fn a_slurm_cluster_is_identified_by_its_name() {
     let config = "CliFilterPlugins        = (null)\nClusterName             = perlmutter\nCommunicationParameters = (null)\n";
     assert_eq!(read_cluster(config), Ok("perlmutter".into()));
     for nameless in ["ClusterName             = (null)\n", "KillWait                = 30 sec\n"] {
@@ -35,12 +35,12 @@ fn a_cluster_of_slurm_is_known_by_its_name() {
 }
 
 #[test]
-fn a_plain_job_is_a_script_that_has_srun_start_the_program() {
+fn a_plain_slurm_job_is_a_script_with_srun() {
     insta::assert_snapshot!(render(&plain()));
 }
 
 #[test]
-fn an_array_has_setup_and_options_and_keeps_every_word() {
+fn a_slurm_array_keeps_setup_options_and_every_word() {
     insta::assert_snapshot!(render(&full("--gpus-per-node=4  --cpus-per-task=16", &["--constraint", "a100|h100"])));
 }
 
@@ -62,7 +62,7 @@ const SQUEUE_AT_THE_END: &str = "\
 ";
 
 #[test]
-fn jobs_and_parts_of_slurm_have_state_times_host_and_reason() {
+fn slurm_jobs_and_parts_have_state_times_host_and_reason() {
     let jobs = read_jobs(SQUEUE).unwrap();
     let seen: Vec<_> = jobs.iter().map(|job| (job.id.as_str(), job.state, job.comment.as_str(), job.host.as_str())).collect();
     let expected = [
@@ -81,14 +81,14 @@ fn jobs_and_parts_of_slurm_have_state_times_host_and_reason() {
 }
 
 #[test]
-fn a_job_of_slurm_that_is_being_ended_or_was_requeued_and_held_is_listed_as_that() {
+fn ending_and_held_slurm_jobs_are_listed_as_such() {
     let states: Vec<_> = read_jobs(SQUEUE_AT_THE_END).unwrap().into_iter().map(|job| (job.state, job.comment)).collect();
     let held = "job requeued in held state".to_owned();
     assert_eq!(states, [(JobState::Ending, String::new()), (JobState::Ending, held.clone()), (JobState::Held, held)]);
 }
 
 #[test]
-fn a_job_of_slurm_that_has_ended_is_not_listed() {
+fn a_slurm_job_that_has_ended_is_not_listed() {
     assert_eq!(read_jobs("\n"), Ok(vec![]));
     for ended in ["CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "TIMEOUT"] {
         let text = SQUEUE.replace("RUNNING", ended);
@@ -97,13 +97,13 @@ fn a_job_of_slurm_that_has_ended_is_not_listed() {
 }
 
 #[test]
-fn a_job_of_slurm_without_limit_has_no_end_and_a_reason_may_hold_anything() {
+fn a_slurm_job_without_limit_has_no_end() {
     let jobs = read_jobs("7|RUNNING|1|1795514792|1795514792|NONE|n2|down | by root\n").unwrap();
     assert_eq!((jobs[0].run_time, jobs[0].comment.as_str()), (None, "down | by root"));
 }
 
 #[test]
-fn what_squeue_prints_in_another_form_is_an_error_and_no_empty_list() {
+fn unexpected_squeue_output_is_an_error() {
     assert_eq!(read_jobs("slurm_load_jobs error: Socket timed out\n"), Err("a job without all its fields"));
     assert_eq!(read_jobs(&SQUEUE.replace("RUNNING", "DREAMING")), Err("a job in an unknown state"));
     assert_eq!(read_jobs(&SQUEUE.replace("1795515367", "2026-11-24T10:16:07")), Err("no time in seconds"));

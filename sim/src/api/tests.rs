@@ -53,7 +53,7 @@ fn chat() -> impl Strategy<Value = Value> {
 }
 
 #[test]
-fn a_router_has_the_tokens_of_every_chat() {
+fn a_router_encodes_every_chat_as_the_engine_does() {
     let encoder = encoder();
     proptest!(|(chat in chat())| {
         let body = chat.to_string();

@@ -81,7 +81,7 @@ async fn the_step_grows_with_its_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn equal_engines_give_equal_answers_and_seeds_change_them() {
+async fn answers_depend_only_on_engine_and_seed() {
     let begin = Instant::now();
     let mut answers = Vec::new();
     for flags in [&["--seed", "3"], &["--seed", "3"], &["--seed", "4"], &["--served-model-name", "other"]] {
@@ -108,7 +108,7 @@ async fn the_gauge_is_zero_one_step_after_the_client_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn places_in_the_queue_are_given_back() {
+async fn queue_slots_are_returned() {
     let core = start(&["--max-num-queued-reqs", "2"]);
     let first = core.submit(work(1, 500)).await.unwrap();
     let second = core.submit(work(2, 500)).await.unwrap();

@@ -130,7 +130,7 @@ async fn a_subscriber_and_a_late_reader_get_the_same_batches() {
 }
 
 #[tokio::test]
-async fn a_reset_is_told_with_the_next_step_and_salted_blocks_with_their_salt() {
+async fn resets_are_announced_and_salted_blocks_carry_their_salt() {
     let directory = tempfile::tempdir().unwrap();
     let endpoint = format!("ipc://{}/events", directory.path().display());
     let config = format!(r#"{{"enable_kv_cache_events":true,"endpoint":"{endpoint}"}}"#);

@@ -22,7 +22,7 @@ fn rendered() -> String {
 }
 
 #[test]
-fn every_family_is_one_of_vllm_with_its_help_and_type() {
+fn every_metric_family_matches_vllms_help_and_type() {
     let recorded = fixture_text("metrics_0.32_loaded.txt");
     let headers: BTreeSet<&str> = recorded.lines().filter(|line| line.starts_with('#')).collect();
     let ours = rendered();
@@ -32,7 +32,7 @@ fn every_family_is_one_of_vllm_with_its_help_and_type() {
 }
 
 #[test]
-fn every_sample_has_the_labels_of_vllm_in_order() {
+fn every_sample_has_vllms_labels_in_order() {
     let recorded = labels(&fixture_text("metrics_0.32_loaded.txt"));
     for (name, ours) in labels(&rendered()) {
         assert_eq!(Some(&ours), recorded.get(&name), "{name}");
@@ -40,7 +40,7 @@ fn every_sample_has_the_labels_of_vllm_in_order() {
 }
 
 #[test]
-fn the_samples_that_routers_read_are_there() {
+fn every_sample_that_routers_read_is_present() {
     let ours = labels(&rendered());
     for name in [
         "num_requests_running",

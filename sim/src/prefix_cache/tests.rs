@@ -118,7 +118,7 @@ proptest! {
 }
 
 #[test]
-fn the_end_of_a_prefix_is_taken_before_its_beginning() {
+fn the_end_of_a_prefix_is_evicted_before_its_beginning() {
     let mut pool = BlockPool::new(3);
     let held = arrive(&mut pool, 0, 3).expect("there is room");
     pool.release(&held.blocks);
@@ -128,7 +128,7 @@ fn the_end_of_a_prefix_is_taken_before_its_beginning() {
 }
 
 #[test]
-fn two_blocks_may_carry_one_hash_and_leave_one_by_one() {
+fn two_blocks_with_one_hash_are_evicted_separately() {
     let mut pool = BlockPool::new(4);
     let first = arrive(&mut pool, 0, 1).expect("there is room");
     let second = arrive(&mut pool, 0, 1).expect("there is room");

@@ -177,7 +177,7 @@ fn cancelled_sequences_leave_with_the_next_plan() {
 
 proptest! {
     #[test]
-    fn any_load_that_fits_ends_and_gives_back_its_blocks(
+    fn any_load_that_fits_ends_and_frees_its_blocks(
         requests in prop::collection::vec((1..40_u32, 1..40_usize, any::<bool>()), 1..20),
         sequences in 1..6_usize,
         batched_tokens in 1..64_usize,

@@ -168,7 +168,7 @@ fn the_prompt_decides_what_the_schema_leaves_open() {
 }
 
 #[test]
-fn a_schema_that_nothing_fits_is_refused_in_the_engines_words() {
+fn an_unsatisfiable_schema_is_refused_in_the_engines_words() {
     for (schema, why) in [
         (json!({ "type": "foo" }), "Invalid type: foo"),
         (json!({ "properties": { "a": { "type": "foo" } } }), "Invalid type: foo"),
@@ -190,7 +190,7 @@ fn a_schema_that_nothing_fits_is_refused_in_the_engines_words() {
 }
 
 #[test]
-fn a_schema_without_end_or_measure_is_refused() {
+fn an_unbounded_schema_is_refused() {
     let endless = json!({ "type": "object", "properties": { "next": { "$ref": "#" } }, "required": ["next"] });
     assert!(document_of(&endless, "hi").unwrap_err().contains("no end"));
     let circle = json!({ "$ref": "#" });
@@ -207,7 +207,7 @@ fn a_schema_without_end_or_measure_is_refused() {
 }
 
 #[test]
-fn any_object_is_the_one_that_the_prompt_describes() {
+fn a_json_object_follows_the_schema_in_the_prompt() {
     let shown = r#"Answer in JSON: {"$defs": {"p": {"properties": {"x": {}}}}, "properties": {"colour": {"enum": ["red"]}}, "required": ["colour"]} Now {go}"#;
     assert_eq!(written(&StructuredOutput::JsonObject, shown).unwrap(), r#"{"colour": "red"}"#);
     for prompt in ["Answer in JSON", r#"{"properties": {"colour": {"type": "foo"}}}"#, "{{{{"] {
@@ -217,7 +217,7 @@ fn any_object_is_the_one_that_the_prompt_describes() {
 }
 
 #[test]
-fn the_tokens_of_a_call_are_those_of_the_call_in_the_next_prompt() {
+fn a_calls_tokens_are_the_same_in_the_next_prompt() {
     let call = StructuredOutput::Call {
         name: "get_weather".to_owned(),
         parameters: json!({ "properties": { "city": { "enum": ["Zürich", "a, b: c"] } } }),

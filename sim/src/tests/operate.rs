@@ -19,7 +19,7 @@ async fn names(engine: &RunningEngine) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn the_routes_are_missing_unless_the_engine_was_started_with_them() {
+async fn optional_routes_are_missing_without_their_flags() {
     let engine = RunningEngine::start(&["--enable-lora", "--enable-sleep-mode"]).await;
     for path in ["/sleep", "/wake_up", "/collective_rpc", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
         let answer = engine.post(path, "{}").await;
@@ -28,7 +28,7 @@ async fn the_routes_are_missing_unless_the_engine_was_started_with_them() {
 }
 
 #[tokio::test]
-async fn a_request_to_a_sleeping_engine_waits_until_it_is_woken() {
+async fn a_request_to_a_sleeping_engine_waits_for_wake_up() {
     let engine = RunningEngine::start(&["--sim-dev-mode"]).await;
     let before = text(&engine, PROMPT).await;
     let asleep = engine.post("/sleep?level=1", "").await;
@@ -46,7 +46,7 @@ async fn a_request_to_a_sleeping_engine_waits_until_it_is_woken() {
 }
 
 #[tokio::test]
-async fn a_running_request_is_aborted_by_sleep() {
+async fn a_sleep_aborts_running_requests() {
     let engine = RunningEngine::start(&["--sim-dev-mode"]).await;
     let running = engine.post("/v1/completions", r#"{"prompt":"a","max_tokens":4000}"#);
     let sleeping = async {
@@ -59,7 +59,7 @@ async fn a_running_request_is_aborted_by_sleep() {
 }
 
 #[tokio::test]
-async fn an_engine_that_forgot_its_weights_talks_nonsense_until_they_are_read_again() {
+async fn an_engine_without_weights_answers_wrongly_until_they_are_reloaded() {
     let engine = RunningEngine::start(&["--sim-dev-mode"]).await;
     let before = text(&engine, PROMPT).await;
     engine.post("/sleep?level=2", "").await;
@@ -75,7 +75,7 @@ async fn an_engine_that_forgot_its_weights_talks_nonsense_until_they_are_read_ag
 }
 
 #[tokio::test]
-async fn an_adapter_is_a_model_of_its_own_while_it_is_loaded() {
+async fn a_loaded_adapter_is_a_model_of_its_own() {
     let engine = RunningEngine::start(&["--sim-runtime-lora", "--enable-lora"]).await;
     let path = engine.directory.path().to_str().unwrap();
     let load = |name: &str, path: &str| json!({"lora_name": name, "lora_path": path}).to_string();

@@ -39,7 +39,7 @@ fn with(body: &Value, more: Value) -> String {
 }
 
 #[tokio::test]
-async fn a_chat_answers_with_json_of_the_schema_whole_and_streamed_alike() {
+async fn a_chat_follows_its_json_schema_whole_and_streamed() {
     let engine = RunningEngine::start(&[]).await;
     let asked = json!({
         "messages": [{ "role": "user", "content": "weather?" }],
@@ -64,7 +64,7 @@ async fn a_chat_answers_with_json_of_the_schema_whole_and_streamed_alike() {
 }
 
 #[tokio::test]
-async fn a_completion_is_held_to_a_choice_an_expression_or_a_schema() {
+async fn a_completion_follows_a_choice_a_regex_or_a_schema() {
     let engine = RunningEngine::start(&[]).await;
     let ask = async |constraint: Value| {
         let body = json!({ "prompt": "hi", "max_tokens": 100, "structured_outputs": constraint }).to_string();
@@ -85,7 +85,7 @@ async fn a_completion_is_held_to_a_choice_an_expression_or_a_schema() {
 }
 
 #[tokio::test]
-async fn a_form_that_nothing_has_is_a_bad_request() {
+async fn an_unsatisfiable_format_is_a_bad_request() {
     let engine = RunningEngine::start(&[]).await;
     let format = |schema: Value| json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "a", "schema": schema } } });
     for (more, words) in [
@@ -109,7 +109,7 @@ async fn a_form_that_nothing_has_is_a_bad_request() {
 }
 
 #[tokio::test]
-async fn a_call_that_comes_back_is_found_in_the_cache() {
+async fn a_returned_tool_call_is_found_in_the_cache() {
     let engine = RunningEngine::start(&["--enable-prompt-tokens-details"]).await;
     let question = json!({ "role": "user", "content": "what is the weather there ".repeat(4) });
     let tools = json!([{ "type": "function", "function": { "name": "get_weather", "parameters": weather() } }]);
@@ -126,7 +126,7 @@ async fn a_call_that_comes_back_is_found_in_the_cache() {
 }
 
 #[tokio::test]
-async fn a_response_has_json_of_the_schema_or_the_call_that_is_demanded() {
+async fn a_response_follows_its_schema_or_required_call() {
     let engine = RunningEngine::start(&[]).await;
     let asked = json!({ "input": "weather?", "text": { "format": { "type": "json_schema", "name": "weather", "schema": weather() } } });
     let whole = engine.post("/v1/responses", &asked.to_string()).await.json();
@@ -209,7 +209,7 @@ async fn a_message_calls_the_tool_and_reads_its_result() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_message_is_said_in_anthropics_form() {
+async fn an_invalid_message_gets_an_error_of_anthropics_form() {
     let engine = RunningEngine::start(&[]).await;
     let hello = json!({ "model": "nope", "max_tokens": 4, "messages": [{ "role": "user", "content": "hi" }] });
     for path in ["/v1/messages", "/v1/messages/count_tokens"] {
@@ -223,7 +223,7 @@ async fn what_is_wrong_with_a_message_is_said_in_anthropics_form() {
 }
 
 #[tokio::test]
-async fn a_failing_engine_ends_a_message_with_an_error_and_no_stop() {
+async fn a_failing_engine_ends_a_message_with_an_error() {
     let engine = RunningEngine::start(&[]).await;
     let body = r#"{"model":"tiny","max_tokens":3000,"messages":[{"role":"user","content":"hi"}],"stream":true}"#;
     let (answer, _) = tokio::join!(engine.post("/v1/messages", body), async {

@@ -151,7 +151,7 @@ async fn streams_of_the_rust_front_end_have_the_recorded_events() {
 }
 
 #[tokio::test]
-async fn a_cut_character_is_an_event_of_the_rust_front_end_only_where_its_tokens_are_asked_for() {
+async fn a_cut_character_is_an_event_only_with_token_ids() {
     let engine = RunningEngine::start(&["--sim-rust-front-end"]).await;
     let chat = format!(r#"{{{CHAT},"stream":true,"structured_outputs":{{"choice":["\u00e9\ud83e\udd80"]}}"#);
     let plain = engine.post("/v1/chat/completions", &format!("{chat}}}")).await.chunks;
@@ -210,7 +210,7 @@ async fn a_required_tool_call_has_the_recorded_events() {
 }
 
 #[tokio::test]
-async fn told_to_call_tools_it_calls_one_where_it_may_and_says_what_it_makes_of_the_result() {
+async fn an_engine_calls_a_tool_and_comments_on_its_result() {
     let engine = RunningEngine::start(&["--sim-call-tools"]).await;
     let tools = r#""tools":[{"type":"function","function":{"name":"get_weather"}}]"#;
     let asked = r#"{"role":"user","content":"weather?"}"#;
@@ -228,7 +228,7 @@ async fn told_to_call_tools_it_calls_one_where_it_may_and_says_what_it_makes_of_
 }
 
 #[tokio::test]
-async fn an_answer_ends_where_the_context_does() {
+async fn an_answer_ends_at_the_context_limit() {
     let engine = RunningEngine::start(&["--max-model-len", "32"]).await;
     let answer = engine.post("/v1/completions", r#"{"prompt":[1,2,3,4,5,6],"max_tokens":30}"#).await.json();
     assert_eq!((&answer["usage"]["completion_tokens"], &answer["choices"][0]["finish_reason"]), (&26.into(), &"length".into()), "{answer}");
@@ -335,7 +335,7 @@ async fn a_full_queue_answers_the_recorded_503() {
 }
 
 #[tokio::test]
-async fn filtered_metrics_are_the_samples_that_were_recorded() {
+async fn filtered_metrics_match_the_recorded_samples() {
     let engine = RunningEngine::start(&[]).await;
     let without_value = |line: &str| match line.starts_with('#') {
         true => line.to_owned(),
@@ -355,7 +355,7 @@ async fn filtered_metrics_are_the_samples_that_were_recorded() {
 }
 
 #[tokio::test]
-async fn cached_tokens_are_told_when_asked_for() {
+async fn cached_tokens_are_reported_on_request() {
     let engine = RunningEngine::start(&["--enable-prompt-tokens-details"]).await;
     let prompt: Vec<u32> = (0..40).collect();
     let body = format!(r#"{{"prompt":{prompt:?},"max_tokens":2}}"#);
@@ -373,7 +373,7 @@ async fn cached_tokens_are_told_when_asked_for() {
 }
 
 #[tokio::test]
-async fn a_streamed_chat_tells_its_cached_tokens_too() {
+async fn a_streamed_chat_reports_its_cached_tokens_too() {
     let engine = RunningEngine::start(&["--enable-prompt-tokens-details"]).await;
     let text = "water ".repeat(50);
     let body = |stream: &str| format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}],"max_tokens":2{stream}}}"#);
@@ -395,7 +395,7 @@ async fn the_cache_is_not_reset_under_a_running_request() {
 }
 
 #[tokio::test]
-async fn prompts_and_chats_are_tokenized_as_they_would_be_generated_from() {
+async fn tokenize_returns_the_tokens_used_for_generation() {
     let engine = RunningEngine::start(&[]).await;
     let counted = async |body: &str| engine.post("/tokenize", body).await.json()["tokens"].clone();
     let tokens = counted(r#"{"prompt":"<|im_start|>user\nhi<|im_end|>\n","add_special_tokens":false}"#).await;
@@ -413,7 +413,7 @@ async fn prompts_and_chats_are_tokenized_as_they_would_be_generated_from() {
 }
 
 #[tokio::test]
-async fn a_router_that_reads_the_served_files_has_the_engines_tokens() {
+async fn a_router_with_the_served_files_gets_the_engines_tokens() {
     let engine = RunningEngine::start(&[]).await;
     let files = ModelFiles {
         tokenizer: engine.get("/sim/model/tokenizer.json").await.body,

@@ -25,12 +25,12 @@ fn text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_text_comes_back_from_its_tokens(text in text()) {
+    fn any_text_survives_encoding_and_decoding(text in text()) {
         prop_assert_eq!(decode(&encode(&text)), text);
     }
 
     #[test]
-    fn an_answer_sent_back_has_the_tokens_it_was_generated_as(seed: u64) {
+    fn an_answer_is_encoded_as_it_was_generated(seed: u64) {
         let generated = answer(seed, &[1, 2, 3], 50);
         prop_assert_eq!(encode(&decode(&generated)), generated);
     }
@@ -42,13 +42,13 @@ proptest! {
 }
 
 #[test]
-fn a_common_word_is_one_token_and_any_other_its_bytes() {
+fn common_words_are_one_token_and_others_their_bytes() {
     assert_eq!(encode(" water").len(), 1);
     assert_eq!(encode("Grüße, Jürgen").len(), 7 + 1 + 8);
 }
 
 #[test]
-fn a_special_token_is_one_wherever_its_text_stands() {
+fn a_special_token_is_recognized_wherever_it_stands() {
     assert_eq!(encode("<|im_start|>a<|im_end|><|im_end"), [&[256, 97, 257][..], &encode("<|im_end")].concat());
     assert_eq!(encode("<|im_end").len(), 8);
 }
@@ -69,7 +69,7 @@ fn seeds_and_prompts_change_the_answer() {
 }
 
 #[test]
-fn escaped_pieces_are_the_pieces_inside_a_json_string() {
+fn escaped_pieces_equal_the_pieces_inside_a_json_string() {
     let tokens: Vec<u32> = (FIRST_PIECE..).take(PIECES.len()).collect();
     let mut json = vec![b'"'];
     push_escaped(&tokens, &mut json);

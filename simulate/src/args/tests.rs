@@ -13,13 +13,13 @@ fn parse(flags: &[&str]) -> SimulateArgs {
 }
 
 #[test]
-fn the_flags_defaults_are_those_of_the_structs() {
+fn the_flags_defaults_equal_those_of_the_structs() {
     let args = parse(&[]);
     assert_eq!((args.shape, args.fleet, args.objectives), (WorkloadShape::default(), SimulatedFleet::default(), Objectives::default()));
 }
 
 #[test]
-fn results_are_written_where_they_are_wanted() {
+fn results_are_written_to_the_requested_files() {
     let folder = std::env::temp_dir().join(format!("hostler-simulate-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let file = |name: &str| folder.join(name).to_str().unwrap().to_owned();
@@ -35,13 +35,13 @@ fn results_are_written_where_they_are_wanted() {
 }
 
 #[test]
-fn a_result_that_cannot_be_written_is_an_error_that_names_it() {
+fn an_unwritable_result_file_is_named() {
     let args = parse(&["--workload", "bursts", "--requests", "2", "--policies", "dynamo", "--csv", "/nowhere/at-all.csv"]);
     assert!(simulate(&args).unwrap_err().to_string().starts_with("cannot write /nowhere/at-all.csv: "));
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn nonsensical_flags_are_refused() {
     for flags in [
         ["--rate", "0"],
         ["--rate", "NaN"],

@@ -8,7 +8,7 @@ fn workloads() -> Vec<Workload> {
 }
 
 #[test]
-fn outcomes_are_in_order_and_the_same_each_time() {
+fn outcomes_are_ordered_and_reproducible() {
     let run = || compare(&workloads(), PolicyName::all(), &SimulatedFleet::default(), &Objectives::default(), Progress::Hidden).unwrap();
     let outcomes = run();
     let names: Vec<(&str, &str)> = outcomes.iter().map(|outcome| (outcome.workload.as_str(), outcome.policy.as_str())).collect();

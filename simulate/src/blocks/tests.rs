@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn what_is_cleared_is_reported_as_removed_and_all_of_it_is_free_again() {
+fn cleared_blocks_are_reported_removed_and_free_again() {
     let mut blocks = Blocks::new(4);
     let held = blocks.take(1);
     blocks.take(2);
@@ -33,7 +33,7 @@ fn leave(blocks: &mut Blocks, slots: &[Slot]) {
 }
 
 #[test]
-fn blocks_stay_cached_after_their_sequence_and_the_end_of_the_oldest_goes_first() {
+fn blocks_outlive_their_sequence_and_old_ends_are_evicted_first() {
     let mut blocks = Blocks::new(6);
     let first = hold(&mut blocks, &chain(1, 3));
     leave(&mut blocks, &first);
@@ -57,7 +57,7 @@ fn sequences_with_equal_prompts_share_blocks() {
 }
 
 #[test]
-fn a_block_that_two_sequences_filled_is_kept_once() {
+fn a_block_filled_by_two_sequences_is_kept_once() {
     let mut blocks = Blocks::new(4);
     let (one, two) = (blocks.take_unnamed(), blocks.take_unnamed());
     let one = blocks.assign_key(one, 7);
@@ -65,7 +65,7 @@ fn a_block_that_two_sequences_filled_is_kept_once() {
 }
 
 #[test]
-fn changes_are_told_once_and_only_when_they_last() {
+fn lasting_changes_are_reported_once() {
     let mut blocks = Blocks::new(2);
     let slots = hold(&mut blocks, &chain(1, 2));
     leave(&mut blocks, &slots);
@@ -83,7 +83,7 @@ fn changes_are_told_once_and_only_when_they_last() {
 
 proptest! {
     #[test]
-    fn blocks_are_neither_lost_nor_made_and_prefixes_stay_closed(steps in prop::collection::vec((0_u64..5, 1_u64..8, any::<bool>()), 1..200)) {
+    fn blocks_are_never_lost_and_prefixes_stay_closed(steps in prop::collection::vec((0_u64..5, 1_u64..8, any::<bool>()), 1..200)) {
         let mut blocks = Blocks::new(16);
         let mut sequences: Vec<Vec<Slot>> = Vec::new();
         let mut told: BTreeSet<BlockKey> = BTreeSet::new();

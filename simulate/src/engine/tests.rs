@@ -27,7 +27,7 @@ fn run(engine: &mut SimulatedEngine) -> (usize, Vec<(usize, StepOutput)>) {
 }
 
 #[test]
-fn a_prompt_is_computed_in_chunks_of_the_budget_and_then_a_token_a_step() {
+fn a_prompt_is_prefilled_in_chunks_and_then_decoded() {
     let mut engine = SimulatedEngine::new(hardware());
     engine.add(0, request(1, 300, 3));
     let durations: Vec<f64> = (0..5)
@@ -43,7 +43,7 @@ fn a_prompt_is_computed_in_chunks_of_the_budget_and_then_a_token_a_step() {
 }
 
 #[test]
-fn a_second_equal_prompt_in_the_same_step_uses_the_blocks_of_the_first() {
+fn an_equal_prompt_in_the_same_step_shares_blocks() {
     let mut engine = SimulatedEngine::new(hardware());
     engine.add(0, request(1, 100, 2));
     engine.add(1, request(1, 100, 2));
@@ -63,7 +63,7 @@ fn a_later_turn_finds_prompt_and_answer_cached() {
 }
 
 #[test]
-fn when_the_cache_is_full_the_last_one_starts_again_and_all_are_answered() {
+fn a_full_cache_preempts_the_last_request_and_answers_all() {
     let mut engine = SimulatedEngine::new(Hardware { kv_tokens: 256, ..hardware() });
     for id in 0..4 {
         engine.add(id, request(id as u64, 60, 100));
@@ -77,7 +77,7 @@ fn when_the_cache_is_full_the_last_one_starts_again_and_all_are_answered() {
 
 proptest! {
     #[test]
-    fn every_request_is_answered_once_and_every_block_comes_back(
+    fn every_request_is_answered_once_and_frees_its_blocks(
         requests in prop::collection::vec((0_u64..6, 1_u32..200, 1_u32..40), 1..30),
         kv_tokens in 240_u32..800,
     ) {

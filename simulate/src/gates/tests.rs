@@ -13,13 +13,13 @@ fn verdict(own: f64, overloaded: bool) -> Verdict {
 }
 
 #[test]
-fn the_best_other_policy_is_the_measure_and_our_own_variant_is_not() {
+fn the_gate_compares_with_the_best_foreign_policy() {
     assert_eq!((verdict(1.02, false).failed, verdict(1.04, false).failed), (0, 1));
     assert!(verdict(1.02, false).text.ends_with("\n1 passed, 0 failed\n"));
 }
 
 #[test]
-fn where_the_fleet_is_overloaded_it_must_be_twice_as_good_as_what_only_counts() {
+fn hostler_must_be_twice_as_good_in_an_overload() {
     assert_eq!(verdict(1.0, true).failed, 0);
     let verdict = verdict(1.2, true);
     assert_eq!(verdict.failed, 2);

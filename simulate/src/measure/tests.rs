@@ -6,14 +6,14 @@ fn record(ttft: f64, tpot: f64, cached: u32) -> RequestRecord {
 }
 
 #[test]
-fn a_percentile_is_the_least_value_that_so_many_do_not_exceed() {
+fn a_percentile_is_the_least_value_covering_its_share() {
     let sorted: Vec<f64> = (1..=10).map(f64::from).collect();
     assert_eq!([0, 1, 50, 90, 91, 100].map(|percent| percentile(&sorted, percent)), [1.0, 1.0, 5.0, 9.0, 10.0, 10.0]);
     assert_eq!(percentile(&[], 50), 0.0);
 }
 
 #[test]
-fn measures_are_those_of_the_records() {
+fn measures_are_computed_from_the_records() {
     let short = RequestRecord { output: 1, ..record(1.0, 9.0, 0) };
     let records = vec![record(1.0, 0.05, 50), record(3.0, 0.05, 100), record(1.0, 0.3, 0), short];
     let run = RunResult { records, busy: vec![1.0, 3.0], preemptions: 2 };
@@ -26,7 +26,7 @@ fn measures_are_those_of_the_records() {
 }
 
 #[test]
-fn an_answer_that_was_cut_is_not_good_and_says_nothing_of_the_time_per_token() {
+fn a_cut_answer_is_not_good_and_has_no_tpot() {
     let cut = RequestRecord { cut: true, ..record(1.0, 0.01, 0) };
     let run = RunResult { records: vec![record(1.0, 0.05, 0), cut], busy: vec![1.0], preemptions: 0 };
     let measures = measure(&run, &Objectives::default());
@@ -35,7 +35,7 @@ fn an_answer_that_was_cut_is_not_good_and_says_nothing_of_the_time_per_token() {
 }
 
 #[test]
-fn nothing_measures_as_zeros() {
+fn an_empty_run_measures_as_zeros() {
     let measures = measure(&RunResult { records: Vec::new(), busy: vec![0.0], preemptions: 0 }, &Objectives::default());
     assert_eq!((measures.ttft_mean, measures.hit_rate, measures.imbalance), (0.0, 0.0, 0.0));
 }

@@ -41,7 +41,7 @@ fn round_robin_takes_turns() {
 }
 
 #[test]
-fn the_fewest_requests_win_and_of_two_the_fewer() {
+fn the_replica_with_the_fewest_requests_wins() {
     assert!(places(PolicyName::LeastRequest, &[3, 1, 2], 20).iter().all(|place| *place == 1));
     let two = places(PolicyName::PowerOfTwo, &[3, 1, 2], 60);
     assert!(!two.contains(&0) && two.contains(&1) && two.contains(&2));
@@ -49,7 +49,7 @@ fn the_fewest_requests_win_and_of_two_the_fewer() {
 }
 
 #[test]
-fn a_conversation_stays_where_it_is() {
+fn a_conversation_stays_on_its_replica() {
     let mut policy = policy(PolicyName::SessionHash, 8);
     let mut place = |session, load| policy.place(0, &request(session, &[(1, 32)]), &seen(&[load; 8]), 0.0).unwrap();
     assert!((0..50).all(|session| place(session, 0) == place(session, 100)));
@@ -57,7 +57,7 @@ fn a_conversation_stays_where_it_is() {
 }
 
 #[test]
-fn the_tree_follows_long_matches_until_the_load_is_uneven() {
+fn the_radix_tree_follows_long_matches_until_load_is_uneven() {
     let mut policy = policy(PolicyName::Radix, 4);
     let home = policy.place(0, &request(1, &[(1, 1600)]), &seen(&[0; 4]), 0.0).unwrap();
     let mut loads = [0; 4];
@@ -83,7 +83,7 @@ fn the_weighted_score_weighs_prefix_against_queue_and_memory() {
 }
 
 #[test]
-fn the_block_cost_counts_prefill_until_the_first_token_and_blocks_until_the_last() {
+fn the_block_cost_counts_prefill_and_decoding_blocks() {
     let mut policy = policy(PolicyName::Dynamo, 2);
     let (long, short) = (request(1, &[(1, 3200)]), request(2, &[(2, 320)]));
     let seen = seen(&[0; 2]);
@@ -97,7 +97,7 @@ fn the_block_cost_counts_prefill_until_the_first_token_and_blocks_until_the_last
 }
 
 #[test]
-fn the_expected_wait_is_what_is_to_be_computed() {
+fn the_expected_wait_is_the_work_still_to_compute() {
     let mut policy = policy(PolicyName::ExpectedWait, 2);
     let seen = seen(&[0; 2]);
     let first = policy.place(0, &request(1, &[(1, 3200)]), &seen, 0.0).unwrap();
@@ -107,7 +107,7 @@ fn the_expected_wait_is_what_is_to_be_computed() {
 }
 
 #[test]
-fn our_own_goes_where_the_prompt_is_cached_and_waits_for_room_there() {
+fn hostlers_policy_follows_the_cache_and_waits_for_room() {
     let mut policy = policy(PolicyName::Hostler, 2);
     let seen = seen(&[0; 2]);
     let long = request(1, &[(1, 32_000)]);

@@ -21,7 +21,7 @@ pub(crate) fn outcome(workload: &str, policy: &str, ttft_mean: f64) -> Outcome {
 }
 
 #[test]
-fn a_table_has_a_part_for_each_workload_and_aligned_columns() {
+fn a_table_has_aligned_columns_for_each_workload() {
     let text = table(&[outcome("one", "short", 0.5), outcome("one", "a-longer-name", 123.4), outcome("two", "short", 0.5)]);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 6);

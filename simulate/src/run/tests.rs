@@ -25,7 +25,7 @@ fn play(arrivals: Vec<Arrival>, policy: PolicyName, fleet: &SimulatedFleet) -> R
 }
 
 #[test]
-fn times_are_those_of_the_steps() {
+fn recorded_times_are_those_of_the_steps() {
     let run = play(vec![arrival(1, 100, 3, ArrivalTime::At(5.0))], PolicyName::RoundRobin, &small());
     let record = run.records[0];
     assert_eq!((record.arrived, record.first, record.last), (5.0, 7.0, 9.0));
@@ -33,7 +33,7 @@ fn times_are_those_of_the_steps() {
 }
 
 #[test]
-fn a_later_turn_comes_when_the_answer_before_it_has_ended() {
+fn a_later_turn_arrives_after_the_earlier_answers_end() {
     let run = play(
         vec![arrival(1, 100, 3, ArrivalTime::At(0.0)), arrival(2, 100, 1, ArrivalTime::After(0, 2.5))],
         PolicyName::RoundRobin,
@@ -43,7 +43,7 @@ fn a_later_turn_comes_when_the_answer_before_it_has_ended() {
 }
 
 #[test]
-fn every_policy_answers_everything_and_no_sooner_than_it_came() {
+fn every_policy_answers_every_request_after_its_arrival() {
     let shape = WorkloadShape { requests: 150, ..WorkloadShape::default() };
     for kind in [WorkloadKind::Agentic, WorkloadKind::HotPrefix, WorkloadKind::Bursts, WorkloadKind::NoSharing] {
         for policy in PolicyName::all() {
@@ -61,7 +61,7 @@ fn every_policy_answers_everything_and_no_sooner_than_it_came() {
 }
 
 #[test]
-fn held_requests_are_released_shortest_first_and_all_of_them() {
+fn held_requests_are_all_released_shortest_first() {
     // Two replicas, and far more prompts at once than the three steps of each that are not held.
     let arrivals: Vec<Arrival> =
         (0..120).map(|name| arrival(name, if name % 2 == 0 { 8000 } else { 400 }, 2, ArrivalTime::At(0.0))).collect();
@@ -71,7 +71,7 @@ fn held_requests_are_released_shortest_first_and_all_of_them() {
 }
 
 #[test]
-fn bursts_stay_together_where_the_router_knows_what_is_in_flight() {
+fn bursts_stay_together_where_in_flight_prompts_are_known() {
     let workload = WorkloadShape { requests: 800, rate: Some(2.0), ..WorkloadShape::default() }.workload(WorkloadKind::Bursts).unwrap();
     let hits = |policy| {
         let run = play(workload.arrivals.clone(), policy, &SimulatedFleet::default());
@@ -89,14 +89,14 @@ fn cut_by_the_end_of_a_job(prompt: u32) -> RequestRecord {
 }
 
 #[test]
-fn the_end_of_a_job_cuts_the_answers_that_have_begun() {
+fn the_end_of_a_job_cuts_answers_that_have_begun() {
     let record = cut_by_the_end_of_a_job(100);
     assert!(record.cut, "{record:?}");
     assert_eq!((record.first, record.last), (7.0, 10.0));
 }
 
 #[test]
-fn a_request_that_nothing_has_come_for_when_a_job_ends_is_placed_again_and_twice_at_most() {
+fn an_unanswered_request_is_placed_again_at_most_twice() {
     // Its prompt takes 8 s: it is computed in the job after.
     let record = cut_by_the_end_of_a_job(700);
     assert_eq!((record.first, record.last, record.cut), (18.0, 20.0, true));
@@ -106,7 +106,7 @@ fn a_request_that_nothing_has_come_for_when_a_job_ends_is_placed_again_and_twice
 }
 
 #[test]
-fn every_policy_goes_on_after_the_ends_of_jobs_with_empty_caches() {
+fn every_policy_continues_after_job_ends_with_empty_caches() {
     let shape = WorkloadShape { requests: 80, ..WorkloadShape::default() };
     for kind in [WorkloadKind::Agentic, WorkloadKind::Bursts] {
         for policy in PolicyName::all() {
@@ -118,7 +118,7 @@ fn every_policy_goes_on_after_the_ends_of_jobs_with_empty_caches() {
 }
 
 #[test]
-fn answers_go_where_they_can_end_if_the_ends_of_jobs_are_known() {
+fn answers_go_where_they_can_end_if_known() {
     let cut = |hide_job_ends| {
         let shape = WorkloadShape { requests: 1_000, rate: Some(8.0), ..WorkloadShape::default() };
         let fleet = SimulatedFleet { replicas: 4, job: 60.0, hide_job_ends, ..SimulatedFleet::default() };
@@ -130,7 +130,7 @@ fn answers_go_where_they_can_end_if_the_ends_of_jobs_are_known() {
 }
 
 #[test]
-fn a_noisy_replica_is_as_fast_for_ten_seconds_and_as_fast_as_the_others_in_the_mean() {
+fn replica_noise_lasts_ten_seconds_and_averages_to_one() {
     let fleet = SimulatedFleet { noise: 0.1, ..SimulatedFleet::default() };
     assert_eq!(fleet.noise_factor(3, 20.0), fleet.noise_factor(3, 29.9));
     let factors: Vec<f64> = (0..2_000).map(|period| fleet.noise_factor(3, 10.0 * f64::from(period))).collect();

@@ -26,7 +26,7 @@ fn trace(text: &str) -> (std::path::PathBuf, Result<Workload, TraceError>) {
 const SYNTHETIC: [WorkloadKind; 4] = [WorkloadKind::Agentic, WorkloadKind::HotPrefix, WorkloadKind::Bursts, WorkloadKind::NoSharing];
 
 #[test]
-fn a_seed_decides_everything() {
+fn a_seed_reproduces_every_workload() {
     for kind in SYNTHETIC {
         let print = |seed| format!("{:?}", all(kind, &WorkloadShape { seed, ..shape(50) }));
         assert_eq!(print(3), print(3));
@@ -35,7 +35,7 @@ fn a_seed_decides_everything() {
 }
 
 #[test]
-fn a_workload_has_as_many_requests_as_asked_for_and_a_key_for_each_whole_block() {
+fn a_workload_has_the_requested_size_and_whole_block_keys() {
     for kind in SYNTHETIC {
         let arrivals = all(kind, &shape(333));
         assert_eq!(arrivals.len(), 333);
@@ -47,7 +47,7 @@ fn a_workload_has_as_many_requests_as_asked_for_and_a_key_for_each_whole_block()
 }
 
 #[test]
-fn a_turn_comes_after_the_one_before_and_contains_its_prompt_and_answer() {
+fn a_later_turn_contains_the_earlier_prompt_and_answer() {
     let arrivals = all(WorkloadKind::Agentic, &shape(500));
     let mut later = 0;
     for (index, arrival) in arrivals.iter().enumerate() {
@@ -62,7 +62,7 @@ fn a_turn_comes_after_the_one_before_and_contains_its_prompt_and_answer() {
 }
 
 #[test]
-fn what_is_shared_is_what_the_name_says() {
+fn each_workload_shares_prefixes_as_its_name_says() {
     let repeats = |kind| {
         let mut counts: HashMap<u64, usize> = HashMap::new();
         all(kind, &shape(320)).iter().for_each(|arrival| *counts.entry(arrival.request.keys[0]).or_default() += 1);
@@ -73,7 +73,7 @@ fn what_is_shared_is_what_the_name_says() {
 }
 
 #[test]
-fn a_trace_is_read_sped_up_and_shares_blocks_by_id() {
+fn a_trace_is_scaled_in_time_and_shares_blocks() {
     let (_, workload) = trace(
         "{\"timestamp\": 0, \"input_length\": 1000, \"output_length\": 5, \"hash_ids\": [7, 8]}\n\n\
          {\"timestamp\": 3000, \"input_length\": 1024, \"output_length\": 5, \"hash_ids\": [7, 9], \"more\": 1}\n",
@@ -86,7 +86,7 @@ fn a_trace_is_read_sped_up_and_shares_blocks_by_id() {
 }
 
 #[test]
-fn a_bad_line_is_named() {
+fn an_invalid_trace_line_is_named() {
     let good = "{\"timestamp\": 0, \"input_length\": 10, \"output_length\": 5, \"hash_ids\": [7]}\n";
     for (bad, what) in [
         ("{\"timestamp\": 0}", "missing field"),
@@ -103,7 +103,7 @@ fn a_bad_line_is_named() {
 }
 
 #[test]
-fn a_trace_that_is_missing_or_empty_is_an_error_that_helps() {
+fn a_missing_or_empty_trace_is_refused_with_advice() {
     let missing = shape(1).workload(WorkloadKind::Mooncake).unwrap_err().to_string();
     assert!(missing.contains("--trace FILE"), "{missing}");
     let unreadable =

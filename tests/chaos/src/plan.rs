@@ -161,13 +161,13 @@ mod tests {
     const LENGTH: Duration = Duration::from_secs(180);
 
     #[test]
-    fn a_seed_is_a_plan() {
+    fn a_seed_reproduces_its_plan() {
         assert_eq!(plan(7, LENGTH), plan(7, LENGTH));
         assert_ne!(plan(7, LENGTH), plan(8, LENGTH));
     }
 
     #[test]
-    fn a_router_and_an_agent_are_always_left_alone() {
+    fn one_router_and_one_agent_are_always_spared() {
         for seed in 0..50 {
             let steps = plan(seed, LENGTH);
             assert!(steps.len() > 80, "seed {seed}: {} steps", steps.len());
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_of_minutes_has_everything() {
+    fn a_plan_of_minutes_contains_every_fault() {
         let steps = plan(1, 4 * LENGTH);
         let kinds: std::collections::HashSet<_> = steps.iter().map(|step| std::mem::discriminant(&step.fault)).collect();
         assert_eq!(kinds.len(), 12);

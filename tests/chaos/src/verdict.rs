@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_whole_or_broken_honestly() {
+    fn a_stream_is_whole_or_ends_with_an_error() {
         let (one, two, done) = (event("one"), event(" two"), "data: [DONE]\n\n");
         let judged = |body: &str, ended, disturbed| judge(&asked(true), &seen(body, ended), disturbed).ok();
         let whole = format!("{one}{two}{LAST}{done}");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_answer_is_whole_or_none() {
+    fn a_plain_answer_is_whole_or_fails() {
         let body =
             |text: &str| format!(r#"{{"choices":[{{"text":"{text}","finish_reason":"length"}}],"usage":{{"completion_tokens":3}}}}"#);
         let judged = |body: &str, ended| judge(&asked(false), &seen(body, ended), false).ok();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_to_come_back() {
+    fn a_refusal_says_when_to_retry() {
         let body = r#"{"error":{"message":"later","type":"x","code":503}}"#;
         let judged = |status, may_retry, body: &str| {
             judge(&asked(true), &ObservedAnswer { status: Some(status), may_retry, ..seen(body, AnswerEnd::Clean) }, false).ok()

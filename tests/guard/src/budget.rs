@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_over_when_any_part_is_and_under_when_none_is_over() {
+    fn a_figure_is_over_budget_when_any_part_is() {
         let budget = Some(figures(1000.0, 2.0));
         let standing = |instructions, calls| figures(instructions, calls).standing(budget);
         assert_eq!(standing(1040.0, 2.05), BudgetVerdict::Kept);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_read_as_it_was_written() {
+    fn a_budget_is_read_as_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("budget.toml");
         assert_eq!(Budget::read(&path).unwrap().of(Case::all().next().unwrap()), None);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn totals_are_found_by_the_names_of_their_events_and_the_clock_by_its_name_or_number() {
+    fn totals_and_clock_calls_are_found_by_name() {
         let function = "fn=(1) main\ncfn=(7) clock_gettime@@GLIBC_2.17\ncalls=3 0\n0 30 3\ncfn=(8) write\ncalls=9 0\n0 90 9\n";
         let other = "fn=(2) other\ncfn=(7)\ncalls=2 0\n0 20 2\n";
         let text = format!("events: Ir sysCount sysTime\nsummary: 4200 17 12\n{function}{other}totals: 4300 99 12\n");

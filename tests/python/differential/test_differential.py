@@ -1,5 +1,8 @@
 """Every request of the table, to the engine itself and through Hostler: the same bytes, status and headers.
 
+Simulated engines are asked everything. Real ones are asked so that each pair occurs of a request, whole or streamed,
+and a front-end: what is asked both ways is asked whole of one front-end and streamed of the other, in turn.
+
 What is masked is random or the time: ids that engines draw, moments, and how much of a prompt was cached, which the
 first of two equal requests changes for the second. Where a stream is cut into events, and how those of its choices
 mix, is chance on a busy machine: one that differs is asked again, and choices are compared one by one. On real vLLM the
@@ -22,6 +25,23 @@ from said import said
 from table import ALL, CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, Asked
 
 NAMES = [asked.name for asked in ALL]
+STREAMED = " streamed"
+
+
+def covering(rows: list[Asked]) -> dict[str, list[Asked]]:
+    """The rows for each front-end of real vLLM."""
+    kinds, chosen, names = ("vllm", "vllm_rust"), {"vllm": [], "vllm_rust": []}, {row.name for row in rows}
+    pairs = [row.name for row in rows if row.name + STREAMED in names]
+    for row in rows:
+        name = row.name.removesuffix(STREAMED)
+        turn = pairs.index(name) + row.streams if name in pairs else None
+        for at, kind in enumerate(kinds):
+            if turn is None or turn % 2 == at:
+                chosen[kind].append(row)
+    return chosen
+
+
+ASKED = {"simulated": ALL, **covering(ALL)}
 
 # Times that a pair of streams is asked, at most.
 TRIES = 6
@@ -85,10 +105,16 @@ class Ways:
     """What was asked beforehand, by the row's name."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=["simulated", *(pytest.param(kind, marks=pytest.mark.vllm) for kind in ("vllm", "vllm_rust"))],
-)
+MARKS = {"simulated": (), "vllm": pytest.mark.vllm, "vllm_rust": pytest.mark.vllm("rust")}
+
+
+def each_of(asked: dict[str, list[Asked]]):
+    """Parametrizes a test by the kinds of engine and what they are asked."""
+    rows = [pytest.param(kind, row, marks=MARKS[kind], id=f"{kind}-{row.name}") for kind in asked for row in asked[kind]]
+    return pytest.mark.parametrize(("ways", "asked"), rows, indirect=["ways"])
+
+
+@pytest.fixture(scope="module")
 def ways(request):
     """The first engine of each kind of fleet, through the first router and on its own socket."""
     fleet: Fleet = request.getfixturevalue(f"{request.param}_fleet")
@@ -155,8 +181,8 @@ def both(ways: Ways, asked: Asked) -> tuple[dict, dict]:
     return routed, direct
 
 
-@pytest.mark.parametrize("asked", ALL, ids=lambda asked: asked.name)
-def test_the_same_answer_as_from_the_engine(ways: Ways, asked: Asked):
+@each_of(ASKED)
+def test_an_answer_is_the_engines_own(ways: Ways, asked: Asked):
     if ways.kind == "vllm_rust" and asked.name in RUST_DOES_NOT_END:
         pytest.skip(f"vLLM's Rust front-end: {RUST_DOES_NOT_END[asked.name]}")
     if ways.kind == "simulated" and asked.path.startswith(MESSAGES):
@@ -170,8 +196,8 @@ def test_the_same_answer_as_from_the_engine(ways: Ways, asked: Asked):
         assert routed["status"] == asked.status, routed["body"]
 
 
-@pytest.mark.parametrize("asked", TOLD_TOKENS, ids=lambda asked: asked.name)
-def test_a_stream_whose_tokens_the_router_asks_for_has_the_engines_own_bytes(ways: Ways, asked: Asked):
+@each_of(dict.fromkeys(ASKED, TOLD_TOKENS))
+def test_a_stream_with_tokens_has_the_engines_own_bytes(ways: Ways, asked: Asked):
     routed, direct = both(ways, asked)
     explained = dataclasses.replace(asked, headers={"x-hostler-explain": "1"})
     reason = send(ways.routed, explained, ways.model, "explained").headers["x-hostler-reason"]
@@ -214,24 +240,30 @@ def in_any_order(answer: dict) -> dict:
 
 
 @pytest.fixture(scope="module")
-def front_ends(vllm_fleet: Fleet, vllm_rust_fleet: Fleet):
+def front_ends(mixed_fleet: Fleet):
     """An engine with the Python front-end, asked directly, and through a router one with the Rust front-end."""
-    for fleet in (vllm_fleet, vllm_rust_fleet):
-        fleet.wait_ready()
-    edge = vllm_rust_fleet.routers[0].edge.removesuffix("/v1")
-    python = vllm_fleet.replica(Fleet.NODES[0])
-    with httpx2.Client(base_url=edge, timeout=60) as routed, vllm_fleet.direct(python) as direct:
-        yield Ways("front-ends", MODEL, routed, direct)
+    mixed_fleet.wait_ready()
+    edge = mixed_fleet.routers[0].edge.removesuffix("/v1")
+    python, rust = map(mixed_fleet.replica, Fleet.NODES)
+    with httpx2.Client(base_url=edge, timeout=60) as routed, mixed_fleet.direct(python) as direct:
+        yield Ways("front-ends", own_model(rust.node), routed, direct)
 
 
-@pytest.mark.vllm
+@pytest.mark.vllm("mixed")
 @pytest.mark.parametrize("asked", TRANSLATED, ids=lambda asked: asked.name)
-def test_a_route_that_the_rust_front_end_lacks_says_what_the_python_one_says(front_ends: Ways, asked: Asked):
+def test_a_translated_route_says_what_the_python_front_end_says(front_ends: Ways, asked: Asked):
     name = f"front-ends-{NAMES.index(asked.name)}"
-    python, rust = (send(client, asked, MODEL, name) for client in (front_ends.direct, front_ends.routed))
+    python = send(front_ends.direct, asked, MODEL, name)
+    rust = send(front_ends.routed, asked, front_ends.model, name)
     assert (python.status_code, rust.status_code) == (200, 200), (python.text, rust.text)
-    assert said(asked.path, rust.text, asked.streams) == said(asked.path, python.text, asked.streams)
+    assert said(asked.path, rust.text.replace(front_ends.model, MODEL), asked.streams) == said(asked.path, python.text, asked.streams)
 
 
-def test_the_table_is_as_large_as_it_claims():
+def test_the_selection_has_every_pair():
+    """Every row, every row whole and streamed, and every request of both front-ends."""
     assert len(ALL) >= 150 and len(set(NAMES)) == len(ALL)
+    chosen = covering(ALL)
+    assert {row.name for rows in chosen.values() for row in rows} == set(NAMES)
+    requests = {name.removesuffix(STREAMED) for name in NAMES if name.removesuffix(STREAMED) in NAMES}
+    for rows in chosen.values():
+        assert requests <= {row.name.removesuffix(STREAMED) for row in rows}

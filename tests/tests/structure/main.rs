@@ -7,28 +7,55 @@ mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use source::{Crate, production_crates};
+use source::{Crate, Module, production_crates};
 
+/// A rule in a sentence, and what breaks it.
+type Rule = (&'static str, fn(&[Crate]) -> Vec<String>);
+
+const RULES: [Rule; 7] = [
+    ("modules form no circle: move what both sides need below them", circles),
+    ("a type name occurs once in a crate", repeated_types),
+    ("messages between agents and routers are named only where they are read and written", wire_beyond_borders),
+    ("what decides never mentions tokio, so that it can be replayed in any interleaving", tokio_in_decisions),
+    ("nobody starts a task without waiting for it: keep its handle, or use a `TaskTracker`", dropped_tasks),
+    ("nothing on the request path is an `Arc<dyn …>`", trait_objects),
+    ("the names of events are those in docs/logs.md", events::differences),
+];
+
+/// One test, because parsing the source takes longer than all rules.
 #[test]
-fn modules_do_not_depend_on_each_other_in_circles() {
-    let found: Vec<String> = production_crates().iter().flat_map(circles::find).collect();
-    assert!(found.is_empty(), "circles of modules; move what both sides need below them:\n{}", found.join("\n"));
+fn the_source_keeps_the_rules() {
+    let crates = production_crates();
+    let broken: Vec<String> = RULES
+        .iter()
+        .map(|(rule, check)| (rule, check(&crates)))
+        .filter(|(_, found)| !found.is_empty())
+        .map(|(rule, found)| format!("{rule}:\n{}", found.join("\n")))
+        .collect();
+    assert!(broken.is_empty(), "{}", broken.join("\n\n"));
 }
 
-#[test]
-fn a_type_name_occurs_once_in_a_crate() {
-    let mut twice = Vec::new();
-    for krate in production_crates() {
-        let mut places: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        for module in krate.modules.values() {
-            for name in &module.types {
-                places.entry(name).or_default().push(module.file.display().to_string());
-            }
+fn modules(crates: &[Crate]) -> impl Iterator<Item = (&str, &Module)> {
+    crates.iter().flat_map(|krate| krate.modules.values().map(|module| (krate.name.as_str(), module)))
+}
+
+fn file_of((_, module): (&str, &Module)) -> String {
+    module.file.display().to_string()
+}
+
+fn circles(crates: &[Crate]) -> Vec<String> {
+    crates.iter().flat_map(circles::find).collect()
+}
+
+fn repeated_types(crates: &[Crate]) -> Vec<String> {
+    let mut places: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for (krate, module) in modules(crates) {
+        for name in &module.types {
+            places.entry((krate, name)).or_default().push(file_of((krate, module)));
         }
-        let more_than_once = places.iter().filter(|(_, files)| files.len() > 1);
-        twice.extend(more_than_once.map(|(name, files)| format!("{} {name}: {}", krate.name, files.join(", "))));
     }
-    assert!(twice.is_empty(), "type names used more than once in a crate:\n{}", twice.join("\n"));
+    let repeated = places.iter().filter(|(_, files)| files.len() > 1);
+    repeated.map(|((krate, name), files)| format!("{krate} {name}: {}", files.join(", "))).collect()
 }
 
 /// Where messages of the contract between agents and routers may be named; everywhere else they have been read into the crate's own types.
@@ -41,43 +68,30 @@ const WIRE: [(&str, &[&str]); 2] = [
     ("agent", &["lane", "prompt_files", "uplink"]),
 ];
 
-#[test]
-fn messages_between_agents_and_routers_are_named_only_where_they_are_read_and_written() {
-    let crates = production_crates();
+fn wire_beyond_borders(crates: &[Crate]) -> Vec<String> {
+    let mut wrong = Vec::new();
     for (name, border) in WIRE {
-        let krate = crates.iter().find(|krate| krate.name == name).expect("the crate is in the workspace");
-        let naming = krate.modules.values().filter(|module| module.mentions(&["hostler_proto", "agent"]));
+        let naming = modules(crates).filter(|(krate, module)| *krate == name && module.mentions(&["hostler_proto", "agent"]));
         let found: BTreeSet<String> = naming
-            .map(|module| module.path.join("::"))
+            .map(|(_, module)| module.path.join("::"))
             .map(|path| border.iter().find(|at| format!("{path}::").starts_with(&format!("{at}::"))).map_or(path, |at| (*at).to_owned()))
             .collect();
-        assert!(found.iter().eq(border), "hostler_proto::agent is named in {found:?} of {name}, and should be in {border:?}");
+        if !found.iter().eq(border) {
+            wrong.push(format!("hostler_proto::agent is named in {found:?} of {name}, and should be in {border:?}"));
+        }
     }
+    wrong
 }
 
-#[test]
-fn what_decides_never_mentions_tokio() {
-    let pure = |krate: &Crate| ["cluster", "placement", "prompt"].contains(&krate.name.as_str());
-    let mut found = Vec::new();
-    for krate in production_crates() {
-        let modules = krate
-            .modules
-            .values()
-            .filter(|module| pure(&krate) || (krate.name == "proto" && module.path.first().is_some_and(|name| name == "lane")));
-        found.extend(modules.filter(|module| module.mentions(&["tokio"])).map(|module| module.file.display().to_string()));
-    }
-    assert!(found.is_empty(), "tokio is named in crates that can be replayed in any interleaving:\n{}", found.join("\n"));
+fn tokio_in_decisions(crates: &[Crate]) -> Vec<String> {
+    let is_pure = |krate: &str, module: &Module| {
+        ["cluster", "placement", "prompt"].contains(&krate) || (krate == "proto" && module.path.first().is_some_and(|name| name == "lane"))
+    };
+    modules(crates).filter(|(krate, module)| is_pure(krate, module) && module.mentions(&["tokio"])).map(file_of).collect()
 }
 
-#[test]
-fn no_task_is_started_without_anybody_who_waits_for_it() {
-    let found: Vec<String> =
-        production_crates().iter().flat_map(|krate| krate.modules.values()).flat_map(|module| module.dropped_tasks.clone()).collect();
-    assert!(
-        found.is_empty(),
-        "a task's handle is dropped where it is started; keep it, or start the task on a `TaskTracker`:\n{}",
-        found.join("\n")
-    );
+fn dropped_tasks(crates: &[Crate]) -> Vec<String> {
+    modules(crates).flat_map(|(_, module)| module.dropped_tasks.clone()).collect()
 }
 
 /// The one trait object on the request path: what a lane's task hands a piece of an answer to while
@@ -85,17 +99,8 @@ fn no_task_is_started_without_anybody_who_waits_for_it() {
 /// `Replica` and `FleetView`.
 const INLINE_CONSUMER: [&str; 2] = ["proto/src/lane/inbox.rs", "router/src/lanes/mod.rs"];
 
-#[test]
-fn nothing_on_the_request_path_is_an_arc_of_a_trait_object() {
+fn trait_objects(crates: &[Crate]) -> Vec<String> {
     let request_path = ["router", "agent", "placement", "prompt", "http1", "proto"];
-    let crates = production_crates();
-    let found: Vec<String> = crates
-        .iter()
-        .filter(|krate| request_path.contains(&krate.name.as_str()))
-        .flat_map(|krate| krate.modules.values())
-        .filter(|module| module.has_arc_dyn)
-        .map(|module| module.file.display().to_string())
-        .filter(|file| !INLINE_CONSUMER.contains(&file.as_str()))
-        .collect();
-    assert!(found.is_empty(), "`Arc<dyn …>` in:\n{}", found.join("\n"));
+    let found = modules(crates).filter(|(krate, module)| request_path.contains(krate) && module.has_arc_dyn).map(file_of);
+    found.filter(|file| !INLINE_CONSUMER.contains(&file.as_str())).collect()
 }

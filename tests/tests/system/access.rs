@@ -54,8 +54,8 @@ fn request(body: &Value, headers: &[(&str, &str)]) -> Request<Full<bytes::Bytes>
     request.body(Full::from(body.to_string())).unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_is_written_down_with_what_it_took_and_without_its_words() {
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_logged_with_its_costs_without_its_text() {
     let (fleet, folder) = fleet(Setup::agents(1).engine("--enable-prompt-tokens-details")).await;
     let labels = [("x-request-id", "job-7"), ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")];
     let plain = fleet.edge().request(request(&chat(5), &labels)).await;
@@ -96,8 +96,8 @@ async fn an_answer_is_written_down_with_what_it_took_and_without_its_words() {
     assert_eq!(fleet.routers[0].metric("hostler_access_log_dropped_total").await, 0.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_request_has_its_line_with_the_cause() {
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_is_logged_with_its_cause() {
     let (fleet, folder) = fleet(Setup::agents(1).router(|router| router.max_body_bytes = 4096)).await;
     let edge = fleet.edge();
     let refused = async |what: &str, status: u64, cause: &str| {
@@ -129,8 +129,8 @@ async fn a_refused_request_has_its_line_with_the_cause() {
     assert_eq!(line["status"].as_u64(), Some(answer.status.as_u16().into()));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_is_looked_up_in_vain_is_logged_and_counted_as_an_unknown_one() {
+#[tokio::test(start_paused = true)]
+async fn a_lookup_of_an_unknown_model_is_logged_and_counted() {
     let (fleet, folder) = fleet(Setup::agents(1)).await;
     assert_eq!(fleet.edge().get("/v1/models/nobody").await.status, 404);
     assert_eq!(fleet.edge().post("/api/show", &json!({"model": "nobody"})).await.status, 404);
@@ -147,8 +147,8 @@ async fn a_model_that_is_looked_up_in_vain_is_logged_and_counted_as_an_unknown_o
     assert!(page.contains("hostler_refused_total{reason=\"request\"} 3\n"), "{page}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_broke_or_was_left_has_its_line() {
+#[tokio::test(start_paused = true)]
+async fn broken_and_abandoned_answers_are_logged() {
     let (fleet, folder) = fleet(Setup::agents(1)).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(3).await;

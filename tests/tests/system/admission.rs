@@ -36,8 +36,8 @@ fn rate<'a>(answer: &'a Answer, of: &str) -> Option<[&'a str; 3]> {
     Some([header("limit")?, header("remaining")?, header("reset")?])
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_has_reached_a_limit_is_told_which_and_when_to_come_back() {
+#[tokio::test(start_paused = true)]
+async fn a_caller_at_its_limit_learns_which_and_until_when() {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
     let limited =
@@ -79,8 +79,8 @@ async fn a_caller_that_has_reached_a_limit_is_told_which_and_when_to_come_back()
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_used_up_budget_for_a_day_is_no_matter_of_waiting() {
+#[tokio::test(start_paused = true)]
+async fn a_spent_daily_budget_is_refused_without_waiting() {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
     let poor = key(&file, "poor", KeyLimits { output_per_day: Some(8), ..KeyLimits::default() });
@@ -97,8 +97,8 @@ async fn a_used_up_budget_for_a_day_is_no_matter_of_waiting() {
     assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() > 80_000);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_at_once_are_counted_until_their_last_byte() {
+#[tokio::test(start_paused = true)]
+async fn in_flight_requests_count_until_their_last_byte() {
     let keys = TempDir::new().unwrap();
     let file = keys.path().join("keys.toml");
     let one = key(&file, "one", KeyLimits { in_flight: Some(1), ..KeyLimits::default() });
@@ -165,8 +165,8 @@ async fn order(fleet: &Fleet) -> Vec<String> {
     decisions.iter().rev().map(|decision| decision.client_id.clone()).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_had_less_goes_first_and_a_flood_takes_not_every_place() {
+#[tokio::test(start_paused = true)]
+async fn the_least_served_tenant_goes_first_beside_a_flood() {
     let (fleet, _keys, [flood, light], first) = hung(10).await;
     let mut answering = vec![first];
     for number in 1..=8 {
@@ -189,7 +189,7 @@ async fn who_has_had_less_goes_first_and_a_flood_takes_not_every_place() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_less_urgent_band_has_its_tenth() {
     let (fleet, _keys, [flood, light], first) = hung(100).await;
     let mut answering = vec![first, send(&fleet, &light, "patient", 7)];
@@ -206,8 +206,8 @@ async fn a_less_urgent_band_has_its_tenth() {
     assert!((8..=12).contains(&turn), "it had turn {turn} of 25");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_full_engine_says_is_never_shown_while_another_has_room() {
+#[tokio::test(start_paused = true)]
+async fn a_full_engines_refusal_is_hidden_while_others_have_room() {
     let fleet = Fleet::start(Setup::agents(5)).await;
     for id in ["n0/0", "n1/0", "n2/0", "n3/0"] {
         fleet.fault(id, "busy").await;

@@ -71,7 +71,7 @@ fn read_lines(path: &Path) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_that_is_killed_three_times_answers_each_request_once_in_its_order() {
+async fn a_batch_killed_three_times_answers_each_request_once() {
     let fleet = Fleet::start(Setup::agents(2)).await;
     let batch = Batch::of_fleet(&fleet, (0..1_000).map(cheap_request));
     let seed = fastrand::u64(..);
@@ -113,7 +113,7 @@ async fn a_batch_that_is_killed_three_times_answers_each_request_once_in_its_ord
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_is_wrong_is_named_before_anything_is_sent() {
+async fn a_wrong_line_is_named_before_anything_is_sent() {
     let target = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     target.set_nonblocking(true).unwrap();
     let mut stream = request(1);
@@ -128,7 +128,7 @@ async fn a_line_that_is_wrong_is_named_before_anything_is_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_an_engine_refuses_have_their_lines_and_an_exit_code() {
+async fn refused_requests_have_output_lines_and_an_exit_code() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let mut unknown = request(1);
     unknown["body"]["model"] = "nobody".into();
@@ -142,7 +142,7 @@ async fn requests_that_an_engine_refuses_have_their_lines_and_an_exit_code() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_process_writes_an_output_and_a_signal_lets_answers_on_their_way_come() {
+async fn an_output_has_one_writer_and_a_signal_drains_it() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 30")).await;
     let batch = Batch::of_fleet(&fleet, (0..500).map(cheap_request));
     let mut first = batch.start("first", &["--concurrency", "4", "--grace", "20s"]);
@@ -162,7 +162,7 @@ async fn one_process_writes_an_output_and_a_signal_lets_answers_on_their_way_com
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_whose_target_is_not_there_yet_waits_and_says_so() {
+async fn a_batch_waits_for_its_target_and_says_so() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let place = Workplace::new();
     let socket = place.path().join("engine.sock");

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::harness::{Fleet, Setup, Workplace};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fleet_is_measured_beside_itself_and_the_report_is_written() {
+async fn bench_compares_two_targets_and_writes_the_report() {
     let (fleet, workplace) = (Fleet::start(Setup::agents(2)).await, Workplace::new());
     let (edge, admin) = (format!("http://{}", fleet.routers[0].edge), format!("http://{}", fleet.routers[0].admin));
     let file = |name: &str| workplace.path().join(name).to_str().unwrap().to_owned();
@@ -30,7 +30,7 @@ async fn a_fleet_is_measured_beside_itself_and_the_report_is_written() {
 }
 
 #[tokio::test]
-async fn a_target_that_answers_nothing_is_an_error_that_names_it() {
+async fn bench_names_a_target_that_does_not_answer() {
     let ended = Workplace::new().run(&["bench", "sustained", "--target", "unix:/nowhere/engine.sock"]).await;
     assert!(!ended.success && ended.stderr.contains("unix:/nowhere/engine.sock") && ended.stderr.contains("--target"), "{}", ended.stderr);
 }

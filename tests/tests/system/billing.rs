@@ -89,8 +89,8 @@ fn response(fields: &Value, stream: bool) -> Value {
     })
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schema_that_says_that_nothing_was_used_makes_nothing_free() {
+#[tokio::test(start_paused = true)]
+async fn a_schema_that_mentions_zero_usage_makes_nothing_free() {
     let (fleet, _folder, file) = billed(1).await;
     let free = json!({"usage": {"input_tokens": 0, "output_tokens": 0}});
     // Also where the whole is too long to be held.
@@ -104,8 +104,8 @@ async fn a_schema_that_says_that_nothing_was_used_makes_nothing_free() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_tenant_can_make_others_look_as_if_they_asked_for_more_than_there_is() {
+#[tokio::test(start_paused = true)]
+async fn a_tenant_cannot_inflate_the_lengths_expected_of_others() {
     let (fleet, _folder, file) = billed(1).await;
     let (cheat, other) = (paying(&fleet, &file, "cheat", MUCH).await, paying(&fleet, &file, "other", 100_000).await);
     let schema = json!({"usage": {"input_tokens": 1, "output_tokens": 1_000_000_000_000_000_000_u64}});
@@ -119,8 +119,8 @@ async fn no_tenant_can_make_others_look_as_if_they_asked_for_more_than_there_is(
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schema_that_says_abort_runs_once() {
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_schema_says_abort_runs_once() {
     let (fleet, _folder, file) = billed(3).await;
     let key = paying(&fleet, &file, "t", MUCH).await;
     let schema = json!({"finish_reason": "abort", "choices": [{"finish_reason": "abort"}]});
@@ -130,8 +130,8 @@ async fn a_schema_that_says_abort_runs_once() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_never_says_what_was_used_costs_what_was_expected_and_what_was_seen_if_that_is_more() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_without_usage_costs_the_estimate_at_least() {
     let (fleet, _folder, file) = billed(1).await;
     // No client waits for the end of the first, which would report the usage.
     let leaves = paying(&fleet, &file, "leaves", MUCH).await;
@@ -159,8 +159,8 @@ async fn a_stream_that_never_says_what_was_used_costs_what_was_expected_and_what
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn to_look_at_a_response_that_is_kept_costs_nothing() {
+#[tokio::test(start_paused = true)]
+async fn reading_a_stored_response_costs_nothing() {
     let (fleet, _folder, file) = billed(1).await;
     let key = paying(&fleet, &file, "t", MUCH).await;
     let made = post(&fleet, RESPONSES, &json!({"model": MODEL, "input": "Hello", "max_output_tokens": 40, "ignore_eos": true}), &key).await;
@@ -174,8 +174,8 @@ async fn to_look_at_a_response_that_is_kept_costs_nothing() {
     assert_eq!(left(&fleet, &key).await, Some(MUCH - 40));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_runs_in_the_background_that_nobody_would_count() {
+#[tokio::test(start_paused = true)]
+async fn background_requests_that_cannot_be_counted_are_refused() {
     let (fleet, _folder, file) = billed(1).await;
     let body = |stream: bool| json!({"model": MODEL, "input": "Hello", "max_output_tokens": 4, "background": true, "stream": stream});
     let limits = [

@@ -24,8 +24,8 @@ fn in_gzip(body: &[u8]) -> Request<Full<Bytes>> {
     Request::post(CHAT).header("content-type", "application/json").header("content-encoding", "gzip").body(body).unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compressed_body_is_refused_by_name_and_where_it_is_allowed_the_engine_gets_it_plain() {
+#[tokio::test(start_paused = true)]
+async fn a_compressed_body_is_decompressed_where_allowed_and_otherwise_refused() {
     let body = chat(3).to_string();
     let fleet = Fleet::start(Setup::agents(1)).await;
     let answer = fleet.edge().request(in_gzip(body.as_bytes())).await;
@@ -41,8 +41,8 @@ async fn a_compressed_body_is_refused_by_name_and_where_it_is_allowed_the_engine
     assert!(bomb.message().contains("200 times as large"), "{}", bomb.text());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_that_are_arriving_take_no_more_memory_than_is_set() {
+#[tokio::test(start_paused = true)]
+async fn arriving_bodies_stay_within_the_body_memory() {
     let fleet =
         Fleet::start(Setup::agents(1).router(|router| (router.max_buffered_body_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
     let edge = fleet.routers[0].edge;
@@ -69,8 +69,8 @@ fn large(stream: bool) -> Value {
     json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": if stream { 10_000 } else { 1 }, "stream": stream, "padding": padding})
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than_is_set() {
+#[tokio::test(start_paused = true)]
+async fn bodies_waiting_for_their_answer_stay_within_the_memory() {
     let fleet =
         Fleet::start(Setup::agents(1).router(|router| (router.max_buffered_body_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
     fleet.fault("n0/0", "hang").await;
@@ -100,8 +100,8 @@ async fn bodies_of_requests_that_no_answer_has_begun_of_take_no_more_memory_than
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_becomes_one_for_an_engine_takes_its_memory_once() {
+#[tokio::test(start_paused = true)]
+async fn a_translated_body_takes_its_memory_once() {
     let setup = Setup::agents(1).agent(|agent| agent.front_end = FrontEnd::Rust);
     let fleet = Fleet::start(setup.router(|router| (router.max_buffered_body_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
     // More than half of what is there.
@@ -118,8 +118,8 @@ async fn a_body_that_becomes_one_for_an_engine_takes_its_memory_once() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_of_http_2_that_its_client_does_not_take_ends_alone_and_its_neighbours_go_on() {
+#[tokio::test(start_paused = true)]
+async fn a_stalled_http2_stream_ends_without_its_neighbours() {
     let stall = Duration::from_millis(400);
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").router(|router| router.client_stall_timeout = stall)).await;
     let stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
@@ -152,8 +152,8 @@ async fn a_stream_of_http_2_that_its_client_does_not_take_ends_alone_and_its_nei
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_ends_in_a_line_feed_alone_is_refused_and_nothing_after_it_is_read() {
+#[tokio::test(start_paused = true)]
+async fn a_bare_line_feed_is_refused_and_ends_the_connection() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let mut stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
     let hidden = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
@@ -164,7 +164,7 @@ async fn a_line_that_ends_in_a_line_feed_alone_is_refused_and_nothing_after_it_i
     assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_chat_with_several_large_images_passes() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{}", "A".repeat(6 << 20))}});

@@ -20,7 +20,7 @@ async fn engine_pids(up: &Program) -> Vec<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn up_prints_a_curl_line_that_works_and_leaves_nothing_behind() {
+async fn up_prints_a_working_curl_line_and_leaves_nothing_behind() {
     let workplace = Workplace::new();
     let mut up = workplace.up(2, &["--sim-step-ms", "5"]);
     let (address, path, body) = parsed(&up.line("curl").await);
@@ -104,7 +104,7 @@ async fn operators_list_drain_restart_and_read_logs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_and_an_agent_of_their_own_work_together() {
+async fn a_separate_router_and_agent_work_together() {
     let workplace = Workplace::new();
     let router = workplace
         .start("router", &["router", "--listen", "127.0.0.1:0", "--agents-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
@@ -153,7 +153,7 @@ async fn wrong_settings_are_named_with_their_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_in_use_is_said_at_once() {
+async fn a_port_in_use_is_reported_at_once() {
     let workplace = Workplace::new();
     let up = workplace.up(1, &[]);
     let edge = up.address("edge").await.to_string();
@@ -168,7 +168,7 @@ async fn a_port_in_use_is_said_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_without_vllm_is_refused_saying_what_was_looked_for() {
+async fn a_model_without_vllm_is_refused_naming_the_searched_program() {
     let mut workplace = Workplace::new();
     workplace.environment.push(("PATH", "/nowhere"));
     let refused = workplace.run(&["up", "--model", "some/model", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]).await;
@@ -189,7 +189,7 @@ async fn a_model_without_vllm_is_refused_saying_what_was_looked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_is_not_there_is_refused_before_anything_starts() {
+async fn a_missing_model_is_refused_before_anything_starts() {
     let workplace = Workplace::new();
     for command in ["plan", "up"] {
         let refused = workplace.run(&[command, "--model", "/no/such/folder", "--vllm-bin", PROGRAM, "--engine", "vllm"]).await;
@@ -199,7 +199,7 @@ async fn a_model_that_is_not_there_is_refused_before_anything_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shells_and_man_learn_every_subcommand_and_setting_from_the_program() {
+async fn shells_and_man_pages_cover_every_subcommand_and_setting() {
     let workplace = Workplace::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = workplace.run(&["completions", shell]).await;
@@ -213,7 +213,7 @@ async fn shells_and_man_learn_every_subcommand_and_setting_from_the_program() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_that_is_not_there_is_said_so() {
+async fn a_missing_router_is_reported_with_its_address() {
     let refused = hostler(&["ps", "--admin", "127.0.0.1:1"]).await;
     assert_fails_with(&refused, &["cannot reach a router's admin listener at 127.0.0.1:1", "--admin HOST:PORT"]);
 }
@@ -221,7 +221,7 @@ async fn a_router_that_is_not_there_is_said_so() {
 /// An empty variable counts as unset, as in the XDG specification: otherwise the files of any
 /// checkout would be read.
 #[test]
-fn the_working_directory_is_no_users_folder_where_a_variable_is_empty() {
+fn an_empty_variable_does_not_select_the_working_directory() {
     let folder = tempfile::tempdir().unwrap();
     for place in ["hostler", ".config/hostler"].map(|place| folder.path().join(place)) {
         std::fs::create_dir_all(&place).unwrap();
@@ -238,7 +238,7 @@ fn the_working_directory_is_no_users_folder_where_a_variable_is_empty() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_that_operators_act_on_has_its_name_in_text_and_in_json() {
+async fn log_lines_for_operators_are_named_in_every_format() {
     let workplace = Workplace::new();
     let local = "127.0.0.1:0";
     let listens = ["router", "--listen", local, "--agents-listen", local, "--admin-listen", local, "--log-format"];

@@ -62,7 +62,7 @@ fn write_endpoint_of(place: &Workplace, edge: &str, job: &Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn init_makes_what_a_fleet_lacks_and_a_second_run_changes_nothing() {
+async fn init_creates_a_fleet_and_a_second_run_changes_nothing() {
     let place = Workplace::new();
     let folder = place.path().join(".config/hostler");
     let made = place.run(&["init", "--site", "polaris"]).await;
@@ -97,7 +97,7 @@ async fn init_makes_what_a_fleet_lacks_and_a_second_run_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settings_that_are_there_stay_and_init_says_what_they_lack() {
+async fn init_keeps_existing_settings_and_says_what_they_lack() {
     let place = Workplace::new();
     let own = place.file("own.toml", "[router]\nmax_queued = 7\n");
     let made = place.run(&["init", "--config", &own, "--site", "generic-slurm"]).await;
@@ -113,7 +113,7 @@ async fn settings_that_are_there_stay_and_init_says_what_they_lack() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_of_a_shell_get_the_fleets_address_and_key() {
+async fn env_gives_a_shell_the_fleets_address_and_key() {
     let mut place = Workplace::new();
     place.environment.push(("NO_PROXY", "internal"));
     let none = place.run(&["env"]).await;
@@ -156,7 +156,7 @@ fn place_with_ssh() -> Workplace {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_machine_reaches_the_fleet_until_it_leaves() {
+async fn connect_reaches_the_fleet_until_it_ends() {
     let place = place_with_ssh();
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
     write_endpoint(&place, "http://127.0.0.1:41237");
@@ -189,7 +189,7 @@ async fn another_machine_reaches_the_fleet_until_it_leaves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_machine_keeps_its_address_when_the_fleet_moves_to_the_host_of_another_job() {
+async fn connect_keeps_its_address_when_the_fleet_moves() {
     let place = place_with_ssh();
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
     write_endpoint_of(&place, "https://x1:41237", &json!("11.head"));
@@ -218,7 +218,7 @@ fn forwarded_port(place: &Workplace, there: &str) -> Result<u16, String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_machine_reaches_the_fleets_socket_or_its_port_where_ssh_may_not_forward_to_sockets() {
+async fn connect_forwards_to_the_socket_or_else_the_port() {
     let place = place_with_ssh();
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
     write_endpoint(&place, "http://127.0.0.1:41237");
@@ -253,7 +253,7 @@ async fn another_machine_reaches_the_fleets_socket_or_its_port_where_ssh_may_not
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_cannot_be_made_says_why() {
+async fn connect_says_why_it_cannot_connect() {
     let place = place_with_ssh();
     let away = place.run(&["connect", "away"]).await;
     assert!(!away.success && away.stderr.contains("no route") && away.stderr.contains("ssh cannot connect to away"), "{}", away.stderr);
@@ -273,7 +273,7 @@ async fn a_connection_that_cannot_be_made_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_doctor_finds_a_sound_host_sound_and_says_what_a_sick_one_lacks() {
+async fn doctor_passes_a_sound_host_and_diagnoses_a_sick_one() {
     let mut place = Workplace::new();
     place.environment.extend([
         ("HOSTLER_CLUSTER_SCHEDULER", "pbs"),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use http::Request;
 use http_body_util::Full;
@@ -93,8 +95,8 @@ fn assert_refused(answer: &Answer) {
     assert!(!answer.text().contains(DEADLY));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_kills_engines_kills_two_of_eight_and_nobody_else_notices() {
+#[tokio::test(start_paused = true)]
+async fn a_killer_request_costs_two_engines_and_no_other_client() {
     let fleet = Fleet::start(setup(8, 30)).await;
     let edge = fleet.edge();
     let load = Load::start(&fleet, 24);
@@ -124,8 +126,8 @@ async fn a_request_that_kills_engines_kills_two_of_eight_and_nobody_else_notices
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer() {
+#[tokio::test(start_paused = true)]
+async fn an_engine_dying_with_many_requests_costs_no_answer() {
     let fleet = Fleet::start(setup(3, 30)).await;
     let engines = ["n0/0", "n1/0", "n2/0"];
     for engine in engines {
@@ -157,8 +159,8 @@ async fn an_engine_that_dies_with_many_in_flight_costs_none_of_them_its_answer()
     assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 0.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_who_were_in_flight_at_a_crash_have_their_first_token_within_seconds_however_long_their_answers() {
+#[tokio::test(start_paused = true)]
+async fn requests_of_a_crash_get_first_tokens_within_seconds() {
     // An answer takes 4 s: one after the other, ten on each of the two engines that are left, would
     // need 40 s.
     let fleet = Fleet::start(Setup::agents(3).engine("--sim-step-ms 40")).await;
@@ -184,8 +186,8 @@ async fn all_who_were_in_flight_at_a_crash_have_their_first_token_within_seconds
     assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 0.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_killed_its_engine_after_it_had_begun_is_refused_after_the_second_time() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_killed_two_engines_is_banned() {
     let fleet = Fleet::start(setup(4, 200)).await;
     // Simulated engines die of a text, which a continuation from tokens has not: this stream has none.
     let mut killer = asked(DEADLY, 500, true);
@@ -202,8 +204,8 @@ async fn a_stream_that_killed_its_engine_after_it_had_begun_is_refused_after_the
     until_crashed(&fleet, 2).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_killed_once_through_each_of_two_routers_is_refused_by_both() {
+#[tokio::test(start_paused = true)]
+async fn a_request_that_killed_through_two_routers_is_banned_everywhere() {
     let fleet = Fleet::start(setup(4, 200).routers(2)).await;
     // Such a stream is not resumed: each costs one engine.
     let mut killer = asked(DEADLY, 500, true);
@@ -227,7 +229,7 @@ async fn a_request_that_killed_once_through_each_of_two_routers_is_refused_by_bo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_kills_engines_is_refused_to_the_tenant_that_sent_it_and_to_no_other() {
+async fn a_ban_holds_only_for_the_tenant_that_sent_it() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys.toml");
     let mut keys = Vec::new();
@@ -245,8 +247,8 @@ async fn what_kills_engines_is_refused_to_the_tenant_that_sent_it_and_to_no_othe
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_no_engine_can_digest_gets_their_error_and_none_is_marked_or_restarted() {
+#[tokio::test(start_paused = true)]
+async fn an_indigestible_request_gets_its_error_and_marks_no_replica() {
     let fleet = Fleet::start(setup(8, 30)).await;
     let load = Load::start(&fleet, 4);
     for number in 0..6 {
@@ -261,8 +263,8 @@ async fn a_request_that_no_engine_can_digest_gets_their_error_and_none_is_marked
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_no_engine_can_digest_gets_its_error_at_once_however_often_it_is_repeated() {
+#[tokio::test(start_paused = true)]
+async fn an_indigestible_request_repeated_gets_its_error_at_once() {
     let fleet = Fleet::start(setup(4, 30)).await;
     let begun = Instant::now();
     let mut clients = JoinSet::new();

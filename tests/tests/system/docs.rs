@@ -31,7 +31,7 @@ async fn the_example_with_every_setting_is_up_to_date() {
 }
 
 #[tokio::test]
-async fn the_example_files_are_sound() {
+async fn the_example_files_are_valid() {
     for file in ["minimal.toml", "full.toml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/config").join(file);
         let checked = hostler(&["check", path.to_str().unwrap()]).await;

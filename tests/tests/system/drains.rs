@@ -1,16 +1,18 @@
 //! Emptying a router, a replica, a node: what runs finishes, nothing new begins, nothing is left.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use hostler_agent::AgentError;
 use hostler_proto::agent::v1::Phase;
 use tokio::net::TcpStream;
 use tonic::Code;
 
-use crate::harness::{CHAT, Endpoint, Fleet, Setup, chat, chat_stream, is_alive, soon, until};
+use crate::harness::{CHAT, Endpoint, Fleet, Setup, chat, chat_stream, soon, until};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_draining_router_finishes_what_runs_and_takes_no_new_connection() {
+#[tokio::test(start_paused = true)]
+async fn a_draining_router_finishes_requests_and_refuses_connections() {
     let mut fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(150)).await;
     stream.events(2).await;
@@ -28,8 +30,8 @@ async fn a_draining_router_finishes_what_runs_and_takes_no_new_connection() {
     soon("the router's end", fleet.routers.remove(0).task).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_that_is_told_twice_ends_at_once() {
+#[tokio::test(start_paused = true)]
+async fn a_router_ends_at_once_when_told_twice() {
     let mut fleet = Fleet::start(Setup::agents(1)).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
@@ -44,7 +46,7 @@ async fn a_router_that_is_told_twice_ends_at_once() {
     assert!(stream.finish().await.ended.is_err());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_router_does_not_wait_beyond_its_drain_timeout() {
     let mut fleet = Fleet::start(Setup::agents(1).router(|router| router.drain_timeout = Duration::from_millis(200))).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
@@ -55,8 +57,8 @@ async fn a_router_does_not_wait_beyond_its_drain_timeout() {
     assert!(stream.finish().await.ended.is_err());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drained_replica_finishes_gets_nothing_new_and_comes_back_when_restarted() {
+#[tokio::test(start_paused = true)]
+async fn a_drained_replica_finishes_and_returns_when_restarted() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let (edge, admin) = (fleet.edge(), fleet.admin());
     let (mut one, mut other) = (edge.open(CHAT, &chat_stream(150)).await, edge.open(CHAT, &chat_stream(150)).await);
@@ -74,7 +76,7 @@ async fn a_drained_replica_finishes_gets_nothing_new_and_comes_back_when_restart
     other.finish().await.assert_whole_stream();
     let stopped = fleet.until_replica("n0/0", "stopped", |replica| replica.phase == Phase::Stopped).await;
     assert_eq!((stopped.served, stopped.pid), (before.served + 1, 0));
-    assert!(!is_alive(before.pid));
+    assert!(!fleet.is_running(before.pid));
     assert_eq!(edge.post(CHAT, &chat(2)).await.status, 200);
 
     assert_eq!(admin.restart("n0/0").await.unwrap(), ["n0/0"]);
@@ -85,8 +87,8 @@ async fn a_drained_replica_finishes_gets_nothing_new_and_comes_back_when_restart
     assert_eq!(edge.post(CHAT, &chat(2)).await.status, 200, "the restarted one serves alone");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drained_node_stops_all_its_replicas_and_then_says_so_to_clients() {
+#[tokio::test(start_paused = true)]
+async fn a_drained_node_stops_its_replicas_and_tells_clients() {
     let fleet = Fleet::start(Setup::agents(1).agent(|agent| agent.replicas = 2)).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(200)).await;
     stream.events(2).await;
@@ -103,8 +105,8 @@ async fn a_drained_node_stops_all_its_replicas_and_then_says_so_to_clients() {
     assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_shuts_down_finishes_its_streams_and_leaves_nothing() {
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_shuts_down_finishes_streams_and_leaves_nothing() {
     let mut fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let mut streams = Vec::new();
     for _ in 0..4 {
@@ -121,7 +123,7 @@ async fn an_agent_that_shuts_down_finishes_its_streams_and_leaves_nothing() {
         stream.finish().await.assert_whole_stream();
     }
     soon("the agent's end", agent.task).await.unwrap().unwrap();
-    assert!(!is_alive(engine.pid));
+    assert!(!fleet.is_running(engine.pid));
     let left: Vec<_> = std::fs::read_dir(&agent.run_dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["lock"], "only the lock of the whole run directory stays");
     until("the node to be shown as lost", async || {
@@ -133,8 +135,8 @@ async fn an_agent_that_shuts_down_finishes_its_streams_and_leaves_nothing() {
     assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_is_told_twice_kills_its_engines() {
+#[tokio::test(start_paused = true)]
+async fn an_agent_told_to_stop_twice_kills_its_engines() {
     let mut fleet = Fleet::start(Setup::agents(1)).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
@@ -144,12 +146,12 @@ async fn an_agent_that_is_told_twice_kills_its_engines() {
     agent.shutdown.stop();
     let cut_off = soon("the agent's end", agent.task).await.unwrap().unwrap_err();
     assert!(matches!(cut_off, AgentError::CutOff { requests: 1 }), "{cut_off}");
-    assert!(!is_alive(engine.pid));
+    assert!(!fleet.is_running(engine.pid));
     stream.finish().await.assert_broken_stream();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_order_for_nobody_names_those_there_are() {
+#[tokio::test(start_paused = true)]
+async fn an_order_for_an_unknown_target_names_the_known_ones() {
     let fleet = Fleet::start(Setup::agents(1).agent(|agent| agent.replicas = 2)).await;
     let refused = fleet.admin().drain("n7").await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::NotFound, "no node or replica is called \"n7\"; replicas: n0/0, n0/1"));

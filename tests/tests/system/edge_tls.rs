@@ -92,8 +92,8 @@ async fn connect(fleet: &Fleet, config: &Arc<ClientConfig>) -> std::io::Result<T
     soon("a handshake", TlsConnector::from(config.clone()).connect(ServerName::try_from("edge.test").unwrap(), stream)).await
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_both_http_versions_are_served_over_tls_and_plain_text_is_not() {
+#[tokio::test(start_paused = true)]
+async fn tls_serves_both_http_versions_and_refuses_plain_text() {
     let operator = Operator::new();
     operator.renew();
     let fleet = Fleet::start(Setup::agents(1).router(|router| operator.configure(router))).await;
@@ -113,7 +113,7 @@ async fn clients_of_both_http_versions_are_served_over_tls_and_plain_text_is_not
     assert!(plain.is_err(), "{plain:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn grpc_is_spoken_over_tls_on_the_same_port() {
     let operator = Operator::new();
     operator.renew();
@@ -131,8 +131,8 @@ async fn grpc_is_spoken_over_tls_on_the_same_port() {
     assert!(matches!(last, Some(Event::Usage(Usage { completion_tokens: 7, .. }))), "{last:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_clients_need_a_certificate_none_is_served_without() {
+#[tokio::test(start_paused = true)]
+async fn a_client_without_the_required_certificate_is_refused() {
     let (operator, other_operator) = (Operator::new(), Operator::new());
     operator.renew();
     let setup = Setup::agents(1).router(|router| {
@@ -151,8 +151,8 @@ async fn where_clients_need_a_certificate_none_is_served_without() {
     assert!(foreign.is_err(), "{foreign:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_does_not_begin_its_handshake_gives_its_place_to_another() {
+#[tokio::test(start_paused = true)]
+async fn a_client_that_stalls_its_handshake_loses_its_place() {
     let operator = Operator::new();
     operator.renew();
     let setup = Setup::agents(1).router(|router| {
@@ -168,7 +168,7 @@ async fn a_client_that_does_not_begin_its_handshake_gives_its_place_to_another()
     assert_eq!(soon("the silent client's end", silent.read(&mut [0; 1])).await.unwrap_or(0), 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_certificate_is_replaced_under_load_without_a_failed_request() {
     let operator = Operator::new();
     operator.renew();
@@ -226,7 +226,7 @@ async fn a_certificate_is_replaced_under_load_without_a_failed_request() {
 }
 
 #[tokio::test]
-async fn a_router_does_not_start_in_plain_text_beyond_its_host_or_without_its_files() {
+async fn a_router_without_tls_files_starts_only_on_loopback() {
     let local = || "127.0.0.1:0".to_owned();
     let folder = tempfile::tempdir().unwrap();
     let operators_socket = folder.path().join("o.sock");

@@ -57,8 +57,8 @@ async fn until_demand(fleet: &Fleet, what: &str, is: impl Fn(&ModelDemand) -> bo
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_for_an_expected_model_is_answered_when_an_agent_brings_it() {
+#[tokio::test(start_paused = true)]
+async fn a_request_for_an_expected_model_waits_for_its_agent() {
     let mut fleet = Fleet::launch(Setup::agents(0)).await;
     assert_eq!(fleet.admin().demand(MODEL).await, None);
     let _controller = expect(&fleet, None).await;
@@ -78,8 +78,8 @@ async fn a_request_for_an_expected_model_is_answered_when_an_agent_brings_it() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_for_a_model_whose_only_replica_was_drained_waits_for_the_next() {
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_the_next_replica_after_a_drain() {
     let mut fleet = Fleet::start(Setup::agents(1)).await;
     let _controller = expect(&fleet, Some(20_000)).await;
     fleet.admin().drain("n0/0").await.unwrap();
@@ -92,8 +92,8 @@ async fn a_request_for_a_model_whose_only_replica_was_drained_waits_for_the_next
     assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_api_says_what_a_model_waits_for_that_comes_too_late() {
+#[tokio::test(start_paused = true)]
+async fn each_api_says_what_a_late_model_waits_for() {
     let fleet = Fleet::start(Setup::agents(1).engine("--served-model-name other")).await;
     // Longer than router.max_queue_wait.
     let _controller = expect(&fleet, Some(3_600_000)).await;
@@ -125,8 +125,8 @@ async fn each_api_says_what_a_model_waits_for_that_comes_too_late() {
     until_demand(&fleet, "requests that were refused", |demand| demand.waiting == 0 && demand.last_request_ms_ago.is_some()).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_is_refused_when_its_wait_for_a_model_is_over() {
+#[tokio::test(start_paused = true)]
+async fn a_request_is_refused_when_its_wait_is_over() {
     let wait = Duration::from_millis(300);
     let fleet = Fleet::launch(Setup::agents(0).router(|router| router.max_queue_wait = wait)).await;
     let _controller = expect(&fleet, None).await;
@@ -138,8 +138,8 @@ async fn a_request_is_refused_when_its_wait_for_a_model_is_over() {
     assert_eq!(fleet.admin().demand("made up").await, None, "what clients name is not kept");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_announcement_that_cannot_be_kept_is_refused_and_the_one_before_counts() {
+#[tokio::test(start_paused = true)]
+async fn an_invalid_announcement_is_refused_and_the_last_one_stands() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let _controller = expect(&fleet, None).await;
     let refused = fleet.admin().expect("two\nlines", None, "").await.unwrap_err();

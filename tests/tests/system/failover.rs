@@ -1,7 +1,9 @@
 //! Agents that fall silent with requests of theirs unanswered, as one whose host is gone: their connection stands, and nothing comes over it.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use hostler_proto::agent::v1::attach_request::Message;
 use hostler_proto::agent::v1::attach_response::Message as Told;
@@ -93,8 +95,8 @@ fn assert_whole(answer: &Answer) {
     assert_eq!(answer.text().matches("\"finish_reason\":\"length\"").count(), 1, "{}", answer.text());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_whose_name_another_one_got_since_its_hello_is_refused_and_that_one_stays() {
+#[tokio::test(start_paused = true)]
+async fn an_agent_whose_node_name_was_taken_is_refused() {
     // Long enough for both to be heard of until the end.
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.lease = Duration::from_secs(20))).await;
     let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "still".into(), life: 6, job: None };
@@ -109,8 +111,8 @@ async fn an_agent_whose_name_another_one_got_since_its_hello_is_refused_and_that
     assert!(fleet.replica("still/0").await.is_ready());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_without_an_answer_leave_a_silent_agent_when_its_lease_lapses() {
+#[tokio::test(start_paused = true)]
+async fn unanswered_requests_leave_a_silent_agent_at_lease_end() {
     let fleet = Fleet::start(setup(1)).await;
     let mut still = Still::attach(&fleet).await;
     fleet.until_replica("still/0", "readiness", |replica| replica.phase == Phase::Ready).await;
@@ -147,8 +149,8 @@ async fn requests_without_an_answer_leave_a_silent_agent_when_its_lease_lapses()
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_stays_with_a_silent_agent_until_there_is_another() {
+#[tokio::test(start_paused = true)]
+async fn a_request_stays_with_a_silent_agent_without_another() {
     let mut fleet = Fleet::launch(setup(0)).await;
     let mut still = Still::attach(&fleet).await;
     fleet.until_replica("still/0", "readiness", |replica| replica.phase == Phase::Ready).await;
@@ -166,8 +168,8 @@ async fn a_request_stays_with_a_silent_agent_until_there_is_another() {
     assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 1.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_full_engines_sent_on_leaves_a_silent_agent_too() {
+#[tokio::test(start_paused = true)]
+async fn a_request_passed_on_by_full_engines_leaves_silent_agents() {
     let mut fleet = Fleet::start(setup(2)).await;
     for replica in ["n0/0", "n1/0"] {
         fleet.fault(replica, "busy").await;
@@ -192,8 +194,8 @@ async fn a_request_that_full_engines_sent_on_leaves_a_silent_agent_too() {
     own.abort_all();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_was_silent_answers_what_had_nowhere_else_to_go() {
+#[tokio::test(start_paused = true)]
+async fn a_silent_agent_that_returns_answers_its_requests() {
     let fleet = Fleet::launch(setup(0)).await;
     let mut still = Still::attach(&fleet).await;
     fleet.until_replica("still/0", "readiness", |replica| replica.phase == Phase::Ready).await;
@@ -206,8 +208,8 @@ async fn an_agent_that_was_silent_answers_what_had_nowhere_else_to_go() {
     assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 0.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_takes_longer_than_a_lease_is_waited_for() {
+#[tokio::test(start_paused = true)]
+async fn an_answer_slower_than_a_lease_is_waited_for() {
     // Long enough for a machine that stands still for a moment.
     let lease = 2 * LEASE;
     let fleet = Fleet::start(setup(2).engine("--sim-step-ms 20").router(|router| router.lease = lease)).await;

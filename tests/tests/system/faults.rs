@@ -6,11 +6,10 @@ use std::time::Duration;
 use hostler_agent::AgentConfig;
 use hostler_proto::agent::v1::Phase;
 use http::StatusCode;
-use rustix::process::Signal;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, is_alive, signal, unresumed_stream, until};
+use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, unresumed_stream, until};
 
 /// Streams that have all begun, as evenly spread as the router spreads them, and that are not resumed.
 async fn streams(fleet: &Fleet, count: usize, tokens: usize) -> Vec<Answering> {
@@ -41,8 +40,8 @@ fn whole_and_broken(answers: &[Answer]) -> (usize, usize) {
     (answers.len() - broken, broken)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_engines_streams_end_with_an_error_event_and_those_of_the_other_go_on() {
+#[tokio::test(start_paused = true)]
+async fn a_killed_engines_streams_fail_and_the_others_go_on() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let opened = streams(&fleet, 16, 250).await;
     let victim = fleet.until_replica("n0/0", "half of the streams", |replica| replica.in_flight == 8).await;
@@ -52,7 +51,7 @@ async fn a_killed_engines_streams_end_with_an_error_event_and_those_of_the_other
 
     let back = fleet.until_replica("n0/0", "a new life", |replica| replica.is_ready() && replica.epoch > victim.epoch).await;
     assert_eq!(back.restarts, 1);
-    assert!(!is_alive(victim.pid) && is_alive(back.pid));
+    assert!(!fleet.is_running(victim.pid) && fleet.is_running(back.pid));
     let served = back.served;
     // Prompts of their own: the first one is still cached at the other engine.
     for number in 0..8 {
@@ -64,8 +63,8 @@ async fn a_killed_engines_streams_end_with_an_error_event_and_those_of_the_other
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_without_a_first_byte_are_answered_by_another_engine() {
+#[tokio::test(start_paused = true)]
+async fn a_request_without_a_first_byte_is_answered_elsewhere() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     let ids = ["n0/0", "n1/0"];
     for id in ids {
@@ -98,8 +97,8 @@ async fn requests_without_a_first_byte_are_answered_by_another_engine() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engines_error_event_passes_and_its_done_does_not() {
+#[tokio::test(start_paused = true)]
+async fn an_engines_error_event_passes_without_its_done() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let opened = streams(&fleet, 6, 150).await;
     fleet.until_in_flight("n0/0", 3).await;
@@ -112,8 +111,8 @@ async fn an_engines_error_event_passes_and_its_done_does_not() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_begins_with_an_error_is_answered_by_another_engine() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_begins_with_an_error_is_retried_elsewhere() {
     // The first token takes far longer than the test.
     let fleet = Fleet::start(Setup::two_agents().engine_of(0, "--sim-step-ms 60000")).await;
     let edge = fleet.edge();
@@ -136,8 +135,8 @@ async fn a_stream_that_begins_with_an_error_is_answered_by_another_engine() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_streams_of_an_engine_that_hung_end_with_what_the_watchdog_saw() {
+#[tokio::test(start_paused = true)]
+async fn streams_of_a_hung_engine_end_with_the_watchdogs_finding() {
     let hasty = |agent: &mut AgentConfig| agent.stall_timeout = Duration::from_secs(1);
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").agent(hasty)).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
@@ -153,13 +152,13 @@ async fn the_streams_of_an_engine_that_hung_end_with_what_the_watchdog_saw() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_stopped_by_somebody_else_breaks_its_streams_and_is_started_again() {
+#[tokio::test(start_paused = true)]
+async fn an_engine_stopped_from_outside_breaks_streams_and_restarts() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let opened = streams(&fleet, 6, 150).await;
     let victim = fleet.until_replica("n0/0", "half of the streams", |replica| replica.in_flight == 3).await;
     // It ends its streams with `abort` and `[DONE]`, and exits with code 0.
-    signal(victim.pid, Signal::TERM);
+    fleet.terminate(&victim.id).await;
     let reading = tokio::spawn(finish(opened));
     let failed = fleet.until_replica("n0/0", "a crash", |replica| replica.phase == Phase::Failed).await;
     assert!(failed.reason.contains("without having been asked to") && failed.reason.contains("exit status: 0"), "{}", failed.reason);
@@ -168,8 +167,8 @@ async fn an_engine_stopped_by_somebody_else_breaks_its_streams_and_is_started_ag
     assert_eq!(back.restarts, 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_cut_short_by_a_stopped_engine_is_not_given_as_whole() {
+#[tokio::test(start_paused = true)]
+async fn a_truncated_answer_is_never_given_as_whole() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let edge = fleet.edge();
     let request = tokio::spawn(async move { edge.post(CHAT, &chat(100)).await });
@@ -179,7 +178,7 @@ async fn an_answer_cut_short_by_a_stopped_engine_is_not_given_as_whole() {
         running.cloned().ok_or_else(|| format!("{replicas:#?}"))
     })
     .await;
-    signal(victim.pid, Signal::TERM);
+    fleet.terminate(&victim.id).await;
     let answer = request.await.unwrap();
     assert_eq!(
         (answer.status, &answer.json()["choices"][0]["finish_reason"]),
@@ -190,8 +189,8 @@ async fn an_answer_cut_short_by_a_stopped_engine_is_not_given_as_whole() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_engine_is_not_noticed_while_another_has_room() {
+#[tokio::test(start_paused = true)]
+async fn a_busy_engine_is_hidden_while_another_has_room() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     fleet.fault("n0/0", "busy").await;
     for _ in 0..8 {
@@ -206,8 +205,8 @@ async fn a_busy_engine_is_not_noticed_while_another_has_room() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_to_which_two_engines_said_that_their_core_died_is_refused_before_they_have_exited() {
+#[tokio::test(start_paused = true)]
+async fn two_dead_core_errors_ban_a_request_before_engines_exit() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let edge = fleet.edge();
     let request = tokio::spawn(async move { edge.post(CHAT, &chat(2000)).await });
@@ -238,14 +237,14 @@ async fn a_request_to_which_two_engines_said_that_their_core_died_is_refused_bef
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_whose_only_engine_is_stopped_by_somebody_is_told_to_come_back() {
+#[tokio::test(start_paused = true)]
+async fn a_client_of_a_stopped_only_engine_may_retry() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10 --shutdown-timeout 60")).await;
     // Until this one ends, the engine takes others and begins none; then it answers them with 500.
     let mut running = fleet.engine("n0/0").await.open(CHAT, &chat_stream(300)).await;
     running.events(2).await;
     let running = tokio::spawn(running.finish());
-    signal(fleet.replica("n0/0").await.pid, Signal::TERM);
+    fleet.terminate("n0/0").await;
     let (edge, bodies) = (fleet.edge(), [chat(1), chat_stream(1)]);
     let refused = until("refusals", async || {
         let (plain, stream) = tokio::join!(edge.post(CHAT, &bodies[0]), edge.post(CHAT, &bodies[1]));

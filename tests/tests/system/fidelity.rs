@@ -70,7 +70,7 @@ fn edited(mut body: Value, changes: Value) -> Value {
     body
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn every_route_answers_as_the_engine_itself_does() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10 --enable-request-id-headers")).await;
     let (edge, engine) = (fleet.edge(), fleet.engine("n0/0").await);
@@ -103,8 +103,8 @@ async fn every_route_answers_as_the_engine_itself_does() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engines_errors_arrive_as_it_wrote_them() {
+#[tokio::test(start_paused = true)]
+async fn an_engines_errors_pass_verbatim() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let (edge, engine) = (fleet.edge(), fleet.engine("n0/0").await);
     for (path, body, status) in [
@@ -128,7 +128,7 @@ async fn an_engines_errors_arrive_as_it_wrote_them() {
     assert_eq!((through.status.as_u16(), through.header("allow")), (405, Some("POST")));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_large_body_arrives_whole_with_a_length_or_chunked() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let (edge, engine) = (fleet.edge(), fleet.engine("n0/0").await);
@@ -153,8 +153,8 @@ async fn a_large_body_arrives_whole_with_a_length_or_chunked() {
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with(&direct.text()), "{answer}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_models_of_all_engines_are_listed_and_each_request_goes_to_one_that_serves_its_model() {
+#[tokio::test(start_paused = true)]
+async fn models_are_listed_together_and_each_request_finds_its_engine() {
     let setup = Setup::two_agents().engine_of(0, "--served-model-name shared small").engine_of(1, "--served-model-name shared large/v2");
     let fleet = Fleet::start(setup).await;
     let edge = fleet.edge();
@@ -179,8 +179,8 @@ async fn the_models_of_all_engines_are_listed_and_each_request_goes_to_one_that_
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_audio_form_goes_to_the_engine_that_serves_its_model() {
+#[tokio::test(start_paused = true)]
+async fn an_audio_form_goes_to_the_engine_of_its_model() {
     let setup = Setup::two_agents().engine_of(0, "--served-model-name small").engine_of(1, "--served-model-name large");
     let fleet = Fleet::start(setup).await;
     let ask = async |model: &str| {
@@ -201,8 +201,8 @@ async fn an_audio_form_goes_to_the_engine_that_serves_its_model() {
     assert_eq!(unknown.message(), "The model `none` does not exist. Valid aliases: large, small.");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn paths_for_whoever_runs_the_engine_do_not_reach_it() {
+#[tokio::test(start_paused = true)]
+async fn an_engines_operator_paths_are_not_reachable() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let edge = fleet.edge();
     for path in ["/metrics", "/v1", "//v1/models"] {
@@ -217,8 +217,8 @@ async fn paths_for_whoever_runs_the_engine_do_not_reach_it() {
     assert_eq!(edge.get("/health").await.status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_route_that_the_edge_says_it_has_is_one() {
+#[tokio::test(start_paused = true)]
+async fn every_route_listed_by_the_edge_exists() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let edge = fleet.edge();
     let document = edge.get("/openapi.json").await.json();
@@ -244,8 +244,8 @@ async fn every_route_that_the_edge_says_it_has_is_one() {
     assert!(page.contains("hostler_refused_total{reason=\"no_route\"} 1\n"), "the one with a wrong method: {page}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_load_is_that_of_all_replicas() {
+#[tokio::test(start_paused = true)]
+async fn the_load_route_sums_all_replicas() {
     let fleet = Fleet::start(Setup::agents(2).engine("--sim-step-ms 20")).await;
     let edge = fleet.edge();
     let mut streams = Vec::new();
@@ -261,8 +261,8 @@ async fn the_load_is_that_of_all_replicas() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_http_2_get_the_same_answers() {
+#[tokio::test(start_paused = true)]
+async fn http_2_clients_get_the_same_answers() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10")).await;
     let stream = tokio::net::TcpStream::connect(fleet.routers[0].edge).await.unwrap();
     let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();

@@ -35,8 +35,8 @@ fn events(answer: &Answer) -> Vec<Value> {
     answer.text().split_terminator("\n\n").map(event).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_says_whole_and_streamed_what_a_chat_says() {
+#[tokio::test(start_paused = true)]
+async fn a_message_equals_its_chat_whole_and_streamed() {
     let fleet = Fleet::start(with_rust(2).engine("--enable-prompt-tokens-details")).await;
     let edge = fleet.edge();
     let chat = edge.post(CHAT, &message(8)).await.json();
@@ -70,8 +70,8 @@ async fn a_message_says_whole_and_streamed_what_a_chat_says() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_response_says_whole_and_streamed_what_a_chat_says() {
+#[tokio::test(start_paused = true)]
+async fn a_response_equals_its_chat_whole_and_streamed() {
     let fleet = Fleet::start(with_rust(2)).await;
     let edge = fleet.edge();
     let asked = json!({"model": MODEL, "input": "Tell me about engines.", "max_output_tokens": 8});
@@ -101,8 +101,8 @@ async fn a_response_says_whole_and_streamed_what_a_chat_says() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn log_probabilities_that_are_asked_for_come_with_the_text_and_what_would_be_lost_is_refused() {
+#[tokio::test(start_paused = true)]
+async fn requested_log_probabilities_arrive_or_are_refused() {
     let fleet = Fleet::start(with_rust(1)).await;
     let edge = fleet.edge();
     let chat = edge.post(CHAT, &edited(message(4), json!({"logprobs": true, "top_logprobs": 2}))).await.json();
@@ -133,8 +133,8 @@ async fn log_probabilities_that_are_asked_for_come_with_the_text_and_what_would_
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_invocation_goes_to_the_route_of_what_it_carries() {
+#[tokio::test(start_paused = true)]
+async fn an_invocation_goes_to_the_route_of_its_content() {
     let fleet = Fleet::start(with_rust(2)).await;
     let edge = fleet.edge();
     let text = |answer: &Answer| {
@@ -161,8 +161,8 @@ async fn an_invocation_goes_to_the_route_of_what_it_carries() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tool_that_must_be_called_is_and_its_result_is_read() {
+#[tokio::test(start_paused = true)]
+async fn a_required_tool_is_called_and_its_result_is_read() {
     let fleet = Fleet::start(with_rust(1)).await;
     let edge = fleet.edge();
     let tools = json!([{"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}]);
@@ -185,8 +185,8 @@ async fn a_tool_that_must_be_called_is_and_its_result_is_read() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn errors_are_in_anthropics_form_wherever_they_come_from() {
+#[tokio::test(start_paused = true)]
+async fn every_error_of_a_message_has_anthropics_form() {
     let fleet = Fleet::start(with_rust(1)).await;
     let edge = fleet.edge();
     for (body, status, words) in [
@@ -206,8 +206,8 @@ async fn errors_are_in_anthropics_form_wherever_they_come_from() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_breaks_ends_with_an_error_event_and_a_broken_connection() {
+#[tokio::test(start_paused = true)]
+async fn a_broken_stream_ends_with_an_error_and_broken_connection() {
     let fleet = Fleet::start(with_rust(1).engine("--sim-die-on killer --sim-die-on-ms 200")).await;
     let killer = json!({"stream": true, "messages": [{"role": "user", "content": "killer"}]});
     let broken = fleet.edge().post(MESSAGES, &edited(message(4000), killer)).await;
@@ -220,8 +220,8 @@ async fn a_stream_that_breaks_ends_with_an_error_event_and_a_broken_connection()
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_route_that_no_chat_can_stand_for_is_refused_with_what_to_do() {
+#[tokio::test(start_paused = true)]
+async fn an_untranslatable_route_is_refused_with_advice() {
     let fleet = Fleet::start(with_rust(2)).await;
     let edge = fleet.edge();
     for (path, body) in
@@ -236,8 +236,8 @@ async fn a_route_that_no_chat_can_stand_for_is_refused_with_what_to_do() {
     assert_eq!(edge.post("/tokenize", &json!({"model": MODEL, "prompt": "x"})).await.status, StatusCode::OK);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_simulated_engine_has_the_python_front_end_unless_it_is_told_otherwise() {
+#[tokio::test(start_paused = true)]
+async fn the_simulated_engine_has_the_python_front_end_by_default() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let embedded = fleet.edge().post("/v1/embeddings", &json!({"model": MODEL, "input": "text"})).await;
     assert_eq!(embedded.status, StatusCode::OK, "{}", embedded.text());

@@ -2,7 +2,9 @@
 //! GPU. A fault touches the engines on its GPU and no other.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use hostler_fake_nvml::{Device, Fake, Process, Slice};
 use hostler_proto::agent::v1::{GpuReading, Phase};
@@ -37,13 +39,17 @@ impl OnGpus {
     }
 
     async fn launch(devices: Vec<Device>, replicas: u32) -> Self {
+        Self::launch_as(devices, replicas, |setup| setup).await
+    }
+
+    async fn launch_as(devices: Vec<Device>, replicas: u32, adapt: fn(Setup) -> Setup) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let driver = Fake::install(directory.path(), devices);
         let setup = Setup::agents(1).engine("--sim-step-ms 10").agent(|agent| {
             agent.replicas = replicas;
             agent.nvml_lib = driver.library().to_owned();
         });
-        Self { fleet: Fleet::launch(setup).await, driver, _directory: directory }
+        Self { fleet: Fleet::launch(adapt(setup)).await, driver, _directory: directory }
     }
 
     /// What an operator's command at this fleet's router says.
@@ -83,8 +89,8 @@ async fn a_stream_each(fleet: &Fleet, replicas: usize) -> Vec<Answering> {
     opened
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_that_falls_off_the_bus_under_load_is_out_of_service_at_once_and_no_other() {
+#[tokio::test(start_paused = true)]
+async fn a_gpu_off_the_bus_is_quarantined_at_once() {
     let mut on_gpus = OnGpus::start(devices(3), 3).await;
     let fleet = &on_gpus.fleet;
     let before = fleet.admin().replicas().await.unwrap();
@@ -122,8 +128,8 @@ async fn a_gpu_that_falls_off_the_bus_under_load_is_out_of_service_at_once_and_n
     assert!(back.epoch > before[1].epoch);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_s_own_fault_is_only_logged_and_a_contained_memory_error_restarts_its_engine() {
+#[tokio::test(start_paused = true)]
+async fn process_faults_are_only_logged_and_memory_errors_restart_engines() {
     let mut on_gpus = OnGpus::start(devices(2), 2).await;
     let fleet = &on_gpus.fleet;
     let before = fleet.admin().replicas().await.unwrap();
@@ -147,7 +153,7 @@ async fn a_process_s_own_fault_is_only_logged_and_a_contained_memory_error_resta
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gpu_that_is_lost_without_a_word_is_found_by_its_readings_and_again_after_a_vain_release() {
+async fn a_silently_lost_gpu_is_found_by_its_readings() {
     let mut on_gpus = OnGpus::start(devices(2), 2).await;
     let fleet = &on_gpus.fleet;
     let lost = Instant::now();
@@ -165,10 +171,11 @@ async fn a_gpu_that_is_lost_without_a_word_is_found_by_its_readings_and_again_af
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_slice_of_a_divided_gpu_has_a_replica_and_a_fault_of_the_gpu_takes_all_of_its_slices() {
+async fn each_slice_has_a_replica_and_shares_its_gpus_faults() {
     let slice = |uuid: &str| Slice { uuid: uuid.to_owned(), memory: 20 << 30, used: 50 << 20, ..Slice::default() };
     let divided = Device { slices: vec![slice("MIG-a"), slice("MIG-b")], ..device("GPU-10000000") };
-    let mut on_gpus = OnGpus::start(vec![device("GPU-00000000"), divided], 3).await;
+    let mut on_gpus = OnGpus::launch_as(vec![device("GPU-00000000"), divided], 3, Setup::engines_as_processes).await;
+    on_gpus.fleet.until_ready().await;
     let fleet = &on_gpus.fleet;
     let mut visible = Vec::new();
     for index in 0..3 {
@@ -187,8 +194,8 @@ async fn each_slice_of_a_divided_gpu_has_a_replica_and_a_fault_of_the_gpu_takes_
     assert_eq!(fleet.admin().replicas().await.unwrap().iter().filter(|replica| replica.is_ready()).count(), 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leftover_process_blocks_the_start_by_name_until_it_is_gone() {
+#[tokio::test(start_paused = true)]
+async fn a_leftover_process_blocks_the_start_until_it_is_gone() {
     let tiny = Device { processes: vec![Process { pid: 1, used: 40 << 20 }], ..device("GPU-00000000") };
     let occupied = Device { processes: vec![Process { pid: std::process::id(), used: 61 << 30 }], ..device("GPU-10000000") };
     let mut on_gpus = OnGpus::launch(vec![tiny, occupied], 2).await;
@@ -207,8 +214,8 @@ async fn a_leftover_process_blocks_the_start_by_name_until_it_is_gone() {
     fleet.until_replica("n0/1", "its readiness", |replica| replica.is_ready()).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn figures_of_gpus_reach_operators() {
+#[tokio::test(start_paused = true)]
+async fn gpu_figures_reach_operators() {
     let mut on_gpus = OnGpus::start(devices(1), 1).await;
     let warm = Device { celsius: 81, milliwatts: 650_500, used: 70 << 30, throttled: 0x40, uncorrected: 2, ..device("GPU-00000000") };
     on_gpus.driver.change(0, |device| *device = warm);
@@ -239,7 +246,7 @@ fn on_fake_gpus(driver: &Fake, visible: &'static str) -> Workplace {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_without_gpus_is_refused_with_the_reason_and_one_that_names_a_gpu_gets_that_one() {
+async fn a_job_uses_the_gpus_it_names_or_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let driver = Fake::install(directory.path(), vec![device("GPU-aa11"), Device { lost: true, ..device("GPU-bb22") }, device("GPU-cc33")]);
     for (visible, told) in [

@@ -1,6 +1,8 @@
 //! `hostler.inference.v1.Inference` with generated stubs, on the port of the HTTP APIs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 mod beside;
 mod bookings;
@@ -116,7 +118,7 @@ async fn fastest(mut attempt: impl AsyncFnMut() -> Duration) -> Duration {
     fastest
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn texts_chats_and_tokens_are_answered_with_usage_and_placement() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-prompt-tokens-details")).await;
     let mut client = client(&fleet).await;
@@ -143,8 +145,8 @@ async fn texts_chats_and_tokens_are_answered_with_usage_and_placement() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_pieces_of_a_stream_add_up_to_the_whole_answer() {
+#[tokio::test(start_paused = true)]
+async fn the_pieces_of_a_stream_add_up_to_its_answer() {
     let fleet = Fleet::start(Setup::agents(1).engine("--enable-prompt-tokens-details")).await;
     let mut client = client(&fleet).await;
     for mut request in [chat(20), text("Once upon a time", 20)] {
@@ -176,8 +178,8 @@ async fn the_pieces_of_a_stream_add_up_to_the_whole_answer() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_of_a_tool_arrives_whole_and_in_pieces() {
+#[tokio::test(start_paused = true)]
+async fn a_tool_call_arrives_whole_and_in_pieces() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let mut client = client(&fleet).await;
     let schema = r#"{"type": "object", "properties": {"city": {"type": "string"}}}"#;
@@ -199,8 +201,8 @@ async fn a_call_of_a_tool_arrives_whole_and_in_pieces() {
     assert!(call.arguments.contains("\"city\""), "{}", call.arguments);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn vectors_and_models_are_told_as_the_engines_tell_them() {
+#[tokio::test(start_paused = true)]
+async fn embeddings_and_models_match_the_engines() {
     let fleet = Fleet::start(Setup::two_agents().engine_of(1, "--served-model-name simulated other")).await;
     let mut client = client(&fleet).await;
     let input = embed_request::Input::Texts(Texts { texts: vec!["one".into(), "two".into()] });
@@ -218,7 +220,7 @@ async fn vectors_and_models_are_told_as_the_engines_tell_them() {
     assert!(models[0].max_tokens.is_some() && models[0].card_json.starts_with('{'));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_client_that_cancels_stops_its_engine_at_once() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let mut client = client(&fleet).await;
@@ -243,8 +245,8 @@ async fn a_client_that_cancels_stops_its_engine_at_once() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_that_passes_ends_the_call_and_what_runs_for_it() {
+#[tokio::test(start_paused = true)]
+async fn a_passed_deadline_ends_the_call_and_its_work() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     // A generated client would watch the deadline itself; this one only sends it.
     let raw = Raw::connect(&fleet).await;
@@ -261,7 +263,7 @@ async fn a_deadline_that_passes_ends_the_call_and_what_runs_for_it() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn errors_are_statuses_with_details() {
     let fleet = Fleet::start(Setup::agents(1).router(|config| {
         config.max_in_flight = 1;
@@ -300,7 +302,7 @@ async fn errors_are_statuses_with_details() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn an_engine_that_dies_ends_its_streams_with_a_status() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let mut client = client(&fleet).await;
@@ -317,8 +319,8 @@ async fn an_engine_that_dies_ends_its_streams_with_a_status() {
     assert!(status.get_error_details().error_info().is_some());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_streams_run_at_once_on_one_connection() {
+#[tokio::test(start_paused = true)]
+async fn two_hundred_streams_share_one_connection() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 20")).await;
     let client = client(&fleet).await;
     let streams = (0..200).map(|index| {

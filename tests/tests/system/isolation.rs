@@ -76,7 +76,7 @@ fn talk(name: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tenant_finds_its_own_prompts_cached_and_no_others() {
+async fn a_tenant_finds_only_its_own_prompts_cached() {
     for (path, body) in [
         (CHAT, talk("chat")),
         ("/v1/completions", json!({"model": MODEL, "prompt": text("completion"), "max_tokens": 2})),
@@ -110,7 +110,7 @@ async fn a_tenant_finds_its_own_prompts_cached_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prompts_that_are_placed_by_their_text_are_kept_apart_too() {
+async fn prompts_placed_by_text_are_isolated_too() {
     let (fleet, keys, _folder) = fleet(true, &["alpha", "beta"]).await;
     // Only the engine may apply a template from the request.
     let mut body = talk("text");
@@ -124,7 +124,7 @@ async fn prompts_that_are_placed_by_their_text_are_kept_apart_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenants_share_what_is_cached_unless_that_is_forbidden_and_all_are_one_without_keys() {
+async fn tenants_share_the_cache_unless_isolation_is_on() {
     let (shared, keys, _folder) = fleet(false, &["alpha", "beta"]).await;
     cached(&shared, &keys[0], CHAT, &talk("shared")).await;
     let other = cached(&shared, &keys[1], CHAT, &talk("shared")).await;
@@ -135,7 +135,7 @@ async fn tenants_share_what_is_cached_unless_that_is_forbidden_and_all_are_one_w
     assert!(again.by_engine > 1000, "{again:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn two_routers_with_one_secret_agree_about_salts() {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret");
@@ -153,7 +153,7 @@ async fn two_routers_with_one_secret_agree_about_salts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_kept_apart_reaches_no_engine() {
+async fn a_request_that_cannot_be_isolated_reaches_no_engine() {
     let (fleet, keys, _folder) = fleet(true, &["alpha"]).await;
     let odd = ask(&fleet, &keys[0], CHAT, &json!({"model": MODEL, "messages": [], "cache_salt": 7})).await;
     assert_eq!((odd.status.as_u16(), odd.message()), (400, "cache_salt is a string that is not empty".into()));
@@ -165,8 +165,8 @@ async fn what_cannot_be_kept_apart_reaches_no_engine() {
     assert_eq!(fleet.replica("n0/0").await.served + fleet.replica("n1/0").await.served, 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_is_sent_nowhere_for_media_unless_the_host_is_listed() {
+#[tokio::test(start_paused = true)]
+async fn an_engine_fetches_media_only_from_listed_hosts() {
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.media_hosts = vec!["*.example.org".into()])).await;
     let with = |url: &str| {
         let part = json!({"type": "image_url", "image_url": {"url": url}});

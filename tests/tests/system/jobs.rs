@@ -113,7 +113,7 @@ fn node(job: &str) -> String {
 const PBS_JOB: [(&str, &str); 1] = [("PBS_JOBID", "12.head")];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ps_shows_a_job_its_end_a_limit_that_was_shortened_and_that_the_agent_was_lost() {
+async fn ps_shows_a_jobs_end_its_changes_and_its_loss() {
     let mut host = Host::new().await;
     host.install("qstat", QSTAT);
     host.say_pbs("01:30:00", 1);
@@ -150,7 +150,7 @@ async fn ps_shows_a_job_its_end_a_limit_that_was_shortened_and_that_the_agent_wa
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_leaves_by_its_own_clock_before_its_job_ends_and_breaks_no_stream() {
+async fn an_agent_leaves_before_its_job_ends_without_broken_streams() {
     let mut host = Host::new().await;
     host.install("qstat", QSTAT);
     host.say_pbs("01:00:00", 1);
@@ -171,7 +171,7 @@ async fn an_agent_leaves_by_its_own_clock_before_its_job_ends_and_breaks_no_stre
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_parts_of_an_array_on_one_host_are_two_nodes_with_folders_of_their_own() {
+async fn two_array_parts_on_one_host_are_separate_nodes() {
     let mut host = Host::new().await;
     host.install("qstat", QSTAT);
     host.say_pbs("01:00:00", 1);
@@ -193,7 +193,7 @@ async fn two_parts_of_an_array_on_one_host_are_two_nodes_with_folders_of_their_o
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_next_run_of_a_job_has_its_name_while_the_router_still_hears_the_last_one() {
+async fn the_next_run_of_a_job_has_its_node_name() {
     let mut host = Host::new().await;
     host.install("qstat", QSTAT);
     host.say_pbs("01:00:00", 1);
@@ -215,7 +215,7 @@ async fn the_next_run_of_a_job_has_its_name_while_the_router_still_hears_the_las
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_of_slurm_is_known_by_its_own_commands_and_a_name_that_was_given_stays() {
+async fn a_slurm_job_is_recognized_and_a_given_name_stays() {
     let mut host = Host::new().await;
     host.install("squeue", SQUEUE);
     host.install("scontrol", SCONTROL);

@@ -110,8 +110,8 @@ async fn attach_as(channel: Channel, node: &str) -> Result<(), Status> {
     soon("an answer to Attach", AgentLinkClient::new(channel).attach(first)).await.map(drop)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_waits_for_the_file_of_its_fleet_and_follows_it_to_a_router_with_other_ports() {
+#[tokio::test(start_paused = true)]
+async fn an_agent_follows_its_fleets_file_to_another_router() {
     let gate = Gate::new();
     let file = gate.path("endpoint.json");
     let mut fleet = Fleet::launch(gate.setup(1, &gate.good_token(1)).agent(|agent| agent.router_file.clone_from(&file))).await;
@@ -129,7 +129,7 @@ async fn an_agent_waits_for_the_file_of_its_fleet_and_follows_it_to_a_router_wit
     serves(&fleet).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn agents_with_a_token_join_and_serve_over_tls() {
     let gate = Gate::new();
     let fleet = Fleet::start(gate.setup(2, &gate.good_token(2))).await;
@@ -153,12 +153,12 @@ async fn agents_with_a_token_join_and_serve_over_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_is_renewed_under_a_stream_that_outlives_it() {
+async fn a_certificate_is_renewed_under_a_running_stream() {
     let gate = Gate::new();
-    let setup = gate.setup(1, &gate.good_token(1)).router(|router| router.certificate_lifetime = Duration::from_secs(4));
+    let setup = gate.setup(1, &gate.good_token(1)).router(|router| router.certificate_lifetime = Duration::from_secs(8));
     let fleet = Fleet::start(setup).await;
     let first = CertificateInfo::parse(&gate.certificate("n0")).unwrap();
-    let mut stream = fleet.edge().open(CHAT, &chat_stream(1200)).await;
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(2400)).await;
     stream.events(2).await;
     until("the first certificate's end", async || {
         assert!(fleet.admin().nodes().await.unwrap().iter().all(|node| node.attached), "it leaves at no time");
@@ -172,7 +172,7 @@ async fn a_certificate_is_renewed_under_a_stream_that_outlives_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_slept_too_long_joins_again_by_the_token_that_it_has_used() {
+async fn a_node_with_an_expired_certificate_rejoins_by_its_token() {
     let gate = Gate::new();
     let token = gate.good_token(1);
     let key = gate.key("n0");
@@ -187,8 +187,8 @@ async fn a_node_that_slept_too_long_joins_again_by_the_token_that_it_has_used() 
     assert!(CertificateInfo::parse(&gate.certificate("n0")).unwrap().expires_at > old.info.expires_at);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_does_not_count_is_refused_in_a_sentence() {
+#[tokio::test(start_paused = true)]
+async fn an_invalid_token_is_refused_with_the_reason() {
     let gate = Gate::new();
     let used = gate.good_token(1);
     let fleet = Fleet::launch(gate.setup(0, &used)).await;
@@ -215,8 +215,8 @@ async fn a_token_that_does_not_count_is_refused_in_a_sentence() {
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_copied_a_nodes_certificate_can_neither_take_its_place_nor_live_on() {
+#[tokio::test(start_paused = true)]
+async fn a_stolen_certificate_cannot_displace_its_node_nor_be_renewed() {
     let gate = Gate::new();
     let fleet = Fleet::start(gate.setup(1, &gate.good_token(1))).await;
     let stolen = gate.stolen("n0");
@@ -241,7 +241,7 @@ async fn who_has_copied_a_nodes_certificate_can_neither_take_its_place_nor_live_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_token_was_revoked_leaves_when_its_certificate_ends() {
+async fn a_node_with_a_revoked_token_leaves_with_its_certificate() {
     let gate = Gate::new();
     let token = gate.good_token(1);
     let fleet = Fleet::start(gate.setup(1, &token).router(|router| router.certificate_lifetime = Duration::from_secs(3))).await;
@@ -254,7 +254,7 @@ async fn a_node_whose_token_was_revoked_leaves_when_its_certificate_ends() {
     assert!(CertificateInfo::parse(&gate.certificate("n0")).unwrap().expires_at <= hostler_tls::now());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn plain_text_at_the_agents_port_gets_nothing() {
     let gate = Gate::new();
     let fleet = Fleet::launch(gate.setup(0, &gate.good_token(1))).await;
@@ -265,8 +265,8 @@ async fn plain_text_at_the_agents_port_gets_nothing() {
     assert_eq!(fleet.admin().nodes().await.unwrap().len(), 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one() {
+#[tokio::test(start_paused = true)]
+async fn unauthenticated_connections_are_bounded_and_hurt_no_member() {
     const MOST: usize = 64;
     let gate = Gate::new();
     let fleet = Fleet::start(gate.setup(1, &gate.good_token(1))).await;
@@ -305,8 +305,8 @@ async fn connections_without_a_certificate_are_few_and_hurt_no_node_that_has_one
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_that_was_admitted_once_is_its_nodes_while_that_is_away() {
+#[tokio::test(start_paused = true)]
+async fn a_node_keeps_its_admitted_name_while_away() {
     let gate = Gate::new();
     let token = gate.good_token(5);
     let fleet = Fleet::launch(gate.setup(0, &token)).await;
@@ -327,7 +327,7 @@ async fn a_name_that_was_admitted_once_is_its_nodes_while_that_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_programs_make_a_fleet_and_say_why_a_second_node_may_not_join_by_the_same_token() {
+async fn a_single_use_token_refuses_a_second_node_with_reason() {
     let (workplace, folder) = (Workplace::new(), tempfile::tempdir().unwrap());
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (fleet, token, other) = (path("fleet"), path("token"), path("other-token"));

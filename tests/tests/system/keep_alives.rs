@@ -16,8 +16,8 @@ fn setup(agents: usize) -> Setup {
     Setup::agents(agents).router(|router| router.stream_keepalive = Duration::from_millis(50))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_is_kept_alive_until_its_engine_begins_and_whenever_that_is_silent() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_is_kept_alive_whenever_its_engine_is_silent() {
     let fleet = Fleet::start(setup(1)).await;
     fleet.fault("n0/0", "hang").await;
     let mut answering = fleet.edge().open(CHAT, &chat_stream(4)).await;
@@ -45,8 +45,8 @@ async fn a_stream_is_kept_alive_until_its_engine_begins_and_whenever_that_is_sil
     fleet.fault("n0/0", "ok").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_goes_wrong_is_a_status_before_the_first_comment_and_an_event_after_it() {
+#[tokio::test(start_paused = true)]
+async fn errors_are_statuses_before_comments_and_events_afterwards() {
     let limit = Duration::from_millis(400);
     for (period, dialect) in [(Duration::from_secs(60), CHAT), (Duration::ZERO, CHAT), (Duration::from_millis(50), CHAT)] {
         let fleet =
@@ -65,8 +65,8 @@ async fn what_goes_wrong_is_a_status_before_the_first_comment_and_an_event_after
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engines_refusal_after_the_first_comment_is_told_in_its_words() {
+#[tokio::test(start_paused = true)]
+async fn an_engines_refusal_after_a_comment_keeps_its_words() {
     // With one long prompt it is full, so the other waits in the router.
     let fleet = Fleet::start(setup(1).engine("--max-num-batched-tokens 256")).await;
     fleet.fault("n0/0", "hang").await;
@@ -87,8 +87,8 @@ async fn an_engines_refusal_after_the_first_comment_is_told_in_its_words() {
     assert_eq!(told, direct.json());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_was_kept_alive_is_still_answered_by_another_engine_when_its_own_dies() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_kept_alive_still_fails_over() {
     let fleet = Fleet::start(setup(2)).await;
     for id in ["n0/0", "n1/0"] {
         fleet.fault(id, "hang").await;
@@ -107,8 +107,8 @@ async fn a_stream_that_was_kept_alive_is_still_answered_by_another_engine_when_i
     assert_eq!(Endpoint::Tcp(fleet.routers[0].admin).metric("hostler_retries_total").await, 1.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_who_surely_waits_for_an_event_stream_is_kept_alive() {
+#[tokio::test(start_paused = true)]
+async fn only_event_streams_are_kept_alive() {
     let fleet = Fleet::start(setup(1).engine("--sim-step-ms 150")).await;
     let plain = fleet.edge().post(CHAT, &chat(3)).await;
     assert_eq!((plain.status.as_u16(), plain.header("x-accel-buffering")), (200, None));
@@ -130,8 +130,8 @@ fn translated() -> [(&'static str, Value, &'static str, &'static str); 2] {
     [("/v1/messages", message, PING, "message_stop"), ("/v1/responses", response, COMMENT, "response.incomplete")]
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_a_chat_stands_for_is_kept_alive_like_any_other() {
+#[tokio::test(start_paused = true)]
+async fn a_translated_stream_is_kept_alive_like_any_other() {
     let fleet = Fleet::start(setup(1).agent(|agent| agent.front_end = FrontEnd::Rust)).await;
     for (path, mut body, alive, last) in translated() {
         fleet.fault("n0/0", "hang").await;
@@ -164,8 +164,8 @@ async fn a_stream_that_a_chat_stands_for_is_kept_alive_like_any_other() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_goes_wrong_with_a_chat_that_stands_for_another_route_is_an_event_of_that_route() {
+#[tokio::test(start_paused = true)]
+async fn an_error_of_a_translated_stream_has_its_routes_form() {
     let limits = |period, answer| {
         Setup::agents(1)
             .agent(|agent| agent.front_end = FrontEnd::Rust)

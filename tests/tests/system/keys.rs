@@ -106,7 +106,7 @@ fn assert_unauthenticated(answer: &Answer, words: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_who_shows_a_valid_key_is_answered() {
+async fn only_requests_with_a_valid_key_are_answered() {
     let keys = KeyFile::new();
     let (valid, ended) = (keys.create(&["--name", "alice"]).await, keys.create(&["--expires", "0s"]).await);
     let fleet = fleet(&keys, Setup::agents(1)).await;
@@ -139,7 +139,7 @@ async fn only_who_shows_a_valid_key_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_is_replaced_under_load_and_no_request_fails() {
+async fn a_key_is_replaced_under_load_without_failed_requests() {
     let keys = KeyFile::new();
     let old = keys.create(&["--name", "team"]).await;
     let fleet = fleet(&keys, Setup::two_agents()).await;
@@ -185,7 +185,7 @@ async fn a_key_is_replaced_under_load_and_no_request_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_runs_when_its_key_is_revoked_is_finished() {
+async fn a_running_request_outlives_its_revoked_key() {
     let keys = KeyFile::new();
     let key = keys.create(&[]).await;
     let fleet = fleet(&keys, Setup::agents(1)).await;
@@ -319,7 +319,7 @@ async fn heard_by_an_engine(fleet: &Fleet, key: &Key) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engines_see_no_key_where_the_router_knows_keys_and_the_clients_own_where_not() {
+async fn a_clients_key_reaches_engines_only_without_router_keys() {
     let keys = KeyFile::new();
     let key = keys.create(&[]).await;
     let heard = heard_by_an_engine(&fleet(&keys, Setup::agents(1)).await, &key).await;
@@ -336,7 +336,7 @@ fn private(workplace: &Workplace, name: &str, text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beyond_loopback_operators_show_an_admin_key_and_it_is_written_nowhere() {
+async fn remote_operators_need_an_admin_key_that_is_never_logged() {
     let keys = KeyFile::new();
     let (admin, user) = (keys.create(&["--role", "admin"]).await, keys.create(&[]).await);
     let mut workplace = Workplace::new();
@@ -395,7 +395,7 @@ async fn beyond_loopback_operators_show_an_admin_key_and_it_is_written_nowhere()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_goes_into_a_file_that_only_its_user_reads_or_with_a_warning() {
+async fn a_new_key_goes_into_a_private_file() {
     let workplace = Workplace::new();
     let path = |name: &str| workplace.path().join(name).to_str().unwrap().to_owned();
     let (keys, out) = (path("keys.toml"), path("me.key"));
@@ -434,7 +434,7 @@ async fn a_key_goes_into_a_file_that_only_its_user_reads_or_with_a_warning() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_whose_keys_cannot_be_read_does_not_start_and_says_what_to_do() {
+async fn a_router_with_unreadable_keys_does_not_start() {
     let workplace = Workplace::new();
     let (open, broken) = (workplace.file("open.toml", ""), private(&workplace, "broken.toml", "key = 5"));
     let listens = ["router", "--listen", "127.0.0.1:0", "--agents-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
@@ -450,7 +450,7 @@ async fn a_router_whose_keys_cannot_be_read_does_not_start_and_says_what_to_do()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_configuration_says_which_file_is_changed_and_a_router_that_starts_says_what_is_open() {
+async fn a_configured_key_file_is_changed_and_exposures_are_reported() {
     let workplace = Workplace::new();
     let file = workplace.file("own.toml", "");
     std::fs::remove_file(&file).unwrap();

@@ -258,7 +258,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_body_arrives_exactly_or_ends_with_one_error_and_no_id_is_left(
+    fn each_body_arrives_exactly_or_ends_with_one_error(
         steps in prop::collection::vec(step(), 1..150), lose: bool,
     ) {
         let mut world = World::new();
@@ -311,7 +311,7 @@ proptest! {
     }
 
     #[test]
-    fn a_client_that_reads_nothing_holds_one_window_and_stalls_nobody(stalled in 1..8u64, windows in 2..5usize) {
+    fn a_stalled_client_holds_one_window_and_blocks_nobody(stalled in 1..8u64, windows in 2..5usize) {
         let mut world = World::new();
         (0..8).for_each(|_| world.take(Step::Open));
         (0..20).for_each(|_| world.take(Step::Down));

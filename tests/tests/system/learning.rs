@@ -11,8 +11,8 @@ async fn rates(fleet: &Fleet) -> Vec<Rates> {
     nodes.into_iter().flat_map(|node| node.replicas).map(|replica| replica.rates.unwrap()).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_come_fast_and_do_not_make_an_engine_look_fast() {
+#[tokio::test(start_paused = true)]
+async fn fast_refusals_do_not_make_an_engine_look_fast() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     let before = rates(&fleet).await;
     for number in 0..20 {
@@ -25,7 +25,7 @@ async fn refusals_come_fast_and_do_not_make_an_engine_look_fast() {
     assert_eq!(rates(&fleet).await, before);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn streams_teach_the_speed_of_their_engine() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 3 --sim-prefill-us 100")).await;
     let before = rates(&fleet).await;

@@ -64,7 +64,7 @@ fn last_line(program: &Program) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scheduler_may_send_what_it_likes_and_streams_that_can_end_in_time_do() {
+async fn streams_that_can_end_finish_despite_the_schedulers_signals() {
     let scene = Scene::in_job().await;
     let mut agent = scene.named_agent("n0", &["--leave-grace", AMPLE]);
     scene.ready(1).await;
@@ -82,7 +82,7 @@ async fn a_scheduler_may_send_what_it_likes_and_streams_that_can_end_in_time_do(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_cannot_end_before_the_scheduler_kills_ends_with_one_error_that_names_the_job() {
+async fn a_stream_cut_by_the_scheduler_names_its_job() {
     let scene = Scene::in_job().await;
     let mut agent = scene.named_agent("n0", &["--leave-grace", "2s", "--drain-timeout", AMPLE]);
     scene.ready(1).await;
@@ -104,7 +104,7 @@ async fn a_stream_that_cannot_end_before_the_scheduler_kills_ends_with_one_error
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outside_of_a_job_a_stream_that_outlasts_the_drain_is_told_that_the_node_leaves() {
+async fn a_stream_outlasting_a_drain_hears_that_its_node_leaves() {
     let scene = Scene::new().await;
     let mut agent = scene.named_agent("n0", &["--drain-timeout", "300ms"]);
     scene.ready(1).await;
@@ -117,7 +117,7 @@ async fn outside_of_a_job_a_stream_that_outlasts_the_drain_is_told_that_the_node
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_second_interrupt_of_a_person_stops_at_once_in_a_job_too() {
+async fn a_second_interrupt_stops_at_once_in_a_job_too() {
     let scene = Scene::in_job().await;
     let mut agent = scene.named_agent("n0", &["--leave-grace", AMPLE, "--drain-timeout", AMPLE]);
     scene.ready(1).await;
@@ -131,7 +131,7 @@ async fn the_second_interrupt_of_a_person_stops_at_once_in_a_job_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_short_request_fails_while_one_of_two_jobs_is_ended() {
+async fn no_short_request_fails_when_one_job_of_two_ends() {
     let scene = Scene::in_job().await;
     let (mut leaving, _staying) = (scene.named_agent("n0", &["--leave-grace", "10s"]), scene.named_agent("n1", &[]));
     scene.ready(2).await;
@@ -150,7 +150,7 @@ async fn no_short_request_fails_while_one_of_two_jobs_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn up_in_a_job_ends_within_the_grace_though_its_router_would_drain_for_longer() {
+async fn up_in_a_job_ends_within_the_grace() {
     let mut place = Workplace::new();
     place.environment.extend([("PBS_JOBID", "12.head"), ("HOSTLER_AGENT_LEAVE_GRACE", "2s"), ("HOSTLER_ROUTER_DRAIN_TIMEOUT", AMPLE)]);
     let mut up = place.up(1, &["--sim-step-ms", "10"]);
@@ -178,7 +178,7 @@ async fn an_agent_that_reaches_no_router_ends_and_says_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_agent_of_the_same_node_ends_and_the_first_goes_on_with_its_own_log() {
+async fn a_second_agent_of_a_node_ends_without_harm() {
     let scene = Scene::new().await;
     let logs = scene.place.path().join("logs");
     let logs = logs.to_str().unwrap();
@@ -205,7 +205,7 @@ fn log_files(logs: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engines_that_fail_to_start_for_good_end_the_job_and_the_router_has_heard_why() {
+async fn engines_that_never_start_end_the_job_with_the_reason() {
     let scene = Scene::in_job().await;
     let mut agent = scene.agent_with("n0", &[], &["--sim-fail-start"]);
     assert_eq!(scene.exit_code(&mut agent).await, 4, "{}", agent.stderr());
@@ -217,7 +217,7 @@ async fn engines_that_fail_to_start_for_good_end_the_job_and_the_router_has_hear
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outside_of_a_job_engines_that_fail_are_tried_again() {
+async fn failing_engines_outside_of_a_job_are_retried() {
     let scene = Scene::new().await;
     let mut agent = scene.agent_with("n0", &[], &["--sim-fail-start"]);
     scene.until_replicas("the fourth start", |replicas| replicas.iter().any(|replica| replica.restarts >= 3)).await;
@@ -226,7 +226,7 @@ async fn outside_of_a_job_engines_that_fail_are_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_directory_that_is_removed_is_made_again_and_the_engine_comes_back() {
+async fn a_removed_run_directory_is_restored_and_its_engine_returns() {
     let scene = Scene::in_job().await;
     // The engine's health is asked over a connection that is open; a test completion opens a new one.
     let mut agent = scene.named_agent("n0", &["--canary-interval", "2s"]);
@@ -253,7 +253,7 @@ async fn a_run_directory_that_is_removed_is_made_again_and_the_engine_comes_back
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_plan_and_the_help_say_how_an_agent_leaves() {
+async fn plan_and_help_say_how_an_agent_leaves() {
     let mut place = Workplace::new();
     let plan = ["plan", "--engine", "simulated"];
     assert!(!place.run(&plan).await.stdout.contains("leaving"), "nobody ends it");

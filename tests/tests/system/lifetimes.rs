@@ -1,14 +1,16 @@
 //! How long a request counts: until its last byte, or until its client leaves; then nothing of it is left anywhere.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use crate::harness::{Answering, CHAT, DEADLINE, Endpoint, Fleet, MODEL, Setup, Workplace, chat, chat_stream, until};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_leaves_takes_its_request_with_it() {
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_cancels_its_request() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10")).await;
     let edge = fleet.edge();
     // Mid-stream.
@@ -27,7 +29,7 @@ async fn a_client_that_leaves_takes_its_request_with_it() {
     assert!(generated < 5000.0, "{generated} tokens were made for nobody");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn answers_are_counted_by_how_they_ended() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let edge = fleet.edge();
@@ -76,8 +78,8 @@ async fn read_some(answer: &mut Answering) {
     while answer.read.len() == before && answer.piece().await == Ok(true) {}
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_clients_do_while_an_engine_dies_every_count_returns_to_zero() {
+#[tokio::test(start_paused = true)]
+async fn every_count_returns_to_zero_after_clients_and_engines_fail() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);

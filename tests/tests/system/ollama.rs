@@ -46,8 +46,8 @@ fn assert_figures(last: &Value, tokens: u64) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chat_says_the_same_line_by_line_as_whole_and_as_in_openais_api() {
+#[tokio::test(start_paused = true)]
+async fn a_chat_says_the_same_streamed_whole_and_as_openais() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     let edge = fleet.edge();
     let streamed = edge.post(OLLAMAS_CHAT, &chat(8)).await;
@@ -79,7 +79,7 @@ async fn a_chat_says_the_same_line_by_line_as_whole_and_as_in_openais_api() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_prompt_is_answered_through_the_template_or_raw() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-output-tokens 20 --max-model-len 100")).await;
     let edge = fleet.edge();
@@ -106,7 +106,7 @@ async fn a_prompt_is_answered_through_the_template_or_raw() {
     assert_eq!((&loaded["done"], &loaded["done_reason"]), (&json!(true), &json!("load")));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn tools_are_called_with_objects_and_their_results_are_answered() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-call-tools")).await;
     let edge = fleet.edge();
@@ -129,7 +129,7 @@ async fn tools_are_called_with_objects_and_their_results_are_answered() {
     assert!(answer["prompt_eval_count"].as_u64() > whole["prompt_eval_count"].as_u64(), "call and result are not in the prompt: {answer}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn texts_are_embedded_as_in_openais_api() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let edge = fleet.edge();
@@ -142,7 +142,7 @@ async fn texts_are_embedded_as_in_openais_api() {
     assert_eq!(edge.post("/api/embed", &json!({"model": MODEL, "input": []})).await.json()["embeddings"], json!([]));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn the_fleets_models_are_listed_shown_and_running() {
     let flags = "--served-model-name shared large/v2 --max-model-len 4096";
     let fleet = Fleet::start(Setup::two_agents().engine_of(0, flags).engine_of(1, "--served-model-name shared")).await;
@@ -168,8 +168,8 @@ async fn the_fleets_models_are_listed_shown_and_running() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_done_is_told_in_ollamas_form() {
+#[tokio::test(start_paused = true)]
+async fn an_unsupported_request_is_refused_in_ollamas_form() {
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.max_body_bytes = 4096)).await;
     let edge = fleet.edge();
     let post = |path: &str, body: String| Request::post(path).body(Full::from(body)).unwrap();
@@ -202,8 +202,8 @@ async fn what_cannot_be_done_is_told_in_ollamas_form() {
     assert!(error(&answer).contains("no agent has attached yet"), "{}", answer.text());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_breaks_ends_with_a_line_that_says_so() {
+#[tokio::test(start_paused = true)]
+async fn a_broken_answer_ends_with_a_line_that_says_so() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10")).await;
     let mut stream = fleet.edge().open(OLLAMAS_CHAT, &chat(5000)).await;
     while !stream.read.ends_with(b"\n") || stream.read.is_empty() {
@@ -219,8 +219,8 @@ async fn an_answer_that_breaks_ends_with_a_line_that_says_so() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_attempt_is_made_again_elsewhere_and_the_client_sees_one_answer() {
+#[tokio::test(start_paused = true)]
+async fn a_lost_attempt_is_retried_unnoticed_by_the_client() {
     for streams in [false, true] {
         let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10").engine_of(0, "--sim-die-on deadly")).await;
         let ask = |number: usize| {
@@ -245,8 +245,8 @@ async fn a_lost_attempt_is_made_again_elsewhere_and_the_client_sees_one_answer()
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_client_leaves_the_engine_stops() {
+#[tokio::test(start_paused = true)]
+async fn an_engine_stops_when_its_client_leaves() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10 --enable-server-load-tracking")).await;
     for streams in [true, false] {
         let edge = fleet.edge();

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use hostler_proto::agent::v1::Phase;
 use serde_json::{Value, json};
@@ -28,8 +30,8 @@ async fn content(edge: &Endpoint, body: &Value) -> String {
     answer.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_sleeps_when_its_requests_are_done_and_serves_again_when_woken() {
+#[tokio::test(start_paused = true)]
+async fn a_replica_sleeps_when_idle_and_serves_again_when_woken() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-sleep-mode --sim-step-ms 10")).await;
     let (edge, admin) = (fleet.edge(), fleet.admin());
     let (mut one, mut other) = (edge.open(CHAT, &chat_stream(100)).await, edge.open(CHAT, &chat_stream(100)).await);
@@ -57,8 +59,8 @@ async fn a_replica_sleeps_when_its_requests_are_done_and_serves_again_when_woken
     assert_eq!(fleet.replica("n0/0").await.epoch, before.epoch, "it is the same life");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fleet_that_sleeps_says_so_and_answers_as_before_when_woken_from_either_level() {
+#[tokio::test(start_paused = true)]
+async fn a_sleeping_fleet_says_so_and_answers_after_waking() {
     let fleet = Fleet::start(Setup::agents(1).agent(|agent| agent.replicas = 2).engine("--enable-sleep-mode")).await;
     let (edge, admin) = (fleet.edge(), fleet.admin());
     let before = content(&edge, &chat(12)).await;
@@ -79,8 +81,8 @@ async fn a_fleet_that_sleeps_says_so_and_answers_as_before_when_woken_from_eithe
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_counts_as_cached_on_an_engine_that_has_slept() {
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_has_slept_has_nothing_cached() {
     let fleet = Fleet::start(Setup::agents(1).engine("--enable-sleep-mode")).await;
     fleet.until_exact().await;
     assert_eq!(fleet.edge().post("/v1/completions", &long_prompt()).await.status, 200);
@@ -98,8 +100,8 @@ async fn nothing_counts_as_cached_on_an_engine_that_has_slept() {
     fleet.until_cached("n0/0", "what came since", |blocks| blocks > 0).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn orders_that_make_no_sense_are_refused_with_what_to_do_and_change_nothing() {
+#[tokio::test(start_paused = true)]
+async fn a_senseless_order_is_refused_and_changes_nothing() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let admin = fleet.admin();
     let refused = admin.sleep("n0/0", 1).await.unwrap_err();
@@ -120,7 +122,7 @@ async fn orders_that_make_no_sense_are_refused_with_what_to_do_and_change_nothin
     assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_stopped_replica_is_released() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     fleet.admin().drain("n0/0").await.unwrap();
@@ -129,8 +131,8 @@ async fn a_stopped_replica_is_released() {
     fleet.until_replica("n0/0", "another life", |replica| replica.is_ready() && replica.epoch > stopped.epoch).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_calls_off_a_drain_and_the_same_life_goes_on() {
+#[tokio::test(start_paused = true)]
+async fn a_release_calls_off_a_drain_without_a_restart() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10")).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(800)).await;
     stream.events(2).await;
@@ -144,7 +146,7 @@ async fn a_release_calls_off_a_drain_and_the_same_life_goes_on() {
     assert_eq!(fleet.replica("n0/0").await.restarts, 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn requests_for_an_adapter_go_where_it_is_loaded() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-lora")).await;
     let (edge, admin) = (fleet.edge(), fleet.admin());
@@ -179,8 +181,8 @@ async fn requests_for_an_adapter_go_where_it_is_loaded() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_cached_blocks_of_an_adapter_are_told_apart_and_found_again() {
+#[tokio::test(start_paused = true)]
+async fn an_adapters_cached_blocks_are_separate_and_found_again() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-lora")).await;
     fleet.until_exact().await;
     let (edge, admin) = (fleet.edge(), fleet.admin());
@@ -212,7 +214,7 @@ async fn the_cached_blocks_of_an_adapter_are_told_apart_and_found_again() {
     assert_eq!(matched(&long_prompt()).await, 0, "the same prompt without it is not");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_restarted_engine_has_its_adapters_again_before_it_serves() {
     let fleet = Fleet::start(Setup::agents(1).engine("--enable-lora")).await;
     let admin = fleet.admin();
@@ -234,7 +236,7 @@ async fn a_restarted_engine_has_its_adapters_again_before_it_serves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_adapter_that_cannot_be_loaded_again_is_told_of_until_nobody_wants_it() {
+async fn a_lost_adapter_is_reported_until_nobody_wants_it() {
     let fleet = Fleet::start(Setup::agents(1).engine("--enable-lora")).await;
     let admin = fleet.admin();
     let folder = tempfile::tempdir().unwrap();
@@ -261,8 +263,8 @@ async fn an_adapter_that_cannot_be_loaded_again_is_told_of_until_nobody_wants_it
     assert_eq!(unknown.code(), Code::NotFound);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unloading_an_adapter_from_one_of_two_replicas_fails_no_request() {
+#[tokio::test(start_paused = true)]
+async fn unloading_an_adapter_from_one_replica_fails_no_request() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-lora")).await;
     fleet.admin().lora("", "poet", "/tmp").await.unwrap();
     fleet.until_replica("n0/0", "the adapter", |replica| replica.models.len() == 2).await;
@@ -310,7 +312,7 @@ async fn a_rolling_restart_spares_the_only_replica_unless_forced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_commands_of_operators_say_what_they_did() {
+async fn operator_commands_report_what_they_did() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-lora --enable-sleep-mode")).await;
     let admin = fleet.admin().socket();
     let ask = async |arguments: &[&str]| {

@@ -31,8 +31,8 @@ fn post(headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
     request.body(Full::from(drain_call("n0/0"))).unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_web_page_in_a_browser_of_this_host_drains_nothing() {
+#[tokio::test(start_paused = true)]
+async fn a_web_page_on_this_host_cannot_drain() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let ways = [Endpoint::Tcp(fleet.routers[0].admin), Endpoint::Unix(fleet.admin().socket().into())];
     let text = ("content-type", "text/plain");
@@ -58,8 +58,8 @@ async fn a_web_page_in_a_browser_of_this_host_drains_nothing() {
     assert!(fleet.replica("n0/0").await.is_ready(), "nothing was drained");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_that_leads_to_loopback_shows_no_figures() {
+#[tokio::test(start_paused = true)]
+async fn a_foreign_name_for_loopback_shows_no_figures() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let page = |path: &str, host: &str| Request::get(path).header("host", host).body(Full::default()).unwrap();
     let router = Endpoint::Tcp(fleet.routers[0].admin);
@@ -74,7 +74,7 @@ async fn a_name_that_leads_to_loopback_shows_no_figures() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_tcp_a_router_without_keys_sends_operators_to_its_socket() {
+async fn a_router_without_keys_sends_operators_to_its_socket() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let refused = hostler(&["drain", "n0/0", "--admin", &fleet.routers[0].admin.to_string()]).await;
     assert!(!refused.success, "{}", refused.stdout);
@@ -130,7 +130,7 @@ async fn router(workplace: &Workplace, name: &str) -> (Program, PathBuf) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_only_router_of_a_user_is_found_and_of_two_one_has_to_be_chosen() {
+async fn a_users_single_router_is_found_and_several_need_choosing() {
     let others = hostler_router::find_operators_sockets().await;
     if !others.is_empty() {
         println!("not run: routers of yours that this test did not start would be found, too: {others:?}");
@@ -169,7 +169,7 @@ async fn the_only_router_of_a_user_is_found_and_of_two_one_has_to_be_chosen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_socket_that_is_in_use_or_in_everybodys_folder_is_an_error_at_the_start() {
+async fn a_used_or_unsafe_operators_socket_is_an_error() {
     let workplace = Workplace::new();
     let (_first, socket) = router(&workplace, "first").await;
     let local = ["--listen", "127.0.0.1:0", "--agents-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--operators-socket"];

@@ -65,7 +65,7 @@ fn pictures(answering: &Answering) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_of_hostler_page_is_traded_once_for_a_session_that_shows_the_fleet() {
+async fn a_page_token_is_traded_once_for_a_session() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let page = Page::of(&fleet);
     let printed = hostler(&["page", "--no-open", "--admin", fleet.admin().socket()]).await;
@@ -86,8 +86,8 @@ async fn a_token_of_hostler_page_is_traded_once_for_a_session_that_shows_the_fle
     assert_eq!(pictures[1]["node_names"], json!(["n0"]), "what is left is always named, so that what is gone can go");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_session_the_page_shows_nothing_of_the_fleet() {
+#[tokio::test(start_paused = true)]
+async fn the_page_shows_no_fleet_without_a_session() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let page = Page::of(&fleet);
     let document = page.get("/", &[]).await;
@@ -111,8 +111,8 @@ async fn without_a_session_the_page_shows_nothing_of_the_fleet() {
     assert!(fleet.replica("n0/0").await.is_ready(), "nothing was drained");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_for_watching_orders_nothing_and_one_for_operating_does() {
+#[tokio::test(start_paused = true)]
+async fn a_watching_session_orders_nothing_and_an_operating_one_may() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     let page = Page::of(&fleet);
     let watching = page.sign_in(&fleet, true).await;
@@ -136,8 +136,8 @@ async fn a_session_for_watching_orders_nothing_and_one_for_operating_does() {
     assert!(fleet.replica("n1/0").await.is_ready());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_of_other_origins_and_names_get_nothing_whatever_session_they_show() {
+#[tokio::test(start_paused = true)]
+async fn pages_of_other_origins_get_nothing_even_with_a_session() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let page = Page::of(&fleet);
     let session = page.sign_in(&fleet, false).await;
@@ -170,7 +170,7 @@ async fn pages_of_other_origins_and_names_get_nothing_whatever_session_they_show
     assert_eq!(heard.status, 404, "the page's own script is heard: {}", heard.text());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn browsers_are_told_to_run_only_the_pages_own_files() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let page = Page::of(&fleet);
@@ -199,8 +199,8 @@ async fn browsers_are_told_to_run_only_the_pages_own_files() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_is_explained_with_what_each_candidate_would_have_cost() {
+#[tokio::test(start_paused = true)]
+async fn a_request_is_explained_with_each_candidates_cost() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     let page = Page::of(&fleet);
     let session = page.sign_in(&fleet, true).await;
@@ -228,8 +228,8 @@ async fn a_request_is_explained_with_what_each_candidate_would_have_cost() {
     assert!(forgotten.status == 404 && forgotten.text().contains("its last 10000 decisions"), "{}", forgotten.text());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn too_many_viewers_are_refused_and_one_that_goes_makes_room() {
+#[tokio::test(start_paused = true)]
+async fn excess_viewers_are_refused_until_one_leaves() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let page = Page::of(&fleet);
     let session = page.sign_in(&fleet, true).await;
@@ -249,7 +249,7 @@ async fn too_many_viewers_are_refused_and_one_that_goes_makes_room() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_router_that_leaves_ends_its_viewers_at_once() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let page = Page::of(&fleet);

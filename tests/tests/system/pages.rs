@@ -62,8 +62,8 @@ fn assert_families(page: &str, total: &str) {
     assert!(!samples.is_empty(), "{page}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_routers_page_has_its_own_figures_and_those_of_every_replica() {
+#[tokio::test(start_paused = true)]
+async fn the_metrics_page_has_router_and_replica_figures() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     for _ in 0..4 {
         assert_eq!(fleet.edge().post(CHAT, &chat(5)).await.status, 200);
@@ -83,8 +83,8 @@ async fn the_routers_page_has_its_own_figures_and_those_of_every_replica() {
     assert_follows_its_format(&admin).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agents_pages_are_on_a_socket_of_its_own() {
+#[tokio::test(start_paused = true)]
+async fn an_agents_pages_are_served_on_its_own_socket() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     assert_eq!(fleet.edge().post(CHAT, &chat(5)).await.status, 200);
     let mut directories = std::fs::read_dir(&fleet.agents[0].run_dir).unwrap().map(|entry| entry.unwrap().path());

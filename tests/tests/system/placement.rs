@@ -14,6 +14,7 @@ use hostler_proto::fleet::v1::{Decision, Scored};
 use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
+use tokio::time::sleep;
 use tonic::Code;
 use tonic::Streaming;
 
@@ -104,8 +105,8 @@ fn chosen(decision: &Decision) -> &Scored {
     &decision.scored[decision.chosen as usize]
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_turn_of_a_chat_lands_where_its_beginning_is_whichever_router_it_comes_through() {
+#[tokio::test(start_paused = true)]
+async fn each_chat_turn_follows_its_prefix_through_any_router() {
     let fleet = Fleet::start(Setup::two_agents().routers(2).engine(TELLS)).await;
     fleet.until_exact().await;
     let mut messages = vec![user(&text("a", 1500))];
@@ -130,8 +131,8 @@ async fn each_turn_of_a_chat_lands_where_its_beginning_is_whichever_router_it_co
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocks_of_different_sizes_are_matched_each_in_its_own() {
+#[tokio::test(start_paused = true)]
+async fn caches_with_different_block_sizes_are_matched_correctly() {
     let setup = Setup::two_agents().engine(TELLS).engine_of(0, "--block-size 16").engine_of(1, "--block-size 48");
     let fleet = Fleet::start(setup).await;
     fleet.until_exact().await;
@@ -147,8 +148,8 @@ async fn blocks_of_different_sizes_are_matched_each_in_its_own() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engines_restart_is_forgetting_and_its_new_life_is_known_again() {
+#[tokio::test(start_paused = true)]
+async fn a_restarted_engines_cache_is_forgotten_and_relearned() {
     let fleet = Fleet::start(Setup::two_agents().engine(TELLS)).await;
     fleet.until_exact().await;
     let content = text("a", 1200);
@@ -168,8 +169,8 @@ async fn an_engines_restart_is_forgetting_and_its_new_life_is_known_again() {
     assert!(reason.matched() > 1100, "{reason:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cache_that_is_emptied_by_hand_is_forgotten_with_the_engines_next_step() {
+#[tokio::test(start_paused = true)]
+async fn a_cache_reset_is_noticed_at_the_engines_next_step() {
     let fleet = Fleet::start(Setup::two_agents().engine(TELLS)).await;
     fleet.until_exact().await;
     let content = text("a", 1200);
@@ -188,8 +189,8 @@ async fn a_cache_that_is_emptied_by_hand_is_forgotten_with_the_engines_next_step
     assert_eq!(reason.matched(), 0, "{reason:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prompt_that_cannot_be_tokenized_goes_where_its_text_went_before() {
+#[tokio::test(start_paused = true)]
+async fn an_untokenizable_prompt_goes_where_its_text_went_before() {
     let fleet = Fleet::start(Setup::two_agents().engine(TELLS)).await;
     fleet.until_exact().await;
     // Only an engine that trusts its clients renders their own templates.
@@ -210,8 +211,8 @@ async fn a_prompt_that_cannot_be_tokenized_goes_where_its_text_went_before() {
     assert_eq!(fleet.routers[0].metric("hostler_prompts_failed_total").await, 2.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_burst_of_equal_prompts_is_computed_by_one_or_two_engines() {
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_equal_prompts_uses_at_most_two_engines() {
     let fleet = Fleet::start(Setup::agents(4).engine(TELLS).engine("--sim-prefill-us 100")).await;
     fleet.until_exact().await;
     let body = talk_stream(&text("a", 4000), 2);
@@ -231,8 +232,8 @@ async fn a_burst_of_equal_prompts_is_computed_by_one_or_two_engines() {
     assert!((1..=2).contains(&computed.len()), "computed by {computed:?}: {decisions:#?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_hangs_gets_no_more_than_a_few_requests() {
+#[tokio::test(start_paused = true)]
+async fn a_hanging_engine_gets_only_a_few_requests() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     fleet.fault("n0/0", "hang").await;
     let mut stuck = Vec::new();
@@ -286,8 +287,8 @@ async fn until_queued(fleet: &Fleet, count: f64) {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_no_replica_has_room_requests_wait_in_the_router_and_the_most_urgent_goes_first() {
+#[tokio::test(start_paused = true)]
+async fn requests_queue_in_the_router_and_the_most_urgent_leads() {
     let (fleet, first) = full(Setup::agents(1).router(|router| router.max_queued = 4)).await;
     let mut waiting = vec![first];
     for (queued, (name, priority)) in [(1.0, ("late", 5)), (2.0, ("soon", 1)), (3.0, ("urgent", -3)), (4.0, ("later", 7))] {
@@ -314,8 +315,8 @@ async fn while_no_replica_has_room_requests_wait_in_the_router_and_the_most_urge
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_whose_answer_would_begin_too_late_is_refused_with_the_time_to_come_back() {
+#[tokio::test(start_paused = true)]
+async fn a_request_that_would_wait_too_long_is_refused() {
     let (fleet, first) = full(Setup::agents(1).router(|router| router.max_queue_wait = Duration::from_millis(1))).await;
     let refused = send(&fleet, "second", 0).await.unwrap();
     assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")), "{}", refused.text());
@@ -325,7 +326,7 @@ async fn a_request_whose_answer_would_begin_too_late_is_refused_with_the_time_to
     send(&fleet, "third", 0).await.unwrap().assert_whole_stream();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn an_overloaded_engine_has_no_queue_of_its_own() {
     let fleet = Fleet::start(Setup::agents(1).engine("--max-num-batched-tokens 256 --sim-prefill-us 50")).await;
     let answers: Vec<_> = (0..10).map(|number| send(&fleet, &format!("r{number}"), 0)).collect();
@@ -333,6 +334,7 @@ async fn an_overloaded_engine_has_no_queue_of_its_own() {
     let mut most = 0.0_f64;
     while answers.iter().any(|answer| !answer.is_finished()) {
         most = most.max(engine.metric("vllm:num_requests_waiting").await);
+        sleep(Duration::from_millis(1)).await;
     }
     for answer in answers {
         answer.await.unwrap().assert_whole_stream();
@@ -343,8 +345,8 @@ async fn an_overloaded_engine_has_no_queue_of_its_own() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_answer_has_a_name_under_which_its_reason_is_kept() {
+#[tokio::test(start_paused = true)]
+async fn every_answer_has_an_id_that_explains_its_placement() {
     let fleet = Fleet::start(Setup::two_agents().engine(TELLS)).await;
     fleet.until_exact().await;
     let plain = fleet.edge().post(CHAT, &talk(&[user("Hello, engine, how are you?")], 2)).await;
@@ -375,7 +377,7 @@ async fn every_answer_has_a_name_under_which_its_reason_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operators_are_told_why_with_the_arithmetic() {
+async fn explain_shows_operators_the_arithmetic() {
     let workplace = Workplace::new();
     let up = workplace.up(2, &[TELLS]);
     up.line("curl").await;
@@ -417,8 +419,8 @@ fn lie(snapshot: bool) -> AttachRequest {
     AttachRequest { message: Some(Message::Cache(report)) }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_whose_reports_contradict_themselves_is_asked_thrice_and_then_not_believed() {
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_contradicts_itself_three_times_is_distrusted() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "liar".into(), life: 7, job: None };
     let cache = CacheWatch { exact: true, block_size: 16, ..CacheWatch::default() };

@@ -66,8 +66,8 @@ fn field(name: &str, value: &str) -> String {
     part(&format!("Content-Disposition: form-data; name=\"{name}\""), value)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_for_one_model_reaches_no_other_by_a_form_that_has_two_readings() {
+#[tokio::test(start_paused = true)]
+async fn a_restricted_key_cannot_use_ambiguous_forms() {
     let ring = Ring::new();
     let key = ring.key(|entry| entry.models = Some(vec![MODEL.to_owned()]));
     let fleet = ring.fleet(Setup::agents(1)).await;
@@ -103,8 +103,8 @@ async fn a_key_for_one_model_reaches_no_other_by_a_form_that_has_two_readings() 
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_path_is_written_as_engines_see_it_or_refused() {
+#[tokio::test(start_paused = true)]
+async fn a_path_that_engines_would_read_differently_is_refused() {
     let fleet = Fleet::start(Setup::agents(1).engine("--served-model-name simulated large/v2")).await;
     for path in [
         "/v1/chat/%63ompletions",
@@ -134,8 +134,8 @@ async fn a_path_is_written_as_engines_see_it_or_refused() {
     assert_eq!(fleet.edge().get("/v1/models/large%2Fv2").await.json()["id"], "large/v2");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_header_that_decides_is_not_taken_away_by_connection() {
+#[tokio::test(start_paused = true)]
+async fn the_connection_header_cannot_remove_a_deciding_header() {
     let ring = Ring::new();
     let poet = ring.key(|entry| entry.models = Some(vec!["poet".to_owned()]));
     let fleet = ring.fleet(Setup::agents(1).engine("--served-model-name plain poet")).await;
@@ -158,8 +158,8 @@ async fn a_header_that_decides_is_not_taken_away_by_connection() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_odd_form_of_a_key_for_all_models_is_for_the_engine_to_judge() {
+#[tokio::test(start_paused = true)]
+async fn an_odd_form_of_an_unrestricted_key_is_passed_on() {
     let ring = Ring::new();
     let (all, one) = (ring.key(|_| ()), ring.key(|entry| entry.models = Some(vec![MODEL.to_owned()])));
     let fleet = ring.fleet(Setup::agents(1)).await;
@@ -170,7 +170,7 @@ async fn an_odd_form_of_a_key_for_all_models_is_for_the_engine_to_judge() {
     assert_eq!(ask(&fleet, &all, CHAT, &[JSON], "{").await.status, 400);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn an_invocation_that_generates_nothing_reserves_no_output() {
     let ring = Ring::new();
     let key = ring.key(|entry| entry.limits = KeyLimits { output_per_day: Some(100), ..KeyLimits::default() });
@@ -188,8 +188,8 @@ fn invocation(tokens: usize) -> Value {
     json!({"messages": [{"role": "user", "content": "Tell me about engines."}], "max_tokens": tokens, "stream": true})
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_invocation_reserves_what_it_carries_and_breaks_as_it_does() {
+#[tokio::test(start_paused = true)]
+async fn an_invocation_reserves_and_fails_as_its_content_does() {
     let ring = Ring::new();
     let key = ring.key(|entry| entry.limits = KeyLimits { output_per_day: Some(300), ..KeyLimits::default() });
     let fleet = ring.fleet(Setup::agents(1).engine("--sim-step-ms 20")).await;
@@ -206,7 +206,7 @@ async fn an_invocation_reserves_what_it_carries_and_breaks_as_it_does() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn an_invocation_is_placed_by_its_tokens_and_salted() {
     let folder = TempDir::new().unwrap();
     let secret = folder.path().join("secret");
@@ -233,8 +233,8 @@ async fn an_invocation_is_placed_by_its_tokens_and_salted() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_invocations_model_is_the_one_that_engines_take() {
+#[tokio::test(start_paused = true)]
+async fn an_invocations_model_is_the_one_that_engines_use() {
     let ring = Ring::new();
     let (all, poet) = (ring.key(|_| ()), ring.key(|entry| entry.models = Some(vec!["poet".to_owned()])));
     let setup = Setup::two_agents().engine_of(0, "--served-model-name plain").engine_of(1, "--served-model-name other poet");
@@ -268,8 +268,8 @@ async fn an_invocations_model_is_the_one_that_engines_take() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_admins_go_before_others_where_engines_schedule_by_priority() {
+#[tokio::test(start_paused = true)]
+async fn only_admins_may_outrank_others_at_the_engines() {
     let ring = Ring::new();
     let (user, admin) = (ring.key(|_| ()), ring.key(|entry| entry.role = Role::Admin));
     let fleet = ring.fleet(Setup::agents(1)).await;
@@ -301,8 +301,8 @@ async fn only_admins_go_before_others_where_engines_schedule_by_priority() {
     assert_eq!(ask(&keyless, "", CHAT, &[JSON, ("x-vllm-priority", "-2")], with("-1")).await.status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_form_with_words_is_refused_where_tenants_are_apart_and_a_sound_alone_is_not() {
+#[tokio::test(start_paused = true)]
+async fn a_form_with_prompt_text_is_refused_where_tenants_isolate() {
     let folder = TempDir::new().unwrap();
     let secret: &Path = &folder.path().join("secret");
     let apart = |apart: bool| {
@@ -325,8 +325,8 @@ async fn a_form_with_words_is_refused_where_tenants_are_apart_and_a_sound_alone_
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sound_that_looks_like_a_url_is_taken() {
+#[tokio::test(start_paused = true)]
+async fn audio_bytes_that_look_like_a_url_are_accepted() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let noise = "RIFF\u{1}url\" \"source\" \\u0075rl {\"image_url\": \"http://169.254.169.254/\"} uuid";
     let body = field("model", MODEL) + &part("Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"", noise) + "--b--\r\n";

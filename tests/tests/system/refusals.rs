@@ -1,6 +1,8 @@
 //! Requests that no engine sees: each gets a clear answer in OpenAI's form, and nothing is lost by it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::Bytes;
 use hostler_proto::agent::v1::Phase;
@@ -16,8 +18,8 @@ fn json_text(body: &'static str) -> Request<Full<Bytes>> {
     Request::post(CHAT).header("content-type", "application/json").body(Full::from(body)).unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_model_is_refused_naming_those_there_are() {
+#[tokio::test(start_paused = true)]
+async fn an_unknown_model_is_refused_naming_the_known_ones() {
     let fleet = Fleet::start(Setup::agents(1).engine("--served-model-name one two")).await;
     let answer = fleet.edge().post(CHAT, &json!({"model": "three", "messages": []})).await;
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (404, None));
@@ -26,8 +28,8 @@ async fn an_unknown_model_is_refused_naming_those_there_are() {
     assert_eq!(fleet.replica("n0/0").await.served, 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_an_agent_a_request_is_told_so_and_when_to_come_back() {
+#[tokio::test(start_paused = true)]
+async fn a_request_without_any_agent_learns_when_to_retry() {
     let fleet = Fleet::start(Setup::agents(0)).await;
     for body in [chat(1), chat_stream(1)] {
         let answer = fleet.edge().post(CHAT, &body).await;
@@ -43,8 +45,8 @@ async fn without_an_agent_a_request_is_told_so_and_when_to_come_back() {
     assert_eq!(Endpoint::Tcp(fleet.routers[0].admin).get("/livez").await.status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_every_engine_loads_a_request_is_told_so() {
+#[tokio::test(start_paused = true)]
+async fn a_request_learns_that_every_engine_is_loading() {
     let short = Duration::from_millis(100);
     let setup = Setup::two_agents().engine("--sim-start-ms 60000").router(|router| router.max_queue_wait = short);
     let fleet = Fleet::launch(setup).await;
@@ -63,9 +65,11 @@ async fn while_every_engine_loads_a_request_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_is_told_to_come_back_when_the_engine_is_expected_to_have_started() {
+async fn a_client_is_told_to_retry_after_the_expected_start() {
     let short = Duration::from_millis(100);
-    let fleet = Fleet::start(Setup::agents(1).engine("--sim-start-ms 5000").router(|router| router.max_queue_wait = short)).await;
+    let fleet =
+        Fleet::start(Setup::agents(1).engines_as_processes().engine("--sim-start-ms 2000").router(|router| router.max_queue_wait = short))
+            .await;
     // The next start is expected to take as long as the first one.
     fleet.kill("n0/0").await;
     let seconds = crate::harness::until("an estimate", async || {
@@ -80,8 +84,8 @@ async fn a_client_is_told_to_come_back_when_the_engine_is_expected_to_have_start
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_engine_fails_a_request_is_told_so_and_operators_see_its_last_words() {
-    let fleet = Fleet::launch(Setup::agents(1).engine("--sim-fail-start")).await;
+async fn a_failed_engine_is_reported_to_clients_and_operators() {
+    let fleet = Fleet::launch(Setup::agents(1).engines_as_processes().engine("--sim-fail-start")).await;
     crate::harness::until("a failed replica", async || {
         let known = fleet.admin().replicas().await.map_err(|status| status.to_string())?;
         let failed = known.iter().any(|replica| replica.reason.contains("Engine core initialization failed"));
@@ -96,8 +100,8 @@ async fn when_the_engine_fails_a_request_is_told_so_and_operators_see_its_last_w
     assert!(log.contains("Traceback") && log.contains("Engine core initialization failed"), "{log}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_whose_only_engine_is_down_is_not_called_unknown() {
+#[tokio::test(start_paused = true)]
+async fn a_model_whose_only_engine_is_down_is_still_known() {
     let setup = Setup::two_agents().engine_of(0, "--served-model-name small").engine_of(1, "--served-model-name large");
     let fleet = Fleet::start(setup).await;
     fleet.admin().drain("n1/0").await.unwrap();
@@ -107,8 +111,8 @@ async fn a_model_whose_only_engine_is_down_is_not_called_unknown() {
     assert!(answer.message().contains("n1/0"), "{}", answer.text());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_is_too_large_is_refused_announced_or_not() {
+#[tokio::test(start_paused = true)]
+async fn a_too_large_body_is_refused_announced_or_not() {
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.max_body_bytes = 1000)).await;
     let edge = fleet.routers[0].edge;
     let announced =
@@ -126,7 +130,7 @@ async fn a_body_that_is_too_large_is_refused_announced_or_not() {
     assert_eq!((exactly.len(), fleet.edge().request(request).await.status.as_u16()), (1000, 200));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn malformed_json_is_refused_with_its_position() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     for (body, position) in [
@@ -144,8 +148,8 @@ async fn malformed_json_is_refused_with_its_position() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_whose_end_or_target_is_ambiguous_are_refused() {
+#[tokio::test(start_paused = true)]
+async fn requests_with_ambiguous_length_or_target_are_refused() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let edge = fleet.routers[0].edge;
     let post = "POST /v1/completions HTTP/1.1\r\n";
@@ -172,8 +176,8 @@ async fn requests_whose_end_or_target_is_ambiguous_are_refused() {
     assert_eq!(fleet.replica("n0/0").await.served, 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_head_that_the_http_library_refuses_is_told_what_to_do() {
+#[tokio::test(start_paused = true)]
+async fn a_head_refused_by_hyper_is_answered_with_advice() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let edge = fleet.routers[0].edge;
     let get = "GET /health HTTP/1.1\r\nHost: a\r\n";
@@ -198,8 +202,8 @@ async fn a_head_that_the_http_library_refuses_is_told_what_to_do() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_dawdles_over_its_request_is_cut_off() {
+#[tokio::test(start_paused = true)]
+async fn a_client_that_sends_too_slowly_is_cut_off() {
     let slow = Duration::from_millis(300);
     let fleet = Fleet::start(Setup::agents(1).router(|router| {
         (router.header_timeout, router.body_timeout) = (slow, slow);
@@ -230,8 +234,8 @@ async fn a_client_that_dawdles_over_its_request_is_cut_off() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_router_refuses_and_takes_requests_again() {
+#[tokio::test(start_paused = true)]
+async fn a_full_router_refuses_until_it_has_room() {
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.max_in_flight = 2)).await;
     let edge = fleet.edge();
     let mut first = edge.open(CHAT, &chat_stream(10_000)).await;

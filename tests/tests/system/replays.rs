@@ -119,8 +119,8 @@ async fn assert_replayed(requests: Vec<(&str, Value)>) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chat_that_calls_a_tool_or_fits_a_schema_is_replayed_when_its_engine_dies() {
+#[tokio::test(start_paused = true)]
+async fn a_chat_with_a_tool_or_schema_is_replayed() {
     let function = json!([{"type": "function", "function": {"name": "find", "parameters": parameters()}}]);
     let schema = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": parameters()}});
     let usage = json!({"include_usage": true});
@@ -131,8 +131,8 @@ async fn a_chat_that_calls_a_tool_or_fits_a_schema_is_replayed_when_its_engine_d
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_is_one_with_log_probabilities_or_seeded_choices_and_a_completion() {
+#[tokio::test(start_paused = true)]
+async fn logprobs_seeded_choices_and_completions_are_replayed() {
     assert_replayed(vec![
         (CHAT, json!({"logprobs": true, "top_logprobs": 2, "presence_penalty": 0.5})),
         (CHAT, json!({"temperature": 1, "seed": 7, "n": 2, "stream_options": {"include_usage": true}})),
@@ -141,8 +141,8 @@ async fn so_is_one_with_log_probabilities_or_seeded_choices_and_a_completion() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_is_a_message() {
+#[tokio::test(start_paused = true)]
+async fn a_message_is_replayed_when_its_engine_dies() {
     let tool = json!([{"name": "find", "input_schema": parameters()}]);
     assert_replayed(vec![
         (MESSAGES, json!({"system": "Be brief"})),
@@ -151,8 +151,8 @@ async fn so_is_a_message() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_is_one_of_ollamas_api_and_one_of_grpc() {
+#[tokio::test(start_paused = true)]
+async fn ollama_and_grpc_streams_are_replayed() {
     let fleet = Fleet::start(replaying()).await;
     let options = json!({"num_predict": TOKENS, "temperature": 0, "stop": ["never said"]});
     let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "options": options});
@@ -196,8 +196,8 @@ async fn so_is_one_of_ollamas_api_and_one_of_grpc() {
     assert_eq!(fleet.routers[0].metric("hostler_resumptions_total").await, 2.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operators_and_clients_see_that_a_stream_would_be_replayed() {
+#[tokio::test(start_paused = true)]
+async fn operators_and_clients_see_that_a_stream_is_replayable() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     for (path, fields, tier) in [
         (CHAT, json!({"stop": ["x"], "max_tokens": 3}), "replay"),
@@ -211,8 +211,8 @@ async fn operators_and_clients_see_that_a_stream_would_be_replayed() {
     assert_tier(&fleet, "/v1/responses", &response, "none:route").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_of_the_rust_front_end_would_be_replayed_too() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_the_rust_front_end_is_replayable() {
     let fleet = Fleet::start(Setup::agents(1).agent(|agent| agent.front_end = FrontEnd::Rust)).await;
     for (fields, tier) in [
         (json!({"max_tokens": 3}), "token_exact"),

@@ -4,19 +4,18 @@ use std::time::Duration;
 
 use hostler_agent::{AgentConfig, FrontEnd};
 use hostler_proto::agent::v1::Phase;
-use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat_stream, hostler, signal, soon};
+use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat_stream, hostler, soon};
 
 /// Tokens of an answer: some two seconds.
 const TOKENS: usize = 200;
 
 /// Of one that takes longer than a drain may.
-const LONG: usize = 600;
+const LONG: usize = 300;
 
-const SHORT_DRAIN: Duration = Duration::from_secs(3);
+const SHORT_DRAIN: Duration = Duration::from_secs(1);
 
 fn resuming() -> Setup {
     Setup::two_agents().engine("--sim-step-ms 10")
@@ -92,16 +91,16 @@ async fn assert_unharmed(fleet: &Fleet, answers: &[Answer], resumed: usize) {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_streams_of_a_killed_engine_go_on_from_another_one() {
+#[tokio::test(start_paused = true)]
+async fn streams_of_a_killed_engine_resume_on_another() {
     let fleet = Fleet::start(resuming()).await;
     let opened = open(&fleet, 8).await;
     fleet.kill("n0/0").await;
     assert_unharmed(&fleet, &finish(opened).await, 4).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_do_those_of_one_with_the_rust_front_end() {
+#[tokio::test(start_paused = true)]
+async fn streams_of_a_killed_rust_front_end_resume_on_another() {
     let fleet = Fleet::start(resuming().agent(|agent| agent.front_end = FrontEnd::Rust)).await;
     let opened = open(&fleet, 8).await;
     fleet.kill("n0/0").await;
@@ -110,16 +109,16 @@ async fn so_do_those_of_one_with_the_rust_front_end() {
     assert_unharmed(&fleet, &answers, 4).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_do_those_of_one_whose_core_dies() {
+#[tokio::test(start_paused = true)]
+async fn streams_of_a_dead_core_resume_on_another_engine() {
     let fleet = Fleet::start(resuming()).await;
     let opened = open(&fleet, 8).await;
     fleet.fault("n0/0", "error_event").await;
     assert_unharmed(&fleet, &finish(opened).await, 4).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_do_those_of_one_that_hangs() {
+#[tokio::test(start_paused = true)]
+async fn streams_of_a_hung_engine_resume_on_another() {
     let hasty = |agent: &mut AgentConfig| agent.stall_timeout = Duration::from_secs(1);
     let fleet = Fleet::start(resuming().agent(hasty)).await;
     let opened = open(&fleet, 4).await;
@@ -127,17 +126,17 @@ async fn so_do_those_of_one_that_hangs() {
     assert_unharmed(&fleet, &finish(opened).await, 2).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_do_those_of_one_that_somebody_stops() {
+#[tokio::test(start_paused = true)]
+async fn streams_of_an_engine_stopped_from_outside_resume_on_another() {
     let fleet = Fleet::start(resuming()).await;
     let opened = open(&fleet, 8).await;
     // It ends its streams with `abort` and `[DONE]`.
-    signal(fleet.replica("n0/0").await.pid, Signal::TERM);
+    fleet.terminate("n0/0").await;
     assert_unharmed(&fleet, &finish(opened).await, 4).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_of_ollamas_api_goes_on_too() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_ollamas_api_resumes_on_another_engine() {
     let fleet = Fleet::start(resuming()).await;
     let body = json!({"model": "simulated", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": TOKENS}});
     let told = |answer: &Answer| {
@@ -156,8 +155,8 @@ async fn a_stream_of_ollamas_api_goes_on_too() {
     assert_eq!(fleet.routers[0].metric("hostler_resumptions_total").await, 1.0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_goes_back_to_an_engine_that_was_started_again() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_may_resume_on_its_restarted_engine() {
     let fleet = Fleet::start(resuming()).await;
     let body = chat_stream(1000);
     let mut stream = fleet.edge().open(CHAT, &body).await;
@@ -165,7 +164,7 @@ async fn a_stream_goes_back_to_an_engine_that_was_started_again() {
         stream.events(50 * seams).await;
         let replicas = fleet.admin().replicas().await.unwrap();
         let running = replicas.into_iter().find(|replica| replica.in_flight == 1).unwrap();
-        signal(running.pid, Signal::TERM);
+        fleet.terminate(&running.id).await;
         fleet.until_replica(&running.id, "its next life", |replica| replica.is_ready() && replica.pid != running.pid).await;
     }
     let answer = stream.finish().await;
@@ -186,8 +185,8 @@ fn poem(number: usize) -> Value {
     body
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_goes_on_only_where_the_model_that_its_request_names_is_served() {
+#[tokio::test(start_paused = true)]
+async fn streams_resume_only_where_their_model_is_served() {
     let fleet = Fleet::start(poets()).await;
     let mut opened = Vec::new();
     for number in 0..8 {
@@ -201,8 +200,8 @@ async fn a_stream_goes_on_only_where_the_model_that_its_request_names_is_served(
     assert_same_as(&fleet, &answers, poem).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_of_a_model_that_its_engine_alone_serves_ends_with_an_error_that_says_so() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_an_otherwise_unserved_model_ends_with_error() {
     let setup = resuming().engine_of(0, "--served-model-name simulated poet").engine_of(1, "--served-model-name simulated");
     let fleet = Fleet::start(setup).await;
     let mut stream = fleet.edge().open(CHAT, &poem(0)).await;
@@ -231,7 +230,7 @@ async fn assert_moved(fleet: &Fleet, answers: &[Answer], moves: impl Fn(usize) -
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_moves_streams_that_would_outlast_it_and_says_how_many() {
+async fn a_drain_moves_streams_that_outlast_it_and_counts_them() {
     let fleet = hasty_fleet().await;
     let opened = open_of(&fleet, 8, LONG).await;
     let drained = hostler(&["drain", "n0/0", "--admin", fleet.admin().socket()]).await;
@@ -243,8 +242,8 @@ async fn a_drain_moves_streams_that_would_outlast_it_and_says_how_many() {
     assert_moved(&fleet, &answers, |moves| moves == 4).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_leaves_has_its_streams_moved() {
+#[tokio::test(start_paused = true)]
+async fn a_leaving_agents_streams_are_moved() {
     let mut fleet = hasty_fleet().await;
     let opened = open_of(&fleet, 8, LONG).await;
     let agent = fleet.agents.remove(0);
@@ -254,7 +253,7 @@ async fn an_agent_that_leaves_has_its_streams_moved() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_restart_of_all_replicas_harms_no_stream_that_outlasts_a_drain() {
+async fn a_rolling_restart_harms_no_long_stream() {
     let fleet = hasty_fleet().await;
     let opened = open_of(&fleet, 8, LONG).await;
     let rolled = hostler(&["restart", "--rolling", "all", "--wait", "60s", "--admin", fleet.admin().socket()]).await;

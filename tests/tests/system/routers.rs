@@ -12,8 +12,8 @@ use tonic::{Code, Request, Streaming};
 
 use crate::harness::{CHAT, Fleet, Setup, attach, chat_stream, link, soon, until};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_routers_share_the_agents_and_each_sees_the_others_requests() {
+#[tokio::test(start_paused = true)]
+async fn two_routers_share_agents_and_see_each_others_requests() {
     let fleet = Fleet::start(Setup::two_agents().routers(2)).await;
     let mut opened = Vec::new();
     for router in [0, 0, 1, 1, 1, 1] {
@@ -40,7 +40,7 @@ async fn two_routers_share_the_agents_and_each_sees_the_others_requests() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn an_agent_attaches_once_to_a_router_of_two_addresses() {
     let mut fleet = Fleet::launch(Setup::agents(0).router(|router| {
         (router.agents_listen, router.allow_plain_text) = ("0.0.0.0:0".into(), true);
@@ -74,7 +74,7 @@ async fn next(answers: &mut Streaming<AttachResponse>) -> Told {
     soon("a message of the router", answers.message()).await.unwrap().expect("the stream goes on").message.unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn an_agent_of_another_protocol_is_refused_naming_both_versions() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let refused = attach(fleet.routers[0].agents, [hello(PROTOCOL + 1)]).await.unwrap_err();
@@ -87,8 +87,8 @@ async fn an_agent_of_another_protocol_is_refused_naming_both_versions() {
     assert_eq!(fleet.admin().nodes().await.unwrap(), []);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lane_without_the_ticket_of_a_live_attachment_is_refused() {
+#[tokio::test(start_paused = true)]
+async fn a_lane_without_a_valid_ticket_is_refused() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let address = fleet.routers[0].agents;
     let (sender, mut answers) = attach(address, [hello(PROTOCOL)]).await.unwrap();
@@ -114,7 +114,7 @@ async fn a_lane_without_the_ticket_of_a_live_attachment_is_refused() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_silent_agents_replicas_become_suspect_until_it_reports_again() {
     let fleet = Fleet::launch(Setup::agents(0).router(|router| router.lease = Duration::from_millis(500))).await;
     let (sender, mut answers) = attach(fleet.routers[0].agents, [hello(PROTOCOL), report(0, true)]).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_silent_agents_replicas_become_suspect_until_it_reports_again() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_missing_report_makes_the_router_ask_for_a_snapshot() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let (sender, mut answers) = attach(fleet.routers[0].agents, [hello(PROTOCOL), report(0, true), report(2, false)]).await.unwrap();

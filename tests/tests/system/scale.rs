@@ -41,7 +41,7 @@ async fn answered(edge: &Endpoint, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_replica_of_many_agents_is_used_and_comes_back_to_a_router_that_was_killed() {
+async fn every_replica_of_many_agents_returns_after_a_router_kill() {
     let workplace = Workplace::new();
     let mut first = router(&workplace, "first", ["127.0.0.1:0"; 3]);
     let addresses = [first.address("edge").await, first.address("agents").await, first.address("admin").await];

@@ -301,7 +301,7 @@ async fn see_engines_die(system: &System) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_prompt_key_or_join_token_is_found_in_anything_that_is_written_or_shown() {
+async fn no_secret_appears_in_anything_written_or_shown() {
     let mut system = System::start().await;
     ask_every_api(&system).await;
     ask_over_grpc(&system).await;

@@ -1,7 +1,7 @@
 //! What a batch system does to a job: it signals every process of the agent's session, to end them, to suspend them, to kill them.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use tokio::time::Instant;
 
 use rustix::process::Signal;
 
@@ -75,7 +75,7 @@ async fn one_ctrl_c_at_a_terminal_drains() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keeper_that_is_asked_to_end_stays_while_its_agent_is_there() {
+async fn a_keeper_ignores_sigterm_while_its_agent_lives() {
     let scene = Scene::new().await;
     let job = scene.job("agent", "1", &[]);
     let engines = pids(&scene.ready(1).await);
@@ -92,7 +92,7 @@ async fn a_keeper_that_is_asked_to_end_stays_while_its_agent_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_survives_a_session_that_is_killed() {
+async fn nothing_survives_a_killed_session() {
     let scene = Scene::new().await;
     let job = scene.job("agent", "2", &[]);
     scene.ready(2).await;
@@ -124,7 +124,7 @@ async fn engines_are_suspended_and_continued_with_their_agent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_is_suspended_for_long_loses_its_streams_with_the_cause_and_serves_again_with_the_same_engine() {
+async fn a_long_suspended_job_loses_streams_and_keeps_its_engine() {
     let scene = Scene::new().await;
     let job = scene.job("agent", "1", &[]);
     let before = scene.ready(1).await;
@@ -144,7 +144,7 @@ async fn a_job_that_is_suspended_for_long_loses_its_streams_with_the_cause_and_s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_survives_a_job_that_is_killed_while_it_is_suspended() {
+async fn nothing_survives_a_job_killed_while_suspended() {
     let scene = Scene::new().await;
     let job = scene.job("agent", "1", &[]);
     let engines = pids(&scene.ready(1).await);
@@ -155,7 +155,7 @@ async fn nothing_survives_a_job_that_is_killed_while_it_is_suspended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kept_engine_goes_on_when_its_agent_is_killed_while_it_is_suspended() {
+async fn a_kept_engine_survives_its_suspended_agents_kill() {
     let scene = Scene::new().await;
     let keep = ["--if-agent-dies", "keep"];
     let mut job = scene.job("agent", "1", &keep);

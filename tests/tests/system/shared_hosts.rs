@@ -39,7 +39,7 @@ fn as_nobody(program: &str, arguments: &[&str]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_edges_socket_is_its_users_alone_and_is_made_anew_where_it_is_taken_away() {
+async fn the_edges_socket_is_private_and_recreated_when_removed() {
     let place = our_workplace();
     let local = || "127.0.0.1:0".to_owned();
     let operators_socket = place.path().join("run/o.sock");
@@ -89,7 +89,7 @@ async fn ask(edge: &Endpoint, body: &Value, key: &str) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_user_reads_no_file_reaches_no_socket_and_operates_nothing() {
+async fn another_user_reads_and_operates_nothing() {
     if !can_be_another_user() {
         println!("not run: only root can become another user");
         return;
@@ -144,7 +144,7 @@ async fn another_user_reads_no_file_reaches_no_socket_and_operates_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_users_have_fleets_beside_each_other() {
+async fn two_users_can_run_fleets_side_by_side() {
     if !can_be_another_user() {
         println!("not run: only root can become another user");
         return;

@@ -45,8 +45,8 @@ fn assert_missing(answer: &Answer, id: &str) {
     assert_eq!((answer.status, answer.json()), (StatusCode::NOT_FOUND, error));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_response_is_found_and_continued_where_it_is_kept() {
+#[tokio::test(start_paused = true)]
+async fn a_stored_response_is_found_and_continued_on_its_engine() {
     let fleet = Fleet::start(keeping(2)).await;
     let (edge, other) = (fleet.routers[0].edge(), fleet.routers[1].edge());
     // Enough of them that chance would find not even the half.
@@ -65,8 +65,8 @@ async fn a_response_is_found_and_continued_where_it_is_kept() {
     fleet.until_idle().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_continues_a_response_is_answered_at_once_when_its_engine_has_died_of_it() {
+#[tokio::test(start_paused = true)]
+async fn a_continuation_whose_engine_died_is_refused_at_once() {
     let fleet = Fleet::start(keeping(1).engine("--sim-die-on deadly")).await;
     let edge = fleet.edge();
     let made = id(&make(&edge, json!({}), "").await);
@@ -76,8 +76,8 @@ async fn what_continues_a_response_is_answered_at_once_when_its_engine_has_died_
     assert!(lost.status.is_client_error() || lost.status.is_server_error(), "{} {}", lost.status, lost.text());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_response_in_the_background_is_ended_where_it_runs() {
+#[tokio::test(start_paused = true)]
+async fn a_background_response_is_cancelled_where_it_runs() {
     let fleet = Fleet::start(keeping(2)).await;
     for number in 0..6 {
         let (edge, other) = (fleet.routers[number % 2].edge(), fleet.routers[1 - number % 2].edge());
@@ -89,8 +89,8 @@ async fn a_response_in_the_background_is_ended_where_it_runs() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_keeps_is_missing_in_the_engines_words() {
+#[tokio::test(start_paused = true)]
+async fn a_response_that_nobody_keeps_is_not_found() {
     let fleet = Fleet::start(keeping(1)).await;
     let edge = fleet.edge();
     let forgotten = id(&make(&edge, json!({"store": false}), "").await);
@@ -117,7 +117,7 @@ async fn key(file: &Path, tenant: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_response_is_its_tenants_alone() {
+async fn a_stored_response_is_visible_only_to_its_tenant() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys.toml");
     let (owner, same_tenant, other) = (key(&file, "us").await, key(&file, "us").await, key(&file, "them").await);

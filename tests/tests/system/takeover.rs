@@ -4,7 +4,9 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
@@ -285,20 +287,20 @@ async fn take_over_under_load(clients: usize, pause: Duration) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_takes_the_place_of_another_without_a_client_noticing() {
+async fn a_router_takes_over_without_a_client_noticing() {
     let rate = take_over_under_load(2, Duration::from_millis(100)).await;
     assert!(rate > 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "500 requests a second need more than two busy cores in a debug build"]
-async fn a_router_takes_the_place_of_another_under_500_requests_a_second() {
+async fn a_router_takes_over_under_500_requests_a_second() {
     let rate = take_over_under_load(50, Duration::from_millis(110)).await;
     assert!(rate >= 500.0, "{rate} requests a second");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routers_take_one_place_one_after_the_other_while_each_still_has_streams() {
+async fn successive_takeovers_work_while_old_routers_have_streams() {
     let mut site = Site::new(&[]);
     let mut place = site.place().await;
     site.start_agent(&place, 1, &["--sim-step-ms", "100"]);
@@ -344,7 +346,7 @@ async fn read_until_frame(client: &mut TcpStream, kind: u8, stream: u8) -> Vec<u
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_crosses_the_end_of_an_idle_http2_connection_is_answered() {
+async fn a_request_crossing_an_idle_http2_close_is_answered() {
     let site = Site::new(&[]);
     let place = site.place().await;
     let Endpoint::Tcp(address) = place.edge else { unreachable!("the edge is TCP") };
@@ -379,7 +381,7 @@ async fn hear(stream: &mut UnixStream) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_that_fails_to_take_the_place_leaves_the_other_one_serving() {
+async fn a_failed_takeover_leaves_the_predecessor_serving() {
     let mut site = Site::new(&[]);
     let mut place = site.place().await;
     site.start_agent(&place, 1, &["--sim-step-ms", "50"]);
@@ -449,7 +451,7 @@ async fn a_router_whose_predecessor_is_killed_serves_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_that_only_hangs_up_on_its_successor_keeps_its_place() {
+async fn a_predecessor_that_only_hangs_up_keeps_its_place() {
     let site = Site::new(&[]);
     let mut place = site.place().await;
     signal(place.router.pid(), Signal::TERM);
@@ -466,7 +468,7 @@ async fn a_router_that_only_hangs_up_on_its_successor_keeps_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_router_that_drains_refuses_new_clients_while_it_finishes_its_streams() {
+async fn a_draining_router_refuses_new_clients_and_finishes_streams() {
     let mut site = Site::new(&[]);
     let mut place = site.place().await;
     site.start_agent(&place, 1, &["--sim-step-ms", "50"]);
@@ -485,7 +487,7 @@ async fn a_router_that_drains_refuses_new_clients_while_it_finishes_its_streams(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn budgets_and_the_owners_of_responses_outlast_a_takeover_over_tls() {
+async fn budgets_and_stored_responses_outlast_a_takeover_over_tls() {
     let mut site = Site::new(&[]);
     let (fleet, keys) = (site.workplace.path().join("fleet"), site.workplace.path().join("keys.toml"));
     let (fleet, keys) = (fleet.to_str().unwrap().to_owned(), keys.to_str().unwrap().to_owned());

@@ -1,6 +1,8 @@
 //! Traces: a collector gets one for each request, whole and with the right parents, and neither its death nor its silence is noticed by anybody.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use hostler_boot::{SamplingRule, TraceSettings};
 use hostler_proto::inference::v1::GenerateRequest;
@@ -60,8 +62,8 @@ fn named<'a>(spans: &'a [Collected], name: &str) -> Vec<&'a Collected> {
     found
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_is_one_trace_from_its_arrival_to_its_end_which_the_engine_joins() {
+#[tokio::test(start_paused = true)]
+async fn a_stream_is_one_trace_with_its_engines_spans() {
     let collector = Collector::start().await;
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("access.log");
@@ -114,8 +116,8 @@ async fn a_stream_is_one_trace_from_its_arrival_to_its_end_which_the_engine_join
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clients_trace_goes_on_through_the_router_where_the_client_keeps_it() {
+#[tokio::test(start_paused = true)]
+async fn a_clients_trace_continues_through_the_router() {
     let collector = Collector::start().await;
     let fleet = Fleet::start(traced(Setup::agents(1), &collector)).await;
     let parent = |flags: &str| format!("00-{TRACE}-{SPAN}-{flags}");
@@ -135,8 +137,8 @@ async fn a_clients_trace_goes_on_through_the_router_where_the_client_keeps_it() 
     assert!(wrong.header("x-sim-traceparent").unwrap().starts_with(&format!("00-{}-", spans[0].trace)));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ratio_of_none_leaves_requests_as_they_are_and_a_client_still_decides() {
+#[tokio::test(start_paused = true)]
+async fn a_zero_sampling_ratio_traces_only_what_clients_sample() {
     let collector = Collector::start().await;
     let settings = TraceSettings { sampling: SamplingRule { follows_parent: true, ratio: 0.0 }, ..collector.settings() };
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.traces = Some(settings))).await;
@@ -147,8 +149,8 @@ async fn a_ratio_of_none_leaves_requests_as_they_are_and_a_client_still_decides(
     assert!(collector.spans().iter().all(|span| span.trace == TRACE), "{:#?}", collector.spans());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_over_grpc_is_a_trace_of_the_same_kind() {
+#[tokio::test(start_paused = true)]
+async fn a_grpc_call_has_a_trace_like_any_other() {
     let collector = Collector::start().await;
     let fleet = Fleet::start(traced(Setup::agents(1), &collector)).await;
     let endpoint = TonicEndpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();
@@ -169,8 +171,8 @@ async fn a_call_over_grpc_is_a_trace_of_the_same_kind() {
     assert_eq!(spans[0].attribute("gen_ai.operation.name"), "text_completion");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_retry_after_an_engines_death_is_another_attempt_of_the_same_trace() {
+#[tokio::test(start_paused = true)]
+async fn a_retry_is_another_attempt_in_the_same_trace() {
     let collector = Collector::start().await;
     // The first token of the first engine takes long.
     let mut fleet = Fleet::start(traced(Setup::agents(1).engine_of(0, "--sim-step-ms 20000"), &collector)).await;
@@ -199,8 +201,8 @@ async fn a_retry_after_an_engines_death_is_another_attempt_of_the_same_trace() {
     assert_eq!(answer.header("x-sim-traceparent"), Some(&*format!("00-{}-{}-01", spans[0].trace, attempts[1].id)));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_goes_on_elsewhere_shows_where_it_was_and_what_happened() {
+#[tokio::test(start_paused = true)]
+async fn a_resumed_streams_trace_shows_where_and_why() {
     let collector = Collector::start().await;
     let fleet = Fleet::start(traced(Setup::two_agents().engine("--sim-step-ms 10"), &collector)).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(200)).await;
@@ -218,8 +220,8 @@ async fn a_stream_that_goes_on_elsewhere_shows_where_it_was_and_what_happened() 
     assert!(lost.times.1 <= rest.times.0 && rest.times.1 <= spans[0].times.1, "{spans:#?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_refused_has_a_trace_that_says_why() {
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_has_a_trace_that_says_why() {
     let collector = Collector::start().await;
     let setup = traced(Setup::agents(1), &collector).router(|router| (router.max_in_flight, router.stream_keepalive) = (1, Duration::ZERO));
     let fleet = Fleet::start(setup).await;
@@ -273,8 +275,8 @@ async fn ask_often(fleet: &Fleet) -> Duration {
     slowest
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_hangs_costs_spans_beyond_the_queue_and_nothing_else() {
+#[tokio::test(start_paused = true)]
+async fn a_hanging_collector_costs_only_spans_beyond_the_queue() {
     let collector = Collector::start().await;
     let mut settings = TraceSettings { max_waiting_spans: 40, ..collector.settings() };
     settings.collector.request_timeout = Duration::from_secs(20);
@@ -297,7 +299,7 @@ async fn a_collector_that_hangs_costs_spans_beyond_the_queue_and_nothing_else() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_is_dead_is_named_in_one_line_and_found_again() {
+async fn a_dead_collector_is_reported_once_and_found_again() {
     // Nobody listens there until the test does.
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut place = Workplace::new();
@@ -340,7 +342,7 @@ async fn a_collector_that_is_dead_is_named_in_one_line_and_found_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_lives_of_engines_are_events_at_the_collector_of_each_role_without_what_engines_say() {
+async fn engine_lives_are_collected_as_events_without_engine_output() {
     let collector = Collector::start().await;
     let mut scene = Scene::new().await;
     scene.place.environment = vec![("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint().leak()), ("OTEL_BLRP_SCHEDULE_DELAY", "50")];
@@ -361,7 +363,7 @@ async fn the_lives_of_engines_are_events_at_the_collector_of_each_role_without_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_are_not_sent_where_the_environment_says_so() {
+async fn events_are_not_sent_where_the_environment_disables_them() {
     let collector = Collector::start().await;
     let mut place = Workplace::new();
     let endpoint = collector.endpoint().leak();
@@ -381,7 +383,7 @@ async fn events_are_not_sent_where_the_environment_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_environment_for_other_programs_is_warned_of_and_keeps_no_router_from_starting() {
+async fn an_unusable_collector_environment_only_warns() {
     let mut place = Workplace::new();
     place.environment = vec![("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")];
     let up = place.up(1, &[]);

@@ -51,7 +51,7 @@ async fn keyed(origins: &[&str]) -> (Fleet, TempDir, String) {
     (Fleet::start(setup).await, folder, format!("Bearer {}", secret.reveal()))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_page_of_an_allowed_origin_reads_every_answer() {
     let (fleet, _folder, bearer) = keyed(&["https://other.example.org", PAGE]).await;
     let (page, key) = (("origin", PAGE), ("authorization", bearer.as_str()));
@@ -76,8 +76,8 @@ async fn a_page_of_an_allowed_origin_reads_every_answer() {
     assert_eq!((unasked.status.as_u16(), unasked.header("access-control-allow-origin")), (200, None));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_preflight_needs_no_key_and_allows_what_the_page_wants_to_send() {
+#[tokio::test(start_paused = true)]
+async fn a_preflight_needs_no_key_and_allows_wanted_headers() {
     let (fleet, _folder, _) = keyed(&[PAGE]).await;
     let wanted = [("access-control-request-method", "POST"), ("access-control-request-headers", "authorization,x-stainless-os")];
     for path in [CHAT, "/v1/models", "/v1/responses/resp_1", "/api/chat", "/nothing"] {
@@ -96,8 +96,8 @@ async fn a_preflight_needs_no_key_and_allows_what_the_page_wants_to_send() {
     assert_eq!(fleet.replica("n0/0").await.served, 0);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_of_every_origin_read_what_cannot_even_be_parsed_where_all_are_allowed() {
+#[tokio::test(start_paused = true)]
+async fn allowed_pages_can_read_even_parse_errors() {
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.allowed_origins = vec!["*".into()])).await;
     assert_readable(&ask(&fleet, Method::POST, CHAT, Some(&chat(2)), &[("origin", PAGE)]).await, "*", "chat");
     assert_readable(&ask(&fleet, Method::POST, CHAT, None, &[("origin", "null")]).await, "*", "a bad request of a file");
@@ -105,8 +105,8 @@ async fn pages_of_every_origin_read_what_cannot_even_be_parsed_where_all_are_all
     assert!(refused.starts_with("HTTP/1.1 431 ") && refused.contains("\r\naccess-control-allow-origin: *\r\n"), "{refused}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_setting_no_page_reads_the_routers_own_answers() {
+#[tokio::test(start_paused = true)]
+async fn pages_cannot_read_local_answers_without_the_setting() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let answer = ask(&fleet, Method::GET, "/v1/models", None, &[("origin", PAGE)]).await;
     assert_eq!(
@@ -115,8 +115,8 @@ async fn without_the_setting_no_page_reads_the_routers_own_answers() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_lets_pages_in_itself_marks_an_answer_no_second_time() {
+#[tokio::test(start_paused = true)]
+async fn an_engines_origin_headers_are_not_duplicated() {
     const OTHER: &str = "https://other.example.org";
     let asked = |origin| [("origin", origin), ("access-control-request-method", "POST")];
     for (engines, names) in [(r#"["*"]"#, "*"), (r#"["https://chat.example.org","https://other.example.org"]"#, OTHER)] {

@@ -3,14 +3,14 @@ use std::time::Duration;
 use super::*;
 
 #[test]
-fn time_is_read_behind_a_name_that_looks_like_fields() {
+fn cpu_time_is_read_behind_a_misleading_process_name() {
     let stat = "7 (a) S 1 2) R 1 7 7 0 -1 4194304 100 0 0 0 31 11 0 0 20 0 4 0 5 6 7";
     assert_eq!(parse_cpu_ticks(stat), Some(42));
     assert_eq!(parse_cpu_ticks("7 (a) R 1"), None);
 }
 
 #[test]
-fn a_process_that_computes_uses_a_core_and_one_that_waits_uses_none() {
+fn computing_processes_use_a_core_and_waiting_ones_none() {
     let (own, mut cpu, began) = (std::process::id(), FrontEndCpu::default(), std::time::Instant::now());
     let start = Instant::now();
     assert_eq!(cpu.read(own, start), None, "one reading tells nothing yet");

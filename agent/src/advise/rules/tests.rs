@@ -75,7 +75,7 @@ fn only(observation: &Observation, setup: &EngineSetup, told: &RuntimeFacts) -> 
 }
 
 #[test]
-fn an_engine_that_works_and_is_well_gets_no_advice() {
+fn a_busy_and_healthy_engine_gets_no_advice() {
     assert_eq!(found(&busy(), &setup(&["--max-num-seqs", "256"]), &told()), []);
 }
 
@@ -88,7 +88,7 @@ fn an_idle_engine_gets_no_advice_however_it_was_started() {
 }
 
 #[test]
-fn requests_that_wait_beside_an_empty_cache_wait_for_a_larger_batch() {
+fn requests_waiting_beside_an_empty_cache_need_a_larger_batch() {
     let waiting = with_figures(|figures| (figures.running, figures.waiting, figures.kv_use) = (256, 12, 0.031));
     insta::assert_snapshot!(only(&waiting, &setup(&["--max-num-seqs", "256"]), &told()), @"
     batch_limit: 12 requests waited on average, in 60 of the last 60 s, while 256 ran and the KV cache was at most 3.1 % full
@@ -102,7 +102,7 @@ fn requests_that_wait_beside_an_empty_cache_wait_for_a_larger_batch() {
 }
 
 #[test]
-fn the_time_in_the_queue_is_part_of_the_evidence() {
+fn a_batch_limit_finding_shows_the_time_in_the_queue() {
     let waiting = |queued: u64, queue_seconds: f64| Observation {
         details: Some(EngineDetails { queued, queue_seconds, ..EngineDetails::default() }),
         ..with_figures(|figures| (figures.waiting, figures.kv_use) = (3, 0.05))
@@ -115,7 +115,7 @@ fn the_time_in_the_queue_is_part_of_the_evidence() {
 }
 
 #[test]
-fn a_rate_of_preemptions_is_a_finding_and_a_few_among_many_requests_are_not() {
+fn frequent_preemptions_are_a_finding_and_rare_ones_are_not() {
     let after = |preemptions: u64, requests: u64| {
         let mut observation = with_figures(|figures| (figures.running, figures.kv_use, figures.preemptions) = (200, 0.97, preemptions));
         observation.details = Some(EngineDetails { requests, ..EngineDetails::default() });
@@ -138,7 +138,7 @@ fn a_rate_of_preemptions_is_a_finding_and_a_few_among_many_requests_are_not() {
 }
 
 #[test]
-fn a_python_front_end_at_a_whole_core_is_a_finding() {
+fn a_python_front_end_saturating_its_core_is_a_finding() {
     let saturated = Observation { front_end_cpu: Some(0.97), ..busy() };
     let chosen = EngineSetup { python_front_end_reason: "agent.front_end says so".into(), ..setup(&[]) };
     insta::assert_snapshot!(only(&saturated, &chosen, &told()), @"
@@ -153,7 +153,7 @@ fn a_python_front_end_at_a_whole_core_is_a_finding() {
 }
 
 #[test]
-fn eager_mode_costs_on_a_gpu_once_the_engine_has_worked() {
+fn eager_mode_on_a_gpu_is_a_finding_after_work() {
     let eager = setup(&["--enforce-eager"]);
     insta::assert_snapshot!(only(&busy(), &eager, &told()), @"
     eager: the engine runs without CUDA graphs and compiled kernels: in every step the CPU launches each kernel by itself
@@ -167,7 +167,7 @@ fn eager_mode_costs_on_a_gpu_once_the_engine_has_worked() {
 }
 
 #[test]
-fn a_small_model_over_pcie_is_a_finding_and_a_large_one_or_nvlink_is_not() {
+fn only_small_models_split_over_pcie_are_a_finding() {
     let two = EngineSetup { gpus: vec![gpu(0), gpu(1)], has_nvlink_mesh: false, weights_bytes: Some(5 * GIB), ..setup(&[]) };
     insta::assert_snapshot!(only(&busy(), &two, &told()), @"
     tensor_parallel: the model's 5.0 GiB of weights fit one NVIDIA L4 of 24.0 GiB, and its 2 GPUs are not joined by NVLink: every layer waits for PCIe twice
@@ -184,7 +184,7 @@ fn a_small_model_over_pcie_is_a_finding_and_a_large_one_or_nvlink_is_not() {
 }
 
 #[test]
-fn requests_that_wait_for_grammars_are_told_from_those_that_wait_for_room() {
+fn waits_for_grammars_are_distinguished_from_waits_for_room() {
     let mut waiting = with_details(|details| details.deferred = 7);
     let figures = waiting.metrics.as_mut().unwrap();
     (figures.waiting, figures.kv_use) = (7, 0.02);
@@ -208,7 +208,7 @@ fn work(window: &mut Window, seconds: u32, running: u32, guided: u32, millisecon
 }
 
 #[test]
-fn guided_requests_that_slow_the_batch_are_a_finding_where_the_same_batch_was_faster_without() {
+fn guided_requests_that_slow_equal_batches_are_a_finding() {
     let found = |plain_running, guided_gap| {
         let mut window = Window::default();
         work(&mut window, 40, plain_running, 0, 14.0);
@@ -224,7 +224,7 @@ fn guided_requests_that_slow_the_batch_are_a_finding_where_the_same_batch_was_fa
 }
 
 #[test]
-fn an_engine_that_never_works_without_guided_requests_has_nothing_to_be_compared_with() {
+fn guided_requests_are_no_finding_without_unguided_batches_to_compare() {
     let mut window = Window::default();
     work(&mut window, 9, 40, 0, 14.0);
     work(&mut window, 50, 40, 3, 31.0);
@@ -232,7 +232,7 @@ fn an_engine_that_never_works_without_guided_requests_has_nothing_to_be_compared
 }
 
 #[test]
-fn a_long_context_matters_only_where_few_such_requests_fit() {
+fn a_long_context_is_a_finding_where_few_requests_fit() {
     let usual = with_details(|details| details.requests = 500);
     let narrow = RuntimeFacts { max_model_len: Some(131_072), kv_tokens: Some(200_000), ..told() };
     insta::assert_snapshot!(only(&usual, &setup(&[]), &narrow), @"
@@ -253,7 +253,7 @@ fn a_long_context_matters_only_where_few_such_requests_fit() {
 }
 
 #[test]
-fn clocks_that_are_held_down_by_heat_are_a_finding_and_the_power_limit_is_not() {
+fn clocks_throttled_by_heat_are_a_finding_unlike_power_limits() {
     let throttled = |reason| Observation {
         gpus: vec![GpuReading {
             uuid: "GPU-3".into(),
@@ -275,7 +275,7 @@ fn clocks_that_are_held_down_by_heat_are_a_finding_and_the_power_limit_is_not() 
 }
 
 #[test]
-fn a_finding_appears_after_half_a_minute_and_goes_when_its_sign_has_nearly_gone() {
+fn findings_appear_after_half_a_minute_and_clear_with_hysteresis() {
     let sign = Observation { front_end_cpu: Some(0.99), ..busy() };
     for (seconds, stands, expected) in [(29, false, false), (30, false, true), (10, true, true), (9, true, false), (10, false, false)] {
         let window = minute(&[(60 - seconds, busy()), (seconds, sign.clone())]);
@@ -286,7 +286,7 @@ fn a_finding_appears_after_half_a_minute_and_goes_when_its_sign_has_nearly_gone(
 }
 
 #[test]
-fn a_sign_at_the_border_does_not_come_and_go() {
+fn a_sign_near_its_threshold_does_not_flap() {
     let mut window = Window::default();
     let mut standing = Vec::new();
     let mut changes = 0;
@@ -302,7 +302,7 @@ fn a_sign_at_the_border_does_not_come_and_go() {
 }
 
 #[test]
-fn the_gpu_that_is_held_down_is_named_even_where_another_one_does_not_tell() {
+fn the_throttled_gpu_is_named_though_another_has_no_reading() {
     let gpus = [0, 1].map(|index| Gpu { uuid: format!("GPU-{index}"), ..gpu(index) });
     let reading = GpuReading { uuid: "GPU-1".into(), throttled: vec!["temperature"], ..GpuReading::default() };
     let words = only(&Observation { gpus: vec![reading], ..busy() }, &EngineSetup { gpus: gpus.into(), ..setup(&[]) }, &told());
@@ -310,7 +310,7 @@ fn the_gpu_that_is_held_down_is_named_even_where_another_one_does_not_tell() {
 }
 
 #[test]
-fn an_adapter_that_could_not_be_loaded_again_is_told_until_it_is() {
+fn a_lost_adapter_is_a_finding_until_it_is_reloaded() {
     let adapter = |name: &str| LoraAdapter { name: name.into(), path: format!("/adapters/{name}") };
     let lost = RuntimeFacts { lost_adapters: vec![adapter("poet"), adapter("bard")], ..told() };
     insta::assert_snapshot!(only(&idle(), &setup(&[]), &lost), @"
@@ -321,7 +321,7 @@ fn an_adapter_that_could_not_be_loaded_again_is_told_until_it_is() {
 }
 
 #[test]
-fn what_tokens_took_long_ago_is_forgotten() {
+fn old_token_times_are_forgotten_when_guided_requests_are_judged() {
     // Contexts have grown since: now tokens are as far apart without guided requests.
     let mut window = Window::default();
     work(&mut window, 600, 40, 0, 14.0);
@@ -340,7 +340,7 @@ fn the_gravest_finding_comes_first() {
 }
 
 #[test]
-fn a_new_life_of_the_engine_begins_with_nothing_seen() {
+fn a_new_engine_life_starts_without_findings() {
     let mut window = minute(&[(60, Observation { front_end_cpu: Some(1.0), ..busy() })]);
     window.push(2, busy());
     assert_eq!(evaluate_rules(&window, &setup(&["--enforce-eager"]), &told(), &[FindingKind::FrontEnd, FindingKind::Eager]), []);

@@ -60,7 +60,7 @@ fn list(keys: &Value) -> Vec<ExtraKey> {
 }
 
 #[test]
-fn every_release_is_read() {
+fn kv_events_of_every_release_are_parsed() {
     let releases: Value = serde_json::from_str(&fixture("kv_wire_by_version.json")).unwrap();
     let releases = releases.as_object().unwrap();
     assert!(releases.len() >= 10);
@@ -75,7 +75,7 @@ fn every_release_is_read() {
 }
 
 #[test]
-fn recorded_messages_say_what_was_decoded_when_they_were_recorded() {
+fn recorded_kv_messages_decode_as_vllm_decoded_them() {
     for name in ["kv_0.32_int", "kv_0.32_bytes_cbor_bs32"] {
         let decoded = fixture(&format!("{name}.decoded.jsonl"));
         let frames = frames(&format!("{name}.frames.hex"));
@@ -91,7 +91,7 @@ fn recorded_messages_say_what_was_decoded_when_they_were_recorded() {
 }
 
 #[test]
-fn both_framings_of_a_replay_are_read() {
+fn both_replay_framings_are_parsed() {
     let frames = frames("kv_0.32_replay_from3.frames.hex");
     let live = |sequence: u64| {
         let name = "kv_0.32_int.frames.hex";
@@ -106,7 +106,7 @@ fn both_framings_of_a_replay_are_read() {
 }
 
 #[test]
-fn what_a_later_release_adds_is_passed_over() {
+fn unknown_event_kinds_and_fields_are_skipped() {
     let payload = batch(&[
         json!(["BlockMoved", {"block_hashes": "elsewhere"}]),
         json!({"type": "BlockMoved", "block_hashes": "elsewhere", "to": [1, {"x": null}]}),
@@ -120,7 +120,7 @@ fn what_a_later_release_adds_is_passed_over() {
 }
 
 #[test]
-fn an_event_without_what_makes_it_one_is_an_error() {
+fn a_malformed_event_is_an_error() {
     for event in [
         json!(["BlockStored", [1]]),
         json!({"block_hashes": [1]}),
@@ -157,7 +157,7 @@ proptest! {
 }
 
 #[test]
-fn every_truncation_is_an_error() {
+fn a_truncated_message_is_an_error() {
     let payload = &frames("kv_0.32_int.frames.hex")[3][2];
     assert!(parse_events(payload).is_ok());
     for end in 0..payload.len() {
@@ -166,7 +166,7 @@ fn every_truncation_is_an_error() {
 }
 
 #[test]
-fn nesting_without_end_is_an_error() {
+fn endless_nesting_is_an_error() {
     let mut payload = vec![0x93, 0xc0, 0x91, 0x98, 0xab];
     payload.extend_from_slice(b"BlockStored");
     payload.extend(std::iter::repeat_n(0x91, 1_000_000));

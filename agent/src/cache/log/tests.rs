@@ -61,7 +61,7 @@ fn begun() -> (Arc<CacheLog>, CacheLogWriter) {
 }
 
 #[test]
-fn nothing_is_read_before_the_first_life() {
+fn the_log_is_empty_before_the_first_life() {
     let log = CacheLog::default();
     assert_eq!(log.read(&mut Cursor::default(), 10), None);
     let watch = log.watch().borrow().clone();
@@ -69,7 +69,7 @@ fn nothing_is_read_before_the_first_life() {
 }
 
 #[test]
-fn the_watch_reports_what_becomes_of_a_life() {
+fn the_watch_reports_the_state_of_a_life() {
     let (log, writer) = begun();
     let mut watch = log.watch();
     writer.mark_exact();
@@ -87,7 +87,7 @@ fn the_watch_reports_what_becomes_of_a_life() {
 }
 
 #[test]
-fn what_a_life_wrote_too_late_is_not_believed() {
+fn late_writes_of_a_former_life_are_ignored() {
     let (log, old) = begun();
     old.mark_exact();
     let new = log.begin_life(2);
@@ -104,7 +104,7 @@ fn what_a_life_wrote_too_late_is_not_believed() {
 }
 
 #[test]
-fn a_reader_that_is_far_behind_reads_everything_again() {
+fn a_reader_far_behind_gets_a_snapshot() {
     let (log, writer) = begun();
     let mut reader = Reader::default();
     writer.apply(&[stored(None, &[1])]);
@@ -118,7 +118,7 @@ fn a_reader_that_is_far_behind_reads_everything_again() {
 }
 
 #[test]
-fn a_block_that_came_and_went_between_two_readings_is_not_reported() {
+fn blocks_stored_and_removed_between_two_readings_are_not_reported() {
     let (log, writer) = begun();
     let mut cursor = Cursor::default();
     writer.apply(&[stored(None, &[1])]);
@@ -156,7 +156,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn readers_at_any_pace_come_to_the_same_blocks(steps in prop::collection::vec(step(), 0..200), most in 1_usize..10) {
+    fn readers_at_any_pace_reach_the_same_blocks(steps in prop::collection::vec(step(), 0..200), most in 1_usize..10) {
         let (log, mut writer) = begun();
         let mut readers = [Reader::default(), Reader::default(), Reader::default()];
         let mut epoch = 1;

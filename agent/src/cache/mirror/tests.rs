@@ -66,7 +66,7 @@ fn recorded_events_become_the_keys_that_a_router_computes() {
 }
 
 #[test]
-fn a_recording_with_evictions_duplicates_adapters_and_resets_is_followed_to_its_end() {
+fn a_recording_with_evictions_adapters_and_resets_is_mirrored_throughout() {
     let (events, mirror, effects) = recorded("kv_0.32_bytes_cbor_bs32.frames.hex");
     assert_eq!((effects.orphans, effects.ignored, effects.malformed), (0, 0, 0));
     assert_eq!(followed(&effects.changes), keys(&mirror));
@@ -82,7 +82,7 @@ fn a_recording_with_evictions_duplicates_adapters_and_resets_is_followed_to_its_
 }
 
 #[test]
-fn a_block_that_was_stored_twice_is_there_until_both_copies_are_removed() {
+fn a_block_stored_twice_stays_until_both_copies_are_removed() {
     let (mut mirror, mut effects) = applied(&[stored(None, &[1, 2]), stored(Some(1), &[2]), removed(2)]);
     assert_eq!(mirror.digest().count, 2);
     mirror.apply(&removed(2), &mut effects);
@@ -91,7 +91,7 @@ fn a_block_that_was_stored_twice_is_there_until_both_copies_are_removed() {
 }
 
 #[test]
-fn a_block_after_an_unknown_one_is_ignored_and_so_is_its_removal() {
+fn orphan_blocks_and_their_removals_are_ignored() {
     let (mirror, effects) = applied(&[stored(Some(9), &[1, 2]), stored(None, &[3]), removed(1), stored(Some(2), &[4])]);
     assert_eq!(effects.orphans, 3);
     assert_eq!(keys(&mirror), token_keys(KeyChain::new("", ""), &[3, 3], 2).into_iter().collect());
@@ -147,7 +147,7 @@ fn adapters_and_salts_are_found_in_every_form() {
 }
 
 #[test]
-fn blocks_with_images_equal_no_plain_ones_but_themselves() {
+fn blocks_with_images_never_equal_plain_blocks() {
     let image = |id: &str, offset| ExtraKey::List(vec![ExtraKey::List(vec![text(id), ExtraKey::Integer(offset)])]);
     let plain = keys_with(None, vec![]);
     let first = keys_with(None, vec![image("cat", 0), ExtraKey::Null]);
@@ -166,7 +166,7 @@ fn in_group(event: KvEvent, index: u32, kind: &str) -> KvEvent {
 }
 
 #[test]
-fn of_several_groups_the_one_that_looks_back_at_everything_is_mirrored() {
+fn the_full_attention_group_is_mirrored_among_several() {
     let full = || in_group(stored(None, &[1, 2]), 1, "full_attention");
     let window = || in_group(stored(None, &[1, 2, 3]), 0, "sliding_window");
     let state = || in_group(stored(None, &[4]), 2, "mamba");
@@ -183,14 +183,14 @@ fn of_several_groups_the_one_that_looks_back_at_everything_is_mirrored() {
 }
 
 #[test]
-fn a_model_with_nothing_but_windows_may_have_holes() {
+fn a_model_with_only_sliding_windows_may_have_holes() {
     let (mirror, effects) = applied(&[in_group(stored(None, &[1, 2]), 0, "sliding_window"), removed(1)]);
     assert_eq!((mirror.digest().count, mirror.has_holes()), (1, true));
     assert_eq!(effects.ignored, 0);
 }
 
 #[test]
-fn memory_other_than_the_gpus_is_ignored() {
+fn blocks_outside_gpu_memory_are_ignored() {
     let on = |medium: &str| with(stored(None, &[1]), |event| event.medium = Some(medium.to_owned()));
     let off = KvEvent::Removed(BlocksRemoved { hashes: vec![1], medium: Some("CPU".to_owned()), group: None });
     let (mirror, effects) = applied(&[on("CPU"), on("STORAGE"), on("DISK"), on("GPU"), off]);
@@ -198,7 +198,7 @@ fn memory_other_than_the_gpus_is_ignored() {
 }
 
 #[test]
-fn an_event_that_contradicts_itself_changes_nothing() {
+fn a_contradictory_event_changes_nothing() {
     let (mirror, effects) = applied(&[
         with(stored(None, &[1, 2]), |event| event.tokens.truncate(3)),
         with(stored(None, &[1]), |event| event.block_size = 0),
@@ -211,7 +211,7 @@ fn an_event_that_contradicts_itself_changes_nothing() {
 }
 
 #[test]
-fn blocks_that_are_only_reported_again_leave_with_their_one_copy() {
+fn blocks_reported_again_are_removed_with_their_one_copy() {
     // `kv_cache_report_mode` makes an engine report the cached blocks of a prompt once more, from
     // the first one on.
     let (mirror, _) = applied(&[stored(None, &[1, 2, 3]), stored(None, &[1, 2, 3]), removed(3), removed(2), removed(1)]);
@@ -219,7 +219,7 @@ fn blocks_that_are_only_reported_again_leave_with_their_one_copy() {
 }
 
 #[test]
-fn an_odd_end_without_a_known_parent_does_not_decide_the_size_of_a_block() {
+fn a_partial_orphan_block_does_not_decide_the_block_size() {
     let odd = with(stored(Some(99), &[7]), |event| {
         event.block_size = 1;
         event.tokens.truncate(1);
@@ -229,7 +229,7 @@ fn an_odd_end_without_a_known_parent_does_not_decide_the_size_of_a_block() {
 }
 
 #[test]
-fn groups_of_unnamed_kinds_may_have_holes() {
+fn several_groups_without_a_kind_may_have_holes() {
     let in_unnamed = |group| with(stored(None, &[1]), |event| event.group = Some(group));
     assert!(!applied(&[in_unnamed(0), in_unnamed(0)]).0.has_holes());
     assert!(applied(&[in_unnamed(0), in_unnamed(1)]).0.has_holes());
@@ -260,7 +260,7 @@ fn key_of(block: u64) -> BlockKey {
 
 proptest! {
     #[test]
-    fn any_history_gives_the_blocks_that_a_naive_count_gives(steps in prop::collection::vec(step(), 0..120)) {
+    fn any_history_yields_the_blocks_of_a_naive_count(steps in prop::collection::vec(step(), 0..120)) {
         let (mut mirror, mut effects) = (BlockMirror::new(), Effects::default());
         let mut copies: BTreeMap<u64, u32> = BTreeMap::new();
         for step in steps {

@@ -161,7 +161,7 @@ async fn events_become_blocks_as_they_come() {
 }
 
 #[tokio::test]
-async fn what_was_missed_is_asked_for_in_the_framing_of_any_release() {
+async fn missed_events_are_requested_in_the_framing_of_each_release() {
     for framing in [Framing::UpTo025, Framing::Since026] {
         let mut engine = FakeEngine::start(framing).await;
         // The very first messages may be missed as well.
@@ -180,7 +180,7 @@ async fn what_was_missed_is_asked_for_in_the_framing_of_any_release() {
 }
 
 #[tokio::test]
-async fn what_an_adopted_engine_stored_before_is_known_as_soon_as_it_is_joined() {
+async fn an_adopted_engines_earlier_blocks_are_known_on_joining() {
     let mut engine = FakeEngine::start_with(Framing::Since026, FollowFrom::FirstEvent, 0..3).await;
     assert!(engine.watch().exact);
     assert_eq!(engine.blocks(), keys(0..3));
@@ -190,14 +190,14 @@ async fn what_an_adopted_engine_stored_before_is_known_as_soon_as_it_is_joined()
 }
 
 #[tokio::test]
-async fn an_adopted_engine_that_has_forgotten_its_first_events_is_not_known_exactly() {
+async fn an_adopted_engine_without_its_first_events_is_not_exact() {
     let engine = FakeEngine::start_with(Framing::Since026, FollowFrom::FirstEvent, 5..8).await;
     let watch = engine.watch();
     assert!(!watch.exact && watch.reason.contains("lost"), "{watch:?}");
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_again_voids_what_was_before() {
+async fn a_gap_that_cannot_be_replayed_voids_earlier_blocks() {
     let mut engine = FakeEngine::start(Framing::Since026).await;
     engine.tell(0).await;
     // The engine has forgotten message 1.
@@ -219,7 +219,7 @@ async fn what_cannot_be_had_again_voids_what_was_before() {
 }
 
 #[tokio::test]
-async fn old_messages_are_dropped_and_a_count_that_begins_again_voids_all() {
+async fn old_messages_are_dropped_and_a_restarted_sequence_voids_blocks() {
     let mut engine = FakeEngine::start(Framing::Since026).await;
     for sequence in 0..4 {
         engine.tell(sequence).await;
@@ -237,7 +237,7 @@ async fn old_messages_are_dropped_and_a_count_that_begins_again_voids_all() {
 }
 
 #[tokio::test]
-async fn a_message_that_cannot_be_read_voids_all_and_is_counted() {
+async fn an_unreadable_message_voids_all_blocks_and_is_counted() {
     let mut engine = FakeEngine::start(Framing::Since026).await;
     engine.tell(0).await;
     engine.send_until(1, Bytes::from_static(b"\xc1"), |log| log.counters().malformed == 1).await;
@@ -258,7 +258,7 @@ async fn removals_and_resets_are_followed() {
 }
 
 #[tokio::test]
-async fn without_the_engines_end_of_the_line_nothing_is_claimed() {
+async fn a_closed_event_socket_makes_the_cache_unknown() {
     let mut engine = FakeEngine::start(Framing::Since026).await;
     engine.tell(0).await;
     let mut watch = engine.log.watch();
@@ -280,7 +280,7 @@ async fn an_engine_without_events_is_unknown_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_socket_that_cannot_be_reached_does_not_hold_up_the_engine() {
+async fn an_unreachable_event_socket_does_not_hold_up_the_engine() {
     let log = Arc::new(CacheLog::default());
     let (joined, joining) = oneshot::channel();
     let path = std::path::PathBuf::from(format!("/tmp/{}", "x".repeat(200)));

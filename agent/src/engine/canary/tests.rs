@@ -27,7 +27,7 @@ fn asked(engine: &Scripted) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_engine_is_asked_again_and_again_and_none_of_it_counts_as_a_request() {
+async fn an_idle_engine_is_tested_repeatedly_without_counting_as_requests() {
     let (watched, engine) = watched(|| Some(200));
     assert_eq!(within(&watched, 29 * S).await, None);
     assert_eq!(asked(&engine), 0);
@@ -37,7 +37,7 @@ async fn an_idle_engine_is_asked_again_and_again_and_none_of_it_counts_as_a_requ
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_put_it_off_even_short_ones() {
+async fn even_short_requests_postpone_the_canary() {
     let (watched, engine) = watched(|| Some(200));
     let requests = async {
         for _ in 0..5 {
@@ -55,7 +55,7 @@ async fn requests_put_it_off_even_short_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_failures_in_a_row_end_its_life() {
+async fn two_failed_canaries_in_a_row_end_the_engines_life() {
     let mut answers = [Some(500), Some(200), Some(500), Some(503)].into_iter();
     let (watched, engine) = watched(move || answers.next().unwrap());
     let reason = within(&watched, 70 * S).await.unwrap();
@@ -64,14 +64,14 @@ async fn two_failures_in_a_row_end_its_life() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_takes_no_completions_is_not_asked_again() {
+async fn an_engine_without_completions_is_not_tested_again() {
     let (watched, engine) = watched(|| Some(404));
     assert_eq!(within(&watched, 600 * S).await, None);
     assert_eq!(asked(&engine), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_does_not_serve_is_not_asked_and_one_that_never_should_be_is_not() {
+async fn the_canary_skips_engines_not_serving_or_excluded() {
     let (mut watched, engine) = watched(|| Some(500));
     for phase in [Phase::Draining, Phase::Sleeping] {
         watched.has_phase(phase);
@@ -84,7 +84,7 @@ async fn an_engine_that_does_not_serve_is_not_asked_and_one_that_never_should_be
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_engine_that_does_not_answer_hangs() {
+async fn an_idle_engine_that_does_not_answer_the_canary_hangs() {
     let (watched, _engine) = watched(|| None);
     let process = Resting::start();
     watched.has_group(process.pid());
@@ -96,7 +96,7 @@ async fn an_idle_engine_that_does_not_answer_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_test_during_which_the_job_was_suspended_says_nothing() {
+async fn a_canary_during_a_suspension_proves_nothing() {
     let (watched, _engine) = watched(|| None);
     let mut canary = Canary::new(&watched.subject);
     let suspension = async {
@@ -113,7 +113,7 @@ async fn a_test_during_which_the_job_was_suspended_says_nothing() {
 }
 
 #[test]
-fn an_engine_that_is_at_work_is_just_slow() {
+fn a_busy_engine_that_answers_late_is_just_slow() {
     let slow = || CanaryOutcome::TimedOut(10 * S);
     let stopped = ProcessActivity::Stopped("x (pid 7)".to_owned());
     // Outcome, whether anything else came out of the engine, activity, whether it counts.

@@ -42,7 +42,7 @@ async fn engine(mut script: impl FnMut(&str) -> Option<(u16, &'static str)> + Se
 }
 
 #[test]
-fn a_missing_route_is_told_from_a_refusal() {
+fn a_missing_route_differs_from_a_refusal() {
     assert!(check_reply(&reply(200, ""), NO_SLEEP_ROUTE).is_ok());
     let missing = check_reply(&reply(404, r#"{"detail":"Not Found"}"#), NO_ADAPTER_ROUTE).unwrap_err();
     assert_eq!(missing.to_string(), NO_ADAPTER_ROUTE);
@@ -53,7 +53,7 @@ fn a_missing_route_is_told_from_a_refusal() {
 }
 
 #[test]
-fn only_a_card_with_a_parent_is_an_adapter() {
+fn only_a_model_card_with_a_parent_is_an_adapter() {
     assert_eq!(parse_adapter(&card(r#"{"id":"poet","parent":null,"root":"/m"}"#)), None);
     assert_eq!(parse_adapter(&card(r#"{"id":"poet"}"#)), None);
     let poet = LoraAdapter { name: "poet".to_owned(), path: "/poet".to_owned() };
@@ -61,14 +61,14 @@ fn only_a_card_with_a_parent_is_an_adapter() {
 }
 
 #[test]
-fn an_adapter_that_is_leaving_is_not_told() {
+fn an_adapter_being_unloaded_is_not_listed() {
     let wanted = DesiredAdapters { unloading: Some("poet".to_owned()), ..DesiredAdapters::default() };
     assert_eq!(wanted.visible_models(vec![card("{}")]), []);
     assert_eq!(DesiredAdapters::default().visible_models(vec![card("{}")]).len(), 1);
 }
 
 #[tokio::test]
-async fn an_engine_that_cannot_fall_asleep_serves_on() {
+async fn an_engine_that_fails_to_sleep_keeps_serving() {
     let (mut fixture, served) = engine(|path| match path {
         "/is_sleeping" => Some((200, r#"{"is_sleeping":false}"#)),
         _ => Some((500, "out of host memory")),
@@ -82,7 +82,7 @@ async fn an_engine_that_cannot_fall_asleep_serves_on() {
 }
 
 #[tokio::test]
-async fn an_engine_without_the_routes_is_never_taken_out_of_service() {
+async fn an_engine_without_sleep_routes_stays_in_service() {
     let (fixture, served) = engine(|_| Some((404, r#"{"detail":"Not Found"}"#))).await;
     let refused = fixture.engine.execute(ControlRequest::Sleep { level: 1 }).await.unwrap_err();
     assert!(refused.to_string().contains("--enable-sleep-mode"), "{refused}");
@@ -95,7 +95,7 @@ async fn an_engine_without_the_routes_is_never_taken_out_of_service() {
 }
 
 #[tokio::test]
-async fn requests_that_do_not_end_are_cut_short_by_sleep_after_the_drain_timeout() {
+async fn a_sleep_cuts_requests_short_after_the_drain_timeout() {
     let asleep = Arc::new(AtomicBool::new(false));
     let sleeps = Arc::clone(&asleep);
     let (mut fixture, _served) = engine(move |path| match path {
@@ -116,7 +116,7 @@ async fn requests_that_do_not_end_are_cut_short_by_sleep_after_the_drain_timeout
 }
 
 #[tokio::test]
-async fn an_engine_that_this_agent_did_not_put_to_sleep_reads_its_weights_when_it_wakes() {
+async fn an_engine_found_asleep_reloads_its_weights_when_it_wakes() {
     let waking = Arc::new(AtomicU32::new(0));
     let steps = Arc::clone(&waking);
     let (mut fixture, served) = engine(move |path| match path {
@@ -137,7 +137,7 @@ async fn an_engine_that_this_agent_did_not_put_to_sleep_reads_its_weights_when_i
 }
 
 #[tokio::test]
-async fn an_order_ends_with_the_life_that_it_was_for() {
+async fn an_order_ends_with_its_engines_life() {
     // Nothing but the questions is answered.
     let (mut fixture, _served) = engine(|path| (path == "/is_sleeping").then_some((200, r#"{"is_sleeping":false}"#))).await;
     let ordering = {
@@ -151,7 +151,7 @@ async fn an_order_ends_with_the_life_that_it_was_for() {
 }
 
 #[tokio::test]
-async fn level_two_is_refused_while_an_adapter_is_loaded() {
+async fn sleep_level_two_is_refused_while_an_adapter_is_loaded() {
     let (fixture, _served) = engine(|_| Some((200, r#"{"is_sleeping":false}"#))).await;
     let refused = fixture.engine.execute(ControlRequest::Sleep { level: 2 }).await.unwrap_err();
     assert!(refused.to_string().contains("LoRA adapter poet"), "{refused}");
@@ -163,7 +163,7 @@ async fn level_two_is_refused_while_an_adapter_is_loaded() {
 }
 
 #[tokio::test]
-async fn an_engine_that_only_pretends_to_sleep_is_not_asked_to() {
+async fn an_engine_without_sleep_mode_is_not_put_to_sleep() {
     // The agent's environment unlocks the routes, but the engine was not started with memory that
     // it can give back.
     let mut fixture = start_with("exec sleep 600", |_| {});
@@ -184,7 +184,7 @@ async fn an_engine_that_only_pretends_to_sleep_is_not_asked_to() {
 }
 
 #[tokio::test]
-async fn an_adapter_that_a_new_life_cannot_load_is_missed_until_it_is_forgotten() {
+async fn an_adapter_lost_in_a_restart_is_reported_until_forgotten() {
     let lost = Arc::new(AtomicBool::new(false));
     let is_lost = Arc::clone(&lost);
     let mut fixture = start_with("exec sleep 600", |_| {});
@@ -221,7 +221,7 @@ async fn an_adapter_that_a_new_life_cannot_load_is_missed_until_it_is_forgotten(
 }
 
 #[tokio::test]
-async fn adapters_of_a_predecessor_and_of_the_command_line_are_not_loaded_twice() {
+async fn adapters_that_an_engine_already_has_are_not_loaded_twice() {
     let engine = Scripted::start(Box::new(|_| Some((200, String::new()))));
     let adapters = ["poet", "lost"].map(|name| LoraAdapter { name: name.to_owned(), path: format!("/{name}") });
     let wanted = DesiredAdapters { adapters: adapters.into(), unloading: None };

@@ -5,7 +5,7 @@ fn found(text: &str) -> Option<String> {
 }
 
 #[test]
-fn the_exception_of_the_first_process_is_the_cause_and_not_what_the_others_say_of_it() {
+fn the_exception_of_the_first_failed_process_is_the_cause() {
     let printed = "\
 (APIServer pid=1) WARNING 11-21 05:02:22 [system_utils.py:255] This can cause errors like `OSError: [Errno 24] Too many open files`.
 (VllmWorker-0 pid=3) ERROR 11-21 05:02:49 [multiproc_executor.py:953] WorkerProc failed to start.
@@ -20,7 +20,7 @@ fn the_exception_of_the_first_process_is_the_cause_and_not_what_the_others_say_o
 }
 
 #[test]
-fn plain_tracebacks_and_dotted_names_are_read_too() {
+fn plain_tracebacks_and_dotted_exception_names_are_read_too() {
     assert_eq!(
         found("Traceback (most recent call last):\n  File \"x\"\ntorch.OutOfMemoryError: CUDA out of memory.\n").as_deref(),
         Some("torch.OutOfMemoryError: CUDA out of memory.")
@@ -28,7 +28,7 @@ fn plain_tracebacks_and_dotted_names_are_read_too() {
 }
 
 #[test]
-fn an_exception_that_was_caught_and_logged_is_not_the_cause() {
+fn an_exception_caught_and_logged_is_not_the_cause() {
     let printed = "\
 (APIServer pid=1) ERROR 11-21 19:09:41 [registry.py:1041] Traceback (most recent call last):
 (APIServer pid=1) ERROR 11-21 19:09:41 [registry.py:1041] OSError: [Errno 28] No space left on device
@@ -39,7 +39,7 @@ fn an_exception_that_was_caught_and_logged_is_not_the_cause() {
 }
 
 #[test]
-fn of_exceptions_that_follow_from_each_other_the_last_is_shown() {
+fn the_last_of_chained_exceptions_is_the_cause() {
     let printed = "\
 Traceback (most recent call last):
 httpx.HTTPStatusError: Client error '401 Unauthorized'
@@ -52,12 +52,12 @@ OSError: You are trying to access a gated repo.";
 }
 
 #[test]
-fn an_engine_that_was_killed_has_no_exception() {
+fn a_killed_engine_has_no_exception() {
     assert_eq!(found("INFO: Application startup complete.\nError: \nsome Error: in words"), None);
 }
 
 #[test]
-fn an_exception_of_a_request_long_ago_is_not_the_cause() {
+fn an_old_exception_of_a_request_is_not_the_cause() {
     let mut printed = "(APIServer pid=1) ERROR 11-21 19:09:41 [serving.py:1] ValueError: a request was wrong\n".to_owned();
     for number in 0..100 {
         printed.push_str(&format!("(APIServer pid=1) INFO 11-21 19:10:00 [loggers.py:1] Engine 000: {number}\n"));

@@ -37,7 +37,7 @@ macro_rules! recorded {
 }
 
 #[test]
-fn a_command_line_that_vllm_refuses_is_explained() {
+fn a_command_line_that_vllm_refuses_is_diagnosed() {
     let argparse = exited(2);
     expect(&argparse, recorded!("bad_flag"), FailureKind::BadFlag, "unrecognized arguments: --no-such-flag 3", "--help=all");
     expect(&argparse, recorded!("bad_value"), FailureKind::BadValue, "--max-model-len: invalid", "`vllm serve --help=max-model-len`");
@@ -48,7 +48,7 @@ fn a_command_line_that_vllm_refuses_is_explained() {
 }
 
 #[test]
-fn a_model_that_is_not_there_or_not_whole_is_named() {
+fn a_missing_or_incomplete_model_is_diagnosed() {
     let failed = exited(1);
     expect(&failed, recorded!("missing_path"), FailureKind::ModelMissing, "'/models/not/there'", "check --model");
     expect(&failed, recorded!("empty_dir"), FailureKind::ModelMissing, "Invalid repository ID or local directory", "hf download");
@@ -59,13 +59,13 @@ fn a_model_that_is_not_there_or_not_whole_is_named() {
 }
 
 #[test]
-fn damaged_weights_are_recognised_cut_in_the_header_and_behind_it() {
+fn weights_damaged_in_the_header_or_behind_it_are_diagnosed() {
     expect(&exited(1), recorded!("corrupt"), FailureKind::CorruptWeights, "Unterminated string", "--force-download");
     expect(&exited(1), recorded!("truncated"), FailureKind::CorruptWeights, "file not fully covered", "--force-download");
 }
 
 #[test]
-fn a_cache_that_is_too_small_says_by_how_much_and_what_would_fit() {
+fn a_cache_too_small_is_diagnosed_with_what_would_fit() {
     let cause = "one request of max_model_len 300000: that takes 2.29 GiB of KV cache, and there are 1.0";
     expect(
         &exited(1),
@@ -89,7 +89,7 @@ fn a_cache_that_is_too_small_says_by_how_much_and_what_would_fit() {
 }
 
 #[test]
-fn what_the_host_lacks_is_named() {
+fn a_resource_that_the_host_lacks_is_diagnosed() {
     expect(&exited(1), recorded!("socket_used"), FailureKind::AddressInUse, "[Errno 98] Address already in use", "ss -xlp");
     expect(&exited(1), recorded!("cache_full"), FailureKind::DiskFull, "No space left on device", "TORCHINDUCTOR_CACHE_DIR");
     expect(&exited(1), recorded!("no_memory"), FailureKind::HostMemory, "requested memory for kv (4000.0 GiB)", "VLLM_CPU_KVCACHE_SPACE");
@@ -107,7 +107,7 @@ fn uncaught(message: &str) -> String {
 
 /// Sentences from the sources of vLLM and PyTorch, which need a GPU or a network.
 #[test]
-fn what_needs_a_gpu_or_a_network_to_fail_is_recognised_by_its_words() {
+fn failures_of_gpus_and_networks_are_diagnosed_by_their_words() {
     let cases = [
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
@@ -171,7 +171,7 @@ fn what_needs_a_gpu_or_a_network_to_fail_is_recognised_by_its_words() {
 }
 
 #[test]
-fn memory_that_runs_out_while_it_serves_has_another_remedy_than_at_the_start() {
+fn memory_lost_while_serving_has_its_own_remedy() {
     let printed = "\
 (EngineCore pid=2) ERROR 11-21 05:02:49 [core.py:900] EngineCore encountered a fatal error.
 (EngineCore pid=2) ERROR 11-21 05:02:49 [core.py:900] Traceback (most recent call last):
@@ -182,7 +182,7 @@ fn memory_that_runs_out_while_it_serves_has_another_remedy_than_at_the_start() {
 }
 
 #[test]
-fn a_process_that_was_killed_behind_the_front_end_is_the_cause_though_the_exit_code_is_zero() {
+fn a_killed_engine_process_is_diagnosed_despite_exit_code_zero() {
     let serving = LifeEnd { was_ready: true, ..exited(0) };
     expect(&serving, recorded!("kill_core"), FailureKind::CoreDied, "EngineCore", "dmesg");
     let seen_first = "the engine ended without having been asked to (exit status: 0): VllmWorker-0 died without saying why";
@@ -200,7 +200,7 @@ fn a_process_that_was_killed_behind_the_front_end_is_the_cause_though_the_exit_c
 }
 
 #[test]
-fn a_signal_to_the_first_process_is_told_by_name() {
+fn a_signal_to_the_first_process_is_named() {
     let serving = |signal| LifeEnd { was_ready: true, ..signalled(signal) };
     expect(&serving(9), "", FailureKind::Killed, "first process was killed while it served (SIGKILL), not by hostler", "dmesg");
     expect(
@@ -217,7 +217,7 @@ fn a_signal_to_the_first_process_is_told_by_name() {
 }
 
 #[test]
-fn the_kernels_log_is_named_only_where_the_kernel_may_have_done_it() {
+fn dmesg_is_advised_only_where_the_kernel_may_have_killed() {
     let remedy = |printed: &str, end: LifeEnd| diagnose(&LifeEnd { was_ready: true, ..end }, &lines(printed)).remedy;
     for (printed, end) in [("", signalled(9)), (recorded!("kill_core"), exited(0))] {
         assert!(remedy(printed, end.clone()).contains("dmesg"));
@@ -227,7 +227,7 @@ fn the_kernels_log_is_named_only_where_the_kernel_may_have_done_it() {
 }
 
 #[test]
-fn what_hostler_itself_decided_is_the_cause_whatever_was_printed() {
+fn a_decision_of_hostler_is_the_cause_whatever_was_printed() {
     let noise = &uncaught("ValueError: of a request");
     expect(
         &ours(EndCause::Stalled { lasted: Duration::from_millis(10_200), waiting: 3, why: "its process 7 is stopped".into() }, true),
@@ -262,7 +262,7 @@ fn what_hostler_itself_decided_is_the_cause_whatever_was_printed() {
 }
 
 #[test]
-fn an_exception_of_a_request_is_not_what_an_engine_that_served_died_of() {
+fn a_requests_exception_is_not_the_cause_of_a_kill() {
     let printed = "\
 INFO:     Application startup complete.
 ERROR:    Exception in ASGI application
@@ -281,7 +281,7 @@ fn a_warning_about_a_limit_is_not_the_cause() {
 }
 
 #[test]
-fn an_unknown_failure_shows_the_exception_and_where_to_read_on() {
+fn an_unknown_failure_shows_its_exception_and_the_log() {
     expect(
         &exited(1),
         &uncaught("ZeroDivisionError: division by zero"),
@@ -295,7 +295,7 @@ fn an_unknown_failure_shows_the_exception_and_where_to_read_on() {
 }
 
 #[test]
-fn no_two_kinds_have_the_same_word() {
+fn failure_kinds_have_distinct_names() {
     let printed = [recorded!("bad_flag"), recorded!("bad_value"), recorded!("corrupt"), recorded!("kv_small"), recorded!("cache_full")];
     let mut words: Vec<&str> = printed.iter().map(|printed| diagnose(&exited(1), &lines(printed)).kind.as_str()).collect();
     words.sort_unstable();

@@ -87,7 +87,7 @@ pub(in super::super) fn waits(in_flight: &InFlight) -> EngineWait<'_> {
 }
 
 #[test]
-fn a_model_card_is_kept_byte_by_byte() {
+fn a_model_card_is_kept_byte_for_byte() {
     let models = parse_models(MODELS.as_bytes()).unwrap();
     assert_eq!(models.len(), 2);
     assert_eq!(models[0].id, "a");
@@ -97,7 +97,7 @@ fn a_model_card_is_kept_byte_by_byte() {
 }
 
 #[tokio::test]
-async fn ready_means_healthy_and_naming_a_model() {
+async fn a_ready_engine_is_healthy_and_names_a_model() {
     let mut left = 2;
     let engine = Scripted::start(Box::new(move |path| match path {
         "/health" if left > 0 => {
@@ -141,7 +141,7 @@ async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<H
 }
 
 #[tokio::test]
-async fn a_rust_front_end_without_tokenize_is_told_of_before_it_is_ready() {
+async fn a_rust_front_end_without_tokenize_is_reported_before_readiness() {
     let (told, _) = told_without("/tokenize", FrontEndInUse::Rust).await;
     assert!(matches!(&told[1], HealthEvent::LacksRoute(reason) if reason.contains("no /tokenize")), "{told:?}");
     let (told, _) = told_without("/metrics", FrontEndInUse::Rust).await;
@@ -152,7 +152,7 @@ async fn a_rust_front_end_without_tokenize_is_told_of_before_it_is_ready() {
 }
 
 #[tokio::test]
-async fn which_routes_for_clients_a_rust_front_end_lacks_is_told_before_it_is_ready() {
+async fn missing_client_routes_of_a_rust_front_end_are_reported() {
     let (told, _) = told_without("/v1/messages", FrontEndInUse::Rust).await;
     assert_eq!(told[1], HealthEvent::MissingRoutes(vec!["/v1/messages"]), "{told:?}");
     let (told, asked) = told_without("/v1/messages", FrontEndInUse::Python).await;
@@ -167,7 +167,7 @@ async fn a_python_front_end_is_not_asked_for_tokenize() {
 }
 
 #[test]
-fn only_bad_answers_in_a_row_count() {
+fn only_consecutive_bad_answers_count() {
     let reply = |status| Ok(ApiReply { status, body: Bytes::new() });
     let (good, bad) = (reply(StatusCode::OK), reply(StatusCode::SERVICE_UNAVAILABLE));
     let mut tally = HealthFailures::default();
@@ -197,7 +197,7 @@ async fn an_engine_that_turns_unhealthy_is_reported_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_whose_core_has_ended_is_given_up_with_its_first_bad_answer() {
+async fn an_engine_without_its_core_fails_at_one_bad_answer() {
     let core = Resting::called("VLLM::EngineCore");
     let pid = core.pid();
     let ended = Arc::new(AtomicBool::new(false));
@@ -226,7 +226,7 @@ async fn an_engine_whose_core_has_ended_is_given_up_with_its_first_bad_answer() 
 }
 
 #[tokio::test]
-async fn watching_ends_when_nobody_listens() {
+async fn health_checks_end_when_nobody_listens() {
     let directory = tempfile::tempdir().unwrap();
     let (sender, news) = mpsc::channel(8);
     drop(news);
@@ -263,7 +263,7 @@ async fn a_healthy_engine_that_gives_no_token_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_models_are_read_again_as_soon_as_an_adapter_is_ordered() {
+async fn models_are_read_again_right_after_an_adapter_order() {
     let engine = Scripted::start(Box::new(|path| match path {
         "/health" => Some((200, String::new())),
         _ => Some((200, MODELS.to_owned())),

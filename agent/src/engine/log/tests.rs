@@ -12,7 +12,7 @@ fn tail_of(chunks: &[&[u8]]) -> (LogTail, Vec<String>) {
 }
 
 #[test]
-fn lines_are_whole_however_the_bytes_were_cut() {
+fn lines_stay_whole_however_the_bytes_are_cut() {
     let (mut tail, seen) = tail_of(&[b"on", b"e\ntw", b"o\r\n\nthr", b"ee"]);
     assert_eq!(seen, ["one", "two"]);
     tail.finish_line();
@@ -21,7 +21,7 @@ fn lines_are_whole_however_the_bytes_were_cut() {
 }
 
 #[test]
-fn each_state_of_a_progress_bar_is_seen_and_the_last_one_is_kept() {
+fn every_state_of_a_progress_bar_is_seen() {
     let (mut tail, seen) = tail_of(&[b"\rgraphs:  0%\rgraphs:", b" 50%\r", b"graphs: 100%\ndone\r", b"\n"]);
     assert_eq!(seen, ["graphs:  0%", "graphs: 50%", "graphs: 100%", "done"]);
     tail.finish_line();
@@ -29,7 +29,7 @@ fn each_state_of_a_progress_bar_is_seen_and_the_last_one_is_kept() {
 }
 
 #[test]
-fn a_line_without_end_takes_bounded_memory() {
+fn an_endless_line_takes_bounded_memory() {
     let mut tail = LogTail::default();
     for _ in 0..1_000 {
         tail.push_output(&[b'x'; 1_000], &mut |_: &str| panic!("no line ended"));
@@ -53,7 +53,7 @@ fn the_signs_of_loading_are_vllms_own_words() {
 }
 
 #[test]
-fn lines_of_the_agents_own_divide_the_lives() {
+fn the_agents_own_lines_separate_lives() {
     let log = EngineLog::default();
     log.begin_life("first life");
     let mut seen = Vec::new();

@@ -41,7 +41,7 @@ fn begun(asked: &[JoinHandle<StartPermit>]) -> Vec<bool> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_warms_the_cache_alone_and_the_others_follow_together() {
+async fn the_first_engine_warms_the_compile_cache_before_the_others() {
     let order = apart(3);
     let mut asked = ask(&order, 0..3).await;
     assert_eq!(begun(&asked), [true, false, false]);
@@ -57,7 +57,7 @@ async fn the_first_warms_the_cache_alone_and_the_others_follow_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readiness_warms_too() {
+async fn a_ready_engine_has_warmed_the_compile_cache() {
     let order = apart(2);
     let mut asked = ask(&order, 0..2).await;
     asked.remove(0).await.unwrap().finish();
@@ -66,7 +66,7 @@ async fn readiness_warms_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_fails_to_warm_up_lets_the_next_try() {
+async fn a_failed_warm_up_lets_the_next_engine_try() {
     let order = apart(3);
     let mut asked = ask(&order, 0..3).await;
     drop(asked.remove(0).await.unwrap());
@@ -84,7 +84,7 @@ async fn one_that_fails_to_warm_up_lets_the_next_try() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn engines_that_share_a_gpu_start_one_after_another_and_others_beside_them() {
+async fn engines_that_share_a_gpu_start_one_after_another() {
     let order = start_order(vec![on(&["a"]), on(&["a"]), on(&["b", "c"]), on(&["c"])], false);
     let mut asked = ask(&order, 0..4).await;
     assert_eq!(begun(&asked), [true, false, true, false]);
@@ -102,7 +102,7 @@ async fn engines_that_share_a_gpu_start_one_after_another_and_others_beside_them
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_longer_for_a_gpu_gets_it_first() {
+async fn the_engine_that_waited_longest_gets_the_gpu_first() {
     let order = start_order(vec![on(&["a"]), on(&["a", "b"]), on(&["b"])], false);
     let mut asked = ask(&order, 0..3).await;
     // The last could begin at once, and would then hold up the one before it.
@@ -119,7 +119,7 @@ async fn engines_that_share_nothing_start_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_is_dropped_while_it_waits_leaves_the_queue() {
+async fn an_engine_dropped_while_waiting_leaves_the_queue() {
     let order = apart(3);
     let mut asked = ask(&order, 0..3).await;
     asked[1].abort();
@@ -151,7 +151,7 @@ async fn nobody_waits_for_a_gpu_beyond_the_longest_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_warm_up_that_was_given_up_on_late_makes_nothing_cold_again() {
+async fn an_abandoned_warm_up_that_fails_late_changes_nothing() {
     let order = apart(2);
     let mut asked = ask(&order, 0..1).await;
     sleep(MAX_WARM_WAIT + Duration::from_secs(1)).await;
@@ -163,7 +163,7 @@ async fn a_warm_up_that_was_given_up_on_late_makes_nothing_cold_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_several_real_engines_that_compile_warm_up_alone() {
+async fn only_several_compiling_vllm_engines_warm_up_alone() {
     let vllm = EngineProgram::Vllm { program: "vllm".into() };
     let simulated = EngineProgram::Simulated { program: "hostler".into() };
     let line = |arguments: &[&str]| CommandLine {

@@ -38,7 +38,7 @@ fn stages(told: &[StartupProgress]) -> Vec<(&str, u8)> {
 }
 
 #[test]
-fn a_recorded_start_goes_through_its_stages_and_never_back() {
+fn a_recorded_start_passes_its_stages_in_order() {
     let (told, facts) = read(EAGER, None);
     let expected = [
         ("reading the model's configuration", 10),
@@ -58,7 +58,7 @@ fn a_recorded_start_goes_through_its_stages_and_never_back() {
 }
 
 #[test]
-fn a_compiling_start_says_so_and_ends_the_wait_of_the_others_when_it_has_compiled() {
+fn a_compiling_start_is_reported_and_ends_the_others_wait() {
     let (told, facts) = read(COMPILED, None);
     assert!(told.is_sorted_by_key(|progress| progress.percent), "{told:?}");
     assert!(stages(&told).contains(&("compiling the model", 62)), "{told:?}");
@@ -69,7 +69,7 @@ fn a_compiling_start_says_so_and_ends_the_wait_of_the_others_when_it_has_compile
 }
 
 #[test]
-fn a_model_that_was_compiled_before_holds_nobody_up() {
+fn a_model_compiled_before_counts_as_warmed_up() {
     let loaded = "(Worker pid=3) INFO 11-21 19:33:20 [decorators.py:320] Directly load AOT compilation from path /var/cache/vllm/x";
     assert!(read(loaded, None).1.compiled);
     let loaded =
@@ -78,7 +78,7 @@ fn a_model_that_was_compiled_before_holds_nobody_up() {
 }
 
 #[test]
-fn a_start_on_a_gpu_tells_weights_compilation_graphs_and_memory() {
+fn a_gpu_start_reports_weights_compilation_graphs_and_memory() {
     let (told, facts) = read(GPU, None);
     let stages = stages(&told);
     for expected in [("loading weights", 37), ("compiling the model", 62), ("measuring memory", 75), ("capturing CUDA graphs", 87)] {
@@ -101,7 +101,7 @@ fn a_start_on_a_gpu_tells_weights_compilation_graphs_and_memory() {
 }
 
 #[test]
-fn the_time_left_comes_from_an_earlier_start_until_that_is_used_up() {
+fn the_time_left_is_estimated_from_an_earlier_start() {
     let mut reader = StartupLogParser::new(Some(Duration::from_secs(60)));
     let loading = reader.parse_line("Starting to load model /models/tiny...", Duration::from_secs(20)).unwrap();
     assert_eq!(loading.seconds_left, Some(40));
@@ -110,7 +110,7 @@ fn the_time_left_comes_from_an_earlier_start_until_that_is_used_up() {
 }
 
 #[test]
-fn the_time_left_of_a_first_start_comes_from_its_rate_once_there_is_one() {
+fn a_first_start_estimates_its_time_left_from_its_rate() {
     let at = Duration::from_secs;
     let mut reader = StartupLogParser::new(None);
     assert_eq!(reader.parse_line("Resolved architecture: X", at(10)).unwrap().seconds_left, None);
@@ -124,7 +124,7 @@ fn the_time_left_of_a_first_start_comes_from_its_rate_once_there_is_one() {
 }
 
 #[test]
-fn other_lines_and_lines_out_of_order_change_nothing() {
+fn unrelated_and_misordered_lines_do_not_change_the_progress() {
     let mut reader = StartupLogParser::new(None);
     let at = Duration::from_secs(1);
     assert!(reader.parse_line("KV cache size: 5 tokens", at).is_some());

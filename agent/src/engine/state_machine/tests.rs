@@ -57,7 +57,7 @@ fn a_start_passes_through_loading_to_ready() {
 }
 
 #[test]
-fn an_exit_nobody_asked_for_kills_the_group_and_backs_off() {
+fn an_unexpected_exit_kills_the_group_and_backs_off() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]);
@@ -69,7 +69,7 @@ fn an_exit_nobody_asked_for_kills_the_group_and_backs_off() {
 }
 
 #[test]
-fn an_engine_that_is_not_ready_in_time_is_a_crash() {
+fn an_engine_not_ready_in_time_counts_as_crashed() {
     let now = Instant::now();
     let mut machine = machine_after(&[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Loading], now);
     assert_eq!(machine.handle(EngineEvent::Tick, now + Duration::from_secs(59)), []);
@@ -80,7 +80,7 @@ fn an_engine_that_is_not_ready_in_time_is_a_crash() {
 }
 
 #[test]
-fn time_for_which_a_job_was_suspended_is_not_the_starts() {
+fn suspended_time_does_not_count_against_a_start() {
     let now = Instant::now();
     let mut machine = machine_after(&[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Loading], now);
     machine.postpone_readiness(Duration::from_secs(3600));
@@ -92,7 +92,7 @@ fn time_for_which_a_job_was_suspended_is_not_the_starts() {
 }
 
 #[test]
-fn the_pause_doubles_up_to_five_minutes() {
+fn the_backoff_doubles_up_to_five_minutes() {
     let seconds: Vec<u64> = (1..=11).map(|n| backoff(n).as_secs()).collect();
     assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
     assert_eq!(backoff(u32::MAX), MAX_BACKOFF);
@@ -111,7 +111,7 @@ fn ten_minutes_of_health_forgive_earlier_crashes() {
 }
 
 #[test]
-fn a_healthy_life_that_ended_on_request_forgives_too_and_only_once() {
+fn a_healthy_life_ended_on_request_forgives_crashes_once() {
     let now = Instant::now();
     let mut machine = machine_after(RECOVERED, now);
     let later = now + RECOVERED_AFTER;
@@ -128,7 +128,7 @@ fn a_healthy_life_that_ended_on_request_forgives_too_and_only_once() {
 }
 
 #[test]
-fn a_retired_engine_finishes_its_requests_and_no_restart_revives_it() {
+fn a_retired_engine_finishes_its_requests_and_never_restarts() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(retire(now), now), []);
@@ -143,7 +143,7 @@ fn a_retired_engine_finishes_its_requests_and_no_restart_revives_it() {
 }
 
 #[test]
-fn an_agent_that_is_pressed_shortens_a_drain_and_a_stop_but_never_lengthens_one() {
+fn a_hurried_agent_shortens_drains_and_stops_but_lengthens_none() {
     let now = Instant::now();
     let second = Duration::from_secs(1);
     let pressed = |now: Instant| EngineEvent::Retire(LeaveDeadlines { drained_by: now + 4 * second, stop: second });
@@ -179,7 +179,7 @@ fn an_agent_that_is_pressed_shortens_a_drain_and_a_stop_but_never_lengthens_one(
 }
 
 #[test]
-fn a_drain_waits_for_requests_then_stops_and_stays_stopped() {
+fn a_drain_waits_for_requests_and_ends_stopped() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Drain, now), []);
@@ -194,7 +194,7 @@ fn a_drain_waits_for_requests_then_stops_and_stays_stopped() {
 }
 
 #[test]
-fn only_an_engine_that_computes_something_is_given_the_whole_grace() {
+fn only_an_engine_that_is_computing_gets_the_whole_grace() {
     let now = Instant::now();
     for (event, grace) in [(EngineEvent::Idle, IDLE_GRACE), (EngineEvent::Unattended, limits().grace), (EngineEvent::Stop, limits().grace)]
     {
@@ -227,7 +227,7 @@ fn a_release_calls_off_a_drain() {
 }
 
 #[test]
-fn a_release_starts_again_what_was_told_to_stop_or_drains_into_quarantine() {
+fn a_release_restarts_an_engine_told_to_stop_or_quarantined() {
     let now = Instant::now();
     for orders in [&[EngineEvent::Drain, EngineEvent::Idle, EngineEvent::Release][..], &[EngineEvent::Quarantine, EngineEvent::Release]] {
         let mut machine = machine_after(&[READY, orders].concat(), now);
@@ -239,7 +239,7 @@ fn a_release_starts_again_what_was_told_to_stop_or_drains_into_quarantine() {
 }
 
 #[test]
-fn no_release_keeps_an_engine_whose_agent_leaves() {
+fn a_release_keeps_no_engine_of_a_leaving_agent() {
     let now = Instant::now();
     for order in [retire(now), EngineEvent::HandOver] {
         let mut machine = machine_after(READY, now);
@@ -250,7 +250,7 @@ fn no_release_keeps_an_engine_whose_agent_leaves() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_ends_with_sigterm_then_sigkill() {
+fn an_overdue_drain_sends_sigterm_and_then_sigkill() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     machine.handle(EngineEvent::Drain, now);
@@ -268,7 +268,7 @@ fn a_stop_during_start_up_waits_only_briefly_for_sigterm() {
 }
 
 #[test]
-fn an_exit_during_a_drain_is_a_crash_that_still_ends_stopped() {
+fn a_crash_during_a_drain_is_reported_and_ends_stopped() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     machine.handle(EngineEvent::Drain, now);
@@ -278,7 +278,7 @@ fn an_exit_during_a_drain_is_a_crash_that_still_ends_stopped() {
 }
 
 #[test]
-fn a_restart_cuts_the_backoff_short_and_a_drain_ends_it() {
+fn restarts_cut_the_backoff_short_and_drains_end_it() {
     let now = Instant::now();
     let mut machine = machine_after(CRASHED, now);
     assert_eq!(machine.handle(EngineEvent::Restart, now), [SupervisorAction::RequestStart]);
@@ -288,7 +288,7 @@ fn a_restart_cuts_the_backoff_short_and_a_drain_ends_it() {
 }
 
 #[test]
-fn the_last_wish_counts_until_the_engine_is_stopped_for_good() {
+fn the_last_order_counts_until_the_engine_is_retired() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     machine.handle(EngineEvent::Drain, now);
@@ -307,7 +307,7 @@ fn the_last_wish_counts_until_the_engine_is_stopped_for_good() {
 }
 
 #[test]
-fn a_quarantine_lets_requests_finish_and_only_a_release_ends_it() {
+fn a_quarantine_drains_and_only_a_release_ends_it() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Quarantine, now), []);
@@ -334,7 +334,7 @@ fn a_quarantine_lets_requests_finish_and_only_a_release_ends_it() {
 }
 
 #[test]
-fn a_quarantine_comes_from_everywhere() {
+fn any_state_can_be_quarantined() {
     let now = Instant::now();
     let ready = |more: &[EngineEvent]| [READY, more].concat();
     let cases: [(Vec<EngineEvent>, EngineEvent, &[SupervisorAction]); 9] = [
@@ -359,7 +359,7 @@ fn a_quarantine_comes_from_everywhere() {
 }
 
 #[test]
-fn a_quarantined_engine_can_be_stopped_and_stays_in_quarantine_when_it_was_only_drained() {
+fn a_quarantined_engine_can_be_stopped_and_stays_quarantined() {
     let now = Instant::now();
     let quarantined = [READY, &[EngineEvent::QuarantineNow, EngineEvent::GroupEmpty]].concat();
     let mut machine = machine_after(&quarantined, now);
@@ -408,7 +408,7 @@ fn a_release_forgets_the_crashes() {
 }
 
 #[test]
-fn an_engine_sleeps_only_when_it_serves_and_its_death_is_noticed() {
+fn only_serving_engines_may_sleep_and_their_death_is_noticed() {
     let now = Instant::now();
     let machine = machine_after(&[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::FallAsleep], now);
     assert_eq!(machine.state(), EngineState::Alive(LiveStage::Starting));
@@ -424,7 +424,7 @@ fn an_engine_sleeps_only_when_it_serves_and_its_death_is_noticed() {
 }
 
 #[test]
-fn an_engine_that_is_found_asleep_has_never_been_ready_in_between() {
+fn an_engine_found_asleep_was_never_ready_in_between() {
     let now = Instant::now();
     let mut machine = machine_after(&[EngineEvent::Start, EngineEvent::MayStart, EngineEvent::Loading], now);
     assert_eq!(machine.handle(EngineEvent::FoundAsleep, now), []);
@@ -434,7 +434,7 @@ fn an_engine_that_is_found_asleep_has_never_been_ready_in_between() {
 }
 
 #[test]
-fn a_first_command_line_that_never_serves_is_replaced_at_once_and_the_second_backs_off() {
+fn a_first_command_line_that_never_serves_is_replaced_immediately() {
     let now = Instant::now();
     for ended in [EngineEvent::Exited, EngineEvent::SpawnFailed, EngineEvent::Unhealthy, EngineEvent::LacksRoute] {
         let mut machine = EngineStateMachine::new(limits(), true);
@@ -451,7 +451,7 @@ fn a_first_command_line_that_never_serves_is_replaced_at_once_and_the_second_bac
 }
 
 #[test]
-fn a_start_that_failed_for_reasons_outside_of_the_engine_says_nothing_about_its_front_end() {
+fn an_outside_failure_does_not_blame_the_front_end() {
     let now = Instant::now();
     let mut machine = EngineStateMachine::new(limits(), true);
     for event in [EngineEvent::Start, EngineEvent::MayStart] {
@@ -462,7 +462,7 @@ fn a_start_that_failed_for_reasons_outside_of_the_engine_says_nothing_about_its_
 }
 
 #[test]
-fn a_front_end_that_has_served_is_kept_unless_it_lacks_a_route() {
+fn a_proven_front_end_is_kept_unless_lacking_a_route() {
     let now = Instant::now();
     let ready = || {
         let mut machine = EngineStateMachine::new(limits(), true);
@@ -491,7 +491,7 @@ fn an_adopted_engine_that_had_been_ready_must_answer_soon() {
 }
 
 #[test]
-fn an_engine_that_waits_for_its_turn_stops_at_once() {
+fn an_engine_waiting_for_its_turn_stops_at_once() {
     let now = Instant::now();
     for end in [EngineEvent::Drain, EngineEvent::Stop, retire(now)] {
         let mut machine = machine_after(&[EngineEvent::Start], now);
@@ -502,7 +502,7 @@ fn an_engine_that_waits_for_its_turn_stops_at_once() {
 }
 
 #[test]
-fn an_engine_that_is_handed_over_finishes_its_requests_and_is_let_go_alive() {
+fn a_handed_over_engine_finishes_its_requests_and_lives_on() {
     let now = Instant::now();
     let asleep = [READY, &[EngineEvent::FallAsleep]].concat();
     for before in [READY, &asleep] {
@@ -525,7 +525,7 @@ fn an_engine_that_is_handed_over_finishes_its_requests_and_is_let_go_alive() {
 }
 
 #[test]
-fn a_second_hand_over_changes_nothing_and_every_other_end_calls_the_first_one_off() {
+fn a_hand_over_is_idempotent_and_other_endings_cancel_it() {
     let now = Instant::now();
     let table = [
         (EngineEvent::HandOver, SupervisorAction::Detach),
@@ -541,7 +541,7 @@ fn a_second_hand_over_changes_nothing_and_every_other_end_calls_the_first_one_of
 }
 
 #[test]
-fn an_engine_that_was_to_end_or_dies_is_not_handed_over() {
+fn an_ending_or_dying_engine_is_not_handed_over() {
     let now = Instant::now();
     let mut restarting = machine_after(READY, now);
     restarting.handle(EngineEvent::Restart, now);
@@ -648,7 +648,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn no_sequence_of_events_makes_two_engines_or_hides_a_crash(
+    fn no_event_sequence_runs_two_engines_or_hides_a_crash(
         events in proptest::collection::vec((any_event(), 0_u64..400), 0..80),
         may_fall_back: bool,
     ) {

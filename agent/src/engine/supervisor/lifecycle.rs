@@ -93,7 +93,7 @@ impl Supervisor {
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
         let launch_spec = self.launch_spec(epoch);
-        let started = self.deps.process_handle.lock().start(launch_spec, self.deps.spec.run_dirs.as_deref());
+        let started = self.deps.process_handle.lock().start(&self.deps.spec.keepers, launch_spec, self.deps.spec.run_dirs.as_deref());
         match started {
             Ok(notices) => {
                 self.life = Some(self.begin_life(notices, epoch));
@@ -113,7 +113,7 @@ impl Supervisor {
     pub(super) fn launch_spec(&self, epoch: u64) -> LaunchSpec {
         let (spec, line) = (&self.deps.spec, self.command_line());
         LaunchSpec {
-            keeper: spec.keeper.clone().into(),
+            keeper: spec.keepers.program().into(),
             program: line.program.clone().into(),
             arguments: line.arguments.clone(),
             set: line.set.iter().map(|(name, value)| ((*name).into(), value.clone())).collect(),

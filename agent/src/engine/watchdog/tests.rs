@@ -23,7 +23,7 @@ fn slow_streams_raise_the_limit_within_bounds() {
 }
 
 #[test]
-fn a_stall_is_judged_by_what_the_processes_do() {
+fn a_stall_is_judged_by_the_activity_of_the_processes() {
     use ProcessActivity::{Computing, Idle, Stopped, Unknown};
     let stopped = || Stopped("VLLM::EngineCor (pid 7)".to_owned());
     let hung = |why: &str| StallVerdict::Hung(why.to_owned());
@@ -56,7 +56,7 @@ fn a_stall_is_judged_by_what_the_processes_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_time_in_which_requests_wait_counts_and_only_progress_clears_it() {
+async fn a_stall_counts_only_waiting_time_and_progress_clears_it() {
     let watched = Watched::at("s".as_ref());
     let progress = || watched.subject.work_counters();
     let start = Instant::now();
@@ -87,7 +87,7 @@ fn resting() -> (Watched, Resting) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_has_requests_and_does_nothing_hangs_after_ten_seconds() {
+async fn an_idle_engine_with_requests_hangs_after_ten_seconds() {
     let (watched, _process) = resting();
     watched.says(busy());
     let requests = [watched.enter(), watched.enter(), watched.enter()];
@@ -99,7 +99,7 @@ async fn an_engine_that_has_requests_and_does_nothing_hangs_after_ten_seconds() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stopped_process_is_named() {
+async fn a_stalls_cause_names_the_stopped_process() {
     let (watched, process) = resting();
     kill_process(Pid::from_raw(process.pid().cast_signed()).unwrap(), Signal::STOP).unwrap();
     let request = watched.enter();
@@ -109,7 +109,7 @@ async fn a_stopped_process_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_was_suspended_with_its_agent_is_given_time_to_go_on() {
+async fn an_engine_suspended_with_its_agent_gets_time_to_resume() {
     let (watched, process) = resting();
     watched.says(busy());
     let request = watched.enter();
@@ -139,7 +139,7 @@ async fn within_while_suspended(watched: &Watched, process: &Resting) -> Option<
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_moves_is_left_alone_however_slowly() {
+async fn an_engine_that_makes_slow_progress_is_left_alone() {
     let (watched, _process) = resting();
     watched.says(busy());
     let request = watched.enter();
@@ -162,7 +162,7 @@ async fn an_engine_that_moves_is_left_alone_however_slowly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_do_not_wait_for_the_engine_accuse_nobody() {
+async fn requests_not_waiting_for_the_engine_prove_no_stall() {
     let (watched, _process) = resting();
     watched.says(busy());
     // Its body is still on the way.
@@ -179,7 +179,7 @@ async fn requests_that_do_not_wait_for_the_engine_accuse_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_drains_or_sleeps_need_not_move() {
+async fn a_draining_or_sleeping_engine_need_not_make_progress() {
     let (watched, _process) = resting();
     watched.says(busy());
     let request = watched.enter();
@@ -193,7 +193,7 @@ async fn an_engine_that_drains_or_sleeps_need_not_move() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clients_that_give_up_after_five_seconds_do_not_hide_a_hang() {
+async fn clients_that_give_up_early_do_not_hide_a_hang() {
     let (watched, _process) = resting();
     watched.says(busy());
     let clients = async {
@@ -211,7 +211,7 @@ async fn clients_that_give_up_after_five_seconds_do_not_hide_a_hang() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_the_core_has_nothing_a_test_completion_decides() {
+async fn a_test_completion_decides_where_the_core_has_no_work() {
     for (answer, expected) in [
         (Some(200), None),
         (Some(500), Some("a test completion failed: status 500")),
@@ -233,7 +233,7 @@ async fn where_the_core_has_nothing_a_test_completion_decides() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_accepts_no_connection_and_does_nothing_hangs() {
+async fn an_inactive_engine_that_accepts_no_connection_hangs() {
     let engine = FullQueue::start().await;
     let (watched, process) = (Watched::at(&engine.socket), Resting::start());
     watched.has_group(process.pid());

@@ -116,7 +116,7 @@ async fn replies_of_any_status_come_back_over_one_connection() {
 }
 
 #[tokio::test]
-async fn a_hanging_engine_costs_the_deadline_and_no_more() {
+async fn a_hanging_engine_costs_exactly_the_deadline() {
     let engine = Scripted::start(Box::new(|_| None));
     let mut client = ApiClient::new(&engine.socket);
     let error = client.get("/health", Duration::from_millis(50)).await.unwrap_err();
@@ -125,7 +125,7 @@ async fn a_hanging_engine_costs_the_deadline_and_no_more() {
 }
 
 #[tokio::test]
-async fn nobody_listening_is_told_apart() {
+async fn an_engine_that_does_not_listen_is_a_connect_error() {
     let directory = tempfile::tempdir().unwrap();
     let mut client = ApiClient::new(&directory.path().join("s"));
     let error = client.get("/health", LONG).await.unwrap_err();
@@ -133,7 +133,7 @@ async fn nobody_listening_is_told_apart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_whose_accept_queue_is_full_listens_and_takes_too_long() {
+async fn a_full_accept_queue_is_a_timeout() {
     let engine = FullQueue::start().await;
     let mut client = ApiClient::new(&engine.socket);
     for (deadline, waited) in [(Duration::from_secs(5), Duration::from_secs(5)), (LONG, CONNECT_TIMEOUT)] {
@@ -143,7 +143,7 @@ async fn an_engine_whose_accept_queue_is_full_listens_and_takes_too_long() {
 }
 
 #[tokio::test]
-async fn a_connection_the_engine_closed_is_replaced_without_an_error() {
+async fn a_closed_connection_is_replaced_without_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -200,7 +200,7 @@ async fn reply_once(stream: &mut UnixStream, reply: &str) {
 }
 
 #[tokio::test]
-async fn a_request_is_sent_again_where_a_kept_connection_ends_without_a_byte() {
+async fn a_request_is_resent_when_a_kept_connection_ends_unanswered() {
     let (mut played, mut kept) = Played::with_kept_connection().await;
     let (reply, ()) = tokio::join!(played.client.get("/health", LONG), async {
         reply_once(&mut kept, "").await;
@@ -212,7 +212,7 @@ async fn a_request_is_sent_again_where_a_kept_connection_ends_without_a_byte() {
 }
 
 #[tokio::test]
-async fn a_request_is_sent_once_on_a_new_connection_though_a_closed_one_was_kept() {
+async fn a_request_on_a_new_connection_is_sent_only_once() {
     let (mut played, kept) = Played::with_kept_connection().await;
     drop(kept);
     let (reply, ()) = tokio::join!(played.client.get("/health", LONG), async {
@@ -224,7 +224,7 @@ async fn a_request_is_sent_once_on_a_new_connection_though_a_closed_one_was_kept
 }
 
 #[tokio::test]
-async fn a_request_is_sent_once_where_some_of_its_answer_has_come() {
+async fn a_request_is_not_resent_after_part_of_its_answer() {
     let (mut played, mut kept) = Played::with_kept_connection().await;
     let (reply, ()) = tokio::join!(played.client.get("/health", LONG), async {
         reply_once(&mut kept, "HTTP/1.1 2").await;

@@ -9,7 +9,7 @@ fn occupant(pid: u32, who: Option<(&str, &str)>, gib: Option<u64>) -> GpuOccupan
 }
 
 #[test]
-fn a_process_in_the_way_is_named_with_its_owner_and_memory() {
+fn a_process_occupying_a_gpu_is_named_with_its_owner() {
     let gpu = Gpu { index: 3, uuid: "GPU-aa".to_owned(), ..Gpu::default() };
     let told = in_use_obstacle(&gpu, &[occupant(1234, Some(("python", "ada")), Some(61))], 19 << 30, 73 << 30);
     assert_eq!(told.cause, "GPU 3 is in use by process 1234 (python, user ada, 61.0 GiB): 19.0 GiB are free and the engine takes 73.0 GiB");
@@ -30,7 +30,7 @@ fn a_process_in_the_way_is_named_with_its_owner_and_memory() {
 }
 
 #[test]
-fn what_counts_is_whether_the_engine_has_the_memory_that_it_takes() {
+fn a_gpu_is_free_when_the_engines_memory_fits() {
     let of_80 = |used: u64| GpuUsage { processes: Vec::new(), memory: Some((80 << 30, used << 20)) };
     // A display with its few MiB, the server of MPS, a monitor.
     assert_eq!(memory_shortfall(&of_80(300), 0.92), None);
@@ -42,7 +42,7 @@ fn what_counts_is_whether_the_engine_has_the_memory_that_it_takes() {
 }
 
 #[test]
-fn this_very_process_is_described() {
+fn the_current_process_is_described() {
     let own = GpuOccupant::new(GpuProcess { pid: std::process::id(), bytes: None });
     let Some((name, owner)) = own.who else {
         assert!(!is_in_first_pid_namespace(), "only in a container a process is not seen");

@@ -20,7 +20,7 @@ fn cpus(bound: &[Result<CpuBinding, String>]) -> Vec<String> {
 }
 
 #[test]
-fn replicas_on_one_socket_divide_its_cores_and_keep_threads_of_a_core_together() {
+fn replicas_on_one_socket_share_its_cores_without_splitting_any() {
     let near = [vec![near("0-7,16-23")], vec![near("0-7,16-23")], vec![near("8-15,24-31")]];
     let bound = divide_cores(&near, &threaded(16));
     assert_eq!(cpus(&bound), ["0-3,16-19", "4-7,20-23", "8-15,24-31"]);
@@ -33,7 +33,7 @@ fn a_replica_over_two_sockets_has_cores_of_both() {
 }
 
 #[test]
-fn parts_are_disjoint_and_together_everything_that_is_near() {
+fn replicas_get_disjoint_cores_that_cover_everything_near() {
     let near: Vec<Vec<GpuLocality>> = (0..3).map(|_| vec![near("0-10")]).collect();
     let bound = divide_cores(&near, &single(16));
     let mut all: Vec<u32> = bound.into_iter().flat_map(|bound| bound.unwrap().cpus).collect();
@@ -42,7 +42,7 @@ fn parts_are_disjoint_and_together_everything_that_is_near() {
 }
 
 #[test]
-fn without_enough_cores_nothing_is_bound_and_the_reason_is_told() {
+fn cpus_stay_unbound_with_a_reason_where_cores_are_few() {
     let few = divide_cores(&[vec![near("0-4")], vec![near("0-4")]], &single(16));
     assert_eq!(cpus(&few), ["its part of the cores next to its GPU is 2, and an engine wants 3", "2-4"]);
     let elsewhere = divide_cores(&[vec![near("8-15")]], &single(8));
@@ -54,7 +54,7 @@ fn without_enough_cores_nothing_is_bound_and_the_reason_is_told() {
 }
 
 #[test]
-fn lists_of_cpus_are_read_and_written_as_the_kernel_does() {
+fn cpu_lists_are_read_and_written_like_the_kernels() {
     assert_eq!(parse_cpu_list(" 0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
     assert_eq!(parse_cpu_list("\n"), [0_u32; 0]);
     assert_eq!(format_cpu_list(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");

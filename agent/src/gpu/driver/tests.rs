@@ -18,7 +18,7 @@ async fn open(devices: Vec<Device>) -> (TempDir, Fake, GpuDriver) {
 }
 
 #[tokio::test]
-async fn gpus_are_described_and_one_that_is_lost_hides_no_other() {
+async fn gpus_are_described_though_one_of_them_is_lost() {
     let first = Device { pci: "00000000:1B:00.0".to_owned(), cpus: (64..72).collect(), ..device("GPU-aa") };
     let lost = Device { lost: true, ..device("GPU-bb") };
     let (_directory, _fake, driver) = open(vec![first, lost, device("GPU-cc")]).await;
@@ -30,7 +30,7 @@ async fn gpus_are_described_and_one_that_is_lost_hides_no_other() {
 }
 
 #[tokio::test]
-async fn gpus_are_in_one_domain_when_each_reaches_each_other_over_nvlink() {
+async fn only_gpus_fully_joined_by_nvlink_form_one_domain() {
     let linked = |uuid: &str, links: &[u32]| Device { links: links.to_vec(), ..device(uuid) };
     let (_directory, _fake, driver) = open(vec![linked("GPU-a", &[1]), linked("GPU-b", &[0]), linked("GPU-c", &[])]).await;
     let gpus = driver.gpus();
@@ -51,7 +51,7 @@ async fn a_divided_gpu_is_replaced_by_its_slices() {
 }
 
 #[tokio::test]
-async fn a_library_that_is_not_there_is_no_driver_and_one_that_is_none_is_broken() {
+async fn missing_libraries_mean_no_driver_and_wrong_ones_are_broken() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing.so");
     assert_eq!(GpuDriver::open(Some(&missing)).await.unwrap_err(), DriverError::Absent);
@@ -83,7 +83,7 @@ async fn a_leftover_process_keeps_its_gpu_until_it_is_gone() {
 }
 
 #[tokio::test]
-async fn a_question_that_is_not_answered_holds_up_only_its_own_gpu() {
+async fn a_hanging_query_holds_up_only_its_own_gpu() {
     let (_directory, mut fake, driver) = open(vec![device("GPU-aa"), device("GPU-bb")]).await;
     fake.change(0, |device| device.hangs = true);
     let ask = |index: usize| {
@@ -102,7 +102,7 @@ async fn a_question_that_is_not_answered_holds_up_only_its_own_gpu() {
 }
 
 #[tokio::test]
-async fn readings_tell_figures_in_words_and_a_slice_has_its_own_memory() {
+async fn readings_show_figures_and_slices_have_their_own_memory() {
     let slice = Slice { uuid: "MIG-1".to_owned(), memory: 40 << 30, used: 7 << 30, ..Slice::default() };
     let divided = Device { slices: vec![slice], throttled: 0x04 | 0x01, corrected: 3, remap_pending: true, ..device("GPU-aa") };
     let (_directory, mut fake, driver) = open(vec![divided]).await;

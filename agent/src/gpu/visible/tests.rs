@@ -25,7 +25,7 @@ fn check(devices: &[Gpu], visible: Option<&str>, expected: Expected) {
 }
 
 #[test]
-fn visible_devices_select_by_position_or_by_the_beginning_of_a_uuid() {
+fn visible_devices_select_by_position_or_by_uuid_prefix() {
     let devices = [gpu(0, "GPU-aa11"), gpu(1, "GPU-aa22"), gpu(2, "GPU-bb33")];
     let table: [(Option<&str>, Expected); 13] = [
         (None, Ok(&["GPU-aa11", "GPU-aa22", "GPU-bb33"])),
@@ -48,7 +48,7 @@ fn visible_devices_select_by_position_or_by_the_beginning_of_a_uuid() {
 }
 
 #[test]
-fn the_list_ends_where_cuda_ends_it_and_the_entry_is_named() {
+fn visible_devices_end_at_an_unknown_entry_that_is_named() {
     let devices = [gpu(0, "GPU-aa"), gpu(1, "GPU-bb")];
     let selection = select(&devices, Some("0,7,1")).unwrap();
     assert_eq!(selection, GpuSelection { gpus: vec![devices[0].clone()], unknown_entry: Some("7".to_owned()) });
@@ -56,7 +56,7 @@ fn the_list_ends_where_cuda_ends_it_and_the_entry_is_named() {
 }
 
 #[test]
-fn slices_are_selected_one_by_one_and_a_divided_gpu_stands_for_its_slices() {
+fn slices_are_selected_singly_and_a_divided_gpu_selects_all() {
     let devices = [gpu(0, "GPU-aa"), slice(1, "MIG-11", "GPU-bb"), slice(1, "MIG-12", "GPU-bb")];
     let table: [(Option<&str>, Expected); 7] = [
         (None, Ok(&["GPU-aa", "MIG-11", "MIG-12"])),
@@ -73,7 +73,7 @@ fn slices_are_selected_one_by_one_and_a_divided_gpu_stands_for_its_slices() {
 }
 
 #[test]
-fn an_engine_is_given_a_slice_by_uuid_or_not_at_all() {
+fn a_slice_is_passed_to_an_engine_only_by_uuid() {
     let whole = gpu(3, "GPU-aa");
     let slice = slice(3, "MIG-11", "GPU-aa");
     assert_eq!(whole.visible_entry(true).unwrap(), "GPU-aa");

@@ -7,7 +7,7 @@ fn outcome(what: IncidentKind, on_slice: bool) -> IncidentResponse {
 }
 
 #[test]
-fn faults_restart_the_engine_quarantine_it_or_are_only_logged() {
+fn gpu_faults_restart_or_quarantine_engines_or_are_only_logged() {
     let logged = [13, 31, 43, 45, 63, 92, 154, 4711];
     for xid in logged {
         assert!(
@@ -28,7 +28,7 @@ fn faults_restart_the_engine_quarantine_it_or_are_only_logged() {
 }
 
 #[test]
-fn a_fault_of_one_slice_does_not_restart_the_engines_on_the_others() {
+fn a_fault_of_one_slice_spares_engines_on_the_others() {
     assert!(matches!(outcome(IncidentKind::Xid(94), true), IncidentResponse::Log(_)));
     assert!(
         matches!(outcome(IncidentKind::Xid(79), true), IncidentResponse::Quarantine { at_once: true, .. }),
@@ -37,7 +37,7 @@ fn a_fault_of_one_slice_does_not_restart_the_engines_on_the_others() {
 }
 
 #[test]
-fn what_readings_tell_takes_a_gpu_out_of_service_with_a_remedy() {
+fn bad_gpu_readings_quarantine_with_a_remedy() {
     assert!(
         matches!(outcome(IncidentKind::Lost, false), IncidentResponse::Quarantine { at_once: true, reason } if reason.contains("reboot the node"))
     );

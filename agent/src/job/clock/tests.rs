@@ -14,7 +14,7 @@ fn reading(ends: SystemTime) -> JobReading {
 }
 
 #[test]
-fn the_agent_leaves_before_the_end_by_what_leaving_takes() {
+fn an_agent_leaves_early_enough_before_its_jobs_end() {
     let now = now();
     let facts = JobFacts::of(reading(now.1 + Duration::from_secs(3600)), 1, now, TIME_TO_LEAVE);
     let at = |seconds| Some(now.0 + Duration::from_secs(seconds));
@@ -24,7 +24,7 @@ fn the_agent_leaves_before_the_end_by_what_leaving_takes() {
 }
 
 #[test]
-fn an_end_that_has_just_passed_counts_and_one_that_passed_long_ago_was_wrong() {
+fn a_job_end_in_the_distant_past_is_ignored() {
     let now = now();
     let ends = |overtime| JobFacts::of(reading(now.1 - overtime), 1, now, TIME_TO_LEAVE).ends;
     assert_eq!(ends(Duration::from_secs(15)), Some(now.0 - Duration::from_secs(15)));
@@ -33,7 +33,7 @@ fn an_end_that_has_just_passed_counts_and_one_that_passed_long_ago_was_wrong() {
 }
 
 #[test]
-fn the_same_end_read_again_is_no_news_and_a_shortened_one_is() {
+fn only_a_changed_job_end_counts_as_news() {
     let now = now();
     let facts = |left: Duration| JobFacts::of(reading(now.1 + left), 1, now, TIME_TO_LEAVE);
     let hour = Duration::from_secs(3600);
@@ -68,7 +68,7 @@ fn clock() -> JobClock {
 }
 
 #[tokio::test]
-async fn a_reading_that_fails_leaves_the_last_known_end() {
+async fn a_failed_reading_keeps_the_last_known_job_end() {
     let clock = clock();
     clock.take(Ok(reading(SystemTime::now() + Duration::from_secs(3600))));
     let known = *clock.facts().borrow();
@@ -82,7 +82,7 @@ async fn a_reading_that_fails_leaves_the_last_known_end() {
 }
 
 #[tokio::test]
-async fn what_a_job_has_left_at_first_decides_how_long_before_its_end_the_agent_leaves() {
+async fn the_first_reading_decides_how_early_the_agent_leaves() {
     let time_to_leave = |clock: &JobClock, left| {
         clock.take(Ok(reading(SystemTime::now() + Duration::from_secs(left))));
         let facts = *clock.facts().borrow();
@@ -98,7 +98,7 @@ async fn what_a_job_has_left_at_first_decides_how_long_before_its_end_the_agent_
 }
 
 #[tokio::test]
-async fn the_run_of_an_agent_is_the_first_that_was_read() {
+async fn an_agent_keeps_the_first_run_number_that_it_read() {
     let clock = clock();
     let run = || clock.facts().borrow().run;
     clock.take(Err(CommandError::Late { program: "/bin/qstat".into(), deadline: TIME_TO_LEAVE }));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 
 #[test]
-fn a_full_file_is_set_aside_and_few_are_kept() {
+fn a_full_log_file_is_rotated_and_few_are_kept() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("e0.log");
     let mut file = LogFile::new(path.clone(), 10);
@@ -25,7 +25,7 @@ fn a_full_file_is_set_aside_and_few_are_kept() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_written_is_told_once_and_the_output_goes_on() {
+async fn an_unwritable_log_is_reported_once_and_output_goes_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("missing").join("e0.log");
     let (mut output, mut thread) = LogFileWriter::open(path.clone()).unwrap();
@@ -42,7 +42,7 @@ async fn a_file_that_cannot_be_written_is_told_once_and_the_output_goes_on() {
 }
 
 #[test]
-fn a_file_has_one_writer_and_the_next_one_takes_another_name() {
+fn a_second_writer_of_a_log_takes_another_file_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("n0-e0.log");
     let open = || {
@@ -67,7 +67,7 @@ fn a_file_has_one_writer_and_the_next_one_takes_another_name() {
 }
 
 #[test]
-fn the_next_life_waits_for_the_last_lines_of_the_one_before() {
+fn the_next_life_waits_for_the_previous_ones_last_lines() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("n0-e0.log");
     let mut last = LogFile::new(path.clone(), 10);

@@ -20,7 +20,7 @@ fn order() -> LaunchSpec {
 }
 
 #[test]
-fn an_order_comes_back_whole_from_bytes_cut_anywhere_even_with_names_that_are_not_utf_8() {
+fn an_order_survives_cut_bytes_and_names_outside_utf_8() {
     let mut bytes = BytesMut::new();
     write_message(&KeeperRequest::Start(Box::new(order())), &mut bytes);
     write_message(&KeeperRequest::Kill, &mut bytes);
@@ -45,7 +45,7 @@ fn output_is_carried_as_it_was_printed() {
 }
 
 #[test]
-fn what_another_build_says_is_an_error_and_no_panic() {
+fn malformed_keeper_messages_are_errors_and_never_panic() {
     let cases: [&[u8]; 4] = [&[0, 0, 0, 0, 0], &[255, 255, 255, 255, 0], &[0, 0, 0, 2, 9, 0], &[0, 0, 0, 3, 0, b'{', b'}']];
     for case in cases {
         assert!(parse_keeper_frame(&mut BytesMut::from(case)).is_err(), "{case:?}");

@@ -28,7 +28,7 @@ fn slices_are_named_as_nvidia_names_them() {
 }
 
 #[test]
-fn what_is_no_description_says_what_one_is() {
+fn an_invalid_gpu_description_is_refused_with_the_format() {
     for text in ["", "80", "x80", "4x", "4xH100", "0x80", "100x80", "4x80,", "4x-1", "2xg.40gb", "2xag.40gb", "1x0", "1xNaN"] {
         let error = parse_gpus(text, 0).unwrap_err().to_string();
         assert!(error.contains("4x80"), "{text}: {error}");

@@ -38,7 +38,7 @@ fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
 }
 
 #[test]
-fn steps_that_read_prompts_have_graphs_too_with_little_padding() {
+fn prefill_steps_have_cuda_graphs_with_little_padding() {
     let sizes = graphs(24, Profile::Throughput, "", 80);
     assert_eq!((sizes.len(), sizes.last()), (59, Some(&4_096)));
     assert!(sizes.is_sorted());
@@ -48,7 +48,7 @@ fn steps_that_read_prompts_have_graphs_too_with_little_padding() {
 }
 
 #[test]
-fn graphs_are_left_to_engines_and_users_that_decide_about_them() {
+fn graph_sizes_are_left_to_deciding_engines_and_users() {
     assert!(graphs(19, Profile::Throughput, "", 80).is_empty(), "its memory is not counted by this release");
     assert!(graphs(24, Profile::Latency, "", 80).is_empty());
     assert!(graphs(24, Profile::Conservative, "", 80).is_empty());
@@ -91,7 +91,7 @@ fn each_release_gets_only_flags_that_it_knows() {
 }
 
 #[test]
-fn the_rust_front_end_gets_no_limit_of_its_queue() {
+fn the_rust_front_end_gets_no_queue_limit() {
     assert_eq!(line(&setup(32, Profile::Throughput, ""), Some(&gpu(80)), 1, FrontEndInUse::Rust), "--shutdown-timeout 30");
 }
 
@@ -103,14 +103,14 @@ fn a_smaller_gpu_gets_larger_steps_than_by_default() {
 }
 
 #[test]
-fn an_engine_without_a_gpu_gets_nothing_that_is_for_gpus() {
+fn an_engine_without_a_gpu_gets_no_gpu_flags() {
     for profile in [Profile::Throughput, Profile::Latency, Profile::Conservative] {
         assert_eq!(line(&setup(33, profile, ""), None, 0, PYTHON), "--shutdown-timeout 30 --enforce-eager", "{profile:?}");
     }
 }
 
 #[test]
-fn nothing_is_compiled_on_a_cpu_unless_it_is_asked_for() {
+fn a_cpu_engine_compiles_only_on_request() {
     let on_cpu = |given: &str| line(&setup(32, Profile::Throughput, given), None, 1, FrontEndInUse::Python);
     assert!(on_cpu("").contains("--enforce-eager"));
     for given in ["--no-enforce-eager", "-O2", "--compilation-config {}"] {
@@ -119,7 +119,7 @@ fn nothing_is_compiled_on_a_cpu_unless_it_is_asked_for() {
 }
 
 #[test]
-fn a_release_that_is_not_known_gets_what_every_release_has() {
+fn an_unknown_release_gets_only_universal_flags() {
     let setup = EnginePlanSetup { version: None, ..setup(33, Profile::Throughput, "") };
     assert_eq!(line(&setup, Some(&gpu(80)), 2, PYTHON), "--tensor-parallel-size 2");
 }
@@ -143,7 +143,7 @@ fn the_users_own_flags_come_first() {
 }
 
 #[test]
-fn several_gpus_and_a_shortened_context_are_told_to_the_engine() {
+fn tensor_parallelism_and_a_shortened_context_reach_the_engine() {
     let place =
         ReplicaContext { gpu: Some(&gpu(80)), tp: 4, shortened_context: Some(16_384), front_end: FrontEndInUse::Rust, has_workers: false };
     let words: Vec<String> =
@@ -152,7 +152,7 @@ fn several_gpus_and_a_shortened_context_are_told_to_the_engine() {
 }
 
 #[test]
-fn the_model_of_an_engine_on_one_gpu_has_a_process_of_its_own_where_throughput_is_wanted_and_there_is_room() {
+fn a_single_gpu_engine_gets_a_worker_process_for_throughput() {
     const FLAG: &str = "--distributed-executor-backend";
     let chosen = |profile, given, tp, has_workers| {
         let place = ReplicaContext { gpu: Some(&gpu(80)), tp, shortened_context: None, front_end: PYTHON, has_workers };
@@ -169,7 +169,7 @@ fn the_model_of_an_engine_on_one_gpu_has_a_process_of_its_own_where_throughput_i
 }
 
 #[test]
-fn engines_that_can_send_their_part_of_a_trace_and_the_plan_says_why_others_do_not() {
+fn engines_send_traces_or_the_plan_says_why_not() {
     let traced = |traces, line: &str, front_end| {
         let setup = EnginePlanSetup { traces, ..setup(32, Profile::Throughput, line) };
         let place = ReplicaContext { gpu: None, tp: 1, shortened_context: None, front_end, has_workers: false };

@@ -16,7 +16,7 @@ fn chosen(setting: FrontEnd, minor: Option<u32>, binary: bool, profile: Profile,
 }
 
 #[test]
-fn the_rust_front_end_is_used_where_it_is_there_and_can_do_what_is_asked() {
+fn the_rust_front_end_is_used_where_present_and_capable() {
     let (rust, python) = (FrontEndInUse::Rust, FrontEndInUse::Python);
     let table = [
         (FrontEnd::Auto, Some(32), true, Profile::Throughput, "", rust, "more tokens"),
@@ -43,13 +43,13 @@ fn the_rust_front_end_is_used_where_it_is_there_and_can_do_what_is_asked() {
 }
 
 #[test]
-fn a_rust_front_end_that_was_asked_for_and_is_not_there_is_an_error() {
+fn a_requested_but_missing_rust_front_end_is_an_error() {
     let error = chosen(FrontEnd::Rust, Some(32), false, Profile::Throughput, "").unwrap_err().to_string();
     assert!(error.contains("vLLM 0.32.0 comes without it"), "{error}");
 }
 
 #[test]
-fn a_model_that_does_not_generate_text_keeps_the_python_front_end() {
+fn a_model_without_text_generation_keeps_the_python_front_end() {
     let setup =
         EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, 32)), &AgentConfig::default());
     let facts = ModelFacts { architecture: "BertModel".to_owned(), ..fixture("llama-3.1-8b", &[]) };
@@ -59,7 +59,7 @@ fn a_model_that_does_not_generate_text_keeps_the_python_front_end() {
 }
 
 #[test]
-fn a_binary_that_the_environment_names_is_taken_when_it_is_one() {
+fn a_front_end_binary_from_the_environment_must_exist() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("vllm-rs");
     assert_eq!(binary_from_environment(Some(path.clone().into())), None);

@@ -60,7 +60,7 @@ fn told(asked: &Asked<'_>) -> String {
 }
 
 #[test]
-fn a_model_gets_the_smallest_replica_that_holds_it_and_as_many_as_there_are_gpus() {
+fn a_model_gets_as_many_smallest_replicas_as_fit() {
     let table: [(&str, &str, u32, &str); 19] = [
         ("gemma-2b", "4x24", 0, "4 x TP1"),
         ("gemma-2b", "4x24", 4, "4 x TP1"),
@@ -94,7 +94,7 @@ fn a_model_gets_the_smallest_replica_that_holds_it_and_as_many_as_there_are_gpus
 }
 
 #[test]
-fn a_mig_slice_is_a_replica_of_its_own_or_none() {
+fn a_mig_slice_holds_a_whole_replica_or_none() {
     assert_eq!(told(&Asked { model: "gemma-2b", gpus: "7x1g.10gb", ..PLAIN }), "7 x TP1");
     assert_eq!(told(&Asked { model: "llama-3.1-8b", gpus: "2x3g.40gb", ..PLAIN }), "2 x TP1");
     assert_eq!(told(&Asked { model: "llama-3.1-8b", gpus: "2x3g.40gb,1x1g.10gb", ..PLAIN }), "2 x TP1 +1");
@@ -106,7 +106,7 @@ fn a_mig_slice_is_a_replica_of_its_own_or_none() {
 }
 
 #[test]
-fn a_model_that_does_not_fit_is_refused_with_the_arithmetic_and_what_would_fit() {
+fn a_model_that_does_not_fit_is_refused_with_arithmetic() {
     insta::assert_snapshot!(told(&Asked { model: "qwen2.5-32b", gpus: "2x40", nvlink: 2, ..PLAIN }));
     insta::assert_snapshot!(told(&Asked { model: "llama-3.1-70b", gpus: "2x80", nvlink: 2, ..PLAIN }));
     insta::assert_snapshot!(told(&Asked { model: "llama-3.1-70b", gpus: "1x24", ..PLAIN }));
@@ -115,7 +115,7 @@ fn a_model_that_does_not_fit_is_refused_with_the_arithmetic_and_what_would_fit()
 }
 
 #[test]
-fn what_the_user_asks_for_is_done_unless_it_cannot_be() {
+fn the_users_layout_is_used_unless_it_cannot_fit() {
     let asked = |model: &'static str, gpus: &'static str, tp, replicas, arguments: &'static [&'static str]| {
         told(&Asked { model, gpus, nvlink: 8, tp, replicas, arguments })
     };
@@ -145,7 +145,7 @@ fn the_users_own_context_is_never_shortened() {
 }
 
 #[test]
-fn an_unknown_model_gets_one_gpu_a_replica() {
+fn an_unknown_model_gets_one_gpu_for_each_replica() {
     assert_eq!(told(&Asked { gpus: "4x80", ..PLAIN }), "4 x TP1");
     assert_eq!(told(&Asked { gpus: "4x80", tp: 2, nvlink: 4, ..PLAIN }), "2 x TP2");
     let mut described = parse_gpus("2x80", 0).unwrap();
@@ -204,7 +204,7 @@ proptest! {
 }
 
 #[test]
-fn weights_that_the_user_keeps_in_the_hosts_memory_take_no_room() {
+fn weights_offloaded_by_the_user_take_no_gpu_memory() {
     let asked = Asked { model: "qwen2.5-32b", gpus: "1x40", ..PLAIN };
     assert!(matches!(answer(&asked), Err(PlanError::DoesNotFit(_))));
     let layout = answer(&Asked { arguments: &["--cpu_offload_gb=40"], ..asked }).unwrap();

@@ -24,7 +24,7 @@ pub(in super::super) fn fixture(name: &str, arguments: &[&str]) -> ModelFacts {
 }
 
 #[test]
-fn parameters_counted_from_shapes_are_what_the_models_are_known_to_have() {
+fn parameter_counts_from_shapes_match_known_models() {
     // In millions, from the models' own pages; those of the vision tower of Gemma 3 are not
     // counted.
     let table = [
@@ -68,7 +68,7 @@ fn quantized_weights_take_fewer_bytes() {
 }
 
 #[test]
-fn layers_are_told_apart_by_what_they_keep() {
+fn layers_are_classified_by_what_they_cache() {
     let kinds = |config: Value| {
         let shape = TextConfig(&config).shape().unwrap();
         (shape.full_layers, shape.windowed_layers, shape.recurrent_layers)
@@ -92,13 +92,13 @@ fn layers_are_told_apart_by_what_they_keep() {
 }
 
 #[test]
-fn latent_attention_keeps_one_vector_a_token() {
+fn latent_attention_caches_one_vector_per_token() {
     assert_eq!(fixture("deepseek-v3", &[]).shape.latent, Some(576));
     assert_eq!(fixture("llama-3.1-8b", &[]).shape.latent, None);
 }
 
 #[test]
-fn the_context_is_what_vllm_makes_of_it() {
+fn the_context_length_matches_vllms() {
     let context = |config: Value| TextConfig(&config).context();
     assert_eq!(fixture("deepseek-v3", &[]).context, 163_840);
     assert_eq!(fixture("llama-3.1-8b", &[]).context, 131_072);
@@ -129,7 +129,7 @@ fn read(model: &str, arguments: &[&str], downloads: &Path) -> ModelInfo {
 }
 
 #[test]
-fn the_size_of_the_weights_is_taken_from_their_index_then_from_their_files_then_from_the_shapes() {
+fn the_weight_size_comes_from_index_files_or_shapes() {
     let nowhere = Path::new("/nonexistent");
     let index = r#"{"metadata": {"total_size": 4000}}"#;
     let table = [
@@ -173,7 +173,7 @@ fn a_model_is_found_among_the_downloaded_ones() {
 }
 
 #[test]
-fn what_cannot_be_read_is_said_and_is_no_error() {
+fn an_unreadable_model_is_unknown_with_a_reason() {
     let because = |model: &str| match read(model, &[], Path::new("/nonexistent")) {
         ModelInfo::Unknown { because } => because,
         ModelInfo::Known(facts) => panic!("{facts:?}"),

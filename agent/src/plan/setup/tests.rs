@@ -18,7 +18,7 @@ fn setup(simulated: bool, version: Option<VllmVersion>, profile: Profile, line: 
 }
 
 #[test]
-fn the_token_budget_is_what_was_said_or_the_engines_default() {
+fn the_token_budget_is_the_given_or_the_engines_default() {
     let table = [
         (false, gpu("NVIDIA H100 80GB HBM3", 79), "", 8_192),
         (false, gpu("NVIDIA A100-SXM4-80GB", 80), "", 2_048),
@@ -45,7 +45,7 @@ fn the_token_budget_is_what_was_said_or_the_engines_default() {
 }
 
 #[test]
-fn a_profile_changes_the_steps_only_of_a_known_release_on_a_gpu_of_known_size() {
+fn profiles_change_steps_only_for_known_releases_and_gpus() {
     let new = Some(VllmVersion::new(0, 32));
     let table = [
         (Profile::Throughput, new, gpu("H100", 80), "", (8_192, 1_024)),
@@ -69,7 +69,7 @@ fn a_profile_changes_the_steps_only_of_a_known_release_on_a_gpu_of_known_size() 
 }
 
 #[test]
-fn the_memory_that_an_engine_uses_is_the_users_then_the_profiles_then_the_releases() {
+fn memory_utilization_comes_from_user_profile_or_release() {
     let utilization = |profile, minor, line| setup(false, Some(VllmVersion::new(0, minor)), profile, line).utilization();
     let near = |left: f64, right: f64| assert!((left - right).abs() < 1e-9, "{left} {right}");
     near(utilization(Profile::Throughput, 32, ""), 0.92);
@@ -91,7 +91,7 @@ fn a_context_is_read_as_the_engine_reads_it() {
 }
 
 #[test]
-fn no_step_is_asked_for_with_which_the_engine_does_not_start() {
+fn steps_never_exceed_what_the_engine_starts_with() {
     let new = Some(VllmVersion::new(0, 32));
     let table = [
         // No step has more requests than tokens.
@@ -111,7 +111,7 @@ fn no_step_is_asked_for_with_which_the_engine_does_not_start() {
 }
 
 #[test]
-fn a_model_with_states_or_without_text_has_the_engines_own_steps() {
+fn stateful_and_textless_models_keep_the_engines_own_steps() {
     let of = |architecture: &str, recurrent_layers: u32| {
         let mut facts = fixture("llama-3.1-8b", &[]);
         (facts.architecture, facts.shape.recurrent_layers) = (architecture.to_owned(), recurrent_layers);
@@ -125,7 +125,7 @@ fn a_model_with_states_or_without_text_has_the_engines_own_steps() {
 }
 
 #[test]
-fn what_stands_in_the_engines_own_file_is_the_users_too() {
+fn settings_in_the_engines_config_file_count_as_the_users() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("engine.yaml");
     std::fs::write(&file, "max-model-len: 16k\ngpu-memory-utilization: 0.5\nmax-num-batched-tokens: 4096\n").unwrap();

@@ -10,7 +10,7 @@ const FILTERED: &str = include_str!("../../../../tests/fixtures/vllm/metrics_0.3
 const RUST: &str = include_str!("../../../../tests/fixtures/vllm/metrics_0.32_rust_frontend_idle.txt");
 
 #[test]
-fn a_loaded_engine_tells_all_figures() {
+fn a_loaded_engines_figures_are_all_read() {
     let figures = parse_metrics(LOADED);
     assert!((figures.kv_use - 0.003_906).abs() < 1e-6);
     let expected = EngineMetrics {
@@ -30,7 +30,7 @@ fn a_loaded_engine_tells_all_figures() {
 }
 
 #[test]
-fn the_filtered_page_tells_the_same_names() {
+fn the_filtered_metrics_page_has_the_same_names() {
     let figures = parse_metrics(FILTERED);
     let expected =
         EngineMetrics { prompt_tokens: 3_180, generation_tokens: 868, steps: 498, prefix_queries: 3_180, ..EngineMetrics::default() };
@@ -38,14 +38,14 @@ fn the_filtered_page_tells_the_same_names() {
 }
 
 #[test]
-fn a_fresh_engine_and_the_rust_front_end_are_idle() {
+fn fresh_engines_and_rust_front_ends_read_as_idle() {
     let fresh = parse_metrics(FRESH);
     assert_eq!((fresh.running, fresh.waiting, fresh.block_size), (0, 0, Some(128)));
     assert_eq!(parse_metrics(RUST), EngineMetrics::default());
 }
 
 #[test]
-fn names_of_old_releases_count_only_where_the_new_ones_are_absent() {
+fn metric_names_of_old_releases_are_only_a_fallback() {
     let old = "vllm:gpu_cache_usage_perc{engine=\"0\"} 0.5\nvllm:gpu_prefix_cache_hits_total{engine=\"0\"} 7\n";
     assert_eq!((parse_metrics(old).kv_use, parse_metrics(old).prefix_hits), (0.5, 7));
     let both = format!("{old}vllm:kv_cache_usage_perc{{engine=\"0\"}} 0.25\n");
@@ -53,7 +53,7 @@ fn names_of_old_releases_count_only_where_the_new_ones_are_absent() {
 }
 
 #[test]
-fn label_sets_are_summed_and_the_use_of_caches_averaged() {
+fn label_sets_are_summed_and_cache_usage_is_averaged() {
     let page = "vllm:num_requests_running{engine=\"0\"} 3.0\nvllm:num_requests_running{engine=\"1\"} 4\n\
         vllm:kv_cache_usage_perc{engine=\"0\"} 0.2\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.4\n\
         vllm:cache_config_info{num_gpu_blocks=\"10\",engine=\"0\",block_size=\"16\"} 1.0\n\
@@ -65,7 +65,7 @@ fn label_sets_are_summed_and_the_use_of_caches_averaged() {
 }
 
 #[test]
-fn odd_values_and_longer_names_do_not_count() {
+fn odd_values_and_longer_metric_names_are_ignored() {
     let page = "vllm:num_requests_running NaN\nvllm:num_requests_waiting -3\n\
         vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 9\n\
         vllm:prompt_tokens_total 1e3 1795220548\nvllm:num_preemptions_total +Inf\n\
@@ -75,7 +75,7 @@ fn odd_values_and_longer_names_do_not_count() {
 }
 
 #[test]
-fn a_label_is_found_by_its_whole_name() {
+fn a_label_is_matched_by_its_whole_name() {
     let line = "x{user_block_size=\"1\",other=\"block_size=\\\"\",block_size=\"2\"} 1";
     let sample = PrometheusSample::parse(line).unwrap();
     assert_eq!(sample.label("block_size"), Some("2"));
@@ -83,7 +83,7 @@ fn a_label_is_found_by_its_whole_name() {
 }
 
 #[test]
-fn the_filtered_path_asks_for_every_name() {
+fn the_filtered_metrics_path_requests_every_name() {
     let path = filtered_path();
     assert!(path.starts_with("/metrics/?name[]=vllm:num_requests_running&name[]="));
     assert_eq!(path.matches("name[]=").count(), NAMES.len() + 3 + 1);

@@ -34,7 +34,7 @@ fn did(processes: Processes<'_>) -> ProcessActivity {
 }
 
 #[test]
-fn an_engine_computes_when_its_core_does_or_its_front_end_does_much() {
+fn an_engine_computes_when_core_or_front_end_is_busy() {
     use ProcessActivity::{Computing, Idle, Unknown};
     let (core, worker) = ("VLLM::EngineCor", "VLLM::Worker_TP");
     let cases: [(Processes<'_>, ProcessActivity); 12] = [
@@ -60,7 +60,7 @@ fn an_engine_computes_when_its_core_does_or_its_front_end_does_much() {
 }
 
 #[test]
-fn a_stopped_process_stops_the_engine_whatever_the_others_do() {
+fn one_stopped_process_means_a_stopped_engine() {
     let earlier = look(&[(LEADER, "vllm", 1.0), (11, "VLLM::EngineCor", 1.0)]);
     let mut later = look(&[(LEADER, "vllm", 11.0), (11, "VLLM::EngineCor", 11.0)]);
     assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Computing);
@@ -69,7 +69,7 @@ fn a_stopped_process_stops_the_engine_whatever_the_others_do() {
 }
 
 #[test]
-fn a_process_id_that_was_used_again_is_another_process() {
+fn a_reused_process_id_is_another_process() {
     let earlier = look(&[(LEADER, "VLLM::EngineCor", 50.0)]);
     let mut later = look(&[(LEADER, "VLLM::EngineCor", 5.0)]);
     assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Idle);
@@ -78,7 +78,7 @@ fn a_process_id_that_was_used_again_is_another_process() {
 }
 
 #[test]
-fn a_core_that_has_ended_is_missed_and_nothing_else_is() {
+fn only_an_ended_core_or_worker_is_missed() {
     let (front_end, core, worker) = ((LEADER, "vllm", 1.0), (11, "VLLM::EngineCor", 1.0), (12, "VLLM::Worker_TP", 1.0));
     let earlier = look(&[front_end, core, worker, (13, "cicc", 1.0)]);
     assert_eq!(look(&[front_end, core, worker, (14, "VLLM::Worker_TP", 0.1)]).process_lost_since(&earlier), None);
@@ -90,7 +90,7 @@ fn a_core_that_has_ended_is_missed_and_nothing_else_is() {
 }
 
 #[test]
-fn a_compiler_that_has_just_been_started_and_a_core_that_reads_a_disk_are_at_work() {
+fn new_compilers_and_cores_reading_disk_count_as_computing() {
     let (core, child) = ((11, "VLLM::EngineCor", 1.0), (12, "cicc", 0.1));
     let earlier = look(&[(LEADER, "vllm", 1.0), core]);
     let mut later = look(&[(LEADER, "vllm", 1.0), core, child]);
@@ -101,7 +101,7 @@ fn a_compiler_that_has_just_been_started_and_a_core_that_reads_a_disk_are_at_wor
 }
 
 #[test]
-fn what_was_computed_in_ten_seconds_of_work_is_not_spread_over_the_hour_of_rest_before() {
+fn activity_is_judged_by_the_engines_own_recent_time() {
     let (earlier, later) = (look(&[(LEADER, "VLLM::EngineCor", 1.0)]), look(&[(LEADER, "VLLM::EngineCor", 6.0)]));
     assert_eq!(later.activity_since(&earlier, TEN), ProcessActivity::Computing);
     assert_eq!(later.activity_since(&earlier, Duration::from_secs(3600)), ProcessActivity::Idle);
@@ -114,7 +114,7 @@ async fn a_compiler_with_a_session_of_its_own_is_seen() {
 }
 
 #[test]
-fn a_line_of_the_kernel_is_read() {
+fn a_stat_line_of_the_kernel_is_parsed() {
     let line = "42 (VLLM::EngineCor) T 1 40 39 0 -1 4194560 1 0 0 0 500 26 0 0 20 0 3 0 987654 1 2 3";
     let sample = ProcessSample::parse(42, 9, line).unwrap();
     assert_eq!(
@@ -161,7 +161,7 @@ async fn until(group: &Group, expected: impl Fn(&ProcessActivity) -> bool) {
 }
 
 #[tokio::test]
-async fn real_processes_are_seen_to_compute_to_rest_and_to_be_stopped() {
+async fn real_processes_are_seen_computing_idle_and_stopped() {
     let spinning = Group::start("while :; do :; done");
     until(&spinning, |found| *found == ProcessActivity::Computing).await;
     kill_process(spinning.pid(), Signal::STOP).unwrap();

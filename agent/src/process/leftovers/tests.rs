@@ -37,7 +37,7 @@ fn directory() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn what_a_killed_process_had_mapped_is_removed() {
+fn shared_memory_of_a_killed_process_is_removed() {
     let (_directory, path) = directory();
     let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "psm_1a2b3c4d");
@@ -49,7 +49,7 @@ fn what_a_killed_process_had_mapped_is_removed() {
 }
 
 #[test]
-fn a_file_with_a_name_that_somebody_chose_stays() {
+fn a_file_named_by_a_person_stays() {
     let (_directory, path) = directory();
     let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "model.safetensors");
@@ -60,7 +60,7 @@ fn a_file_with_a_name_that_somebody_chose_stays() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the age of a file counts in ticks of the kernel's clock, which no test can set")]
-fn a_file_that_others_made_before_or_instead_stays() {
+fn a_file_of_other_processes_stays() {
     let (_directory, path) = directory();
     let mapping = Mapping::of(&path, "psm_old");
     std::thread::sleep(3 * CLOCK_TICK);
@@ -79,7 +79,7 @@ fn a_file_that_others_made_before_or_instead_stays() {
 }
 
 #[test]
-fn a_semaphore_is_known_by_its_inode_since_its_first_name_is_gone() {
+fn a_semaphore_is_recognized_by_its_inode() {
     let (_directory, path) = directory();
     let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "sem.Bh4yjd");
@@ -92,7 +92,7 @@ fn a_semaphore_is_known_by_its_inode_since_its_first_name_is_gone() {
 }
 
 #[test]
-fn lines_of_mappings_are_read_by_their_fields() {
+fn memory_map_lines_are_parsed_by_their_fields() {
     let read = |line| parse_inode(line, Path::new("/dev/shm"));
     assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-s 00000000 00:1b 4711                       /dev/shm/psm_3ee6b273"), Some(4711));
     assert_eq!(read("7f2a1c000000-7f2a1d000000 rw-s 00000000 00:1b 4711 /dev/shm/sem.Bh4yjd (deleted)"), Some(4711));
@@ -102,7 +102,7 @@ fn lines_of_mappings_are_read_by_their_fields() {
 }
 
 #[test]
-fn a_process_that_is_gone_has_nothing() {
+fn a_process_that_is_gone_has_no_leftovers() {
     let leftovers = SharedMemoryLeftovers::new();
     leftovers.record_mappings(vec![i32::MAX], PATIENCE);
     assert_eq!(leftovers.remove(), 0);

@@ -17,7 +17,7 @@ fn spawn(script: &str, directory: &Path, environment: &[(&str, &Path)]) -> Child
 }
 
 #[test]
-fn orphans_are_found_by_the_record_even_without_their_first_process() {
+fn recorded_orphans_are_found_without_their_first_process() {
     let parent = tempfile::tempdir().unwrap();
     let directory = parent.path().join("e0");
     let mut child = spawn("sleep 600 & sleep 600 & exit 0", &directory, &[]);
@@ -28,7 +28,7 @@ fn orphans_are_found_by_the_record_even_without_their_first_process() {
 }
 
 #[test]
-fn orphans_are_found_by_their_environment_even_without_a_record() {
+fn unrecorded_orphans_are_found_by_their_environment() {
     let parent = tempfile::tempdir().unwrap();
     let directory = parent.path().join("e0");
     let mut child = spawn("exec sleep 600", &directory, &[("VLLM_RPC_BASE_PATH", &directory)]);
@@ -42,7 +42,7 @@ fn orphans_are_found_by_their_environment_even_without_a_record() {
 }
 
 #[test]
-fn a_keeper_that_is_left_is_ended_with_its_engine_and_not_counted() {
+fn an_orphaned_keeper_is_ended_with_its_engine_and_uncounted() {
     let parent = tempfile::tempdir().unwrap();
     let (directory, other) = (parent.path().join("e0"), parent.path().join("e1"));
     let mut child = spawn("exec sleep 600", &directory, &[]);
@@ -60,7 +60,7 @@ fn a_keeper_that_is_left_is_ended_with_its_engine_and_not_counted() {
 }
 
 #[test]
-fn a_process_that_reuses_the_recorded_id_is_not_an_orphan() {
+fn a_process_that_reuses_a_recorded_id_is_no_orphan() {
     let parent = tempfile::tempdir().unwrap();
     let directory = parent.path().join("e0");
     let mut child = spawn("exec sleep 600", &directory, &[]);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_name_with_spaces_and_parentheses_does_not_shift_the_fields() {
+fn a_process_name_with_spaces_and_parentheses_is_parsed() {
     let line = "42 (a) b (c) S 1 40 39 0 -1 4194560 1 0 0 0 5 6 0 0 20 0 3 0 987654 1 2 3";
     let process = ProcessStat::parse(42, line).unwrap();
     assert_eq!((process.group, process.session, process.started, process.is_zombie), (40, 39, 987_654, false));
@@ -24,7 +24,7 @@ fn only_a_zombie_without_further_threads_has_ended() {
 }
 
 #[test]
-fn this_process_finds_itself() {
+fn the_process_table_contains_this_process() {
     let pid = i32::try_from(std::process::id()).unwrap();
     let process = ProcessStat::read(pid).unwrap();
     assert!(ProcessStat::all().iter().any(|other| other.pid == pid));

@@ -5,7 +5,7 @@ use super::super::{LOCK, RunDir};
 use super::*;
 
 #[test]
-fn what_is_removed_is_made_again_and_is_the_agents_own_still() {
+fn a_removed_run_directory_is_restored_and_still_owned() {
     let parent = temporary();
     let base = parent.path().join("run");
     let agent = RunDir::open(&base, "n0").unwrap();
@@ -31,7 +31,7 @@ fn what_is_removed_is_made_again_and_is_the_agents_own_still() {
 }
 
 #[test]
-fn what_is_there_is_left_as_it_is() {
+fn an_intact_run_directory_is_left_alone() {
     let parent = temporary();
     let base = parent.path().join("run");
     let agent = RunDir::open(&base, "n0").unwrap();
@@ -42,7 +42,7 @@ fn what_is_there_is_left_as_it_is() {
 }
 
 #[test]
-fn a_directory_that_has_ended_is_not_made_again() {
+fn an_ended_run_directory_is_not_restored() {
     let parent = temporary();
     let base = parent.path().join("run");
     let agent = RunDir::open(&base, "n0").unwrap();

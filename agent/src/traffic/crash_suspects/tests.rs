@@ -16,7 +16,7 @@ fn names(traffic: &Traffic, life: u64) -> Vec<u128> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_in_flight_and_those_that_broke_off_just_now_each_once() {
+async fn requests_in_flight_or_just_broken_are_suspects_once_each() {
     let traffic = Traffic::new();
     let unnamed = traffic.enter(RouterKey(1));
     let (_running, _equal) = (sent(&traffic, 2, LIFE), sent(&traffic, 2, LIFE));
@@ -32,7 +32,7 @@ async fn those_in_flight_and_those_that_broke_off_just_now_each_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_gave_up_on_a_hung_engine_takes_its_request_along() {
+async fn a_request_abandoned_on_a_hung_engine_is_no_suspect() {
     let traffic = Traffic::new();
     let (unanswered, abandoned) = (sent(&traffic, 1, LIFE), sent(&traffic, 2, LIFE));
     abandoned.mark_prefilled();
@@ -41,7 +41,7 @@ async fn a_client_that_gave_up_on_a_hung_engine_takes_its_request_along() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_of_the_life_before_is_no_casualty_of_the_next() {
+async fn a_request_of_the_previous_life_is_no_suspect() {
     let traffic = Traffic::new();
     let late = sent(&traffic, 1, LIFE);
     assert_eq!(names(&traffic, LIFE), [1]);
@@ -54,7 +54,7 @@ async fn a_request_of_the_life_before_is_no_casualty_of_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_broke_off_is_bounded_and_nothing_open_is_forgotten() {
+async fn failed_suspects_are_bounded_and_open_ones_are_all_kept() {
     let traffic = Traffic::new();
     let running: Vec<InFlight> = (0..5000).map(|name| sent(&traffic, name, LIFE)).collect();
     assert_eq!(names(&traffic, LIFE).len(), 5000);

@@ -11,7 +11,7 @@ use crate::traffic::{RouterKey, Traffic};
 
 proptest! {
     #[test]
-    fn any_interleaving_of_waits_returns_to_zero(steps in proptest::collection::vec((0_u8..5, any::<prop::sample::Index>()), 0..200)) {
+    fn any_interleaving_of_waits_ends_at_zero(steps in proptest::collection::vec((0_u8..5, any::<prop::sample::Index>()), 0..200)) {
         let flow = ResponseFlow::default();
         let mut waits: Vec<EngineWait<'_>> = Vec::new();
         for (step, which) in steps {
@@ -39,7 +39,7 @@ proptest! {
 }
 
 #[test]
-fn threads_that_wait_at_once_lose_no_count() {
+fn concurrent_waits_lose_no_count() {
     let traffic = Traffic::new();
     std::thread::scope(|scope| {
         for router in 0..4 {
@@ -60,7 +60,7 @@ fn threads_that_wait_at_once_lose_no_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_is_measured_between_events_and_not_while_the_client_takes_nothing() {
+async fn a_gap_excludes_time_in_which_the_client_reads_nothing() {
     let flow = ResponseFlow::default();
     let mut wait = EngineWait::new(&flow);
     wait.begin();
@@ -86,7 +86,7 @@ async fn a_pause_is_measured_between_events_and_not_while_the_client_takes_nothi
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_event_shows() {
+async fn each_event_is_recorded_as_progress() {
     let flow = ResponseFlow::default();
     let mut wait = EngineWait::new(&flow);
     let mut seen = flow.last_progress();

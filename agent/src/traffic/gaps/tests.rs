@@ -6,7 +6,7 @@ use super::*;
 
 proptest! {
     #[test]
-    fn a_bucket_ends_after_its_gaps_and_at_most_a_quarter_later(micros in 4_u64..(1 << 37)) {
+    fn a_bucket_ends_at_most_a_quarter_above_its_gaps(micros in 4_u64..(1 << 37)) {
         let gap = Duration::from_micros(micros);
         let bound = bucket_end(bucket_of(gap));
         prop_assert!(bound > gap && bound <= gap.mul_f64(1.25) + Duration::from_micros(1), "{bound:?} for {gap:?}");
@@ -14,7 +14,7 @@ proptest! {
 }
 
 #[test]
-fn odd_gaps_have_a_bucket_too() {
+fn extreme_gaps_have_a_bucket_too() {
     let gaps = GapHistogram::default();
     for _ in 0..200 {
         gaps.record(Duration::ZERO);
@@ -24,7 +24,7 @@ fn odd_gaps_have_a_bucket_too() {
 }
 
 #[test]
-fn the_slowest_hundredth_is_left_out_and_few_gaps_say_nothing() {
+fn the_p99_ignores_the_slowest_hundredth_and_needs_enough_gaps() {
     let gaps = GapHistogram::default();
     for _ in 0..99 {
         gaps.record(Duration::from_millis(20));
@@ -41,7 +41,7 @@ fn the_slowest_hundredth_is_left_out_and_few_gaps_say_nothing() {
 }
 
 #[test]
-fn what_was_long_ago_is_forgotten_as_more_comes() {
+fn old_gaps_decay_as_new_ones_arrive() {
     let gaps = GapHistogram::default();
     (0..1000).for_each(|_| gaps.record(Duration::from_secs(3)));
     gaps.decay();

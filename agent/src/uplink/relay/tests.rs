@@ -17,7 +17,7 @@ use crate::lane::Lane;
 use crate::traffic::Traffic;
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_without_a_byte_of_its_answer_counts_as_computed_when_its_time_has_passed() {
+async fn a_silent_prompt_counts_as_prefilled_after_its_estimate() {
     let traffic = Traffic::new();
     let in_flight = traffic.enter_with(RouterKey(1), PromptEstimate { tokens: 9, uncached: 5 });
     let pending = || traffic.subscribe().borrow().totals().pending_tokens;
@@ -29,7 +29,7 @@ async fn a_prompt_without_a_byte_of_its_answer_counts_as_computed_when_its_time_
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_prefill_estimate_only_the_answer_counts_as_progress() {
+async fn only_the_answer_counts_as_progress_without_a_prefill_estimate() {
     let traffic = Traffic::new();
     let in_flight = traffic.enter_with(RouterKey(1), PromptEstimate { tokens: 9, uncached: 5 });
     assert!(timeout(Duration::from_secs(3600), assume_prefilled_after(Some(&in_flight), Duration::ZERO)).await.is_err());
@@ -37,7 +37,7 @@ async fn without_a_prefill_estimate_only_the_answer_counts_as_progress() {
 }
 
 #[test]
-fn only_an_engine_that_was_not_told_to_stop_is_lost() {
+fn an_engine_is_lost_only_if_not_told_to_stop() {
     for (phase, expected) in [
         (Phase::Ready, Fault::EngineLost),
         (Phase::Failed, Fault::EngineLost),
@@ -61,7 +61,7 @@ fn only_an_engine_that_was_not_told_to_stop_is_lost() {
 }
 
 #[test]
-fn only_what_the_core_computes_waits_for_it() {
+fn only_requests_that_the_core_computes_wait_for_it() {
     let computes =
         |method: &str, path: &str| needs_engine_core(&RequestHead { method: method.into(), path: path.into(), ..RequestHead::default() });
     for path in ["/v1/completions", "/v1/chat/completions?x=1", "/v1/embeddings", "/v2/rerank", "/invocations", "/v1/responses"] {
@@ -154,7 +154,7 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_the_engine_from_its_last_byte_to_its_answers_last() {
+async fn a_request_waits_from_its_last_byte_to_its_answers() {
     let mut fixture = Fixture::start(b"ab").await;
     fixture.engine_reads(b"ab").await;
     assert_eq!(fixture.traffic.flow().waiting(), 0, "half of its body is on the way");
@@ -172,7 +172,7 @@ async fn a_request_waits_for_the_engine_from_its_last_byte_to_its_answers_last()
 }
 
 #[tokio::test]
-async fn comments_and_refusals_are_no_sign_of_life() {
+async fn comments_and_refusals_are_no_progress() {
     for (status, text) in [("200 OK", ": keep-alive\n\n"), ("400 Bad Request", "{}")] {
         let mut fixture = Fixture::start(b"abcd").await;
         fixture.engine_reads(b"abcd").await;
@@ -185,7 +185,7 @@ async fn comments_and_refusals_are_no_sign_of_life() {
 }
 
 #[tokio::test]
-async fn a_request_whose_client_reads_nothing_does_not_wait_for_the_engine() {
+async fn a_request_with_a_blocked_client_does_not_wait() {
     let mut fixture = Fixture::start(b"abcd").await;
     fixture.engine_reads(b"abcd").await;
     fixture.begins("200 OK").await;
@@ -201,7 +201,7 @@ async fn a_request_whose_client_reads_nothing_does_not_wait_for_the_engine() {
 }
 
 #[tokio::test]
-async fn an_answer_that_a_dying_engine_fails_makes_its_request_a_casualty() {
+async fn a_request_that_a_dying_engine_fails_is_a_suspect() {
     for (status, text) in
         [("200 OK", "data: {\"error\":{\"code\":500}}\n\n"), ("500 Internal Server Error", "{}"), ("200 OK", "data: {\"a\":1}\n\n")]
     {
@@ -217,7 +217,7 @@ async fn an_answer_that_a_dying_engine_fails_makes_its_request_a_casualty() {
 }
 
 #[tokio::test]
-async fn a_request_is_a_casualty_from_when_its_engine_has_got_all_of_it() {
+async fn a_request_is_a_suspect_once_fully_sent() {
     let mut fixture = Fixture::start(b"ab").await;
     fixture.engine_reads(b"ab").await;
     assert!(!fixture.is_casualty(), "no engine computes half a request");
@@ -227,7 +227,7 @@ async fn a_request_is_a_casualty_from_when_its_engine_has_got_all_of_it() {
 }
 
 #[tokio::test]
-async fn a_request_whose_engine_takes_no_connection_is_no_casualty_of_its_death() {
+async fn a_request_refused_by_a_dead_engine_is_no_suspect() {
     let directory = tempfile::tempdir().unwrap();
     let (client, lane, traffic) = (EngineClient::new(directory.path().join("s")), Lane::new(Counter::default()), Traffic::new());
     let head = RequestHead { method: "POST".into(), path: "/v1/completions".into(), ..RequestHead::default() };
@@ -246,7 +246,7 @@ async fn a_request_whose_engine_takes_no_connection_is_no_casualty_of_its_death(
 }
 
 #[tokio::test]
-async fn a_pass_that_is_not_held_up_costs_no_wait() {
+async fn an_unblocked_write_costs_no_wait() {
     let traffic = Traffic::new();
     let in_flight = traffic.enter(RouterKey(1));
     let mut wait = in_flight.track_wait();

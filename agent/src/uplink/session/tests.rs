@@ -212,7 +212,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         stop_grace: Duration::from_millis(300),
         probe_interval: Duration::from_millis(50),
         cache: cache::KvEventSource::Nothing { because: "it has no cache".to_owned() },
-        keeper: keeper::tests::program(directory.path()),
+        keepers: keeper::tests::program(directory.path()).into(),
         if_agent_dies: keeper::AgentDeathPolicy::Kill,
         cpu_binding: None,
         gpu_availability: None,
@@ -234,7 +234,7 @@ fn is_ready(known: &Known) -> bool {
 }
 
 #[tokio::test]
-async fn a_router_gets_reports_of_what_is_cached_and_then_what_changes() {
+async fn a_router_gets_cache_reports_and_then_their_changes() {
     let mut fixture = Fixture::start().await;
     fixture.until(is_ready).await;
     assert_eq!(fixture.known.state.cache.clone().unwrap().reason, "it has no cache");
@@ -256,7 +256,7 @@ async fn a_router_gets_reports_of_what_is_cached_and_then_what_changes() {
 }
 
 #[tokio::test]
-async fn a_router_gets_reports_of_the_tokens_of_all_prompts_and_of_its_own() {
+async fn a_router_is_told_all_prompt_tokens_and_its_own() {
     let mut fixture = Fixture::start().await;
     let traffic = fixture.engine.traffic().clone();
     let mine = traffic.enter_with(RouterKey(ROUTER_LIFE), PromptEstimate { tokens: 90, uncached: 50 });
@@ -271,7 +271,7 @@ async fn a_router_gets_reports_of_the_tokens_of_all_prompts_and_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_router_gets_a_report_of_each_crash_once_and_all_of_them_again_in_a_snapshot() {
+async fn each_crash_is_reported_once_and_again_in_a_snapshot() {
     let mut fixture = Fixture::start().await;
     fixture.until(is_ready).await;
     let epochs = |known: &Known| known.crashes.iter().map(|crash| crash.epoch).collect::<Vec<_>>();

@@ -37,7 +37,7 @@ fn mark(caches: &mut CacheTransfers) {
 }
 
 #[test]
-fn a_large_cache_leaves_in_parts_and_adds_up() {
+fn a_large_cache_is_sent_in_parts_that_add_up() {
     let (log, _) = log(1, 100_000);
     let mut caches = caches(&[&log]);
     let parts = drain(&mut caches, |_| 1);
@@ -51,7 +51,7 @@ fn a_large_cache_leaves_in_parts_and_adds_up() {
 }
 
 #[test]
-fn after_the_first_time_only_changes_are_sent() {
+fn only_changes_are_sent_after_the_first_report() {
     let (log, writer) = log(1, 10);
     let mut caches = caches(&[&log]);
     drain(&mut caches, |_| 1);
@@ -66,7 +66,7 @@ fn after_the_first_time_only_changes_are_sent() {
 }
 
 #[test]
-fn a_life_that_the_router_has_not_heard_of_waits_for_its_report() {
+fn a_life_unknown_to_the_router_waits_for_its_report() {
     let ((new, _), (old, _)) = (log(5, 4), log(2, 6));
     let mut caches = caches(&[&new, &old]);
     let parts = drain(&mut caches, |_| 2);
@@ -78,7 +78,7 @@ fn a_life_that_the_router_has_not_heard_of_waits_for_its_report() {
 }
 
 #[test]
-fn a_life_that_is_over_for_the_router_is_not_reported_any_more() {
+fn a_life_over_for_the_router_is_no_longer_reported() {
     let (log, _) = log(1, 100_000);
     let mut caches = caches(&[&log]);
     assert!(caches.next(|_| 1).unwrap().partial);
@@ -90,7 +90,7 @@ fn a_life_that_is_over_for_the_router_is_not_reported_any_more() {
 }
 
 #[test]
-fn a_router_that_lost_track_of_one_cache_gets_that_one_whole() {
+fn a_router_out_of_sync_gets_that_one_cache_whole() {
     let mut bulk = TransferQueue::new([log(1, 10).0, log(1, 20).0].into_iter());
     drain(&mut bulk.caches, |_| 1);
     bulk.resync(&[1]);
@@ -108,7 +108,7 @@ fn bundle(bytes: usize) -> Bundle {
 }
 
 #[test]
-fn a_bundle_leaves_in_parts_and_from_its_beginning_when_it_is_asked_for_again() {
+fn a_bundle_is_sent_in_parts_and_restarts_on_request() {
     let bundle = bundle(600_000);
     let mut files = FileTransfers::default();
     files.push(bundle.clone());
@@ -125,7 +125,7 @@ fn a_bundle_leaves_in_parts_and_from_its_beginning_when_it_is_asked_for_again() 
 }
 
 #[test]
-fn a_large_cache_and_a_large_file_do_not_wait_for_each_other() {
+fn a_large_cache_and_a_large_file_are_sent_interleaved() {
     let mut bulk = TransferQueue::new(std::iter::once(log(1, 100_000).0));
     bulk.send_files(bundle(600_000));
     let kinds: Vec<bool> = std::iter::from_fn(|| bulk.next(|_| 1)).map(|message| matches!(message, Message::File(_))).collect();

@@ -7,7 +7,7 @@ fn arguments(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_value_is_found_in_every_form_and_the_last_one_counts() {
+fn the_last_value_of_a_flag_counts_in_every_form() {
     let table = [
         ("--max-model-len 5", Some("5")),
         ("--max-model-len=5", Some("5")),
@@ -37,7 +37,7 @@ fn a_short_flag_has_a_value_too() {
 }
 
 #[test]
-fn the_engines_own_file_comes_before_what_is_given_beside_it() {
+fn flags_override_the_engines_config_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("engine.yaml");
     let text = "# ours\nmax-model-len: 16384  # tokens\nmax_num_seqs: \"64\"\nenforce-eager: true\nenable-prefix-caching: false\ncompilation-config:\n  level: 3\n";

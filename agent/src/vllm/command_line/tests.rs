@@ -97,7 +97,7 @@ const EVENTS: &str = concat!(
 );
 
 #[test]
-fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
+fn a_release_gets_the_flags_and_gpu_names_it_understands() {
     let by_number = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=3";
     let by_uuid = "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=GPU-50794351";
     let table = [
@@ -117,7 +117,7 @@ fn each_release_gets_the_flags_and_the_gpu_name_it_understands() {
 }
 
 #[test]
-fn engines_that_share_a_host_without_gpus_get_their_part_of_cores_and_memory_and_nothing_of_cuda() {
+fn cpu_engines_share_cores_and_memory_and_get_no_cuda() {
     let line = line(&vllm(), None, &on_cpu(), &config(&[])).unwrap();
     let threads = "OMP_NUM_THREADS=4 VLLM_CPU_OMP_THREADS_BIND=nobind";
     assert_eq!(shown(&line), format!("{COMMON} {threads} VLLM_CPU_KVCACHE_SPACE=2 {PYTHON} {SERVE} --enforce-eager{FLAGS}"));
@@ -125,7 +125,7 @@ fn engines_that_share_a_host_without_gpus_get_their_part_of_cores_and_memory_and
 }
 
 #[test]
-fn a_share_of_memory_that_the_user_chose_is_left_alone() {
+fn a_memory_share_chosen_by_the_user_is_kept() {
     let line = line(&vllm(), None, &on_cpu(), &config(&["--gpu-memory-utilization", "0.3"])).unwrap();
     assert!(!shown(&line).contains("VLLM_CPU_KVCACHE_SPACE"), "{}", shown(&line));
 }
@@ -142,7 +142,7 @@ fn the_simulated_engine_is_this_program_with_the_same_socket() {
 }
 
 #[test]
-fn a_flag_that_the_user_gave_is_not_given_twice() {
+fn a_flag_of_the_user_is_not_repeated() {
     for given in ["--enable-request-id-headers", "--enable_request_id_headers", "--no-enable-request-id-headers"] {
         let line = line(&vllm(), None, &on_cpu(), &config(&[given])).unwrap();
         let count = shown(&line).matches("request").count();
@@ -154,7 +154,7 @@ fn a_flag_that_the_user_gave_is_not_given_twice() {
 }
 
 #[test]
-fn an_argument_that_takes_the_engine_out_of_our_hands_is_refused() {
+fn an_argument_that_hostler_reserves_is_refused() {
     for (given, refused) in [
         ("--uds=/tmp/x", true),
         ("--api_key", true),
@@ -173,7 +173,7 @@ fn an_argument_that_takes_the_engine_out_of_our_hands_is_refused() {
 }
 
 #[test]
-fn tensor_parallelism_after_the_dashes_is_refused_with_the_option_to_use() {
+fn tensor_parallelism_after_the_dashes_is_refused_with_the_option() {
     let error = line(&vllm(), None, &on_cpu(), &config(&["--tensor-parallel-size", "2"])).unwrap_err().to_string();
     assert!(error.contains("use --tp"), "{error}");
 }
@@ -189,7 +189,7 @@ fn a_replica_of_several_gpus_sees_all_of_them() {
 }
 
 #[test]
-fn a_slice_of_a_gpu_is_given_by_its_name_or_not_at_all() {
+fn a_gpu_slice_is_passed_by_uuid_or_refused() {
     let slice =
         Gpu { index: 0, uuid: "MIG-1".to_owned(), slice: Some(MigSlice { parent: "GPU-0".to_owned(), position: 0 }), ..Gpu::default() };
     let replica = ReplicaPlan { index: 0, gpus: vec![slice] };
@@ -200,7 +200,7 @@ fn a_slice_of_a_gpu_is_given_by_its_name_or_not_at_all() {
 }
 
 #[test]
-fn the_rust_front_end_is_turned_on_by_its_variable_and_known_by_it() {
+fn a_variable_turns_the_rust_front_end_on() {
     let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
     let launch = launch(&engine, &replica, &config);
     let rust = command_line(&LaunchContext { front_end: FrontEndInUse::Rust, ..launch }).unwrap();
@@ -211,7 +211,7 @@ fn the_rust_front_end_is_turned_on_by_its_variable_and_known_by_it() {
 }
 
 #[test]
-fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_reason_is_told() {
+fn missing_cache_events_have_a_reason() {
     let told = |version, config: &AgentConfig| {
         let (engine, replica) = (vllm(), on_cpu());
         let launch = LaunchContext { version, ..launch(&engine, &replica, config) };
@@ -244,7 +244,7 @@ fn cache_events_are_not_asked_for_where_they_are_unknown_or_unwanted_and_the_rea
 }
 
 #[test]
-fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_model_but_for_the_conservative_profile() {
+fn switch_intervals_are_shortened_only_where_the_core_sends_events() {
     const TURNS: &str = " PYTHONPATH=/run/h/ab/e1/python HOSTLER_SWITCH_INTERVAL=0.0005 /opt/vllm ";
     let two = ReplicaPlan { index: 1, gpus: [3, 5].map(|index| Gpu { index, ..Gpu::default() }).to_vec() };
     let takes_turns = |replica: &ReplicaPlan, config: &AgentConfig| {
@@ -265,7 +265,7 @@ fn the_threads_of_the_core_take_turns_where_one_sends_events_and_none_runs_the_m
 }
 
 #[test]
-fn the_plans_own_process_around_the_model_is_one() {
+fn a_worker_process_chosen_by_the_plan_counts_as_one() {
     let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
     let choices = [FlagChoice { flag: EXECUTOR_FLAG, value: "mp".to_owned(), origin: FlagOrigin::Hostler, because: String::new() }];
     let launch = LaunchContext { choices: &choices, python_path: OsStr::new("/site"), ..launch(&engine, &replica, &config) };
@@ -273,7 +273,7 @@ fn the_plans_own_process_around_the_model_is_one() {
 }
 
 #[test]
-fn a_reserved_argument_in_the_engines_own_file_is_refused_too() {
+fn reserved_arguments_in_the_engines_config_file_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("engine.yaml");
     std::fs::write(&file, "tensor-parallel-size: 4\n").unwrap();
@@ -283,7 +283,7 @@ fn a_reserved_argument_in_the_engines_own_file_is_refused_too() {
 }
 
 #[test]
-fn an_engine_that_sends_traces_is_called_vllm_and_leaves_it_to_routers_which_requests_have_one() {
+fn a_tracing_engine_is_named_vllm_and_samples_by_parent() {
     let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
     let set = |origin| {
         let choices = [FlagChoice { flag: TRACES_FLAG, value: "http://c:4317".to_owned(), origin, because: String::new() }];

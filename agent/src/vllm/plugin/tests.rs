@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn what_the_agent_inherits_comes_after_the_folder() {
+fn the_inherited_python_path_follows_the_plugins_folder() {
     let path = |directory: &str, inherited: &str| {
         let [(_, path), _] = environment(Path::new(directory), OsStr::new(inherited))?;
         path.into_string().ok()
@@ -12,14 +12,14 @@ fn what_the_agent_inherits_comes_after_the_folder() {
 }
 
 #[test]
-fn a_list_of_plugins_leaves_it_out_unless_it_has_its_name() {
+fn a_plugin_list_excludes_hostlers_plugin_unless_it_names_it() {
     for (allowed, is_left_out) in [("hostler", false), ("a,hostler", false), ("", true), ("a,hostler2", true)] {
         assert_eq!(is_excluded_by(OsStr::new(allowed)), is_left_out, "{allowed}");
     }
 }
 
 #[test]
-fn the_metadata_name_what_the_module_has() {
+fn the_plugins_metadata_names_its_module_and_function() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path()).unwrap();
     let read = |name: &str| fs::read_to_string(folder_path(directory.path()).join(name)).unwrap();

@@ -47,7 +47,7 @@ async fn a_program_is_asked_for_its_version() {
 }
 
 #[test]
-fn the_rust_front_end_is_found_beside_the_package_where_it_may_be_run() {
+fn an_executable_rust_front_end_is_found_beside_the_package() {
     let (directory, path) = program("");
     let output = format!("warning\nfolder {}\n0.32.0\n", directory.path().display());
     assert_eq!(find_rust_front_end(&output), None);
@@ -59,7 +59,7 @@ fn the_rust_front_end_is_found_beside_the_package_where_it_may_be_run() {
 }
 
 #[tokio::test]
-async fn a_program_without_a_version_is_shown_with_its_last_line() {
+async fn a_program_without_a_version_is_reported_with_its_output() {
     let (_directory, path) = program("#!/bin/sh\necho no torch >&2\nexit 3\n");
     let error = probe(&path).await.unwrap_err().to_string();
     assert!(error.contains("exit status: 3"), "{error}");

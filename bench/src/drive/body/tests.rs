@@ -31,7 +31,7 @@ fn a_chat_has_a_message_for_each_turn_and_answer() {
 }
 
 #[test]
-fn a_completion_has_all_of_it_as_one_text() {
+fn a_completion_sends_the_conversation_as_one_text() {
     assert_eq!(sent(Api::Completions, None, 0)["prompt"], "first");
     assert_eq!(sent(Api::Completions, Some("be brief"), 1)["prompt"], "be brief\n\nfirst\n\nanswered\n\na \"second\"\n");
 }

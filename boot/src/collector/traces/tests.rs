@@ -7,7 +7,7 @@ fn read(variables: &[(&str, &str)]) -> Result<Option<TraceSettings>, CollectorSe
 const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
 
 #[test]
-fn traces_are_off_until_an_endpoint_is_set_and_when_they_are_turned_off() {
+fn traces_are_off_without_an_endpoint_or_when_disabled() {
     assert_eq!(read(&[]), Ok(None));
     assert_eq!(read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", ""), ("OTEL_TRACES_SAMPLER", "no sampler")]), Ok(None));
     assert_eq!(read(&[ENDPOINT, ("OTEL_SDK_DISABLED", "True")]), Ok(None));
@@ -17,7 +17,7 @@ fn traces_are_off_until_an_endpoint_is_set_and_when_they_are_turned_off() {
 }
 
 #[test]
-fn what_is_said_of_traces_alone_goes_before_what_is_said_of_everything() {
+fn settings_for_traces_override_settings_for_all_signals() {
     let read = read(&[
         ENDPOINT,
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces:443/"),
@@ -56,7 +56,7 @@ fn each_standard_sampler_has_its_rule() {
 }
 
 #[test]
-fn a_value_that_cannot_be_used_is_named_with_what_to_do_and_is_not_repeated() {
+fn an_invalid_trace_setting_is_explained_without_its_value() {
     for (variable, value, words) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317", "is no URL such as http://localhost:4317"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://user:password@collector", "is no URL"),
@@ -77,7 +77,7 @@ fn a_value_that_cannot_be_used_is_named_with_what_to_do_and_is_not_repeated() {
 }
 
 #[test]
-fn a_client_decides_where_the_rule_follows_it_and_the_trace_id_everywhere_else() {
+fn sampling_follows_the_client_or_else_the_trace_id() {
     let rule = |follows_parent, ratio| SamplingRule { follows_parent, ratio };
     for parent in [None, Some(false), Some(true)] {
         assert_eq!(rule(true, 0.0).is_sampled(1, parent), parent == Some(true));
@@ -90,7 +90,7 @@ fn a_client_decides_where_the_rule_follows_it_and_the_trace_id_everywhere_else()
 }
 
 #[test]
-fn a_ratio_is_the_part_of_requests_that_have_a_trace() {
+fn a_sampling_ratio_is_the_share_of_traced_requests() {
     let rule = SamplingRule { follows_parent: true, ratio: 0.01 };
     // Ids that are evenly spread over their range.
     let step = u64::MAX / 100_000;

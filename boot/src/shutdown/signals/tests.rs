@@ -10,7 +10,7 @@ fn effects(source: SignalSource, signals: &[LeaveSignal]) -> Vec<SignalEffect> {
 }
 
 #[test]
-fn operators_drain_with_the_first_signal_and_stop_with_the_second() {
+fn operators_drain_with_one_signal_and_stop_with_two() {
     for first in [Interrupt, Terminate, HangUp] {
         for second in [Interrupt, Terminate, HangUp] {
             assert_eq!(effects(SignalSource::Operators, &[first, second]), [Drain, Stop], "{first:?} {second:?}");
@@ -19,7 +19,7 @@ fn operators_drain_with_the_first_signal_and_stop_with_the_second() {
 }
 
 #[test]
-fn a_user_signal_drains_and_is_never_the_second_one() {
+fn a_user_signal_drains_and_never_counts_as_the_second() {
     let table: [(&[LeaveSignal], &[SignalEffect]); 4] = [
         (&[User1, User1, User1], &[Drain, Ignore, Ignore]),
         (&[User1, Terminate, Terminate], &[Drain, Ignore, Stop]),
@@ -32,7 +32,7 @@ fn a_user_signal_drains_and_is_never_the_second_one() {
 }
 
 #[test]
-fn a_scheduler_may_send_what_it_likes_and_only_a_persons_second_interrupt_stops() {
+fn only_a_second_interrupt_stops_a_job_at_once() {
     let table: [(&[LeaveSignal], &[SignalEffect]); 8] = [
         (&[Terminate], &[Hurry]),
         (&[Terminate, Terminate, Terminate], &[Hurry, Ignore, Ignore]),
@@ -49,7 +49,7 @@ fn a_scheduler_may_send_what_it_likes_and_only_a_persons_second_interrupt_stops(
 }
 
 #[test]
-fn whatever_comes_a_drain_begins_once_and_is_shortened_once() {
+fn any_signals_begin_one_drain_and_shorten_it_once() {
     let all = [Interrupt, Terminate, HangUp, User1];
     for source in [SignalSource::Operators, SignalSource::Scheduler] {
         for mut number in 0..4_usize.pow(5) {

@@ -19,7 +19,7 @@ fn refusal(entries: &[FleetEntry], name: Option<&str>) -> String {
 }
 
 #[test]
-fn an_entry_without_a_name_is_called_as_the_last_part_of_its_model() {
+fn an_unnamed_entry_is_named_after_its_model() {
     for (model, name) in [
         ("Qwen/Qwen3-8B", "Qwen3-8B"),
         ("/lus/models/llama 3/", "llama-3"),
@@ -35,7 +35,7 @@ fn an_entry_without_a_name_is_called_as_the_last_part_of_its_model() {
 }
 
 #[test]
-fn the_only_entry_needs_no_name_and_of_several_one_is_named() {
+fn an_entry_needs_naming_only_among_several() {
     let [a, b] = [entry("a", "org/a"), entry("b", "org/b")];
     assert_eq!(find_entry(std::slice::from_ref(&a), None).unwrap(), a);
     let both = [a, b.clone()];
@@ -46,7 +46,7 @@ fn the_only_entry_needs_no_name_and_of_several_one_is_named() {
 }
 
 #[test]
-fn an_entry_takes_the_place_of_an_older_one_of_its_model_alone() {
+fn an_entry_replaces_only_an_older_one_of_its_model() {
     let mut entries = vec![entry("a", "org/a")];
     put_entry(&mut entries, FleetEntry { size: FleetSize::Fixed(3), ..entry("a", "org/a") }).unwrap();
     put_entry(&mut entries, entry("b", "org/b")).unwrap();
@@ -56,7 +56,7 @@ fn an_entry_takes_the_place_of_an_older_one_of_its_model_alone() {
 }
 
 #[test]
-fn no_nodes_are_refused_with_what_ends_a_fleet() {
+fn a_size_of_no_nodes_is_refused_naming_down() {
     assert_eq!(parse_nodes("3"), Ok(3));
     assert!(parse_nodes("0").unwrap_err().contains("`hostler down`"));
     assert!(parse_nodes("-1").is_err());

@@ -17,7 +17,7 @@ fn entry(ready: u32, jobs: Vec<JobStatus>) -> EntryStatus {
 }
 
 #[test]
-fn queued_jobs_are_told_of_together_in_the_schedulers_words_and_again_when_these_change() {
+fn queued_jobs_are_listed_together_with_the_schedulers_comment() {
     let mut progress = EntryProgress::default();
     let waits = |comment, starts_in| entry(0, vec![queued("12[1].head", comment, starts_in), queued("12[2].head", comment, None)]);
     assert_eq!(progress.lines(&waits("", None), ""), ["queued    12[1].head, 12[2].head"]);
@@ -36,7 +36,7 @@ fn a_line_names_three_jobs_and_counts_the_rest() {
 }
 
 #[test]
-fn each_step_of_a_job_is_told_once() {
+fn each_step_of_a_job_is_reported_once() {
     let mut progress = EntryProgress::default();
     let mut lines = |state: &str, ready| progress.lines(&entry(ready, vec![on("x3001", "12.head", state)]), "");
     assert_eq!(lines("waiting for its agent", 0), ["running   12.head on x3001: its agent is starting"]);
@@ -48,7 +48,7 @@ fn each_step_of_a_job_is_told_once() {
 }
 
 #[test]
-fn failures_refusals_and_trouble_are_told_when_they_come_and_when_they_come_again() {
+fn failures_and_refusals_are_reported_once_per_occurrence() {
     let mut progress = EntryProgress::default();
     let failed = EntryStatus { failures: 2, pause: Some(60), refusal: "qsub: Invalid account\n".into(), ..entry(0, Vec::new()) };
     let lines = ["failed    2 times in a row; submitted again in 1m", "refused   qsub: Invalid account", "trouble   qstat is late"];
@@ -59,20 +59,20 @@ fn failures_refusals_and_trouble_are_told_when_they_come_and_when_they_come_agai
 }
 
 #[test]
-fn what_is_left_of_an_entry_that_ends_is_told_whatever_its_jobs_do_last() {
+fn an_ending_entry_lists_its_remaining_jobs() {
     let left = entry(1, vec![on("x3001", "12.head", "failed"), job("13.head", "queued")]);
     assert_eq!(describe_ending(&left), "ending    12.head on x3001, 13.head");
 }
 
 #[test]
-fn an_entry_is_ready_when_as_many_nodes_serve_as_are_wanted() {
+fn an_entry_is_ready_when_all_wanted_nodes_serve() {
     assert_eq!(judge(&entry(1, vec![job("1", "ready"), job("2", "loading")]), 0), Outlook::Coming);
     assert_eq!(judge(&entry(2, Vec::new()), 0), Outlook::Ready);
     assert_eq!(judge(&EntryStatus { wanted: 0, ..entry(0, Vec::new()) }, 0), Outlook::Ready);
 }
 
 #[test]
-fn an_entry_fails_when_nothing_serves_or_is_on_its_way_after_a_failure() {
+fn an_entry_fails_when_nothing_is_coming_after_a_failure() {
     let after_failure = |ready, jobs| EntryStatus { failures: 1, pause: Some(30), ..entry(ready, jobs) };
     assert_eq!(judge(&after_failure(0, Vec::new()), 0), Outlook::Failing);
     assert_eq!(judge(&after_failure(0, vec![job("1", "failed"), job("2", "ending")]), 0), Outlook::Failing);
@@ -84,7 +84,7 @@ fn an_entry_fails_when_nothing_serves_or_is_on_its_way_after_a_failure() {
 }
 
 #[test]
-fn an_entry_of_which_a_node_fails_again_and_again_is_not_waited_for() {
+fn an_entry_with_repeated_node_failures_is_given_up() {
     let with_failures = |failures| EntryStatus { failures, ..entry(1, vec![job("1", "ready"), job("2", "loading")]) };
     assert_eq!(judge(&with_failures(4), 2), Outlook::Coming);
     assert_eq!(judge(&with_failures(5), 2), Outlook::Failing);

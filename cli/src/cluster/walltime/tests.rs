@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_walltime_is_written_as_schedulers_do_or_with_units() {
+fn a_walltime_is_given_as_for_schedulers_or_with_units() {
     for (text, seconds) in
         [("2:00:00", 7200), ("02:00:00", 7200), ("0:10:00", 600), ("120:00:01", 432_001), ("2h", 7200), ("1h 30m", 5400), ("90s", 90)]
     {
@@ -10,7 +10,7 @@ fn a_walltime_is_written_as_schedulers_do_or_with_units() {
 }
 
 #[test]
-fn what_may_mean_several_walltimes_or_none_is_refused_with_the_forms_that_there_are() {
+fn an_ambiguous_walltime_is_refused_with_the_accepted_forms() {
     for text in ["", "2:00", "7200", "2:60:00", "2:00:60", "-1:00:00", "+1:00:00", "1:2:3:4", "1::0", "9999999:00:00", "2 hours:0:0", "two"]
     {
         assert_eq!(parse_walltime(text), Err(FORMS.to_owned()), "{text}");

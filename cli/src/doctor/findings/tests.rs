@@ -30,7 +30,7 @@ fn unlike_healthy(facts: &HostFacts) -> String {
 }
 
 #[test]
-fn on_a_healthy_host_all_is_well() {
+fn a_healthy_host_has_no_problems() {
     insta::assert_snapshot!(page(&healthy()), @r"
     ok       scheduler  pbs answers
     ok       fleet      its authority is in /home/me/.config/hostler/fleet
@@ -46,7 +46,7 @@ fn on_a_healthy_host_all_is_well() {
 }
 
 #[test]
-fn a_fleet_of_another_cluster_is_a_problem_and_a_host_that_ends_processes_is_worth_a_note() {
+fn foreign_fleets_are_problems_and_process_limits_are_notes() {
     let elsewhere = HostFacts { other_scheduler: Some("the fleet in F has its jobs at another scheduler".into()), ..healthy() };
     insta::assert_snapshot!(unlike_healthy(&elsewhere), @"problem  state      the fleet in F has its jobs at another scheduler");
     let limited = HostFacts { process_limit: Some("after 30m of CPU time, `ulimit -t`".into()), ..healthy() };
@@ -54,7 +54,7 @@ fn a_fleet_of_another_cluster_is_a_problem_and_a_host_that_ends_processes_is_wor
 }
 
 #[test]
-fn without_a_schedulers_commands_a_login_node_has_a_problem_and_a_job_has_none() {
+fn missing_scheduler_commands_are_a_problem_only_outside_jobs() {
     let without = HostFacts { scheduler: Err("neither `qsub` nor `sbatch` were found".into()), ..healthy() };
     insta::assert_snapshot!(unlike_healthy(&without), @r"
     problem  scheduler  neither `qsub` nor `sbatch` were found
@@ -69,7 +69,7 @@ fn without_a_schedulers_commands_a_login_node_has_a_problem_and_a_job_has_none()
 }
 
 #[test]
-fn a_fleet_that_is_not_set_up_and_a_state_folder_that_others_read_are_problems_that_say_what_to_do() {
+fn missing_fleets_and_open_state_folders_are_problems_with_remedies() {
     let fleet = Err("no fleet is set up: `hostler init` makes one".into());
     let state = Err("others may read or change /s (owner 1, mode 755): `chmod 700` it".into());
     insta::assert_snapshot!(unlike_healthy(&HostFacts { fleet, state, ..healthy() }), @r"
@@ -79,7 +79,7 @@ fn a_fleet_that_is_not_set_up_and_a_state_folder_that_others_read_are_problems_t
 }
 
 #[test]
-fn a_clock_that_is_off_by_more_than_a_minute_is_a_problem() {
+fn a_clock_off_by_over_a_minute_is_a_problem() {
     for ahead in [60, -60] {
         assert_eq!(unlike_healthy(&HostFacts { clock_ahead: Some(ahead), ..healthy() }), "");
     }
@@ -94,7 +94,7 @@ fn a_clock_that_is_off_by_more_than_a_minute_is_a_problem() {
 }
 
 #[test]
-fn a_proxy_is_a_problem_unless_localhost_is_excepted_by_its_name() {
+fn a_proxy_is_a_problem_unless_localhost_bypasses_it() {
     let proxy = Some(("http_proxy", "http://me:secret@proxy:3128".to_owned()));
     let behind = |no_proxy: &str| HostFacts { proxy: proxy.clone(), no_proxy: no_proxy.into(), ..healthy() };
     insta::assert_snapshot!(unlike_healthy(&behind("127.0.0.1")), @r#"
@@ -108,7 +108,7 @@ fn a_proxy_is_a_problem_unless_localhost_is_excepted_by_its_name() {
 }
 
 #[test]
-fn a_job_that_would_find_no_vllm_is_a_problem_and_simulated_engines_are_none() {
+fn missing_vllm_is_a_problem_unless_engines_are_simulated() {
     let engine = InstalledEngine::Missing { program: "vllm".into(), error: "module: command not found".into() };
     insta::assert_snapshot!(unlike_healthy(&HostFacts { engine, ..healthy() }), @r"
     problem  engine     a login shell finds no `vllm` after the lines of cluster.setup (module: command not found)
@@ -120,7 +120,7 @@ fn a_job_that_would_find_no_vllm_is_a_problem_and_simulated_engines_are_none() {
 }
 
 #[test]
-fn a_missing_model_is_a_problem_and_one_to_be_downloaded_a_note() {
+fn missing_models_are_problems_and_downloadable_ones_notes() {
     let missing = Err("--model /m: there is no such file or folder".to_owned());
     insta::assert_snapshot!(unlike_healthy(&HostFacts { model: Some(missing), ..healthy() }), @r"
     problem  model      --model /m: there is no such file or folder

@@ -5,7 +5,7 @@ fn files() -> UserFiles {
 }
 
 #[test]
-fn what_the_settings_do_not_name_lies_beside_them() {
+fn files_not_named_by_settings_lie_beside_them() {
     let UserFiles { authority, keys, user_key, certificate, .. } = files();
     assert_eq!(authority, Path::new("/home/me/.config/hostler/fleet"));
     assert_eq!(certificate, Path::new("/home/me/.config/hostler/edge.pem"));
@@ -16,7 +16,7 @@ fn what_the_settings_do_not_name_lies_beside_them() {
 }
 
 #[test]
-fn new_settings_are_read_as_they_are_meant_whatever_the_folder_is_called() {
+fn new_settings_read_back_correctly_in_any_folder() {
     let place = tempfile::Builder::new().prefix("a \"b\" \\é ").tempdir().unwrap();
     let files = UserFiles::locate(place.path().join("hostler.toml"), &RouterConfig::default());
     write_once(&files.settings, &settings_text(&files, Some(&sites::read("polaris").unwrap()))).unwrap();
@@ -27,7 +27,7 @@ fn new_settings_are_read_as_they_are_meant_whatever_the_folder_is_called() {
 }
 
 #[test]
-fn of_an_existing_file_only_what_it_lacks_is_to_be_added() {
+fn only_lines_missing_from_an_existing_file_are_suggested() {
     let set = RouterConfig { keys_file: "/k".into(), tls_dir: "/t".into(), ..RouterConfig::default() };
     let (none, cluster) = (ClusterConfig::default(), ClusterConfig { queue: "q".into(), ..ClusterConfig::default() });
     assert_eq!(missing_lines(&files(), &set, &none, None), "");
@@ -38,7 +38,7 @@ fn of_an_existing_file_only_what_it_lacks_is_to_be_added() {
 }
 
 #[test]
-fn an_edge_has_the_hosts_names_and_none_that_a_certificate_cannot_hold() {
+fn an_edge_certificate_covers_the_hosts_valid_names() {
     let names = |given: &[&str]| certified_names(&given.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).join(" ");
     assert_eq!(names(&["login1", "login1.example.org"]), "localhost 127.0.0.1 ::1 login1 login1.example.org");
     assert_eq!(names(&["localhost", "", "(none)", "a b"]), "localhost 127.0.0.1 ::1");

@@ -39,17 +39,17 @@ fn working() -> TopModel {
 const SMALL: (u16, u16) = (80, 24);
 
 #[test]
-fn a_fleet_on_a_small_screen() {
+fn a_small_screen_shows_the_fleet() {
     insta::assert_snapshot!(text(&working(), SMALL));
 }
 
 #[test]
-fn a_fleet_on_a_large_screen() {
+fn a_large_screen_shows_the_fleet() {
     insta::assert_snapshot!(text(&working(), (120, 40)));
 }
 
 #[test]
-fn figures_of_a_router_that_is_silent() {
+fn a_silent_routers_screen_shows_old_figures() {
     let mut model = working();
     model.note_silence("connection refused (os error 111)".into(), at(6));
     model.now = at(18);
@@ -57,21 +57,21 @@ fn figures_of_a_router_that_is_silent() {
 }
 
 #[test]
-fn the_question_before_an_order() {
+fn an_order_is_preceded_by_a_question() {
     let mut model = working();
     type_keys(&mut model, "d");
     insta::assert_snapshot!(text(&model, SMALL));
 }
 
 #[test]
-fn help() {
+fn the_help_screen_lists_the_keys() {
     let mut model = working();
     type_keys(&mut model, "?");
     insta::assert_snapshot!(text(&model, SMALL));
 }
 
 #[test]
-fn a_router_without_agents_and_one_that_has_not_answered() {
+fn an_empty_screen_says_what_it_waits_for() {
     let nobody = text(&seen(wire::ListResponse { router_version: "0.1.0".into(), ..wire::ListResponse::default() }, 0), SMALL);
     assert!(nobody.contains("no agent has attached yet: start `hostler agent"), "{nobody}");
     insta::assert_snapshot!(nobody);
@@ -102,7 +102,7 @@ fn opened() -> TopModel {
 }
 
 #[test]
-fn one_replica_in_detail() {
+fn a_replicas_screen_shows_its_details() {
     insta::assert_snapshot!(text(&opened(), SMALL));
     let mut lost = opened();
     lost.detail.as_mut().unwrap().log = Err("no answer within 2 s".into());
@@ -143,7 +143,7 @@ fn hostile() -> TopModel {
 }
 
 #[test]
-fn nothing_that_others_name_reaches_the_terminal_as_an_order_to_it() {
+fn hostile_names_send_no_control_sequences_to_the_terminal() {
     let mut screens = vec![hostile()];
     let mut asked = hostile();
     type_keys(&mut asked, "d");
@@ -173,7 +173,7 @@ fn nothing_that_others_name_reaches_the_terminal_as_an_order_to_it() {
 }
 
 #[test]
-fn without_colours_no_cell_has_one_and_with_them_the_phase_has_its_own() {
+fn colours_appear_only_where_allowed() {
     let mut model = working();
     let colors = |model: &TopModel| {
         let terminal = screen(model, SMALL);
@@ -187,7 +187,7 @@ fn without_colours_no_cell_has_one_and_with_them_the_phase_has_its_own() {
 }
 
 #[test]
-fn columns_go_in_order_of_their_use_and_too_small_a_screen_says_so() {
+fn narrow_screens_drop_columns_and_tiny_ones_say_so() {
     let heading = |width| text(&working(), (width, 24)).lines().find(|line| line.contains("REPLICA ")).unwrap().to_owned();
     for (width, there, gone) in
         [(160, "POWER", "nothing"), (110, "CACHED", "POWER"), (80, "P99", "POWER"), (60, "TOK/S", "P99"), (50, "KV", "FIRST")]
@@ -199,7 +199,7 @@ fn columns_go_in_order_of_their_use_and_too_small_a_screen_says_so() {
 }
 
 #[test]
-fn a_list_that_is_longer_than_its_room_shows_the_selected_row_and_where_it_is() {
+fn a_long_list_scrolls_to_the_selected_row() {
     let mut long = fleet();
     let one = long.nodes[0].replicas[0].clone();
     long.nodes[0].replicas = (0..40).map(|index| wire::Replica { id: format!("gpu-1/{index}"), ..one.clone() }).collect();

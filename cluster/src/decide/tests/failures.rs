@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_submission_that_is_never_listed_is_repeated_after_a_pause() {
+fn an_unlisted_submission_is_repeated_after_a_pause() {
     let mut scene = Scene::fixed(1);
     scene.step();
     let (waited, actions) = scene.wait(10 * MINUTE);
@@ -24,7 +24,7 @@ fn a_refused_submission_is_repeated_with_growing_pauses() {
 }
 
 #[test]
-fn a_job_that_dies_is_submitted_again_after_a_pause_that_grows() {
+fn a_job_that_dies_is_resubmitted_with_growing_pauses() {
     for skew in SKEWS {
         let mut scene = Scene { skew, ..Scene::fixed(1) };
         let mut pauses = Vec::new();
@@ -45,7 +45,7 @@ fn a_job_that_dies_is_submitted_again_after_a_pause_that_grows() {
 }
 
 #[test]
-fn parts_of_one_array_that_die_one_after_another_are_one_failure() {
+fn array_parts_dying_one_after_another_are_one_failure() {
     for skew in SKEWS {
         let mut scene = Scene { skew, ..Scene::fixed(3) };
         assert_eq!(scene.step(), submit(3));
@@ -61,7 +61,7 @@ fn parts_of_one_array_that_die_one_after_another_are_one_failure() {
 }
 
 #[test]
-fn a_job_that_has_served_for_a_while_ends_the_row_of_failures() {
+fn a_job_that_served_a_while_resets_the_failures() {
     let mut scene = Scene::fixed(1);
     scene.step();
     for number in 0..3 {
@@ -80,7 +80,7 @@ fn a_job_that_has_served_for_a_while_ends_the_row_of_failures() {
 }
 
 #[test]
-fn a_job_that_reaches_its_end_without_having_been_ready_has_failed() {
+fn a_job_that_ends_without_having_been_ready_failed() {
     let mut scene = Scene::fixed(1);
     scene.step();
     scene.queue("j1");
@@ -93,7 +93,7 @@ fn a_job_that_reaches_its_end_without_having_been_ready_has_failed() {
 }
 
 #[test]
-fn a_job_that_reaches_its_end_is_no_failure() {
+fn a_job_ending_at_its_walltime_is_no_failure() {
     let mut scene = Scene::serving(1);
     scene.end_in("j1", MINUTE);
     scene.step();
@@ -104,7 +104,7 @@ fn a_job_that_reaches_its_end_is_no_failure() {
 }
 
 #[test]
-fn a_node_whose_replicas_have_failed_is_cancelled_and_replaced_after_a_pause() {
+fn a_job_whose_replicas_failed_is_cancelled_and_replaced() {
     let mut scene = Scene::serving(1);
     scene.job("j1").node = NodeState::Failed;
     assert_eq!(scene.step(), cancel("j1"));
@@ -115,7 +115,7 @@ fn a_node_whose_replicas_have_failed_is_cancelled_and_replaced_after_a_pause() {
 }
 
 #[test]
-fn a_job_whose_agent_stays_away_is_given_up_after_half_an_hour() {
+fn a_job_without_agent_is_cancelled_after_half_an_hour() {
     let mut scene = Scene::serving(1);
     scene.job("j1").node = NodeState::NotAttached;
     assert_eq!(scene.wait(HOUR), (30 * MINUTE, cancel("j1").to_vec()));

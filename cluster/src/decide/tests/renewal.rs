@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_replacement_is_submitted_when_the_time_left_is_shorter_than_wait_and_start() {
+fn a_replacement_is_submitted_in_time_for_wait_and_start() {
     for skew in SKEWS {
         let mut scene = Scene { skew, ..Scene::fixed(1) };
         scene.bring_up(1);
@@ -16,7 +16,7 @@ fn a_replacement_is_submitted_when_the_time_left_is_shorter_than_wait_and_start(
 }
 
 #[test]
-fn a_job_that_waits_longer_than_any_before_it_makes_the_others_due_earlier() {
+fn a_longer_queue_wait_makes_replacements_due_earlier() {
     let mut scene = Scene::serving(2);
     scene.end_in("j1", 3 * MINUTE);
     assert_eq!(scene.step(), submit(1));
@@ -28,7 +28,7 @@ fn a_job_that_waits_longer_than_any_before_it_makes_the_others_due_earlier() {
 }
 
 #[test]
-fn the_old_job_drains_when_its_replacement_is_ready_and_not_before() {
+fn an_old_job_drains_only_when_its_replacement_is_ready() {
     let mut scene = Scene::serving(2);
     scene.end_in("j2", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
@@ -47,7 +47,7 @@ fn the_old_job_drains_when_its_replacement_is_ready_and_not_before() {
 }
 
 #[test]
-fn a_replaced_job_whose_agent_has_left_counts_no_more() {
+fn a_replaced_job_without_agent_no_longer_counts() {
     let mut scene = Scene::serving(1);
     scene.end_in("j1", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
@@ -58,7 +58,7 @@ fn a_replaced_job_whose_agent_has_left_counts_no_more() {
 }
 
 #[test]
-fn a_replacement_whose_agent_is_away_for_a_moment_drains_nobody() {
+fn a_briefly_absent_replacement_drains_nobody() {
     let mut scene = Scene::serving(1);
     scene.end_in("j1", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
@@ -76,7 +76,7 @@ fn a_replacement_whose_agent_is_away_for_a_moment_drains_nobody() {
 }
 
 #[test]
-fn a_replacement_that_has_waited_is_kept_when_estimates_become_shorter() {
+fn a_queued_replacement_is_kept_when_estimates_shrink() {
     let mut scene = Scene::serving(2);
     scene.end_in("j1", 2 * MINUTE);
     assert_eq!(scene.step(), submit(1));
@@ -87,7 +87,7 @@ fn a_replacement_that_has_waited_is_kept_when_estimates_become_shorter() {
 }
 
 #[test]
-fn a_walltime_shorter_than_wait_and_start_has_one_replacement_for_each_job() {
+fn jobs_shorter_than_their_wait_get_one_replacement_each() {
     let mut scene = Scene::serving(1);
     scene.end_in("j1", 100);
     assert_eq!(scene.pass(30), submit(1));
@@ -104,7 +104,7 @@ fn a_node_that_an_operator_drains_is_replaced() {
 }
 
 #[test]
-fn a_job_that_is_suspended_for_moments_again_and_again_counts() {
+fn a_job_repeatedly_suspended_for_moments_still_counts() {
     let mut scene = Scene::serving(2);
     for _ in 0..20 {
         scene.suspend("j1");
@@ -115,7 +115,7 @@ fn a_job_that_is_suspended_for_moments_again_and_again_counts() {
 }
 
 #[test]
-fn a_job_that_is_suspended_for_a_minute_is_replaced_once() {
+fn a_job_suspended_for_a_minute_is_replaced_once() {
     let mut scene = Scene::serving(2);
     scene.suspend("j1");
     assert_eq!(scene.wait(HOUR), (MINUTE, submit(1).to_vec()));
@@ -125,7 +125,7 @@ fn a_job_that_is_suspended_for_a_minute_is_replaced_once() {
 }
 
 #[test]
-fn a_job_that_goes_on_needs_no_replacement_any_more() {
+fn a_resumed_job_cancels_its_queued_replacement() {
     let mut scene = Scene::serving(2);
     scene.suspend("j1");
     scene.pass(2 * MINUTE);
@@ -138,7 +138,7 @@ fn a_job_that_goes_on_needs_no_replacement_any_more() {
 }
 
 #[test]
-fn a_job_that_goes_on_beside_its_replacement_is_surplus() {
+fn a_resumed_job_is_surplus_beside_its_ready_replacement() {
     let mut scene = Scene::serving(2);
     scene.suspend("j1");
     scene.pass(2 * MINUTE);
@@ -153,7 +153,7 @@ fn a_job_that_goes_on_beside_its_replacement_is_surplus() {
 }
 
 #[test]
-fn no_more_suspended_jobs_are_kept_than_nodes_are_wanted() {
+fn suspended_jobs_are_kept_only_up_to_the_wanted_size() {
     let mut scene = Scene::serving(2);
     scene.suspend("j1");
     scene.suspend("j2");
@@ -181,7 +181,7 @@ fn a_lost_memory_keeps_the_replacement_of_a_suspended_job() {
 }
 
 #[test]
-fn a_job_that_is_requeued_counts_and_teaches_no_queue_wait() {
+fn a_requeued_job_counts_and_skews_no_queue_wait() {
     let mut scene = Scene::serving(1);
     scene.pass(5 * HOUR);
     let job = scene.job("j1");

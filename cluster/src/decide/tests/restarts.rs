@@ -3,14 +3,14 @@
 use super::*;
 
 #[test]
-fn a_restarted_router_that_knows_no_node_yet_changes_nothing() {
+fn a_restarted_router_without_nodes_changes_nothing() {
     let mut scene = Scene::serving(3);
     scene.jobs.iter_mut().for_each(|job| job.node = NodeState::NotAttached);
     assert_eq!(scene.pass(10 * MINUTE), []);
 }
 
 #[test]
-fn a_router_and_a_controller_that_start_anew_together_learn_no_cold_start() {
+fn router_and_controller_restarting_together_learn_no_cold_start() {
     let mut scene = Scene::serving(1);
     scene.pass(5 * HOUR);
     scene.lose_memory();
@@ -23,7 +23,7 @@ fn a_router_and_a_controller_that_start_anew_together_learn_no_cold_start() {
 }
 
 #[test]
-fn a_lost_memory_submits_nothing_that_a_controller_before_it_may_have_submitted() {
+fn a_lost_memory_never_repeats_its_predecessors_submission() {
     let mut scene = Scene::fixed(2);
     scene.step();
     scene.lose_memory();
@@ -34,14 +34,14 @@ fn a_lost_memory_submits_nothing_that_a_controller_before_it_may_have_submitted(
 }
 
 #[test]
-fn a_lost_memory_of_an_entry_without_jobs_costs_two_minutes() {
+fn a_lost_memory_delays_a_new_entry_by_two_minutes() {
     let mut scene = Scene::fixed(2);
     scene.lose_memory();
     assert_eq!(scene.wait(HOUR), (2 * MINUTE, submit(2).to_vec()));
 }
 
 #[test]
-fn a_kept_memory_waits_for_the_jobs_that_were_submitted_before_the_restart() {
+fn a_kept_memory_waits_for_jobs_submitted_before_the_restart() {
     let mut scene = Scene::fixed(2);
     scene.step();
     scene.memory = serde_json::from_str(&serde_json::to_string(&scene.memory).unwrap()).unwrap();
@@ -52,7 +52,7 @@ fn a_kept_memory_waits_for_the_jobs_that_were_submitted_before_the_restart() {
 }
 
 #[test]
-fn a_lost_memory_takes_jobs_beyond_the_size_for_replacements() {
+fn a_lost_memory_counts_surplus_jobs_as_replacements() {
     let mut scene = Scene::serving(2);
     scene.end_in("j1", 3 * HOUR);
     scene.queue("j3");
@@ -65,7 +65,7 @@ fn a_lost_memory_takes_jobs_beyond_the_size_for_replacements() {
 }
 
 #[test]
-fn a_job_that_was_taken_for_a_replacement_is_not_replaced_itself_when_it_is_lost() {
+fn a_lost_surplus_job_is_not_replaced() {
     let mut scene = Scene::serving(1);
     scene.queue("j2");
     scene.lose_memory();
@@ -75,7 +75,7 @@ fn a_job_that_was_taken_for_a_replacement_is_not_replaced_itself_when_it_is_lost
 }
 
 #[test]
-fn a_lost_memory_of_an_elastic_entry_finds_its_size_in_its_jobs() {
+fn a_lost_memory_infers_an_elastic_size_from_its_jobs() {
     let mut scene = Scene::elastic(0, 4);
     for id in ["j1", "j2", "j3"] {
         scene.add_ready(id);
@@ -90,7 +90,7 @@ fn a_lost_memory_of_an_elastic_entry_finds_its_size_in_its_jobs() {
 }
 
 #[test]
-fn decisions_are_the_same_for_the_same_view_in_any_order() {
+fn decisions_do_not_depend_on_the_order_of_jobs() {
     let mut scene = Scene::serving(4);
     scene.end_in("j2", 2 * MINUTE);
     scene.jobs[2].node = NodeState::Failed;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_new_entry_is_submitted_at_once_as_one_array_and_once() {
+fn a_new_entry_is_submitted_once_as_one_array() {
     let mut scene = Scene::fixed(3);
     assert_eq!(scene.step(), submit(3));
     assert_eq!(scene.pass(MINUTE), [], "its jobs are not listed yet");
@@ -20,7 +20,7 @@ fn an_entry_of_no_nodes_has_no_jobs() {
 }
 
 #[test]
-fn a_smaller_size_cancels_what_waits_then_what_loads_and_drains_what_ends_first() {
+fn a_smaller_size_cancels_waiting_jobs_before_draining_serving_ones() {
     let mut scene = Scene::serving(2);
     scene.entry.size = FleetSize::Fixed(6);
     scene.end_in("j2", 5 * HOUR);
@@ -49,7 +49,7 @@ fn a_smaller_size_cancels_what_waits_then_what_loads_and_drains_what_ends_first(
 }
 
 #[test]
-fn a_smaller_size_does_without_the_job_that_has_no_agent() {
+fn a_smaller_size_first_cancels_jobs_without_an_agent() {
     let mut scene = Scene::serving(3);
     scene.job("j3").node = NodeState::NotAttached;
     scene.entry.size = FleetSize::Fixed(2);
@@ -68,7 +68,7 @@ fn a_size_of_zero_ends_replacements_and_absent_jobs_too() {
 }
 
 #[test]
-fn requests_that_wait_for_a_while_add_one_node_at_a_time_up_to_the_most() {
+fn waiting_requests_add_nodes_one_by_one_up_to_max() {
     let mut scene = Scene::elastic(1, 3);
     scene.bring_up(1);
     scene.demand = Demand { waiting: 5, in_flight: 9, last_request: Some(Duration::ZERO) };
@@ -85,7 +85,7 @@ fn requests_that_wait_for_a_while_add_one_node_at_a_time_up_to_the_most() {
 }
 
 #[test]
-fn a_replacement_on_its_way_does_not_hinder_growth() {
+fn a_pending_replacement_does_not_hinder_growth() {
     let mut scene = Scene::elastic(1, 3);
     scene.bring_up(1);
     scene.end_in("j1", 2 * MINUTE);
@@ -96,7 +96,7 @@ fn a_replacement_on_its_way_does_not_hinder_growth() {
 }
 
 #[test]
-fn idle_nodes_leave_down_to_the_least() {
+fn idle_nodes_are_drained_down_to_the_minimum() {
     let mut scene = Scene::elastic(1, 3);
     scene.bring_up(1);
     scene.demand = Demand { waiting: 1, ..Demand::default() };
@@ -114,7 +114,7 @@ fn idle_nodes_leave_down_to_the_least() {
 }
 
 #[test]
-fn an_entry_goes_to_zero_when_idle_and_comes_back_with_one_job_for_a_request() {
+fn an_idle_entry_shrinks_to_zero_and_returns_on_demand() {
     let mut scene = Scene::elastic(0, 2);
     assert_eq!(scene.pass(HOUR), [], "nobody has asked");
     scene.demand = Demand { waiting: 1, in_flight: 0, last_request: Some(Duration::ZERO) };
@@ -132,7 +132,7 @@ fn an_entry_goes_to_zero_when_idle_and_comes_back_with_one_job_for_a_request() {
 }
 
 #[test]
-fn a_job_that_waits_for_longer_than_its_clients_is_not_idle() {
+fn a_job_queued_longer_than_its_clients_is_not_idle() {
     let mut scene = Scene::elastic(0, 2);
     scene.demand = Demand { waiting: 1, in_flight: 0, last_request: Some(Duration::ZERO) };
     assert_eq!(scene.step(), submit(1));
@@ -147,7 +147,7 @@ fn a_job_that_waits_for_longer_than_its_clients_is_not_idle() {
 }
 
 #[test]
-fn a_model_that_cannot_start_is_tried_only_as_long_as_somebody_wants_it() {
+fn a_model_that_cannot_start_is_retried_only_on_demand() {
     let mut scene = Scene::elastic(0, 1);
     scene.demand = Demand { waiting: 1, in_flight: 0, last_request: Some(Duration::ZERO) };
     scene.step();

@@ -15,7 +15,7 @@ fn matched(guess: &ApproxPrefixIndex, seat: ReplicaSlot, keys: &[BlockKey]) -> u
 }
 
 #[test]
-fn what_was_sent_to_a_replica_is_guessed_to_be_there_alone() {
+fn a_sent_prefix_is_guessed_cached_on_its_replica_alone() {
     let guess = ApproxPrefixIndex::default();
     let (one, two) = (guess.open(100), guess.open(100));
     let keys = chain(10, 10, 1);
@@ -26,7 +26,7 @@ fn what_was_sent_to_a_replica_is_guessed_to_be_there_alone() {
 }
 
 #[test]
-fn the_ends_of_what_was_used_longest_ago_are_forgotten_first() {
+fn the_ends_of_least_recently_used_prefixes_are_evicted_first() {
     let guess = ApproxPrefixIndex::default();
     let seat = guess.open(30);
     let (old, newer, newest) = (chain(0, 10, 1), chain(0, 10, 2), chain(0, 14, 3));
@@ -39,7 +39,7 @@ fn the_ends_of_what_was_used_longest_ago_are_forgotten_first() {
 }
 
 #[test]
-fn a_shared_beginning_stays_as_long_as_anyone_uses_it() {
+fn a_shared_prefix_stays_while_anyone_uses_it() {
     let guess = ApproxPrefixIndex::default();
     let seat = guess.open(20);
     for tail in 1..50 {
@@ -50,7 +50,7 @@ fn a_shared_beginning_stays_as_long_as_anyone_uses_it() {
 }
 
 #[test]
-fn of_a_prompt_that_does_not_fit_the_beginning_is_kept() {
+fn an_oversized_prompt_keeps_only_its_beginning() {
     let guess = ApproxPrefixIndex::default();
     let (small, none) = (guess.open(8), guess.open(0));
     let keys = chain(0, 20, 1);
@@ -77,7 +77,7 @@ fn a_correction_forgets_all_that_follows_on_the_missing_block() {
 }
 
 #[test]
-fn a_closed_seat_holds_nothing_and_is_used_again_empty() {
+fn a_closed_slot_is_emptied_and_reused() {
     let guess = ApproxPrefixIndex::default();
     let seat = guess.open(100);
     let keys = chain(0, 10, 1);
@@ -114,7 +114,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn any_history_leads_to_what_a_plain_list_by_use_would_say(
+    fn any_history_matches_a_plain_least_recently_used_list(
         capacity in 0..60usize,
         history in prop::collection::vec((0..5usize, 0..=20usize, any::<bool>()), 1..60),
     ) {
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn keys_that_are_equal_by_chance_do_no_harm(
+    fn colliding_keys_do_no_harm(
         capacity in 0..6usize,
         history in prop::collection::vec((prop::collection::vec(0..8u64, 0..8), any::<bool>()), 1..40),
     ) {

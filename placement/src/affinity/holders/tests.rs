@@ -11,7 +11,7 @@ fn seats_of(holders: Holders, masks: &Masks, among: &[u64]) -> Vec<u32> {
 }
 
 #[test]
-fn three_seats_take_no_mask_and_the_fourth_does() {
+fn a_mask_is_needed_from_the_fourth_slot_on() {
     let (mut holders, mut masks) = (Holders::default(), Masks::default());
     for seat in [0, MAX_SLOT, 70] {
         assert!(holders.insert(ReplicaSlot(seat), &mut masks));
@@ -23,7 +23,7 @@ fn three_seats_take_no_mask_and_the_fourth_does() {
 }
 
 #[test]
-fn masks_that_nobody_needs_give_their_memory_back() {
+fn unused_masks_return_their_memory() {
     let mut masks = Masks::default();
     let mut all = [Holders::default(); 100];
     for holders in &mut all {
@@ -38,7 +38,7 @@ fn masks_that_nobody_needs_give_their_memory_back() {
 
 proptest! {
     #[test]
-    fn any_history_of_several_blocks_in_one_table_leads_to_what_plain_sets_would_say(
+    fn any_history_of_blocks_in_one_table_matches_plain_sets(
         changes in prop::collection::vec((0..6usize, prop_oneof![0..6u32, 60..70u32, Just(500)], any::<bool>()), 1..300),
     ) {
         let mut masks = Masks::default();

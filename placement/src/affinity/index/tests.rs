@@ -22,7 +22,7 @@ fn sweep_all(index: &CacheIndex) {
 }
 
 #[test]
-fn a_match_is_the_leading_blocks_that_a_seat_holds() {
+fn a_match_is_the_leading_blocks_that_a_slot_holds() {
     let index = CacheIndex::new();
     let (whole, part, other) = (index.open(), index.open(), index.open());
     let (mine, others) = (chain(10, 20, 1), chain(10, 20, 2));
@@ -39,7 +39,7 @@ fn a_match_is_the_leading_blocks_that_a_seat_holds() {
 }
 
 #[test]
-fn a_block_stored_twice_is_counted_once_and_an_unknown_one_is_not_removed() {
+fn a_repeated_block_counts_once_and_unknown_removals_are_ignored() {
     let index = CacheIndex::new();
     let (one, two) = (index.open(), index.open());
     index.store(one, &[1, 2, 2]);
@@ -54,7 +54,7 @@ fn a_block_stored_twice_is_counted_once_and_an_unknown_one_is_not_removed() {
 }
 
 #[test]
-fn a_closed_seat_matches_nothing_and_takes_nothing() {
+fn a_closed_slot_matches_and_stores_nothing() {
     let index = CacheIndex::new();
     let seat = index.open();
     let keys = chain(0, 10, 1);
@@ -70,7 +70,7 @@ fn a_closed_seat_matches_nothing_and_takes_nothing() {
 }
 
 #[test]
-fn a_seat_is_used_again_when_nothing_is_left_of_it() {
+fn a_slot_is_reused_once_its_blocks_are_swept() {
     let index = CacheIndex::new();
     let old = index.open();
     let keys = chain(0, 100, 1);
@@ -89,7 +89,7 @@ fn a_seat_is_used_again_when_nothing_is_left_of_it() {
 }
 
 #[test]
-fn a_seat_that_never_held_anything_is_used_again_without_a_sweep() {
+fn an_empty_slot_is_reused_without_a_sweep() {
     let index = CacheIndex::new();
     let seat = index.open();
     index.close(seat);
@@ -98,7 +98,7 @@ fn a_seat_that_never_held_anything_is_used_again_without_a_sweep() {
 }
 
 #[test]
-fn a_seat_with_holes_matches_up_to_its_first_missing_block() {
+fn a_slot_with_holes_matches_up_to_the_first() {
     let index = CacheIndex::new();
     let (holed, whole) = (index.open(), index.open());
     let keys = chain(0, 100, 1);
@@ -111,7 +111,7 @@ fn a_seat_with_holes_matches_up_to_its_first_missing_block() {
 }
 
 #[test]
-fn nobody_pays_for_seats_that_are_not_asked_about() {
+fn a_match_costs_nothing_for_slots_not_asked_about() {
     let index = CacheIndex::new();
     let seats: Vec<ReplicaSlot> = (0..300).map(|_| index.open()).collect();
     let keys = chain(0, 50, 1);
@@ -124,7 +124,7 @@ fn nobody_pays_for_seats_that_are_not_asked_about() {
 }
 
 #[test]
-fn a_block_takes_at_most_64_bytes_for_each_replica_that_holds_it() {
+fn a_block_takes_at_most_64_bytes_for_each_holder() {
     // Just above and just below the sizes at which the tables grow.
     for blocks in [100_000, 115_000, 125_000, 200_000] {
         let index = CacheIndex::new();
@@ -144,7 +144,7 @@ fn a_block_takes_at_most_64_bytes_for_each_replica_that_holds_it() {
 }
 
 #[test]
-fn memory_shrinks_when_the_replicas_that_held_most_are_gone() {
+fn memory_shrinks_when_the_largest_holders_are_gone() {
     let index = CacheIndex::new();
     let (leaves, stays) = (index.open(), index.open());
     index.store(leaves, &chain(0, 200_000, 1));
@@ -157,7 +157,7 @@ fn memory_shrinks_when_the_replicas_that_held_most_are_gone() {
 }
 
 #[test]
-fn readers_beside_a_writer_never_see_more_than_was_ever_stored() {
+fn concurrent_readers_never_see_more_than_was_stored() {
     const MOST: usize = 300;
     let index = CacheIndex::new();
     let keys = chain(0, 1000, 1);
@@ -322,7 +322,7 @@ impl Pair {
 
 proptest! {
     #[test]
-    fn any_history_leads_to_what_a_plain_set_for_each_life_would_say(
+    fn any_history_matches_one_plain_set_for_each_life(
         unused in prop_oneof![Just(0usize), Just(61), Just(200)],
         changes in prop::collection::vec(change(), 1..60),
     ) {
@@ -330,7 +330,7 @@ proptest! {
     }
 
     #[test]
-    fn any_history_with_holes_leads_to_what_a_walk_would_say(changes in prop::collection::vec(change(), 1..60)) {
+    fn any_history_with_holes_matches_a_walk_of_the_chain(changes in prop::collection::vec(change(), 1..60)) {
         Pair::new(0, ChainGaps::Possible).run(&changes);
     }
 }

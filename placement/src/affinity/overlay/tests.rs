@@ -15,7 +15,7 @@ fn seats(count: usize) -> Vec<(ReplicaSlot, ChainGaps)> {
 }
 
 #[test]
-fn a_prompt_in_flight_counts_as_cached_as_far_as_it_is_the_same() {
+fn a_prompt_in_flights_common_prefix_counts_as_cached() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(3));
     let _first = overlay.add_placed(seats[0].0, PromptKeys::whole(chain(10, 20, 1)));
     let _second = overlay.add_placed(seats[1].0, PromptKeys::whole(chain(10, 20, 2)));
@@ -28,7 +28,7 @@ fn a_prompt_in_flight_counts_as_cached_as_far_as_it_is_the_same() {
 }
 
 #[test]
-fn a_match_is_never_lowered() {
+fn the_overlay_never_lowers_a_match() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
     let _pledge = overlay.add_placed(seats[0].0, PromptKeys::whole(chain(10, 20, 1)));
     for (cached, expected) in [(0, 10), (9, 10), (10, 10), (25, 25), (30, 30), (31, 31)] {
@@ -39,7 +39,7 @@ fn a_match_is_never_lowered() {
 }
 
 #[test]
-fn the_longest_of_several_prompts_on_a_replica_counts() {
+fn the_longest_prompt_in_flight_on_a_replica_counts() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
     let pledges: Vec<InFlightBlocks> =
         [5, 17, 3].map(|length| overlay.add_placed(seats[0].0, PromptKeys::whole(chain(length, 4, length)))).into();
@@ -50,7 +50,7 @@ fn the_longest_of_several_prompts_on_a_replica_counts() {
 }
 
 #[test]
-fn a_prompt_leaves_when_its_pledge_is_dropped() {
+fn a_prompt_leaves_when_its_guard_is_dropped() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
     let keys = chain(10, 0, 0);
     let (one, same) = (
@@ -70,7 +70,7 @@ fn a_prompt_leaves_when_its_pledge_is_dropped() {
 }
 
 #[test]
-fn prompts_without_a_block_and_replicas_that_are_not_asked_about_change_nothing() {
+fn unrelated_prompts_and_replicas_do_not_change_a_match() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(3));
     let _empty = overlay.add_placed(seats[0].0, PromptKeys::whole(Arc::from([])));
     let _other = overlay.add_placed(seats[2].0, PromptKeys::whole(chain(10, 0, 0)));
@@ -82,7 +82,7 @@ fn prompts_without_a_block_and_replicas_that_are_not_asked_about_change_nothing(
 }
 
 #[test]
-fn of_very_many_prompts_with_the_same_beginning_the_newest_are_compared() {
+fn only_the_newest_of_many_equal_prefixes_are_compared() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(2));
     let _oldest = overlay.add_placed(seats[0].0, PromptKeys::whole(chain(20, 0, 0)));
     let _rest: Vec<InFlightBlocks> =
@@ -93,7 +93,7 @@ fn of_very_many_prompts_with_the_same_beginning_the_newest_are_compared() {
 }
 
 #[test]
-fn a_prompt_that_was_not_read_to_its_end_is_compared_by_its_text_beyond() {
+fn a_partly_tokenized_prompt_is_compared_by_text_beyond() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(2));
     let (text, other) = (chain(20, 20, 1), chain(30, 10, 2));
     let _pledge = overlay.add_placed(seats[0].0, PromptKeys { keys: chain(4, 0, 0), text: text.clone() });
@@ -110,7 +110,7 @@ fn a_prompt_that_was_not_read_to_its_end_is_compared_by_its_text_beyond() {
 }
 
 #[test]
-fn reading_on_is_worth_it_while_a_prompt_in_flight_has_more_of_the_same() {
+fn tokenizing_goes_on_while_a_prompt_in_flight_matches_further() {
     let overlay = Arc::new(InFlightOverlay::default());
     let seat = seats(1)[0].0;
     let beyond = |keys: &[BlockKey], text: &[BlockKey], read: usize| {
@@ -131,7 +131,7 @@ fn reading_on_is_worth_it_while_a_prompt_in_flight_has_more_of_the_same() {
 }
 
 #[test]
-fn a_prompt_that_is_announced_is_seen_by_readers_and_matched_by_nobody() {
+fn an_unplaced_prompt_is_seen_but_matched_by_no_replica() {
     let (overlay, seats) = (Arc::new(InFlightOverlay::default()), seats(1));
     let announced = overlay.add_unplaced(PromptKeys { keys: chain(4, 0, 0), text: chain(30, 0, 0) });
     let ours = PromptToMatch { keys: &chain(4, 0, 0), blocks: 9, text: &chain(30, 0, 0) };

@@ -11,14 +11,14 @@ fn close(left: f64, right: f64) -> bool {
 }
 
 #[test]
-fn positions_are_ever_further_apart() {
+fn sampled_positions_grow_ever_further_apart() {
     let positions: Vec<u32> = (0..12).map(sample_block).collect();
     assert_eq!(positions, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]);
     assert!((1..SAMPLES).all(|sample| sample_block(sample - 1) < first_block(sample) && first_block(sample) <= sample_block(sample)));
 }
 
 #[test]
-fn the_first_request_finds_nobody_and_the_next_finds_it() {
+fn the_first_arrival_finds_none_and_the_next_finds_it() {
     let popularity = Popularity::default();
     let keys = chain(100, 0, 0);
     let first = popularity.arrive(&keys, 16, 5.0);
@@ -40,7 +40,7 @@ fn arrivals_are_forgotten_within_seconds() {
 }
 
 #[test]
-fn a_clock_that_goes_back_or_is_nonsense_changes_nothing() {
+fn a_bad_clock_does_not_change_the_popularity() {
     let popularity = Popularity::default();
     let keys = chain(10, 0, 0);
     popularity.arrive(&keys, 16, 10.0);
@@ -50,7 +50,7 @@ fn a_clock_that_goes_back_or_is_nonsense_changes_nothing() {
 }
 
 #[test]
-fn a_shared_beginning_is_popular_and_the_tails_are_not() {
+fn a_shared_prefix_is_popular_and_its_tails_are_not() {
     let popularity = Popularity::default();
     for tail in 1..=50 {
         popularity.arrive(&chain(96, 100, tail), 16, 0.0);
@@ -60,7 +60,7 @@ fn a_shared_beginning_is_popular_and_the_tails_are_not() {
 }
 
 #[test]
-fn without_arrivals_every_uncached_token_counts_in_full() {
+fn uncached_tokens_count_in_full_without_arrivals() {
     assert_eq!(Arrivals::empty().discounted_tokens(0, 1000), 1000.0);
     assert_eq!(Arrivals::empty().discounted_tokens(400, 1000), 600.0);
     assert_eq!(Arrivals::empty().discounted_tokens(1000, 1000), 0.0);
@@ -70,7 +70,7 @@ fn without_arrivals_every_uncached_token_counts_in_full() {
 }
 
 #[test]
-fn tokens_of_popular_blocks_are_shared_and_the_end_that_fills_no_block_is_not() {
+fn tokens_of_popular_blocks_count_less_except_the_partial_end() {
     let popularity = Popularity::default();
     let keys = chain(10, 0, 0);
     for _ in 0..3 {
@@ -84,7 +84,7 @@ fn tokens_of_popular_blocks_are_shared_and_the_end_that_fills_no_block_is_not() 
 }
 
 #[test]
-fn what_is_remembered_is_bounded_and_popular_prefixes_outlive_the_rest() {
+fn popularity_is_bounded_and_popular_prefixes_outlive_the_rest() {
     let popularity = Popularity::new(100);
     for tail in 1..=1000 {
         popularity.arrive(&chain(3, 20, tail), 16, 0.0);
@@ -97,7 +97,7 @@ fn what_is_remembered_is_bounded_and_popular_prefixes_outlive_the_rest() {
 
 proptest! {
     #[test]
-    fn arrivals_never_grow_along_a_chain_and_the_sum_is_that_over_blocks(
+    fn arrivals_never_grow_along_a_chain_and_sum_over_blocks(
         requests in prop::collection::vec((0..200u64, 0..200u64, 1..5u64), 1..40),
         (matched, tokens) in (0..4000u32, 0..4000u32),
         entries in 1..500usize,

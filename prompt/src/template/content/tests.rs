@@ -7,7 +7,7 @@ fn shape(source: &str) -> ContentShape {
 }
 
 #[test]
-fn a_template_that_writes_content_gets_a_text() {
+fn a_template_that_prints_content_gets_a_text() {
     assert_eq!(shape("{% for message in messages %}{{ message.content }}{% endfor %}"), ContentShape::Text);
     assert_eq!(shape("{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"), ContentShape::Text);
     assert_eq!(shape("{% for message in messages %}{% for call in message.tool_calls %}{% endfor %}{% endfor %}"), ContentShape::Text);
@@ -15,7 +15,7 @@ fn a_template_that_writes_content_gets_a_text() {
 }
 
 #[test]
-fn a_template_that_walks_through_content_gets_parts() {
+fn a_template_that_iterates_over_content_gets_parts() {
     for source in [
         "{% for message in messages %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endfor %}",
         "{% for m in messages[1:] %}{% for part in m['content'] | list %}{% endfor %}{% endfor %}",
@@ -28,7 +28,7 @@ fn a_template_that_walks_through_content_gets_parts() {
 }
 
 #[test]
-fn a_macro_that_walks_through_what_it_is_given_counts_if_that_is_content() {
+fn a_macro_that_iterates_over_content_gets_parts() {
     let template = |argument: &str| {
         format!(
             "{{% macro show(a, b) %}}{{% for p in b %}}{{% endfor %}}{{% endmacro %}}{{% for m in messages %}}{{{{ show(1, {argument}) }}}}{{% endfor %}}"
@@ -42,13 +42,13 @@ fn a_macro_that_walks_through_what_it_is_given_counts_if_that_is_content() {
 }
 
 #[test]
-fn a_loop_whose_source_is_a_choice_is_not_seen() {
+fn a_loop_over_a_conditional_is_not_detected() {
     let source = "{% for m in (messages if true else []) %}{% for p in m.content %}{% endfor %}{% endfor %}";
     assert_eq!(shape(source), ContentShape::Text);
 }
 
 #[test]
-fn an_assignment_to_a_field_makes_engines_give_up() {
+fn an_assigned_field_disables_the_detection_of_parts() {
     let source =
         "{% set ns = namespace() %}{% set ns.all = messages %}{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}";
     assert_eq!(shape(source), ContentShape::Text);

@@ -5,7 +5,7 @@ use serde_json::{Map, json};
 use super::super::{Template, strftime::strftime};
 
 #[test]
-fn dates_are_written_as_python_writes_them() {
+fn dates_are_formatted_like_pythons_strftime() {
     let moment = 1_709_210_096; // 2024-02-29 12:34:56
     assert_eq!(strftime("%d %b %Y", moment), "29 Feb 2024");
     assert_eq!(
@@ -19,7 +19,7 @@ fn dates_are_written_as_python_writes_them() {
 }
 
 #[test]
-fn the_date_of_today_has_the_form_that_is_asked_for() {
+fn todays_date_has_the_requested_format() {
     let template = Template::new("{{ strftime_now('%Y-%m-%d') }}").unwrap();
     let date = template.render(&Map::new()).unwrap();
     assert_eq!(date.len(), 10, "{date}");
@@ -27,14 +27,14 @@ fn the_date_of_today_has_the_form_that_is_asked_for() {
 }
 
 #[test]
-fn a_template_that_never_ends_is_stopped() {
+fn an_endless_template_is_stopped() {
     let template =
         Template::new("{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(99) %}{% endfor %}{% endfor %}{% endfor %}");
     assert!(template.unwrap().render(&Map::new()).is_err());
 }
 
 #[test]
-fn what_cannot_be_json_is_refused() {
+fn a_value_that_cannot_be_json_is_refused() {
     let template = Template::new("{{ nothing|tojson }}").unwrap();
     assert!(template.render(&Map::new()).is_err());
     let deep = (0..100).fold(json!(1), |value, _| json!([value]));

@@ -15,7 +15,7 @@ fn tokens(number: u32, length: usize) -> Arc<[u32]> {
 }
 
 #[test]
-fn what_was_not_used_for_longest_goes_first() {
+fn the_least_recently_used_segment_is_evicted_first() {
     let one = cost(&tokens(0, 10));
     let mut cache = SegmentCache::new(8 * one);
     for number in 0..8_u32 {
@@ -30,7 +30,7 @@ fn what_was_not_used_for_longest_goes_first() {
 }
 
 #[test]
-fn a_large_segment_is_not_kept() {
+fn a_large_segment_is_not_cached() {
     let mut cache = SegmentCache::new(8000);
     cache.put(key(1), tokens(1, 10));
     cache.put(key(2), tokens(2, 300));
@@ -39,7 +39,7 @@ fn a_large_segment_is_not_kept() {
 }
 
 #[test]
-fn a_segment_at_the_beginning_of_a_text_is_another_one() {
+fn a_segment_at_the_start_of_a_text_is_distinct() {
     let mut cache = SegmentCache::new(1 << 20);
     cache.put(key(1), tokens(1, 1));
     assert_eq!(cache.get(SegmentKey { position: discriminant(&PiecePosition::First), ..key(1) }), None);

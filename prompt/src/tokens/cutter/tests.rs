@@ -24,7 +24,7 @@ fn a_segment_is_cut_before_the_space_between_two_words() {
 }
 
 #[test]
-fn equal_beginnings_are_cut_alike() {
+fn equal_prefixes_are_cut_alike() {
     let shared = "the quick brown fox jumps over the lazy dog and runs away ".repeat(4);
     let (one, other) = (format!("{shared}home at last"), format!("{shared}into the forest"));
     let (one, other) = (pieces(&one), pieces(&other));
@@ -33,7 +33,7 @@ fn equal_beginnings_are_cut_alike() {
 }
 
 #[test]
-fn a_vocabulary_with_a_token_of_two_words_is_not_cut() {
+fn a_vocabulary_with_two_word_tokens_is_not_cut() {
     let mut tokenizer = fixture::byte_level();
     let cutter = |tokenizer: &serde_json::Value| Cutter::new(&Tokenizer::from_bytes(tokenizer.to_string()).unwrap());
     assert!(cutter(&tokenizer).is_some());
@@ -51,7 +51,7 @@ fn a_vocabulary_with_a_token_of_two_words_is_not_cut() {
 
 proptest! {
     #[test]
-    fn the_pieces_are_the_segment(text in "([a-c ]{0,40}|é| ü |\\n){0,12}") {
+    fn cut_pieces_add_up_to_their_segment(text in "([a-c ]{0,40}|é| ü |\\n){0,12}") {
         let pieces = pieces(&text);
         prop_assert_eq!(pieces.concat(), text.as_str());
         prop_assert!(pieces.iter().all(|piece| !piece.is_empty()));

@@ -20,7 +20,7 @@ fn pieces<'t>(splitter: &Splitter, text: &'t str) -> Vec<Piece<'t>> {
 }
 
 #[test]
-fn the_leftmost_and_then_the_longest_token_is_found() {
+fn the_leftmost_longest_added_token_is_found() {
     let splitter = splitter(&["<a>", "<a><b>", "b>c"]);
     let [short, long, other] = ["<a>", "<a><b>", "b>c"].map(|text| id(&splitter, text));
     assert_eq!(pieces(&splitter, "<a><b>c"), [Piece::Added(long), Piece::Text("c")]);
@@ -30,7 +30,7 @@ fn the_leftmost_and_then_the_longest_token_is_found() {
 }
 
 #[test]
-fn a_token_that_takes_white_space_makes_segments_dependent() {
+fn a_token_that_strips_white_space_disables_splitting() {
     for flag in ["lstrip", "rstrip", "single_word"] {
         let mut tokenizer = fixture::byte_level();
         tokenizer["added_tokens"][1][flag] = true.into();
@@ -40,7 +40,7 @@ fn a_token_that_takes_white_space_makes_segments_dependent() {
 
 proptest! {
     #[test]
-    fn pieces_are_the_text(text in "([ab<>é]|<a>|<a><b>){0,30}") {
+    fn split_pieces_add_up_to_the_text(text in "([ab<>é]|<a>|<a><b>){0,30}") {
         let splitter = splitter(&["<a>", "<a><b>", "é<"]);
         let joined: String = splitter.pieces(&text).map(|piece| match piece {
             Piece::Text(segment) => segment,

@@ -11,7 +11,7 @@ fn lines_in(path: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn what_was_sent_before_the_end_is_written_in_order() {
+async fn lines_sent_before_shutdown_are_written_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let dropped = Counter::default();
@@ -28,7 +28,7 @@ async fn what_was_sent_before_the_end_is_written_in_order() {
 }
 
 #[test]
-fn a_writer_that_is_stuck_costs_lines_and_no_time() {
+fn a_stuck_writer_drops_lines_without_blocking() {
     // Nobody takes anything out.
     let (sender, receiver) = sync_channel(2);
     let lines = LineSender { sender, dropped: Counter::default() };
@@ -40,7 +40,7 @@ fn a_writer_that_is_stuck_costs_lines_and_no_time() {
 }
 
 #[test]
-fn a_file_that_was_moved_away_is_opened_anew() {
+fn a_log_file_moved_away_is_reopened() {
     let folder = tempfile::tempdir().unwrap();
     let (path, moved) = (folder.path().join("log"), folder.path().join("log.1"));
     let mut sink = LogSink::new(&path).unwrap();
@@ -61,7 +61,7 @@ fn a_file_that_was_moved_away_is_opened_anew() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_named_with_its_setting() {
+fn an_unopenable_log_file_is_named_with_its_setting() {
     let error = start(AccessFormat::Text, "/proc/no/log".as_ref(), Counter::default()).map(drop).unwrap_err().to_string();
     assert!(error.starts_with("router.access_log_file: cannot open /proc/no/log: "), "{error}");
 }

@@ -18,7 +18,7 @@ fn sent<T: Serialize + serde::de::DeserializeOwned>(message: T) -> T {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_used_counts_in_the_router_that_takes_the_place_once_and_at_its_own_time() {
+async fn a_successor_counts_its_predecessors_usage_once_and_in_time() {
     let (before, after) = (Admission::new(10), Admission::new(10));
     let caller = caller(KeyLimits { output_per_day: Some(100), requests_per_minute: Some(4), ..KeyLimits::default() });
     tokio::time::advance(std::time::Duration::from_secs(3600)).await;
@@ -44,7 +44,7 @@ async fn what_was_used_counts_in_the_router_that_takes_the_place_once_and_at_its
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_at_once_count_over_both_routers_and_end_with_the_one_that_had_them() {
+async fn in_flight_limits_span_both_routers_during_a_takeover() {
     let (before, after) = (Admission::new(10), Admission::new(10));
     let caller = caller(KeyLimits { in_flight: Some(2), ..KeyLimits::default() });
     let running = [(); 2].map(|()| before.admit(&caller, asked(1, 1)).unwrap());

@@ -25,7 +25,7 @@ fn used(prompt_tokens: Option<u64>, output_tokens: OutputTokens) -> ActualUsage 
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_of_a_tenant_are_counted_together_and_who_has_no_key_is_not() {
+async fn keys_of_a_tenant_are_counted_together() {
     let admission = Admission::new(10);
     let admit = |key, tenant| admission.admit(&caller(key, tenant), asked(7)).unwrap();
     let _permits = (admit("k1", "team"), admit("k2", "team"), admit("k3", ""), admission.admit(&Caller::anonymous("".into()), asked(7)));
@@ -33,7 +33,7 @@ async fn keys_of_a_tenant_are_counted_together_and_who_has_no_key_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_count_when_a_request_has_ended_as_far_as_they_are_known() {
+async fn tokens_are_counted_when_a_request_has_ended() {
     let admission = Admission::new(10);
     let admit = || admission.admit(&caller("k", ""), asked(7)).unwrap();
     let mut reported = admit();

@@ -229,7 +229,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn killers_that_strike_within_their_trial_kill_five_engines_at_most_and_no_innocent_is_ever_refused(
+    fn killers_within_their_trial_kill_at_most_five_engines(
         requests in requests(60, proptest::collection::vec(killer(false), 1..4)), engines in 1..6_usize, restart in 0..500_u32, seed: u64,
     ) {
         let model = Model::new(requests, engines, TICK * restart, seed).run();
@@ -247,7 +247,7 @@ proptest! {
     }
 
     #[test]
-    fn a_killer_that_strikes_after_its_trial_kills_seven_engines_at_most(
+    fn killers_after_their_trial_kill_at_most_seven_engines(
         requests in requests(40, killer(true).prop_map(|killer| vec![killer])), engines in 1..6_usize, restart in 0..500_u32, seed: u64,
     ) {
         let model = Model::new(requests, engines, TICK * restart, seed).run();
@@ -256,7 +256,7 @@ proptest! {
     }
 
     #[test]
-    fn each_trial_begins_in_time_where_no_further_engine_dies(
+    fn trials_begin_in_time_while_no_further_engine_dies(
         requests in requests(120, Just(Vec::new())), engines in 1..6_usize, seed: u64,
     ) {
         let longest = requests.iter().map(|one| if one.streams { one.first_token } else { one.first_token * 2 + SECOND }).max();

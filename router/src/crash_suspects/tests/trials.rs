@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn two_suspects_are_never_tried_on_one_replica_nor_one_on_two() {
+fn a_replica_tries_one_suspect_and_a_suspect_one_replica() {
     let (mut table, now) = table();
     let trial = table.tries(KILLER, &life("n1/0", 1), now).unwrap();
     assert_eq!(table.barred_now(now), ["n1/0"]);
@@ -15,7 +15,7 @@ fn two_suspects_are_never_tried_on_one_replica_nor_one_on_two() {
 }
 
 #[test]
-fn the_more_suspects_wait_and_the_longer_the_more_are_tried_together() {
+fn more_and_longer_waiting_suspects_are_tried_together() {
     let (mut table, now) = table();
     let together = |table: &mut SuspectTable, waiting, waited| table.trials().max_concurrent(TrialDemand { waiting, eligible: 2, waited });
     assert_eq!(together(&mut table, 4000, SECOND), 1, "before anything is known of how long a trial lasts");
@@ -29,7 +29,7 @@ fn the_more_suspects_wait_and_the_longer_the_more_are_tried_together() {
 }
 
 #[test]
-fn a_trial_is_over_with_the_first_tokens_and_another_one_may_begin() {
+fn a_trial_ends_with_first_tokens_and_frees_its_replica() {
     let (mut table, now) = table();
     let engine = life("n1/0", 1);
     let trial = table.tries(KILLER, &engine, now).unwrap();
@@ -45,7 +45,7 @@ fn a_trial_is_over_with_the_first_tokens_and_another_one_may_begin() {
 }
 
 #[test]
-fn a_plain_answer_is_on_trial_for_twice_the_predicted_time_to_its_first_token_and_a_second() {
+fn a_plain_answers_trial_lasts_twice_its_predicted_time() {
     let (mut table, now) = table();
     table.begin_trial(KILLER, &life("n1/0", 1), PLAIN, now).unwrap();
     assert_eq!(table.barred_now(now + Duration::from_millis(1199)), ["n1/0"]);
@@ -57,7 +57,7 @@ fn a_plain_answer_is_on_trial_for_twice_the_predicted_time_to_its_first_token_an
 }
 
 #[test]
-fn nobody_joins_a_trial_that_an_engine_should_have_answered() {
+fn an_overdue_trial_admits_no_further_suspects() {
     let (mut table, now) = table();
     table.tries_beside(KILLER, &life("n1/0", 1), 8, now).unwrap();
     let closed = |table: &SuspectTable, at| {
@@ -68,7 +68,7 @@ fn nobody_joins_a_trial_that_an_engine_should_have_answered() {
 }
 
 #[test]
-fn of_those_that_are_tried_together_each_is_tried_among_half_as_many_after_a_crash_and_the_last_one_alone() {
+fn a_crash_halves_the_group_of_suspects_tried_together() {
     for reported_first in [false, true] {
         let (mut table, mut now) = table();
         let all: Vec<Fingerprint> = (1..=8).collect();
@@ -97,7 +97,7 @@ fn of_those_that_are_tried_together_each_is_tried_among_half_as_many_after_a_cra
 }
 
 #[test]
-fn one_that_runs_on_beside_the_next_trial_is_not_refused_for_its_outcome() {
+fn a_suspect_that_passed_is_not_blamed_for_later_trials() {
     for reported_first in [false, true] {
         let (mut table, now) = table();
         let (first, second) = (life("n0/0", 1), life("n1/0", 1));
@@ -124,7 +124,7 @@ fn one_that_runs_on_beside_the_next_trial_is_not_refused_for_its_outcome() {
 }
 
 #[test]
-fn one_that_is_spared_twice_is_tried_alone_and_until_its_answer_has_ended() {
+fn a_twice_spared_suspect_is_tried_alone_to_the_end() {
     let (mut table, now) = table();
     table.record_reported_crash(&life("n0/0", 1), &[KILLER, FELLOW, 3], now, now);
     for (replica, other) in [("n1/0", FELLOW), ("n2/0", 3)] {
@@ -145,7 +145,7 @@ fn one_that_is_spared_twice_is_tried_alone_and_until_its_answer_has_ended() {
 }
 
 #[test]
-fn of_several_that_have_passed_and_die_together_none_is_refused() {
+fn suspects_that_passed_and_die_together_are_not_banned() {
     let (mut table, now) = table();
     let all: Vec<Fingerprint> = (1..=20).collect();
     let engine = life("n1/0", 1);
@@ -159,7 +159,7 @@ fn of_several_that_have_passed_and_die_together_none_is_refused() {
 }
 
 #[test]
-fn one_that_was_spared_stays_so_when_the_crash_is_reported_again_much_later() {
+fn a_spared_suspect_stays_spared_when_its_crash_is_repeated() {
     let (mut table, now) = table();
     let (first, second) = (life("n0/0", 1), life("n1/0", 1));
     table.record_reported_crash(&first, &[KILLER, FELLOW], now, now);
@@ -177,7 +177,7 @@ fn one_that_was_spared_stays_so_when_the_crash_is_reported_again_much_later() {
 }
 
 #[test]
-fn a_trial_that_was_given_up_unanswered_keeps_its_place_until_a_hang_would_be_known() {
+fn an_abandoned_trial_keeps_its_replica_until_a_hang_shows() {
     let (mut table, now) = table();
     let trial = table.tries(KILLER, &life("n1/0", 1), now).unwrap();
     table.trials().abandon(trial, KILLER, now);
@@ -192,7 +192,7 @@ fn a_trial_that_was_given_up_unanswered_keeps_its_place_until_a_hang_would_be_kn
 }
 
 #[test]
-fn the_same_request_waits_for_a_trial_that_lasts_no_longer_than_the_longest() {
+fn a_copy_waits_for_a_trial_up_to_its_limit() {
     let (mut table, now) = table();
     table.tries(KILLER, &life("n1/0", 1), now).unwrap();
     assert_eq!(table.tries(KILLER, &life("n2/0", 1), now + SECOND * 29), None);
@@ -200,7 +200,7 @@ fn the_same_request_waits_for_a_trial_that_lasts_no_longer_than_the_longest() {
 }
 
 #[test]
-fn a_copy_of_one_that_has_passed_need_not_wait_but_goes_where_that_runs() {
+fn a_copy_of_a_passed_suspect_follows_it_without_waiting() {
     let (mut table, now) = table();
     let (engine, other) = (life("n1/0", 1), life("n2/0", 1));
     let trial = table.tries(KILLER, &engine, now).unwrap();

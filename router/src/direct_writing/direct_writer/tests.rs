@@ -22,7 +22,7 @@ async fn flush(wire: &mut ClientStream) {
 }
 
 #[tokio::test]
-async fn a_direct_writer_is_idle_from_a_flush_until_the_library_has_something_to_write() {
+async fn a_direct_writer_is_idle_between_flush_and_next_write() {
     let (mut wire, mut client) = connection().await;
     let direct_writer = wire.direct_writer().unwrap();
     assert!(direct_writer.try_acquire().is_none(), "the head of the answer is still to come");
@@ -41,7 +41,7 @@ async fn a_direct_writer_is_idle_from_a_flush_until_the_library_has_something_to
 }
 
 #[tokio::test]
-async fn what_a_client_has_not_taken_goes_before_all_that_follows() {
+async fn unsent_bytes_go_before_everything_that_follows() {
     let (mut wire, mut client) = connection().await;
     let direct_writer = wire.direct_writer().unwrap();
     flush(&mut wire).await;
@@ -66,7 +66,7 @@ async fn what_a_client_has_not_taken_goes_before_all_that_follows() {
 }
 
 #[tokio::test]
-async fn a_flush_is_over_when_the_client_has_taken_what_was_left() {
+async fn a_flush_ends_when_the_client_has_taken_the_rest() {
     let (mut wire, mut client) = connection().await;
     let direct_writer = wire.direct_writer().unwrap();
     flush(&mut wire).await;
@@ -85,7 +85,7 @@ async fn a_flush_is_over_when_the_client_has_taken_what_was_left() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_gone_is_found_by_the_connections_task() {
+async fn the_connections_task_notices_that_its_client_is_gone() {
     let (mut wire, client) = connection().await;
     let direct_writer = wire.direct_writer().unwrap();
     flush(&mut wire).await;
@@ -97,7 +97,7 @@ async fn a_client_that_is_gone_is_found_by_the_connections_task() {
 }
 
 #[tokio::test]
-async fn the_library_reads_all_that_came_and_then_the_end() {
+async fn hyper_reads_all_bytes_and_then_the_end() {
     let (mut wire, mut client) = connection().await;
     client.write_all(b"request").await.unwrap();
     let mut read = [0; 64];

@@ -26,7 +26,7 @@ fn take(flow: &AnswerPipeline, piece: &'static str) -> ConsumeOutcome {
 }
 
 #[tokio::test]
-async fn whole_events_are_written_at_once_and_halves_wait_for_their_other_half() {
+async fn whole_events_are_written_at_once_and_halves_wait() {
     let (flow, mut client) = stream().await;
     assert!(matches!(take(&flow, "data: {\"a\":1}\n\ndata: {"), ConsumeOutcome::Consumed));
     assert!(matches!(take(&flow, "}\n\n"), ConsumeOutcome::Consumed));
@@ -38,7 +38,7 @@ async fn whole_events_are_written_at_once_and_halves_wait_for_their_other_half()
 }
 
 #[tokio::test]
-async fn nothing_that_follows_a_failure_is_written() {
+async fn no_bytes_are_written_after_a_failure() {
     for failure in ["data: {\"error\":{}}\n\n", "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n"] {
         let (flow, mut client) = stream().await;
         assert!(matches!(take(&flow, failure), ConsumeOutcome::ConsumedAndWake));
@@ -52,7 +52,7 @@ async fn nothing_that_follows_a_failure_is_written() {
 }
 
 #[tokio::test]
-async fn tokens_that_the_client_did_not_ask_for_are_taken_out_of_what_is_written() {
+async fn unrequested_tokens_are_removed_from_direct_writes() {
     let (flow, mut client) = stream().await;
     flow.lock().token_record = Some(Box::new(TokenRecord::new(StreamApi::Chat, &RecordMemory::default())));
     let asked = [role("[1,2]"), content("Hey", "[7]"), content("lo", "[8,9]")];

@@ -21,7 +21,7 @@ fn loss(fleet: &Fleet, placed: &Replica, seconds: u64, message: &str) -> String 
 }
 
 #[test]
-fn a_job_is_named_by_its_whole_id_behind_the_word() {
+fn a_job_counts_as_named_only_by_its_whole_id() {
     for (id, message, is_named) in [
         ("12", "the slurm job 12 is being ended by its scheduler", true),
         ("12", "node n leaves the slurm job 12: the answer was not complete", true),
@@ -39,7 +39,7 @@ fn a_job_is_named_by_its_whole_id_behind_the_word() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_is_named_once() {
+async fn a_job_is_named_only_once() {
     let (fleet, placed, _lane) = fleet_in_job((20, 30)).await;
     for (seconds, message, expected) in [
         (10, "the pbs job 12.head is being ended", "the pbs job 12.head is being ended"),
@@ -53,7 +53,7 @@ async fn a_job_is_named_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_names_the_job_and_at_its_end_the_deadline() {
+async fn a_loss_names_its_job_and_the_deadline_it_reached() {
     let fleet = fleet();
     let _lane = attach(&fleet, 1, vec![ready(0)]).await;
     assert_eq!(loss(&fleet, &fleet.view().replicas[0], 99, LOST), "the connection was lost", "it is in no job");
@@ -65,14 +65,14 @@ async fn a_loss_names_the_job_and_at_its_end_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_that_counts_is_the_one_that_was_told_last() {
+async fn the_last_reported_end_of_a_job_counts() {
     let (fleet, placed, _lane) = fleet_in_job((1000, 1010)).await;
     report_job(&fleet, 1, (20, 30)).await;
     assert_eq!(loss(&fleet, &placed, 40, LOST), "the job 12.head on node n reached its deadline: the connection was lost");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_nobody_remembers_had_the_job_that_it_had() {
+async fn a_loss_on_a_forgotten_node_names_its_job() {
     let (_fleet, placed, _lane) = fleet_in_job((20, 30)).await;
     let other = crate::fleet::tests::fleet();
     let _lane = attach_node(&other, 1, "other", vec![ready(0)]).await;

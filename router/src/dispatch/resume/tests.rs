@@ -270,7 +270,7 @@ fn bare(told: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_whose_engine_is_lost_behind_any_event_and_in_any_way_is_the_one_of_an_engine_that_lives() {
+async fn a_stream_whose_engine_is_lost_anywhere_arrives_whole() {
     let faults = [Fault::EngineLost, Fault::EngineStopped, Fault::LaneLost].map(Death::Fault);
     let deaths = [&faults[..], &[Death::EngineError, Death::WithinEvent, Death::Abort, Death::Incomplete, Death::Silence]].concat();
     let requests = [
@@ -301,7 +301,7 @@ async fn a_stream_whose_engine_is_lost_behind_any_event_and_in_any_way_is_the_on
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_goes_on_from_an_engine_with_another_front_end_in_its_own_form() {
+async fn a_stream_resumed_by_another_front_end_keeps_its_form() {
     let body = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}"#;
     for cut in 1..=TEXTS.len() {
         let fixture = Fixture::start_with(&FrontEnd::ALL, &[(cut, Death::Fault(Fault::EngineLost))]).await;
@@ -320,7 +320,7 @@ async fn a_stream_goes_on_from_an_engine_with_another_front_end_in_its_own_form(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_may_lose_several_engines_and_each_is_asked_for_the_rest_alone() {
+async fn a_stream_that_loses_several_engines_resumes_each_time() {
     let stopped = Death::Fault(Fault::EngineStopped);
     let fixture = Fixture::start(4, &[(2, stopped), (1, stopped), (2, stopped)]).await;
     let body = r#"{"model":"m","messages":[],"stream":true,"max_tokens":100,"min_tokens":4}"#;
@@ -338,7 +338,7 @@ async fn a_stream_may_lose_several_engines_and_each_is_asked_for_the_rest_alone(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_goes_on_only_where_the_same_model_has_room_for_it() {
+async fn a_stream_resumes_only_where_its_model_has_room() {
     let flags = |flags: &[&str]| EngineLaunch { flags: flags.iter().map(|flag| (*flag).to_owned()).collect(), ..EngineLaunch::default() };
     let files = |number: u8| Some([number; 32]);
     let context = |tokens| started(EngineLaunch { max_context_tokens: Some(tokens), ..EngineLaunch::default() });
@@ -372,7 +372,7 @@ async fn a_stream_goes_on_only_where_the_same_model_has_room_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_losses_that_nobody_explains_end_a_stream() {
+async fn three_unexplained_losses_end_a_stream() {
     for death in [Death::Fault(Fault::LaneLost), Death::Incomplete] {
         let fixture = Fixture::start(6, &[(2, death); 6]).await;
         let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
@@ -383,7 +383,7 @@ async fn three_losses_that_nobody_explains_end_a_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_rest_of_an_answer_acquits_the_request_of_nothing_and_a_replay_does() {
+async fn only_a_replay_acquits_a_request() {
     let chat = r#"{"model":"m","messages":[],"stream":true}"#;
     let replayed = r#"{"model":"m","messages":[],"stream":true,"temperature":0,"stop":["x"]}"#;
     for (body, is_acquitted) in [(chat, false), (replayed, true)] {
@@ -399,7 +399,7 @@ async fn the_rest_of_an_answer_acquits_the_request_of_nothing_and_a_replay_does(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_kills_engines_is_not_carried_through_the_fleet_by_its_stream() {
+async fn a_killer_requests_stream_stops_after_two_engines() {
     let fixture = Fixture::start(6, &[(1, Death::Fault(Fault::EngineLost)); 6]).await;
     let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
     assert!(ended.is_err() && told.contains("data: {\"error\":"), "{told}");
@@ -410,7 +410,7 @@ async fn a_request_that_kills_engines_is_not_carried_through_the_fleet_by_its_st
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_cannot_be_resumed_ends_with_an_error_event() {
+async fn a_stream_that_cannot_resume_ends_with_an_error() {
     let lost = [(3, Death::Fault(Fault::EngineStopped))];
     let alone = Fixture::start(1, &lost).await;
     let (told, ended) = alone.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;

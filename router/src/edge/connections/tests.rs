@@ -49,7 +49,7 @@ impl AsyncWrite for Flood {
 }
 
 #[tokio::test]
-async fn a_client_that_always_sends_more_is_overdue_like_any_other() {
+async fn a_client_that_keeps_sending_is_overdue_too() {
     let limit = Duration::from_millis(40);
     let clock = ConnectionClock::new(ConnectionTimeouts { head: limit, idle: limit, stall: limit });
     let service = service_fn(|_: Request<Incoming>| async { Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())) });

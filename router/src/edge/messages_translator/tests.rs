@@ -31,7 +31,7 @@ fn refused(more: Value) -> String {
 }
 
 #[test]
-fn a_plain_message_is_a_plain_chat_and_a_stream_says_how_long_its_prompt_was() {
+fn a_plain_message_becomes_a_plain_chat() {
     let plain = json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
     assert_eq!(chat(json!({"metadata": {"user_id": "u"}})), plain);
     assert_eq!(
@@ -41,7 +41,7 @@ fn a_plain_message_is_a_plain_chat_and_a_stream_says_how_long_its_prompt_was() {
 }
 
 #[test]
-fn sampling_goes_as_it_came_and_is_the_engines_to_judge() {
+fn sampling_parameters_are_passed_on_unjudged() {
     let unasked = json!({"mcp_servers": [], "logprobs": false, "kv_transfer_params": null});
     assert_eq!(added(unasked), json!({}));
     let given = json!({"temperature": "hot", "top_p": 0.5, "top_k": 3, "stop_sequences": ["x"], "cache_salt": "s", "thinking": null});
@@ -49,7 +49,7 @@ fn sampling_goes_as_it_came_and_is_the_engines_to_judge() {
 }
 
 #[test]
-fn system_prompts_of_all_places_stand_at_the_beginning_and_have_no_hash_of_the_request() {
+fn system_prompts_are_gathered_at_the_start_without_billing_lines() {
     let told = chat(json!({
         "system": [{"type": "text", "text": "x-anthropic-billing-header: a1"}, {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         "messages": [{"role": "user", "content": "hi"}, {"role": "system", "content": " Be kind."}],
@@ -98,7 +98,7 @@ fn blocks_become_parts_calls_results_and_reasoning() {
 }
 
 #[test]
-fn tools_and_the_choice_among_them_are_a_chats() {
+fn tools_and_tool_choices_get_their_chat_form() {
     let tools = json!([{"name": "look", "description": "d", "input_schema": {"properties": {}}, "strict": true}]);
     let function = json!({"name": "look", "description": "d", "strict": true, "parameters": {"properties": {}, "type": "object"}});
     let expected = |choice: Value| json!({"tools": [{"type": "function", "function": function.clone()}], "tool_choice": choice});
@@ -119,7 +119,7 @@ fn tools_and_the_choice_among_them_are_a_chats() {
 }
 
 #[test]
-fn thinking_and_the_form_of_an_answer_have_a_chats_names() {
+fn thinking_and_output_formats_get_their_chat_names() {
     assert_eq!(added(json!({"thinking": {"type": "enabled", "budget_tokens": 4}})), json!({"thinking_token_budget": 4}));
     assert_eq!(added(json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}})), json!({"reasoning_effort": "low"}));
     assert_eq!(
@@ -134,7 +134,7 @@ fn thinking_and_the_form_of_an_answer_have_a_chats_names() {
 }
 
 #[test]
-fn what_no_engine_does_is_refused_in_words() {
+fn an_unsupported_field_of_a_message_is_refused() {
     for (more, words) in [
         (json!({"max_tokens": null}), "max_tokens is needed"),
         (json!({"mcp_servers": [{"type": "url", "url": "https://host/mcp", "name": "m"}]}), "`mcp_servers` cannot be done"),
@@ -155,7 +155,7 @@ fn what_no_engine_does_is_refused_in_words() {
 }
 
 #[test]
-fn what_is_counted_is_the_prompt_alone() {
+fn token_counting_reads_only_the_prompt() {
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 1, "system": "s"});
     assert_eq!(
         count_request(body.to_string().as_bytes()).unwrap(),
@@ -174,7 +174,7 @@ fn whole(choice: Value) -> Value {
 }
 
 #[test]
-fn a_whole_answer_is_a_message_with_its_blocks_in_order() {
+fn a_whole_answer_becomes_a_message_of_ordered_blocks() {
     let call = json!({"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{\"at\": 1}"}});
     let message = json!({"role": "assistant", "reasoning": "hm", "content": "I look.", "tool_calls": [call]});
     assert_eq!(
@@ -192,7 +192,7 @@ fn a_whole_answer_is_a_message_with_its_blocks_in_order() {
 }
 
 #[test]
-fn a_call_that_was_cut_short_is_no_call_of_a_message_that_says_so() {
+fn a_truncated_tool_call_is_left_out_of_its_message() {
     let call = |arguments: &str| json!({"id": "t1", "type": "function", "function": {"name": "look", "arguments": arguments}});
     let told = |finish: &str| json!({"message": {"tool_calls": [call("{}"), call("{\"at")]}, "finish_reason": finish});
     let cut = whole(told("length"));
@@ -203,7 +203,7 @@ fn a_call_that_was_cut_short_is_no_call_of_a_message_that_says_so() {
 }
 
 #[test]
-fn the_reason_of_an_end_is_told_in_anthropics_words() {
+fn the_finish_reason_is_translated_to_anthropics_words() {
     for (finish, stop, reason, sequence) in [
         ("length", Value::Null, "max_tokens", Value::Null),
         ("stop", Value::Null, "end_turn", Value::Null),
@@ -284,7 +284,7 @@ fn assert_valid(events: &[Value]) {
 }
 
 #[test]
-fn chunks_become_the_events_of_blocks_that_are_closed_one_after_the_other() {
+fn chunks_become_events_of_consecutive_blocks() {
     let (told, cut) = told_of(&[STREAM.as_bytes()]);
     assert_eq!(cut, None);
     assert_valid(&events(&told));
@@ -345,7 +345,7 @@ fn an_answer_without_a_token_has_an_empty_block() {
 }
 
 #[test]
-fn a_call_that_a_stop_sequence_cuts_short_is_no_reason_to_run_it() {
+fn a_call_cut_by_a_stop_sequence_is_not_run() {
     let stream = STREAM.replace(r#""finish_reason":"tool_calls","stop_reason":null"#, r#""finish_reason":"stop","stop_reason":"END""#);
     let reason = |stream: &str| events(&told_of(&[stream.as_bytes()]).0).iter().rev().nth(1).unwrap()["delta"]["stop_reason"].clone();
     assert_eq!(reason(&stream), "tool_use", "the last call is whole");
@@ -353,7 +353,7 @@ fn a_call_that_a_stop_sequence_cuts_short_is_no_reason_to_run_it() {
 }
 
 #[test]
-fn what_is_not_whole_ends_with_an_error_and_never_as_a_message() {
+fn an_incomplete_answer_ends_with_an_error_event() {
     let failing = STREAM.replace("data: [DONE]", "data: {\"error\":{\"message\":\"the core died\",\"code\":500}}");
     let unfinished = STREAM.replace("\"tool_calls\",\"stop_reason\"", "null,\"stop_reason\"");
     for (stream, words) in [
@@ -373,7 +373,7 @@ fn what_is_not_whole_ends_with_an_error_and_never_as_a_message() {
 }
 
 #[test]
-fn nothing_is_held_without_bound() {
+fn the_translation_of_a_message_buffers_within_bounds() {
     let begin = r#"data: {"choices":[{"delta":{"tool_calls":[{"index":0,"id":"t","function":{"name":"look"}}]}}]}"#;
     let text = format!("data: {{\"choices\":[{{\"delta\":{{\"content\":\"{}\"}}}}]}}\n\n", "x".repeat(500_000));
     let now = ArrivalTime { instant: Instant::now(), time: SystemTime::UNIX_EPOCH };
@@ -385,13 +385,13 @@ fn nothing_is_held_without_bound() {
 
 proptest! {
     #[test]
-    fn however_the_bytes_are_cut_the_same_events_are_told(cuts in prop::collection::vec(any::<usize>(), 0..40)) {
+    fn message_events_do_not_depend_on_how_bytes_are_cut(cuts in prop::collection::vec(any::<usize>(), 0..40)) {
         let (whole, _) = told_of(&[STREAM.as_bytes()]);
         prop_assert_eq!(told_of(&pieces(STREAM.as_bytes(), &cuts)), (whole, None));
     }
 
     #[test]
-    fn whatever_the_chunks_and_wherever_they_end_the_events_are_valid(deltas in prop::collection::vec(any_delta(), 0..12), ends: bool) {
+    fn any_chunks_become_valid_message_events(deltas in prop::collection::vec(any_delta(), 0..12), ends: bool) {
         let chunk = |delta: &Value| format!("data: {}\n\n", json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": delta}]}));
         let mut stream: String = deltas.iter().map(chunk).collect();
         if ends {
@@ -410,7 +410,7 @@ proptest! {
     }
 
     #[test]
-    fn no_body_makes_it_panic(body: Vec<u8>) {
+    fn no_body_makes_the_message_translator_panic(body: Vec<u8>) {
         let _ = (chat_request(&body), count_request(&body), translate_answer(&body), translate_count(&body));
         let _ = told_of(&[b"data:", &body, b"\n"]);
     }

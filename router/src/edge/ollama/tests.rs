@@ -31,7 +31,7 @@ fn added(more: Value) -> Value {
 }
 
 #[test]
-fn a_chat_streams_unless_it_says_no_and_a_stream_reports_its_usage() {
+fn a_chat_streams_by_default_and_reports_its_usage() {
     let chat = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
     let expected = json!({
         "messages": [{"role": "user", "content": "hi"}],
@@ -72,7 +72,7 @@ fn options_become_the_engines_sampling_parameters() {
 }
 
 #[test]
-fn format_and_think_and_logprobs_have_their_names_at_the_engine() {
+fn format_think_and_logprobs_get_their_engine_names() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     for (more, expected) in [
         (json!({"format": "json"}), json!({"response_format": {"type": "json_object"}})),
@@ -102,7 +102,7 @@ fn format_and_think_and_logprobs_have_their_names_at_the_engine() {
 }
 
 #[test]
-fn tool_calls_get_ids_and_each_result_the_id_of_its_call() {
+fn tool_calls_get_ids_and_results_refer_to_them() {
     let call = |name: &str| json!({"function": {"name": name, "arguments": {"city": "Bern", "days": [1, 2]}}});
     let messages = json!([
         {"role": "system", "content": "be brief"},
@@ -128,7 +128,7 @@ fn tool_calls_get_ids_and_each_result_the_id_of_its_call() {
 }
 
 #[test]
-fn images_travel_as_their_own_bytes_and_never_as_an_address() {
+fn images_are_sent_as_data_and_never_as_addresses() {
     let of = |image: &str| json!({"model": "m", "messages": [{"role": "user", "content": "what?", "images": [image]}]});
     for (image, url) in [
         ("iVBORw0KGgoAAAA=", "data:image/png;base64,iVBORw0KGgoAAAA="),
@@ -147,7 +147,7 @@ fn images_travel_as_their_own_bytes_and_never_as_an_address() {
 }
 
 #[test]
-fn a_prompt_goes_through_the_models_template_unless_it_is_raw() {
+fn a_prompt_uses_the_models_template_unless_raw() {
     let templated = json!({"model": "m", "prompt": "why?", "system": "be brief", "stream": false, "context": []});
     let expected = json!({"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]});
     assert_eq!(fields(OllamaRoute::Generate, &templated), expected);
@@ -160,7 +160,7 @@ fn a_prompt_goes_through_the_models_template_unless_it_is_raw() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_by_name() {
+fn an_unsupported_option_is_refused_by_name() {
     for (more, named) in [
         (json!({"template": "{{ .Prompt }}"}), "`template`"),
         (json!({"context": [1, 2, 3]}), "`context`"),
@@ -186,7 +186,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
 }
 
 #[test]
-fn whoever_asks_nothing_but_has_a_model_loaded_gets_a_whole_answer_of_nothing() {
+fn a_request_to_load_a_model_gets_an_empty_answer() {
     for (form, body) in [
         (OllamaRoute::Chat, json!({"model": "m"})),
         (OllamaRoute::Chat, json!({"model": "m", "messages": []})),
@@ -201,7 +201,7 @@ fn whoever_asks_nothing_but_has_a_model_loaded_gets_a_whole_answer_of_nothing() 
 }
 
 #[test]
-fn texts_are_embedded_one_or_many_and_cut_to_what_the_model_takes_unless_forbidden() {
+fn embedded_texts_are_truncated_to_fit_unless_forbidden() {
     let embed = |more: Value| {
         let mut body = json!({"model": "m"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -227,7 +227,7 @@ fn whole_text(form: OllamaRoute, body: &str) -> String {
 }
 
 #[test]
-fn a_whole_answer_is_one_object_with_everything_in_it() {
+fn a_whole_answer_is_one_complete_json_object() {
     insta::assert_snapshot!(whole_text(OllamaRoute::Chat, WHOLE), @r#"{"model":"m:latest","created_at":"2023-11-14T22:13:20.000000005Z","message":{"role":"assistant","content":"Hi","thinking":"hm","tool_calls":[{"id":"t1","function":{"index":0,"name":"look","arguments":{"at":1.5}}}]},"logprobs":[{"token":"Hi","logprob":-0.10}],"done":true,"done_reason":"stop","total_duration":1500000000,"load_duration":0,"prompt_eval_count":7,"eval_count":5,"eval_duration":1500000000}"#);
     insta::assert_snapshot!(whole_text(OllamaRoute::Generate, WHOLE), @r#"{"model":"m:latest","created_at":"2023-11-14T22:13:20.000000005Z","response":"Hi","thinking":"hm","logprobs":[{"token":"Hi","logprob":-0.10}],"done":true,"done_reason":"stop","total_duration":1500000000,"load_duration":0,"prompt_eval_count":7,"eval_count":5,"eval_duration":1500000000}"#);
     let cut = r#"{"choices":[{"index":0,"text":"raw","logprobs":null,"finish_reason":"length"}],"usage":null}"#;
@@ -235,7 +235,7 @@ fn a_whole_answer_is_one_object_with_everything_in_it() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_told_is_an_error_with_its_reason() {
+fn an_answer_that_cannot_be_translated_is_an_error() {
     insta::assert_snapshot!(whole_text(OllamaRoute::Chat, &WHOLE.replace("{\\\"at\\\": 1.50}", "{\\\"at\\\": 1.5")), @"error: the model called `look` with arguments that are no JSON object, or was cut short while it did");
     insta::assert_snapshot!(whole_text(OllamaRoute::Chat, r#"{"choices":[]}"#), @"error: the engine's answer is empty");
     assert!(whole_text(OllamaRoute::Chat, "<html>").starts_with("error: the engine's answer cannot be read: "));
@@ -244,7 +244,7 @@ fn an_answer_that_cannot_be_told_is_an_error_with_its_reason() {
 }
 
 #[test]
-fn vectors_keep_their_digits_and_the_order_of_their_texts() {
+fn embeddings_keep_their_digits_and_order() {
     let body =
         r#"{"data":[{"index":1,"object":"embedding","embedding":[0.10,2e-3]},{"index":0,"embedding":[1.0]}],"usage":{"prompt_tokens":4}}"#;
     insta::assert_snapshot!(whole_text(OllamaRoute::Embed, body), @r#"{"model":"m:latest","embeddings":[[1.0],[0.10,2e-3]],"total_duration":1500000000,"load_duration":0,"prompt_eval_count":4}"#);
@@ -268,7 +268,7 @@ fn errors_of_every_form_become_one_sentence() {
 }
 
 #[test]
-fn a_name_with_the_tag_latest_and_one_without_are_the_same_unless_the_fleet_has_both() {
+fn the_latest_tag_is_optional_unless_the_fleet_distinguishes_it() {
     let resolve = |name, known: &[&str]| resolve(name, known.iter().copied());
     assert_eq!(resolve("tiny:latest", &["tiny", "other"]), "tiny");
     assert_eq!(resolve("tiny:latest", &["tiny", "tiny:latest"]), "tiny:latest");
@@ -280,7 +280,7 @@ fn a_name_with_the_tag_latest_and_one_without_are_the_same_unless_the_fleet_has_
 }
 
 #[test]
-fn what_a_model_can_do_is_read_from_its_engines_flags() {
+fn a_models_capabilities_follow_from_its_engines_flags() {
     for (flags, expected) in [
         ("", "completion"),
         ("--enable-auto-tool-choice --tool-call-parser hermes", "completion tools"),
@@ -295,7 +295,7 @@ fn what_a_model_can_do_is_read_from_its_engines_flags() {
 }
 
 #[test]
-fn ollamas_paths_are_told_from_the_engines() {
+fn ollamas_paths_are_distinguished_from_the_engines() {
     for path in ["/", "/api", "/api/", "/api/chat", "/api/blobs/sha256:0"] {
         assert!(is_ollama_path(path), "{path}");
     }
@@ -306,7 +306,7 @@ fn ollamas_paths_are_told_from_the_engines() {
 
 proptest! {
     #[test]
-    fn no_body_makes_it_panic(body: Vec<u8>) {
+    fn no_body_makes_the_ollama_translator_panic(body: Vec<u8>) {
         for form in [OllamaRoute::Chat, OllamaRoute::Generate, OllamaRoute::Embed, OllamaRoute::Embedding] {
             let _ = OllamaRequest::parse(form, &body);
             let _ = translate_answer(form, "m", &body, Duration::ZERO, noon());

@@ -28,7 +28,7 @@ fn added(more: Value) -> Value {
 }
 
 #[test]
-fn a_plain_request_is_a_plain_chat() {
+fn a_plain_request_becomes_a_plain_chat() {
     assert_eq!(chat(json!({})), json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]}));
     let more =
         json!({"instructions": "Be brief.", "max_output_tokens": 5, "temperature": "hot", "stream": true, "store": false, "include": []});
@@ -46,7 +46,7 @@ fn a_plain_request_is_a_plain_chat() {
 }
 
 #[test]
-fn what_a_model_has_thought_said_and_called_in_a_turn_is_one_message() {
+fn a_turns_reasoning_text_and_calls_become_one_message() {
     let input = json!([
         {"role": "developer", "content": "Be kind."},
         {"type": "message", "role": "user", "content": [
@@ -80,7 +80,7 @@ fn what_a_model_has_thought_said_and_called_in_a_turn_is_one_message() {
 }
 
 #[test]
-fn tools_the_form_of_the_text_and_the_effort_have_a_chats_names() {
+fn tools_text_format_and_effort_get_their_chat_names() {
     let tools = json!([{"type": "function", "name": "look", "description": null, "parameters": {"type": "object"}, "strict": true}]);
     let told = json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "strict": true}}]);
     assert_eq!(added(json!({"tools": tools})), json!({"tools": told, "tool_choice": "auto"}));
@@ -102,7 +102,7 @@ fn tools_the_form_of_the_text_and_the_effort_have_a_chats_names() {
 }
 
 #[test]
-fn what_only_the_python_front_end_does_is_refused_with_what_to_do() {
+fn features_of_the_python_front_end_are_refused_with_advice() {
     for (more, words) in [
         (
             json!({"previous_response_id": "resp_1"}),
@@ -142,7 +142,7 @@ fn what_only_the_python_front_end_does_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn what_engines_do_for_both_apis_is_asked_of_a_chat_too() {
+fn vllm_extensions_of_responses_are_passed_to_chats() {
     let given = json!({
         "logit_bias": {"7": 1.0}, "include_reasoning": false, "stop_token_ids": [7], "ignore_eos": true, "skip_special_tokens": false,
         "include_stop_str_in_output": true, "structured_outputs": {"choice": ["a"]}, "vllm_xargs": {"a": 1}, "watermarking": true,
@@ -164,7 +164,7 @@ fn what_engines_do_for_both_apis_is_asked_of_a_chat_too() {
 }
 
 #[test]
-fn a_model_goes_on_with_what_it_was_cut_short_in() {
+fn an_incomplete_output_item_is_continued() {
     let input = |status: &str| {
         let begun =
             json!({"type": "message", "role": "assistant", "status": status, "content": [{"type": "output_text", "text": "It is"}]});
@@ -181,7 +181,7 @@ fn fields() -> ResponseFields {
 }
 
 #[test]
-fn a_whole_answer_is_a_response_that_repeats_its_request() {
+fn a_whole_answer_becomes_a_response_repeating_its_request() {
     let call = json!({"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{\"at\": 1}"}});
     let message = json!({"role": "assistant", "reasoning": "hm", "content": "I look.", "tool_calls": [call]});
     let usage = json!({"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}});
@@ -246,7 +246,7 @@ fn log_probabilities_are_those_of_the_text() {
 }
 
 #[test]
-fn a_response_has_the_name_that_its_client_gives_it() {
+fn a_response_has_the_id_given_by_its_client() {
     let fields = chat_request(&body(json!({"request_id": "mine"}))).unwrap().1;
     let answer = json!({"id": "chatcmpl-mine", "choices": [{"message": {"content": "x"}}]}).to_string();
     let told: Value = serde_json::from_slice(&translate_answer(&fields, answer.as_bytes(), SystemTime::UNIX_EPOCH).unwrap()).unwrap();
@@ -347,7 +347,7 @@ fn stream() -> String {
 }
 
 #[test]
-fn chunks_become_the_events_of_items_that_are_closed_one_after_the_other() {
+fn chunks_become_events_of_consecutive_items() {
     let (told, cut) = told_of(&[stream().as_bytes()]);
     assert_eq!(cut, None);
     let events = events(&told);
@@ -359,7 +359,7 @@ fn chunks_become_the_events_of_items_that_are_closed_one_after_the_other() {
 }
 
 #[test]
-fn what_is_not_whole_ends_with_an_error_and_never_as_a_response() {
+fn an_incomplete_answer_ends_with_an_error_event() {
     let failing = stream().replace("data: [DONE]", "data: {\"error\":{\"message\":\"the core died\",\"code\":500}}");
     let unfinished = stream().replace("\"finish_reason\":\"tool_calls\"", "\"finish_reason\":null");
     for (stream, words) in [(failing.as_str(), "the core died"), (&unfinished, "before it was complete"), ("", "before it was complete")] {
@@ -373,7 +373,7 @@ fn what_is_not_whole_ends_with_an_error_and_never_as_a_response() {
 }
 
 #[test]
-fn nothing_is_held_without_bound() {
+fn the_translation_of_a_response_buffers_within_bounds() {
     let text = chunk(&json!({"content": "x".repeat(500_000)}), None);
     let now = ArrivalTime { instant: Instant::now(), time: SystemTime::UNIX_EPOCH };
     let mut translation = StreamTranslation::new(ResponsesTranslator::new(fields()));
@@ -383,14 +383,14 @@ fn nothing_is_held_without_bound() {
 
 proptest! {
     #[test]
-    fn however_the_bytes_are_cut_the_same_events_are_told(cuts in prop::collection::vec(any::<usize>(), 0..40)) {
+    fn response_events_do_not_depend_on_how_bytes_are_cut(cuts in prop::collection::vec(any::<usize>(), 0..40)) {
         let stream = stream();
         let (whole, _) = told_of(&[stream.as_bytes()]);
         prop_assert_eq!(told_of(&pieces(stream.as_bytes(), &cuts)), (whole, None));
     }
 
     #[test]
-    fn whatever_the_chunks_and_wherever_they_end_the_events_are_valid(deltas in prop::collection::vec(any_delta(), 0..12), ends: bool) {
+    fn any_chunks_become_valid_response_events(deltas in prop::collection::vec(any_delta(), 0..12), ends: bool) {
         let mut stream: String = deltas.iter().map(|delta| chunk(delta, None)).collect();
         if ends {
             stream.push_str(&chunk(&json!({}), Some("stop")));
@@ -404,7 +404,7 @@ proptest! {
     }
 
     #[test]
-    fn no_body_makes_it_panic(body: Vec<u8>) {
+    fn no_body_makes_the_responses_translator_panic(body: Vec<u8>) {
         let _ = (chat_request(&body), needs_kept_responses(&body), translate_answer(&fields(), &body, SystemTime::UNIX_EPOCH));
         let _ = told_of(&[b"data:", &body, b"\n"]);
     }

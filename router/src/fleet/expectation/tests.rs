@@ -13,7 +13,7 @@ fn in_seconds(range: std::ops::RangeInclusive<u64>, arrival: Arrival) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_announcement_counts_for_thirty_seconds_unless_it_is_renewed() {
+async fn an_announcement_expires_after_thirty_seconds_unless_renewed() {
     let fleet = fleet();
     announce(&fleet, &[("m", None)]).await;
     sleep(Duration::from_secs(29)).await;
@@ -25,7 +25,7 @@ async fn an_announcement_counts_for_thirty_seconds_unless_it_is_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_announcement_replaces_the_one_before_and_keeps_when_a_model_was_missed() {
+async fn a_new_announcement_replaces_the_last_but_keeps_misses() {
     let fleet = fleet();
     announce(&fleet, &[("kept", None), ("dropped", None)]).await;
     let missed_at = Instant::now();
@@ -37,7 +37,7 @@ async fn an_announcement_replaces_the_one_before_and_keeps_when_a_model_was_miss
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_time_comes_nearer_and_when_it_has_passed_the_model_may_come_at_any_moment() {
+async fn an_expected_arrival_counts_down_and_then_stays_open() {
     let fleet = fleet();
     announce(&fleet, &[("m", Some(20))]).await;
     sleep(Duration::from_secs(5)).await;
@@ -47,7 +47,7 @@ async fn a_time_comes_nearer_and_when_it_has_passed_the_model_may_come_at_any_mo
 }
 
 #[tokio::test(start_paused = true)]
-async fn attached_replicas_have_the_word_until_none_of_them_will_serve() {
+async fn attached_replicas_override_an_announcement_while_one_may_serve() {
     let fleet = fleet();
     announce(&fleet, &[("m", Some(20))]).await;
     let enter = |phase, left: Option<u64>| {
@@ -65,7 +65,7 @@ async fn attached_replicas_have_the_word_until_none_of_them_will_serve() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_has_not_said_what_it_serves_does_not_speak_for_an_expected_model() {
+async fn an_engine_with_unknown_models_does_not_replace_an_announcement() {
     let fleet = fleet();
     announce(&fleet, &[("m", Some(20))]).await;
     let state = ReplicaStatus { phase: Phase::Loading, start_left: Some(Duration::from_secs(900)), ..ReplicaStatus::default() };
@@ -88,7 +88,7 @@ async fn an_expected_model_is_listed_until_its_engine_describes_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_knows_whether_the_front_end_of_an_expected_model_will_have_a_route() {
+async fn an_expected_model_may_lack_any_front_end_route() {
     let fleet = fleet();
     announce(&fleet, &[("m", None)]).await;
     let may_lack = |model| fleet.view().may_lack_route(Some(model), "/v1/messages");
@@ -98,7 +98,7 @@ async fn nobody_knows_whether_the_front_end_of_an_expected_model_will_have_a_rou
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_was_last_asked_when_its_agent_last_counted_another_request() {
+async fn a_replicas_last_request_follows_its_agents_count() {
     let fleet = fleet();
     let served = |served| ReplicaChange { load: Some(ReplicaLoad { served, ..ReplicaLoad::default() }), ..ready(0) };
     let last_request = || fleet.view().replicas[0].last_request;

@@ -94,7 +94,7 @@ fn contradiction() -> CacheReport {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cache_is_known_from_its_snapshot_on_and_follows_its_changes() {
+async fn a_cache_is_known_from_its_snapshot_onwards() {
     let mut fixture = Fixture::start().await;
     assert_eq!(fixture.known(), None);
     fixture.report(whole(&[1, 2, 3])).await;
@@ -107,7 +107,7 @@ async fn a_cache_is_known_from_its_snapshot_on_and_follows_its_changes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_that_comes_in_parts_is_not_used_before_it_is_whole() {
+async fn a_partial_snapshot_is_not_used() {
     let mut fixture = Fixture::start().await;
     fixture.report(CacheReport { partial: true, count: 0, ..whole(&[1, 2]) }).await;
     fixture.report(CacheReport { partial: true, count: 0, ..change(&[3], &[], &[]) }).await;
@@ -122,7 +122,7 @@ async fn a_snapshot_that_comes_in_parts_is_not_used_before_it_is_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_difference_asks_once_for_the_whole_cache_which_puts_it_right() {
+async fn a_wrong_cache_digest_requests_the_whole_cache_once() {
     let mut fixture = Fixture::start().await;
     fixture.report(whole(&[1, 2])).await;
     // The report of block 3 was lost.
@@ -138,7 +138,7 @@ async fn a_difference_asks_once_for_the_whole_cache_which_puts_it_right() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reports_that_contradict_themselves_are_asked_for_thrice_and_then_not_used() {
+async fn a_cache_that_contradicts_itself_three_times_is_distrusted() {
     let mut fixture = Fixture::start().await;
     for resyncs in 1..=3 {
         fixture.report(contradiction()).await;
@@ -155,7 +155,7 @@ async fn reports_that_contradict_themselves_are_asked_for_thrice_and_then_not_us
 }
 
 #[tokio::test(start_paused = true)]
-async fn differences_far_apart_do_not_add_up() {
+async fn rare_cache_differences_do_not_add_up() {
     let mut fixture = Fixture::start().await;
     for resyncs in 1..=6 {
         fixture.report(contradiction()).await;
@@ -165,7 +165,7 @@ async fn differences_far_apart_do_not_add_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_continues_nothing_asks_for_the_whole_cache() {
+async fn a_change_without_a_snapshot_requests_the_whole_cache() {
     let mut fixture = Fixture::start().await;
     fixture.report(change(&[1], &[], &[1])).await;
     assert_eq!((fixture.known(), fixture.asked()), (None, 1));
@@ -175,7 +175,7 @@ async fn a_change_that_continues_nothing_asks_for_the_whole_cache() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_life_of_the_engine_begins_with_nothing() {
+async fn a_new_engine_life_starts_with_an_unknown_cache() {
     let mut fixture = Fixture::start().await;
     fixture.report(whole(&[1, 2, 3])).await;
     fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
@@ -186,7 +186,7 @@ async fn another_life_of_the_engine_begins_with_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_an_attachment_forgets_its_caches_and_no_others() {
+async fn a_detached_agents_caches_alone_are_forgotten() {
     let fixture = Fixture::start().await;
     fixture.report(whole(&[1, 2, 3])).await;
     let seat = fixture.replica().cache.slot.unwrap();
@@ -209,7 +209,7 @@ async fn until_swept(fixture: &Fixture, blocks: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_attaches_again_has_to_tell_its_caches_again() {
+async fn a_reattached_agent_must_report_its_caches_again() {
     let fixture = Fixture::start().await;
     fixture.report(whole(&[1, 2, 3])).await;
     let _lane = attach(&fixture.fleet, 2, vec![ready(0), ready(1)]).await;

@@ -5,7 +5,7 @@ fn booking(due: f64) -> InFlightCost {
 }
 
 #[test]
-fn a_request_is_ahead_of_others_until_its_prompt_is_computed_and_in_flight_until_its_end() {
+fn a_request_is_pending_until_prefilled_and_in_flight_throughout() {
     let own = Arc::<LocalLoad>::default();
     let mut request = own.start_request(booking(1.0), None);
     assert_eq!((own.in_flight(), own.pending_tokens(), own.context_tokens()), (1, 60, 100));
@@ -17,7 +17,7 @@ fn a_request_is_ahead_of_others_until_its_prompt_is_computed_and_in_flight_until
 }
 
 #[test]
-fn the_oldest_unanswered_request_says_how_late_a_replica_is() {
+fn the_oldest_unanswered_request_decides_how_overdue_a_replica_is() {
     let own = Arc::<LocalLoad>::default();
     assert_eq!(own.overdue_seconds(100.0), 0.0);
     let late = own.start_request(booking(2.0), None);
@@ -33,7 +33,7 @@ fn the_oldest_unanswered_request_says_how_late_a_replica_is() {
 }
 
 #[test]
-fn what_was_learned_is_read_back() {
+fn learned_rates_are_read_back() {
     let own = Arc::<LocalLoad>::default();
     for _ in 0..200 {
         own.learn_interval(4, 1000, 0.5, 7.0);

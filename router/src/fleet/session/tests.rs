@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn no_number_of_an_agent_is_more_than_any_replica_can_have() {
+fn an_agents_figures_are_clamped_to_what_replicas_can_have() {
     let engine = wire::EngineLoad {
         running: u32::MAX,
         waiting: u32::MAX,
@@ -33,7 +33,7 @@ fn no_number_of_an_agent_is_more_than_any_replica_can_have() {
 }
 
 #[test]
-fn a_job_has_a_scheduler_that_is_known_an_id_for_a_line_and_ends_that_clocks_have() {
+fn a_jobs_scheduler_id_and_times_are_validated() {
     let now = Instant::now();
     let told = wire::Job {
         scheduler: "pbs".into(),

@@ -10,7 +10,7 @@ fn only(mut answered: EngineAnswer) -> wire::Choice {
 }
 
 #[test]
-fn a_recorded_chat_is_understood() {
+fn a_recorded_chat_is_parsed() {
     let mut answered = recorded(include_bytes!("../../../../tests/fixtures/vllm/json_chat.raw"));
     assert_eq!(prompt_token_ids(&mut answered), [1, 1557, 201, 74, 75, 2, 201, 1, 3505, 478, 785, 201]);
     let told = usage(answered.usage.as_ref().unwrap());
@@ -21,14 +21,14 @@ fn a_recorded_chat_is_understood() {
 }
 
 #[test]
-fn a_recorded_completion_is_understood() {
+fn a_recorded_completion_is_parsed() {
     let answered = recorded(include_bytes!("../../../../tests/fixtures/vllm/json_completions.raw"));
     let choice = only(answered);
     assert!(!choice.text.is_empty() && choice.finish.is_some());
 }
 
 #[test]
-fn log_probabilities_of_texts_and_of_chats_are_told_alike() {
+fn log_probabilities_of_texts_and_chats_have_one_form() {
     let text = br#"{"choices":[{"index":0,"text":"ab","logprobs":{"text_offset":[0,1],"tokens":["a","b"],"token_logprobs":[null,-0.5],
         "top_logprobs":[null,{"b":-0.5,"c":-1.5}]}}]}"#;
     let text = only(serde_json::from_slice(text).unwrap()).logprobs;
@@ -42,7 +42,7 @@ fn log_probabilities_of_texts_and_of_chats_are_told_alike() {
 }
 
 #[test]
-fn a_call_of_a_tool_and_a_stop_text_are_told() {
+fn a_tool_call_and_a_stop_text_are_parsed() {
     let answer = br#"{"choices":[{"index":2,"message":{"content":null,"reasoning":"hm","tool_calls":[{"id":"c","type":"function",
         "function":{"name":"f","arguments":"{}"}}]},"finish_reason":"tool_calls","stop_reason":"END"}]}"#;
     let choice = only(serde_json::from_slice(answer).unwrap());

@@ -27,7 +27,7 @@ fn field(refused: Result<EngineRequest, Status>) -> String {
 }
 
 #[test]
-fn a_chat_with_everything_is_what_engines_read() {
+fn a_full_chat_becomes_the_engines_request() {
     let call = wire::ToolCall { id: "call-1".into(), name: "look".into(), arguments: r#"{"at":"it"}"#.into() };
     let image = wire::ContentPart { part: Some(Part::ImageUrl("data:image/png;base64,AA".into())) };
     let sound = prost_types::Struct { fields: [("type".to_owned(), value(Kind::StringValue("input_audio".into())))].into() };
@@ -82,7 +82,7 @@ fn a_chat_with_everything_is_what_engines_read() {
 }
 
 #[test]
-fn texts_and_tokens_go_to_completions_with_nothing_that_was_not_said() {
+fn texts_and_tokens_become_minimal_completion_requests() {
     let of = |prompt| wire::GenerateRequest { prompt: Some(prompt), ..Default::default() };
     let plain = generate_request(of(Prompt::Text("Once".into())), HeaderMap::new(), false).unwrap();
     assert_eq!((plain.path, body(plain).as_str()), ("/v1/completions", r#"{"prompt":"Once","stream":false}"#));
@@ -95,7 +95,7 @@ fn texts_and_tokens_go_to_completions_with_nothing_that_was_not_said() {
 }
 
 #[test]
-fn each_form_of_an_answer_has_its_field() {
+fn each_answer_format_has_its_engine_field() {
     for (format, expected) in [
         (Format::JsonObject(true), r#""response_format":{"type":"json_object"},"#),
         (Format::JsonObject(false), ""),
@@ -117,7 +117,7 @@ fn each_form_of_an_answer_has_its_field() {
 }
 
 #[test]
-fn headers_are_those_of_the_call_without_what_is_grpcs_own() {
+fn a_calls_headers_are_passed_on_without_grpcs_own() {
     let pairs = [
         ("content-type", "application/grpc"),
         ("te", "trailers"),
@@ -154,7 +154,7 @@ fn headers_are_those_of_the_call_without_what_is_grpcs_own() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_by_the_name_of_its_field() {
+fn an_invalid_request_is_refused_naming_its_field() {
     let of = |request: wire::GenerateRequest| field(generate_request(request, HeaderMap::new(), false));
     let text = || wire::GenerateRequest { prompt: Some(Prompt::Text("x".into())), ..Default::default() };
     let chat = |messages| wire::GenerateRequest {
@@ -178,7 +178,7 @@ fn what_cannot_be_meant_is_refused_by_the_name_of_its_field() {
 }
 
 #[test]
-fn vectors_are_asked_for_as_numbers() {
+fn embeddings_are_requested_as_numbers() {
     use wire::embed_request::Input;
     let tokens = wire::TokenPrompts { prompts: vec![wire::TokenIds { ids: vec![1, 2] }, wire::TokenIds { ids: vec![3] }] };
     let request = wire::EmbedRequest { model: "m".into(), input: Some(Input::Tokens(tokens)), dimensions: Some(8), ..Default::default() };

@@ -19,7 +19,7 @@ fn body(raw: &[u8]) -> &[u8] {
 }
 
 #[test]
-fn recorded_refusals_of_engines_keep_their_words_and_name_the_field() {
+fn recorded_engine_refusals_keep_their_words_and_field() {
     let too_long = engine_refusal(400, &[], body(include_bytes!("../../../../tests/fixtures/vllm/err_400_too_long.raw")));
     assert_eq!((too_long.code(), reason(&too_long).as_str()), (Code::InvalidArgument, "ENGINE_REFUSED"));
     assert!(too_long.message().starts_with("This model's maximum context length is 4096 tokens."), "{}", too_long.message());
@@ -37,7 +37,7 @@ fn recorded_refusals_of_engines_keep_their_words_and_name_the_field() {
 }
 
 #[test]
-fn refusals_in_other_forms_are_understood_and_nonsense_is_named_by_its_code() {
+fn refusals_of_other_forms_are_parsed_or_named_by_code() {
     let bare = engine_refusal(400, &[], br#"{"object":"error","message":"no","type":"BadRequestError","param":null,"code":400}"#);
     assert_eq!((bare.code(), bare.message()), (Code::InvalidArgument, "no"));
     let listed = engine_refusal(422, &[], br#"{"detail":[{"msg":"Field required"}]}"#);
@@ -52,7 +52,7 @@ fn refusals_in_other_forms_are_understood_and_nonsense_is_named_by_its_code() {
 }
 
 #[test]
-fn what_the_router_refuses_has_a_reason_and_says_when_to_come_back() {
+fn a_refusal_by_the_router_has_reason_and_delay() {
     let unknown = Rejection::Fleet(Refusal::UnknownModel { model: "a".into(), known: "b, c".into() });
     let status = rejection(&unknown);
     assert_eq!((status.code(), reason(&status).as_str()), (Code::NotFound, "MODEL_NOT_FOUND"));
@@ -72,7 +72,7 @@ fn what_the_router_refuses_has_a_reason_and_says_when_to_come_back() {
 }
 
 #[test]
-fn a_status_is_never_larger_than_clients_take() {
+fn a_status_never_exceeds_what_clients_accept() {
     let error =
         serde_json::json!({"error": {"message": "é".repeat(100_000), "type": "t".repeat(1000), "param": "p".repeat(1000), "code": 400}});
     let status = engine_refusal(400, &[], error.to_string().as_bytes());

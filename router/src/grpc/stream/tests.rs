@@ -49,7 +49,7 @@ fn deltas(events: &[Event]) -> impl Iterator<Item = &wire::Delta> {
 }
 
 #[test]
-fn a_recorded_chat_is_told_the_same_however_its_bytes_are_cut() {
+fn a_recorded_chat_parses_the_same_however_cut() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_chat_stream_usage.raw"));
     let (events, ended) = told(&body, body.len());
     ended.unwrap();
@@ -65,7 +65,7 @@ fn a_recorded_chat_is_told_the_same_however_its_bytes_are_cut() {
 }
 
 #[test]
-fn a_recorded_completion_gives_token_ids_and_those_of_its_prompt_once() {
+fn a_recorded_completion_gives_prompt_token_ids_once() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_completions_usage.raw"));
     let (events, _) = told(&body, 100);
     assert!(matches!(&events[0], Event::Started(started) if started.prompt_token_ids == [74, 75, 1348]));
@@ -75,7 +75,7 @@ fn a_recorded_completion_gives_token_ids_and_those_of_its_prompt_once() {
 }
 
 #[test]
-fn a_recorded_call_of_a_tool_comes_in_pieces_of_one_call() {
+fn a_recorded_tool_call_arrives_in_pieces() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_chat_tool_required.raw"));
     let (events, ended) = told(&body, 100);
     ended.unwrap();
@@ -87,7 +87,7 @@ fn a_recorded_call_of_a_tool_comes_in_pieces_of_one_call() {
 }
 
 #[test]
-fn a_recorded_crash_of_an_engine_ends_in_a_status_after_what_came_before() {
+fn a_recorded_engine_crash_ends_in_a_status() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_error_midstream_worker_killed.raw"));
     let (events, ended) = told(&body, 50);
     let status = ended.unwrap_err();
@@ -98,7 +98,7 @@ fn a_recorded_crash_of_an_engine_ends_in_a_status_after_what_came_before() {
 }
 
 #[test]
-fn what_is_unknown_null_missing_or_of_another_kind_breaks_nothing() {
+fn unknown_and_malformed_fields_break_nothing() {
     let body = concat!(
         ": keep-alive\n\n",
         "id: 7\nretry: 1\n\n",
@@ -121,13 +121,13 @@ fn what_is_unknown_null_missing_or_of_another_kind_breaks_nothing() {
 }
 
 #[test]
-fn what_is_no_json_ends_the_answer_with_a_status() {
+fn an_event_that_is_not_json_ends_in_a_status() {
     let (events, ended) = told(b"data: {\"choices\":[]}\n\ndata: <html>\n\n", 5);
     assert_eq!((events.len(), ended.unwrap_err().code()), (1, Code::Internal));
 }
 
 #[test]
-fn an_event_without_an_end_is_not_held_for_ever() {
+fn an_endless_event_is_not_buffered_forever() {
     let mut lines = SseDecoder::default();
     lines.push(b"data: ");
     lines.push(&vec![b'x'; MAX_EVENT_BYTES]);
@@ -162,7 +162,7 @@ fn understood(body: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_stream_that_was_replayed_behind_any_event_gives_the_events_of_one_that_was_not_cut() {
+fn a_replayed_stream_gives_the_events_of_an_uncut_one() {
     let requests = [
         ("/v1/chat/completions", r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#),
         ("/v1/chat/completions", r#"{"n":2,"stream_options":{"include_usage":true}}"#),

@@ -53,7 +53,7 @@ fn of(reading: &BodyMemory) -> BodyReservation {
 }
 
 #[tokio::test]
-async fn a_body_is_read_as_it_was_sent_in_one_piece_or_many() {
+async fn a_body_arrives_unchanged_in_one_piece_or_many() {
     let sent: Vec<u8> = (0..100_000_u32).flat_map(u32::to_le_bytes).collect();
     for size in [1000, 65_536, sent.len()] {
         assert_eq!(read_body(&config(), all(), &HeaderMap::new(), in_pieces(&sent, size)).await.unwrap(), sent);
@@ -62,7 +62,7 @@ async fn a_body_is_read_as_it_was_sent_in_one_piece_or_many() {
 }
 
 #[tokio::test]
-async fn compression_is_undone_only_where_that_is_set() {
+async fn bodies_are_decompressed_only_where_allowed() {
     let text = br#"{"model":"m","prompt":"a prompt that is a prompt that is a prompt"}"#;
     for (coding, sent) in [("gzip", gzip(text)), ("X-GZip", gzip(text)), ("deflate", zlib(text)), ("identity", text.to_vec())] {
         let read = read_body(&config(), all(), &encoded(coding), in_pieces(&sent, 7)).await;
@@ -81,7 +81,7 @@ async fn compression_is_undone_only_where_that_is_set() {
 }
 
 #[tokio::test]
-async fn a_bomb_is_left_after_the_bound_and_a_broken_body_is_told_apart() {
+async fn a_decompression_bomb_differs_from_a_broken_body() {
     let bomb = gzip(&vec![b' '; 64 * 1024 * 1024]);
     for (most, expected) in [(4 << 20, InflateError::Ratio(inflate::MAX_RATIO)), (900_000, InflateError::TooLarge(900_000))] {
         let config = RouterConfig { max_body_bytes: most, ..config() };
@@ -97,7 +97,7 @@ async fn a_bomb_is_left_after_the_bound_and_a_broken_body_is_told_apart() {
 }
 
 #[tokio::test]
-async fn bodies_that_arrive_share_one_memory_and_give_it_back() {
+async fn arriving_bodies_share_one_memory_and_return_it() {
     let reading = BodyMemory::new(10 * PIECE_BYTES);
     let body = vec![b'x'; 6 * PIECE_BYTES];
     let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
@@ -121,7 +121,7 @@ async fn bodies_that_arrive_share_one_memory_and_give_it_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_too_large_or_too_slow_is_not_waited_for() {
+async fn overlarge_and_slow_bodies_are_not_waited_for() {
     let config = config();
     let large = vec![b'x'; config.max_body_bytes + 1];
     let announced = HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::from(large.len()))]);
@@ -134,7 +134,7 @@ async fn a_body_that_is_too_large_or_too_slow_is_not_waited_for() {
 }
 
 #[test]
-fn large_bodies_leave_room_for_small_ones_and_each_gives_back_what_it_took() {
+fn large_bodies_leave_room_for_small_ones() {
     let reading = BodyMemory::new(64 * PIECE_BYTES);
     let room = |tenant, bytes: usize| reading.reserve(QueueShare { tenant, weight: 1.0, bytes: bytes as u64 });
     let held: Vec<BodyReservation> = (0..8).map(|tenant| room(tenant, 6 * PIECE_BYTES).unwrap()).collect();
@@ -148,7 +148,7 @@ fn large_bodies_leave_room_for_small_ones_and_each_gives_back_what_it_took() {
 }
 
 #[test]
-fn a_tenant_whose_bodies_take_most_of_the_memory_leaves_room_for_another() {
+fn a_tenant_with_many_bodies_leaves_room_for_another() {
     let reading = BodyMemory::new(80 * PIECE_BYTES);
     let room = |tenant, bytes: usize| reading.reserve(QueueShare { tenant, weight: 1.0, bytes: bytes as u64 });
     let flood: Vec<BodyReservation> = std::iter::from_fn(|| room(1, 6 * PIECE_BYTES).ok()).collect();
@@ -163,7 +163,7 @@ fn a_tenant_whose_bodies_take_most_of_the_memory_leaves_room_for_another() {
 }
 
 #[test]
-fn the_room_of_a_body_is_taken_for_as_long_as_any_part_of_it_is_held() {
+fn a_bodys_memory_is_taken_until_its_last_part_drops() {
     let reading = BodyMemory::new(64 * PIECE_BYTES);
     let mut body = of(&reading).wrap(Bytes::from(vec![b'x'; PIECE_BYTES]));
     let part = body.split_to(10);
@@ -174,7 +174,7 @@ fn the_room_of_a_body_is_taken_for_as_long_as_any_part_of_it_is_held() {
 }
 
 #[test]
-fn memory_that_a_body_took_as_it_came_is_passed_on_and_counts_once_and_for_whom_the_body_names() {
+fn a_bodys_memory_is_passed_on_and_counted_once() {
     let reading = BodyMemory::new(10 * PIECE_BYTES);
     let share = |tenant, pieces: usize| QueueShare { tenant, weight: 1.0, bytes: (pieces * PIECE_BYTES - 1) as u64 };
     let taken = || {
@@ -191,7 +191,7 @@ fn memory_that_a_body_took_as_it_came_is_passed_on_and_counts_once_and_for_whom_
 }
 
 #[test]
-fn what_a_body_took_moves_to_the_one_that_is_made_of_it_and_the_rest_is_given_back() {
+fn a_converted_body_takes_over_its_sources_memory() {
     let reading = BodyMemory::new(10 * PIECE_BYTES);
     let share = |pieces: usize| QueueShare { tenant: 1, weight: 1.0, bytes: (pieces * PIECE_BYTES - 1) as u64 };
     let mut of_client = reading.reserve(share(6)).unwrap();
@@ -205,7 +205,7 @@ fn what_a_body_took_moves_to_the_one_that_is_made_of_it_and_the_rest_is_given_ba
 }
 
 #[test]
-fn a_body_that_is_as_large_as_may_be_finds_room_within_what_is_for_large_ones() {
+fn the_largest_body_fits_the_memory_for_large_ones() {
     let fits = |pieces, bytes| BodyMemory::new(pieces * PIECE_BYTES).can_fit(bytes);
     assert!(fits(8, 7 * PIECE_BYTES - 1) && !fits(8, 7 * PIECE_BYTES));
     let usual = RouterConfig::default();

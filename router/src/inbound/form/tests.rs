@@ -52,7 +52,7 @@ fn a_form_is_read_as_clients_write_it() {
 }
 
 #[test]
-fn a_fields_name_is_exact() {
+fn a_field_name_must_match_exactly() {
     assert_eq!(model(&[("name=\"MODEL\"", "a"), ("name=\"model[]\"", "b")]), Ok(None));
     assert_eq!(model(&[("name=\"MODEL\"", "a"), ("name=\"model\"", "b")]), Ok(Some("b".into())));
     for odd in [
@@ -92,7 +92,7 @@ fn a_field_that_may_become_a_prompt_is_noticed() {
 }
 
 #[test]
-fn a_part_with_two_readings_is_refused() {
+fn an_ambiguous_part_is_refused() {
     for head in [
         "Content-Disposition: form-data; name=\"x\"\r\nContent-Disposition: form-data; name=\"model\"",
         "Content-Disposition: form-data; name=\"x\"\r\n ; name=\"model\"",
@@ -125,7 +125,7 @@ fn a_part_with_two_readings_is_refused() {
 }
 
 #[test]
-fn a_form_whose_parts_two_readers_could_tell_apart_differently_is_refused() {
+fn a_form_with_ambiguous_part_borders_is_refused() {
     let whole = String::from_utf8(form(&[("name=\"model\"", "a"), ("name=\"x\"", "b")])).unwrap();
     assert!(peek(TYPE, whole.as_bytes()).is_ok());
     let second = format!("\r\n------b\r\n{NAMED}name=\"x\"");
@@ -157,21 +157,21 @@ fn a_form_whose_parts_two_readers_could_tell_apart_differently_is_refused() {
 }
 
 #[test]
-fn a_form_has_a_thousand_parts_at_most() {
+fn a_form_has_at_most_a_thousand_parts() {
     let parts = |count| form(&vec![("name=\"timestamp_granularities[]\"", "word"); count]);
     assert!(peek(TYPE, &parts(1000)).is_ok());
     assert_eq!(peek(TYPE, &parts(1001)), Err(FormError::TooMany));
 }
 
 #[test]
-fn what_is_chosen_from_a_list_is_no_word_of_a_prompt() {
+fn a_field_chosen_from_a_list_is_no_prompt() {
     let words = |name: &str| peek(TYPE, &form(&[(&format!("name=\"{name}\""), "de")])).unwrap().prompt_field;
     assert_eq!([words("language"), words("to_language")], [None, None]);
     assert_eq!(words("hotwords"), Some("hotwords".into()));
 }
 
 #[test]
-fn a_boundary_that_two_readers_could_read_differently_is_refused() {
+fn an_ambiguous_boundary_is_refused() {
     let body = form(&[("name=\"model\"", "m")]);
     assert!(peek("multipart/form-data ;boundary=----b;charset=\"UTF-8\"", &body).is_ok());
     let long = format!("multipart/form-data; boundary={}", "b".repeat(71));
@@ -208,13 +208,13 @@ fn a_boundary_that_two_readers_could_read_differently_is_refused() {
 
 proptest! {
     #[test]
-    fn reading_a_form_never_panics(bytes: Vec<u8>, prefix in "(------b\r\n)?(Content-Disposition: form-data; name=\"[a-z*;=\" ]{0,9})?") {
+    fn no_form_makes_the_parser_panic(bytes: Vec<u8>, prefix in "(------b\r\n)?(Content-Disposition: form-data; name=\"[a-z*;=\" ]{0,9})?") {
         let body = [prefix.as_bytes(), &bytes].concat();
         let _ = peek(TYPE, &body);
     }
 
     #[test]
-    fn a_form_that_is_cut_short_is_refused(values in prop::collection::vec("[ -~\r\n]{0,12}", 1..4), cut in 1..200usize) {
+    fn a_truncated_form_is_refused(values in prop::collection::vec("[ -~\r\n]{0,12}", 1..4), cut in 1..200usize) {
         let parts: Vec<(&str, &str)> = values.iter().map(|value| ("name=\"x\"", value.as_str())).collect();
         let whole = form(&parts);
         prop_assert!(peek(TYPE, &whole).is_ok());

@@ -23,7 +23,7 @@ fn salted_as(content_type: &str, route: &str, tenant: &str, body: &str) -> Resul
 /// RFC 4231: the cases 1 to 4, 6 and 7; with a key shorter than a block, as long as the hash, and
 /// longer than a block.
 #[test]
-fn the_hmac_is_that_of_the_standard() {
+fn the_hmac_matches_the_standard() {
     let long = [0xaa; 131];
     let counted: Vec<u8> = (1..=25).collect();
     for (key, message, expected) in [
@@ -49,7 +49,7 @@ fn the_hmac_is_that_of_the_standard() {
 }
 
 #[test]
-fn a_salt_depends_on_tenant_and_own_salt_and_is_one_that_engines_take() {
+fn a_salt_depends_on_tenant_and_own_salt() {
     let isolation = isolation();
     let salts = [
         isolation.salt("a", ""),
@@ -70,7 +70,7 @@ fn a_salt_depends_on_tenant_and_own_salt_and_is_one_that_engines_take() {
 }
 
 #[test]
-fn the_salt_is_put_in_once_and_the_rest_stays_as_it_was() {
+fn a_salt_is_inserted_once_and_nothing_else_changes() {
     let salt = isolation().salt("t", "");
     for (body, expected) in [
         (r#"{}"#, format!(r#"{{"cache_salt":"{salt}"}}"#)),
@@ -109,7 +109,7 @@ fn a_client_cannot_keep_its_own_salt_under_any_spelling() {
 }
 
 #[test]
-fn what_cannot_be_kept_apart_is_refused_and_what_has_no_prompt_passes() {
+fn bodies_that_cannot_be_salted_are_refused() {
     let chat = "/v1/chat/completions";
     assert!(salted_as("text/plain", chat, "t", "{}").unwrap_err().contains("content type application/json"));
     // Under any content type that an engine may read as JSON.
@@ -135,7 +135,7 @@ fn what_cannot_be_kept_apart_is_refused_and_what_has_no_prompt_passes() {
 }
 
 #[test]
-fn the_secret_is_made_once_and_read_by_nobody_else() {
+fn the_secret_is_created_once_and_readable_by_nobody_else() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state/router.secret");
     let first = Isolation::open(&path).unwrap();
@@ -166,7 +166,7 @@ fn json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn nothing_but_the_salt_changes(
+    fn salting_any_body_changes_only_the_salt(
         fields in prop::collection::vec(("[a-z]{1,6}|prompt|messages|input|system", json()), 0..6),
         own in prop::option::of("[a-z\"\\\\]{1,9}"), at in 0..6usize, pretty: bool, space in "[ \n\t]{0,3}",
     ) {

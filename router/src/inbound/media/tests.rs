@@ -44,7 +44,7 @@ fn places(url: &str) -> Vec<Value> {
 }
 
 #[test]
-fn an_engine_fetches_nothing_unless_its_host_is_listed() {
+fn an_engine_fetches_media_only_from_listed_hosts() {
     let (none, listed) = (hosts(&[]), hosts(&["media.example.org"]));
     for body in places("https://media.example.org/a.png?size=1#top") {
         let refusal = none.check(body.to_string().as_bytes(), false).unwrap_err();
@@ -61,7 +61,7 @@ fn an_engine_fetches_nothing_unless_its_host_is_listed() {
 }
 
 #[test]
-fn what_only_speaks_of_urls_is_no_medium() {
+fn text_that_mentions_urls_is_no_medium() {
     let none = hosts(&[]);
     let url = "https://example.org/";
     for body in [
@@ -81,7 +81,7 @@ fn what_only_speaks_of_urls_is_no_medium() {
 }
 
 #[test]
-fn hosts_match_as_a_whole() {
+fn hosts_match_only_as_a_whole() {
     let listed = hosts(&["Example.ORG", "*.cdn.example.net", "10.0.0.7"]);
     for url in [
         "https://example.org",
@@ -147,7 +147,7 @@ fn hosts_match_as_a_whole() {
 }
 
 #[test]
-fn all_hosts_may_be_allowed_and_files_never() {
+fn all_hosts_may_be_allowed_but_never_files() {
     let all = hosts(&["*"]);
     assert!(allows(&all, &with_url("https://anything.example/")) && allows(&all, &with_url("http://[::1]:9/")));
     for url in ["file:///etc/passwd", " file:///etc/passwd", "ftp://example.org/", "/etc/passwd"] {
@@ -156,7 +156,7 @@ fn all_hosts_may_be_allowed_and_files_never() {
 }
 
 #[test]
-fn a_list_that_cannot_be_meant_is_refused_at_the_start() {
+fn an_invalid_host_list_is_refused_at_the_start() {
     for wrong in ["https://example.org", "example.org:443", "exa mple", "", "*.", "a.*.b", "**", "example.org/x", "[::1]", "ü.de"] {
         let error = MediaHosts::new(&[wrong.to_owned()]).unwrap_err().to_string();
         assert!(error.starts_with("router.media_hosts: "), "{wrong}: {error}");
@@ -164,7 +164,7 @@ fn a_list_that_cannot_be_meant_is_refused_at_the_start() {
 }
 
 #[test]
-fn a_body_that_cannot_be_searched_is_refused_and_one_without_media_is_not_searched() {
+fn a_body_with_unsearchable_media_is_refused() {
     let deep = |inner: &str| format!(r#"{{"x":{}1{},"messages":"{inner}"}}"#, "[".repeat(300), "]".repeat(300));
     let none = hosts(&[]);
     assert!(none.check(deep("\\u0075rl").as_bytes(), false).unwrap_err().contains("cannot be searched"));
@@ -173,7 +173,7 @@ fn a_body_that_cannot_be_searched_is_refused_and_one_without_media_is_not_search
 }
 
 #[test]
-fn a_name_for_a_medium_is_refused_where_tenants_are_kept_apart() {
+fn media_names_are_refused_where_tenants_are_isolated() {
     let named = chat(&json!({"type": "image_url", "image_url": null, "uuid": "photo-1"})).to_string();
     let none = hosts(&[]);
     assert_eq!(none.check(named.as_bytes(), false), Ok(()));
@@ -187,13 +187,13 @@ fn a_name_for_a_medium_is_refused_where_tenants_are_kept_apart() {
 
 proptest! {
     #[test]
-    fn no_body_panics_it(bytes: Vec<u8>, text in ".{0,40}") {
+    fn no_body_makes_the_media_check_panic(bytes: Vec<u8>, text in ".{0,40}") {
         let _ = hosts(&["example.org"]).check(&[&bytes[..], b"\"url\""].concat(), true);
         let _ = hosts(&["example.org"]).check(with_url(&text).to_string().as_bytes(), true);
     }
 
     #[test]
-    fn what_is_allowed_has_the_listed_host_for_a_strict_parser_too(url in "https?://[a-z.@:/\\\\#?%0-9]{0,12}(example\\.org)?[a-z.@:/\\\\#?%0-9]{0,8}") {
+    fn an_allowed_url_has_a_listed_host_in_strict_parsers(url in "https?://[a-z.@:/\\\\#?%0-9]{0,12}(example\\.org)?[a-z.@:/\\\\#?%0-9]{0,8}") {
         if allows(&hosts(&["example.org"]), &with_url(&url)) {
             let uri: http::Uri = url.split('#').next().unwrap().replace('\\', "%5c").parse().unwrap();
             prop_assert_eq!(uri.host().unwrap().trim_end_matches('.'), "example.org");

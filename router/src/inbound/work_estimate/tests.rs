@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_route_says_what_is_computed() {
+fn a_route_decides_what_work_is_estimated() {
     let of = |route, prompt| estimate_work(route, 100, &Peek { prompt_parts: vec![prompt], ..Peek::default() });
     let once = |route| of(route, "\"x\"");
     let one = Work { prompts: 1, answers: 1, turns: 1 };
@@ -21,7 +21,7 @@ fn a_route_says_what_is_computed() {
 }
 
 #[test]
-fn answers_that_a_request_counts_in_no_clear_way_are_as_many_as_there_can_be() {
+fn an_unclear_number_of_choices_counts_as_the_maximum() {
     let answers = |choices| estimate_work("/v1/chat/completions", 100, &Peek { choices, ..Peek::default() }).answers;
     assert_eq!(
         [
@@ -37,7 +37,7 @@ fn answers_that_a_request_counts_in_no_clear_way_are_as_many_as_there_can_be() {
 }
 
 #[test]
-fn tokens_that_are_given_as_such_are_counted() {
+fn token_ids_are_counted_exactly() {
     assert_eq!(estimate_tokens("[1, 22, 333]"), 3);
     assert_eq!(estimate_tokens("[ 128000]"), 1);
     assert_eq!(estimate_tokens(&format!("[{}7]", "100000,".repeat(999))), 1000);

@@ -23,7 +23,7 @@ fn add(path: &Path, name: &str) -> Result<(), KeyFileError> {
 }
 
 #[test]
-fn a_change_makes_a_private_file_and_keeps_the_other_keys() {
+fn a_changed_key_file_is_private_and_keeps_other_keys() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("deep/keys.toml");
     add(&path, "first").unwrap();
@@ -36,7 +36,7 @@ fn a_change_makes_a_private_file_and_keeps_the_other_keys() {
 }
 
 #[test]
-fn a_refused_change_leaves_the_file_as_it_was() {
+fn a_refused_change_leaves_the_key_file_alone() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("keys.toml");
     add(&path, "first").unwrap();
@@ -55,7 +55,7 @@ fn a_refused_change_leaves_the_file_as_it_was() {
 }
 
 #[test]
-fn changes_at_once_are_all_kept() {
+fn concurrent_changes_of_the_key_file_are_all_kept() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("keys.toml");
     std::thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn changes_at_once_are_all_kept() {
 }
 
 #[test]
-fn a_file_that_others_may_use_is_refused_saying_how_to_close_it() {
+fn a_key_file_open_to_others_is_refused_with_advice() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("keys.toml");
     add(&path, "first").unwrap();
@@ -93,7 +93,7 @@ fn a_file_that_others_may_use_is_refused_saying_how_to_close_it() {
 }
 
 #[test]
-fn a_missing_file_is_said_with_what_to_do() {
+fn a_missing_key_file_is_reported_with_advice() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("keys.toml");
     let error = list(&path).unwrap_err().to_string();
@@ -104,7 +104,7 @@ fn a_missing_file_is_said_with_what_to_do() {
 }
 
 #[test]
-fn a_link_stays_a_link_and_the_file_behind_it_is_changed() {
+fn a_linked_key_file_is_changed_behind_its_link() {
     let folder = TempDir::new().unwrap();
     let (real, link) = (folder.path().join("real.toml"), folder.path().join("keys.toml"));
     add(&real, "first").unwrap();
@@ -116,7 +116,7 @@ fn a_link_stays_a_link_and_the_file_behind_it_is_changed() {
 
 #[test]
 #[allow(clippy::disallowed_methods, reason = "a thread of its own, and no runtime")]
-fn a_file_that_another_program_has_is_waited_for_but_not_for_ever() {
+fn a_locked_key_file_is_waited_for_within_limits() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("keys.toml");
     add(&path, "first").unwrap();
@@ -132,7 +132,7 @@ fn a_file_that_another_program_has_is_waited_for_but_not_for_ever() {
 }
 
 #[test]
-fn what_is_wrong_in_a_file_is_said() {
+fn an_invalid_key_file_is_refused_with_the_reason() {
     let entry = entry("x");
     let good = to_toml(vec![entry.clone()]).unwrap();
     assert_eq!(parse("").unwrap().len(), 0);
@@ -161,7 +161,7 @@ fn what_is_wrong_in_a_file_is_said() {
 }
 
 #[test]
-fn a_key_expires_and_is_revoked_at_the_second_that_is_written() {
+fn a_key_ends_at_its_exact_second() {
     let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
     let key = KeyEntry { expires: Some(Timestamp::of(at(200))), ..entry("x") };
     assert_eq!(key.status(at(199)), KeyStatus::Valid);
@@ -220,7 +220,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in "\\PC{0,200}", end in 0_usize..400) {
+    fn any_key_file_is_parsed_or_refused(text in "\\PC{0,200}", end in 0_usize..400) {
         let _ = parse(&text);
         let good = super::to_toml(vec![entry("name"), entry("other")]).unwrap();
         let _ = parse(good.get(..end).unwrap_or(&good));

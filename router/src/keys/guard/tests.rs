@@ -55,7 +55,7 @@ fn passes(guard: &AdminGuard, path: &str, via: CallOrigin, key: Option<&Secret>)
 }
 
 #[test]
-fn over_tcp_operators_need_an_admin_key_on_loopback_too_and_health_needs_none() {
+fn operators_over_tcp_always_need_an_admin_key() {
     let bench = bench();
     for (listens, via) in [
         ("127.0.0.1", CallOrigin::Loopback),
@@ -78,14 +78,14 @@ fn over_tcp_operators_need_an_admin_key_on_loopback_too_and_health_needs_none() 
 }
 
 #[test]
-fn on_the_socket_nobody_needs_a_key() {
+fn the_socket_needs_no_key() {
     let bench = bench();
     let guard = bench.guard(NeedKey::Always, "0.0.0.0");
     assert!([LIST, DRAIN, "/metrics", "/readyz"].iter().all(|path| passes(&guard, path, CallOrigin::Socket, None)));
 }
 
 #[test]
-fn without_a_key_file_operators_are_sent_to_the_socket() {
+fn operators_without_a_key_file_are_sent_to_the_socket() {
     let bench = Bench { keys: Keys::default(), ..bench() };
     let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
     for key in [None, Some(&bench.admin)] {
@@ -97,7 +97,7 @@ fn without_a_key_file_operators_are_sent_to_the_socket() {
 }
 
 #[test]
-fn the_metrics_page_needs_a_key_beyond_loopback_or_as_the_setting_says() {
+fn the_metrics_page_needs_a_key_beyond_loopback_by_default() {
     let bench = bench();
     let needed = |metrics, listens| !passes(&bench.guard(metrics, listens), "/metrics", CallOrigin::Network, None);
     assert_eq!([needed(NeedKey::Auto, "0.0.0.0"), needed(NeedKey::Auto, "127.0.0.1")], [true, false]);
@@ -105,7 +105,7 @@ fn the_metrics_page_needs_a_key_beyond_loopback_or_as_the_setting_says() {
 }
 
 #[test]
-fn a_web_page_is_refused_whatever_key_or_socket_it_has() {
+fn a_foreign_web_page_is_refused_even_with_a_key() {
     let bench = bench();
     let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
     for via in [CallOrigin::Socket, CallOrigin::Loopback, CallOrigin::Network] {
@@ -129,7 +129,7 @@ fn a_web_page_is_refused_whatever_key_or_socket_it_has() {
 }
 
 #[test]
-fn the_page_is_its_own_origin_over_http_1_and_over_http_2_with_tls() {
+fn the_routers_own_page_passes_the_origin_check() {
     let sent = |uri: &str, host: &'static str, origin: &'static str| {
         let request = Request::builder().method(Method::POST).uri(uri).header(ORIGIN, origin);
         let request = if host.is_empty() { request } else { request.header(HOST, host) };
@@ -144,7 +144,7 @@ fn the_page_is_its_own_origin_over_http_1_and_over_http_2_with_tls() {
 }
 
 #[test]
-fn on_loopback_a_page_that_needs_no_key_is_shown_only_under_this_hosts_names() {
+fn a_keyless_page_is_shown_only_under_local_names() {
     let bench = bench();
     let guard = bench.guard(NeedKey::Auto, "127.0.0.1");
     let under = |path, via, host: &str| guard.check(&with(call(path, via, None), "host", host)).is_ok();
@@ -159,7 +159,7 @@ fn on_loopback_a_page_that_needs_no_key_is_shown_only_under_this_hosts_names() {
 }
 
 #[test]
-fn refusals_say_whom_they_are_for() {
+fn a_refusal_has_the_form_of_its_caller() {
     let bench = bench();
     let guard = bench.guard(NeedKey::Auto, "0.0.0.0");
     let grpc = call(LIST, CallOrigin::Network, Some(&bench.user));

@@ -12,7 +12,7 @@ fn watched(sessions: &PageSessions, rights: PageRights) -> PageTicket {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_works_once_and_for_a_minute() {
+async fn a_page_token_works_once_and_for_a_minute() {
     let sessions = PageSessions::default();
     let [once, late] = [(); 2].map(|()| sessions.issue_token(PageRights::Watch, None).unwrap());
     advance(TOKEN_LIFE - Duration::from_millis(1)).await;
@@ -26,7 +26,7 @@ async fn a_token_works_once_and_for_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_lasts_twelve_hours() {
+async fn a_page_session_lasts_twelve_hours() {
     let sessions = PageSessions::default();
     let session = watched(&sessions, PageRights::Operate);
     advance(SESSION_LIFE - Duration::from_millis(1)).await;
@@ -36,7 +36,7 @@ async fn a_session_lasts_twelve_hours() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_too_many_tokens_and_sessions_those_go_that_end_first() {
+async fn the_oldest_tokens_and_sessions_make_way_for_new_ones() {
     let sessions = PageSessions::default();
     let first = sessions.issue_token(PageRights::Watch, None).unwrap();
     for _ in 0..MAX_TOKENS {
@@ -55,7 +55,7 @@ async fn of_too_many_tokens_and_sessions_those_go_that_end_first() {
 }
 
 #[tokio::test]
-async fn a_session_that_a_key_was_traded_for_ends_with_the_key() {
+async fn a_page_session_ends_with_its_key() {
     let [admin, user] = [(); 2].map(|()| Secret::random().unwrap());
     let entry = |secret: &Secret, role| KeyEntry { role, ..KeyEntry::new(secret, "t", SystemTime::now()) };
     let known = keys(vec![entry(&admin, Role::Admin), entry(&user, Role::Use)]);
@@ -75,7 +75,7 @@ async fn a_session_that_a_key_was_traded_for_ends_with_the_key() {
 }
 
 #[test]
-fn a_ticket_is_not_printed() {
+fn a_page_ticket_is_never_printed() {
     let ticket = PageTicket::random().unwrap();
     assert!(ticket.reveal().len() == 64 && !format!("{ticket:?}").contains(ticket.reveal()));
 }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn keys_differ_and_are_read_back_as_they_were_made() {
+fn generated_keys_differ_and_parse_back() {
     let keys: Vec<Secret> = (0..200).map(|_| Secret::random().unwrap()).collect();
     for key in &keys {
         assert_eq!(key.reveal().parse(), Ok(key.clone()));
@@ -20,7 +20,7 @@ fn keys_differ_and_are_read_back_as_they_were_made() {
 }
 
 #[test]
-fn what_is_no_key_is_not_read_as_one() {
+fn a_text_that_is_no_key_is_refused() {
     let key = Secret::random().unwrap();
     let text = key.reveal();
     let wrong = [
@@ -41,7 +41,7 @@ fn what_is_no_key_is_not_read_as_one() {
 }
 
 #[test]
-fn neither_a_key_nor_its_digest_is_printed() {
+fn keys_and_digests_are_never_printed() {
     let key = Secret::random().unwrap();
     let secret = key.reveal().rsplit('_').next().unwrap();
     let digest = String::from(key.digest());
@@ -62,7 +62,7 @@ const EXPECTED: &str = "ed8e9659f4eebfb87205796592ccb877d6fd6029da1d46cc7479540d
 
 proptest! {
     #[test]
-    fn digests_are_the_same_when_their_bytes_are(left: [u8; 32], place in 0_usize..32, bit in 0_u32..8) {
+    fn digests_match_only_if_all_bytes_do(left: [u8; 32], place in 0_usize..32, bit in 0_u32..8) {
         let mut right = left;
         prop_assert!(Digest(left).matches(&Digest(right)));
         right[place] ^= 1 << bit;
@@ -77,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_a_key_or_is_refused(text in "(hk_)?[a-z2-7_\u{e9}]{0,80}") {
+    fn any_text_is_parsed_as_a_key_or_refused(text in "(hk_)?[a-z2-7_\u{e9}]{0,80}") {
         let _ = text.parse::<Secret>();
         let _ = find_key_id(&text);
         let _ = Digest::try_from(text);

@@ -13,7 +13,7 @@ fn folder() -> TempDir {
 }
 
 #[tokio::test]
-async fn the_sockets_of_routers_that_live_are_found_in_every_folder() {
+async fn live_routers_sockets_are_found_in_every_folder() {
     let folders = [folder(), folder()];
     let paths = folders.each_ref().map(|folder| folder.path().to_owned());
     let usual = |port: u16| OperatorsSocket { configured: PathBuf::new(), port }.paths(&paths);
@@ -33,7 +33,7 @@ async fn the_sockets_of_routers_that_live_are_found_in_every_folder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_socket_that_is_removed_is_made_anew() {
+async fn a_removed_socket_is_recreated() {
     let folder = folder();
     let place = OperatorsSocket { configured: folder.path().join("below/s.sock"), port: 1 };
     let (path, end) = (place.configured.clone(), CancellationToken::new());
@@ -50,7 +50,7 @@ async fn a_socket_that_is_removed_is_made_anew() {
 }
 
 #[tokio::test]
-async fn a_path_that_was_chosen_must_do() {
+async fn an_unusable_configured_socket_path_is_an_error() {
     let folder = folder();
     let place = OperatorsSocket { configured: folder.path().join("s.sock"), port: 1 };
     let living = place.open(false).await.unwrap();

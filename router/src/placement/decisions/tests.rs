@@ -13,7 +13,7 @@ fn ids(records: &[Arc<PlacementDecision>]) -> Vec<u64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_ring_forgets_the_oldest() {
+async fn the_ring_of_decisions_forgets_the_oldest() {
     let ring = DecisionLog::new(3);
     for id in 1..=5 {
         ring.push(record(id, None).await);
@@ -26,7 +26,7 @@ async fn the_ring_forgets_the_oldest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn decisions_are_found_by_our_number_and_by_the_clients() {
+async fn a_decision_is_found_by_router_or_client_id() {
     let ring = DecisionLog::new(10);
     for (id, client_id) in [(0xab, Some("mine")), (0xcd, None), (0xab, Some("mine")), (0xef, Some("cd"))] {
         ring.push(record(id, client_id).await);
@@ -38,7 +38,7 @@ async fn decisions_are_found_by_our_number_and_by_the_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_reason_is_one_line_that_a_script_can_read() {
+async fn a_decisions_reason_is_one_parsable_line() {
     let (fixture, seats) = Fixture::known(2).await;
     let prompt = exact(4000, FILES);
     fixture.index.store(seats[1], &prompt.token_keys(16)[..200]);
@@ -55,7 +55,7 @@ async fn the_reason_is_one_line_that_a_script_can_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_large_fleet_the_chosen_one_and_the_cheapest_are_remembered() {
+async fn a_decision_remembers_the_chosen_and_cheapest_of_many() {
     let (fixture, seats) = Fixture::known(100).await;
     let prompt = exact(4000, FILES);
     let keys = prompt.token_keys(16);

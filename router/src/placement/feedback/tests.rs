@@ -26,7 +26,7 @@ fn usage(completion_tokens: u64, cached_tokens: Option<u64>) -> Option<TokenUsag
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_teaches_a_longer_answer_than_he_could_have() {
+async fn answer_lengths_are_learned_only_up_to_their_limit() {
     let fixture = Fixture::approximate(1).await;
     let lengths = |most, context| {
         let output_bounds = OutputBounds { least: 0, most };
@@ -42,7 +42,7 @@ async fn nobody_teaches_a_longer_answer_than_he_could_have() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_answers_in_one_teach_nothing_of_the_length_of_one() {
+async fn answers_with_several_choices_teach_no_length() {
     let fixture = Fixture::approximate(1).await;
     let before = fixture.placer.output_lengths.expected(OutputBounds::default());
     let asked = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], ..PlacementRequest::default() };
@@ -52,7 +52,7 @@ async fn many_answers_in_one_teach_nothing_of_the_length_of_one() {
 }
 
 #[test]
-fn the_cached_part_of_an_approximate_prefix_is_never_more_than_the_whole() {
+fn the_cached_part_of_an_approximate_prefix_is_bounded() {
     assert_eq!(scale_tokens(1000, 50, 100), 500);
     assert_eq!(scale_tokens(u32::MAX, u64::MAX, 1), u32::MAX);
     assert_eq!(scale_tokens(4000, u64::MAX, u64::MAX), 4000);
@@ -76,7 +76,7 @@ async fn a_streams_first_token_teaches_the_replicas_speed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plain_answer_tells_no_speed_but_its_length() {
+async fn a_plain_answer_teaches_its_length_but_no_speed() {
     let fixture = Fixture::approximate(1).await;
     let before = fixture.fleet.view().replicas[0].local_load.learned().rates;
     let (mut placed, _in_flight, record) = place(&fixture, &text(&"a".repeat(16_000)));
@@ -88,7 +88,7 @@ async fn a_plain_answer_tells_no_speed_but_its_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_time_between_tokens_teaches_how_long_steps_take() {
+async fn the_time_between_tokens_teaches_the_step_time() {
     let fixture = Fixture::approximate(1).await;
     let local_load = fixture.fleet.view().replicas[0].local_load.clone();
     let before = local_load.learned().rates.step;
@@ -103,7 +103,7 @@ async fn the_time_between_tokens_teaches_how_long_steps_take() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_engine_had_cached_is_kept_with_the_decision_and_what_it_had_not_it_has_now() {
+async fn an_engines_reported_cache_hits_correct_the_decision() {
     let fixture = Fixture::approximate(2).await;
     let prompt = stream('a', 16_000);
     let matched = || fixture.choose(&prompt).decision.choice().candidate.matched;

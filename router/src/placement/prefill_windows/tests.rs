@@ -15,13 +15,13 @@ fn open(windows: &PrefillWindows, begun: Instant) -> Vec<u64> {
 }
 
 #[test]
-fn without_the_setting_a_replica_is_given_prompts_at_any_time() {
+fn a_replica_gets_prompts_anytime_without_prefill_windows() {
     let (windows, now) = windows(Duration::ZERO);
     assert_eq!(open(&windows, now).len(), 2_000);
 }
 
 #[test]
-fn a_busy_replica_is_given_prompts_in_one_short_window_of_each_interval() {
+fn a_busy_replica_gets_prompts_only_in_prefill_windows() {
     let (windows, now) = windows(EVERY);
     let open = open(&windows, now);
     let begins: Vec<u64> = open.iter().filter(|ms| ms.checked_sub(1).is_none_or(|before| !open.contains(&before))).copied().collect();
@@ -30,19 +30,19 @@ fn a_busy_replica_is_given_prompts_in_one_short_window_of_each_interval() {
 }
 
 #[test]
-fn a_replica_that_is_not_busy_is_given_prompts_at_any_time() {
+fn an_idle_replica_gets_prompts_at_any_time() {
     let (windows, now) = windows(EVERY);
     assert!((0..400).all(|ms| windows.is_open(BUSY_IN_FLIGHT - 1, now + Duration::from_millis(ms))));
 }
 
 #[test]
-fn a_window_is_long_enough_to_be_seen_however_short_the_interval() {
+fn a_prefill_window_has_a_minimum_length() {
     let (windows, now) = windows(Duration::from_millis(40));
     assert!((950..=1_050).contains(&open(&windows, now).len()));
 }
 
 #[test]
-fn routers_that_started_at_different_moments_agree() {
+fn routers_agree_on_prefill_windows() {
     let (one, now) = windows(EVERY);
     let later = Duration::from_millis(777);
     let other = PrefillWindows::new(EVERY, now + later, SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000) + later);

@@ -52,7 +52,7 @@ fn asked(text: &str) -> PlacementRequest {
 }
 
 #[test]
-fn text_counts_as_a_token_for_four_bytes_and_has_keys_for_whole_blocks() {
+fn text_is_estimated_by_bytes_and_keyed_by_blocks() {
     let prompt = text(&"a".repeat(1001));
     assert_eq!((prompt.token_count(), prompt.text_keys().len()), (251, 3));
     assert!(!prompt.is_exact_for(Some(python(FILES))) && prompt.token_keys(16).is_empty());
@@ -60,7 +60,7 @@ fn text_counts_as_a_token_for_four_bytes_and_has_keys_for_whole_blocks() {
 }
 
 #[test]
-fn texts_with_the_same_beginning_share_its_keys_unless_they_are_for_other_models() {
+fn texts_of_one_model_share_the_keys_of_prefixes() {
     let (short, long) = (text(&"a".repeat(600)), text(&"a".repeat(1200)));
     assert_eq!(short.text_keys()[..], long.text_keys()[..2]);
     let parts = Prompt::from_text(PlacementRequest { prompt_parts: vec!["a".repeat(300).into(), "a".repeat(300).into()], ..asked("") }, "");
@@ -70,7 +70,7 @@ fn texts_with_the_same_beginning_share_its_keys_unless_they_are_for_other_models
 }
 
 #[test]
-fn tokens_have_keys_for_each_size_of_block() {
+fn tokens_have_keys_for_each_block_size() {
     let prompt = exact(100, FILES);
     assert!(prompt.is_exact_for(Some(python(FILES))) && !prompt.is_exact_for(Some(python([8; 32]))) && !prompt.is_exact_for(None));
     let rust = Some(EncoderKey { files: FILES, dialect: Dialect::Rust });
@@ -101,7 +101,7 @@ fn a_request_counts_once_however_often_it_is_placed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
+async fn prompts_are_tokenized_only_where_the_choice_depends_on_it() {
     let hello = || asked(&"Hello, engine! ".repeat(10));
     let (one, _) = Fixture::known(1).await;
     assert_eq!(one.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "there is no choice");
@@ -114,7 +114,7 @@ async fn tokens_are_wanted_only_where_they_can_change_the_choice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_whose_tokenizer_is_not_here_says_so() {
+async fn a_prompt_without_tokenizer_says_so() {
     let (fixture, _) = Fixture::known(2).await;
     let body = Bytes::from_static(br#"{"model":"m","prompt":"Hello, engine, how are you?"}"#);
     let prompt = fixture.placer.read_prompt(PlacementRequest { body, ..asked(&"Hello, engine! ".repeat(10)) }, false).await;
@@ -124,7 +124,7 @@ async fn a_prompt_whose_tokenizer_is_not_here_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_of_a_form_that_is_not_proved_is_placed_by_text_and_others_are_not() {
+async fn a_prompt_of_an_unproved_form_is_placed_by_text() {
     let (fixture, _) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), PromptForms::ALL.without(PromptForms::default().with(PromptForm::Continued)));
     let read = |body: &'static str| {
@@ -167,7 +167,7 @@ fn read_tokens(prompt: &Prompt) -> &[u32] {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
+async fn a_long_prompt_is_tokenized_as_far_as_cached() {
     let (fixture, slots) = proved().await;
     let text = "hello world ".repeat(2000);
     let unknown = fixture.placer.read_prompt(completion(&text), false).await;
@@ -196,7 +196,7 @@ async fn a_long_prompt_is_read_as_far_as_somebody_has_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning_was_read() {
+async fn concurrent_long_prompts_with_a_common_prefix_stay_together() {
     let (fixture, _) = proved().await;
     let document = "hello world ".repeat(2000);
     let alone = fixture.placer.read_prompt(completion(&document), false).await;
@@ -224,7 +224,7 @@ async fn long_prompts_that_come_at_once_are_together_though_only_their_beginning
 }
 
 #[test]
-fn what_comes_after_the_first_medium_is_not_counted() {
+fn text_after_the_first_medium_is_not_counted() {
     let image = r#"[{"type":"text","text":"What is this?"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]"#;
     let (before, many) = (image.find("image_url").unwrap(), format!("{}{}", image, "A".repeat(100_000)));
     assert!(text(&many).token_count() as usize <= before / BYTES_PER_TOKEN + BYTES_PER_TOKEN, "{}", text(&many).token_count());

@@ -82,14 +82,14 @@ async fn let_tasks_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_queued_while_a_replica_has_room() {
+async fn no_request_is_queued_while_a_replica_has_room() {
     let fixture = Fixture::start(8, LONG).await;
     assert_eq!(fixture.wait("at once", 0, 100).await.unwrap(), Ok(()));
     assert!(fixture.queue.waiting_count() == 0 && !fixture.queue.has_waiting(Some("m")));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_for_a_node_that_stays_while_another_leaves_too_early_and_goes_there_when_it_is_the_last() {
+async fn a_request_avoids_a_leaving_node_until_it_is_last() {
     let fixture = Fixture::start(8, LONG).await;
     let lane = fixture.placed.leave_in(2).await;
     let full = fixture.fill(0);
@@ -112,7 +112,7 @@ async fn a_request_waits_for_a_node_that_stays_while_another_leaves_too_early_an
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompts_for_a_busy_replica_wait_for_a_prefill_window_and_go_together() {
+async fn prompts_for_a_busy_replica_wait_for_a_prefill_window() {
     let every = Duration::from_millis(400);
     let fixture = Fixture::on(Placement::with_prefill_windows(1, every).await, 8, LONG);
     let local_load = fixture.placed.fleet.view().replicas[0].local_load.clone();
@@ -165,7 +165,7 @@ async fn the_lowest_priority_goes_first_and_then_the_shortest_prompt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_one_sees_what_the_one_before_it_takes() {
+async fn the_next_request_sees_what_its_predecessor_takes() {
     let fixture = Fixture::start(8, LONG).await;
     let full = fixture.fill(0);
     let (queue, placer) = (fixture.queue.clone(), fixture.placed.placer.clone());
@@ -190,7 +190,7 @@ async fn the_next_one_sees_what_the_one_before_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_turn_that_is_not_used_holds_others_up_for_a_moment_only() {
+async fn an_unused_turn_holds_up_others_only_briefly() {
     let fixture = Fixture::start(8, LONG).await;
     let full = fixture.fill(0);
     let (queue, placer) = (fixture.queue.clone(), fixture.placed.placer.clone());
@@ -207,7 +207,7 @@ async fn a_turn_that_is_not_used_holds_others_up_for_a_moment_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_wait_than_may() {
+async fn a_full_queue_refuses_further_requests() {
     let fixture = Fixture::start(2, LONG).await;
     let full = fixture.fill(0);
     let queued = [fixture.wait("a", 0, 10), fixture.wait("b", 0, 10)];
@@ -222,7 +222,7 @@ async fn no_more_wait_than_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_be_answered_too_late_does_not_wait() {
+async fn a_request_that_would_be_answered_late_is_refused() {
     // Two seconds of prefill are ahead on the replica, at the prior's 40 µs a token.
     let fixture = Fixture::start(8, Duration::from_millis(2500)).await;
     let full = fixture.fill(0);
@@ -242,7 +242,7 @@ async fn who_would_be_answered_too_late_does_not_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_gives_up_its_place() {
+async fn a_request_whose_client_leaves_frees_its_slot() {
     let fixture = Fixture::start(1, LONG).await;
     let full = fixture.fill(0);
     let leaving = fixture.wait("leaves", 0, 10);
@@ -258,7 +258,7 @@ async fn who_leaves_gives_up_its_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_replicas_end_is_told_to_those_who_wait_for_it() {
+async fn waiting_requests_learn_of_their_replicas_end() {
     let fixture = Fixture::start(8, LONG).await;
     let _full = fixture.fill(0);
     let waits = fixture.wait("waits", 0, 10);
@@ -297,7 +297,7 @@ impl Fixture {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_for_a_replica_that_loads_and_gets_it() {
+async fn a_request_waits_for_a_loading_replica_and_gets_it() {
     let fixture = Fixture::start(8, LONG).await;
     for left in [None, Some(Duration::from_secs(40))] {
         fixture.enter(Phase::Loading, left).await;
@@ -310,7 +310,7 @@ async fn a_request_waits_for_a_replica_that_loads_and_gets_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_for_a_lost_agent_as_long_as_its_lease() {
+async fn a_request_waits_for_a_lost_agent_during_its_lease() {
     let fixture = Fixture::start(8, LONG).await;
     fixture.lose_agent().await;
     let (waited, came) = fixture.wait_for_arrival().await.unwrap().unwrap();
@@ -326,7 +326,7 @@ async fn a_request_waits_for_a_lost_agent_as_long_as_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_a_start_that_takes_too_long_or_for_a_replica_that_is_not_coming() {
+async fn a_request_does_not_wait_for_late_or_lost_replicas() {
     let longest = Duration::from_secs(30);
     let fixture = Fixture::start(8, longest).await;
     for (phase, left) in [
@@ -349,7 +349,7 @@ async fn nobody_waits_for_a_start_that_takes_too_long_or_for_a_replica_that_is_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_for_a_model_that_is_expected_and_gets_its_replica() {
+async fn a_request_for_an_expected_model_waits_for_its_replica() {
     let fixture = Fixture::start(8, LONG).await;
     for soon in [None, Some(40)] {
         announce(&fixture.placed.fleet, &[("new", soon)]).await;
@@ -365,7 +365,7 @@ async fn a_request_waits_for_a_model_that_is_expected_and_gets_its_replica() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_a_model_that_comes_too_late_or_is_expected_no_more() {
+async fn a_request_does_not_wait_for_models_arriving_too_late() {
     let longest = Duration::from_secs(20);
     let fixture = Fixture::start(8, longest).await;
     announce(&fixture.placed.fleet, &[("new", Some(22))]).await;
@@ -379,7 +379,7 @@ async fn nobody_waits_for_a_model_that_comes_too_late_or_is_expected_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_replica_leaves_with_its_client_and_when_the_router_drains() {
+async fn a_wait_for_a_replica_ends_with_client_or_drain() {
     let fixture = Fixture::start(8, LONG).await;
     fixture.enter(Phase::Loading, None).await;
     let (leaves, stays) = (fixture.wait_for_arrival(), fixture.wait_for_arrival());
@@ -395,7 +395,7 @@ async fn who_waits_for_a_replica_leaves_with_its_client_and_when_the_router_drai
 }
 
 #[tokio::test(start_paused = true)]
-async fn names_that_clients_make_up_while_engines_load_are_forgotten_or_few() {
+async fn made_up_model_names_are_forgotten_or_bounded() {
     let fixture = Fixture::start(1000, LONG).await;
     let state = ReplicaStatus { phase: Phase::Loading, ..ReplicaStatus::default() };
     let loading = ReplicaChange { index: 1, state: Some(state), ..ready(1) };
@@ -427,7 +427,7 @@ async fn requests_for_another_model_are_not_held_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_for_the_replica_that_has_its_prompt_and_holds_up_nobody() {
+async fn a_request_waiting_for_its_cache_holds_up_nobody() {
     let (placed, slots) = Placement::known(2).await;
     let queue = RequestQueue::start(
         placed.placer.clone(),
@@ -472,7 +472,7 @@ fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> J
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tenant_that_floods_leaves_a_place_for_the_next_which_goes_first() {
+async fn a_flooding_tenant_leaves_a_slot_for_the_next() {
     let fixture = Fixture::start(10, LONG).await;
     let full = fixture.fill(0);
     let mut flood = Vec::new();
@@ -497,7 +497,7 @@ async fn a_tenant_that_floods_leaves_a_place_for_the_next_which_goes_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_place_is_taken_before_a_prompt_is_read_and_given_back_by_who_does_not_need_it() {
+async fn a_queue_slot_is_taken_before_tokenizing_and_returned() {
     let fixture = Fixture::start(5, LONG).await;
     let full = fixture.fill(0);
     let waits = wait_for(&fixture, "waits", 1, 0);
@@ -513,7 +513,7 @@ async fn a_place_is_taken_before_a_prompt_is_read_and_given_back_by_who_does_not
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_bytes_wait_than_may_and_they_are_free_again_when_a_client_leaves() {
+async fn queued_bytes_are_bounded_and_freed_with_their_client() {
     let fixture = Fixture::start(10, LONG).await;
     let _full = fixture.fill(0);
     let large = wait_for(&fixture, "large", 1, 900_000);
@@ -530,7 +530,7 @@ async fn no_more_bytes_wait_than_may_and_they_are_free_again_when_a_client_leave
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_went_without_waiting_is_behind_who_had_nothing() {
+async fn a_tenant_served_without_waiting_goes_behind_unserved_ones() {
     let fixture = Fixture::start(10, LONG).await;
     // The first one that waits makes the queue.
     let full = fixture.fill(0);

@@ -18,7 +18,7 @@ fn with_files(index: u32, phase: Phase) -> ReplicaChange {
 }
 
 #[tokio::test(start_paused = true)]
-async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way() {
+async fn missing_prompt_files_are_requested_once() {
     let (fleet, prompts) = (fleet(), Prompts::new(PathBuf::new(), 1));
     let (directives, mut told) = Directives::connect();
     let replicas = vec![ready(0), with_files(1, Phase::Loading), with_files(2, Phase::Ready), with_files(3, Phase::Ready)];
@@ -37,7 +37,7 @@ async fn files_that_are_missing_are_asked_for_once_while_they_are_on_their_way()
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_model_itself_is_asked_how_it_reads() {
+async fn only_the_base_model_is_used_for_proofs() {
     let fleet = fleet();
     let adapter = crate::fleet::Model::new("lora".into(), r#"{"parent":"m"}"#.into());
     let base = state(Phase::Ready, "m");

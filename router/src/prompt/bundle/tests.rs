@@ -3,21 +3,21 @@ use crate::prompt::tests::{bundle, file};
 use proptest::prelude::*;
 
 #[test]
-fn a_file_that_is_not_known_here_is_passed_over() {
+fn an_unknown_file_of_a_bundle_is_skipped() {
     let mut bundle = PromptBundle::decode(&bundle(0)[..]).unwrap();
     bundle.files.push(file("vocabulary_of_the_future.bin", "?"));
     assert!(build_encoder(&bundle.encode_to_vec(), 1024).is_ok());
 }
 
 #[test]
-fn without_a_tokenizer_there_is_no_encoder() {
+fn a_bundle_without_a_tokenizer_has_no_encoder() {
     let bundle = PromptBundle { files: vec![file("tokenizer_config.json", "{}")] };
     let error = build_encoder(&bundle.encode_to_vec(), 1024).err().unwrap();
     assert_eq!(error.to_string(), "there is no tokenizer.json among the files");
 }
 
 #[test]
-fn a_tokenizer_that_cannot_be_read_is_an_error() {
+fn an_unreadable_tokenizer_is_an_error() {
     for content in ["", "{", "{}", r#"{"model":{"type":"BPE"}}"#, "[]"] {
         let bundle = PromptBundle { files: vec![file("tokenizer.json", content)] };
         assert!(build_encoder(&bundle.encode_to_vec(), 1024).is_err(), "{content}");

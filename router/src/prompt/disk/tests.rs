@@ -12,7 +12,7 @@ fn names(folder: &Path) -> usize {
 }
 
 #[test]
-fn what_is_written_is_read_again_and_is_for_its_owner_only() {
+fn a_written_bundle_reads_back_and_is_private() {
     let cache = tempfile::tempdir().unwrap();
     let (hash, content) = bundle(0);
     let disk = DiskCache::open(&cache.path().join("new"));
@@ -28,7 +28,7 @@ fn what_is_written_is_read_again_and_is_for_its_owner_only() {
 }
 
 #[test]
-fn a_damaged_bundle_is_not_given_out_and_not_looked_for_again() {
+fn a_damaged_bundle_is_rejected_and_forgotten() {
     let cache = tempfile::tempdir().unwrap();
     let disk = DiskCache::open(cache.path());
     let (hash, content) = bundle(0);
@@ -41,7 +41,7 @@ fn a_damaged_bundle_is_not_given_out_and_not_looked_for_again() {
 }
 
 #[test]
-fn what_is_no_plain_file_is_not_opened() {
+fn only_plain_files_are_opened() {
     let cache = tempfile::tempdir().unwrap();
     let (hash, _) = bundle(0);
     fs::create_dir_all(cache.path().join("prompt").join(hex(&hash))).unwrap();
@@ -51,7 +51,7 @@ fn what_is_no_plain_file_is_not_opened() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_done_without() {
+fn the_disk_cache_works_without_a_writable_folder() {
     let cache = tempfile::tempdir().unwrap();
     let taken = cache.path().join("file");
     fs::write(&taken, b"").unwrap();
@@ -63,7 +63,7 @@ fn a_folder_that_cannot_be_written_is_done_without() {
 }
 
 #[test]
-fn the_bundles_used_least_recently_go_first() {
+fn the_least_recently_used_bundles_are_evicted_first() {
     let cache = tempfile::tempdir().unwrap();
     let disk = DiskCache::open(cache.path());
     let long_ago = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
@@ -81,7 +81,7 @@ fn the_bundles_used_least_recently_go_first() {
 }
 
 #[test]
-fn what_a_dead_router_left_unfinished_is_removed_and_what_is_being_written_is_not() {
+fn unfinished_bundles_of_dead_routers_are_removed() {
     let cache = tempfile::tempdir().unwrap();
     let disk = DiskCache::open(cache.path());
     let (hash, content) = bundle(0);
@@ -97,7 +97,7 @@ fn what_a_dead_router_left_unfinished_is_removed_and_what_is_being_written_is_no
 }
 
 #[test]
-fn only_names_of_sixty_four_small_digits_are_bundles() {
+fn only_names_of_64_lowercase_digits_are_bundles() {
     let (hash, _) = bundle(0);
     assert_eq!(parse_name(Path::new("/x").join(hex(&hash)).as_path()), Some(hash));
     for name in [hex(&hash).to_uppercase(), format!("{}0", hex(&hash)), hex(&hash)[1..].to_owned(), "ä".repeat(32), String::new()] {

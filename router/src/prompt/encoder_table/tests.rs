@@ -34,7 +34,7 @@ fn with_encoder(files: FilesHash, now: Instant) -> (EncoderTable, Generation) {
 }
 
 #[test]
-fn files_are_asked_for_once_while_they_come() {
+fn prompt_files_are_requested_once_while_in_transfer() {
     let (mut table, now, files) = (EncoderTable::default(), Instant::now(), hash(1));
     assert_eq!(table.status(&reader(files), now), EncoderStatus::Missing);
     assert_eq!(table.offer(files, 4, false, now), OfferAction::Fetch);
@@ -51,7 +51,7 @@ fn files_are_asked_for_once_while_they_come() {
 }
 
 #[test]
-fn a_transfer_that_stalls_is_asked_for_again_by_the_next_offer() {
+fn a_stalled_transfer_is_restarted_by_the_next_offer() {
     let (mut table, now, files) = (EncoderTable::default(), Instant::now(), hash(1));
     table.offer(files, 4, false, now);
     table.receive_part(&files, piece(0, b"ab"), now);
@@ -62,7 +62,7 @@ fn a_transfer_that_stalls_is_asked_for_again_by_the_next_offer() {
 }
 
 #[test]
-fn a_transfer_that_breaks_is_asked_for_again_after_a_pause() {
+fn a_broken_transfer_is_restarted_after_a_pause() {
     let (mut table, now, files) = (EncoderTable::default(), Instant::now(), hash(1));
     table.offer(files, 4, false, now);
     assert!(table.receive_part(&files, piece(1, b"ab"), now).is_none());
@@ -73,7 +73,7 @@ fn a_transfer_that_breaks_is_asked_for_again_after_a_pause() {
 }
 
 #[test]
-fn files_on_disk_are_read_and_if_they_are_damaged_asked_for() {
+fn files_on_disk_are_used_unless_damaged() {
     let (mut table, now, files) = (EncoderTable::default(), Instant::now(), hash(1));
     let OfferAction::Read(life) = table.offer(files, 4, true, now) else { panic!("they are on disk") };
     assert_eq!(table.status(&reader(files), now), EncoderStatus::Loading);
@@ -82,7 +82,7 @@ fn files_on_disk_are_read_and_if_they_are_damaged_asked_for() {
 }
 
 #[test]
-fn files_that_are_too_large_or_empty_are_not_asked_for() {
+fn files_too_large_or_empty_are_not_requested() {
     let (mut table, now) = (EncoderTable::default(), Instant::now());
     for (number, bytes) in [0, MAX_BUNDLE_BYTES as u64 + 1, u64::MAX].into_iter().enumerate() {
         assert_eq!(table.offer(hash(number), bytes, false, now), OfferAction::Nothing);
@@ -92,7 +92,7 @@ fn files_that_are_too_large_or_empty_are_not_asked_for() {
 }
 
 #[test]
-fn only_so_many_transfers_run_at_once_and_one_that_stalls_makes_room() {
+fn transfers_are_limited_and_stalled_ones_make_room() {
     let (mut table, now) = (EncoderTable::default(), Instant::now());
     for number in 0..MAX_TRANSFERS {
         assert_eq!(table.offer(hash(number), 4, false, now), OfferAction::Fetch);
@@ -103,7 +103,7 @@ fn only_so_many_transfers_run_at_once_and_one_that_stalls_makes_room() {
 }
 
 #[test]
-fn the_model_wanted_least_recently_makes_room_for_another_one_but_not_at_once() {
+fn the_least_recently_wanted_model_makes_room_after_a_while() {
     let now = Instant::now();
     let (mut table, life) = with_encoder(hash(0), now);
     for number in 1..MAX_MODELS {
@@ -119,7 +119,7 @@ fn the_model_wanted_least_recently_makes_room_for_another_one_but_not_at_once() 
 }
 
 #[test]
-fn a_model_in_use_is_wanted() {
+fn a_model_in_use_counts_as_wanted() {
     let now = Instant::now();
     let (mut table, life) = with_encoder(hash(0), now);
     table.set_proof(&reader(hash(0)), life, Ok(PromptForms::ALL));
@@ -133,7 +133,7 @@ fn a_model_in_use_is_wanted() {
 }
 
 #[test]
-fn what_was_begun_in_an_earlier_stay_is_ignored() {
+fn results_of_an_evicted_models_earlier_stay_are_ignored() {
     let (mut table, now) = (EncoderTable::default(), Instant::now());
     let OfferAction::Read(life) = table.offer(hash(0), 4, true, now) else { panic!("it is on disk") };
     for number in 1..MAX_MODELS {
@@ -148,7 +148,7 @@ fn what_was_begun_in_an_earlier_stay_is_ignored() {
 }
 
 #[test]
-fn an_encoder_is_compared_by_one_at_a_time_and_used_when_it_is_proved() {
+fn an_encoder_is_proved_once_at_a_time_before_use() {
     let (now, files) = (Instant::now(), hash(1));
     let (mut table, life) = with_encoder(files, now);
     assert!(table.begin_proof(&reader(files), now).is_some());
@@ -164,7 +164,7 @@ fn an_encoder_is_compared_by_one_at_a_time_and_used_when_it_is_proved() {
 }
 
 #[test]
-fn an_engine_that_could_not_be_asked_is_told_of_once_and_followed_by_a_pause() {
+fn an_unanswered_proof_is_reported_once_and_pauses() {
     let (now, files) = (Instant::now(), hash(1));
     let (mut table, life) = with_encoder(files, now);
     table.begin_proof(&reader(files), now);
@@ -176,7 +176,7 @@ fn an_engine_that_could_not_be_asked_is_told_of_once_and_followed_by_a_pause() {
 }
 
 #[test]
-fn an_encoder_that_differs_is_neither_used_nor_compared_again() {
+fn a_differing_encoder_is_neither_used_nor_proved_again() {
     let (now, files) = (Instant::now(), hash(1));
     let (mut table, life) = with_encoder(files, now);
     table.begin_proof(&reader(files), now);
@@ -187,7 +187,7 @@ fn an_encoder_that_differs_is_neither_used_nor_compared_again() {
 }
 
 #[test]
-fn an_encoder_that_agrees_about_some_forms_is_used_for_those_and_counts_as_proved() {
+fn a_partly_proved_encoder_is_used_for_those_forms() {
     let (now, files) = (Instant::now(), hash(1));
     let (mut table, life) = with_encoder(files, now);
     let some = PromptForms::ALL.without(PromptForms::default().with(PromptForm::Continued));
@@ -214,7 +214,7 @@ fn models_are_counted_by_their_standing() {
 }
 
 #[test]
-fn what_was_proved_with_one_front_end_is_not_believed_of_the_other() {
+fn a_proof_holds_for_one_front_end_only() {
     let (now, files) = (Instant::now(), hash(1));
     let (mut table, life) = with_encoder(files, now);
     let (python, rust) = (reader(files), EncoderKey { files, dialect: Dialect::Rust });

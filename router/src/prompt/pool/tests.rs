@@ -5,7 +5,7 @@ use futures_util::FutureExt;
 use super::*;
 
 #[tokio::test]
-async fn work_waits_for_a_thread_and_has_a_bounded_number_of_places_for_that() {
+async fn work_waits_for_a_thread_in_bounded_numbers() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
     let mut running = Box::pin(pool.run(move || wait.recv()));
@@ -23,7 +23,7 @@ async fn work_waits_for_a_thread_and_has_a_bounded_number_of_places_for_that() {
 }
 
 #[tokio::test]
-async fn work_that_nobody_waits_for_keeps_its_thread_until_it_ends() {
+async fn abandoned_work_keeps_its_thread_until_it_ends() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
     assert!(pool.run(move || wait.recv()).now_or_never().is_none());
@@ -35,7 +35,7 @@ async fn work_that_nobody_waits_for_keeps_its_thread_until_it_ends() {
 }
 
 #[tokio::test]
-async fn whoever_stops_waiting_gives_up_its_place() {
+async fn abandoned_waiting_work_frees_its_place() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
     let mut running = Box::pin(pool.run(move || wait.recv()));

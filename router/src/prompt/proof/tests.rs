@@ -115,7 +115,7 @@ async fn each_front_end_is_proved_by_its_own_rules() {
 }
 
 #[tokio::test]
-async fn an_engine_that_joins_texts_in_another_way_than_its_front_end_does_has_messages_in_parts_placed_by_text() {
+async fn a_different_text_joiner_leaves_only_parts_unproved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, _lane) = engine(rust_with_words_from(0));
@@ -153,7 +153,7 @@ fn that_continues_nothing(refuses: bool) -> Answers {
 }
 
 #[tokio::test]
-async fn an_engine_that_differs_in_a_rare_form_only_keeps_the_others_exact() {
+async fn an_engine_that_differs_in_one_form_keeps_the_others() {
     for refuses in [false, true] {
         let prompts = nothing_kept();
         let hash = unproved(&prompts, &bundle(0)).await;
@@ -188,7 +188,7 @@ async fn an_encoder_that_differs_from_the_engine_is_not_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_is_full_or_has_no_such_route_leaves_the_encoder_unproved() {
+async fn a_failing_engine_leaves_the_encoder_unproved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     for status in [404, 500, 503, 0, u32::MAX] {
@@ -203,7 +203,7 @@ async fn an_engine_that_is_full_or_has_no_such_route_leaves_the_encoder_unproved
 }
 
 #[tokio::test]
-async fn a_lane_that_is_lost_leaves_the_encoder_unproved() {
+async fn a_lost_lane_leaves_the_encoder_unproved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let (lanes, lane) = engine(with_words_from(0));
@@ -213,7 +213,7 @@ async fn a_lane_that_is_lost_leaves_the_encoder_unproved() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_too_long_is_not_read_to_its_end() {
+async fn an_overlong_tokenize_answer_is_not_read_to_the_end() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let lanes = Arc::new(Lanes::default());
@@ -242,7 +242,7 @@ async fn an_answer_that_is_too_long_is_not_read_to_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_says_nothing_is_waited_for_no_longer_than_the_deadline() {
+async fn a_silent_engine_is_waited_for_until_the_deadline() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let lanes = Arc::new(Lanes::default());
@@ -256,7 +256,7 @@ async fn an_engine_that_says_nothing_is_waited_for_no_longer_than_the_deadline()
 }
 
 #[tokio::test]
-async fn a_comparison_that_is_given_up_may_be_made_again() {
+async fn an_abandoned_proof_may_be_repeated() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
     let silent = Arc::new(Lanes::default());

@@ -6,7 +6,7 @@ fn piece(offset: u64, data: &[u8]) -> FilesPiece {
 }
 
 #[test]
-fn a_piece_at_another_place_breaks_it() {
+fn a_misplaced_piece_breaks_the_transfer() {
     let now = Instant::now();
     let mut transfer = Transfer::new(10, now);
     assert_eq!(transfer.append(piece(0, b"abc"), now), Ok(false));
@@ -16,7 +16,7 @@ fn a_piece_at_another_place_breaks_it() {
 }
 
 #[test]
-fn a_piece_beyond_what_was_announced_breaks_it_and_so_does_an_empty_one() {
+fn excess_and_empty_pieces_break_the_transfer() {
     let now = Instant::now();
     let mut transfer = Transfer::new(4, now);
     assert_eq!(transfer.append(piece(0, b"abcde"), now), Err(TransferError::Length { bytes: 4 }));
@@ -24,14 +24,14 @@ fn a_piece_beyond_what_was_announced_breaks_it_and_so_does_an_empty_one() {
 }
 
 #[test]
-fn an_agent_that_has_no_such_files_says_why() {
+fn an_agent_without_the_files_says_why() {
     let now = Instant::now();
     let refusal = FilesPiece { offset: 0, content: Err("no replica has them".into()) };
     assert_eq!(Transfer::new(4, now).append(refusal, now), Err(TransferError::Refused("no replica has them".into())));
 }
 
 #[test]
-fn it_has_stalled_ten_seconds_after_its_last_piece() {
+fn a_transfer_stalls_ten_seconds_after_its_last_piece() {
     let begun = Instant::now();
     let mut transfer = Transfer::new(4, begun);
     let heard = begun + Duration::from_secs(9);

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn engines_are_alike_that_differ_in_nothing_that_shapes_answers() {
+    fn engines_are_alike_when_their_answer_settings_match() {
         let alike = |one: &str, other: &str| are_alike(&launch(Dialect::Python, one), &launch(Dialect::Python, other));
         assert!(alike("--tensor-parallel-size 2 --port 1", "--tensor-parallel-size 4"));
         assert!(alike("--tool-call-parser hermes --enable-auto-tool-choice", "--enable_auto_tool_choice --tool-call-parser=hermes"));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_is_not_known_replays_nothing() {
+    fn an_unknown_engine_replays_nothing() {
         let check = |dialect, flags| check_replaying_engine(Some(&launch(dialect, flags)));
         assert_eq!(check_replaying_engine(None), Err("engine"));
         assert_eq!(check(Dialect::Python, "--reasoning-parser qwen3 --tool-call-parser hermes"), Ok(()));

@@ -20,7 +20,7 @@ fn tier(fields: &str) -> ResumeTier {
 }
 
 #[test]
-fn the_tier_follows_from_the_parameters_of_a_request() {
+fn the_resume_tier_follows_from_a_requests_parameters() {
     use ResumeTier::{None, TokenExact, ValidContinuation};
     for (fields, expected) in [
         ("", ValidContinuation),
@@ -68,7 +68,7 @@ fn the_tier_follows_from_the_parameters_of_a_request() {
 }
 
 #[test]
-fn a_request_whose_answer_is_the_same_each_time_may_be_replayed() {
+fn a_deterministic_request_may_be_replayed() {
     let may_be_replayed = |fields: &str| Sampling::parse(CHAT, &chat_body(fields)).unwrap_err().may_be_replayed;
     for fields in [
         r#","tools":[{"type":"function"}],"tool_choice":"required""#,
@@ -91,7 +91,7 @@ fn a_request_whose_answer_is_the_same_each_time_may_be_replayed() {
 }
 
 #[test]
-fn what_has_no_rule_is_not_resumed() {
+fn a_request_field_without_a_rule_prevents_resumption() {
     let with_prompt = |prompt: &str| parse(COMPLETIONS, format!(r#"{{"prompt":{prompt},"stream":true}}"#).as_bytes());
     for prompt in [r#"["a","b"]"#, "[[1,2],[3]]", "[]", "{}"] {
         assert_eq!(with_prompt(prompt), Err("choices"), "{prompt}");
@@ -126,7 +126,7 @@ fn an_answers_length_is_read_as_engines_read_it() {
 }
 
 #[test]
-fn a_continuation_carries_what_shapes_the_tokens_and_leaves_what_shapes_the_prompt() {
+fn a_continuation_carries_sampling_but_no_prompt_settings() {
     let sampling =
         chat(r#","temperature":0.5,"logit_bias":{"7": -1},"min_tokens":3,"chat_template_kwargs":{"a":1},"metadata":{}"#).unwrap();
     assert_eq!(&*sampling.carried, r#""model":"m","temperature":0.5,"logit_bias":{"7": -1},"#);
@@ -134,7 +134,7 @@ fn a_continuation_carries_what_shapes_the_tokens_and_leaves_what_shapes_the_prom
 }
 
 #[test]
-fn a_body_that_asks_for_tokens_is_the_same_up_to_its_end() {
+fn a_request_for_tokens_changes_only_its_end() {
     for (body, asking) in
         [(r#"{"stream":true}"#, r#"{"stream":true,"return_token_ids":true}"#), ("{\"a\": 1 \n} \n", r#"{"a": 1,"return_token_ids":true}"#)]
     {

@@ -34,7 +34,7 @@ fn known(api: StreamApi, events: &[String]) -> Option<(String, u64, u64, bool)> 
 }
 
 #[test]
-fn a_client_gets_the_bytes_of_an_engine_that_was_not_asked_for_tokens() {
+fn a_client_gets_no_tokens_that_it_did_not_request() {
     let usage = format!("{HEAD}],\"usage\":{{\"prompt_tokens\":3,\"total_tokens\":5,\"completion_tokens\":2}}}}\n\n");
     let done = "data: [DONE]\n\n".to_owned();
     let asked = [
@@ -65,7 +65,7 @@ fn a_client_gets_the_bytes_of_an_engine_that_was_not_asked_for_tokens() {
 }
 
 #[test]
-fn an_event_that_an_engine_sends_for_its_tokens_alone_is_dropped() {
+fn an_event_that_carries_only_tokens_is_dropped() {
     let empty = format!("{HEAD}{{\"index\":0,\"delta\":{{}},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":[5]}}]}}\n\n");
     let mut record = record(StreamApi::Chat);
     assert_eq!(pass(&mut record, &[role("[1]"), empty, content("a", "[6]")]), [role("null"), content("a", "null")].concat());
@@ -73,7 +73,7 @@ fn an_event_that_an_engine_sends_for_its_tokens_alone_is_dropped() {
 }
 
 #[test]
-fn tokens_behind_the_last_text_are_forgotten_since_nobody_has_seen_them() {
+fn tokens_after_the_last_sent_text_are_forgotten() {
     use StreamApi::{Chat, Completions};
     let chat = |events: &[String]| known(Chat, events);
     assert_eq!(chat(&[role("[1,2]")]), Some(("1,2".into(), 2, 0, false)));
@@ -88,7 +88,7 @@ fn tokens_behind_the_last_text_are_forgotten_since_nobody_has_seen_them() {
 }
 
 #[test]
-fn a_stream_is_not_known_that_has_an_event_of_another_form() {
+fn a_stream_with_an_unknown_event_is_not_recorded() {
     let with = |event: String| known(StreamApi::Chat, &[role("[1]"), event, content("a", "[2]")]);
     assert!(with(content("b", "[3]")).is_some());
     let reasoning = format!(
@@ -111,7 +111,7 @@ fn a_stream_is_not_known_that_has_an_event_of_another_form() {
 }
 
 #[test]
-fn a_stream_without_room_for_its_tokens_goes_on_and_is_not_known() {
+fn a_stream_beyond_the_record_memory_goes_on_unrecorded() {
     let memory = RecordMemory::with_bound(30);
     let mut record = TokenRecord::new(StreamApi::Chat, &memory);
     let events = [role("[1,2]"), content("a", "[3]"), content("b", "[1000000,1000000,1000000]"), content("c", "[4]")];
@@ -173,7 +173,7 @@ fn recorded(name: &str) -> Vec<String> {
 }
 
 #[test]
-fn recorded_streams_of_the_rust_front_end_are_those_it_sends_without_being_asked_for_tokens() {
+fn recorded_rust_streams_are_restored_without_their_tokens() {
     for (name, api, expected) in [
         ("chat_length", StreamApi::Chat, (11, 4)),
         ("chat_stop", StreamApi::Chat, (11, 11)),
@@ -224,7 +224,7 @@ fn for_all_cuts(front_end: Dialect, path: &str, body: &str, mut check: impl FnMu
 }
 
 #[test]
-fn a_stream_cut_behind_any_event_and_told_from_another_engine_is_the_one_that_was_not_cut() {
+fn a_stream_cut_anywhere_and_continued_equals_an_uncut_one() {
     for front_end in Dialect::ALL {
         for (path, body) in REQUESTS {
             let told = |cuts: &[usize]| told([front_end; 2], path, body, cuts);
@@ -240,7 +240,7 @@ fn a_stream_cut_behind_any_event_and_told_from_another_engine_is_the_one_that_wa
 }
 
 #[test]
-fn a_stream_that_goes_on_from_an_engine_with_the_other_front_end_keeps_its_form() {
+fn a_stream_continued_by_another_front_end_keeps_its_form() {
     for front_ends in [[Dialect::Python, Dialect::Rust], [Dialect::Rust, Dialect::Python]] {
         for (path, body) in REQUESTS {
             let told = |cuts: &[usize]| told(front_ends, path, body, cuts);

@@ -10,7 +10,7 @@ fn usage(prompt_tokens: u64, completion_tokens: u64, cached_tokens: Option<u64>)
 }
 
 #[test]
-fn what_was_used_is_read_in_every_api() {
+fn usage_is_read_in_every_api() {
     let chat = AnswerParser::parse(CHAT.as_bytes(), "");
     assert_eq!((chat.usage(), chat.finish_state()), (usage(40, 3, Some(32)), FinishState::Finished));
     let without = br#"{"usage":{"prompt_tokens":40,"completion_tokens":3,"prompt_tokens_details":null}}"#;
@@ -40,7 +40,7 @@ fn what_was_used_is_read_in_every_api() {
 }
 
 #[test]
-fn what_an_answer_repeats_of_its_request_is_not_the_engines_word() {
+fn usage_repeated_from_the_request_is_ignored() {
     let free = r#"{"usage":{"output_tokens":0,"input_tokens":0},"finish_reason":"abort","choices":[{"finish_reason":"abort"}]}"#;
     let used = r#""usage":{"input_tokens":13,"output_tokens":500}"#;
     for answer in [
@@ -59,7 +59,7 @@ fn what_an_answer_repeats_of_its_request_is_not_the_engines_word() {
 }
 
 #[test]
-fn an_answer_that_was_given_up_is_known_by_any_of_its_choices() {
+fn an_answer_is_aborted_by_any_of_its_choices() {
     let choices = |reasons: [&str; 2]| format!(r#"{{"choices":[{{"finish_reason":{}}},{{"finish_reason":{}}}]}}"#, reasons[0], reasons[1]);
     let finish = |reasons| AnswerParser::parse(choices(reasons).as_bytes(), "").finish_state();
     assert_eq!(finish(["null", "null"]), FinishState::None);
@@ -69,7 +69,7 @@ fn an_answer_that_was_given_up_is_known_by_any_of_its_choices() {
 }
 
 #[test]
-fn a_number_that_no_engine_counts_to_is_none_that_wraps() {
+fn an_absurd_usage_figure_does_not_wrap() {
     let usage_of =
         |number: &str| AnswerParser::parse_usage(format!(r#"{{"usage":{{"prompt_tokens":1,"completion_tokens":{number}}}}}"#).as_bytes());
     assert_eq!(usage_of("99999999999999999999999999"), usage(1, u64::MAX, None));
@@ -138,7 +138,7 @@ fn by_tree(json: &Value, inner: &str) -> (Option<TokenUsage>, FinishState) {
 
 proptest! {
     #[test]
-    fn however_an_answer_is_cut_it_is_read_as_by_its_tree(fields in json(), cut in 1..9_usize, pretty: bool, inner in prop::sample::select(vec!["", "response"])) {
+    fn an_answer_parses_the_same_however_cut(fields in json(), cut in 1..9_usize, pretty: bool, inner in prop::sample::select(vec!["", "response"])) {
         let answer = if fields.is_object() { fields } else { json!({"usage": fields}) };
         let text = if pretty { serde_json::to_string_pretty(&answer).unwrap() } else { answer.to_string() };
         let mut parser = AnswerParser::new(inner);
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_no_json_harms_nobody(bytes in prop::collection::vec(prop::sample::select(br#"{}[]",:\ 7-.eusagfinchor_"#.to_vec()), 0..200), cut in 1..9_usize) {
+    fn bytes_that_are_not_json_do_no_harm(bytes in prop::collection::vec(prop::sample::select(br#"{}[]",:\ 7-.eusagfinchor_"#.to_vec()), 0..200), cut in 1..9_usize) {
         let mut parser = AnswerParser::new("usage");
         bytes.chunks(cut).for_each(|piece| parser.feed(piece));
         let _ = (parser.usage(), AnswerParser::parse_usage(&bytes));

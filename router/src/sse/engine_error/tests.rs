@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn the_words_of_a_dead_core_are_known_and_nobody_can_put_them_into_another_error() {
+fn a_dead_cores_error_is_recognized_and_cannot_be_forged() {
     let is_dead = |error: &[u8]| EngineEnd::read(error) == Some(EngineEnd::CoreDied);
     let dead = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
     assert!(is_dead(format!("data: {{\"error\": {{\"message\": \"{dead}\", \"type\": \"InternalServerError\"}}}}\n\n").as_bytes()));
@@ -25,7 +25,7 @@ fn the_words_of_a_dead_core_are_known_and_nobody_can_put_them_into_another_error
 }
 
 #[test]
-fn the_words_of_a_stopping_engine_are_known_and_nobody_can_put_them_into_another_error() {
+fn a_stopping_engines_error_is_recognized_and_cannot_be_forged() {
     let is_stopping = |error: &[u8]| EngineEnd::read(error) == Some(EngineEnd::Stopping);
     let stopping = "cannot schedule new futures after shutdown";
     assert!(is_stopping(format!(r#"{{"error":{{"message":"{stopping}","type":"InternalServerError","code":500}}}}"#).as_bytes()));

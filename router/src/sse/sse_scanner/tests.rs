@@ -53,27 +53,27 @@ fn usage_is_read_in_every_dialect() {
 }
 
 #[test]
-fn done_after_an_error_event_is_never_passed_on() {
+fn done_after_an_error_event_is_withheld() {
     let (sent, _, verdict) = all(Dialect::OpenAi, &[ROLE, &format!("{ERROR}{DONE}")]);
     assert_eq!((sent, verdict), (format!("{ROLE}{ERROR}"), Some("failed")));
 }
 
 #[test]
-fn an_abort_that_the_client_did_not_ask_for_is_withheld() {
+fn an_abort_by_the_engine_is_withheld() {
     let aborted = LAST.replace("stop", "abort");
     let (sent, _, verdict) = all(Dialect::OpenAi, &[ROLE, &aborted, DONE]);
     assert_eq!((sent.as_str(), verdict), (ROLE, Some("aborted")));
 }
 
 #[test]
-fn a_stream_without_finish_reason_or_without_done_is_not_complete() {
+fn a_stream_without_finish_reason_or_done_is_incomplete() {
     assert!(!all(Dialect::OpenAi, &[ROLE, DONE]).1.is_complete());
     assert!(!all(Dialect::OpenAi, &[ROLE, LAST]).1.is_complete());
     assert!(!all(Dialect::OpenAi, &[]).1.is_complete());
 }
 
 #[test]
-fn an_event_too_large_to_be_buffered_passes_in_parts_and_its_end_is_still_read() {
+fn an_oversized_event_passes_in_parts_and_is_read() {
     let token = "{\"token\":\"x\",\"logprob\":-1.5},".repeat(20_000);
     let huge =
         format!("data: {{\"choices\":[{{\"logprobs\":[{token}],\"finish_reason\":\"stop\"}}],\"usage\":{{\"prompt_tokens\":5}}}}\n\n");
@@ -106,7 +106,7 @@ fn fields_are_found_wherever_they_stand_in_an_event() {
 }
 
 #[test]
-fn an_error_event_after_half_an_event_begins_on_its_own() {
+fn an_error_event_after_a_partial_event_starts_afresh() {
     let mut scanner = SseScanner::new(Dialect::OpenAi);
     scanner.process(format!("data: {{\"choices\":[{}", "1,".repeat(200_000)).into());
     assert!(scanner.error_event("lost").starts_with(b"\n\ndata: {\"error\":"));
@@ -122,7 +122,7 @@ fn comments_and_carriage_returns_pass() {
 }
 
 #[test]
-fn the_other_dialects_end_in_their_own_ways() {
+fn each_dialect_ends_its_streams_in_its_own_way() {
     assert!(all(Dialect::Anthropic, &["event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"]).1.is_complete());
     assert!(!all(Dialect::Anthropic, &["event: content_block_stop\ndata: {}\n\n"]).1.is_complete());
     assert!(all(Dialect::Responses, &["event: response.completed\ndata: {}\n\n"]).1.is_complete());
@@ -131,7 +131,7 @@ fn the_other_dialects_end_in_their_own_ways() {
 }
 
 #[test]
-fn every_dialects_error_event_is_an_event_of_valid_json() {
+fn each_dialects_error_event_is_valid_json() {
     for dialect in [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic, Dialect::Other] {
         let event = dialect.error_event("the engine \"died\"\n");
         let text = std::str::from_utf8(&event).unwrap();
@@ -143,7 +143,7 @@ fn every_dialects_error_event_is_an_event_of_valid_json() {
 
 proptest! {
     #[test]
-    fn however_the_bytes_are_cut_the_same_bytes_pass_with_the_same_verdict(
+    fn the_scanners_verdict_does_not_depend_on_cuts(
         cuts in prop::collection::vec(0..600usize, 0..12), fails: bool, crlf: bool,
     ) {
         let mut stream = if fails { format!("{ROLE}{ERROR}{DONE}") } else { format!("{ROLE}{LAST}{USAGE}{DONE}") };
@@ -169,7 +169,7 @@ proptest! {
 const SCHEMA: &str = r#"{"usage":{"input_tokens":0,"output_tokens":0,"prompt_tokens":0,"completion_tokens":0},"choices":[{"finish_reason":"abort"}],"finish_reason":"abort"}"#;
 
 #[test]
-fn a_schema_that_is_repeated_says_nothing_of_the_answer() {
+fn a_schema_repeated_in_the_answer_is_ignored() {
     let created = format!("event: response.created\ndata: {{\"response\":{{\"tools\":[{SCHEMA}],\"usage\":null}}}}\n\n");
     let completed = format!(
         "event: response.completed\ndata: {{\"response\":{{\"tools\":[{SCHEMA}],\"usage\":{{\"input_tokens\":13,\"output_tokens\":500}}}}}}\n\n"
@@ -185,7 +185,7 @@ fn a_schema_that_is_repeated_says_nothing_of_the_answer() {
 }
 
 #[test]
-fn an_event_too_large_to_be_buffered_is_read_by_structure_too_and_is_no_error_for_what_it_repeats() {
+fn an_oversized_event_is_not_misread_for_repeated_text() {
     // Wherever it is cut, the rest begins like an error.
     let echo = format!("[{}0]", "{\"error\":{\"message\":\"EngineCore encountered an issue\"}},".repeat(10_000));
     let huge = format!(
@@ -206,7 +206,7 @@ fn an_event_too_large_to_be_buffered_is_read_by_structure_too_and_is_no_error_fo
 }
 
 #[test]
-fn an_error_too_large_to_be_buffered_fails_the_answer_when_it_has_passed() {
+fn an_oversized_error_fails_the_answer_once_passed() {
     let huge = format!("data: {{\"error\":{{\"message\":\"{}\"}}}}\n\n", "x".repeat(600_000));
     let pieces: Vec<&str> = huge.as_bytes().chunks(1 << 16).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
     let (sent, _, verdict) = all(Dialect::OpenAi, &pieces);

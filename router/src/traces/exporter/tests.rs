@@ -6,7 +6,7 @@ fn settings(endpoint: &str) -> TraceSettings {
 }
 
 #[tokio::test]
-async fn the_spans_of_a_trace_wait_together_or_are_dropped_together() {
+async fn spans_of_a_trace_wait_or_drop_together() {
     let dropped = Counter::default();
     // Nothing is sent within this test: spans gather for seconds.
     let queue = start(&TraceSettings { max_waiting_spans: 7, ..settings("http://127.0.0.1:9") }, dropped.clone()).unwrap();
@@ -18,7 +18,7 @@ async fn the_spans_of_a_trace_wait_together_or_are_dropped_together() {
 }
 
 #[tokio::test]
-async fn what_a_collector_does_not_take_is_counted_and_makes_room() {
+async fn spans_refused_by_a_collector_are_counted_and_dropped() {
     let dropped = Counter::default();
     let hasty = TraceSettings {
         export_interval: Duration::from_millis(10),
@@ -37,7 +37,7 @@ async fn what_a_collector_does_not_take_is_counted_and_makes_room() {
 }
 
 #[tokio::test]
-async fn a_collector_with_tls_is_checked_by_the_systems_authorities_and_those_that_are_named() {
+async fn a_collectors_certificate_is_checked_by_system_or_named_authorities() {
     assert!(start(&settings("https://127.0.0.1:9"), Counter::default()).is_ok());
     let mut named = settings("https://127.0.0.1:9");
     named.collector.certificate = Some("/no/such/ca.pem".into());

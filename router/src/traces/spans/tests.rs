@@ -50,7 +50,7 @@ async fn pass(milliseconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_step_of_a_request_has_its_time_and_the_queue_is_a_part_of_the_search() {
+async fn each_step_of_a_request_has_its_span() {
     let decision = record(0xabc, None).await;
     let mut trace = begin();
     pass(10).await;
@@ -89,7 +89,7 @@ async fn each_step_of_a_request_has_its_time_and_the_queue_is_a_part_of_the_sear
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_search_that_ends_without_a_replica_says_why() {
+async fn a_search_without_a_replica_says_why() {
     let mut trace = begin();
     pass(10).await;
     trace.record_admission();
@@ -102,7 +102,7 @@ async fn a_search_that_ends_without_a_replica_says_why() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_before_there_is_a_replica_has_waited_for_one() {
+async fn a_client_leaving_before_placement_shows_as_waiting() {
     let mut trace = begin();
     trace.record_admission();
     pass(90).await;
@@ -113,7 +113,7 @@ async fn a_client_that_leaves_before_there_is_a_replica_has_waited_for_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_is_waited_for_in_vain_is_where_the_request_failed() {
+async fn a_silent_engines_attempt_is_marked_as_the_failure() {
     let decision = record(0xabc, None).await;
     let mut trace = begin();
     trace.record_admission();
@@ -130,7 +130,7 @@ async fn an_engine_that_is_waited_for_in_vain_is_where_the_request_failed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_moves_for_hours_has_so_many_attempts_and_no_more() {
+async fn a_trace_records_a_bounded_number_of_attempts() {
     let decision = record(0xabc, None).await;
     let mut trace = begin();
     let noted = (0..100).filter_map(|_| trace.begin_attempt(&decision, Duration::ZERO)).count();
@@ -138,6 +138,6 @@ async fn a_stream_that_moves_for_hours_has_so_many_attempts_and_no_more() {
 }
 
 #[test]
-fn a_clients_text_controls_no_terminal() {
+fn a_clients_text_cannot_control_a_terminal() {
     assert_eq!(clean("llama \u{1b}[31m\n\u{85}ü"), "llama \u{fffd}[31m\u{fffd}\u{fffd}ü");
 }

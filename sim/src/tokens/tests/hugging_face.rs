@@ -26,7 +26,7 @@ proptest! {
 }
 
 #[test]
-fn every_piece_and_every_character_of_one_byte_has_the_engines_token() {
+fn every_piece_and_ascii_character_has_the_engines_token() {
     for piece in PIECES {
         assert_eq!(tokens_of(piece), encode(piece), "{piece:?}");
         assert_eq!(tokens_of(piece).len(), 1, "{piece:?}");
@@ -38,7 +38,7 @@ fn every_piece_and_every_character_of_one_byte_has_the_engines_token() {
 }
 
 #[test]
-fn its_text_comes_back_from_the_tokens_of_an_answer() {
+fn the_library_decodes_an_answer_as_the_engine_does() {
     let mut continuation = Continuation::after(3, &[]);
     let answer: Vec<u32> = std::iter::repeat_with(|| continuation.next_token()).take(100).collect();
     assert_eq!(TOKENIZER.decode(&answer, false).unwrap(), decode(&answer));

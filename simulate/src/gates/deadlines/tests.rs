@@ -6,7 +6,7 @@ fn measures(cut: f64, ttft_mean: f64) -> Measures {
 }
 
 #[test]
-fn what_is_known_of_ends_has_to_save_answers_and_may_cost_a_tenth_of_the_wait() {
+fn known_job_ends_must_save_answers_at_bounded_wait() {
     let passed = |known: (f64, f64)| judge(&measures(known.0, known.1), &measures(0.02, 0.1)).map(|gate| gate.passed);
     assert_eq!(passed((0.001, 0.11)), [true, true]);
     assert_eq!(passed((0.0011, 0.11)), [false, true]);

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn no_seed_may_give_a_replica_more_than_twice_its_share() {
+fn a_replica_may_get_at_most_twice_its_share() {
     let streams = FLEETS[0];
     let passed = streams.judge(&[2, 3, 2]);
     assert!(passed.passed && !streams.judge(&[2, 4, 2]).passed);
@@ -10,7 +10,7 @@ fn no_seed_may_give_a_replica_more_than_twice_its_share() {
 }
 
 #[test]
-fn what_equal_replicas_learned_in_an_overload_does_not_gather_the_streams_after_it() {
+fn streams_after_an_overload_do_not_gather_on_one_replica() {
     let streams = EvenLoad { seeds: 2, ..FLEETS[0] };
     let counts = streams.counts();
     assert!(streams.judge(&counts).passed, "{counts:?}");

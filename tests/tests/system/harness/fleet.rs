@@ -1,10 +1,13 @@
-//! Routers and agents in this process, on port 0, over simulated engines that are processes of their own. Dropping a `Fleet`, also
-//! in a failing test, stops it; an engine ends with the task that supervises it.
+//! Routers, agents and simulated engines in this process, over real sockets. Where the test's clock
+//! is paused, so is theirs: waiting takes no time, and a busy machine makes nobody late. Dropping a
+//! `Fleet` stops it, also in a failing test.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use hostler_agent::keeper::InProcessEngines;
 use hostler_agent::{Agent, AgentConfig, AgentError, EngineKind};
 use hostler_boot::Shutdown;
 use hostler_proto::agent::v1::agent_link_client::AgentLinkClient;
@@ -16,12 +19,14 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Endpoint as TonicEndpoint};
 use tonic::{Status, Streaming};
 
 use super::PROGRAM;
 use super::admin::{Admin, Seen};
 use super::client::Endpoint;
+use super::engines::{in_process, pace_paused_clock};
 use super::program::kill_group;
 use super::wait::{soon, until};
 
@@ -36,6 +41,7 @@ pub(crate) struct Setup {
     agent: AgentConfig,
     engine: Vec<String>,
     engine_of: Vec<(usize, Vec<String>)>,
+    engines_are_processes: bool,
 }
 
 impl Setup {
@@ -57,7 +63,7 @@ impl Setup {
             probe_interval: Duration::from_millis(20),
             ..AgentConfig::default()
         };
-        Self { agents, routers: 1, router, agent, engine: Vec::new(), engine_of: Vec::new() }
+        Self { agents, routers: 1, router, agent, engine: Vec::new(), engine_of: Vec::new(), engines_are_processes: false }
     }
 
     /// One router and two agents with one engine each.
@@ -77,6 +83,12 @@ impl Setup {
 
     pub(crate) fn engine_of(mut self, agent: usize, flags: &str) -> Self {
         self.engine_of.push((agent, flags.split_whitespace().map(str::to_owned).collect()));
+        self
+    }
+
+    /// For what engines print, and what can be seen of their processes. Their clock is never paused.
+    pub(crate) fn engines_as_processes(mut self) -> Self {
+        self.engines_are_processes = true;
         self
     }
 
@@ -126,6 +138,8 @@ pub(crate) struct Fleet {
     pub(crate) agents: Vec<RunningAgent>,
     setup: Setup,
     directory: TempDir,
+    engines: Arc<InProcessEngines>,
+    _pace: AbortOnDropHandle<()>,
 }
 
 impl RunningRouter {
@@ -165,7 +179,9 @@ impl Fleet {
         let log = hostler_boot::telemetry::LogConfig { level: "info,h2=off".into(), ..Default::default() };
         hostler_boot::telemetry::init(&log).unwrap();
         let directory = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
-        let mut fleet = Self { routers: Vec::new(), agents: Vec::new(), setup: setup.clone(), directory };
+        let pace = AbortOnDropHandle::new(tokio::spawn(pace_paused_clock()));
+        let mut fleet =
+            Self { routers: Vec::new(), agents: Vec::new(), setup: setup.clone(), directory, engines: in_process(), _pace: pace };
         for index in 0..setup.routers {
             // Each has its socket, and keeps models' tokenizers, in a place of its own.
             let cache_dir = fleet.directory.path().join(format!("c{index}"));
@@ -192,6 +208,7 @@ impl Fleet {
             ..self.setup.agent.clone()
         };
         let agent = soon("an agent's preparation", Agent::prepare_with(config, PROGRAM.as_ref())).await.unwrap();
+        let agent = if self.setup.engines_are_processes { agent } else { agent.with_engines_in_process(self.engines.clone()) };
         let shutdown = Shutdown::new();
         let task = tokio::spawn(agent.run(shutdown.clone()));
         self.agents.push(RunningAgent { shutdown, task, run_dir });
@@ -273,7 +290,18 @@ impl Fleet {
     }
 
     pub(crate) async fn kill(&self, id: &str) {
-        kill_group(self.replica(id).await.pid);
+        let engine = self.replica(id).await.pid;
+        if self.setup.engines_are_processes { kill_group(engine) } else { self.engines.kill(engine) }
+    }
+
+    /// As SIGTERM from a stranger.
+    pub(crate) async fn terminate(&self, id: &str) {
+        self.engines.terminate(self.replica(id).await.pid);
+    }
+
+    /// Whether the engine that had this id lives.
+    pub(crate) fn is_running(&self, engine: u32) -> bool {
+        self.engines.is_running(engine)
     }
 
     /// Requests in flight on a replica, over all routers.

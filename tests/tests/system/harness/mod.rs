@@ -3,6 +3,7 @@
 mod admin;
 mod client;
 mod collector;
+mod engines;
 mod fleet;
 mod program;
 mod scene;

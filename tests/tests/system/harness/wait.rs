@@ -1,9 +1,11 @@
 //! Waiting for a condition, never for a time: each wait has a deadline, and says what it last saw when that passes.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// How long anything in a test may take.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
 
 /// How often a condition is checked.
 const PAUSE: Duration = Duration::from_millis(10);

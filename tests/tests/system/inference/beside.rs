@@ -20,7 +20,7 @@ use super::raw::Raw;
 use super::text;
 use crate::harness::{CHAT, Endpoint, Fleet, Setup, chat, soon, until};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn health_follows_the_fleet() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let endpoint = TonicEndpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();
@@ -56,8 +56,8 @@ fn slow_check(fleet: &Fleet, length: u32, sent: usize) -> AbortOnDropHandle<Resp
     }))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_health_checks_take_nothing_of_what_requests_share_and_end_in_time() {
+#[tokio::test(start_paused = true)]
+async fn slow_health_checks_use_no_request_memory_and_time_out() {
     let limit = Duration::from_secs(2);
     let fleet = Fleet::start(Setup::agents(1).router(|router| {
         (router.max_buffered_body_bytes, router.max_body_bytes, router.header_timeout) = (1 << 20, 900_000, limit);
@@ -79,8 +79,8 @@ async fn slow_health_checks_take_nothing_of_what_requests_share_and_end_in_time(
     assert_eq!(code(soon("an end", slow).await.unwrap()), Code::DeadlineExceeded);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_are_bounded_in_number_and_leave_checks_alone() {
+#[tokio::test(start_paused = true)]
+async fn health_watches_are_bounded_and_leave_checks_alone() {
     const MOST: usize = 1024;
     let fleet = Fleet::start(Setup::agents(1)).await;
     let endpoint = TonicEndpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();
@@ -100,7 +100,7 @@ async fn watches_are_bounded_in_number_and_leave_checks_alone() {
         .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn reflection_tells_the_contract_in_both_versions() {
     use tonic_reflection::pb::{v1, v1alpha};
     let fleet = Fleet::start(Setup::agents(1)).await;
@@ -141,8 +141,8 @@ async fn reflection_tells_the_contract_in_both_versions() {
     assert_eq!(list.service.len(), services.len());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_grpc_over_http_2_is_told_so() {
+#[tokio::test(start_paused = true)]
+async fn http_2_requests_that_are_no_grpc_are_refused() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let raw = Raw::connect(&fleet).await;
     let unknown = raw.call("/hostler.inference.v1.Inference/Nothing", &text("x", 1), &[]).await;

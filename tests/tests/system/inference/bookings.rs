@@ -7,8 +7,8 @@ use tonic::{Code, Request};
 use super::{chat, client, text};
 use crate::harness::{Fleet, Setup, hostler};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_booking_counts_on_its_replica_until_it_is_released_or_expires() {
+#[tokio::test(start_paused = true)]
+async fn a_booking_counts_until_it_is_released_or_expires() {
     let fleet = Fleet::start(Setup::two_agents()).await;
     let mut client = client(&fleet).await;
     let place = |milliseconds: Option<i32>| PlaceRequest {
@@ -61,7 +61,7 @@ async fn key(file: &str, more: &[&str]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_hold_for_grpc_and_a_booking_is_its_callers_own() {
+async fn keys_hold_for_grpc_and_bookings_belong_to_callers() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys.toml");
     let path = file.to_str().unwrap();

@@ -6,7 +6,7 @@ const LOADED: &str = include_str!("../../../../../tests/fixtures/vllm/metrics_0.
 const RUST: &str = include_str!("../../../../../tests/fixtures/vllm/metrics_0.32_rust_frontend_idle.txt");
 
 #[test]
-fn a_loaded_engine_tells_how_long_its_requests_were() {
+fn a_loaded_engine_reports_the_lengths_of_its_requests() {
     let details = parse_details(LOADED);
     assert_eq!((details.requests, details.longest_prompt, details.longest_answer), (53, Some(1_000), Some(200)));
     assert_eq!(details.deferred, 0);
@@ -15,7 +15,7 @@ fn a_loaded_engine_tells_how_long_its_requests_were() {
 }
 
 #[test]
-fn a_front_end_that_has_served_nobody_tells_nothing() {
+fn an_unused_front_end_has_no_details() {
     let details = parse_details(RUST);
     assert_eq!(
         details,
@@ -26,13 +26,13 @@ fn a_front_end_that_has_served_nobody_tells_nothing() {
 }
 
 #[test]
-fn what_is_longer_than_the_scale_is_not_guessed() {
+fn lengths_beyond_the_histograms_scale_are_not_guessed() {
     let page = "vllm:request_prompt_tokens_bucket{le=\"100.0\"} 3\nvllm:request_prompt_tokens_bucket{le=\"+Inf\"} 4\n";
     assert_eq!(parse_details(page).longest_prompt, None);
 }
 
 #[test]
-fn buckets_of_several_engines_are_one_histogram() {
+fn histograms_of_several_engines_are_merged() {
     let page = "vllm:request_prompt_tokens_bucket{engine=\"0\",le=\"10.0\"} 2\nvllm:request_prompt_tokens_bucket{engine=\"0\",le=\"20.0\"} 2\n\
         vllm:request_prompt_tokens_bucket{engine=\"0\",le=\"+Inf\"} 2\n\
         vllm:request_prompt_tokens_bucket{engine=\"1\",le=\"10.0\"} 0\nvllm:request_prompt_tokens_bucket{engine=\"1\",le=\"20.0\"} 1\n\
@@ -41,14 +41,14 @@ fn buckets_of_several_engines_are_one_histogram() {
 }
 
 #[test]
-fn only_requests_that_wait_for_something_else_than_room_are_deferred() {
+fn requests_waiting_for_other_reasons_than_room_are_deferred() {
     let page = "vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 9\n\
         vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"deferred\"} 4\n";
     assert_eq!(parse_details(page).deferred, 4);
 }
 
 #[test]
-fn the_details_are_asked_for_by_name() {
+fn metric_details_are_requested_by_name() {
     let path = detailed_path();
     assert!(path.starts_with("/metrics/?name[]=") && path.parse::<http::Uri>().is_ok(), "{path}");
     assert_eq!(path.matches("name[]=").count(), 10);

@@ -28,7 +28,7 @@ impl Fixture {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_whose_replica_drains_goes_on_elsewhere_behind_any_event() {
+async fn a_stream_on_a_draining_replica_resumes_elsewhere() {
     for (path, body) in [(CHAT, BODY), (COMPLETIONS, r#"{"model":"m","prompt":[1,2],"stream":true,"max_tokens":5000}"#)] {
         let uncut = answer(FrontEnd::Python, path, body.as_bytes(), "cmpl-r1", &TEXTS).concat();
         let events = uncut.matches("\n\n").count();
@@ -47,7 +47,7 @@ async fn a_stream_whose_replica_drains_goes_on_elsewhere_behind_any_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_stays_on_a_replica_that_drains_where_there_is_no_other() {
+async fn a_stream_stays_on_a_draining_replica_without_another() {
     let fixture = Fixture::start(1, &[(3, Death::Stall(5))]).await;
     let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
     assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
@@ -56,7 +56,7 @@ async fn a_stream_stays_on_a_replica_that_drains_where_there_is_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_ends_soon_stays_on_a_replica_that_drains() {
+async fn a_stream_about_to_end_stays_on_its_draining_replica() {
     let fixture = Fixture::start(2, &[(4, Death::Stall(1))]).await;
     let body = BODY.replace("5000", "6");
     let (told, ended) = fixture.drain_meanwhile(CHAT, &body).await;
@@ -65,7 +65,7 @@ async fn a_stream_that_ends_soon_stays_on_a_replica_that_drains() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_no_other_engine_begins_in_time_goes_on_where_it_is() {
+async fn a_stream_stays_when_no_other_engine_begins_in_time() {
     let fixture = Fixture::start(2, &[(3, Death::Stall(9)), (0, Death::Silence)]).await;
     let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
     assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
@@ -76,7 +76,7 @@ async fn a_stream_that_no_other_engine_begins_in_time_goes_on_where_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_moves_whose_agent_is_silent_and_stays_while_its_tokens_come() {
+async fn a_stream_leaves_a_silent_agent_unless_tokens_still_come() {
     for (end, moves) in [(Death::Silence, 1), (Death::Stall(3), 0)] {
         let fixture = Fixture::start(1, &[(3, end)]).await;
         let launch = Some(EngineLaunch::default());
@@ -99,7 +99,7 @@ async fn a_stream_moves_whose_agent_is_silent_and_stays_while_its_tokens_come() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_moves_away_from_a_replica_that_is_to_sleep_and_back_to_it_when_it_is_awake() {
+async fn a_stream_leaves_a_replica_for_sleep_and_may_return() {
     let fixture = Fixture::start(2, &[(3, Death::Silence), (2, Death::Silence)]).await;
     let moves = async {
         sleep(Duration::from_millis(100)).await;
@@ -118,7 +118,7 @@ async fn a_stream_moves_away_from_a_replica_that_is_to_sleep_and_back_to_it_when
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_stays_where_it_is_when_the_other_engine_refuses_it() {
+async fn a_stream_stays_when_the_other_engine_refuses_it() {
     let fixture = Fixture::start(2, &[(3, Death::Stall(3)), (0, Death::EngineRefusal), (0, Death::EngineRefusal)]).await;
     let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
     assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));

@@ -31,7 +31,7 @@ async fn start(groups: &'static [usize], script: &[(usize, Death)]) -> Fixture {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_replayed_behind_any_event_is_the_one_of_an_engine_that_lives() {
+async fn a_stream_replayed_anywhere_arrives_whole() {
     let deaths = [Death::Fault(Fault::EngineLost), Death::Fault(Fault::LaneLost), Death::Incomplete, Death::Silence];
     for (path, body) in REQUESTS {
         let uncut = replayed_answer(path, body.as_bytes(), Grouping { name: 0, group: 1, front_end: FrontEnd::Python });
@@ -50,7 +50,7 @@ async fn a_stream_that_is_replayed_behind_any_event_is_the_one_of_an_engine_that
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_whose_replays_are_lost_too_is_replayed_again() {
+async fn a_stream_whose_replays_are_lost_is_replayed_again() {
     let stopped = Death::Fault(Fault::EngineStopped);
     for (path, body) in REQUESTS {
         let fixture = start(&[1, 2, 4, 1], &[(3, stopped), (2, Death::WithinEvent), (2, Death::Incomplete)]).await;
@@ -63,7 +63,7 @@ async fn a_stream_whose_replays_are_lost_too_is_replayed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_gives_another_answer_ends_the_stream_with_one_error_event() {
+async fn a_replay_with_another_answer_ends_with_an_error() {
     let [(path, body), ..] = REQUESTS;
     let fixture = Fixture::start_telling(&[FrontEnd::Python; 2], &[(6, Death::Fault(Fault::EngineStopped))], |head, body, attempt| {
         let events = replayed_answer(&head.path, body, Grouping { name: attempt, group: 1, front_end: FrontEnd::Python });
@@ -80,7 +80,7 @@ async fn an_engine_that_gives_another_answer_ends_the_stream_with_one_error_even
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_hears_from_the_router_while_a_replay_catches_up() {
+async fn a_client_gets_comments_while_a_replay_catches_up() {
     let [(path, body), ..] = REQUESTS;
     let fixture = start(&[1, 1], &[(6, Death::Fault(Fault::EngineLost)), (4, Death::Stall(9))]).await;
     let permit = fixture.admission.admit(&Caller::anonymous("".into()), UsageEstimate::default()).unwrap();
@@ -91,7 +91,7 @@ async fn a_client_hears_from_the_router_while_a_replay_catches_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_kills_engines_is_not_replayed_through_the_fleet() {
+async fn a_killer_request_is_not_replayed_through_the_fleet() {
     let lost = Death::Fault(Fault::EngineLost);
     for (path, body) in REQUESTS {
         let fixture = start(&[1; 6], &[(3, lost); 6]).await;
@@ -120,7 +120,7 @@ async fn a_client_that_leaves_a_replay_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_is_replayed_by_an_engine_with_the_same_front_end_alone() {
+async fn a_stream_is_replayed_only_by_the_same_front_end() {
     let [(path, body), ..] = REQUESTS;
     for front_ends in [[FrontEnd::Rust; 2], [FrontEnd::Python, FrontEnd::Rust], [FrontEnd::Rust, FrontEnd::Python]] {
         let fixture = Fixture::start_telling(&front_ends, &[(6, Death::Fault(Fault::EngineStopped))], move |head, body, attempt| {

@@ -66,7 +66,7 @@ fn events(stream: &str) -> Vec<&[u8]> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_event_becomes_a_line_and_calls_are_told_when_they_are_whole() {
+async fn every_event_becomes_a_line_with_only_whole_calls() {
     let (lines, cut) = told_of(OllamaRoute::Chat, &events(STREAM));
     assert_eq!(cut, None);
     // The first token comes with the third piece, after 700 ms; the end after 1500 ms.
@@ -79,7 +79,7 @@ async fn every_event_becomes_a_line_and_calls_are_told_when_they_are_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_completion_is_told_as_text() {
+async fn a_completion_is_streamed_as_text_lines() {
     let stream = "data: {\"choices\":[{\"index\":0,\"text\":\"One\",\"finish_reason\":null}]}\n\ndata: {\"choices\":[{\"index\":0,\"text\":\" more\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
     let (lines, cut) = told_of(OllamaRoute::Generate, &events(stream));
     assert_eq!(cut, None);
@@ -103,7 +103,7 @@ async fn an_engines_error_ends_the_lines_with_its_message() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_whole_is_never_told_as_done() {
+async fn an_incomplete_stream_never_says_done() {
     for (stream, why) in [
         ("", "the engine ended the answer before it was complete"),
         ("data: [DONE]\n\n", "the engine ended the answer before it was complete"),
@@ -119,7 +119,7 @@ async fn what_is_not_whole_is_never_told_as_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_held_without_bound() {
+async fn the_line_translator_buffers_within_bounds() {
     let mut teller = StreamTranslation::new(OllamaTranslator::new(OllamaRoute::Chat, "m".into(), Instant::now()));
     let now = ArrivalTime { instant: Instant::now(), time: noon() };
     let endless = vec![b'x'; 64 * 1024];
@@ -147,7 +147,7 @@ fn timeless(lines: &str) -> Vec<Value> {
 
 proptest! {
     #[test]
-    fn however_the_bytes_are_cut_the_same_lines_are_told(cuts in prop::collection::vec(any::<usize>(), 0..40), crlf: bool, ends: bool) {
+    fn the_lines_do_not_depend_on_how_bytes_are_cut(cuts in prop::collection::vec(any::<usize>(), 0..40), crlf: bool, ends: bool) {
         let mut stream = STREAM.to_owned();
         if !ends {
             stream.truncate(stream.trim_end().len());
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_arrives_as_it_was_generated(texts in prop::collection::vec(any::<String>(), 1..8), cuts in prop::collection::vec(any::<usize>(), 0..20)) {
+    fn any_text_arrives_as_generated(texts in prop::collection::vec(any::<String>(), 1..8), cuts in prop::collection::vec(any::<usize>(), 0..20)) {
         let mut stream: String = texts.iter().map(|text| format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": null}]}))).collect();
         stream.push_str("data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n");
         let (lines, cut) = told_of(OllamaRoute::Chat, &pieces(stream.as_bytes(), &cuts));
@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes: Vec<u8>) {
+    fn no_bytes_make_the_line_translator_panic(bytes: Vec<u8>) {
         let _ = told_of(OllamaRoute::Chat, &[b"data:", &bytes, b"\n"]);
     }
 }
@@ -200,7 +200,7 @@ fn understood(lines: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_was_replayed_behind_any_event_gives_the_lines_of_one_that_was_not_cut() {
+async fn a_replayed_stream_gives_the_lines_of_an_uncut_one() {
     const CHAT: &str = "/v1/chat/completions";
     let bodies =
         [r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#, r#"{"stream_options":{"include_usage":true}}"#];

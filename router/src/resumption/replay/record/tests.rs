@@ -28,7 +28,7 @@ fn told(front_end: Dialect, request: usize, engines: &[(usize, usize)]) -> Resul
 }
 
 #[test]
-fn a_stream_cut_behind_any_event_and_replayed_in_any_groups_is_the_one_that_was_not_cut() {
+fn a_stream_replayed_in_any_grouping_equals_an_uncut_one() {
     for (front_end, (request, kind)) in
         Dialect::ALL.into_iter().flat_map(|front_end| REQUESTS.iter().enumerate().map(move |of| (front_end, of)))
     {
@@ -72,7 +72,7 @@ fn replay(api: ReplayApi, first: &[String], again: &[String]) -> Result<String, 
 }
 
 #[test]
-fn a_replay_that_tells_anything_else_differs() {
+fn any_deviation_of_a_replay_is_detected() {
     for (request, (api, ..)) in REQUESTS.iter().enumerate() {
         let first = events(request, 0, 1);
         let count = first.len();
@@ -92,7 +92,7 @@ fn a_replay_that_tells_anything_else_differs() {
 }
 
 #[test]
-fn a_replay_of_another_form_differs_and_a_stream_of_one_is_not_known() {
+fn an_event_of_another_form_breaks_or_prevents_replay() {
     let plain = events(3, 0, 1);
     for odd in [
         r#"data: {"id":"x","choices":[{"index":0,"delta":{"content":"a","audio":{}},"logprobs":null,"finish_reason":null}]}"#,
@@ -112,7 +112,7 @@ fn a_replay_of_another_form_differs_and_a_stream_of_one_is_not_known() {
 }
 
 #[test]
-fn what_the_engine_says_of_itself_goes_to_the_scanner() {
+fn an_engines_errors_and_aborts_go_to_the_scanner() {
     let plain = events(3, 0, 1);
     let error = "data: {\"error\": {\"message\": \"EngineCore encountered an issue.\"}}\n\n".to_owned();
     let aborted = plain[0].replace("\"finish_reason\":null", "\"finish_reason\":\"abort\"");
@@ -124,7 +124,7 @@ fn what_the_engine_says_of_itself_goes_to_the_scanner() {
 }
 
 #[test]
-fn most_events_are_read_by_the_form_of_the_one_before() {
+fn most_events_are_parsed_by_their_predecessors_form() {
     for (request, common) in [(3, 2), (4, 2), (8, 2), (0, 5)] {
         let mut record = ReplayRecord::new(REQUESTS[request].0, &RecordMemory::default());
         let mut count = 0;
@@ -141,7 +141,7 @@ fn most_events_are_read_by_the_form_of_the_one_before() {
 }
 
 #[test]
-fn a_stream_that_tells_too_much_is_not_known_and_takes_no_room() {
+fn a_stream_too_long_to_record_frees_its_memory() {
     let memory = RecordMemory::default();
     let mut record = ReplayRecord::new(ReplayApi::Chat, &memory);
     let event = |text: &str| {
@@ -158,7 +158,7 @@ fn a_stream_that_tells_too_much_is_not_known_and_takes_no_room() {
 }
 
 #[test]
-fn a_replay_that_tells_more_than_there_is_room_for_goes_on_unremembered() {
+fn a_replay_beyond_the_memory_goes_on_unrecorded() {
     let memory = RecordMemory::with_bound(1000);
     let mut record = ReplayRecord::new(ReplayApi::Chat, &memory);
     let events = events(3, 0, 1);

@@ -17,7 +17,7 @@ fn told() -> (Transcript, LaneAt) {
 }
 
 #[test]
-fn the_same_in_other_pieces_is_known_and_what_follows_is_new() {
+fn repeated_text_is_recognized_in_other_pieces() {
     let (mut transcript, lane) = told();
     assert!(!transcript.is_told());
     assert_eq!(transcript.tell_text(lane, ONE, "a"), Ok(1));
@@ -34,7 +34,7 @@ fn the_same_in_other_pieces_is_known_and_what_follows_is_new() {
 }
 
 #[test]
-fn anything_else_is_a_difference() {
+fn any_other_text_is_a_difference() {
     let differs = |tell: &dyn Fn(&mut Transcript, LaneAt) -> bool| {
         let (mut transcript, lane) = told();
         tell(&mut transcript, lane)
@@ -64,7 +64,7 @@ fn a_character_is_not_split() {
 }
 
 #[test]
-fn a_stream_without_room_is_not_known() {
+fn a_transcript_without_room_is_dropped() {
     let memory = RecordMemory::with_bound(1000);
     let mut transcript = Transcript::new(&memory);
     let lane = transcript.lane((0, 0)).unwrap();

@@ -1,0 +1,58 @@
+//! Simulated engines in this process, and the pace of a clock that is paused.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use hostler_agent::keeper::{EngineLaunch, InProcessEngines};
+use hostler_sim::EngineArgs;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+pub(super) fn in_process() -> Arc<InProcessEngines> {
+    InProcessEngines::new(run)
+}
+
+fn run(launch: EngineLaunch, terminate: CancellationToken) -> BoxFuture<'static, bool> {
+    async move {
+        let is_set = |name: &str| launch.set.iter().any(|(set, value)| set == name && value != "0");
+        // After `sim engine`.
+        let flags: Vec<_> = launch.arguments.iter().skip(2).map(|flag| flag.to_string_lossy()).collect();
+        let mut args = EngineArgs::from_flags(&flags);
+        args.sim_dev_mode |= is_set("VLLM_SERVER_DEV_MODE");
+        args.sim_runtime_lora |= is_set("VLLM_ALLOW_RUNTIME_LORA_UPDATING");
+        args.sim_rust_front_end |= is_set("VLLM_USE_RUST_FRONTEND");
+        args.sim_store_responses |= is_set("VLLM_ENABLE_RESPONSES_API_STORE");
+        match hostler_sim::serve(args, terminate.cancelled()).await {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::info!(%error, "an engine ends");
+                false
+            }
+        }
+    }
+    .boxed()
+}
+
+/// How far a paused clock moves at once while nothing is to be done. What one task has written to a
+/// socket may be seen by another one only after such a step, so this is the latency of a hop.
+const STEP: Duration = Duration::from_millis(1);
+
+/// Keeps a paused clock at this pace, for as long as it is polled. Tokio moves such a clock to the
+/// next timer as soon as every task waits, also where that is for a socket which has just been
+/// written to: with this the next timer is never far.
+pub(super) async fn pace_paused_clock() {
+    if is_clock_paused() {
+        loop {
+            tokio::time::sleep(STEP).await;
+        }
+    }
+}
+
+fn is_clock_paused() -> bool {
+    let before = Instant::now();
+    #[allow(clippy::disallowed_methods, reason = "shows whether the clock stands still")]
+    std::thread::sleep(STEP);
+    Instant::now() == before
+}
