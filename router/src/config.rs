@@ -102,7 +102,8 @@ pub struct RouterConfig {
     /// Where traces go. It is no setting: OpenTelemetry's environment variables say so.
     #[serde(skip)]
     pub traces: Option<TraceSettings>,
-    /// Most requests in flight at once; further ones are refused with 429.
+    /// Most requests in flight at once, those that callers of `Place` send themselves included; further ones are refused with 429. Where there
+    /// are keys, one tenant of weight 1 gets four fifths of what the others leave.
     pub max_in_flight: usize,
     /// Most client connections at once; further ones wait to be accepted.
     pub max_connections: usize,

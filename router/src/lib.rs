@@ -43,6 +43,7 @@ mod simulation;
 pub mod sse;
 mod succession;
 mod takeover;
+mod tenant_pool;
 mod tls;
 mod traces;
 

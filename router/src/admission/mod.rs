@@ -34,6 +34,7 @@ pub(crate) use tenant_counts::TenantCounts;
 use tenant_counts::{CountedRequest, CountsByTenant};
 
 use crate::keys::{Caller, KeyLimits};
+use crate::tenant_pool::{PoolShare, TenantPool};
 
 /// How often idle accounts are removed, in milliseconds.
 const SWEEP_INTERVAL_MS: u64 = 60_000;
@@ -46,7 +47,8 @@ pub(crate) struct Admission(Arc<AdmissionState>);
 #[derive(Debug)]
 struct AdmissionState {
     in_flight: AtomicUsize,
-    max_in_flight: usize,
+    /// The requests in flight of callers with keys, of which there are as many as of all at most.
+    places: Arc<TenantPool>,
     /// The accounts' times are milliseconds since then, and those of the routers whose place was taken.
     started_at: Instant,
     inherited_ms: AtomicU64,
@@ -87,6 +89,8 @@ pub(crate) struct Permit {
     shared: Arc<AdmissionState>,
     reservation: Option<Reservation>,
     counted: Option<CountedRequest>,
+    /// Among those of its tenant, where there are keys.
+    _place: Option<PoolShare>,
 }
 
 #[derive(Debug)]
@@ -145,7 +149,7 @@ impl Admission {
     pub(crate) fn new(max_in_flight: usize) -> Self {
         Self(Arc::new(AdmissionState {
             in_flight: AtomicUsize::new(0),
-            max_in_flight,
+            places: TenantPool::new(max_in_flight),
             started_at: Instant::now(),
             inherited_ms: AtomicU64::new(0),
             accounts: Mutex::default(),
@@ -157,10 +161,22 @@ impl Admission {
         let shared = &self.0;
         let place = shared.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on dropping it gives the place back.
-        let mut permit = Permit { shared: shared.clone(), reservation: None, counted: None };
-        if place >= shared.max_in_flight {
-            let message = format!("{} requests are in flight here, the most that router.max_in_flight allows", shared.max_in_flight);
+        let mut permit = Permit { shared: shared.clone(), reservation: None, counted: None, _place: None };
+        let most = shared.places.capacity();
+        if place >= most {
+            let message = format!("{most} requests are in flight here, the most that router.max_in_flight allows");
             return Err(LimitExceeded::of_router(message));
+        }
+        if let Some(tenant) = caller.tenant_hash() {
+            let mut own = shared.places.share(tenant, caller.limits.weight.unwrap_or(1.0));
+            if !own.grow_to(1, most) {
+                let message = format!(
+                    "the requests in flight of `{}` are its share of the {most} that router.max_in_flight allows; others have the rest",
+                    caller.owner()
+                );
+                return Err(LimitExceeded::of_router(message));
+            }
+            permit._place = Some(own);
         }
         let counts = shared.tenants.of_caller(caller);
         if let Some(whose) = AccountOwner::for_caller(caller) {
@@ -209,18 +225,13 @@ impl AdmissionState {
     }
 }
 
-/// Its tenant, or its key where that has no tenant; empty where there are no keys.
-fn owner_name(caller: &Caller) -> &Arc<str> {
-    if caller.tenant.is_empty() { &caller.key } else { &caller.tenant }
-}
-
 impl AccountOwner {
     /// `None` for a caller without limits.
     fn for_caller(caller: &Caller) -> Option<Self> {
         let KeyLimits { in_flight, requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day, .. } =
             *caller.limits;
         let limits = [in_flight.map(u64::from), requests_per_minute, input_per_minute, input_per_day, output_per_minute, output_per_day];
-        limits.iter().any(Option::is_some).then(|| Self { name: owner_name(caller).clone(), limits })
+        limits.iter().any(Option::is_some).then(|| Self { name: caller.owner().clone(), limits })
     }
 
     fn limits(&self) -> KeyLimits {

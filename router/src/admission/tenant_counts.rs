@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::account::LimitKind;
-use super::{ActualUsage, Admission, OutputTokens, owner_name};
+use super::{ActualUsage, Admission, OutputTokens};
 use crate::keys::Caller;
 
 /// Tenants with figures of their own: each has ten lines on the metrics page.
@@ -71,7 +71,7 @@ impl TenantCounts {
 impl CountsByTenant {
     /// `None` of a caller without a key.
     pub(super) fn of_caller(&self, caller: &Caller) -> Option<Arc<TenantCounts>> {
-        let name = owner_name(caller);
+        let name = caller.owner();
         if name.is_empty() {
             return None;
         }

@@ -46,6 +46,19 @@ async fn a_caller_without_limits_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_tenant_that_floods_leaves_others_places() {
+    let admission = Admission::new(100);
+    let admit = |tenant| admission.admit(&caller("k", tenant, KeyLimits::default()), UsageEstimate::default());
+    let flood: Vec<Permit> = std::iter::from_fn(|| admit("flood").ok()).collect();
+    let refused = admit("flood").unwrap_err();
+    assert_eq!((flood.len(), refused.limit, refused.retry_after), (80, LimitKind::Router, Some(1)));
+    assert!(refused.message.contains("`flood`") && refused.message.contains("router.max_in_flight"), "{refused}");
+    let other = admit("other").unwrap();
+    drop((flood, other));
+    assert_eq!((admission.in_flight(), admission.0.places.taken()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn in_flight_requests_are_limited_until_their_permits_drop() {
     let admission = Admission::new(10);
     let caller = caller("k", "", KeyLimits { in_flight: Some(2), ..KeyLimits::default() });

@@ -138,7 +138,7 @@ impl Dispatch {
         }
         let origin = StreamOrigin::new(decision.model.as_deref(), replica)?;
         let body = std::mem::take(&mut outgoing.body);
-        let memory = &self.record_memory;
+        let memory = &self.record_memory.of_tenant(outgoing.queue_share);
         let (record, source) = match (tier, &outgoing.replay) {
             (ResumeTier::None(_), _) => return None,
             (ResumeTier::Replay, replay) => {

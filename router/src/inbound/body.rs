@@ -6,12 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use hostler_placement::queue::has_fair_share;
 use http::header::{self, HeaderMap, HeaderName};
 use http_body::Body;
 use http_body_util::BodyExt;
-use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use tokio::time::timeout;
 
 pub(crate) use self::inflate::InflateError;
@@ -19,6 +16,7 @@ use self::inflate::Inflater;
 use super::headers::is_forbidden_in_trailers;
 use crate::config::RouterConfig;
 use crate::placement::QueueShare;
+use crate::tenant_pool::{PoolShare, TenantPool};
 
 /// Memory is counted in pieces of this size. Each body takes one at its start, because connections
 /// have buffers too.
@@ -34,55 +32,36 @@ const SMALL_BODY_DIVISOR: usize = 8;
 /// all connections. Tenants share what is free, as they share the queue. Large bodies must leave
 /// room for small ones.
 #[derive(Debug, Clone)]
-pub(crate) struct BodyMemory(Arc<BodyMemoryPool>);
-
-#[derive(Debug)]
-struct BodyMemoryPool {
-    max_pieces: usize,
-    usage: Mutex<BodyMemoryUsage>,
-}
-
-#[derive(Debug, Default)]
-struct BodyMemoryUsage {
-    total: usize,
-    tenants: FxHashMap<u64, usize>,
-}
+pub(crate) struct BodyMemory(Arc<TenantPool>);
 
 impl BodyMemory {
     /// `most` is in bytes.
     #[must_use]
     pub(crate) fn new(most: usize) -> Self {
-        Self(Arc::new(BodyMemoryPool { max_pieces: (most / PIECE_BYTES).max(1), usage: Mutex::default() }))
+        Self(TenantPool::new((most / PIECE_BYTES).max(1)))
     }
 
     /// Room for a body that is already complete.
-    pub(crate) fn reserve(&self, guest: QueueShare) -> Result<BodyReservation, BodyMemoryFull> {
-        let mut room = BodyReservation { memory: self.clone(), tenant: guest.tenant, weight: guest.weight, pieces: 0 };
-        room.grow(usize::try_from(guest.bytes).unwrap_or(usize::MAX))?;
+    pub(crate) fn reserve(&self, owner: QueueShare) -> Result<BodyReservation, BodyMemoryFull> {
+        let mut room = BodyReservation(self.0.share(owner.tenant, owner.weight));
+        room.grow(usize::try_from(owner.bytes).unwrap_or(usize::MAX))?;
         Ok(room)
     }
 
     /// Whether a body of so many bytes would fit if it were the only one, within what is for large
     /// ones.
     pub(crate) fn can_fit(&self, bytes: usize) -> bool {
-        self.0.large_body_pieces() > bytes / PIECE_BYTES
+        large_body_pieces(&self.0) > bytes / PIECE_BYTES
     }
 }
 
-impl BodyMemoryPool {
-    fn large_body_pieces(&self) -> usize {
-        self.max_pieces - self.max_pieces / SMALL_BODY_DIVISOR
-    }
+fn large_body_pieces(memory: &TenantPool) -> usize {
+    memory.capacity() - memory.capacity() / SMALL_BODY_DIVISOR
 }
 
 /// The memory of one body, given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct BodyReservation {
-    memory: BodyMemory,
-    tenant: u64,
-    weight: f64,
-    pieces: usize,
-}
+pub(crate) struct BodyReservation(PoolShare);
 
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("the bodies of other requests, all or yours, take the memory that router.max_buffered_body_bytes allows: try again soon")]
@@ -90,56 +69,27 @@ pub(crate) struct BodyMemoryFull;
 
 impl BodyReservation {
     /// Has the reservation be for the body as it will be sent, once its owner is known.
-    pub(crate) fn transfer_to(mut self, share: QueueShare) -> Result<Self, BodyMemoryFull> {
-        if self.tenant != share.tenant {
-            let memory = self.memory.clone();
+    pub(crate) fn transfer_to(mut self, owner: QueueShare) -> Result<Self, BodyMemoryFull> {
+        if self.0.tenant() != owner.tenant {
+            let memory = BodyMemory(self.0.pool().clone());
             drop(self);
-            return memory.reserve(share);
+            return memory.reserve(owner);
         }
-        let bytes = usize::try_from(share.bytes).unwrap_or(usize::MAX);
+        let bytes = usize::try_from(owner.bytes).unwrap_or(usize::MAX);
         self.grow(bytes)?;
-        self.release(self.pieces - pieces_of(bytes));
+        self.0.shrink_to(pieces_of(bytes));
         Ok(self)
     }
 
     /// Moves what is reserved out of this.
     pub(crate) fn take(&mut self) -> Self {
-        Self { memory: self.memory.clone(), tenant: self.tenant, weight: self.weight, pieces: std::mem::take(&mut self.pieces) }
-    }
-
-    fn release(&mut self, pieces: usize) {
-        if pieces == 0 {
-            return;
-        }
-        self.pieces -= pieces;
-        let mut taken = self.memory.0.usage.lock();
-        taken.total -= pieces;
-        if let Some(own) = taken.tenants.get_mut(&self.tenant) {
-            *own -= pieces;
-            if *own == 0 {
-                taken.tenants.remove(&self.tenant);
-            }
-        }
+        Self(self.0.take())
     }
 
     fn grow(&mut self, bytes: usize) -> Result<(), BodyMemoryFull> {
-        let wanted = pieces_of(bytes);
-        let more = wanted.saturating_sub(self.pieces);
-        if more > 0 {
-            let pieces = &*self.memory.0;
-            let most = if wanted > SMALL_PIECES { pieces.large_body_pieces() } else { pieces.max_pieces };
-            let mut taken = pieces.usage.lock();
-            let free = most.saturating_sub(taken.total);
-            let own = taken.tenants.get(&self.tenant).copied().unwrap_or_default();
-            // What this body has already does not count against the rest of it.
-            if free < more || !has_fair_share((own - self.pieces) as u64, free as u64, self.weight) {
-                return Err(BodyMemoryFull);
-            }
-            taken.total += more;
-            taken.tenants.insert(self.tenant, own + more);
-            self.pieces = wanted;
-        }
-        Ok(())
+        let (wanted, memory) = (pieces_of(bytes), self.0.pool());
+        let capacity = if wanted > SMALL_PIECES { large_body_pieces(memory) } else { memory.capacity() };
+        if self.0.grow_to(wanted, capacity) { Ok(()) } else { Err(BodyMemoryFull) }
     }
 
     /// The body that this is for; the memory stays taken as long as any part of it is held
@@ -157,12 +107,6 @@ struct ReservedBody {
 impl AsRef<[u8]> for ReservedBody {
     fn as_ref(&self) -> &[u8] {
         &self.body
-    }
-}
-
-impl Drop for BodyReservation {
-    fn drop(&mut self) {
-        self.release(self.pieces);
     }
 }
 

@@ -3,27 +3,19 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::headers;
 use crate::keys::Caller;
 use crate::placement::QueueShare;
 
-/// The hash that requests share turns by: of the tenant, or of the key where that has none; `None`
-/// where there are no keys.
-pub(super) fn tenant_hash(caller: &Caller) -> Option<u64> {
-    let name = if caller.tenant.is_empty() { &caller.key } else { &caller.tenant };
-    (!name.is_empty()).then(|| xxh3_64(name.as_bytes()))
-}
-
 /// Whom the request shares the queue with, and how many `bytes` it takes. Without keys a client may
 /// name its `user`.
 pub(super) fn queue_share(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> QueueShare {
-    let tenant = tenant_hash(caller).unwrap_or_else(|| headers::tenant_hash(headers, user));
+    let tenant = caller.tenant_hash().unwrap_or_else(|| headers::tenant_hash(headers, user));
     QueueShare { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
 }
 
 /// The owner of a response: a tenant, or a key where it has none; empty where there are no keys.
 pub(super) fn response_owner(caller: &Caller) -> &Arc<str> {
-    if caller.tenant.is_empty() { &caller.key } else { &caller.tenant }
+    caller.owner()
 }

@@ -16,7 +16,7 @@ use super::isolation::{SaltedBody, UnsaltedRequest};
 use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::request::{InboundRequest, Rejection};
 use super::resume_plan::ResumePlan;
-use super::share::{queue_share, response_owner, tenant_hash};
+use super::share::{queue_share, response_owner};
 use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work, output_bounds};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
@@ -162,7 +162,7 @@ impl Edge {
         let mut outgoing = Box::new(OutboundRequest {
             id,
             priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
-            tenant: tenant_hash(&caller).unwrap_or_default(),
+            tenant: caller.tenant_hash().unwrap_or_default(),
             queue_share: guest,
             queue_slot: None,
             client_id: client_id(&headers),

@@ -16,6 +16,7 @@ use arc_swap::ArcSwap;
 use http::Method;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 pub use file::{KeyEntry, KeyFileError, KeyStatus, Timestamp, change, list, read_private};
 pub(crate) use guard::{AdminGuard, guard_pages, page_session};
@@ -115,6 +116,19 @@ impl Caller {
         // Needed for every request of a router without keys.
         static UNLIMITED: LazyLock<Arc<KeyLimits>> = LazyLock::new(Arc::default);
         Self { key: Arc::default(), tenant, role: Role::Admin, limits: UNLIMITED.clone(), models: None }
+    }
+
+    /// Whose limits, turns and memory it shares: its tenant's, or its own where its key has none;
+    /// empty where there are no keys.
+    #[must_use]
+    pub(crate) fn owner(&self) -> &Arc<str> {
+        if self.tenant.is_empty() { &self.key } else { &self.tenant }
+    }
+
+    /// The owner's name as a number; `None` where there are no keys.
+    #[must_use]
+    pub(crate) fn tenant_hash(&self) -> Option<u64> {
+        (!self.owner().is_empty()).then(|| xxh3_64(self.owner().as_bytes()))
     }
 
     #[must_use]

@@ -1,19 +1,19 @@
 //! What the tokens of all streams may take together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::placement::QueueShare;
+use crate::tenant_pool::{PoolShare, TenantPool};
 
 /// Some 40 million tokens, at six bytes each: ten thousand streams of four thousand.
 const MAX_BYTES: usize = 256 * 1024 * 1024;
 
-/// Cheap to clone.
+/// The memory, for the streams of one tenant. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct RecordMemory(Arc<RecordMemoryUse>);
-
-#[derive(Debug)]
-struct RecordMemoryUse {
-    taken: AtomicUsize,
-    most: usize,
+pub(crate) struct RecordMemory {
+    pool: Arc<TenantPool>,
+    tenant: u64,
+    weight: f64,
 }
 
 impl Default for RecordMemory {
@@ -25,51 +25,40 @@ impl Default for RecordMemory {
 impl RecordMemory {
     #[must_use]
     pub(super) fn with_bound(most: usize) -> Self {
-        Self(Arc::new(RecordMemoryUse { taken: AtomicUsize::new(0), most }))
+        Self { pool: TenantPool::new(most), tenant: 0, weight: 1.0 }
+    }
+
+    /// The same memory, for another tenant.
+    #[must_use]
+    pub(crate) fn of_tenant(&self, owner: QueueShare) -> Self {
+        Self { pool: self.pool.clone(), tenant: owner.tenant, weight: owner.weight }
     }
 
     /// A share without anything in it.
     #[must_use]
     pub(super) fn share(&self) -> RecordShare {
-        RecordShare { memory: self.clone(), bytes: 0 }
+        RecordShare(self.pool.share(self.tenant, self.weight))
     }
 
     #[cfg(test)]
     pub(crate) fn taken(&self) -> usize {
-        self.0.taken.load(Ordering::Relaxed)
+        self.pool.taken()
     }
 }
 
 /// What one stream has taken of it, until this is dropped.
 #[derive(Debug)]
-pub(super) struct RecordShare {
-    memory: RecordMemory,
-    bytes: usize,
-}
+pub(super) struct RecordShare(PoolShare);
 
 impl RecordShare {
     /// Takes as much that there are `bytes` in all; `false` where there is no room.
     pub(super) fn grow_to(&mut self, bytes: usize) -> bool {
-        let more = bytes.saturating_sub(self.bytes);
-        let added = |taken: usize| taken.checked_add(more).filter(|taken| *taken <= self.memory.0.most);
-        let is_taken = self.memory.0.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added).is_ok();
-        if is_taken {
-            self.bytes += more;
-        }
-        is_taken
+        self.0.grow_to(bytes, usize::MAX)
     }
-}
 
-impl RecordShare {
     /// Gives all of it back.
     pub(super) fn release(&mut self) {
-        self.memory.0.taken.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
-    }
-}
-
-impl Drop for RecordShare {
-    fn drop(&mut self) {
-        self.release();
+        self.0.shrink_to(0);
     }
 }
 
@@ -78,14 +67,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn record_memory_is_bounded_and_returned() {
-        let memory = RecordMemory::with_bound(10);
-        let (mut one, mut other) = (memory.share(), memory.share());
-        assert!(one.grow_to(6) && one.grow_to(4) && !other.grow_to(5) && other.grow_to(4));
-        assert_eq!(memory.taken(), 10);
-        drop(one);
-        assert!(other.grow_to(10) && !other.grow_to(11));
-        drop(other);
+    fn record_memory_is_bounded_and_shared_by_tenants() {
+        let memory = RecordMemory::with_bound(100);
+        let owner = |tenant| QueueShare { tenant, weight: 1.0, bytes: 0 };
+        let (one, other) = (memory.of_tenant(owner(1)), memory.of_tenant(owner(2)));
+        let streams = |memory: &RecordMemory| -> Vec<RecordShare> {
+            std::iter::from_fn(|| {
+                let mut stream = memory.share();
+                stream.grow_to(1).then_some(stream)
+            })
+            .collect()
+        };
+        let (flood, rest) = (streams(&one), streams(&other));
+        assert_eq!((flood.len(), rest.len()), (80, 16));
+        drop((flood, rest));
+        let mut stream = one.share();
+        assert!(stream.grow_to(100) && !stream.grow_to(101));
+        stream.release();
         assert_eq!(memory.taken(), 0);
     }
 }

@@ -157,9 +157,9 @@ fn a_tenant_with_many_bodies_leaves_room_for_another() {
     assert!(room(2, 6 * PIECE_BYTES).is_ok());
     drop(flood);
     let whole = room(1, 69 * PIECE_BYTES).unwrap();
-    assert_eq!((whole.pieces, reading.0.usage.lock().total), (70, 70), "one that is alone may have all that there is");
+    assert_eq!((whole.0.amount(), reading.0.taken()), (70, 70), "one that is alone may have all that there is");
     drop(whole);
-    assert!(reading.0.usage.lock().tenants.is_empty());
+    assert_eq!(reading.0.tenant_count(), 0);
 }
 
 #[test]
@@ -168,26 +168,23 @@ fn a_bodys_memory_is_taken_until_its_last_part_drops() {
     let mut body = of(&reading).wrap(Bytes::from(vec![b'x'; PIECE_BYTES]));
     let part = body.split_to(10);
     drop(body);
-    assert_eq!(reading.0.usage.lock().total, 1);
+    assert_eq!(reading.0.taken(), 1);
     drop(part);
-    assert_eq!(reading.0.usage.lock().total, 0);
+    assert_eq!(reading.0.taken(), 0);
 }
 
 #[test]
 fn a_bodys_memory_is_passed_on_and_counted_once() {
     let reading = BodyMemory::new(10 * PIECE_BYTES);
     let share = |tenant, pieces: usize| QueueShare { tenant, weight: 1.0, bytes: (pieces * PIECE_BYTES - 1) as u64 };
-    let taken = || {
-        let taken = reading.0.usage.lock();
-        (taken.total, taken.tenants.get(&1).copied(), taken.tenants.get(&2).copied())
-    };
+    let taken = || (reading.0.taken(), reading.0.taken_by(1), reading.0.taken_by(2));
     // Twice as much would not be there.
     let reservation = reading.reserve(share(1, 6)).unwrap().transfer_to(share(1, 6)).unwrap();
-    assert_eq!(taken(), (6, Some(6), None));
+    assert_eq!(taken(), (6, 6, 0));
     let reservation = reservation.transfer_to(share(1, 7)).unwrap().transfer_to(share(2, 7)).unwrap();
-    assert_eq!(taken(), (7, None, Some(7)));
+    assert_eq!(taken(), (7, 0, 7));
     assert_eq!(reservation.transfer_to(share(2, 20)).unwrap_err(), BodyMemoryFull);
-    assert_eq!(taken(), (0, None, None), "who is refused gives all back at once");
+    assert_eq!(taken(), (0, 0, 0), "who is refused gives all back at once");
 }
 
 #[test]
@@ -197,11 +194,11 @@ fn a_converted_body_takes_over_its_sources_memory() {
     let mut of_client = reading.reserve(share(6)).unwrap();
     let moved = of_client.take();
     drop(of_client);
-    assert_eq!(reading.0.usage.lock().total, 6);
+    assert_eq!(reading.0.taken(), 6);
     let smaller = moved.transfer_to(share(2)).unwrap();
-    assert_eq!((smaller.pieces, reading.0.usage.lock().total), (2, 2));
+    assert_eq!((smaller.0.amount(), reading.0.taken()), (2, 2));
     drop(smaller);
-    assert!(reading.0.usage.lock().tenants.is_empty());
+    assert_eq!(reading.0.tenant_count(), 0);
 }
 
 #[test]
