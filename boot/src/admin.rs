@@ -1,21 +1,29 @@
 //! The admin listener: health and metrics pages of a role, on an address or a Unix socket, apart from user traffic.
 
-use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::Router;
-use axum::extract::connect_info::Connected;
+use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::{IncomingStream, Listener};
 use futures_util::{Stream, StreamExt};
 use http::uri::Authority;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt;
 
 use crate::exposition::TextFormat;
 use crate::metrics::MetricRegistry;
@@ -76,69 +84,26 @@ impl CallOrigin {
     }
 }
 
-impl Connected<IncomingStream<'_, TcpListener>> for CallOrigin {
-    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
-        let local = stream.io().local_addr();
-        if local.is_ok_and(|address| !address.ip().to_canonical().is_loopback()) { Self::Network } else { Self::Loopback }
-    }
+fn origin_on_port(stream: &TcpStream) -> CallOrigin {
+    let local = stream.local_addr();
+    if local.is_ok_and(|address| !address.ip().to_canonical().is_loopback()) { CallOrigin::Network } else { CallOrigin::Loopback }
 }
 
-impl Connected<IncomingStream<'_, PrivateSocket>> for CallOrigin {
-    fn connect_info(_: IncomingStream<'_, PrivateSocket>) -> Self {
-        Self::Socket
-    }
-}
+/// Connections at once on one listener. Further ones wait in the accept queue, where they take no
+/// descriptor of those that clients of the edge need.
+const MAX_CONNECTIONS: usize = 256;
+
+/// A connection without a request under way is closed after this time, or twice as much at most.
+/// Monitoring scrapes more rarely than that, and connects anew.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves `routes` on a TCP listener until `end`.
 pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken) {
-    serve_on(listener, routes, end, "listener").await;
-}
-
-/// Serves `routes` on what the operator knows as the admin `place`.
-async fn serve_on<L>(listener: L, routes: Router, end: CancellationToken, place: &'static str)
-where
-    L: Listener,
-    L::Addr: std::fmt::Debug,
-    CallOrigin: for<'a> Connected<IncomingStream<'a, L>>,
-{
-    let served =
-        axum::serve(listener, routes.into_make_service_with_connect_info::<CallOrigin>()).with_graceful_shutdown(end.cancelled_owned());
-    if let Err(error) = served.await {
-        tracing::error!(%error, "the admin {place} ended");
-    }
-}
-
-/// Connections that were secured before they come here, over TCP. A stream of them is the listener.
-struct SecuredListener<C>(C);
-
-impl<C, S> Listener for SecuredListener<C>
-where
-    C: Stream<Item = S> + Unpin + Send + 'static,
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    type Io = S;
-    type Addr = CallOrigin;
-
-    async fn accept(&mut self) -> (S, CallOrigin) {
-        match self.0.next().await {
-            Some(stream) => (stream, CallOrigin::Network),
-            None => std::future::pending().await,
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<CallOrigin> {
-        Ok(CallOrigin::Network)
-    }
-}
-
-impl<C, S> Connected<IncomingStream<'_, SecuredListener<C>>> for CallOrigin
-where
-    C: Stream<Item = S> + Unpin + Send + 'static,
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    fn connect_info(stream: IncomingStream<'_, SecuredListener<C>>) -> Self {
-        *stream.remote_addr()
-    }
+    let accepting = async |listener: &mut TcpListener| {
+        let stream = crate::listen::accept(listener).await;
+        (origin_on_port(&stream), stream)
+    };
+    serve_on(listener, accepting, routes, end).await;
 }
 
 /// Serves `routes` on connections that were secured already, until `end`.
@@ -146,12 +111,120 @@ pub async fn serve_secured<S>(connections: impl Stream<Item = S> + Unpin + Send 
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    serve_on(SecuredListener(connections), routes, end, "listener").await;
+    let accepting = async |connections: &mut _| match StreamExt::next(connections).await {
+        Some(stream) => (CallOrigin::Network, stream),
+        None => std::future::pending().await,
+    };
+    serve_on(connections, accepting, routes, end).await;
 }
 
 /// Serves `routes` on a Unix socket until `end`.
 pub async fn serve_socket(socket: PrivateSocket, routes: Router, end: CancellationToken) {
-    serve_on(socket, routes, end, "socket").await;
+    serve_on(socket, async |socket: &mut PrivateSocket| (CallOrigin::Socket, socket.accept_trusted().await), routes, end).await;
+}
+
+/// Serves what `accept` takes from `listener`, a bounded number of connections at once, until `end`
+/// and until the requests under way are answered.
+async fn serve_on<L, S>(mut listener: L, accept: impl AsyncFn(&mut L) -> (CallOrigin, S), routes: Router, end: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (places, connections) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), TaskTracker::new());
+    let accepting = async {
+        loop {
+            let place = places.clone().acquire_owned().await.expect("nobody closes the semaphore");
+            let (origin, stream) = accept(&mut listener).await;
+            let serving = serve_connection(stream, origin, routes.clone(), end.clone());
+            connections.spawn(async move {
+                serving.await;
+                drop(place);
+            });
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        () = end.cancelled() => {}
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
+
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    origin: CallOrigin,
+    routes: Router,
+    end: CancellationToken,
+) {
+    let requests = Arc::<RequestCount>::default();
+    let counted = requests.clone();
+    let answer = service_fn(move |mut request: http::Request<Incoming>| {
+        let (routes, underway) = (routes.clone(), counted.begin());
+        request.extensions_mut().insert(ConnectInfo(origin));
+        async move {
+            let answer = routes.oneshot(request.map(Body::new)).await;
+            // A body is under way until its last byte is taken, as those of live pages.
+            answer.map(|answer| {
+                answer.map(|body| {
+                    Body::new(body.map_frame(move |frame| {
+                        let _underway = &underway;
+                        frame
+                    }))
+                })
+            })
+        }
+    });
+    let server = auto::Builder::new(TokioExecutor::new());
+    let mut connection = std::pin::pin!(server.serve_connection_with_upgrades(TokioIo::new(stream), answer));
+    let ended = tokio::select! {
+        biased;
+        ended = connection.as_mut() => ended,
+        () = requests.wait_idle() => return,
+        () = end.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection to the admin pages ended early");
+    }
+}
+
+/// The requests of one connection.
+#[derive(Debug, Default)]
+struct RequestCount {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// Counts a request as under way until it is dropped.
+struct RequestUnderway(Arc<RequestCount>);
+
+impl RequestCount {
+    fn begin(self: &Arc<Self>) -> RequestUnderway {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        RequestUnderway(self.clone())
+    }
+
+    /// Resolves when no request was under way for a while.
+    async fn wait_idle(&self) {
+        let counts = || (self.begun.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed));
+        let mut before = counts();
+        loop {
+            tokio::time::sleep(IDLE_TIMEOUT).await;
+            let now = counts();
+            if now == before && now.0 == now.1 {
+                return;
+            }
+            before = now;
+        }
+    }
+}
+
+impl Drop for RequestUnderway {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Whether a request to loopback was meant for this host: it names an IP address, `localhost`, this

@@ -171,19 +171,6 @@ impl Drop for PrivateSocket {
     }
 }
 
-impl axum::serve::Listener for PrivateSocket {
-    type Io = UnixStream;
-    type Addr = ();
-
-    async fn accept(&mut self) -> (UnixStream, ()) {
-        (self.accept_trusted().await, ())
-    }
-
-    fn local_addr(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 impl SocketFile {
     #[must_use]
     pub fn path(&self) -> &Path {

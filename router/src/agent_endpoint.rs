@@ -14,7 +14,7 @@ use hostler_proto::{TICKET_KEY, wire};
 use hostler_tls::Stream as Tunnel;
 use rustix::process::geteuid;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -36,8 +36,8 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 /// accepted.
 const MAX_SILENT_CONNECTIONS: usize = 256;
 
-/// Simultaneous connections of agents that have no certificate yet and ask for one. Agents that
-/// find no place try again.
+/// Simultaneous connections of agents that have no certificate yet and ask for one, and of other
+/// users in plain text. Agents that find no place try again.
 const MAX_UNAUTHENTICATED_CONNECTIONS: usize = 64;
 
 /// Serves agents on `listener` until `end`, over TLS where there is an authority to admit them.
@@ -53,7 +53,8 @@ pub(crate) async fn serve(
 ) -> Result<(), tonic::transport::Error> {
     let fence = admitting.as_ref().map(|admitting| admitting.newest.clone()).unwrap_or_default();
     let succession = sessions.succession.clone();
-    let connections = accept_connections(listener, succession, admitting.clone(), fence);
+    let only_own_user = sessions.only_own_user;
+    let connections = accept_connections((listener, only_own_user), succession, admitting.clone(), fence);
     let join = admitting.map(|admitting| JoinEndpoint::into_server(sessions.fleet.clone(), admitting));
     serve_connections(connections, join, sessions, metrics, end).await
 }
@@ -87,7 +88,7 @@ where
 /// Yields connections whose first byte has come: HTTP/2 has no deadline for it, so a port scanner
 /// would hold its place for ever.
 fn accept_connections(
-    listener: TcpListener,
+    (listener, only_own_user): (TcpListener, bool),
     succession: Succession,
     admitting: Option<FleetAuthority>,
     fence: Arc<NewestCertificates>,
@@ -102,6 +103,7 @@ fn accept_connections(
         async move {
             hostler_boot::configure_stream(&stream, wire::TCP_USER_TIMEOUT).ok()?;
             timeout(FIRST_BYTE_TIMEOUT, stream.readable()).await.ok()?.ok()?;
+            let is_trusted = !only_own_user || is_of_own_user(&stream).await;
             let stream = match handshake {
                 None => Tunnel::Plain(stream),
                 Some(handshake) => {
@@ -110,10 +112,17 @@ fn accept_connections(
                     secured.inspect_err(|error| log_failed_handshake(peer, error)).ok()?
                 }
             };
-            Connection::new(stream, &fence, &unauthenticated).map(Ok)
+            Connection::new(stream, is_trusted, &fence, &unauthenticated).map(Ok)
         }
     });
     spoken.buffer_unordered(MAX_SILENT_CONNECTIONS).filter_map(std::future::ready)
+}
+
+/// Whether the program at the other end is of this router's user, or root's.
+async fn is_of_own_user(stream: &TcpStream) -> bool {
+    let (Ok(peer), Ok(local)) = (stream.peer_addr(), stream.local_addr()) else { return false };
+    let found = tokio::task::spawn_blocking(move || peer_user(peer, local)).await;
+    matches!(found, Ok(Ok(Some(user))) if user == geteuid().as_raw() || user == 0)
 }
 
 /// Warns where somebody can act on the failure; port scanners that leave are for the debug log.

@@ -1,3 +1,6 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinSet;
+
 use super::*;
 
 fn names(uri: &str, hosts: &[&str], listens: &str) -> bool {
@@ -24,4 +27,55 @@ fn a_request_for_a_foreign_host_is_always_recognized() {
     assert!(!names("http://evil.example/metrics", &[], "127.0.0.1:8002"), "HTTP/2");
     assert!(!names("http://127.0.0.1/metrics", &["evil.example"], "127.0.0.1:8002"), "both count");
     assert!(!names("/metrics", &["127.0.0.1", "evil.example"], "127.0.0.1:8002"));
+}
+
+/// Pages of which one never ends, and their address.
+async fn serve_pages(tasks: &mut JoinSet<()>) -> std::net::SocketAddr {
+    // A paused clock moves by this when nothing is to be done, so that sockets are served in time.
+    tasks.spawn(async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let endless = || async { Body::from_stream(futures_util::stream::pending::<Result<String, std::io::Error>>()) };
+    let routes = Router::new().route("/livez", get(|| async { "ok\n" })).route("/endless", get(endless));
+    tasks.spawn(serve(listener, routes, CancellationToken::new()));
+    address
+}
+
+async fn ask(address: std::net::SocketAddr, path: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_admin_connections_make_room_for_requests() {
+    let mut tasks = JoinSet::new();
+    let address = serve_pages(&mut tasks).await;
+    let mut idle = Vec::new();
+    for _ in 0..MAX_CONNECTIONS + 50 {
+        idle.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut answer = String::new();
+    ask(address, "/livez").await.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("ok\n"), "{answer}");
+    assert_eq!(idle[0].read(&mut [0]).await.unwrap(), 0, "what never asked is closed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_under_way_keeps_its_admin_connection() {
+    let mut tasks = JoinSet::new();
+    let address = serve_pages(&mut tasks).await;
+    let mut endless = ask(address, "/endless").await;
+    let mut head = [0; 12];
+    endless.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+    tokio::time::sleep(5 * IDLE_TIMEOUT).await;
+    let mut rest = [0; 4096];
+    while let Ok(read) = endless.try_read(&mut rest) {
+        assert_ne!(read, 0, "it was closed");
+    }
 }

@@ -18,6 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulConnection;
 use tokio::io::{AsyncRead, AsyncWrite};
+use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::coop::unconstrained;
@@ -45,6 +46,10 @@ const MAX_STREAMS: u32 = 256;
 /// Interval of pings over HTTP/2, and the time in which a client must answer one.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 
+/// Files of this process that no client takes: listeners, logs, agents and their lanes, admin
+/// connections (256 at most), keepers of engines.
+const RESERVED_FILES: u64 = 512;
+
 /// How soon a socket that could not be made anew is tried again.
 const SOCKET_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -61,9 +66,26 @@ pub(crate) struct EdgeListeners {
 /// Accepts clients until drain begins. Connections live on the shutdown's tracker.
 pub(crate) async fn serve(listeners: EdgeListeners, edge: Arc<Edge>, shutdown: Shutdown) {
     let EdgeListeners { port, tls, socket } = listeners;
-    let places = Arc::new(Semaphore::new(edge.config.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let files = getrlimit(Resource::Nofile).current;
+    let most = connections_within(edge.config.max_connections, files);
+    if most < edge.config.max_connections {
+        tracing::warn!(
+            "router.max_connections is {most} here, because this process may open {} files only: raise that with `ulimit -n`; further \
+             clients wait to be accepted",
+            files.unwrap_or_default()
+        );
+    }
+    let places = Arc::new(Semaphore::new(most));
     let on_socket = OptionFuture::from(socket.map(|socket| serve_socket(socket, places.clone(), edge.clone(), shutdown.clone())));
     tokio::join!(serve_port((port, tls), places.clone(), edge.clone(), shutdown.clone()), on_socket);
+}
+
+/// The connections of clients at once, so that each may have one to an engine of this process
+/// (`hostler up`) and clients wait rather than take what the rest of the process needs.
+fn connections_within(configured: usize, max_files: Option<u64>) -> usize {
+    let affordable = max_files.map_or(Semaphore::MAX_PERMITS as u64, |files| files.saturating_sub(RESERVED_FILES) / 2);
+    let affordable = usize::try_from(affordable).unwrap_or(usize::MAX);
+    configured.min(affordable).clamp(1, Semaphore::MAX_PERMITS)
 }
 
 async fn serve_port((listener, tls): (TcpListener, Option<Arc<EdgeTls>>), places: Arc<Semaphore>, edge: Arc<Edge>, shutdown: Shutdown) {

@@ -16,8 +16,8 @@ use tonic::transport::server::Connected;
 
 use crate::member::{Member, NewestCertificates};
 
-/// How long a connection without a certificate may last where agents need one: it only serves to
-/// ask for one, which takes up to 15 s (`agent/src/join`).
+/// How long a connection of nobody that is trusted may last. It only serves to ask for a
+/// certificate, which takes up to 15 s (`agent/src/join`), or to be told why it is refused.
 const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Who is at the other end of a connection.
@@ -43,7 +43,7 @@ pub(crate) struct Connection {
     unauthenticated: Option<UnauthenticatedPeer>,
 }
 
-/// A connection without a certificate where agents need one.
+/// A connection without a certificate where agents need one, or of another user where they do not.
 #[derive(Debug)]
 struct UnauthenticatedPeer {
     deadline: Pin<Box<Sleep>>,
@@ -51,16 +51,18 @@ struct UnauthenticatedPeer {
 }
 
 impl Connection {
-    /// Whatever certificate has come with it was found good in the handshake. `None` for one without, when there are as many already as there are
-    /// places for `unauthenticated` ones.
-    pub(crate) fn new(stream: Stream, fence: &Arc<NewestCertificates>, unauthenticated: &Arc<Semaphore>) -> Option<Self> {
+    /// Whatever certificate has come with it was found good in the handshake. In plain text
+    /// `is_trusted` decides. `None` for one that is not trusted, when there are as many already as
+    /// there are places for `unauthenticated` ones.
+    pub(crate) fn new(stream: Stream, is_trusted: bool, fence: &Arc<NewestCertificates>, unauthenticated: &Arc<Semaphore>) -> Option<Self> {
         let (address, local_address) = (stream.tcp().peer_addr().ok(), stream.tcp().local_addr().ok());
         let certified = stream.certificate().and_then(CertificateInfo::parse);
         let member = certified.map(|certified| Arc::new(Member::new(certified, fence.clone())));
         let mut limits = None;
-        if matches!(stream, Stream::Tls(_)) && member.is_none() {
+        let is_authenticated = if matches!(stream, Stream::Tls(_)) { member.is_some() } else { is_trusted };
+        if !is_authenticated {
             let Ok(place) = unauthenticated.clone().try_acquire_owned() else {
-                tracing::debug!(peer = ?address, "a connection without a certificate is closed: there are many of them");
+                tracing::debug!(peer = ?address, "a connection of nobody that is trusted is closed: there are many of them");
                 return None;
             };
             limits = Some(UnauthenticatedPeer { deadline: Box::pin(sleep(UNAUTHENTICATED_TIMEOUT)), _permit: place });
@@ -106,5 +108,28 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn other_users_plain_connections_are_bounded_and_the_own_are_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (fence, places) = (Arc::<NewestCertificates>::default(), Arc::new(Semaphore::new(2)));
+        let address = listener.local_addr().unwrap();
+        let connect = async |is_trusted| {
+            let (theirs, ours) = tokio::join!(TcpStream::connect(address), listener.accept());
+            Connection::new(Stream::Plain(ours.unwrap().0), is_trusted, &fence, &places).map(|connection| (connection, theirs.unwrap()))
+        };
+        let others = [connect(false).await, connect(false).await];
+        assert!(others.iter().all(Option::is_some) && connect(false).await.is_none());
+        assert!(connect(true).await.is_some_and(|(own, _)| own.unauthenticated.is_none()));
+        drop(others);
+        assert!(connect(false).await.is_some());
     }
 }

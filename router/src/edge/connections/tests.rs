@@ -60,3 +60,10 @@ async fn a_client_that_keeps_sending_is_overdue_too() {
     timeout(Duration::from_secs(10), served).await.expect("it is closed when the time of a head is over");
     assert_eq!(clock.find_overdue(), Some(Overdue::Head));
 }
+
+#[test]
+fn clients_leave_files_for_engines_and_operators() {
+    assert_eq!(connections_within(16_384, Some(1_024)), 256);
+    assert_eq!(connections_within(16_384, Some(1_048_576)), 16_384);
+    assert_eq!((connections_within(100, None), connections_within(16_384, Some(64))), (100, 1));
+}
