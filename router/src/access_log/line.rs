@@ -23,6 +23,8 @@ pub(super) struct AccessLine {
     pub(super) path: Option<Box<str>>,
     pub(super) client_id: Option<Arc<str>>,
     pub(super) trace: Option<u128>,
+    /// It was let in, by its key or where there are none.
+    pub(super) has_caller: bool,
     pub(super) key: Arc<str>,
     pub(super) tenant: Arc<str>,
     /// 0 means none.
@@ -55,6 +57,7 @@ impl AccessLine {
             path: None,
             client_id: None,
             trace: None,
+            has_caller: false,
             key: Arc::default(),
             tenant: Arc::default(),
             id: 0,

@@ -97,7 +97,8 @@ impl Drop for OpenEntry {
         let Some(mut line) = self.line.get_mut().take() else { return };
         line.total = line.received_at.elapsed();
         line.ended_at = SystemTime::now();
-        if let Some(trace) = self.trace.take() {
+        // Requests without a caller would fill the queue of spans for those who have keys.
+        if let Some(trace) = self.trace.take().filter(|_| line.has_caller) {
             trace.into_inner().finish(&line.request_end());
         }
         if let Some(lines) = &self.lines {
@@ -115,6 +116,7 @@ impl AccessEntry {
 
     pub(crate) fn set_caller(&self, caller: &Caller) {
         self.update(|line| {
+            line.has_caller = true;
             line.key = caller.key.clone();
             line.tenant = caller.tenant.clone();
         });

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tonic::transport::Endpoint as TonicEndpoint;
 
-use crate::harness::{Answer, CHAT, Collected, Collector, Fleet, MODEL, Scene, Setup, Workplace, chat, chat_stream, soon, until};
+use crate::harness::{Answer, CHAT, Collected, Collector, Fleet, MODEL, Scene, Setup, Workplace, chat, chat_stream, raw, soon, until};
 
 /// A trace that a client has begun.
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -256,12 +256,17 @@ async fn a_refused_request_has_a_trace_that_says_why() {
     assert_eq!(named(&spans, "placement")[0].error.as_deref(), Some("unknown_model"));
     assert_eq!(spans[0].attribute("gen_ai.request.model"), "nobody\u{fffd}[31m");
 
-    // A path that anybody may make up is no name; probes have no trace at all.
+    // A path that anybody may make up is no name. Probes, and what comes from no caller, have no
+    // trace at all.
     fleet.edge().get("/healthz").await;
+    let malformed = raw(fleet.routers[0].edge, b"GET /malformed HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\n").await;
+    assert!(malformed.starts_with("HTTP/1.1 400 "), "{malformed}");
     assert_eq!(fleet.edge().get("/made/up?token=hidden").await.status, 404);
     let spans = collector.trace_where("a path", |span| span.attribute("url.path") == "/made/up").await;
     assert_eq!((spans.len(), &*spans[0].name, spans[0].attribute("error.type")), (1, "GET", json!("no_route")));
-    assert!(!collector.text().contains("hidden") && !collector.text().contains("healthz"), "{}", collector.text());
+    for absent in ["hidden", "healthz", "malformed"] {
+        assert!(!collector.text().contains(absent), "{absent}: {}", collector.text());
+    }
 }
 
 /// Asks so often that more spans come of it than may wait, and sees each request answered.
