@@ -19,6 +19,8 @@ mod engine_life;
 mod exposures;
 mod fleet;
 mod fleet_figures;
+#[cfg(test)]
+mod growth;
 mod grpc;
 mod health_watches;
 mod inbound;

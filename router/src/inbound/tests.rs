@@ -1,3 +1,5 @@
+mod growth;
+
 use http::HeaderMap;
 use proptest::prelude::*;
 

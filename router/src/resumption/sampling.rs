@@ -2,6 +2,7 @@
 //! twice, means that the stream is not resumed.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 
 use bytes::{Bytes, BytesMut};
@@ -135,7 +136,6 @@ pub(crate) fn unasked_part(body: &[u8]) -> &[u8] {
 /// The fields of a body as they are read. Numbers that are not plain count as a reason: engines take more forms than the router.
 #[derive(Debug, Default)]
 struct SamplingDraft {
-    names: Vec<String>,
     carried: String,
     reason: Option<&'static str>,
     /// A field has no rule even for a replay.
@@ -300,14 +300,16 @@ impl<'de> Visitor<'de> for SamplingVisitor {
         struct ParameterName<'a>(#[serde(borrow)] Cow<'a, str>);
 
         let mut draft = SamplingDraft::default();
+        // Ordered: no client can choose names that collide, as with a hash.
+        let mut names = BTreeSet::new();
         while let Some(ParameterName(name)) = map.next_key::<ParameterName<'de>>()? {
             let value: &RawValue = map.next_value()?;
             // Engines differ in which of two values they take.
-            let read = if draft.names.iter().any(|read| *read == name) { Err("repeated_field") } else { draft.read(&name, value) };
+            let read = if names.contains(&name) { Err("repeated_field") } else { draft.read(&name, value) };
             // The first reason in the order of the body.
             draft.is_hopeless |= read.is_err_and(|reason| !REPLAYABLE.contains(&reason));
             draft.reason = draft.reason.or(read.err());
-            draft.names.push(name.into_owned());
+            names.insert(name);
         }
         Ok(draft)
     }

@@ -1,5 +1,6 @@
 //! Which requests of `/v1/messages` may be replayed. Every field has a rule; one without a rule, or said twice, means that the stream is not resumed.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Deserialize;
@@ -19,8 +20,9 @@ pub(crate) fn check_message_request(body: &[u8]) -> Result<(), &'static str> {
     }
     let Fields(fields) = serde_json::from_slice(body).map_err(|_| "body")?;
     let mut is_greedy = false;
-    for (at, (Text(name), value)) in fields.iter().enumerate() {
-        if fields[..at].iter().any(|(Text(before), _)| before == name) {
+    let mut names = BTreeSet::new();
+    for (Text(name), value) in &fields {
+        if !names.insert(name) {
             return Err("repeated_field");
         }
         let raw = value.get();

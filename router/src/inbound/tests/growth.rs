@@ -1,0 +1,77 @@
+//! No reading of a body on its way into the fleet takes more than its length.
+
+use hostler_prompt::PromptRequest;
+use http::HeaderMap;
+
+use super::super::media::MediaHosts;
+use super::super::peek::peek;
+use super::super::work_estimate::{estimate_tokens, estimate_work, output_bounds};
+use super::super::{INVOCATIONS, invocation};
+use crate::growth::assert_linear;
+use crate::resumption::{Sampling, StreamApi, ask_for_tokens, check_message_request, unasked_part, without_asking};
+
+const CHAT: &[(&str, &str)] =
+    &[("model", r#""m""#), ("stream", "true"), ("temperature", "0"), ("messages", r#"[{"role":"user","content":"x"}]"#)];
+
+const COMPLETION: &[(&str, &str)] =
+    &[("model", r#""m""#), ("stream", "true"), ("temperature", "0"), ("prompt", r#""x""#), ("max_tokens", "9")];
+
+const MESSAGE: &[(&str, &str)] = &[
+    ("model", r#""m""#),
+    ("stream", "true"),
+    ("temperature", "0"),
+    ("max_tokens", "9"),
+    ("messages", r#"[{"role":"user","content":"x"}]"#),
+];
+
+#[test]
+fn a_peek_takes_no_more_than_a_bodys_length() {
+    assert_linear("peek", COMPLETION, |body| {
+        let Ok(peeked) = peek(body) else { return };
+        let _ = (estimate_work("/v1/completions", body.len(), &peeked), output_bounds(&peeked));
+        let _: u64 = peeked.prompt_parts.iter().map(|text| estimate_tokens(text)).sum();
+    });
+}
+
+#[test]
+fn sampling_fields_take_no_more_than_a_bodys_length() {
+    for (api, needed) in [(StreamApi::Chat, CHAT), (StreamApi::Completions, COMPLETION)] {
+        assert_linear("sampling", needed, |body| {
+            let _ = Sampling::parse(api, body);
+            let asking = ask_for_tokens(body);
+            let _ = (without_asking(&asking), unasked_part(body));
+        });
+    }
+}
+
+#[test]
+fn replay_rules_take_no_more_than_a_bodys_length() {
+    assert_linear("replay rules", MESSAGE, |body| {
+        let _ = check_message_request(body);
+    });
+}
+
+#[test]
+fn media_are_found_in_no_more_than_a_bodys_length() {
+    let hosts = MediaHosts::new(&["h".to_owned()]).unwrap();
+    let with_url: Vec<_> = CHAT.iter().copied().chain([("image_url", r#""http://h/x""#)]).collect();
+    assert_linear("media", &with_url, |body| {
+        let _ = hosts.check(body, true);
+    });
+}
+
+#[test]
+fn an_invocation_is_unwrapped_in_no_more_than_its_length() {
+    assert_linear("invocation", CHAT, |body| {
+        let _ = invocation::carried_request(INVOCATIONS, &HeaderMap::new(), body);
+    });
+}
+
+#[test]
+fn a_prompt_is_parsed_in_no_more_than_its_length() {
+    for (path, needed) in [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)] {
+        assert_linear(path, needed, |body| {
+            let _ = PromptRequest::parse(path, body).map(|request| request.forms());
+        });
+    }
+}
