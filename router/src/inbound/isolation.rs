@@ -145,8 +145,16 @@ fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
 pub(super) struct SaltedBody {
     pub(super) body: Bytes,
     pub(super) salt: String,
-    /// Offsets and lengths, in the old body, of the values that were replaced.
-    replaced: Vec<(usize, usize)>,
+    /// The values that were replaced, in the order of the old body.
+    replaced: Vec<ReplacedValue>,
+}
+
+#[derive(Debug)]
+struct ReplacedValue {
+    /// Where it began in the old body.
+    old_offset: usize,
+    /// Bytes that this value and all before it had in the old body.
+    removed_bytes: usize,
 }
 
 impl SaltedBody {
@@ -156,12 +164,15 @@ impl SaltedBody {
     fn new(body: &Bytes, own: &[&str], salt: String) -> Self {
         let value = format!("\"{salt}\"");
         let mut salted = BytesMut::with_capacity(body.len() + value.len() + 32);
-        let replaced: Vec<(usize, usize)> = own.iter().map(|own| (offset(body, own), own.len())).collect();
-        let mut copied = 0;
-        for (at, length) in &replaced {
-            salted.extend_from_slice(&body[copied..*at]);
+        let mut replaced = Vec::with_capacity(own.len());
+        let (mut copied, mut removed_bytes) = (0, 0);
+        for own in own {
+            let old_offset = offset(body, own);
+            salted.extend_from_slice(&body[copied..old_offset]);
             salted.extend_from_slice(value.as_bytes());
-            copied = at + length;
+            copied = old_offset + own.len();
+            removed_bytes += own.len();
+            replaced.push(ReplacedValue { old_offset, removed_bytes });
         }
         let end = body.trim_ascii_end().len().saturating_sub(1);
         if own.is_empty() {
@@ -179,8 +190,8 @@ impl SaltedBody {
     /// The new place of the value `part` of the `old` body.
     pub(super) fn relocate(&self, old: &Bytes, part: &str) -> Bytes {
         let at = offset(old, part);
-        let before = self.replaced.iter().filter(|(replaced, _)| *replaced < at);
-        let (count, removed) = before.fold((0, 0), |(count, removed), (_, length)| (count + 1, removed + length));
+        let count = self.replaced.partition_point(|value| value.old_offset < at);
+        let removed = self.replaced[..count].last().map_or(0, |last| last.removed_bytes);
         let at = at + count * (self.salt.len() + 2) - removed;
         self.body.slice(at..at + part.len())
     }

@@ -1,8 +1,11 @@
 //! No reading of a body on its way into the fleet takes more than its length.
 
+use bytes::Bytes;
 use hostler_prompt::PromptRequest;
 use http::HeaderMap;
 
+use super::super::body_format::BodyFormat;
+use super::super::isolation::{Isolation, UnsaltedRequest};
 use super::super::media::MediaHosts;
 use super::super::peek::peek;
 use super::super::work_estimate::{estimate_tokens, estimate_work, output_bounds};
@@ -30,6 +33,21 @@ fn a_peek_takes_no_more_than_a_bodys_length() {
         let Ok(peeked) = peek(body) else { return };
         let _ = (estimate_work("/v1/completions", body.len(), &peeked), output_bounds(&peeked));
         let _: u64 = peeked.prompt_parts.iter().map(|text| estimate_tokens(text)).sum();
+    });
+}
+
+#[test]
+fn keeping_tenants_apart_takes_no_more_than_a_bodys_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let isolation = Isolation::open(&folder.path().join("secret")).unwrap();
+    assert_linear("isolation", COMPLETION, |body| {
+        let body = Bytes::copy_from_slice(body);
+        let peeked = peek(&body).unwrap();
+        let request = UnsaltedRequest { tenant: "t", route: "/v1/completions", content: BodyFormat::Json, body: &body, peek: &peeked };
+        let Ok(Some(salted)) = isolation.add_salt(&request) else { return };
+        for text in &peeked.prompt_parts {
+            let _ = salted.relocate(&body, text);
+        }
     });
 }
 
