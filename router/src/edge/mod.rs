@@ -23,3 +23,6 @@ mod translation;
 #[cfg(test)]
 pub(crate) use connections::serve_simulated;
 pub(crate) use connections::{EdgeListeners, serve};
+
+#[cfg(test)]
+mod tests;

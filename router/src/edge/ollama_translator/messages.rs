@@ -1,7 +1,7 @@
 //! Messages of a chat from Ollama's form into the engine's: images become parts of the content, and tool calls get the ids that Ollama's
 //! do without.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -37,6 +37,41 @@ struct PendingToolCall {
     name: String,
 }
 
+/// The calls of a turn whose results have not come yet, each with its place among them. A turn may
+/// have as many as a body has room for, so none is looked for one by one.
+#[derive(Default)]
+struct PendingToolCalls {
+    calls: BTreeMap<usize, PendingToolCall>,
+    by_id: BTreeSet<(String, usize)>,
+    by_name: BTreeSet<(String, usize)>,
+}
+
+impl PendingToolCalls {
+    fn add(&mut self, place: usize, call: PendingToolCall) {
+        self.by_id.insert((call.id.clone(), place));
+        self.by_name.insert((call.name.clone(), place));
+        self.calls.insert(place, call);
+    }
+
+    /// Removes the call that a result answers: the first with its id, else the first with its name,
+    /// else the first.
+    fn take_answered(&mut self, id: Option<&str>, name: Option<&str>) -> Option<PendingToolCall> {
+        let of_id = id.and_then(|id| first_place(&self.by_id, id));
+        let of_name = || name.and_then(|name| first_place(&self.by_name, name));
+        let place = of_id.or_else(of_name).or_else(|| self.calls.first_key_value().map(|(place, _)| *place))?;
+        let PendingToolCall { id, name } = self.calls.remove(&place)?;
+        let (id, name) = ((id, place), (name, place));
+        self.by_id.remove(&id);
+        self.by_name.remove(&name);
+        Some(PendingToolCall { id: id.0, name: name.0 })
+    }
+}
+
+fn first_place(calls: &BTreeSet<(String, usize)>, text: &str) -> Option<usize> {
+    let (found, place) = calls.range((text.to_owned(), 0)..).next()?;
+    (found == text).then_some(*place)
+}
+
 /// Hands out ids of calls. They depend on the position alone, so that each turn of a chat repeats
 /// the prompt of the one before and finds it cached. Nine letters and digits are what the strictest
 /// templates, Mistral's, accept.
@@ -56,17 +91,15 @@ impl ToolCallIds {
 /// When an image is not base64.
 pub(super) fn to_openai_messages(messages: Vec<ChatMessage>) -> Result<Vec<Value>, String> {
     let mut ids = ToolCallIds::default();
-    let mut open = VecDeque::new();
+    let mut open = PendingToolCalls::default();
     messages.into_iter().map(|message| to_openai_message(message, &mut ids, &mut open)).collect()
 }
 
-fn to_openai_message(message: ChatMessage, ids: &mut ToolCallIds, open: &mut VecDeque<PendingToolCall>) -> Result<Value, String> {
+fn to_openai_message(message: ChatMessage, ids: &mut ToolCallIds, open: &mut PendingToolCalls) -> Result<Value, String> {
     let ChatMessage { role, content, thinking, images, tool_calls, tool_name, tool_call_id } = message;
     let mut told = Map::new();
     if role == "tool" {
-        let of_name = tool_name.as_ref().and_then(|name| open.iter().position(|call| call.name == *name));
-        let of_id = tool_call_id.as_ref().and_then(|id| open.iter().position(|call| call.id == *id));
-        let answered = open.remove(of_id.or(of_name).unwrap_or(0));
+        let answered = open.take_answered(tool_call_id.as_deref(), tool_name.as_deref());
         let id = tool_call_id.or(answered.map(|call| call.id)).unwrap_or_else(|| ids.next());
         told.insert("tool_call_id".to_owned(), id.into());
         if let Some(name) = tool_name {
@@ -79,8 +112,8 @@ fn to_openai_message(message: ChatMessage, ids: &mut ToolCallIds, open: &mut Vec
         told.insert("reasoning".to_owned(), thinking.into());
     }
     if let Some(calls) = tool_calls.filter(|calls| !calls.is_empty()) {
-        open.clear();
-        let calls = calls.into_iter().map(|call| {
+        *open = PendingToolCalls::default();
+        let calls = calls.into_iter().enumerate().map(|(place, call)| {
             let ChatToolCall { id, function: ChatFunction { name, arguments } } = call;
             let id = id.filter(|id| !id.is_empty()).unwrap_or_else(|| ids.next());
             let arguments = match arguments {
@@ -89,7 +122,7 @@ fn to_openai_message(message: ChatMessage, ids: &mut ToolCallIds, open: &mut Vec
                 object => object.to_string(),
             };
             let told = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
-            open.push_back(PendingToolCall { id, name });
+            open.add(place, PendingToolCall { id, name });
             told
         });
         told.insert("tool_calls".to_owned(), calls.collect());
