@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// The fields that the router looks at. A field of an unexpected type counts as absent: the engine
@@ -13,9 +13,8 @@ use serde_json::value::RawValue;
 pub(super) struct Peek<'a> {
     pub(super) model: Option<String>,
     pub(super) is_stream: bool,
-    /// Most tokens that the answer may have: the larger number where it is said twice, none where
-    /// it is in a form that only engines may read. Engines also differ in which of the names they
-    /// use.
+    /// Most tokens that the answer may have: the larger number where it is said twice, as engines
+    /// differ in which of the names they use.
     pub(super) max_output: RequestedCount,
     /// Fewest tokens that the answer may have.
     pub(super) min_output: RequestedCount,
@@ -45,6 +44,8 @@ pub(super) struct Peek<'a> {
     pub(super) is_chat: bool,
     /// Whether it has a prompt, also of embeddings, as completions do.
     pub(super) is_completion: bool,
+    /// Prompts that come as embeddings, at most.
+    pub(super) embedded_prompts: u64,
     /// In a form: a field whose text may become part of a prompt.
     pub(super) prompt_field: Option<String>,
     /// What makes the prompt, in the order of the body.
@@ -91,7 +92,7 @@ impl<'de> Visitor<'de> for PeekVisitor {
     /// For a repeated name the last value wins, as in engines.
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Peek<'de>, A::Error> {
         let mut peek = Peek::default();
-        while let Some(name) = map.next_key::<FieldName<'de>>()? {
+        while let Some(name) = map.next_key::<TextValue<'de>>()? {
             match &*name.0 {
                 "model" => peek.model = typed_value(&mut map)?,
                 "stream" => peek.is_stream = typed_value(&mut map)?.unwrap_or(false),
@@ -99,19 +100,7 @@ impl<'de> Visitor<'de> for PeekVisitor {
                 "min_tokens" => peek.min_output.merge(map.next_value::<&RawValue>()?),
                 "ignore_eos" => peek.ignores_end = typed_value(&mut map)?.unwrap_or(false),
                 "n" | "best_of" => peek.choices.merge(map.next_value::<&RawValue>()?),
-                "sampling_params" => {
-                    match serde_json::from_str::<Option<SamplingParams<'_>>>(map.next_value::<&RawValue>()?.get()) {
-                        Ok(params) => {
-                            let SamplingParams { max_tokens, min_tokens, ignore_eos, n } = params.unwrap_or_default();
-                            max_tokens.inspect(|most| peek.max_output.merge(most));
-                            min_tokens.inspect(|least| peek.min_output.merge(least));
-                            peek.ignores_end = ignore_eos.is_some_and(|ignores| ignores.get() == "true");
-                            n.inspect(|choices| peek.choices.merge(choices));
-                        }
-                        // As with a repeated name: engines take the last one.
-                        Err(_) => (peek.max_output, peek.choices) = (RequestedCount::Unreadable, RequestedCount::Unreadable),
-                    }
-                }
+                "sampling_params" => peek.read_sampling_params(map.next_value::<&RawValue>()?.get()),
                 "background" => peek.background = !matches!(map.next_value::<&RawValue>()?.get(), "false" | "null"),
                 "priority" => {
                     let priority = map.next_value::<&RawValue>()?.get();
@@ -138,8 +127,11 @@ impl<'de> Visitor<'de> for PeekVisitor {
                     peek.is_completion |= name == "prompt";
                     peek.prompt_parts.push(map.next_value::<&RawValue>()?.get());
                 }
-                name => {
-                    peek.is_completion |= name == "prompt_embeds";
+                "prompt_embeds" => {
+                    peek.is_completion = true;
+                    peek.embedded_prompts = peek.embedded_prompts.max(count_items(map.next_value::<&RawValue>()?.get()));
+                }
+                _ => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
@@ -154,24 +146,53 @@ pub(super) fn is_plain_priority(priority: &[u8]) -> bool {
     !priority.is_empty() && priority.iter().all(u8::is_ascii_digit)
 }
 
+impl Peek<'_> {
+    fn read_sampling_params(&mut self, value: &str) {
+        let (max_output, min_output, choices) = match serde_json::from_str::<Option<SamplingParams>>(value) {
+            Ok(params) => {
+                let SamplingParams { max_output, min_output, ignores_end, choices } = params.unwrap_or_default();
+                self.ignores_end = ignores_end;
+                (max_output, min_output, choices)
+            }
+            Err(_) => (RequestedCount::Unreadable, RequestedCount::Unset, RequestedCount::Unreadable),
+        };
+        self.max_output = self.max_output.or_larger(max_output);
+        self.min_output = self.min_output.or_larger(min_output);
+        self.choices = self.choices.or_larger(choices);
+    }
+}
+
 /// How many of something a body asks for, at most.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum RequestedCount {
     #[default]
     Unset,
     Count(u64),
-    /// In a form that the router does not read: to engines, a number in a string is a number.
+    /// In a form that no engine reads.
     Unreadable,
 }
 
 impl RequestedCount {
     fn merge(&mut self, value: &RawValue) {
-        *self = match (*self, serde_json::from_str::<Option<u64>>(value.get())) {
-            (Self::Unreadable, _) | (_, Err(_)) => Self::Unreadable,
-            (before, Ok(None)) => before,
-            (Self::Count(before), Ok(Some(number))) => Self::Count(before.max(number)),
-            (Self::Unset, Ok(Some(number))) => Self::Count(number),
-        };
+        *self = self.or_larger(Self::read(value.get()));
+    }
+
+    fn read(value: &str) -> Self {
+        match value {
+            "null" => Self::Unset,
+            "true" => Self::Count(1),
+            "false" => Self::Count(0),
+            text if text.starts_with('"') => serde_json::from_str(text).ok().and_then(|TextValue(text)| count_in_text(&text)).into(),
+            number => whole_number(number).into(),
+        }
+    }
+
+    fn or_larger(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Unreadable, _) | (_, Self::Unreadable) => Self::Unreadable,
+            (Self::Count(count), Self::Count(other)) => Self::Count(count.max(other)),
+            (Self::Unset, count) | (count, Self::Unset) => count,
+        }
     }
 
     /// The number, if it is unambiguous.
@@ -180,17 +201,102 @@ impl RequestedCount {
     }
 }
 
-/// The fields of `/inference/v1/generate` below `sampling_params`.
-#[derive(Default, Deserialize)]
-struct SamplingParams<'a> {
-    #[serde(borrow)]
-    max_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    min_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    ignore_eos: Option<&'a RawValue>,
-    #[serde(borrow)]
-    n: Option<&'a RawValue>,
+impl From<Option<u64>> for RequestedCount {
+    fn from(read: Option<u64>) -> Self {
+        read.map_or(Self::Unreadable, Self::Count)
+    }
+}
+
+/// A number in a string. vLLM 0.32 reads it with pydantic, which passes blanks around it, a plus
+/// sign, and underscores between its digits; where others might read more, the number counts too.
+fn count_in_text(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let text = text.strip_prefix('+').unwrap_or(text);
+    if text.contains('_') { whole_number(&text.replace('_', "")) } else { whole_number(text) }
+}
+
+/// A number that is whole and not negative, also as `60.0` or `6e1`. One that is too large to count
+/// is as large as can be: engines cut it to what their context has room for.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is whole and not negative, and `as` saturates")]
+fn whole_number(text: &str) -> Option<u64> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(text.parse().unwrap_or(u64::MAX));
+    }
+    let number: f64 = text.parse().ok()?;
+    (number >= 0.0 && number.fract() == 0.0).then_some(number as u64)
+}
+
+/// The items of a list; 1 for any other value.
+pub(super) fn count_items(value: &str) -> u64 {
+    struct Items(u64);
+    struct ItemsVisitor;
+
+    impl<'de> Visitor<'de> for ItemsVisitor {
+        type Value = Items;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Items, A::Error> {
+            let mut count = 0;
+            while list.next_element::<IgnoredAny>()?.is_some() {
+                count += 1;
+            }
+            Ok(Items(count))
+        }
+    }
+
+    impl<'de> Deserialize<'de> for Items {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            deserializer.deserialize_seq(ItemsVisitor)
+        }
+    }
+
+    if !value.starts_with('[') {
+        return 1;
+    }
+    serde_json::from_str(value).map_or(1, |Items(count)| count)
+}
+
+/// The fields of `/inference/v1/generate` below `sampling_params`. Of a field that is there twice
+/// engines take the last value, and the largest counts here.
+#[derive(Default)]
+struct SamplingParams {
+    max_output: RequestedCount,
+    min_output: RequestedCount,
+    ignores_end: bool,
+    choices: RequestedCount,
+}
+
+impl<'de> Deserialize<'de> for SamplingParams {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(SamplingParamsVisitor)
+    }
+}
+
+struct SamplingParamsVisitor;
+
+impl<'de> Visitor<'de> for SamplingParamsVisitor {
+    type Value = SamplingParams;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SamplingParams, A::Error> {
+        let mut params = SamplingParams::default();
+        while let Some(TextValue(name)) = map.next_key::<TextValue<'de>>()? {
+            match &*name {
+                "max_tokens" => params.max_output.merge(map.next_value()?),
+                "min_tokens" => params.min_output.merge(map.next_value()?),
+                "ignore_eos" => params.ignores_end = map.next_value::<&RawValue>()?.get() == "true",
+                "n" => params.choices.merge(map.next_value()?),
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(params)
+    }
 }
 
 /// A field's value, if it has the expected type.
@@ -234,6 +340,6 @@ fn requires_tool(choice: &str) -> bool {
     serde_json::from_str::<RequiredToolWord>(choice).is_ok() || serde_json::from_str::<RequiredToolObject>(choice).is_ok()
 }
 
-/// A name, borrowed from the body unless it has escapes.
+/// A name or a text, borrowed from the body unless it has escapes.
 #[derive(Deserialize)]
-struct FieldName<'a>(#[serde(borrow)] Cow<'a, str>);
+struct TextValue<'a>(#[serde(borrow)] Cow<'a, str>);

@@ -17,7 +17,7 @@ use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::request::{InboundRequest, Rejection};
 use super::resume_plan::ResumePlan;
 use super::share::{queue_share, response_owner};
-use super::work_estimate::{computes_nothing, estimate_tokens, estimate_work, output_bounds};
+use super::work_estimate::{charged_answers, computes_nothing, estimate_tokens, estimate_work, output_bounds};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
 use crate::dispatch::{Answer, ExternalPlacement, NO_STREAM, OutboundRequest, Refusal, Work};
@@ -208,12 +208,17 @@ impl Edge {
         Err(Rejection::Forbidden(message))
     }
 
+    /// What a request is expected to use, and may use at most: each of its answers as much as its
+    /// body says of one.
     fn estimate_usage(&self, work: Work, output_bounds: OutputBounds, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
-        let output_tokens = self.dispatch.placer.expected_output_tokens(output_bounds);
-        let prompt_tokens = if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 };
-        let choices = work.answers.checked_div(work.prompts).unwrap_or_default();
-        let max_output_tokens = peek.max_output.count().map(|most| most.saturating_mul(choices));
-        UsageEstimate { prompt_tokens, output_tokens, max_output_tokens, body_bytes: body.len() as u64 }
+        let answers = charged_answers(work, peek);
+        let expected = self.dispatch.placer.expected_output_tokens(output_bounds);
+        UsageEstimate {
+            prompt_tokens: if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 },
+            output_tokens: expected.saturating_mul(answers),
+            max_output_tokens: peek.max_output.count().map(|most| most.saturating_mul(answers)),
+            body_bytes: body.len() as u64,
+        }
     }
 }
 

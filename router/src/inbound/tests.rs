@@ -70,14 +70,81 @@ fn the_larger_of_two_length_limits_counts() {
     let most = |body: &str| peek(body.as_bytes()).unwrap().max_output.count();
     assert_eq!(most(r#"{"max_completion_tokens":1000,"max_tokens":1}"#), Some(1000));
     assert_eq!(most(r#"{"max_tokens":1000,"max_output_tokens":null}"#), Some(1000));
-    // Engines also accept numbers in strings, and integers written with a decimal point.
-    assert_eq!(most(r#"{"max_tokens":"1000","max_output_tokens":1}"#), None);
-    assert_eq!(most(r#"{"max_output_tokens":1,"max_tokens":1e3}"#), None);
+    assert_eq!(most(r#"{"max_tokens":"1000","max_output_tokens":1}"#), Some(1000));
+    assert_eq!(most(r#"{"max_output_tokens":1,"max_tokens":1e3}"#), Some(1000));
+    assert_eq!(most(r#"{"max_tokens":1000,"m\u0061x_tokens":1}"#), Some(1000));
     assert_eq!(most(r#"{"sampling_params":{"max_tokens":70,"n":4},"max_tokens":1}"#), Some(70));
+    assert_eq!(most(r#"{"sampling_params":{"max_tokens":"70","max_tokens":7}}"#), Some(70));
+    assert_eq!(most(r#"{"sampling_params":null,"max_tokens":1}"#), Some(1));
     let choices = |body: &str| peek(body.as_bytes()).unwrap().choices;
     assert_eq!(choices(r#"{"sampling_params":{"n":4}}"#), RequestedCount::Count(4));
-    assert_eq!(choices(r#"{"sampling_params":{"n":2,"n":256}}"#), RequestedCount::Unreadable);
-    assert_eq!((choices(r#"{"n":2,"best_of":5}"#), choices(r#"{"n":"5"}"#)), (RequestedCount::Count(5), RequestedCount::Unreadable));
+    assert_eq!(choices(r#"{"sampling_params":{"n":2,"n":256}}"#), RequestedCount::Count(256));
+    assert_eq!(choices(r#"{"sampling_params":[],"n":1}"#), RequestedCount::Unreadable);
+    assert_eq!((choices(r#"{"n":2,"best_of":"5"}"#), choices(r#"{"n":"5"}"#)), (RequestedCount::Count(5), RequestedCount::Count(5)));
+}
+
+/// As pydantic 2.14 reads them for vLLM 0.32, by trial.
+#[test]
+fn numbers_are_read_in_every_form_of_engines() {
+    for name in ["max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of"] {
+        let read = |value: &str| {
+            let body = format!(r#"{{"{name}":{value}}}"#);
+            let Peek { max_output, choices, .. } = peek(body.as_bytes()).unwrap();
+            if name.starts_with("max") { max_output } else { choices }
+        };
+        for value in [
+            "60",
+            "60.0",
+            "6e1",
+            "6E+1",
+            "0.6e2",
+            "600e-1",
+            r#""60""#,
+            r#"" 60 ""#,
+            r#""60\n""#,
+            r#""\u00a060""#,
+            r#""\u0036\u0030""#,
+            r#""+60""#,
+            r#""0060""#,
+            r#""60.0""#,
+            r#""60.00""#,
+            r#""6_0""#,
+            r#""6_0.0""#,
+            r#""00_60""#,
+        ] {
+            assert_eq!(read(value), RequestedCount::Count(60), "{name} {value}");
+        }
+        for (value, count) in [
+            ("true", 1),
+            ("false", 0),
+            ("-0", 0),
+            ("0.0", 0),
+            ("1e18", 1_000_000_000_000_000_000),
+            ("18446744073709551616", u64::MAX),
+            (r#""99999999999999999999999""#, u64::MAX),
+        ] {
+            assert_eq!(read(value), RequestedCount::Count(count), "{name} {value}");
+        }
+        assert_eq!(read("null"), RequestedCount::Unset);
+        for value in [
+            "6.5",
+            "-1",
+            r#""-5""#,
+            r#""6.5""#,
+            r#""0x3c""#,
+            r#""six""#,
+            r#""""#,
+            r#"" ""#,
+            r#""inf""#,
+            r#""NaN""#,
+            r#""+-5""#,
+            "[60]",
+            "{}",
+            "1e999",
+        ] {
+            assert_eq!(read(value), RequestedCount::Unreadable, "{name} {value}");
+        }
+    }
 }
 
 #[test]
@@ -91,7 +158,7 @@ fn an_answer_ignoring_its_end_has_its_maximal_length() {
     assert_eq!(bounds(r#"{"max_tokens":100,"min_tokens":20,"ignore_eos":true}"#), (100, Some(100)));
     assert_eq!(bounds(r#"{"ignore_eos":true}"#), (0, None));
     assert_eq!(bounds(r#"{"sampling_params":{"max_tokens":70,"ignore_eos":true}}"#), (70, Some(70)));
-    assert_eq!(bounds(r#"{"sampling_params":{"max_tokens":70,"min_tokens":"7","ignore_eos":"true"}}"#), (0, Some(70)));
+    assert_eq!(bounds(r#"{"sampling_params":{"max_tokens":70,"min_tokens":"7","ignore_eos":"true"}}"#), (7, Some(70)));
 }
 
 #[test]

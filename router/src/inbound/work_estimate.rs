@@ -1,6 +1,6 @@
 //! What a request has an engine compute, by its route and body: for what its caller is expected to use, and the most that its answer can say.
 
-use super::peek::{Peek, RequestedCount};
+use super::peek::{Peek, RequestedCount, count_items};
 use crate::dispatch::Work;
 use crate::placement::OutputBounds;
 
@@ -24,8 +24,8 @@ pub(super) fn output_bounds(peek: &Peek<'_>) -> OutputBounds {
     OutputBounds { least: least.unwrap_or_default(), most }
 }
 
-/// What a request of this route can have an engine compute. A list of prompts counts as many as its
-/// body has room for.
+/// What a request of this route can have an engine compute. What is embedded, or heard in pieces,
+/// counts as many prompts as its body has room for.
 pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> Work {
     if computes_nothing(route) {
         return Work::default();
@@ -38,19 +38,27 @@ pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> 
     };
     let prompts = match route {
         _ if !is_generation(route) => return Work { prompts: listed, answers: 0, turns: 1 },
-        "/v1/completions" if peek.prompt_parts.iter().all(|prompt| is_single_prompt(prompt)) => 1,
-        "/v1/completions" | "/v1/chat/completions/batch" => listed,
+        "/v1/completions" => peek.prompt_parts.iter().map(|prompt| count_prompts(prompt)).sum::<u64>() + peek.embedded_prompts,
+        "/v1/chat/completions/batch" => peek.prompt_parts.iter().map(|messages| count_items(messages)).sum(),
         // A sound is computed in pieces.
         "/v1/audio/transcriptions" | "/v1/audio/translations" => listed,
         _ => 1,
     };
+    let prompts = prompts.max(1);
     let turns = if route == "/v1/responses" { MAX_TURNS } else { 1 };
     Work { prompts, answers: prompts.saturating_mul(choices), turns }
 }
 
-/// Whether a completion's `prompt` is one prompt: a text, or one list of tokens.
-fn is_single_prompt(prompt: &str) -> bool {
-    prompt.starts_with('"') || token_ids(prompt).is_some()
+/// The answers whose tokens its caller pays for. The pieces of a sound, which a body does not list,
+/// make one.
+pub(super) fn charged_answers(work: Work, peek: &Peek<'_>) -> u64 {
+    let lists_prompts = !peek.prompt_parts.is_empty() || peek.embedded_prompts > 0;
+    if lists_prompts { work.answers } else { work.answers / work.prompts.max(1) }
+}
+
+/// Prompts of a completion's `prompt`: a text, a list of tokens, or a list of either.
+fn count_prompts(prompt: &str) -> u64 {
+    if token_ids(prompt).is_some() { 1 } else { count_items(prompt) }
 }
 
 /// About how many prompt tokens a part of a body has: of a list of tokens their number, of a text

@@ -1,3 +1,4 @@
+use super::super::peek::peek;
 use super::*;
 
 #[test]
@@ -7,10 +8,11 @@ fn a_route_decides_what_work_is_estimated() {
     let one = Work { prompts: 1, answers: 1, turns: 1 };
     assert_eq!(once("/v1/chat/completions"), one);
     assert_eq!([once("/v1/completions"), of("/v1/completions", "[ 1,2]")], [one; 2]);
-    for list in ["[]", "[[1],[2]]", r#"["x","y"]"#, "7"] {
-        let listed = Work { prompts: 51, answers: 51, turns: 1 };
-        assert_eq!(of("/v1/completions", list), listed, "a list of prompts has a comma for each");
+    for (list, prompts) in [("[]", 1), ("[[1, 2],[2]]", 2), (r#"["x,y","y", "z"]"#, 3), (r#"[ "x" ]"#, 1), ("[[],[]]", 2), ("7", 1)] {
+        let listed = Work { prompts, answers: prompts, turns: 1 };
+        assert_eq!(of("/v1/completions", list), listed, "{list}");
     }
+    assert_eq!(of("/v1/chat/completions/batch", r#"[[{"role":"user"}],[{"role":"user"}]]"#), Work { prompts: 2, answers: 2, turns: 1 });
     assert_eq!(once("/v1/responses"), Work { turns: MAX_TURNS, ..one });
     assert_eq!(once("/v1/embeddings"), Work { prompts: 51, answers: 0, turns: 1 });
     for nothing in ["/tokenize", "/v1/chat/completions/derender", "/v1/responses/resp_1", "/v1/messages/count_tokens"] {
@@ -18,6 +20,22 @@ fn a_route_decides_what_work_is_estimated() {
     }
     let audio = ["/v1/audio/transcriptions", "/v1/audio/translations"].map(once);
     assert!(audio.iter().all(|work| work.generates()), "a transcript is generated");
+}
+
+#[test]
+fn each_answer_that_a_body_asks_for_is_charged() {
+    let charged = |route, body: &str| {
+        let peeked = peek(body.as_bytes()).unwrap();
+        charged_answers(estimate_work(route, body.len(), &peeked), &peeked)
+    };
+    assert_eq!(charged("/v1/chat/completions", r#"{"messages":[],"n":"3"}"#), 3);
+    assert_eq!(charged("/v1/completions", r#"{"prompt":["a","b"],"n":3.0}"#), 6);
+    let list = format!(r#"{{"prompt":[{}"x"]}}"#, r#""x","#.repeat(1023));
+    assert_eq!(charged("/v1/completions", &list), 1024);
+    assert_eq!(charged("/v1/completions", r#"{"prompt":["a"],"prompt_embeds":["e","f"],"prompt":[1,2]}"#), 4, "all that may be meant");
+    assert_eq!(charged("/v1/completions", r#"{"prompt_embeds":"e"}"#), 1);
+    assert_eq!(charged("/v1/embeddings", r#"{"input":["a","b"]}"#), 0);
+    assert_eq!(charged("/v1/audio/transcriptions", r#"{"file":"a long sound"}"#), 1, "its pieces are one answer");
 }
 
 #[test]
