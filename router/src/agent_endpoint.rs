@@ -165,19 +165,22 @@ async fn check_user(peer: &Peer) -> Result<(), Status> {
         return Err(Status::unavailable("the connection has gone"));
     };
     let found = tokio::task::spawn_blocking(move || peer_user(address, local)).await;
-    let own = geteuid().as_raw();
-    match found.map_err(|error| Status::internal(error.to_string()))? {
-        Ok(Some(user)) if user == own || user == 0 => Ok(()),
-        Ok(user) => Err(Status::failed_precondition(format!(
-            "this router is user {own}'s and the agent {}: in plain text it takes agents of its own user only. Name a router of yours \
-             (agent.router), or let the router speak TLS (router.tls_dir) or trust everybody on its network (router.allow_plain_text)",
-            user.map_or("of nobody that the kernel knows".to_owned(), |user| format!("user {user}'s"))
-        ))),
-        Err(error) => {
-            tracing::debug!(%error, "the kernel does not tell whose connections are");
-            Ok(())
-        }
-    }
+    judge_user(found.map_err(|error| Status::internal(error.to_string()))?, geteuid().as_raw())
+}
+
+/// Whether an agent of the user that was `found` may enter. One whose user the kernel does not tell
+/// is anybody's.
+fn judge_user(found: io::Result<Option<u32>>, own: u32) -> Result<(), Status> {
+    let whose = match found {
+        Ok(Some(user)) if user == own || user == 0 => return Ok(()),
+        Ok(Some(user)) => format!("the agent user {user}'s"),
+        Ok(None) => "the agent of nobody that the kernel knows".to_owned(),
+        Err(error) => format!("this host does not tell whose the agent is (/proc/net/tcp: {error})"),
+    };
+    Err(Status::failed_precondition(format!(
+        "this router is user {own}'s and {whose}: in plain text it takes agents of its own user only. Name a router of yours \
+         (agent.router), or let the router speak TLS (router.tls_dir) or trust everybody on its network (router.allow_plain_text)"
+    )))
 }
 
 type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -223,5 +226,26 @@ impl AgentLink for AgentEndpoint {
             }
         });
         Ok(Response::new(Box::pin(batches)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_enters_only_as_the_routers_user_or_root() {
+        for found in [Ok(Some(1000)), Ok(Some(0))] {
+            assert!(judge_user(found, 1000).is_ok());
+        }
+        for (found, whose) in [
+            (Ok(Some(1001)), "the agent user 1001's"),
+            (Ok(None), "the agent of nobody that the kernel knows"),
+            (Err(io::Error::from(io::ErrorKind::PermissionDenied)), "does not tell whose the agent is (/proc/net/tcp: permission denied)"),
+            (Err(io::Error::from(io::ErrorKind::NotFound)), "does not tell whose the agent is"),
+        ] {
+            let refused = judge_user(found, 1000).unwrap_err();
+            assert!(refused.message().contains(whose) && refused.message().contains("router.allow_plain_text"), "{refused}");
+        }
     }
 }
