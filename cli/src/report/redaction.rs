@@ -8,21 +8,38 @@ const REMOVED: &str = "[removed]";
 /// A shorter value, such as `1`, is no secret, and would be found in every line.
 const SHORTEST_VALUE: usize = 8;
 
-/// Parts of a variable's name that say that its value is secret.
-const SECRET_NAMES: [&str; 5] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL"];
+/// Parts of a variable's name that say that its value is secret. OpenTelemetry has the key of a
+/// collector among its headers.
+const SECRET_NAMES: [&str; 6] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "OTLP_HEADERS"];
 
 /// What stays before the secret, in a group `kept`, the secret, and what stays after it, in a group `after` where there is something.
-const PATTERNS: [&str; 8] = [
+const PATTERNS: [&str; 18] = [
+    // A list, as vLLM logs its keys: {'api_key': ['one', 'two']}.
+    r#"(?i)(?<kept>\b(?:api[_-]?keys?|passwords?|secrets?)\\?["']?\s*[:=]\s*\[)\s*\\?["'][^\]]+(?<after>\])"#,
     // A key of Hostler's edge or admin listener; its id is not secret.
     r"(?<kept>\bhk_[a-z2-7]{10}_)[a-z2-7]{20,}",
     // A token by which nodes join.
     r"(?<kept>\b[0-9a-f]{16}\.)[0-9a-f]{64}\b",
     // Hugging Face, and the many that write keys as OpenAI does.
     r"(?<kept>\b(?:hf_|sk-))[A-Za-z0-9_-]{16,}",
-    r#"(?i)(?<kept>\b(?:bearer|authorization: basic)\s+)[^\s"',]{8,}"#,
+    r#"(?i)(?<kept>\b(?:bearer|authorization["']?\s*[:=]\s*["']?basic)(?:\s|%20)+)[^\s"',]{8,}"#,
     // An argument and its value, also as two items of a list in JSON.
     r#"(?<kept>--(?:api-key|hf-token|[a-z-]*password|[a-z-]*secret)(?:=|\s|"\s*,\s*")\s*)[^\s"',]+"#,
     r#"(?<kept>\b[A-Z0-9_]*(?:TOKEN|KEY|SECRET|PASSWORD)\s*=\s*["']?)[^\s"']{8,}"#,
+    // The same names quoted, as in JSON and in Python, where JSON may be quoted once more.
+    r#"(?<kept>\\?["'][A-Z0-9_]*(?:TOKEN|KEY|SECRET|PASSWORD)\\?["']\s*[:=]\s*\\?["'])[^"'\\]+"#,
+    // In lower case a `key` alone is the id of one, and `tokens` are counted.
+    r#"(?i)(?<kept>\\?["'][a-z0-9_.-]*(?:token|secret|passw(?:or)?d|credentials?|(?:api|access|secret|private|auth)[_-]?key)\\?["']\s*[:=]\s*\\?["'])[^"'\\]+"#,
+    r#"(?i)(?<kept>\b[a-z0-9_.-]*(?:passw(?:or)?d|secret|token|(?:api|access|secret|private|auth)[_-]?key)\s*=\s*["'])[^"']+"#,
+    r#"(?i)(?<kept>\b[a-z0-9_.-]*(?:passw(?:or)?d|secret|(?:api|access|secret|private|auth)[_-]?key)\s*=\s*)[^\s"',;&)}\[\]][^\s"',;&)}\]]*"#,
+    r#"(?i)(?<kept>\b(?:passw(?:or)?d|x-[a-z-]*(?:key|token))\s*:\s*)[^\s"',;&]+"#,
+    // Headers for OpenTelemetry's collector: pairs, with commas between them.
+    r#"(?i)(?<kept>\b[a-z_]*otlp_(?:[a-z]+_)?headers\\?["']?\s*[:=]\s*\\?["']?)[^\s"'\\]+"#,
+    // What signs a URL, or stands in it for a password.
+    r#"(?i)(?<kept>[?&](?:x-(?:amz|goog)-(?:signature|security-token|credential)|sig|signature|token|[a-z]+_token|auth|key|api_?key)=)[^&\s"'<>#]+"#,
+    // GitHub, GitLab, and web tokens, which are JSON in base64.
+    r"(?<kept>\b(?:gh[a-z]_|github_pat_|glpat-))[A-Za-z0-9_-]{16,}",
+    r"(?<kept>\beyJ)[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*",
     // User and password of a URL.
     r"(?<kept>://)[^/\s@:]+:[^/\s@]+(?<after>@)",
     r"(?s)(?<kept>-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?<after>-----END|\z)",
@@ -92,6 +109,26 @@ mod tests {
             ("[\n  \"--api-key\",\n  \"abc\",\n  \"x\"\n]".into(), "[\n  \"--api-key\",\n  \"[removed]\",\n  \"x\"\n]"),
             ("authorization: Bearer abcdefgh1".into(), "authorization: Bearer [removed]"),
             ("proxy http://alice:pass@proxy:3128/".into(), "proxy http://[removed]@proxy:3128/"),
+            (r#"{"HF_TOKEN": "abc", "x": 1}"#.into(), r#"{"HF_TOKEN": "[removed]", "x": 1}"#),
+            (r#"{\"WANDB_API_KEY\": \"abc\"}"#.into(), r#"{\"WANDB_API_KEY\": \"[removed]\"}"#),
+            (r#"{"password":"open sesame"}"#.into(), r#"{"password":"[removed]"}"#),
+            ("{'hf_token': 'abc', 'seed': 0}".into(), "{'hf_token': '[removed]', 'seed': 0}"),
+            ("args: {'api_key': ['one', 'two'], 'port': 1}".into(), "args: {'api_key': [[removed]], 'port': 1}"),
+            ("Namespace(api_key=['one', 'two'], port=1)".into(), "Namespace(api_key=[[removed]], port=1)"),
+            (r#"api_key = "abc def""#.into(), r#"api_key = "[removed]""#),
+            ("dsn host=db password=hunter2 port=1".into(), "dsn host=db password=[removed] port=1"),
+            ("Namespace(api_key=abc, port=1)".into(), "Namespace(api_key=[removed], port=1)"),
+            ("password: hunter2".into(), "password: [removed]"),
+            ("X-Api-Key: abc".into(), "X-Api-Key: [removed]"),
+            ("authorization=Basic%20YWxpY2U6cGFzcw==".into(), "authorization=Basic%20[removed]"),
+            ("OTEL_EXPORTER_OTLP_HEADERS=x-team=ab,dd=cd run".into(), "OTEL_EXPORTER_OTLP_HEADERS=[removed] run"),
+            (r#""otlp_traces_headers": "x-team=ab""#.into(), r#""otlp_traces_headers": "[removed]""#),
+            ("https://s3/m?a=1&X-Amz-Signature=0a1b&b=2".into(), "https://s3/m?a=1&X-Amz-Signature=[removed]&b=2"),
+            ("https://blob/m?sv=1&sig=a%2Bb%3D".into(), "https://blob/m?sv=1&sig=[removed]"),
+            ("GET /m?token=abc HTTP/1.1".into(), "GET /m?token=[removed] HTTP/1.1"),
+            (format!("remote ghp_{}", "a1".repeat(18)), "remote ghp_[removed]"),
+            (format!("clone glpat-{}.", "a1".repeat(10)), "clone glpat-[removed]."),
+            ("got eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl, ok".into(), "got eyJ[removed], ok"),
             (
                 "-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----".into(),
                 "-----BEGIN PRIVATE KEY-----[removed]-----END PRIVATE KEY-----",
@@ -108,6 +145,10 @@ mod tests {
             "tokens_in=12 tokens_out=8",
             "--join-token-file /home/a/join-token",
             "key=cqlv5jx5mo",
+            r#"{"key": "cqlv5jx5mo", "token_ids": "no", "max_tokens": "7"}"#,
+            r#"{"join_token_file": "/home/a/join-token"}"#,
+            "token: expected a string, next token=5",
+            "tokenizer='m', keys=3, password is wrong",
             "http://127.0.0.1:8000/v1",
         ] {
             assert_eq!(apply(text), (text.to_owned(), 0), "{text}");
