@@ -2,14 +2,40 @@
 
 use std::io::Write;
 
-/// One line on standard output.
+/// Stands for a character that is not shown.
+pub(crate) const HIDDEN: char = '·';
+
+const ESCAPE: char = '\u{1b}';
+
+/// One line on standard output. Log lines, names and reasons come from engines, nodes and clients.
 pub(crate) fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    let _ = writeln!(std::io::stdout(), "{}", without_escapes(line, hide_control));
 }
 
 /// One line on standard error.
 pub(crate) fn complain(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", without_escapes(line, hide_control));
+}
+
+/// The text without what a terminal would obey. Sequences that set colours, as engines write them
+/// into their logs, leave nothing. `show` says what stands for every other character.
+pub(crate) fn without_escapes(text: &str, show: impl Fn(char) -> char) -> String {
+    let mut letters = text.chars().peekable();
+    let mut shown = String::with_capacity(text.len());
+    while let Some(letter) = letters.next() {
+        if letter == ESCAPE && letters.next_if_eq(&'[').is_some() {
+            // Its end is the first character from @ to ~; what is no such sequence ends it too.
+            while letters.next_if(|next| (' '..'@').contains(next)).is_some() {}
+            letters.next_if(|next| ('@'..='~').contains(next));
+        } else {
+            shown.push(show(letter));
+        }
+    }
+    shown
+}
+
+fn hide_control(letter: char) -> char {
+    if letter.is_control() && !matches!(letter, '\t' | '\n') { HIDDEN } else { letter }
 }
 
 /// An error and its causes on one line. What a cause repeats of the one around it is left out, as libraries often say it in both.
@@ -50,6 +76,16 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
+
+    #[test]
+    fn a_line_keeps_no_character_that_a_terminal_obeys() {
+        let shown = |line: &str| without_escapes(line, hide_control);
+        assert_eq!(shown("a\tb\nc é 模型 e\u{301}"), "a\tb\nc é 模型 e\u{301}");
+        assert_eq!(shown("\u{1b}[31mred\u{1b}[0m, \u{1b}]0;title\u{7}\r\u{0}\u{8}\u{7f}"), "red, ·]0;title·····");
+        assert_eq!(shown("\u{9b}2J\u{1b}[2J\u{1b}[\u{1b}[31m!\u{1b}["), "·2J!");
+        let every: String = ('\u{0}'..'\u{a0}').collect();
+        assert!(shown(&every).chars().all(|letter| !letter.is_control() || matches!(letter, '\t' | '\n')));
+    }
 
     #[test]
     fn an_error_says_each_cause_once() {

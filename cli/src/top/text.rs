@@ -3,32 +3,19 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Stands for a character that is not shown.
-const HIDDEN: char = '·';
+use crate::output::{HIDDEN, without_escapes};
 
 /// Stands at the end of what was cut.
 const CUT: char = '…';
 
-const ESCAPE: char = '\u{1b}';
-
-/// One line without what a terminal would obey. Sequences that set colours, as engines write them into their logs, leave nothing; a tab is a blank; of
-/// any other control character, and of those that turn the direction of the text or have no width, a point is left.
+/// One line without what a terminal would obey: a tab is a blank, and of any other control
+/// character, and of those that turn the direction of the text or have no width, a point is left.
 pub(super) fn printable(text: &str) -> String {
-    let mut letters = text.chars().peekable();
-    let mut shown = String::with_capacity(text.len());
-    while let Some(letter) = letters.next() {
-        match letter {
-            ESCAPE if letters.next_if_eq(&'[').is_some() => {
-                // Its end is the first character from @ to ~; what is no such sequence ends it too.
-                while letters.next_if(|next| (' '..'@').contains(next)).is_some() {}
-                letters.next_if(|next| ('@'..='~').contains(next));
-            }
-            '\t' => shown.push(' '),
-            _ if is_printable(letter) => shown.push(letter),
-            _ => shown.push(HIDDEN),
-        }
-    }
-    shown
+    without_escapes(text, |letter| match letter {
+        '\t' => ' ',
+        _ if is_printable(letter) => letter,
+        _ => HIDDEN,
+    })
 }
 
 /// Whether a character takes room and changes nothing beside itself.
