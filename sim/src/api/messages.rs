@@ -5,6 +5,7 @@ use std::io::Write;
 
 use bytes::Bytes;
 use http::StatusCode;
+use serde_json::value::to_raw_value;
 use serde_json::{Map, Value, json};
 
 use super::Api;
@@ -109,7 +110,7 @@ fn to_chat(body: &[u8], needed: &[&str]) -> Result<String, ApiError> {
     // What is no list is left to the chat's own complaint.
     chat.entry("messages").or_insert(messages.into());
     if let Some(Value::Array(tools)) = request.remove("tools") {
-        let tools = tools.into_iter().map(to_function).collect::<Result<Vec<_>, _>>()?;
+        let tools = tools.into_iter().enumerate().map(|(at, tool)| to_function(at, tool)).collect::<Result<Vec<_>, _>>()?;
         chat.insert("tools".to_owned(), tools.into());
     }
     let choice = request.get("tool_choice").unwrap_or(&Value::Null);
@@ -135,11 +136,15 @@ fn system_text(system: &Value) -> Option<String> {
     (!texts.is_empty()).then(|| texts.concat())
 }
 
-fn to_function(mut tool: Value) -> Result<Value, ApiError> {
-    let mut schema = tool["input_schema"].take();
-    let Some(fields) = schema.as_object_mut() else { return Err(ApiError::missing("tools.input_schema")) };
-    fields.entry("type").or_insert("object".into());
-    Ok(json!({ "type": "function", "function": { "name": tool["name"], "parameters": schema } }))
+fn to_function(at: usize, tool: Value) -> Result<Value, ApiError> {
+    let Value::Object(mut tool) = tool else {
+        let message = "Input should be a valid dictionary or object to extract fields from";
+        let tool = to_raw_value(&tool).expect("a value is always valid JSON");
+        return Err(ApiError::wrong_type(&format!("tools.{at}"), "model_attributes_type", message, &tool));
+    };
+    let Some(Value::Object(mut schema)) = tool.remove("input_schema") else { return Err(ApiError::missing("tools.input_schema")) };
+    schema.entry("type").or_insert("object".into());
+    Ok(json!({ "type": "function", "function": { "name": tool.remove("name"), "parameters": schema } }))
 }
 
 /// Writes a message as the chat's: results of tools are messages of their own, before it.
@@ -301,5 +306,25 @@ impl WriteEvents for MessageEvents {
         let message = json_string(&ApiError::engine_failed().message);
         let body = format!(r#""error":{{"type":"internal_error","message":{message}}}"#);
         events.push_back(event("error", body.as_bytes()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As vLLM 0.32 does.
+    #[test]
+    fn a_tool_that_is_no_object_is_refused() {
+        let convert = |tool: Value| to_chat(json!({ "messages": [], "tools": [{ "input_schema": {} }, tool] }).to_string().as_bytes(), &[]);
+        for tool in [json!([]), json!([["input_schema", {}]]), json!("x"), json!(0), json!(true), json!(null)] {
+            let refused = convert(tool).unwrap_err();
+            assert_eq!((refused.status, refused.param.as_deref()), (StatusCode::BAD_REQUEST, Some("body.tools.1")));
+            assert!(refused.message.contains("'model_attributes_type'"), "{}", refused.message);
+        }
+        for tool in [json!({}), json!({ "input_schema": [] }), json!({ "input_schema": null })] {
+            assert_eq!(convert(tool).unwrap_err().param.as_deref(), Some("body.tools.input_schema"));
+        }
+        assert!(convert(json!({ "name": "f", "input_schema": {} })).is_ok());
     }
 }
