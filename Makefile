@@ -76,7 +76,7 @@ contract: program
 ## Agents and controllers in jobs of a stand-in for PBS; about 4 minutes, most of them waiting.
 jobs: program
 	tests/python/venv.sh
-	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -n 2 -m "jobs and not vllm and not slurm" $(ARGS)
+	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -n 3 -m "jobs and not vllm and not slurm" $(ARGS)
 
 ## What simulated engines cannot show, through real vLLM on CPU (2.3 GB, installed into the cache once).
 e2e: program

@@ -98,7 +98,7 @@ def flood(
 
 
 def exchange(address: tuple[str, int], data: bytes, answers: int = 1) -> Seen:
-    """Sends bytes on a connection of their own and reads until it ends, or is silent after so many answers."""
+    """Sends bytes on a connection of their own and reads until its end, or after so many answers."""
     with connect(address) as stream:
         return flood(stream, [data], PATIENCE, 0.2, enough=lambda seen: len(seen.statuses) >= answers)
 

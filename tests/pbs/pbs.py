@@ -479,11 +479,13 @@ class Server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
         async with await asyncio.start_unix_server(self._answer, self.folder / "server.sock"):
             await ended.wait()
-        self.waiting.clear()
-        for job in self.jobs.values():
-            job.requeue = False
-            job.signal(signal.SIGKILL)
-        await asyncio.gather(*(job.life for job in self.jobs.values() if job.life))
+        while living := [job for job in self.jobs.values() if job.life and not job.life.done()]:
+            # Again and again: one that was just starting has no process yet that could hear it.
+            for job in living:
+                job.requeue = False
+                job.signal(signal.SIGKILL)
+            self.waiting.clear()
+            await asyncio.wait([job.life for job in living], timeout=0.1)
 
     def queue(self, job: Job) -> None:
         """Has it run as soon as a host is free."""

@@ -16,7 +16,8 @@ LORA = ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")
 STARTS = {
     "python": lambda: Fleet(fleets.vllm()),
     "rust": lambda: Fleet(fleets.vllm_rust()),
-    "mixed": lambda: Fleet(fleets.vllm(), fleets.vllm_rust(), KEEP),
+    # Its engines are made to hang, too.
+    "mixed": lambda: Fleet(fleets.vllm(stall="30s"), fleets.vllm_rust(stall="30s"), KEEP),
     "small": lambda: Fleet(fleets.vllm(*SMALL, *LORA)),
 }
 # These end the agents of the fleet "python", so they are the last on it.
@@ -24,7 +25,7 @@ ORDER = ["python", "sessions", "rust", "mixed", "small", "supervised", "own"]
 
 
 class Engines:
-    """The one fleet of real vLLM that lives: an engine takes 2 GB, and two of them keep two cores busy."""
+    """The one fleet of real vLLM that lives: two engines take 4 GB, and keep two cores busy."""
 
     def __init__(self):
         """None yet."""
@@ -47,7 +48,7 @@ class Engines:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Puts tests on the same fleet of real vLLM behind each other, so that each fleet is started once."""
+    """Puts tests on one fleet of real vLLM behind each other, so that each starts once."""
 
     def place(item) -> int:
         marker = item.get_closest_marker("vllm")
@@ -94,7 +95,7 @@ def vllm_rust_fleet(engines: Engines):
 
 @pytest.fixture(scope="module")
 def mixed_fleet(engines: Engines):
-    """The same with the Rust front-end on node `b` alone, and engines that live on when their agent dies."""
+    """The Rust front-end on node `b` alone, and engines that outlive their agents."""
     return engines.need("mixed")
 
 

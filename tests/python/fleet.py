@@ -142,8 +142,11 @@ def simulated(*more: str) -> Engine:
     return Engine("simulated", ("--engine", "simulated"), flags, start_seconds=120)
 
 
-def vllm(*more: str) -> Engine:
-    """Real vLLM on the CPU with the tiny model, both as tests/engine/install.sh leaves them; `more` are its flags."""
+def vllm(*more: str, stall: str = "300s") -> Engine:
+    """Real vLLM on the CPU with the tiny model, both as tests/engine/install.sh leaves them; `more` are its flags.
+
+    It hangs where no token has come for `stall`. On a machine that is busy it was seen to give none for half a minute.
+    """
     cache = cache_folder()
     program, model = cache / "vllm-0.32" / "bin" / "vllm", cache / "tiny-model"
     assert program.exists() and model.exists(), "vLLM or its tiny model is missing: run tests/engine/install.sh"
@@ -157,14 +160,15 @@ def vllm(*more: str) -> Engine:
         *more,
     )
     # A minute for two engines at once on two cores, and several where others use these too.
-    return Engine("vllm", ("--model", str(model), "--vllm-bin", str(behind_the_rest(program))), flags, start_seconds=600)
+    options = ("--model", str(model), "--vllm-bin", str(behind_the_rest(program)), "--stall-timeout", stall)
+    return Engine("vllm", options, flags, start_seconds=600)
 
 
-def vllm_rust(*more: str) -> Engine:
+def vllm_rust(*more: str, stall: str = "300s") -> Engine:
     """The same with vLLM's Rust front-end."""
     front_end = cache_folder() / "vllm-rs-0.32.0" / "vllm-rs"
     assert front_end.exists(), "vLLM's Rust front-end is missing: run tests/engine/install.sh"
-    python = vllm(*more)
+    python = vllm(*more, stall=stall)
     return dataclasses.replace(
         python,
         kind="vllm-rust",
@@ -250,7 +254,7 @@ class Fleet:
     def _warm_up(self) -> None:
         """One request to each engine on its own socket: vLLM's first logprobs take it 12 s."""
         for replica in self.routers[0].replicas():
-            with self.direct(replica, timeout=120) as engine:
+            with self.direct(replica, timeout=600) as engine:
                 asked = {"model": MODEL, "prompt": "warm", "max_tokens": 2, "logprobs": 1}
                 engine.post("/v1/completions", json=asked).raise_for_status()
 
@@ -259,7 +263,7 @@ class Fleet:
         return next(replica for replica in self.routers[0].replicas() if replica.node == node)
 
     @staticmethod
-    def direct(replica: Replica, timeout: float = 60) -> httpx2.Client:
+    def direct(replica: Replica, timeout: float = 300) -> httpx2.Client:
         """A client of the engine itself, through its own socket, with nothing of hostler between.
 
         It keeps no connection: an engine may close one just as the next request goes out.

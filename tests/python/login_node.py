@@ -26,16 +26,18 @@ class LoginNode:
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
         self.settings, self.state = self.folder / "hostler.toml", self.folder / "state"
         self.variables = {"HOSTLER_STEP_INTERVAL_MS": "500", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
+        # With the sockets of its routers apart, `hostler ps` finds no router of a test beside it.
+        self.variables |= {"XDG_RUNTIME_DIR": str(self.folder)}
         if kind == "pbs":
             self.scheduler = Pbs(self.folder / "pbs", hosts=hosts)
             self.variables |= {"HOME": str(self.scheduler.folder), "PATH": f"{self.scheduler.folder}/bin:/usr/bin:/bin"}
-            resources, setup = "1:ncpus=1", f"export {SECRET} HOSTLER_STEP_INTERVAL_MS=500"
+            resources, variables = "1:ncpus=1", "HOSTLER_STEP_INTERVAL_MS=500"
         else:
             self.scheduler = Slurm(self.folder / "s")
             # Two jobs on each of its two nodes.
             self.variables |= {"SLURM_CONF": f"{self.scheduler.folder}/slurm.conf"}
             variables = f"HOSTLER_STEP_INTERVAL_MS=500 SLURM_CONF={self.scheduler.folder}/slurm.conf"
-            resources, setup = "--cpus-per-task=32", f"export {SECRET} {variables}"
+            resources = "--cpus-per-task=32"
         self.cluster = textwrap.dedent(f"""
             [agent]
             engine = "simulated"
@@ -44,7 +46,7 @@ class LoginNode:
             [cluster]
             scheduler = "{kind}"
             resources = "{resources}"
-            setup = ["{setup}"]
+            setup = ["export {SECRET} {variables} XDG_RUNTIME_DIR={self.folder}"]
             router_host = "127.0.0.1"
             state_dir = "{self.state}"
         """)

@@ -77,7 +77,7 @@ class Slurm:
             names = ("key-file", "socket", "pid-file", "log-file", "seed-file")
             files = [f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in names]
             self._start("munged", "munged", "--foreground", "--force", *files)
-            wait_until((folder / "munge.socket").exists, 10, "munged answers")
+            wait_until((folder / "munge.socket").exists, 60, "munged answers")
             self._start("slurmctld", "slurmctld", "-D")
             for node in NODES:
                 self.start_node(node)
@@ -109,7 +109,7 @@ class Slurm:
                 return self.call("sinfo", "--noheader", "--format=%T %D") == f"idle {len(NODES)}"
             return False
 
-        wait_until(idle, 40, "both nodes are idle", pause=0.2)
+        wait_until(idle, 120, "both nodes are idle", pause=0.2)
 
     def call(self, command: str, *arguments: str, stdin: str = "") -> str:
         """Runs one of its commands as a user would and returns what it prints."""
@@ -163,7 +163,7 @@ class Slurm:
             daemon.terminate()
         for daemon in self.daemons.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(timeout=10)
+                daemon.wait(timeout=60)
 
         kill_all(lambda: [*self.left(), *(pid for name in self.daemons for pid in self.daemon(name))])
         shutil.rmtree(self.folder.parent, ignore_errors=True)

@@ -62,7 +62,7 @@ class Placed:
 def place(router: Router, path: str = "completions", **asked) -> Placed:
     """Sends one request through a router and asks it why the answer came from where it did."""
     body = {"model": MODEL, "temperature": 0, "max_tokens": 1, "ignore_eos": True, **asked}
-    answer = httpx2.post(f"{router.edge}/{path}", json=body, headers={"x-hostler-explain": "1"}, timeout=60)
+    answer = httpx2.post(f"{router.edge}/{path}", json=body, headers={"x-hostler-explain": "1"}, timeout=300)
     assert answer.status_code == 200, answer.text
     reason = dict(word.split("=", 1) for word in answer.headers["x-hostler-reason"].split())
     explained = json.loads(hostler("explain", answer.headers["x-hostler-id"], "--admin", router.socket, "--json"))
@@ -125,7 +125,7 @@ def random_tokens(dice: random.Random, count: int) -> list[int]:
 
 @pytest.fixture(scope="module", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm("small"))])
 def ready_fleet(request):
-    """A fleet of each kind in turn when its routers have learned to read prompts as its engines do."""
+    """A fleet of each kind in turn whose routers read prompts as its engines do."""
     small = request.getfixturevalue(f"small_{request.param}_fleet")
     whole = " ".join(WORDS * 4)
     for router in small.routers:

@@ -25,7 +25,7 @@ GREEDY = {"model": MODEL, "messages": HELLO, "extra_body": {"temperature": 0}}
 
 def sdk(edge: str) -> anthropic.Anthropic:
     """The SDK with its retries off, so that every answer is the first one."""
-    return anthropic.Anthropic(base_url=edge.removesuffix("/v1"), api_key="unused", max_retries=0, timeout=60)
+    return anthropic.Anthropic(base_url=edge.removesuffix("/v1"), api_key="unused", max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="module", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])

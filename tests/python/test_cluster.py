@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from batch import NOTHING_LEFT
+from batch import DONE
 from login_node import SECRET, LoginNode
 from processes import Process, running, wait_until
 
@@ -97,7 +97,7 @@ def test_a_model_is_brought_up_used_scaled_and_ended(login: LoginNode):
     shown = login.succeed("down")
     assert "ending    " in shown and "ended     chat" in shown and "failed" not in shown, shown
     assert not login.jobs()
-    wait_until(lambda: not login.processes(), 30, f"nothing is left: {login.processes()}", pause=0.2)
+    wait_until(lambda: not login.processes(), DONE, f"nothing is left: {login.processes()}", pause=0.2)
     assert not (login.state / "endpoint.json").exists()
 
 
@@ -111,13 +111,13 @@ def test_wait_says_why_a_model_is_late_or_fails(login: LoginNode):
     assert ("queued    11[4].head, 11[5].head\n" if login.kind == "pbs" else "Resources") in late.stdout, late.stdout
 
     waiting = Process("wait", ["wait", "--config", str(login.settings), "large"], login.folder, login.variables)
-    waiting.printed("queued", 20)
+    waiting.printed("queued", DONE)
     waiting.child.send_signal(signal.SIGINT)
-    assert waiting.child.wait(20) == INTERRUPTED
+    assert waiting.child.wait(DONE) == INTERRUPTED
     assert login.name("large") in login.jobs(), "the fleet goes on"
     # Parts of an array and a job beside it, of which some wait, are ended together.
     login.succeed("scale", "large", "--nodes", "6", "--detach")
-    wait_until(lambda: login.jobs() == [login.name("large")] * 6, 30, "the sixth is submitted")
+    wait_until(lambda: login.jobs() == [login.name("large")] * 6, DONE, "the sixth is submitted")
     login.succeed("down", "large")
     assert not login.jobs()
 
@@ -126,7 +126,7 @@ def test_wait_says_why_a_model_is_late_or_fails(login: LoginNode):
     assert "engine" in failing.stdout and "hostler down bad" in failing.stderr, failing
     login.succeed("down")
     assert not login.jobs()
-    wait_until(lambda: not login.processes(), NOTHING_LEFT + 30, "nothing is left", pause=0.2)
+    wait_until(lambda: not login.processes(), DONE, "nothing is left", pause=0.2)
 
 
 def test_a_fleet_of_another_cluster_is_neither_changed_nor_kept(login: LoginNode):

@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from batch import NOTHING_LEFT, START_SECONDS, Pbs, Requests
+from batch import DONE, START_SECONDS, Pbs, Requests
 from processes import Process, ask, wait_until
 
 pytestmark = pytest.mark.jobs
 
 # How long a controller takes at most to notice and to act, in seconds: a few steps.
-NOTICED = 10
+NOTICED = 30
 # It submits nothing for so long after a job has failed.
 FIRST_PAUSE = 30
 
@@ -65,7 +65,9 @@ class Fleet:
         """Starts a controller, with these variables for settings of its own."""
         self.starts += 1
         variables = {"HOME": str(self.pbs.folder), "PATH": f"{self.pbs.folder}/bin:/usr/bin:/bin"}
-        variables |= {"HOSTLER_STEP_INTERVAL_MS": "500", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""} | settings
+        # Its socket is apart, so that `hostler ps` of a test beside it does not find it.
+        variables |= {"XDG_RUNTIME_DIR": str(self.folder), "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
+        variables |= {"HOSTLER_STEP_INTERVAL_MS": "500"} | settings
         command = ["controller", "--config", str(self.settings)]
         self.controller = Process(f"controller-{self.starts}", command, self.folder, variables)
 
@@ -78,7 +80,7 @@ class Fleet:
             found = json.loads(path.read_text()) if path.exists() else {}
             return found if found.get("pid") == self.controller.child.pid else None
 
-        return wait_until(written, 10, "the endpoint is written")
+        return wait_until(written, DONE, "the endpoint is written")
 
     def job_name(self, name: str) -> str:
         """The name of an entry's jobs, which the fleet's tag is a part of."""
@@ -181,7 +183,7 @@ def test_a_controller_keeps_nodes_and_gives_them_back(fleet: Fleet):
     assert jobs[1] in fleet.wait_ready("chat", 2)
 
     fleet.controller.child.terminate()
-    assert fleet.controller.child.wait(30) == 0
+    assert fleet.controller.child.wait(DONE) == 0
     assert len(fleet.jobs("chat")) == 2, "jobs run on without a controller"
     fleet.start()
     fleet.wait_ready("chat", 2)
@@ -189,9 +191,9 @@ def test_a_controller_keeps_nodes_and_gives_them_back(fleet: Fleet):
     fleet.want()
     assert fleet.controller.child.wait(60) == 0
     assert not fleet.jobs("chat") and not (fleet.state / "endpoint.json").exists()
-    wait_until(lambda: not fleet.pbs.left(), NOTHING_LEFT, "no process of a job is left")
+    wait_until(lambda: not fleet.pbs.left(), DONE, "no process of a job is left")
     fleet.start()
-    assert fleet.controller.child.wait(30) == 0, "a controller of nothing ends"
+    assert fleet.controller.child.wait(DONE) == 0, "a controller of nothing ends"
 
 
 def test_jobs_find_a_controller_that_starts_with_other_ports(fleet: Fleet):
@@ -220,7 +222,7 @@ def test_a_killed_submission_is_not_submitted_again(fleet: Fleet):
     # Other hosts see by the time of this file that it lives, also while a command of the scheduler takes long.
     endpoint = fleet.state / "endpoint.json"
     os.utime(endpoint, (0, 0))
-    wait_until(lambda: endpoint.stat().st_mtime, 30, "the endpoint is renewed", pause=0.2)
+    wait_until(lambda: endpoint.stat().st_mtime, DONE, "the endpoint is renewed", pause=0.2)
     fleet.controller.kill()
     assert not fleet.jobs("chat")
     fleet.start()

@@ -13,14 +13,14 @@ import time
 
 import pytest
 
-from batch import NOTHING_LEFT
+from batch import DONE
 from login_node import LoginNode
 from processes import binary, environment, running, wait_until
 
 pytestmark = pytest.mark.jobs
 
 # How long the next controller may take from the end of the last one: scheduler, program, router and agents.
-FOLLOWS = 40
+FOLLOWS = 120
 ASK = """
 from openai import OpenAI
 answer = OpenAI(max_retries=0, timeout=20).chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
@@ -121,7 +121,7 @@ def test_a_controller_in_a_job_is_used_replaced_and_ended(login: JobbedLogin):
     shown = login.succeed(*UP, "--", "--served-model-name", "chat")
     assert "kept by the controller in job" in shown and "ready     1 of 1 node" in shown, shown
     # One that runs, and one that follows its end.
-    wait_until(lambda: len(login.controllers()) == 2, 20, "the next controller's job is there", pause=0.2)
+    wait_until(lambda: len(login.controllers()) == 2, FOLLOWS, "the next controller's job is there", pause=0.2)
     assert login.nodes() == [login.name("chat")]
 
     access = json.loads(login.succeed("env", "--json"))
@@ -159,7 +159,7 @@ def test_a_controller_in_a_job_is_used_replaced_and_ended(login: JobbedLogin):
     assert login.nodes() == [login.name("chat")]
     assert "ready     1 of 1 node" in login.succeed("wait")
     assert "ready     2 of 2 nodes" in login.succeed("scale", "chat", "--nodes", "2")
-    wait_until(lambda: len(login.controllers()) == 2, 20, "it has one that follows, too", pause=0.2)
+    wait_until(lambda: len(login.controllers()) == 2, FOLLOWS, "it has one that follows, too", pause=0.2)
 
     # Where all of them are gone, the next command submits one.
     own = [job for job in ids(login) if job != second]
@@ -176,7 +176,7 @@ def test_a_controller_in_a_job_is_used_replaced_and_ended(login: JobbedLogin):
     assert not login.jobs() and login.endpoint() == {}
     left = [name for name in ("operator.key", "controller") if (login.state / name).exists()]
     assert not left, left
-    wait_until(lambda: not login.processes(), NOTHING_LEFT + 30, f"nothing is left: {login.processes()}", pause=0.2)
+    wait_until(lambda: not login.processes(), DONE, f"nothing is left: {login.processes()}", pause=0.2)
 
 
 def ids(login: JobbedLogin) -> list[str]:
@@ -192,7 +192,7 @@ def test_a_controller_hands_over_when_its_time_ends(short_login: JobbedLogin):
     login.initialise()
     login.succeed(*UP, "--", "--served-model-name", "chat")
     first, most = login.endpoint()["job"], 0
-    ends = time.monotonic() + 150
+    ends = time.monotonic() + 300
     while login.endpoint().get("job") in (None, first):
         assert time.monotonic() < ends, f"nobody has followed:\n{login.log()}"
         most = max(most, len(login.controllers()))
@@ -223,4 +223,4 @@ def test_a_fleet_ends_while_its_controller_waits_in_the_queue(login: JobbedLogin
     login.succeed("down")
     assert not login.controllers() and not login.nodes()
     login.scheduler.call("qdel", *fillers)
-    wait_until(lambda: not login.processes(), NOTHING_LEFT + 30, f"nothing is left: {login.processes()}", pause=0.2)
+    wait_until(lambda: not login.processes(), DONE, f"nothing is left: {login.processes()}", pause=0.2)

@@ -22,7 +22,7 @@ ENDLESS = 3500
 def complete(edge: str, prompt: str = "short", tokens: int = 4) -> httpx2.Response:
     """One completion, not streamed and not tried again."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-    return httpx2.post(f"{edge}/completions", json=body, timeout=30)
+    return httpx2.post(f"{edge}/completions", json=body, timeout=300)
 
 
 @pytest.mark.smoke

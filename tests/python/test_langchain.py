@@ -31,7 +31,7 @@ def model(fleet: Fleet, **options) -> ChatOpenAI:
     """The client of the fleet's first router, with its retries off."""
     edge = fleet.routers[0].edge
     options = {"model": MODEL, "temperature": 0, "seed": 1, **options}
-    return ChatOpenAI(base_url=edge, api_key="unused", max_retries=0, timeout=60, **options)
+    return ChatOpenAI(base_url=edge, api_key="unused", max_retries=0, timeout=300, **options)
 
 
 def test_a_chat_is_answered_whole_and_streamed(fleet: Fleet):

@@ -40,13 +40,13 @@ def host(edge: str) -> str:
 @pytest.fixture
 def client(fleet: Fleet):
     """A client of the first router of a fleet, with simulated engines and with vLLM in turn."""
-    return ollama.Client(host(fleet.routers[0].edge), timeout=60)
+    return ollama.Client(host(fleet.routers[0].edge), timeout=300)
 
 
 @pytest.fixture
 def caller(calling: Up):
     """A client of engines that call tools and embed."""
-    return ollama.Client(host(calling.edge), timeout=30)
+    return ollama.Client(host(calling.edge), timeout=300)
 
 
 def assert_figures(answer, tokens: int) -> None:
@@ -161,7 +161,7 @@ def test_an_engines_death_is_an_error_of_the_client(tmp_path):
     """The line that says so reaches it as an exception."""
     up = Up(tmp_path, ["--served-model-name", MODEL, "--sim-step-ms", "20", "--sim-die-after-ms", "4000"], engines=1)
     try:
-        client = ollama.Client(host(up.edge), timeout=30)
+        client = ollama.Client(host(up.edge), timeout=300)
         with pytest.raises(ollama.ResponseError) as error:
             for part in client.chat(MODEL, MESSAGES, options={"num_predict": 3000}, stream=True):
                 assert not part.done
@@ -185,7 +185,7 @@ def test_sixteen_streams_run_at_once(fleet):
         return parts[-1].eval_count
 
     async def all_of_them() -> list[int]:
-        client = ollama.AsyncClient(host(fleet.routers[0].edge), timeout=60)
+        client = ollama.AsyncClient(host(fleet.routers[0].edge), timeout=300)
         return await asyncio.gather(*(one(client) for _ in range(16)))
 
     assert all(0 < count <= 20 for count in asyncio.run(all_of_them()))

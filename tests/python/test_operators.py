@@ -66,7 +66,7 @@ def lent(small_vllm_fleet: Fleet):
 def complete(router: Router, model: str) -> httpx2.Response:
     """One greedy completion."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-    return httpx2.post(f"{router.edge}/completions", json=body, timeout=60)
+    return httpx2.post(f"{router.edge}/completions", json=body, timeout=300)
 
 
 def text(router: Router, model: str) -> str:

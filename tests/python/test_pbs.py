@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from batch import (
+    DONE,
     NOT_RESUMED,
-    NOTHING_LEFT,
     STAND_IN,
     JobFleet,
     Pbs,
@@ -85,7 +85,7 @@ class PbsFleet(JobFleet):
         def over() -> bool:
             return all(shown["job_state"] in "FX" for job in self.jobs for shown in self.parts(job))
 
-        wait_until(over, TERM_TO_KILL + 10, "all jobs ended", pause=0.1)
+        wait_until(over, TERM_TO_KILL + DONE, "all jobs ended", pause=0.1)
 
     def stop(self) -> None:
         """Ends the scheduler, too."""
@@ -110,8 +110,8 @@ def test_qdel_of_an_agent_loses_no_stream_that_can_end(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CAN_END, on=jobs[1])
     fleet.scheduler.call("qdel", jobs[1])
-    whole(streams, 10)
-    assert fleet.scheduler.ended(jobs[1], 10) == 0
+    whole(streams)
+    assert fleet.scheduler.ended(jobs[1]) == 0
     fleet.wait_ready(2)
 
 
@@ -120,8 +120,8 @@ def test_qdel_breaks_a_long_stream_with_the_jobs_name(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1], **NOT_RESUMED)
     fleet.scheduler.call("qdel", jobs[1])
-    broken_honestly(streams, jobs[1], "ended by its scheduler", seconds=TERM_TO_KILL)
-    assert fleet.scheduler.ended(jobs[1], 10) == CUT_OFF, "it had left before it was killed"
+    broken_honestly(streams, jobs[1], "ended by its scheduler")
+    assert fleet.scheduler.ended(jobs[1]) == CUT_OFF, "it had left before it was killed"
 
 
 def test_the_manuals_jobs_serve_and_lose_no_stream(fleet: PbsFleet):
@@ -136,8 +136,8 @@ def test_the_manuals_jobs_serve_and_lose_no_stream(fleet: PbsFleet):
     job = fleet.jobs[0].replace("[]", f"[{jobs[0]}]")
     streams = fleet.streams_everywhere(CAN_END, on=job)
     fleet.scheduler.call("qdel", job)
-    whole(streams, 10)
-    assert fleet.scheduler.ended(job, 10) == 0
+    whole(streams)
+    assert fleet.scheduler.ended(job) == 0
 
 
 def test_qdel_of_a_script_loses_no_stream(fleet: PbsFleet):
@@ -152,9 +152,9 @@ def test_qdel_of_a_script_loses_no_stream(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(1, on=job)
     fleet.scheduler.call("qdel", job)
-    whole(streams, 10)
+    whole(streams)
     # SIGTERM has ended the shell.
-    assert fleet.scheduler.ended(job, 10) == 256 + signal.SIGTERM
+    assert fleet.scheduler.ended(job) == 256 + signal.SIGTERM
     assert (fleet.scheduler.folder / f"agent.o{job.partition('.')[0]}").read_text(), "the output is staged"
 
 
@@ -163,8 +163,8 @@ def test_sigterm_to_the_agent_loses_no_stream(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CAN_END, on=jobs[0])
     os.kill(fleet.scheduler.job(jobs[0])["session_id"], signal.SIGTERM)
-    whole(streams, 10)
-    assert fleet.scheduler.ended(jobs[0], 10) == 0
+    whole(streams)
+    assert fleet.scheduler.ended(jobs[0]) == 0
 
 
 def test_qdel_overrides_the_engines_own_shutdown_timeout(fleet: PbsFleet):
@@ -174,8 +174,8 @@ def test_qdel_overrides_the_engines_own_shutdown_timeout(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CAN_END, on=job)
     fleet.scheduler.call("qdel", job)
-    whole(streams, 10)
-    assert fleet.scheduler.ended(job, 10) == 0
+    whole(streams)
+    assert fleet.scheduler.ended(job) == 0
 
 
 def test_sigusr1_drains_a_job_for_longer_than_the_grace(fleet: PbsFleet):
@@ -183,8 +183,8 @@ def test_sigusr1_drains_a_job_for_longer_than_the_grace(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(6, on=jobs[2])
     fleet.scheduler.call("qsig", "-s", "SIGUSR1", jobs[2])
-    whole(streams, 20)
-    assert fleet.scheduler.ended(jobs[2], 10) == 0
+    whole(streams)
+    assert fleet.scheduler.ended(jobs[2]) == 0
     fleet.wait_ready(2)
 
 
@@ -197,17 +197,17 @@ def test_the_end_of_the_walltime_loses_no_stream(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams(3)
     # How long a step takes is learned from streams.
-    wait_until(lambda: any(stream.done for stream in streams.all), 20, "a stream has ended")
+    wait_until(lambda: any(stream.done for stream in streams.all), DONE, "a stream has ended")
     # From the first one on, all that is asked for now goes on until after the job's end.
     long = [Stream(fleet.edge, tokens(walltime + 5)) for _ in range(6)]
     all_streaming(long)
     before = time.monotonic()
-    assert fleet.scheduler.ended(job, walltime + WALLTIME_LATENESS + TERM_TO_KILL) == 0
+    assert fleet.scheduler.ended(job, walltime + WALLTIME_LATENESS + TERM_TO_KILL + DONE) == 0
     print(f"\nwalltime of {walltime} s: the job had ended {time.monotonic() - before:.1f} s later")
     used = fleet.scheduler.job(job)["resources_used"]["walltime"]
     assert used <= f"00:00:{walltime:02}", f"{used}: it left by the scheduler's signal, not by its own clock: {started}"
-    whole(streams.stop(), 10)
-    whole(long, walltime + 10)
+    whole(streams.stop())
+    whole(long, walltime + DONE)
 
 
 def test_qdel_moves_the_streams_that_cannot_end_in_time(fleet: PbsFleet):
@@ -215,8 +215,8 @@ def test_qdel_moves_the_streams_that_cannot_end_in_time(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1])
     fleet.scheduler.call("qdel", jobs[1])
-    gone_on(streams, 10)
-    assert fleet.scheduler.ended(jobs[1], 10) == 0
+    gone_on(streams)
+    assert fleet.scheduler.ended(jobs[1]) == 0
 
 
 def test_an_ending_jobs_stream_breaks_with_deadline_and_job(fleet: PbsFleet):
@@ -226,9 +226,9 @@ def test_an_ending_jobs_stream_breaks_with_deadline_and_job(fleet: PbsFleet):
     streams = [Stream(fleet.edge, tokens(CANNOT_END)) for _ in range(4)]
     all_streaming(streams)
     for stream in streams:
-        stream.join(walltime + WALLTIME_LATENESS)
+        stream.join(walltime + WALLTIME_LATENESS + DONE)
         honest(stream, job, "deadline")
-    assert fleet.scheduler.ended(job, 10) == CUT_OFF
+    assert fleet.scheduler.ended(job) == CUT_OFF
 
 
 def test_a_requeued_job_loses_no_stream_and_serves_again(fleet: PbsFleet):
@@ -237,8 +237,8 @@ def test_a_requeued_job_loses_no_stream_and_serves_again(fleet: PbsFleet):
     before = fleet.node(jobs[1])
     streams = fleet.streams_everywhere(CAN_END, on=jobs[1])
     fleet.scheduler.call("qrerun", jobs[1])
-    whole(streams, 10)
-    wait_until(lambda: fleet.scheduler.job(jobs[1])["run_count"] == 2, 20, "its second run began", pause=0.1)
+    whole(streams)
+    wait_until(lambda: fleet.scheduler.job(jobs[1])["run_count"] == 2, DONE, "its second run began", pause=0.1)
     fleet.wait_ready(3)
     after = fleet.node(jobs[1])
     assert (before["job"]["run"], after["job"]["run"]) == (1, 2), (before, after)
@@ -252,16 +252,16 @@ def test_a_suspended_jobs_engines_stop_and_serve_again(fleet: PbsFleet):
     assert all(engines)
     streams = fleet.streams_everywhere(CANNOT_END, on=jobs[0])
     fleet.scheduler.call("qsig", "-s", "suspend", jobs[0])
-    wait_until(lambda: all(state_of(pid) == "T" for pid in engines), 3, "the engines are suspended")
+    wait_until(lambda: all(state_of(pid) == "T" for pid in engines), DONE, "the engines are suspended")
     # Nobody waits for a suspended job for long.
-    gone_on(streams, 20)
+    gone_on(streams)
     fleet.scheduler.call("qsig", "-s", "resume", jobs[0])
-    wait_until(lambda: not any(state_of(pid) == "T" for pid in engines), 3, "the engines continue")
+    wait_until(lambda: not any(state_of(pid) == "T" for pid in engines), DONE, "the engines continue")
     fleet.wait_ready(3)
     assert fleet.engines(jobs[0]) == engines, "the same engines"
     # The others are faster for a while, as far as the router has seen.
     served = fleet.served(jobs[0])
-    wait_until(lambda: fleet.served(jobs[0]) > served, 30, "it serves again")
+    wait_until(lambda: fleet.served(jobs[0]) > served, DONE, "it serves again")
 
 
 def test_a_short_suspension_loses_no_stream(fleet: PbsFleet):
@@ -269,10 +269,10 @@ def test_a_short_suspension_loses_no_stream(fleet: PbsFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(4, on=jobs[0])
     fleet.scheduler.call("qsig", "-s", "suspend", jobs[0])
-    wait_until(lambda: all(state_of(pid) == "T" for pid in fleet.engines(jobs[0])), 3, "the engines are suspended")
+    wait_until(lambda: all(state_of(pid) == "T" for pid in fleet.engines(jobs[0])), DONE, "the engines are suspended")
     time.sleep(1)
     fleet.scheduler.call("qsig", "-s", "resume", jobs[0])
-    whole(streams, 20)
+    whole(streams)
 
 
 @pytest.mark.parametrize("killed", ["agent", "session"])
@@ -287,11 +287,11 @@ def test_nothing_of_a_job_whose_agent_is_killed_is_left(fleet: PbsFleet, killed:
     else:
         fleet.scheduler.call("qsig", "-s", "SIGKILL", jobs[1])
     began = time.monotonic()
-    wait_until(lambda: not any(state_of(pid) for pid in engines), NOTHING_LEFT, "the engines are gone")
+    wait_until(lambda: not any(state_of(pid) for pid in engines), DONE, "the engines are gone")
     session = fleet.scheduler.job(jobs[1])["session_id"]
-    wait_until(lambda: not alive(session=session), NOTHING_LEFT, "nothing of the session is left")
+    wait_until(lambda: not alive(session=session), DONE, "nothing of the session is left")
     print(f"\n{killed} killed: nothing left after {time.monotonic() - began:.2f} s")
-    gone_on(streams, 10)
+    gone_on(streams)
     # What a killed agent leaves on disk is for the next one on that host to remove.
     assert len(fleet.remains()) == 3
     fleet.submit()
@@ -314,14 +314,14 @@ def test_an_agent_that_reaches_no_router_gives_its_job_back(fleet: PbsFleet):
         nobody.bind(("127.0.0.1", 0))
         fleet.agents_address = f"127.0.0.1:{nobody.getsockname()[1]}"
         job = fleet.submit("--attach-timeout", "2s")
-        assert fleet.scheduler.ended(job, 30) == NOT_TAKEN_IN
+        assert fleet.scheduler.ended(job) == NOT_TAKEN_IN
     fleet.wait_ready(1)
 
 
 def test_an_agent_without_engines_gives_its_job_back(fleet: PbsFleet):
     fleet.submit_array(1)
     job = fleet.submit(engine=("--sim-fail-start",))
-    assert fleet.scheduler.ended(job, 60) == NO_ENGINE
+    assert fleet.scheduler.ended(job) == NO_ENGINE
     gone = next(gone for gone in fleet.listed()["gone_jobs"] if gone["job"]["id"] == job)
     print(f"\n{gone}")
     assert "engine ended" in gone["reason"], gone

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from batch import STAND_IN, Pbs, state_of
+from batch import DONE, STAND_IN, Pbs, state_of
 from processes import wait_until
 
 sys.path.insert(0, str(STAND_IN.parent))
@@ -51,7 +51,7 @@ class Watched(Pbs):
     def submit(self, *flags: str, stdin: str = "") -> str:
         """Submits the job, and waits until all it starts has started."""
         self.id = self.call("qsub", "-N", "witness", "-j", "oe", *flags, stdin=stdin)
-        wait_until(lambda: self.output().count("started") == 3, 20, "all have started")
+        wait_until(lambda: self.output().count("started") == 3, DONE, "all have started")
         return self.id
 
     def output(self) -> str:
@@ -108,8 +108,8 @@ def test_jobs_without_a_host_wait_and_start_in_turn(full: Pbs):
     full.call("qdel", job)
     assert waiting["Account_Name"] == "climate" and waiting["queue"] == "gpu" and "exec_host" not in waiting
     full.call("qdel", "11[1].head")
-    full.ended("11[1].head", TERM_TO_KILL)
-    wait_until(lambda: states_of(full, array)["11[3]"] == "R", 5, "the third has the host of the first")
+    full.ended("11[1].head", TERM_TO_KILL + DONE)
+    wait_until(lambda: states_of(full, array)["11[3]"] == "R", DONE, "the third has the host of the first")
     assert states_of(full, array) == {"11[]": "B", "11[1]": "X", "11[2]": "R", "11[3]": "R"}
 
 
@@ -181,7 +181,7 @@ def test_a_jobs_output_is_put_into_a_folder(full: Pbs):
     folder = full.folder / "out"
     folder.mkdir()
     job = full.call("qsub", "-j", "oe", "-o", f"{folder}/", "--", "/bin/echo", "words")
-    assert full.ended(job, 10) == 0
+    assert full.ended(job) == 0
     assert (folder / f"{job}.OU").read_text() == "words\n"
 
 
@@ -194,8 +194,8 @@ def test_qdel_signals_the_session_and_kills_it_later(pbs: Watched):
     job = pbs.submit(*program(pbs))
     began = time.monotonic()
     pbs.call("qdel", job)
-    wait_until(lambda: pbs.output().count("SIGTERM") == 2, 2, "both of the session hear it")
-    assert pbs.ended(job, TERM_TO_KILL + 5) == 256 + signal.SIGKILL
+    wait_until(lambda: pbs.output().count("SIGTERM") == 2, TERM_TO_KILL - 1, "both of the session hear it")
+    assert pbs.ended(job, TERM_TO_KILL + DONE) == 256 + signal.SIGKILL
     assert time.monotonic() - began > TERM_TO_KILL
     assert list(pbs.members()) == ["session"], "without cgroups it survives"
     assert "session SIGTERM" not in (pbs.folder / "witness.o11").read_text()
@@ -206,7 +206,7 @@ def test_sigterm_ends_a_scripts_shell_and_hastens_the_kill(pbs: Watched):
     job = pbs.submit(stdin=f"#PBS -l select=1:ncpus=3 -l walltime=1:00\necho $OMP_NUM_THREADS\n{shlex.join(command)}\n")
     began = time.monotonic()
     pbs.call("qdel", job)
-    assert pbs.ended(job, TERM_TO_KILL) == 256 + signal.SIGTERM
+    assert pbs.ended(job) == 256 + signal.SIGTERM
     assert time.monotonic() - began > TERM_TO_KILL_OF_SCRIPT
     printed = (pbs.folder / "witness.o11").read_text()
     assert printed.startswith("3\n") and "top SIGTERM" in printed and "group SIGTERM" in printed, printed
@@ -216,7 +216,7 @@ def test_sigterm_ends_a_scripts_shell_and_hastens_the_kill(pbs: Watched):
 def test_a_session_is_killed_when_its_top_process_ends(pbs: Watched):
     job = pbs.submit(*program(pbs))
     os.kill(pbs.job(job)["session_id"], signal.SIGKILL)
-    pbs.ended(job, 2)
+    pbs.ended(job)
     assert list(pbs.members()) == ["session"]
     assert "SIGTERM" not in (pbs.folder / "witness.o11").read_text()
 
@@ -224,12 +224,12 @@ def test_a_session_is_killed_when_its_top_process_ends(pbs: Watched):
 def test_suspension_stops_every_process_of_the_session_and_no_other(pbs: Watched):
     job = pbs.submit(*program(pbs))
     pbs.call("qsig", "-s", "suspend", job)
-    wait_until(lambda: states(pbs) == {"top": "T", "group": "T", "session": "S"}, 2, "stopped")
+    wait_until(lambda: states(pbs) == {"top": "T", "group": "T", "session": "S"}, DONE, "stopped")
     assert pbs.job(job)["job_state"] == "S"
     pbs.call("qsig", "-s", "resume", job)
-    wait_until(lambda: "T" not in states(pbs).values(), 2, "continued")
+    wait_until(lambda: "T" not in states(pbs).values(), DONE, "continued")
     pbs.call("qsig", "-s", "SIGUSR1", job)
-    wait_until(lambda: pbs.output().count("SIGUSR1") == 2, 2, "both of the session hear it")
+    wait_until(lambda: pbs.output().count("SIGUSR1") == 2, DONE, "both of the session hear it")
 
 
 def states(pbs: Watched) -> dict[str, str]:
@@ -241,15 +241,15 @@ def test_the_walltime_ends_late_and_a_rerun_keeps_the_id(pbs: Watched):
     began = time.monotonic()
     job = pbs.submit("-l", "walltime=1", *program(pbs))
     pbs.call("qrerun", job)
-    wait_until(lambda: pbs.job(job).get("run_count") == 2, TERM_TO_KILL + 10, "it runs again")
+    wait_until(lambda: pbs.job(job).get("run_count") == 2, TERM_TO_KILL + DONE, "it runs again")
     began = time.monotonic()
-    assert pbs.ended(job, WALLTIME_LATENESS + TERM_TO_KILL + 10) == 256 + signal.SIGKILL
+    assert pbs.ended(job, WALLTIME_LATENESS + TERM_TO_KILL + DONE) == 256 + signal.SIGKILL
     assert time.monotonic() - began > WALLTIME_LATENESS + TERM_TO_KILL
 
 
 def test_users_neither_suspend_nor_rerun_jobs(pbs: Watched):
     job = pbs.call("qsub", "--", "/bin/sleep", "600")
-    wait_until(lambda: pbs.job(job)["job_state"] == "R", 20, "it runs")
+    wait_until(lambda: pbs.job(job)["job_state"] == "R", DONE, "it runs")
     for command in (["qsig", "-s", "suspend", job], ["qrerun", job]):
         call = [pbs.folder / "bin" / command[0], *command[1:]]
         refused = subprocess.run(call, capture_output=True, text=True, check=False)
@@ -263,4 +263,4 @@ def test_a_dependent_job_is_held_until_the_other_ends(pbs: Watched):
     held = pbs.job(second)
     assert (held["job_state"], held["Hold_Types"]) == ("H", "s"), held
     pbs.call("qdel", first)
-    wait_until(lambda: pbs.job(second)["job_state"] == "R", 20, "it runs when the first has ended")
+    wait_until(lambda: pbs.job(second)["job_state"] == "R", DONE, "it runs when the first has ended")

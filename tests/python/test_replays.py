@@ -201,6 +201,7 @@ def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list
 
 def test_a_stop_string_behind_the_seam_ends_the_stream(replaying: Fleet):
     ask = Ask("stop, penalty", 0)
+    replaying.wait_ready()
     whole = ask.open(replaying.routers[0].edge)
     whole.join(ENDED)
     text = whole.text

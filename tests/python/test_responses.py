@@ -10,7 +10,7 @@ from processes import wait_until
 @pytest.fixture
 def routers(fleet: Fleet):
     """The SDK on both routers of a fleet of each kind."""
-    clients = [openai.OpenAI(base_url=router.edge, api_key="unused", max_retries=0, timeout=60) for router in fleet.routers]
+    clients = [openai.OpenAI(base_url=router.edge, api_key="unused", max_retries=0, timeout=300) for router in fleet.routers]
     yield clients
     for client in clients:
         client.close()

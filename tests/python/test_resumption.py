@@ -1,5 +1,5 @@
-"""Streams whose engine, agent or node is lost in their middle: they go on from the other engine, real vLLM on the CPU, whose front-end is
-the other one of vLLM's two.
+"""Streams whose engine, agent or node is lost in their middle: they go on from the other engine, real
+vLLM on the CPU, whose front-end is the other one of vLLM's two.
 
 `HOSTLER_RESUMPTION_ROUNDS` says how often each kind of loss is played, once unless it is set. What was measured is
 printed (`-s`), and appended to the file that `HOSTLER_RESUMPTION_RECORD` names, if it names one.

@@ -26,7 +26,7 @@ ENDLESS = 3500
 
 @pytest.fixture(scope="module")
 def jobs(vllm_fleet: Fleet) -> Fleet:
-    """Two agents, each of which leads a session as the top process of a job does. None is left in the end."""
+    """Two agents, each of which leads a session as a job's top process does. None is left."""
     vllm_fleet.wait_ready()
     return vllm_fleet
 

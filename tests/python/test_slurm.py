@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batch import NOT_RESUMED, NOTHING_LEFT, JobFleet, broken_honestly, gone_on, marked, state_of, whole
+from batch import DONE, NOT_RESUMED, JobFleet, broken_honestly, gone_on, marked, state_of, whole
 from processes import binary, wait_until
 from slurm import KILL_WAIT, Slurm
 
@@ -36,7 +36,7 @@ class SlurmFleet(JobFleet):
 
     def end(self, job: str) -> dict[str, str]:
         """Waits until it has ended, and says how."""
-        return self.scheduler.ended(job, KILL_WAIT + 10)
+        return self.scheduler.ended(job, KILL_WAIT + DONE)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_scancel_loses_no_stream_that_can_end(fleet: SlurmFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CAN_END, on=jobs[1])
     fleet.scheduler.call("scancel", jobs[1])
-    whole(streams, 10)
+    whole(streams)
     fleet.end(jobs[1])
     fleet.wait_ready(2)
 
@@ -72,7 +72,7 @@ def test_the_manuals_jobs_serve_and_lose_no_stream(fleet: SlurmFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CAN_END, on=f"{array}_2")
     fleet.scheduler.call("scancel", f"{array}_2")
-    whole(streams, 10)
+    whole(streams)
     fleet.wait_ready(3)
 
 
@@ -82,7 +82,7 @@ def test_scancel_breaks_a_long_stream_with_the_jobs_name(fleet: SlurmFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CANNOT_END, on=jobs[1], **NOT_RESUMED)
     fleet.scheduler.call("scancel", jobs[1])
-    broken_honestly(streams, jobs[1], "drain", "leav", "end", seconds=KILL_WAIT)
+    broken_honestly(streams, jobs[1], "drain", "leav", "end")
     fleet.end(jobs[1])
 
 
@@ -97,10 +97,10 @@ def test_time_limit_and_early_sigusr1_lose_no_stream(fleet: SlurmFleet):
     fleet.requests()
     streams = fleet.streams(3)
     for job in (warned, limited):
-        ended = fleet.scheduler.ended(job, 75)
+        ended = fleet.scheduler.ended(job, 75 + DONE)
         assert ended["JobState"] == "COMPLETED", ended
         print(f"\njob {job} ran for {ended['RunTime']} of {ended['TimeLimit']}")
-    whole(streams.stop(), 10)
+    whole(streams.stop())
     assert "User1" in fleet.scheduler.output(warned), "it was not warned"
     assert "leaving it" in fleet.scheduler.output(limited), "its own clock"
     assert [node["job"]["id"] for node in fleet.nodes()] == [stays]
@@ -112,9 +112,9 @@ def test_a_requeued_job_loses_no_stream_and_serves_again(fleet: SlurmFleet):
     fleet.requests()
     streams = fleet.streams_everywhere(CAN_END, on=jobs[1])
     fleet.scheduler.call("scontrol", "requeue", jobs[1])
-    whole(streams, 10)
-    wait_until(lambda: fleet.scheduler.job(jobs[1])["Restarts"] == "1", 60, "it was requeued", pause=0.2)
-    wait_until(lambda: fleet.scheduler.job(jobs[1])["JobState"] == "RUNNING", 60, "its second run began", pause=0.2)
+    whole(streams)
+    wait_until(lambda: fleet.scheduler.job(jobs[1])["Restarts"] == "1", 2 * DONE, "it was requeued", pause=0.2)
+    wait_until(lambda: fleet.scheduler.job(jobs[1])["JobState"] == "RUNNING", 2 * DONE, "its second run began", pause=0.2)
     fleet.wait_ready(3)
     assert fleet.node(jobs[1])["job"]["run"] == 2
 
@@ -128,16 +128,16 @@ def test_a_dead_nodes_streams_and_job_go_on_elsewhere(fleet: SlurmFleet):
     lost = {*marked(jobs[2], "SLURM_JOB_ID")} & {*fleet.scheduler.left()} | fleet.scheduler.daemon("n2")
     signal_all(lost, signal.SIGSTOP)
     try:
-        gone_on(streams, 30)
+        gone_on(streams)
         fleet.scheduler.call("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=died")
         signal_all(lost, signal.SIGKILL)
         # It was bound to the node that died.
         fleet.scheduler.call("scontrol", "update", f"JobId={jobs[2]}", "ReqNodeList=")
-        wait_until(lambda: fleet.scheduler.job(jobs[2])["JobState"] == "RUNNING", 60, "it runs elsewhere", pause=0.2)
+        wait_until(lambda: fleet.scheduler.job(jobs[2])["JobState"] == "RUNNING", 2 * DONE, "it runs elsewhere", pause=0.2)
         assert fleet.scheduler.job(jobs[2])["NodeList"] == "n1"
     finally:
         signal_all(lost, signal.SIGKILL)
-        fleet.scheduler.daemons["n2"].wait(10)
+        fleet.scheduler.daemons["n2"].wait(DONE)
         fleet.scheduler.start_node("n2")
     fleet.wait_ready(3)
 
@@ -157,7 +157,7 @@ def test_nothing_of_a_job_whose_agent_is_killed_is_left(fleet: SlurmFleet):
     own = {pid: command for pid, command in marked(jobs[1], "SLURM_JOB_ID").items() if pid in fleet.scheduler.left()}
     os.kill(next(pid for pid, command in own.items() if command.startswith(f"{binary()} agent")), signal.SIGKILL)
     began = time.monotonic()
-    wait_until(lambda: not any(state_of(pid) for pid in engines), NOTHING_LEFT, "the engines are gone")
+    wait_until(lambda: not any(state_of(pid) for pid in engines), DONE, "the engines are gone")
     print(f"\nkilled: its engines were gone after {time.monotonic() - began:.2f} s")
     fleet.end(jobs[1])
     # What a killed agent leaves on disk is for the next one on that host to remove.

@@ -27,7 +27,7 @@ from wire import Stream, all_streaming
 pytestmark = pytest.mark.vllm("supervised")
 
 # Within this an agent has done what it must, on a machine that is busy, in seconds. How long it took is printed.
-DONE = 60
+DONE = 120
 # More tokens than any test waits for.
 ENDLESS = 3500
 
@@ -103,7 +103,7 @@ def full_disk(folder: Path) -> bool:
 @pytest.fixture(scope="module")
 def kept(engines) -> KeptFleet:
     """The fleet of this module."""
-    return engines.need("supervised", lambda: KeptFleet(fleets.vllm()))
+    return engines.need("supervised", lambda: KeptFleet(fleets.vllm(stall="30s")))
 
 
 def ready(kept: Fleet, node: str, after: int = 0) -> Replica:
@@ -221,7 +221,7 @@ def test_an_engine_that_loses_its_worker_is_replaced(kept: KeptFleet):
 def complete(edge: str, prompt: str = "short") -> httpx2.Response:
     """One completion under the name that all engines have."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0}
-    return httpx2.post(f"{edge}/completions", json=body, timeout=60)
+    return httpx2.post(f"{edge}/completions", json=body, timeout=300)
 
 
 def described(kept: Fleet, node: str) -> dict:
@@ -259,10 +259,10 @@ def test_a_rolling_restart_under_load_fails_no_request(kept: KeptFleet):
     for client in clients:
         client.start()
     # By force: each engine has a name that the other does not have, and that nobody asks for here.
-    order = ["restart", "--rolling", "--force", "--admin", kept.routers[0].socket, "--wait", "300s"]
+    order = ["restart", "--rolling", "--force", "--admin", kept.routers[0].socket, "--wait", "600s"]
     try:
         rolled = subprocess.run(
-            [binary(), *order], capture_output=True, text=True, timeout=600, env=environment(), check=False
+            [binary(), *order], capture_output=True, text=True, timeout=1300, env=environment(), check=False
         )
     finally:
         stop.set()

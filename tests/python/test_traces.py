@@ -98,7 +98,7 @@ def test_the_engines_span_is_in_its_requests_trace(collector, engines):
             up.printed("ready", engine.start_seconds)
             print(f"\nan engine ready after {time.monotonic() - began:.0f} s")
             body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
-            answer = httpx2.post(f"{edge}/chat/completions", json=body, timeout=60)
+            answer = httpx2.post(f"{edge}/chat/completions", json=body, timeout=300)
             assert answer.status_code == 200, answer.text
 
             def find(key: str, value: str) -> dict[str, str] | None:

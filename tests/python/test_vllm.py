@@ -1,8 +1,9 @@
-"""Real vLLM behind the router, through the OpenAI SDK and with many requests at once. What one request is answered is compared byte by
-byte in differential/.
+"""Real vLLM behind the router, through the OpenAI SDK and with many requests at once. What one
+request is answered is compared byte by byte in differential/.
 
-Each engine also answers to a model name of its own (`tiny-a`, `tiny-b`). A question under that name reaches this engine
-through the router, so both answers of a comparison come from one process. All questions are greedy.
+Each engine also answers to a model name of its own (`tiny-a`, `tiny-b`). A question under that name
+reaches this engine through the router, so both answers of a comparison come from one process. All
+questions are greedy.
 """
 
 import socket
@@ -25,7 +26,7 @@ FREED_SECONDS = 10
 
 def sdk(edge: str, client: httpx2.Client | None = None) -> openai.OpenAI:
     """The SDK with its retries off, so that every answer is the first one."""
-    return openai.OpenAI(base_url=edge, http_client=client, api_key="unused", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=edge, http_client=client, api_key="unused", max_retries=0, timeout=300)
 
 
 def ask(client: openai.OpenAI, **asked) -> tuple:
@@ -35,7 +36,8 @@ def ask(client: openai.OpenAI, **asked) -> tuple:
     choices = [choice for event in events for choice in event.choices]
     ids = [token for choice in choices for token in choice.token_ids or []]
     usage = events[-1].usage
-    return "".join(choice.text for choice in choices), ids, choices[-1].finish_reason, usage.prompt_tokens, usage.completion_tokens
+    text, tokens = "".join(choice.text for choice in choices), (usage.prompt_tokens, usage.completion_tokens)
+    return text, ids, choices[-1].finish_reason, tokens
 
 
 @pytest.mark.smoke

@@ -15,7 +15,7 @@ from fleet import MODEL, host_and_port
 from processes import wait_until
 
 # No answer in these suites takes longer between two bytes, in seconds.
-SILENCE_SECONDS = 60
+SILENCE_SECONDS = 300
 # No two streams are the same request: one that was in flight when an engine died is suspected, and let in alone from
 # then on.
 stories = itertools.count()
@@ -126,7 +126,7 @@ def said(events: Sequence[dict]) -> str:
     return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
 
 
-def all_streaming(streams: list[Stream], seconds: float = 20) -> None:
+def all_streaming(streams: list[Stream], seconds: float = 60) -> None:
     """Returns when each of the streams has brought a first event."""
     wait_until(lambda: all(stream.events or not stream.running for stream in streams), seconds, "every stream began")
     ended = [stream.end() for stream in streams if stream.errors or not stream.running]

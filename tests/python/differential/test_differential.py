@@ -121,7 +121,7 @@ def ways(request):
     fleet.wait_ready()
     replica = fleet.replica(Fleet.NODES[0])
     edge = fleet.routers[0].edge.removesuffix("/v1")
-    with httpx2.Client(base_url=edge, timeout=60) as routed, fleet.direct(replica) as direct:
+    with httpx2.Client(base_url=edge, timeout=300) as routed, fleet.direct(replica) as direct:
         ways = Ways(request.param, own_model(replica.node), routed, direct)
         if ways.kind == "simulated":
             # Several at once change a real engine's arithmetic, and no simulated one's.
@@ -245,7 +245,7 @@ def front_ends(mixed_fleet: Fleet):
     mixed_fleet.wait_ready()
     edge = mixed_fleet.routers[0].edge.removesuffix("/v1")
     python, rust = map(mixed_fleet.replica, Fleet.NODES)
-    with httpx2.Client(base_url=edge, timeout=60) as routed, mixed_fleet.direct(python) as direct:
+    with httpx2.Client(base_url=edge, timeout=300) as routed, mixed_fleet.direct(python) as direct:
         yield Ways("front-ends", own_model(rust.node), routed, direct)
 
 
