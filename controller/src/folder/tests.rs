@@ -195,7 +195,7 @@ fn a_controller_is_gone_when_retired_or_without_heartbeat() {
 }
 
 #[test]
-fn a_controller_never_renews_anothers_endpoint() {
+fn a_controller_never_renews_another_controllers_endpoint() {
     let (_place, folder) = folder();
     let own = endpoint("login1");
     let others = [endpoint("login1"), Endpoint { host: "login2".into(), ..own.clone() }, Endpoint { pid: 2, ..own.clone() }];
