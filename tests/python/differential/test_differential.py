@@ -111,7 +111,7 @@ MARKS = {"simulated": (), "vllm": pytest.mark.vllm, "vllm_rust": pytest.mark.vll
 def each_of(asked: dict[str, list[Asked]]):
     """Parametrizes a test by the kinds of engine and what they are asked."""
     rows = [pytest.param(kind, row, marks=MARKS[kind], id=f"{kind}-{row.name}") for kind in asked for row in asked[kind]]
-    return pytest.mark.parametrize(("ways", "asked"), rows, indirect=["ways"])
+    return pytest.mark.parametrize(("ways", "asked"), rows, indirect=["ways"], scope="module")
 
 
 @pytest.fixture(scope="module")
