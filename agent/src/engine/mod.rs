@@ -74,7 +74,7 @@ pub struct EngineSpec {
     /// Between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
     pub cache: cache::KvEventSource,
-    /// What stands between the agent and its engines.
+    /// How the keepers between the agent and its engines are started.
     pub keepers: KeeperSource,
     pub if_agent_dies: AgentDeathPolicy,
     /// Where the engine's processes may run; `None` leaves it to the kernel.

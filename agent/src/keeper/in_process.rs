@@ -6,7 +6,6 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,13 +25,12 @@ use crate::process::LeaderProcess;
 /// Beyond the greatest process id of Linux (2^22), so that no process is ever taken for an engine.
 const FIRST_ID: u32 = 5_000_000;
 
-/// What a keeper would have started.
+/// The engine that a keeper would have started.
 #[derive(Debug)]
 pub struct EngineLaunch {
     pub arguments: Vec<OsString>,
     /// Variables that are set for it.
     pub set: Vec<(OsString, OsString)>,
-    pub directory: PathBuf,
 }
 
 /// An engine's life, until it ends by itself or some time after the token is cancelled, as after
@@ -103,7 +101,7 @@ impl KeptEngine {
     async fn run(mut self, engines: &InProcessEngines, id: u32, launch: LaunchSpec) -> io::Result<()> {
         self.tell(&KeeperNotice::Hello { protocol: PROTOCOL, running: None }).await?;
         self.tell(&KeeperNotice::Started(LeaderProcess { pid: id.cast_signed(), started: 0 })).await?;
-        let launch = EngineLaunch { arguments: launch.arguments, set: launch.set, directory: launch.directory.into() };
+        let launch = EngineLaunch { arguments: launch.arguments, set: launch.set };
         let mut engine = Some((engines.run)(launch, self.signals.terminate.clone()));
         loop {
             let signals = self.signals.clone();

@@ -43,7 +43,7 @@ use crate::job::Job;
 use crate::vllm::CommandLine;
 use crate::vllm::version::VllmVersion;
 
-/// Where keepers come from.
+/// How keepers are started.
 #[derive(Debug, Clone)]
 pub enum KeeperSource {
     /// The program that has the subcommand `keeper`.
@@ -59,7 +59,7 @@ impl From<PathBuf> for KeeperSource {
 }
 
 impl KeeperSource {
-    /// What has the step before the engine, and what errors name.
+    /// The program that becomes the engine in a last step; errors name it.
     pub(crate) fn program(&self) -> &Path {
         match self {
             Self::Program(program) => program,

@@ -4,7 +4,6 @@ use tokio::time::Instant;
 
 use super::edge::Edge;
 use super::request::Rejection;
-use super::share::response_owner;
 use crate::engine_life::EngineLife;
 use crate::keys::Caller;
 use crate::response_affinity::{ResponseLookup, ResponseReference, query_replicas};
@@ -21,7 +20,7 @@ impl Edge {
         let Some(id) = named.id() else { return Ok(None) };
         let view = self.dispatch.fleet.view();
         let knows_callers = !caller.key.is_empty();
-        let owner = response_owner(caller);
+        let owner = caller.owner();
         match self.response_affinity.look_up(id, owner, &view, Instant::now()) {
             ResponseLookup::Found(life) => Ok(Some(life)),
             ResponseLookup::Unavailable | ResponseLookup::Unknown if knows_callers => Err(Rejection::NoResponse(id.to_owned())),

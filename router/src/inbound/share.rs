@@ -1,6 +1,4 @@
-//! Whom a request is counted with: who waits, has memory and keeps responses together.
-
-use std::sync::Arc;
+//! Whom a request is counted with: who waits and has memory together.
 
 use http::HeaderMap;
 
@@ -13,9 +11,4 @@ use crate::placement::QueueShare;
 pub(super) fn queue_share(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> QueueShare {
     let tenant = caller.tenant_hash().unwrap_or_else(|| headers::tenant_hash(headers, user));
     QueueShare { tenant, weight: caller.limits.weight.unwrap_or(1.0), bytes: bytes as u64 }
-}
-
-/// The owner of a response: a tenant, or a key where it has none; empty where there are no keys.
-pub(super) fn response_owner(caller: &Caller) -> &Arc<str> {
-    caller.owner()
 }

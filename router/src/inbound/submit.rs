@@ -16,7 +16,7 @@ use super::isolation::{SaltedBody, UnsaltedRequest};
 use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::request::{InboundRequest, Rejection};
 use super::resume_plan::ResumePlan;
-use super::share::{queue_share, response_owner};
+use super::share::queue_share;
 use super::work_estimate::{charged_answers, computes_nothing, estimate_tokens, estimate_work, output_bounds};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
@@ -129,7 +129,7 @@ impl Edge {
         }
         peek.model = named.or(peek.model);
         self.check_media(content, &body, &entry)?;
-        let plain = UnsaltedRequest { tenant: response_owner(&caller), route, content, body: &body, peek: &peek };
+        let plain = UnsaltedRequest { tenant: caller.owner(), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
             Some(isolation) if !computes_nothing(route) => isolation.add_salt(&plain).map_err(Rejection::Malformed)?,
             _ => None,
@@ -182,7 +182,7 @@ impl Edge {
             work,
             stored_response: names
                 .creates_response()
-                .then(|| ResponseRecorder { affinity: self.response_affinity.clone(), tenant: response_owner(&caller).clone() }),
+                .then(|| ResponseRecorder { affinity: self.response_affinity.clone(), tenant: caller.owner().clone() }),
             referenced_response: names,
             head: RequestHead {
                 method: method.as_str().to_owned(),
@@ -202,7 +202,7 @@ impl Edge {
 
     /// Checks the id that a caller has chosen for the response.
     fn check_response_id(&self, names: &ResponseReference, chosen: Option<&str>, caller: &Caller, now: Instant) -> Result<(), Rejection> {
-        let is_taken = |id: &&str| names.creates_response() && self.response_affinity.belongs_to_another(id, response_owner(caller), now);
+        let is_taken = |id: &&str| names.creates_response() && self.response_affinity.belongs_to_another(id, caller.owner(), now);
         let Some(chosen) = chosen.filter(is_taken) else { return Ok(()) };
         let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
         Err(Rejection::Forbidden(message))

@@ -118,7 +118,7 @@ impl Caller {
         Self { key: Arc::default(), tenant, role: Role::Admin, limits: UNLIMITED.clone(), models: None }
     }
 
-    /// Whose limits, turns and memory it shares: its tenant's, or its own where its key has none;
+    /// Whose limits, turns, memory and stored responses it shares: its tenant's, or its own where its key has none;
     /// empty where there are no keys.
     #[must_use]
     pub(crate) fn owner(&self) -> &Arc<str> {
