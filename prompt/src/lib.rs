@@ -20,6 +20,7 @@ mod messages;
 mod request;
 mod template;
 mod tokens;
+mod tree_size;
 
 pub use dialect::Dialect;
 pub use encoder::{EncodedPrompt, Encoder, MAX_TEXT_BYTES};
@@ -28,6 +29,7 @@ pub use files::{FilesError, ModelFiles};
 pub use forms::{PromptForm, PromptForms};
 pub use request::PromptRequest;
 pub use tokens::{ContinueReading, EncoderStats, Progress};
+pub use tree_size::{TooManyValues, check_tree_size};
 
 #[cfg(test)]
 mod fixture;

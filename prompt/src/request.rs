@@ -1,8 +1,18 @@
 //! What a request asks an engine to read, parsed from its body by its route. Only what decides about tokens is kept; whether messages and
 //! tools are well formed is found when they are encoded, because that costs time and most refusals are the engine's to word.
 
+use std::borrow::Cow;
+use std::fmt;
+
 use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+
+use crate::tree_size::check_tree_size;
+
+/// Of a longer prompt of token ids nothing is read. No model's context has half as many.
+const MAX_TOKENS: usize = 4 * 1024 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct PromptRequest {
@@ -66,48 +76,65 @@ pub(crate) enum TruncationSide {
 
 impl PromptRequest {
     /// `None` for routes and bodies whose prompts are not read here, and for bodies that no engine
-    /// accepts.
+    /// accepts, or whose values would take too much memory.
     #[must_use]
     pub fn parse(path: &str, body: &[u8]) -> Option<Self> {
-        let body: RequestBody = match path {
+        let fields: RequestFields<'_> = match path {
             "/v1/chat/completions" | "/v1/completions" | "/tokenize" => serde_json::from_slice(body).ok()?,
             _ => return None,
         };
+        let is_chat = path == "/v1/chat/completions" || path == "/tokenize" && fields.messages.is_some();
         match path {
-            "/v1/chat/completions" => body.into_chat(true),
-            "/tokenize" if body.messages.is_some() => body.into_chat(false),
-            "/tokenize" => body.into_tokenize(),
-            _ => body.into_completion(),
+            _ if is_chat && check_tree_size(body).is_err() => None,
+            _ if is_chat => fields.into_chat(path != "/tokenize"),
+            "/tokenize" => fields.into_tokenize(),
+            _ => fields.into_completion(),
         }
     }
 }
 
-/// The fields of all routes; each route reads its own.
+/// The fields of all routes; each route reads its own. What is large is read by its route alone.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RequestBody {
-    messages: Option<Vec<Value>>,
-    prompt: Option<Value>,
-    prompt_embeds: Option<Value>,
-    tools: Option<Vec<Value>>,
-    tool_choice: Option<Value>,
-    documents: Option<Value>,
+struct RequestFields<'a> {
+    #[serde(borrow)]
+    messages: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_embeds: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_choice: Option<&'a RawValue>,
+    #[serde(borrow)]
+    documents: Option<&'a RawValue>,
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     add_special_tokens: Option<bool>,
-    chat_template: Option<Value>,
-    chat_template_kwargs: Option<Map<String, Value>>,
+    #[serde(borrow)]
+    chat_template: Option<&'a RawValue>,
+    #[serde(borrow)]
+    chat_template_kwargs: Option<&'a RawValue>,
     reasoning_effort: Option<String>,
     truncate_prompt_tokens: Option<i64>,
     truncation_side: Option<String>,
-    suffix: Option<Value>,
-    kv_transfer_params: Option<Value>,
+    #[serde(borrow)]
+    suffix: Option<&'a RawValue>,
+    #[serde(borrow)]
+    kv_transfer_params: Option<&'a RawValue>,
 }
 
-impl RequestBody {
+/// A field's value, if it is there and what engines accept.
+fn read<'a, T: Deserialize<'a>>(field: Option<&'a RawValue>) -> Option<Option<T>> {
+    field.map(|value| serde_json::from_str(value.get())).transpose().ok()
+}
+
+impl RequestFields<'_> {
     fn into_chat(mut self, completes: bool) -> Option<PromptRequest> {
-        let messages = self.messages.take()?;
-        let mut variables = self.chat_template_kwargs.take().unwrap_or_default();
+        let messages: Vec<Value> = read(self.messages)??;
+        let mut tools: Option<Vec<Value>> = read(self.tools)?;
+        let mut variables: Map<String, Value> = read(self.chat_template_kwargs)?.unwrap_or_default();
         let unsupported = if self.chat_template.is_some() || variables.contains_key("chat_template") {
             Some("a chat template of its own")
         } else if variables.contains_key("tokenize") {
@@ -117,7 +144,7 @@ impl RequestBody {
         };
         let mut documents = None;
         if completes {
-            documents = self.documents.take().filter(|documents| !documents.is_null());
+            documents = read(self.documents)?;
             if let Some(effort) = self.reasoning_effort.take() {
                 // A reasoning effort switches reasoning on in templates where it is off by default.
                 variables.entry("enable_thinking").or_insert_with(|| Value::from(effort != "none"));
@@ -126,7 +153,6 @@ impl RequestBody {
         }
         // Engines leave out what is null or "auto".
         variables.retain(|_, value| !value.is_null() && value.as_str() != Some("auto"));
-        let mut tools = self.tools.take();
         if let Some(Value::Array(given)) = variables.remove("tools") {
             tools = Some(given);
         }
@@ -141,32 +167,35 @@ impl RequestBody {
             variables,
             special_tokens: self.add_special_tokens.unwrap_or(false),
             is_completion: completes,
-            forbids_tools: completes && self.tool_choice.as_ref().and_then(Value::as_str) == Some("none"),
+            forbids_tools: completes && self.tool_choice.is_some_and(|choice| choice.get() == r#""none""#),
         };
         let truncation = if completes { self.truncation() } else { Ok(None) };
         Some(self.request(Prompt::Chat(Box::new(chat)), truncation, unsupported))
     }
 
-    fn into_tokenize(mut self) -> Option<PromptRequest> {
-        let Some(Value::String(text)) = self.prompt.take() else { return None };
+    fn into_tokenize(self) -> Option<PromptRequest> {
+        let text = read(self.prompt)??;
         let special_tokens = self.add_special_tokens.unwrap_or(true);
         Some(self.request(Prompt::Text { text, special_tokens, more_bytes: 0 }, Ok(None), None))
     }
 
-    fn into_completion(mut self) -> Option<PromptRequest> {
-        if self.prompt_embeds.as_ref().is_some_and(|embeds| !embeds.is_null()) {
+    fn into_completion(self) -> Option<PromptRequest> {
+        if self.prompt_embeds.is_some() {
             return None;
         }
-        let special_tokens = self.add_special_tokens.unwrap_or(true);
-        let prompt = match self.prompt.take()? {
-            Value::String(text) if !text.is_empty() => Prompt::Text { text, special_tokens, more_bytes: 0 },
-            Value::Array(list) if list.first().is_some_and(Value::is_number) => Prompt::Tokens { tokens: token_ids(&list)?, more: 0 },
-            Value::Array(list) => batch(list, special_tokens)?,
-            _ => return None,
+        let prompt = match read(self.prompt)?? {
+            PromptField::Text(text) if text.is_empty() => return None,
+            PromptField::Text(text) => self.text_prompt(text, 0),
+            PromptField::Texts { first, more_bytes } => self.text_prompt(first, more_bytes),
+            PromptField::Tokens { tokens, more } => Prompt::Tokens { tokens, more },
         };
-        let unsupported = self.suffix.as_ref().filter(|suffix| !suffix.is_null()).map(|_| "a suffix to be filled in before");
+        let unsupported = self.suffix.map(|_| "a suffix to be filled in before");
         let truncation = self.truncation();
         Some(self.request(prompt, truncation, unsupported))
+    }
+
+    fn text_prompt(&self, text: String, more_bytes: usize) -> Prompt {
+        Prompt::Text { text, special_tokens: self.add_special_tokens.unwrap_or(true), more_bytes }
     }
 
     fn truncation(&self) -> Result<Option<Truncation>, &'static str> {
@@ -188,30 +217,146 @@ impl RequestBody {
         truncation: Result<Option<Truncation>, &'static str>,
         unsupported: Option<&'static str>,
     ) -> PromptRequest {
-        let forwarded = self.kv_transfer_params.as_ref().and_then(|params| params.get("prompt_token_ids")).filter(|ids| !ids.is_null());
+        let forwarded = read::<TransferParams<'_>>(self.kv_transfer_params).flatten().and_then(|params| params.prompt_token_ids);
         let unsupported = unsupported.or(forwarded.map(|_| "token ids in kv_transfer_params"));
         PromptRequest { prompt, truncation: truncation.unwrap_or_default(), unsupported: unsupported.or(truncation.err()) }
     }
 }
 
-fn token_ids(list: &[Value]) -> Option<Vec<u32>> {
-    list.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+#[derive(Deserialize)]
+struct TransferParams<'a> {
+    #[serde(borrow)]
+    prompt_token_ids: Option<&'a RawValue>,
 }
 
-/// A list of texts or of lists of token ids. Placement goes by the first; the others only add to
-/// the work.
-fn batch(list: Vec<Value>, special_tokens: bool) -> Option<Prompt> {
-    let mut prompts = list.into_iter();
-    match prompts.next()? {
-        Value::String(text) => {
-            let more_bytes = prompts.map(|prompt| prompt.as_str().map(str::len)).sum::<Option<usize>>()?;
-            Some(Prompt::Text { text, special_tokens, more_bytes })
+/// The prompt of a completion. Placement goes by the first of several; the others only add to the
+/// work.
+enum PromptField {
+    Text(String),
+    /// A batch of texts, and the bytes of those after the first.
+    Texts {
+        first: String,
+        more_bytes: usize,
+    },
+    /// Token ids, and the number of those in a batch's further prompts.
+    Tokens {
+        tokens: Vec<u32>,
+        more: usize,
+    },
+}
+
+impl<'de> Deserialize<'de> for PromptField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptFieldVisitor)
+    }
+}
+
+struct PromptFieldVisitor;
+
+impl<'de> Visitor<'de> for PromptFieldVisitor {
+    type Value = PromptField;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a text, token ids, or a list of either")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<PromptField, E> {
+        Ok(PromptField::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptField, A::Error> {
+        match list.next_element()? {
+            None => Err(serde::de::Error::invalid_length(0, &self)),
+            Some(FirstItem::Id(first)) => {
+                let tokens = collect_ids(Some(first), list)?;
+                Ok(PromptField::Tokens { tokens, more: 0 })
+            }
+            Some(FirstItem::Text(first)) => {
+                let mut more_bytes = 0;
+                while let Some(text) = list.next_element::<Cow<'de, str>>()? {
+                    more_bytes += text.len();
+                }
+                Ok(PromptField::Texts { first, more_bytes })
+            }
+            Some(FirstItem::Ids(tokens)) => {
+                let mut more = 0;
+                while list.next_element_seed(CountItems(&mut more))?.is_some() {}
+                Ok(PromptField::Tokens { tokens, more })
+            }
         }
-        Value::Array(first) => {
-            let more = prompts.map(|prompt| prompt.as_array().map(Vec::len)).sum::<Option<usize>>()?;
-            Some(Prompt::Tokens { tokens: token_ids(&first)?, more })
+    }
+}
+
+/// The first item of a prompt that is a list, which says what the list is.
+enum FirstItem {
+    Id(u32),
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+impl<'de> Deserialize<'de> for FirstItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(FirstItemVisitor)
+    }
+}
+
+struct FirstItemVisitor;
+
+impl<'de> Visitor<'de> for FirstItemVisitor {
+    type Value = FirstItem;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a token id, a text or token ids")
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<FirstItem, E> {
+        u32::try_from(id).map(FirstItem::Id).map_err(E::custom)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<FirstItem, E> {
+        Ok(FirstItem::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<FirstItem, A::Error> {
+        collect_ids(None, list).map(FirstItem::Ids)
+    }
+}
+
+/// The ids of a list behind those that were read.
+fn collect_ids<'de, A: SeqAccess<'de>>(first: Option<u32>, mut list: A) -> Result<Vec<u32>, A::Error> {
+    let mut ids: Vec<u32> = first.into_iter().collect();
+    while let Some(id) = list.next_element()? {
+        if ids.len() == MAX_TOKENS {
+            return Err(serde::de::Error::invalid_length(MAX_TOKENS, &"a prompt that is shorter"));
         }
-        _ => None,
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+/// Adds the items of a list to a number.
+struct CountItems<'a>(&'a mut usize);
+
+impl<'de> DeserializeSeed<'de> for CountItems<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for CountItems<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {
+            *self.0 += 1;
+        }
+        Ok(())
     }
 }
 

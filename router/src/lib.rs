@@ -46,6 +46,7 @@ pub mod sse;
 mod succession;
 mod takeover;
 mod tenant_pool;
+mod thread_pool;
 mod tls;
 mod traces;
 
@@ -81,6 +82,7 @@ use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQu
 use shared_state::SharedState;
 pub use takeover::TakeoverError;
 use takeover::{ListeningSockets, Successor, SuccessorParts};
+use thread_pool::ThreadPool;
 pub use tls::TlsSetupError;
 use tls::{FleetAuthority, RouterTls};
 use traces::{TraceExport, Traces};
@@ -365,6 +367,7 @@ impl Router {
             media_hosts: self.media,
             isolation: self.isolation,
             body_memory: BodyMemory::new(self.config.max_buffered_body_bytes),
+            readers: ThreadPool::new(self.config.tokenizer_threads()),
             health_watches: HealthWatchPermits::default(),
             response_affinity: state.response_affinity.clone(),
             config: self.config,

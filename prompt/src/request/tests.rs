@@ -64,6 +64,17 @@ fn prompts_of_every_kind_are_read() {
 }
 
 #[test]
+fn a_prompt_keeps_no_more_than_it_needs() {
+    let ids = |count: usize| format!("[{}0]", "0,".repeat(count));
+    let too_long = format!(r#"{{"prompt":{}}}"#, ids(MAX_TOKENS));
+    assert!(PromptRequest::parse("/v1/completions", too_long.as_bytes()).is_none());
+    let many_values = format!(r#"{{"messages":[{{"role":"user","content":{}}}]}}"#, ids(200_000));
+    assert!(PromptRequest::parse("/v1/chat/completions", many_values.as_bytes()).is_none());
+    let long_text = json!({ "messages": [{ "role": "user", "content": "a,".repeat(200_000) }] });
+    assert!(parse("/v1/chat/completions", &long_text).is_some());
+}
+
+#[test]
 fn a_field_that_only_engines_can_encode_is_named() {
     let messages = json!([]);
     for body in [

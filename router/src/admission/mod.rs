@@ -157,7 +157,38 @@ impl Admission {
         }))
     }
 
+    /// Whether a request of this caller would find room now, however little it uses. Asked before
+    /// something that costs much is done for it.
+    pub(crate) fn check_room(&self, caller: &Caller) -> Result<(), LimitExceeded> {
+        drop(self.take_place(caller)?);
+        let Some(whose) = AccountOwner::for_caller(caller) else { return Ok(()) };
+        let (now, least) = (self.0.now(), UsageEstimate::default());
+        let open = self.0.accounts.lock().open(whose, caller, now);
+        let mut copy = open.account.lock().account.clone();
+        copy.reserve(&open.limits, &least, now).map_err(|hit| LimitExceeded::for_hit(caller, &hit, &least))
+    }
+
     pub(crate) fn admit(&self, caller: &Caller, estimate: UsageEstimate) -> Result<Permit, LimitExceeded> {
+        let mut permit = self.take_place(caller)?;
+        let shared = &self.0;
+        let counts = shared.tenants.of_caller(caller);
+        if let Some(whose) = AccountOwner::for_caller(caller) {
+            let reserved_at = shared.now();
+            let account = shared.accounts.lock().open(whose, caller, reserved_at);
+            account.reserve(&estimate, reserved_at).map_err(|hit| {
+                if let Some(counts) = &counts {
+                    counts.count_refusal(hit.limit);
+                }
+                LimitExceeded::for_hit(caller, &hit, &estimate)
+            })?;
+            permit.reservation = Some(Reservation { account, estimate, reserved_at });
+        }
+        permit.counted = counts.map(|counts| CountedRequest::begin(counts, estimate.prompt_tokens));
+        Ok(permit)
+    }
+
+    /// A place among the requests in flight, with nothing reserved.
+    fn take_place(&self, caller: &Caller) -> Result<Permit, LimitExceeded> {
         let shared = &self.0;
         let place = shared.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on dropping it gives the place back.
@@ -178,19 +209,6 @@ impl Admission {
             }
             permit._place = Some(own);
         }
-        let counts = shared.tenants.of_caller(caller);
-        if let Some(whose) = AccountOwner::for_caller(caller) {
-            let reserved_at = shared.now();
-            let account = shared.accounts.lock().open(whose, caller, reserved_at);
-            account.reserve(&estimate, reserved_at).map_err(|hit| {
-                if let Some(counts) = &counts {
-                    counts.count_refusal(hit.limit);
-                }
-                LimitExceeded::for_hit(caller, &hit, &estimate)
-            })?;
-            permit.reservation = Some(Reservation { account, estimate, reserved_at });
-        }
-        permit.counted = counts.map(|counts| CountedRequest::begin(counts, estimate.prompt_tokens));
         Ok(permit)
     }
 

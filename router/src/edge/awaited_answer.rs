@@ -9,9 +9,8 @@ use tokio::time::timeout;
 use super::held_stream::{AwaitedAnswer, HeldStream};
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
-use crate::admission::Permit;
-use crate::dispatch::{Answer, OutboundRequest};
-use crate::inbound::{Edge, Rejection, headers};
+use crate::dispatch::Answer;
+use crate::inbound::{Edge, Prepared, Rejection, headers};
 use crate::keys::Caller;
 use crate::sse::Dialect;
 
@@ -26,7 +25,7 @@ impl Edge {
     /// Has an engine answer a request that is prepared, whose client surely awaits an event stream of this dialect, if any.
     pub(super) async fn await_answer(
         self: &Arc<Self>,
-        prepared: Result<(Box<OutboundRequest>, Permit), Rejection>,
+        prepared: Result<Prepared, Rejection>,
         caller: &Caller,
         entry: &AccessEntry,
         dialect: Option<Dialect>,

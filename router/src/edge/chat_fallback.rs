@@ -15,8 +15,7 @@ use super::reply::{self, EdgeBody};
 use super::responses_translator::{self, ResponseFields, ResponsesTranslator};
 use super::translation::{StreamTranslation, TranslatedBody, collect_body, translated_headers};
 use crate::dispatch;
-use crate::inbound::{Edge, InboundRequest, headers};
-use crate::outcome::RefusalReason;
+use crate::inbound::{Edge, InboundRequest, Prepared, Rejection, headers};
 use crate::sse::Dialect;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -50,7 +49,7 @@ impl ChatFallback {
         routes.into_iter().find(|route| route.path() == path && method == Method::POST)
     }
 
-    fn path(self) -> &'static str {
+    pub(super) fn path(self) -> &'static str {
         match self {
             Self::Messages => "/v1/messages",
             Self::CountTokens => "/v1/messages/count_tokens",
@@ -101,48 +100,56 @@ impl AnswerForm {
     }
 }
 
+/// A request that was read for a route that some replicas lack.
+struct ReadRequest {
+    prepared: Prepared,
+    /// What becomes of the answer where a chat stands for the route.
+    translation: Option<(AnswerForm, bool)>,
+}
+
 impl Edge {
-    /// The route again, if a replica that may get the request lacks it.
-    pub(super) async fn choose_fallback(&self, route: ChatFallback, body: &[u8]) -> Option<ChatFallback> {
+    /// Whether a chat is to stand for this route, because a replica that may get the request lacks
+    /// it.
+    fn needs_fallback(&self, route: ChatFallback, body: &[u8]) -> bool {
         #[derive(Deserialize)]
         struct Named {
             model: Option<String>,
         }
-        // Until the first agents are here nobody knows which route is where.
-        self.dispatch.await_startup_grace(None).await;
         let view = self.dispatch.fleet.view();
-        let lacks = |model: Option<&str>| view.may_lack_route(model, route.path());
-        if !lacks(None) {
-            return None;
-        }
         // What cannot be read has no model, and is refused by whoever reads it.
         let model = serde_json::from_slice::<Named>(body).ok().and_then(|named| named.model);
         let model = model.as_deref();
         let is_there = || view.eligible(model, &[]).any(|(_, replica)| replica.has_route(route.path()));
-        if route == ChatFallback::Responses && responses_translator::needs_kept_responses(body) && is_there() {
-            return None;
-        }
-        lacks(model).then_some(route)
+        let needs_route = route == ChatFallback::Responses && responses_translator::needs_kept_responses(body) && is_there();
+        !needs_route && view.may_lack_route(model, route.path())
     }
 
-    /// Has an engine answer a chat, and tells its answer in the route's form.
-    pub(super) async fn answer_with_chat(
-        self: &Arc<Self>,
-        route: ChatFallback,
-        mut inquiry: InboundRequest,
-        explain: bool,
-    ) -> Response<EdgeBody> {
-        let FallbackRequest { path, body, is_stream, form } = match route.engine_request(&inquiry.body) {
-            Ok(asked) => asked,
-            Err(message) => {
-                self.dispatch.metrics.count_refusal(RefusalReason::Request);
-                inquiry.log_entry.record_refusal("malformed");
-                return reply::error(StatusCode::BAD_REQUEST, "BadRequestError", &message);
-            }
-        };
+    fn read_for_route(&self, route: ChatFallback, mut inquiry: InboundRequest) -> Result<ReadRequest, Rejection> {
+        inquiry.count_translation()?;
+        if !self.needs_fallback(route, &inquiry.body) {
+            return Ok(ReadRequest { prepared: self.prepare(inquiry)?, translation: None });
+        }
+        let FallbackRequest { path, body, is_stream, mut form } = route.engine_request(&inquiry.body).map_err(Rejection::Malformed)?;
+        if let AnswerForm::Response(fields) = &mut form {
+            fields.keep_in(|bytes| self.hold_memory(&inquiry, bytes))?;
+        }
         inquiry.replace_body(path, body.to_string());
+        Ok(ReadRequest { prepared: self.prepare(inquiry)?, translation: Some((form, is_stream)) })
+    }
+
+    /// Has an engine answer a request for a route that some replicas lack: on the route, or as a
+    /// chat whose answer is told in the route's form.
+    pub(super) async fn answer_somehow(self: &Arc<Self>, route: ChatFallback, inquiry: InboundRequest) -> Response<EdgeBody> {
         let (caller, entry) = (inquiry.caller.clone(), inquiry.log_entry.clone());
-        let prepared = self.prepare(inquiry);
+        let explain = headers::asks_explanation(&inquiry.headers);
+        let read = self.read_on_pool((inquiry.body.len(), &caller), move |edge| edge.read_for_route(route, inquiry)).await;
+        let (prepared, translation) = match read {
+            Ok(ReadRequest { prepared, translation }) => (Ok(prepared), translation),
+            Err(declined) => (Err(declined), None),
+        };
+        let Some((form, is_stream)) = translation else {
+            return self.answer_prepared(prepared, &caller, &entry, explain).await;
+        };
         let dialect = is_stream.then(|| Dialect::for_path(route.path()));
         match self.await_answer(prepared, &caller, &entry, dialect).await {
             Awaited::Answered(Ok(mut answer)) => {

@@ -12,7 +12,7 @@ use super::ollama;
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
 use crate::dispatch::{Answer, Refusal};
-use crate::inbound::{Edge, INVOCATIONS, InboundRequest, PageAccess, Rejection, allow_preflight, headers, is_preflight};
+use crate::inbound::{Edge, INVOCATIONS, PageAccess, Prepared, Rejection, allow_preflight, headers, is_preflight};
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
 use http::{Method, Request, Response, StatusCode};
@@ -188,17 +188,30 @@ impl Edge {
             Ok(inquiry) => inquiry,
             Err(unread) => return reply::unread_body(&unread),
         };
-        let translated = match ChatFallback::from_request(&inquiry.method, inquiry.path.path()) {
-            // Few requests have room for what this needs.
-            Some(route) => Box::pin(self.choose_fallback(route, &inquiry.body)).await,
-            None => None,
-        };
-        let explain = headers::asks_explanation(&inquiry.headers);
-        let inquiry = if self.lacks_invocations(&inquiry).await { inquiry.unwrap_invocation() } else { inquiry };
-        if let Some(route) = translated {
-            return Box::pin(self.answer_with_chat(route, inquiry, explain)).await;
+        if let Some(route) = ChatFallback::from_request(&inquiry.method, inquiry.path.path())
+            && self.may_lack_route(route.path()).await
+        {
+            return Box::pin(self.answer_somehow(route, inquiry)).await;
         }
-        let prepared = self.prepare(inquiry);
+        let explain = headers::asks_explanation(&inquiry.headers);
+        let is_invocation = inquiry.path.path() == INVOCATIONS && inquiry.method == Method::POST;
+        let lacks_route = is_invocation && self.may_lack_route(INVOCATIONS).await;
+        let prepared = self
+            .read_on_pool((inquiry.body.len(), caller), move |edge| {
+                edge.prepare(if lacks_route { inquiry.unwrap_invocation()? } else { inquiry })
+            })
+            .await;
+        self.answer_prepared(prepared, caller, entry, explain).await
+    }
+
+    /// Answers with what an engine says.
+    pub(super) async fn answer_prepared(
+        self: &Arc<Self>,
+        prepared: Result<Prepared, Rejection>,
+        caller: &Caller,
+        entry: &AccessEntry,
+        explain: bool,
+    ) -> Response<EdgeBody> {
         let dialect = prepared.as_ref().ok().and_then(|(outgoing, _)| outgoing.awaited_stream());
         match self.await_answer(prepared, caller, entry, dialect).await {
             Awaited::Answered(answered) => {
@@ -208,14 +221,11 @@ impl Edge {
         }
     }
 
-    /// Whether it is an invocation, and a replica lacks their route.
-    async fn lacks_invocations(&self, inquiry: &InboundRequest) -> bool {
-        if inquiry.path.path() != INVOCATIONS || inquiry.method != Method::POST {
-            return false;
-        }
+    /// Whether a replica of any model lacks this route.
+    async fn may_lack_route(&self, path: &str) -> bool {
         // Until the first agents are here nobody knows.
         self.dispatch.await_startup_grace(None).await;
-        self.dispatch.fleet.view().may_lack_route(None, INVOCATIONS)
+        self.dispatch.fleet.view().may_lack_route(None, path)
     }
 
     /// An engine's answer as the client gets it.

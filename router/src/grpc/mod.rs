@@ -6,6 +6,7 @@ mod deadline;
 mod engine;
 mod health;
 mod json;
+mod message_size;
 mod models;
 mod place;
 mod reflection;
@@ -22,6 +23,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
+use tokio_util::task::AbortOnDropHandle;
 use tonic::body::Body;
 use tonic::{Code, Request, Status};
 use tonic_health::pb::health_server::{self, HealthServer};
@@ -29,9 +31,10 @@ use tower::ServiceExt;
 
 use crate::access_log::AccessEntry;
 use crate::dispatch::Answer;
-use crate::inbound::{BodyReservation, Edge, InboundRequest};
+use crate::inbound::{BodyReadError, BodyReservation, Edge, InboundRequest, Prepared, Rejection, SHORT_BODY_BYTES};
 use crate::keys::Caller;
 use deadline::Deadline;
+use message_size::check_message_size;
 use request::EngineRequest;
 use stream::GenerateEvents;
 
@@ -44,6 +47,10 @@ pub(crate) enum Service {
     /// Reflection, and whatever is unknown.
     Other,
 }
+
+/// How often the bytes of a message are held while it becomes a request. A packed token id takes one
+/// byte at least, four in memory and two as JSON.
+const DECODING_COPIES: usize = 6;
 
 /// The methods of the service.
 const METHODS: [&str; 6] = ["Generate", "GenerateStream", "Embed", "ListModels", "Place", "Release"];
@@ -79,16 +86,39 @@ pub(crate) async fn answer_reflection(request: http::Request<Body>) -> Response<
 
 /// Answers a call whose message has been read.
 pub(crate) async fn answer_inference(edge: Arc<Edge>, message: InboundRequest) -> Response<Body> {
-    let InboundRequest { method, path, headers, body, reservation, caller, log_entry, received_at } = message;
+    let InboundRequest { method, path, headers, body, mut reservation, caller, log_entry, received_at } = message;
+    let message_bytes = body.len();
+    if let Err(refused) = count_message(&mut reservation, &body) {
+        return refused.into_http();
+    }
     let mut request = http::Request::new(Body::new(Full::new(body)));
     *request.method_mut() = method;
     *request.uri_mut() = path.into();
     *request.headers_mut() = headers.clone();
     let most = edge.config.max_body_bytes;
     let deadline = Deadline::from_headers(&headers, received_at);
-    let call = InferenceCall { edge, caller, headers, reservation: Mutex::new(reservation), log_entry, received_at, deadline };
-    let Ok(response) = InferenceServer::new(call).max_decoding_message_size(most).oneshot(request).await;
-    response
+    let call =
+        InferenceCall { edge, caller, headers, message_bytes, reservation: Mutex::new(reservation), log_entry, received_at, deadline };
+    let answering = InferenceServer::new(call).max_decoding_message_size(most).oneshot(request);
+    if message_bytes <= SHORT_BODY_BYTES {
+        let Ok(response) = answering.await;
+        return response;
+    }
+    // The server decodes the message in the task that asks it, which is not to be the connection's.
+    match AbortOnDropHandle::new(tokio::spawn(answering)).await {
+        Ok(Ok(response)) => response,
+        Err(_) => Status::internal("the message cannot be decoded").into_http(),
+    }
+}
+
+/// Counts a message as what is held at most while it becomes a request.
+fn count_message(reservation: &mut BodyReservation, message: &[u8]) -> Result<(), Status> {
+    if message.len() <= SHORT_BODY_BYTES {
+        return Ok(());
+    }
+    check_message_size(message)?;
+    let counted = reservation.count_as(DECODING_COPIES * message.len());
+    counted.map_err(|full| status::body_error(&BodyReadError::MemoryFull(full)))
 }
 
 /// One call: who makes it, how it came, and how long it may take.
@@ -97,6 +127,7 @@ struct InferenceCall {
     edge: Arc<Edge>,
     caller: Caller,
     headers: HeaderMap,
+    message_bytes: usize,
     /// Of the message, until a request is made of it.
     reservation: Mutex<BodyReservation>,
     log_entry: AccessEntry,
@@ -105,22 +136,28 @@ struct InferenceCall {
 }
 
 impl InferenceCall {
-    /// The request in the engine's form, for the path of all requests.
-    fn inbound_request(&self, request: EngineRequest) -> InboundRequest {
-        InboundRequest {
-            method: Method::POST,
-            path: http::uri::PathAndQuery::from_static(request.path),
-            headers: request.headers,
-            body: request.body,
-            reservation: self.reservation.lock().take(),
-            caller: self.caller.clone(),
-            log_entry: self.log_entry.clone(),
-            received_at: self.received_at,
+    /// The request in the engine's form, checked and admitted.
+    async fn prepare(
+        &self,
+        make: impl FnOnce(HeaderMap) -> Result<EngineRequest, Status> + Send + 'static,
+    ) -> Result<Result<Prepared, Rejection>, Status> {
+        let (headers, caller, log_entry) = (self.headers.clone(), self.caller.clone(), self.log_entry.clone());
+        let (reservation, received_at) = (self.reservation.lock().take(), self.received_at);
+        let read = move |edge: &Edge| {
+            Ok(make(headers).map(|EngineRequest { path, headers, body }| {
+                let path = http::uri::PathAndQuery::from_static(path);
+                edge.prepare(InboundRequest { method: Method::POST, path, headers, body, reservation, caller, log_entry, received_at })
+            }))
+        };
+        match self.edge.read_on_pool((self.message_bytes, &self.caller), read).await {
+            Ok(made) => made,
+            Err(declined) => Ok(Err(declined)),
         }
     }
 
-    async fn submit(&self, request: EngineRequest) -> Result<Answer, Status> {
-        let answer = self.edge.submit(self.inbound_request(request)).await.map_err(|declined| status::rejection(&declined))?;
+    async fn submit(&self, make: impl FnOnce(HeaderMap) -> Result<EngineRequest, Status> + Send + 'static) -> Result<Answer, Status> {
+        let prepared = self.prepare(make).await?;
+        let answer = self.edge.send(prepared, &self.caller, &self.log_entry).await.map_err(|declined| status::rejection(&declined))?;
         if answer.head.status != 200 {
             self.log_entry.record_refusal("engine");
         }
@@ -142,9 +179,8 @@ impl Inference for InferenceCall {
     type GenerateStreamStream = GenerateEvents;
 
     async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<tonic::Response<wire::GenerateResponse>, Status> {
-        let request = request::generate_request(request.into_inner(), self.headers.clone(), false)?;
         let generated = async {
-            let answer = self.submit(request).await?;
+            let answer = self.submit(|headers| request::generate_request(request.into_inner(), headers, false)).await?;
             let reason = answer.decision.clone();
             Ok(answer::generate_response(answer::parse_answer(answer).await?, &reason))
         };
@@ -152,9 +188,8 @@ impl Inference for InferenceCall {
     }
 
     async fn generate_stream(&self, request: Request<wire::GenerateRequest>) -> Result<tonic::Response<GenerateEvents>, Status> {
-        let request = request::generate_request(request.into_inner(), self.headers.clone(), true)?;
         let begun = async {
-            let mut answer = self.submit(request).await?;
+            let mut answer = self.submit(|headers| request::generate_request(request.into_inner(), headers, true)).await?;
             if answer.head.status == 200 {
                 return Ok(GenerateEvents::new(answer.body, &answer.decision, self.deadline, self.log_entry.clone()));
             }
@@ -165,9 +200,8 @@ impl Inference for InferenceCall {
     }
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<tonic::Response<wire::EmbedResponse>, Status> {
-        let request = request::embed_request(request.into_inner(), self.headers.clone())?;
         let embedded = async {
-            let answer = self.submit(request).await?;
+            let answer = self.submit(|headers| request::embed_request(request.into_inner(), headers)).await?;
             let reason = answer.decision.clone();
             Ok(answer::embed_response(answer::parse_answer(answer).await?, &reason))
         };
@@ -183,10 +217,10 @@ impl Inference for InferenceCall {
         let mut asked = request.into_inner();
         let generation = asked.request.take().ok_or_else(|| status::invalid_field("request", "say which request is to be placed"))?;
         let lasts = place::booking_time(asked.hold.as_ref())?;
-        let request = request::generate_request(generation, self.headers.clone(), false)?;
         let placed = async {
-            let (reserved, permit) =
-                self.edge.reserve(self.inbound_request(request)).await.map_err(|declined| status::rejection(&declined))?;
+            let prepared = self.prepare(|headers| request::generate_request(generation, headers, false)).await?;
+            let reserved = self.edge.reserve(prepared, &self.caller, &self.log_entry).await;
+            let (reserved, permit) = reserved.map_err(|declined| status::rejection(&declined))?;
             Ok(place::place_response(reserved, permit, &self.edge.bookings, &self.caller, (lasts, asked.candidates)))
         };
         self.with_deadline(placed).await

@@ -18,6 +18,10 @@ use crate::config::RouterConfig;
 use crate::placement::QueueShare;
 use crate::tenant_pool::{PoolShare, TenantPool};
 
+/// A longer body may take more than a millisecond to read and translate: bodies of small values are
+/// parsed at some 60 MB/s.
+pub(crate) const SHORT_BODY_BYTES: usize = 64 * 1024;
+
 /// Memory is counted in pieces of this size. Each body takes one at its start, because connections
 /// have buffers too.
 const PIECE_BYTES: usize = 16 * 1024;
@@ -79,6 +83,11 @@ impl BodyReservation {
         self.grow(bytes)?;
         self.0.shrink_to(pieces_of(bytes));
         Ok(self)
+    }
+
+    /// Has it count for so many bytes, of a body that others are made of.
+    pub(crate) fn count_as(&mut self, bytes: usize) -> Result<(), BodyMemoryFull> {
+        self.grow(bytes)
     }
 
     /// Moves what is reserved out of this.

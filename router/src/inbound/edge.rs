@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use hostler_boot::Shutdown;
 use http::Request;
 use http::uri::PathAndQuery;
@@ -12,10 +13,10 @@ use super::allowed_origins::AllowedOrigins;
 use super::body::{BodyMemory, BodyReadError, read_body};
 use super::isolation::Isolation;
 use super::media::MediaHosts;
-use super::request::InboundRequest;
+use super::request::{InboundRequest, Rejection};
 use super::share::queue_share;
 use crate::access_log::{AccessEntry, AccessLog};
-use crate::admission::Admission;
+use crate::admission::{Admission, LimitExceeded};
 use crate::bookings::Bookings;
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatch;
@@ -24,6 +25,7 @@ use crate::keys::{Caller, Keys};
 use crate::outcome::RefusalReason;
 use crate::response_affinity::ResponseAffinity;
 use crate::succession::Succession;
+use crate::thread_pool::ThreadPool;
 use crate::traces::Traces;
 
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub(crate) struct Edge {
     pub isolation: Option<Isolation>,
     pub admission: Admission,
     pub body_memory: BodyMemory,
+    /// Where long bodies are read.
+    pub readers: ThreadPool,
     pub response_affinity: ResponseAffinity,
     pub dispatch: Arc<Dispatch>,
     pub health_watches: HealthWatchPermits,
@@ -75,6 +79,16 @@ impl Edge {
             log_entry: log_entry.clone(),
             received_at,
         })
+    }
+
+    /// Has `bytes` of a request count as memory of its caller until the last reference to them is
+    /// gone.
+    ///
+    /// # Errors
+    /// When there is no room for them.
+    pub(crate) fn hold_memory(&self, request: &InboundRequest, bytes: Bytes) -> Result<Bytes, Rejection> {
+        let share = queue_share(&request.caller, &request.headers, None, bytes.len());
+        Ok(self.body_memory.reserve(share).map_err(|full| LimitExceeded::of_router(full.to_string()))?.wrap(bytes))
     }
 
     /// Whether clients are to go elsewhere. Those of a router that was replaced need not know: where

@@ -11,6 +11,7 @@ mod invocation;
 mod isolation;
 mod media;
 mod peek;
+mod reading;
 mod request;
 mod required_engine;
 mod resume_plan;
@@ -23,12 +24,12 @@ pub(crate) use allowed_origins::{PageAccess, allow_preflight, is_preflight};
 pub(crate) use body::BodyMemory;
 #[cfg(test)]
 pub(crate) use body::BodyMemoryFull;
-pub(crate) use body::{BodyReadError, BodyReservation, InflateError};
+pub(crate) use body::{BodyReadError, BodyReservation, InflateError, SHORT_BODY_BYTES};
 pub(crate) use edge::Edge;
 pub(crate) use invocation::PATH as INVOCATIONS;
 pub(crate) use isolation::Isolation;
 pub(crate) use media::{InvalidMediaHost, MediaHosts};
-pub(crate) use request::{InboundRequest, Rejection};
+pub(crate) use request::{InboundRequest, Prepared, Rejection};
 
 #[cfg(test)]
 mod tests;

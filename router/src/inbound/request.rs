@@ -1,18 +1,22 @@
 //! A request on its way into the fleet, and why it may not get there.
 
 use bytes::Bytes;
+use hostler_prompt::check_tree_size;
 use http::Method;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::PathAndQuery;
 use tokio::time::Instant;
 
-use super::body::BodyReservation;
+use super::body::{BodyReservation, SHORT_BODY_BYTES};
 use super::invocation;
 use crate::access_log::AccessEntry;
-use crate::admission::{LimitExceeded, LimitKind};
-use crate::dispatch::Refusal;
+use crate::admission::{LimitExceeded, LimitKind, Permit};
+use crate::dispatch::{OutboundRequest, Refusal};
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
+
+/// How often the bytes of a body are held while it becomes another one.
+const TRANSLATION_COPIES: usize = 3;
 
 /// A request in an engine's own API, and who sends it.
 #[derive(Debug)]
@@ -40,15 +44,37 @@ impl InboundRequest {
         self.headers.remove(header::ACCEPT_ENCODING);
     }
 
+    /// Counts the body as what is held at most while it is translated: itself, its values, and what
+    /// is made of them. A short one takes too little to be counted.
+    ///
+    /// # Errors
+    /// When there is no room for it, or it has more values than are read.
+    pub(crate) fn count_translation(&mut self) -> Result<(), Rejection> {
+        let bytes = self.body.len();
+        if bytes <= SHORT_BODY_BYTES {
+            return Ok(());
+        }
+        check_tree_size(&self.body).map_err(|many| Rejection::Malformed(many.to_string()))?;
+        self.reservation.count_as(TRANSLATION_COPIES * bytes).map_err(|full| LimitExceeded::of_router(full.to_string()).into())
+    }
+
     /// An invocation as the chat or the completion that it carries; any other request as it is.
-    pub(crate) fn unwrap_invocation(mut self) -> Self {
-        let Some((route, body)) = invocation::carried_request(self.path.path(), &self.headers, &self.body) else { return self };
-        self.path = PathAndQuery::from_static(route);
-        self.body = body.into();
-        self.headers.remove(invocation::ADAPTER_HEADER);
-        self
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    pub(crate) fn unwrap_invocation(mut self) -> Result<Self, Rejection> {
+        self.count_translation()?;
+        if let Some((route, body)) = invocation::carried_request(self.path.path(), &self.headers, &self.body) {
+            self.path = PathAndQuery::from_static(route);
+            self.body = body.into();
+            self.headers.remove(invocation::ADAPTER_HEADER);
+        }
+        Ok(self)
     }
 }
+
+/// A request that was checked and admitted, as it will be sent.
+pub(crate) type Prepared = (Box<OutboundRequest>, Permit);
 
 /// Why a request got no engine's answer. Each API reports it in its own form.
 #[derive(Debug, thiserror::Error)]

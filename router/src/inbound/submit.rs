@@ -14,7 +14,7 @@ use super::ids;
 use super::invocation;
 use super::isolation::{SaltedBody, UnsaltedRequest};
 use super::peek::{Peek, is_invalid_for_engines, peek};
-use super::request::{InboundRequest, Rejection};
+use super::request::{InboundRequest, Prepared, Rejection};
 use super::resume_plan::ResumePlan;
 use super::share::queue_share;
 use super::work_estimate::{charged_answers, computes_nothing, estimate_tokens, estimate_work, output_bounds};
@@ -32,25 +32,13 @@ const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody
     with `stream` if it takes long";
 
 impl Edge {
-    /// Has an engine answer a request. The request is read, admitted and counted in this call, so
-    /// the future is to be awaited at once.
-    ///
-    /// # Errors
-    /// When no engine answers; an engine's own refusal is an answer.
-    pub(crate) fn submit(&self, inquiry: InboundRequest) -> impl Future<Output = Result<Answer, Rejection>> {
-        let (entry, caller) = (inquiry.log_entry.clone(), inquiry.caller.clone());
-        // Outside the future, which would keep room for the request as long as it waits.
-        let prepared = self.prepare(inquiry);
-        async move { self.send(prepared, &caller, &entry).await }
-    }
-
     /// Has an engine answer a request of `caller` that is prepared.
     ///
     /// # Errors
     /// When no engine does.
     pub(crate) async fn send(
         &self,
-        prepared: Result<(Box<OutboundRequest>, Permit), Rejection>,
+        prepared: Result<Prepared, Rejection>,
         caller: &Caller,
         entry: &AccessEntry,
     ) -> Result<Answer, Rejection> {
@@ -63,20 +51,23 @@ impl Edge {
         submitted.await.inspect_err(|declined| self.count_rejection(declined, entry))
     }
 
-    /// Chooses a replica for a request that its caller sends itself. It counts like any other until
-    /// the result is dropped.
+    /// Chooses a replica for a request of `caller` that it sends itself. The request counts like any
+    /// other until the result is dropped.
     ///
     /// # Errors
     /// When it may not be sent, or no replica can take it.
-    pub(crate) async fn reserve(&self, inquiry: InboundRequest) -> Result<(ExternalPlacement, Permit), Rejection> {
-        let entry = inquiry.log_entry.clone();
-        let caller = inquiry.caller.clone();
+    pub(crate) async fn reserve(
+        &self,
+        prepared: Result<Prepared, Rejection>,
+        caller: &Caller,
+        entry: &AccessEntry,
+    ) -> Result<(ExternalPlacement, Permit), Rejection> {
         let reserved = async {
-            let (outgoing, permit) = self.prepare(inquiry)?;
+            let (outgoing, permit) = prepared?;
             entry.record_admission();
-            Ok((self.dispatch.place_external(outgoing).await.map_err(|refusal| self.hide_other_models(refusal, &caller))?, permit))
+            Ok((self.dispatch.place_external(outgoing).await.map_err(|refusal| self.hide_other_models(refusal, caller))?, permit))
         };
-        reserved.await.inspect_err(|declined| self.count_rejection(declined, &entry))
+        reserved.await.inspect_err(|declined| self.count_rejection(declined, entry))
     }
 
     /// Counts a request that no engine answers.
@@ -115,7 +106,7 @@ impl Edge {
     }
 
     /// Checks and admits a request; returns it as it will be sent.
-    pub(crate) fn prepare(&self, inquiry: InboundRequest) -> Result<(Box<OutboundRequest>, Permit), Rejection> {
+    pub(crate) fn prepare(&self, inquiry: InboundRequest) -> Result<Prepared, Rejection> {
         let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inquiry;
         let content = BodyFormat::from_headers(&headers);
         let mut peek = peek_body(content, &body, self.needs_readable_body(content, &caller)).map_err(Rejection::Malformed)?;

@@ -8,7 +8,6 @@
 mod bundle;
 mod disk;
 mod encoder_table;
-mod pool;
 mod proof;
 mod transfer;
 
@@ -25,10 +24,10 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::lanes::Lanes;
+use crate::thread_pool::{PoolError, ThreadPool};
 use bundle::ShortHash;
 use disk::DiskCache;
 use encoder_table::{EncoderTable, Generation, OfferAction};
-use pool::{PoolError, ThreadPool};
 pub(crate) use transfer::FilesPiece;
 
 /// SHA-256 of a model's files as one encoded `PromptBundle`.

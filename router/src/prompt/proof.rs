@@ -13,8 +13,8 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::pool::ThreadPool;
 use crate::lanes::Lanes;
+use crate::thread_pool::ThreadPool;
 
 /// How long an engine may take for one sample. It may be busy, but tokenizing is work for its
 /// front-end only.

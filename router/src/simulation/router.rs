@@ -26,6 +26,7 @@ use crate::metrics::RouterMetrics;
 use crate::placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue};
 use crate::resumption::RecordMemory;
 use crate::shared_state::SharedState;
+use crate::thread_pool::ThreadPool;
 use crate::traces::Traces;
 
 /// On a client's connection: little, so that a slow client is noticed.
@@ -95,6 +96,7 @@ impl RunningRouter {
             media_hosts: MediaHosts::new(&[]).expect("there are none"),
             isolation: None,
             body_memory: BodyMemory::new(config.max_buffered_body_bytes),
+            readers: ThreadPool::new(1),
             health_watches: HealthWatchPermits::default(),
             response_affinity: state.response_affinity.clone(),
             config,

@@ -7,6 +7,9 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use hostler_agent::FrontEnd;
+use hostler_proto::inference::v1::generate_request::Prompt;
+use hostler_proto::inference::v1::inference_client::InferenceClient;
+use hostler_proto::inference::v1::{Chat, GenerateRequest, Message, TokenIds};
 use http::Request;
 use http_body_util::Full;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -15,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::harness::{CHAT, Fleet, MODEL, Setup, chat, chat_stream, raw, soon};
+use crate::harness::{CHAT, Endpoint, Fleet, MODEL, Setup, Workplace, chat, chat_stream, raw, soon, until};
 
 fn in_gzip(body: &[u8]) -> Request<Full<Bytes>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
@@ -172,4 +175,93 @@ async fn a_chat_with_several_large_images_passes() {
     let answer = fleet.edge().post(CHAT, &body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     fleet.until_idle().await;
+}
+
+/// The resident size of a process, or its peak, in bytes.
+fn memory(pid: u32, field: &str) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+/// Bodies of about so many bytes whose values are as small as can be, for every route that reads
+/// more of them than a few fields.
+fn bodies_of_small_values(bytes: usize) -> Vec<(String, &'static str, String)> {
+    let many = |item: &str| vec![item; bytes / (item.len() + 1)].join(",");
+    let names: String = (0..bytes / 12).map(|at| format!(r#""{at:07}":0,"#)).collect();
+    let shapes = [
+        ("numbers", format!("[{}]", many("0"))),
+        ("lists", format!("[{}]", many("[]"))),
+        ("objects", format!("[{}]", many("{}"))),
+        ("names", format!(r#"{{{names}"":0}}"#)),
+        ("text", format!(r#""{}""#, "x".repeat(bytes))),
+    ];
+    let turn = r#"[{"role":"user","content":"x"}]"#;
+    let fields = [
+        (CHAT, "messages", ""),
+        (CHAT, "tools", turn),
+        ("/v1/completions", "prompt", ""),
+        ("/v1/messages", "messages", ""),
+        ("/v1/messages", "tools", turn),
+        ("/v1/messages/count_tokens", "system", turn),
+        ("/v1/responses", "input", ""),
+        ("/v1/responses", "metadata", turn),
+        ("/invocations", "prompt", ""),
+        ("/tokenize", "messages", ""),
+        ("/api/chat", "messages", ""),
+        ("/api/chat", "tools", turn),
+        ("/api/generate", "context", turn),
+        ("/api/embed", "input", ""),
+    ];
+    let mut bodies = Vec::new();
+    for (path, field, turn) in fields {
+        let others = if turn.is_empty() { String::new() } else { format!(r#""messages":{turn},"input":"x","prompt":"x","#) };
+        for (shape, value) in &shapes {
+            let body = format!(r#"{{"model":"{MODEL}","max_tokens":1,{others}"{field}":{value}}}"#);
+            bodies.push((format!("{path}: {field} of {shape}"), path, body));
+        }
+    }
+    bodies
+}
+
+#[tokio::test]
+async fn no_shape_of_a_body_takes_many_times_its_size() {
+    const BODY_BYTES: usize = 2 << 20;
+    // Of a body's values 32 MiB are not counted, and the program has buffers of its own.
+    const FREE_BYTES: usize = 48 << 20;
+    let place = Workplace::new();
+    let up = place.up(1, &["--sim-rust-front-end"]);
+    let address = up.address("edge").await;
+    let edge = Endpoint::Tcp(address);
+    until("an answer", async || {
+        let answer = edge.post(CHAT, &chat(1)).await;
+        if answer.status == 200 { Ok(()) } else { Err(answer.text()) }
+    })
+    .await;
+    let before = || {
+        // Forgets the peak of before.
+        std::fs::write(format!("/proc/{}/clear_refs", up.pid()), "5").unwrap();
+        memory(up.pid(), "VmRSS")
+    };
+    let check = |case: &str, bytes: usize, before: usize| {
+        let grown = memory(up.pid(), "VmHWM").saturating_sub(before);
+        assert!(grown < 3 * bytes + FREE_BYTES, "{case}: {} MiB for {} MiB", grown >> 20, bytes >> 20);
+    };
+    for (case, path, body) in bodies_of_small_values(BODY_BYTES) {
+        let (bytes, before) = (body.len(), before());
+        let request = Request::post(path).header("content-type", "application/json").body(Full::from(body)).unwrap();
+        let answer = edge.request(request).await;
+        assert!(answer.status.as_u16() < 500, "{case}: {} {}", answer.status, answer.text());
+        check(&case, bytes, before);
+    }
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let mut calls = InferenceClient::new(channel.connect().await.unwrap());
+    let chat = Prompt::Chat(Chat { messages: vec![Message::default(); BODY_BYTES / 2], ..Chat::default() });
+    let tokens = Prompt::Tokens(TokenIds { ids: vec![1; BODY_BYTES] });
+    for (case, prompt) in [("messages", chat), ("token ids", tokens)] {
+        let before = before();
+        let request = GenerateRequest { model: MODEL.into(), prompt: Some(prompt), ..GenerateRequest::default() };
+        let _ = calls.generate(request).await;
+        check(&format!("gRPC: {case}"), BODY_BYTES, before);
+    }
 }

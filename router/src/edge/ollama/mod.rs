@@ -2,6 +2,7 @@
 
 mod catalog;
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use super::reply::{self, EdgeBody};
 use super::translation::{StreamTranslation, TranslatedBody, collect_body, error_message, translated_headers};
 use crate::access_log::AccessEntry;
 use crate::dispatch;
-use crate::inbound::{Edge, headers};
+use crate::inbound::{Edge, InboundRequest, Prepared, Rejection, headers};
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
 
@@ -54,8 +55,22 @@ fn refuse_path(path: &str) -> Response<EdgeBody> {
     }
 }
 
+/// A request as it was read.
+struct OllamaReading {
+    model: String,
+    route: OllamaRoute,
+    is_stream: bool,
+    /// `None` where the client only wants its model loaded.
+    prepared: Option<Prepared>,
+}
+
 impl Edge {
-    pub(super) async fn answer_ollama(&self, request: Box<Request<Incoming>>, caller: &Caller, entry: &AccessEntry) -> Response<EdgeBody> {
+    pub(super) async fn answer_ollama(
+        self: &Arc<Self>,
+        request: Box<Request<Incoming>>,
+        caller: &Caller,
+        entry: &AccessEntry,
+    ) -> Response<EdgeBody> {
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         let posts = request.method() == Method::POST;
         match request.uri().path() {
@@ -78,36 +93,46 @@ impl Edge {
 
     /// Has an engine answer, and translates the answer into Ollama's form.
     async fn proxy_translated(
-        &self,
+        self: &Arc<Self>,
         form: OllamaRoute,
         request: Box<Request<Incoming>>,
         caller: &Caller,
         entry: &AccessEntry,
     ) -> Response<EdgeBody> {
-        let mut inquiry = match self.read_request(request, caller, entry).await {
+        let inquiry = match self.read_request(request, caller, entry).await {
             Ok(read) => read,
             Err(unread) => return reply::unread_body(&unread),
         };
-        let begun = inquiry.received_at;
-        let OllamaRequest { model, route: form, is_stream: streams, engine_request: asked } =
-            match OllamaRequest::parse(form, &inquiry.body) {
-                Ok(wanted) => wanted,
-                Err(message) => return self.malformed(entry, &message),
-            };
-        let Some(asked) = asked else {
+        let (received_at, explain) = (inquiry.received_at, headers::asks_explanation(&inquiry.headers));
+        let read = self.read_on_pool((inquiry.body.len(), caller), move |edge| edge.read_for_ollama(form, inquiry)).await;
+        let OllamaReading { model, route, is_stream, prepared } = match read {
+            Ok(read) => read,
+            Err(declined) => {
+                self.count_rejection(&declined, entry);
+                return reply::rejection(&declined);
+            }
+        };
+        let Some(prepared) = prepared else {
             return match self.find_model(&model, caller) {
-                Ok(_) => json_response(&model_loaded_answer(form, &model, SystemTime::now())),
+                Ok(_) => json_response(&model_loaded_answer(route, &model, SystemTime::now())),
                 Err(refusal) => self.refuse(refusal, entry),
             };
         };
-        let explain = headers::asks_explanation(&inquiry.headers);
-        inquiry.replace_body(asked.path, self.engine_body(&model, asked));
-        match self.submit(inquiry).await {
-            Ok(answer) => {
-                translate_response(TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain }, answer).await
-            }
+        match self.send(Ok(prepared), caller, entry).await {
+            Ok(answer) => translate_response(TranslationOptions { route, model, is_stream, received_at, explain }, answer).await,
             Err(declined) => reply::rejection(&declined),
         }
+    }
+
+    fn read_for_ollama(&self, form: OllamaRoute, mut inquiry: InboundRequest) -> Result<OllamaReading, Rejection> {
+        inquiry.count_translation()?;
+        let OllamaRequest { model, route, is_stream, engine_request } =
+            OllamaRequest::parse(form, &inquiry.body).map_err(Rejection::Malformed)?;
+        let prepared = engine_request.map(|asked| {
+            inquiry.replace_body(asked.path, self.engine_body(&model, asked));
+            self.prepare(inquiry)
+        });
+        Ok(OllamaReading { prepared: prepared.transpose()?, model, route, is_stream })
     }
 
     /// The body of a request as an engine reads it.

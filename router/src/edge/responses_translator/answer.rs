@@ -2,9 +2,13 @@
 
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use crate::edge::translation::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
+
+/// Of what a response repeats. Each stream keeps it, and tells it three times.
+const MAX_REPEATED_BYTES: usize = 4 * 1024 * 1024;
 
 /// Fields of a response that are those of its request, with what stands there where that says nothing.
 fn repeated_fields() -> [(&'static str, Value); 16] {
@@ -31,13 +35,16 @@ fn repeated_fields() -> [(&'static str, Value); 16] {
 /// What a response repeats of its request.
 #[derive(Debug, Clone)]
 pub(in crate::edge) struct ResponseFields {
-    repeated: Map<String, Value>,
+    /// As the text of an object, for values take many times the memory and a stream may last long.
+    repeated: Bytes,
     /// The name that the client gives the response.
     id: Option<String>,
 }
 
 impl ResponseFields {
-    pub(super) fn new(request: &Map<String, Value>) -> Self {
+    /// # Errors
+    /// When it is more than is kept of a request.
+    pub(super) fn new(request: &Map<String, Value>) -> Result<Self, String> {
         let given = |name: &str| request.get(name).filter(|value| !value.is_null()).cloned();
         let mut fields: Map<String, Value> =
             repeated_fields().into_iter().map(|(name, default)| (name.to_owned(), given(name).unwrap_or(default))).collect();
@@ -45,7 +52,18 @@ impl ResponseFields {
             fields.insert(name.to_owned(), value.into());
         }
         fields.insert("previous_response_id".to_owned(), Value::Null);
-        Self { repeated: fields, id: given("request_id").and_then(|id| id.as_str().map(str::to_owned)) }
+        let repeated = Value::Object(fields).to_string();
+        if repeated.len() > MAX_REPEATED_BYTES {
+            let most = MAX_REPEATED_BYTES / 1024 / 1024;
+            return Err(format!("what a response repeats (instructions, tools, metadata and the like) is longer than {most} MiB"));
+        }
+        Ok(Self { repeated: repeated.into(), id: given("request_id").and_then(|id| id.as_str().map(str::to_owned)) })
+    }
+
+    /// Has the memory of what is repeated counted.
+    pub(in crate::edge) fn keep_in<E>(&mut self, count: impl FnOnce(Bytes) -> Result<Bytes, E>) -> Result<(), E> {
+        self.repeated = count(std::mem::take(&mut self.repeated))?;
+        Ok(())
     }
 
     /// A response with these items, of which the engine says that it ended so; one without an end is in progress.
@@ -56,7 +74,7 @@ impl ResponseFields {
             Some(_) if is_cut => "incomplete",
             Some(_) => "completed",
         };
-        let mut response = self.repeated.clone();
+        let mut response: Map<String, Value> = serde_json::from_slice(&self.repeated).expect("it was written as an object");
         let own = [
             ("id", self.id.clone().unwrap_or_else(|| format!("resp_{}", head.id)).into()),
             ("object", json!("response")),

@@ -1,6 +1,10 @@
 //! A request of the Responses API as a chat.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::answer::ResponseFields;
@@ -133,8 +137,14 @@ enum FunctionTool {
 
 /// Whether a request speaks of a response that an engine keeps, or is to keep while nobody waits for it.
 pub(in crate::edge) fn needs_kept_responses(body: &[u8]) -> bool {
-    let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
-    wanted(&fields, &ENGINE_FIELDS).is_some() || fields.get("store") == Some(&Value::Bool(true))
+    #[derive(Deserialize)]
+    struct AnyFields<'a>(#[serde(borrow)] BTreeMap<Cow<'a, str>, &'a RawValue>);
+
+    let Ok(AnyFields(fields)) = serde_json::from_slice(body) else { return false };
+    let is_empty_list = |value: &str| serde_json::from_str::<[(); 0]>(value).is_ok();
+    let is_wanted = |value: &str| !matches!(value, "null" | "false") && !is_empty_list(value);
+    ENGINE_FIELDS.iter().any(|name| fields.get(*name).is_some_and(|value| is_wanted(value.get())))
+        || fields.get("store").is_some_and(|store| store.get() == "true")
 }
 
 /// The first of these that a request asks for.
@@ -150,7 +160,7 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseField
     let mut fields: Map<String, Value> =
         serde_json::from_slice(body).map_err(|error| format!("the body is no request of the Responses API: {error}"))?;
     check_fields(&fields)?;
-    let repeated = ResponseFields::new(&fields);
+    let repeated = ResponseFields::new(&fields)?;
     let mut chat = Map::new();
     for (name, chats) in SAME_FIELDS {
         if let Some(value) = fields.get(name).filter(|value| !value.is_null()) {

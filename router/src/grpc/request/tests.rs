@@ -90,7 +90,7 @@ fn texts_and_tokens_become_minimal_completion_requests() {
     let tokens = wire::GenerateRequest { sampling: Some(wire::Sampling { logprobs: Some(0), ..Default::default() }), ..tokens };
     assert_eq!(
         body(generate_request(tokens, HeaderMap::new(), true).unwrap()),
-        r#"{"prompt":[1,4294967295],"logprobs":0,"stream":true,"stream_options":{"include_usage":true}}"#
+        r#"{"logprobs":0,"stream":true,"stream_options":{"include_usage":true},"prompt":[1,4294967295]}"#
     );
 }
 
@@ -184,5 +184,5 @@ fn embeddings_are_requested_as_numbers() {
     let request = wire::EmbedRequest { model: "m".into(), input: Some(Input::Tokens(tokens)), dimensions: Some(8), ..Default::default() };
     let request = embed_request(request, HeaderMap::new()).unwrap();
     assert_eq!(request.path, "/v1/embeddings");
-    assert_eq!(body(request), r#"{"model":"m","input":[[1,2],[3]],"encoding_format":"float","dimensions":8}"#);
+    assert_eq!(body(request), r#"{"model":"m","encoding_format":"float","dimensions":8,"input":[[1,2],[3]]}"#);
 }

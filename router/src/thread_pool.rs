@@ -12,7 +12,7 @@ const QUEUED_PER_THREAD: usize = 64;
 
 /// Threads of the runtime's blocking pool, of which only some may be used at once.
 #[derive(Debug)]
-pub(super) struct ThreadPool {
+pub(crate) struct ThreadPool {
     /// One per job that runs or waits.
     slots: Arc<Semaphore>,
     /// One per running job.
@@ -20,7 +20,7 @@ pub(super) struct ThreadPool {
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum PoolError {
+pub(crate) enum PoolError {
     #[error("too many wait already")]
     Full,
     #[error("it failed in a way that nobody foresaw")]
@@ -29,14 +29,14 @@ pub(super) enum PoolError {
 
 impl ThreadPool {
     /// At least one thread.
-    pub(super) fn new(threads: usize) -> Self {
+    pub(crate) fn new(threads: usize) -> Self {
         let threads = threads.clamp(1, 1024);
         Self { slots: Arc::new(Semaphore::new(threads * (1 + QUEUED_PER_THREAD))), threads: Arc::new(Semaphore::new(threads)) }
     }
 
     /// Waits for a thread and for the result of `work`. A caller that stops waiting gives up its
     /// turn; work that has begun runs to its end, and keeps its thread until then.
-    pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PoolError> {
+    pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PoolError> {
         let place = self.slots.clone().try_acquire_owned().map_err(|_| PoolError::Full)?;
         let thread = self.threads.clone().acquire_owned().await.map_err(|_| PoolError::Full)?;
         let running = tokio::task::spawn_blocking(move || {
