@@ -13,6 +13,7 @@ use std::time::Duration;
 use http_body::{Body, Frame, SizeHint};
 use hyper::rt::Executor;
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -26,6 +27,34 @@ pub(super) struct ConnectionTimeouts {
     pub(super) stall: Duration,
 }
 
+/// How long a connection may be without a request where few places are left.
+const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Where so small a part of the places is free, few are left.
+const CROWDED_DIVISOR: usize = 8;
+
+/// The places of clients' connections. Whoever takes many of them and asks nothing keeps none for
+/// long.
+#[derive(Debug)]
+pub(super) struct ConnectionPlaces {
+    free: Arc<Semaphore>,
+    most: usize,
+}
+
+impl ConnectionPlaces {
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { free: Arc::new(Semaphore::new(most)), most })
+    }
+
+    pub(super) async fn take(&self) -> OwnedSemaphorePermit {
+        self.free.clone().acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.free.available_permits() < self.most.div_ceil(CROWDED_DIVISOR)
+    }
+}
+
 /// One connection's waits. Times are milliseconds since it began; 0 means that nothing is waited
 /// for.
 ///
@@ -35,6 +64,7 @@ pub(super) struct ConnectionTimeouts {
 pub(super) struct ConnectionClock {
     started_at: Instant,
     timeouts: ConnectionTimeouts,
+    places: Option<Arc<ConnectionPlaces>>,
     head_since: AtomicU64,
     idle_since: AtomicU64,
     /// Requests whose answers have not ended, the newest last.
@@ -61,10 +91,12 @@ pub(super) enum Overdue {
 }
 
 impl ConnectionClock {
-    pub(super) fn new(limits: ConnectionTimeouts) -> Arc<Self> {
+    /// The clock of a connection that takes one of these places.
+    pub(super) fn new(limits: ConnectionTimeouts, places: Option<Arc<ConnectionPlaces>>) -> Arc<Self> {
         Arc::new(Self {
             started_at: Instant::now(),
             timeouts: limits,
+            places,
             head_since: AtomicU64::new(1),
             idle_since: AtomicU64::new(0),
             open: Mutex::default(),
@@ -131,10 +163,12 @@ impl ConnectionClock {
             let mut stalled = open.iter().filter(|answering| passed(&answering.client_since, self.timeouts.stall));
             return stalled.any(|answering| !answering.abort_stream()).then_some(Overdue::Stalled);
         }
-        if passed(&self.head_since, self.timeouts.head) {
+        let is_crowded = self.places.as_ref().is_some_and(|places| places.is_crowded());
+        let patience = |limit: Duration| if is_crowded { limit.min(CROWDED_PATIENCE) } else { limit };
+        if passed(&self.head_since, patience(self.timeouts.head)) {
             return Some(Overdue::Head);
         }
-        passed(&self.idle_since, self.timeouts.idle).then_some(Overdue::Idle)
+        passed(&self.idle_since, patience(self.timeouts.idle)).then_some(Overdue::Idle)
     }
 
     fn now(&self) -> u64 {
@@ -238,7 +272,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_requests_is_overdue_after_the_limit() {
-        let clock = ConnectionClock::new(LIMITS);
+        let clock = ConnectionClock::new(LIMITS, None);
         advance(LIMITS.head).await;
         assert_eq!(clock.find_overdue(), None);
         advance(Duration::from_millis(2)).await;
@@ -248,8 +282,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn connections_without_requests_are_overdue_soon_where_crowded() {
+        let places = ConnectionPlaces::new(16);
+        let mut taken = Vec::new();
+        for _ in 0..14 {
+            taken.push(places.take().await);
+        }
+        let clock = || ConnectionClock::new(LIMITS, Some(places.clone()));
+        let (silent, idle, asking) = (clock(), clock(), clock());
+        drop(idle.open_request());
+        let _open = asking.open_request();
+        advance(CROWDED_PATIENCE + Duration::from_millis(2)).await;
+        assert_eq!((silent.find_overdue(), idle.find_overdue()), (None, None), "an eighth is free");
+        taken.push(places.take().await);
+        assert_eq!((silent.find_overdue(), idle.find_overdue()), (Some(Overdue::Head), Some(Overdue::Idle)));
+        assert_eq!(asking.find_overdue(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_idle_connection_has_longer_than_a_slow_head() {
-        let clock = ConnectionClock::new(LIMITS);
+        let clock = ConnectionClock::new(LIMITS, None);
         drop(clock.open_request());
         advance(Duration::from_secs(60)).await;
         assert_eq!(clock.find_overdue(), None);
@@ -265,7 +317,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn slow_engines_are_waited_for_and_stalled_clients_are_not() {
-        let clock = ConnectionClock::new(LIMITS);
+        let clock = ConnectionClock::new(LIMITS, None);
         let open = clock.open_request();
         advance(Duration::from_secs(3600)).await;
         assert_eq!(clock.find_overdue(), None, "the answer has not begun");
@@ -280,7 +332,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_answer_being_read_does_not_hide_a_stalled_one() {
-        let clock = ConnectionClock::new(LIMITS);
+        let clock = ConnectionClock::new(LIMITS, None);
         let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), clock.open_request());
         let mut taken = TimedBody::new(StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>()), clock.open_request());
         let mut context = Context::from_waker(Waker::noop());
@@ -296,7 +348,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stalled_stream_ends_without_its_connection() {
-        let clock = ConnectionClock::new(LIMITS);
+        let clock = ConnectionClock::new(LIMITS, None);
         let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), clock.open_request());
         let (ended, end) = tokio::sync::oneshot::channel::<Infallible>();
         StreamExecutor(clock.clone()).execute(async move {

@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 use tokio::task::coop::unconstrained;
 use tokio_util::io::InspectReader;
 
-use super::connection_clock::{ConnectionClock, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
+use super::connection_clock::{ConnectionClock, ConnectionPlaces, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
 use super::framing::watch_framing;
 use super::parser_refusals::RefusalStream;
 use super::reply::EdgeBody;
@@ -75,7 +75,7 @@ pub(crate) async fn serve(listeners: EdgeListeners, edge: Arc<Edge>, shutdown: S
             files.unwrap_or_default()
         );
     }
-    let places = Arc::new(Semaphore::new(most));
+    let places = ConnectionPlaces::new(most);
     let on_socket = OptionFuture::from(socket.map(|socket| serve_socket(socket, places.clone(), edge.clone(), shutdown.clone())));
     tokio::join!(serve_port((port, tls), places.clone(), edge.clone(), shutdown.clone()), on_socket);
 }
@@ -88,12 +88,17 @@ fn connections_within(configured: usize, max_files: Option<u64>) -> usize {
     configured.min(affordable).clamp(1, Semaphore::MAX_PERMITS)
 }
 
-async fn serve_port((listener, tls): (TcpListener, Option<Arc<EdgeTls>>), places: Arc<Semaphore>, edge: Arc<Edge>, shutdown: Shutdown) {
+async fn serve_port(
+    (listener, tls): (TcpListener, Option<Arc<EdgeTls>>),
+    places: Arc<ConnectionPlaces>,
+    edge: Arc<Edge>,
+    shutdown: Shutdown,
+) {
     let http1 = Arc::new(http1_builder());
     let mut draining = pin!(shutdown.wait_drain());
     loop {
         let accepted = async {
-            let place = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+            let place = places.take().await;
             (place, accept(&listener).await)
         };
         let (place, stream) = tokio::select! {
@@ -105,7 +110,7 @@ async fn serve_port((listener, tls): (TcpListener, Option<Arc<EdgeTls>>), places
         if configure_stream(&stream, edge.config.client_stall_timeout).is_err() {
             continue;
         }
-        let (edge, http1, shutdown) = (edge.clone(), http1.clone(), shutdown.clone());
+        let (edge, http1, shutdown, places) = (edge.clone(), http1.clone(), shutdown.clone(), places.clone());
         let handshake = tls.as_ref().map(|tls| tls.handshake());
         shutdown.tasks().clone().spawn(async move {
             let stream = match handshake {
@@ -117,7 +122,7 @@ async fn serve_port((listener, tls): (TcpListener, Option<Arc<EdgeTls>>), places
                 },
             };
             if let Some(stream) = stream {
-                connection_task(stream, edge, &http1, &shutdown).await;
+                connection_task(stream, edge, (&http1, places), &shutdown).await;
             }
             drop(place);
         });
@@ -125,7 +130,7 @@ async fn serve_port((listener, tls): (TcpListener, Option<Arc<EdgeTls>>), places
 }
 
 /// Accepts clients on a socket, in plain text: their bytes stay within this host. A socket whose file is taken away is made anew.
-async fn serve_socket(mut socket: PrivateSocket, places: Arc<Semaphore>, edge: Arc<Edge>, shutdown: Shutdown) {
+async fn serve_socket(mut socket: PrivateSocket, places: Arc<ConnectionPlaces>, edge: Arc<Edge>, shutdown: Shutdown) {
     let mut draining = pin!(shutdown.wait_drain());
     loop {
         let file = socket.file().clone();
@@ -143,8 +148,8 @@ async fn serve_socket(mut socket: PrivateSocket, places: Arc<Semaphore>, edge: A
         };
         let (places, edge, shutdown) = (places.clone(), edge.clone(), shutdown.clone());
         shutdown.tasks().clone().spawn(async move {
-            let _place = places.acquire_owned().await.expect("the semaphore is never closed");
-            let clock = connection_clock(&edge.config);
+            let _place = places.take().await;
+            let clock = connection_clock(&edge.config, Some(places));
             serve_wire(stream, None, edge, (clock, None), &shutdown).await;
         });
     }
@@ -200,8 +205,8 @@ async fn may_be_http2(stream: &Stream) -> io::Result<bool> {
     Ok(HTTP2_PREFACE_START.starts_with(&first[..length]))
 }
 
-async fn connection_task(stream: Stream, edge: Arc<Edge>, http1: &http1::Builder, shutdown: &Shutdown) {
-    let clock = connection_clock(&edge.config);
+async fn connection_task(stream: Stream, edge: Arc<Edge>, (http1, places): (&http1::Builder, Arc<ConnectionPlaces>), shutdown: &Shutdown) {
+    let clock = connection_clock(&edge.config, Some(places));
     let told = tokio::select! {
         told = may_be_http2(&stream) => told,
         _ = wait_overdue(&clock) => return,
@@ -220,13 +225,13 @@ pub(crate) async fn serve_simulated<W>(wire: W, edge: Arc<Edge>, shutdown: &Shut
 where
     W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let clock = connection_clock(&edge.config);
+    let clock = connection_clock(&edge.config, None);
     serve_wire(wire, None, edge, (clock, Some(&http1_builder())), shutdown).await;
 }
 
-fn connection_clock(config: &RouterConfig) -> Arc<ConnectionClock> {
+fn connection_clock(config: &RouterConfig, places: Option<Arc<ConnectionPlaces>>) -> Arc<ConnectionClock> {
     let RouterConfig { header_timeout: head, keep_alive: idle, client_stall_timeout: stall, .. } = *config;
-    ConnectionClock::new(ConnectionTimeouts { head, idle, stall })
+    ConnectionClock::new(ConnectionTimeouts { head, idle, stall }, places)
 }
 
 /// Serves a connection; with settings for HTTP/1.1 where it is known to speak that.

@@ -34,7 +34,7 @@ fn message(role: &str, text: &str) -> Message {
     Message { role: role.into(), content, ..Message::default() }
 }
 
-fn asked(prompt: Prompt, tokens: u32) -> GenerateRequest {
+pub(crate) fn asked(prompt: Prompt, tokens: u32) -> GenerateRequest {
     let sampling = Sampling { max_tokens: Some(tokens), seed: Some(7), temperature: Some(0.0), ..Sampling::default() };
     GenerateRequest { model: MODEL.into(), prompt: Some(prompt), sampling: Some(sampling), ..GenerateRequest::default() }
 }

@@ -38,6 +38,7 @@ mod operators_access;
 mod page;
 mod pages;
 mod placement;
+mod pools;
 mod readings;
 mod refusals;
 mod replays;

@@ -51,7 +51,7 @@ impl AsyncWrite for Flood {
 #[tokio::test]
 async fn a_client_that_keeps_sending_is_overdue_too() {
     let limit = Duration::from_millis(40);
-    let clock = ConnectionClock::new(ConnectionTimeouts { head: limit, idle: limit, stall: limit });
+    let clock = ConnectionClock::new(ConnectionTimeouts { head: limit, idle: limit, stall: limit }, None);
     let service = service_fn(|_: Request<Incoming>| async { Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())) });
     let builder = auto_builder(&clock);
     let connection = pin!(builder.serve_connection(TokioIo::new(Flood::new()), service));
