@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use crate::exposition::TextFormat;
+use crate::listen::configure_stream;
 use crate::metrics::MetricRegistry;
 use crate::socket::PrivateSocket;
 
@@ -97,11 +98,16 @@ const MAX_CONNECTIONS: usize = 256;
 /// Monitoring scrapes more rarely than that, and connects anew.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The kernel drops a connection whose client takes nothing of an answer for so long.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Serves `routes` on a TCP listener until `end`.
 pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken) {
-    let accepting = async |listener: &mut TcpListener| {
+    let accepting = async |listener: &mut TcpListener| loop {
         let stream = crate::listen::accept(listener).await;
-        (origin_on_port(&stream), stream)
+        if configure_stream(&stream, STALL_TIMEOUT).is_ok() {
+            return (origin_on_port(&stream), stream);
+        }
     };
     serve_on(listener, accepting, routes, end).await;
 }
