@@ -144,16 +144,24 @@ impl RepeatedPart {
 pub(crate) fn assert_linear(reading: &str, needed: &[(&str, &str)], read: impl Fn(&[u8])) {
     for part in PARTS {
         let count = part.bytes / part.bytes_of_one();
-        let bodies = [count, FACTOR * count].map(|count| part.body(needed, count));
-        let mut times = [Duration::MAX; 2];
-        let is_linear = (1..=MAX_READINGS).any(|readings| {
-            for (time, body) in times.iter_mut().zip(&bodies) {
-                *time = (*time).min(processor_time(|| read(body)));
-            }
-            readings >= READINGS && times[1] <= times[0].mul_f64(MAX_GROWTH)
-        });
-        assert!(is_linear, "{reading}: {count} {}: {:?}, {FACTOR} times as many: {:?}", part.name, times[0], times[1]);
+        assert_proportional(&format!("{reading}: {}", part.name), count, |count| part.body(needed, count), &read);
     }
+}
+
+/// Asserts that four times `count` of what `write` writes takes about four times the time to read.
+///
+/// # Panics
+/// When it takes longer.
+pub(crate) fn assert_proportional(what: &str, count: usize, write: impl Fn(usize) -> Vec<u8>, read: impl Fn(&[u8])) {
+    let bodies = [count, FACTOR * count].map(write);
+    let mut times = [Duration::MAX; 2];
+    let is_linear = (1..=MAX_READINGS).any(|readings| {
+        for (time, body) in times.iter_mut().zip(&bodies) {
+            *time = (*time).min(processor_time(|| read(body)));
+        }
+        readings >= READINGS && times[1] <= times[0].mul_f64(MAX_GROWTH)
+    });
+    assert!(is_linear, "{what}, {count} times: {:?}, {FACTOR} times as many: {:?}", times[0], times[1]);
 }
 
 /// The time that this thread was on a processor, whatever else the machine does.

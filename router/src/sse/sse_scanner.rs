@@ -119,7 +119,12 @@ impl SseScanner {
         let bytes = if self.buffer.is_empty() {
             bytes
         } else {
+            let searched = self.buffer.len().saturating_sub(OVERLAP_BYTES);
             self.buffer.extend_from_slice(&bytes);
+            // The event goes on: what was searched is not searched again, nor copied.
+            if self.buffer.len() <= self.max_event_bytes && event_end(&self.buffer[searched..]).is_none() {
+                return ChunkOutcome::Forward(Bytes::new());
+            }
             self.buffer.split().freeze()
         };
         let mut begin = 0;

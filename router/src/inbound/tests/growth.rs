@@ -10,7 +10,7 @@ use super::super::media::MediaHosts;
 use super::super::peek::peek;
 use super::super::work_estimate::{estimate_tokens, estimate_work, output_bounds};
 use super::super::{INVOCATIONS, invocation};
-use crate::growth::assert_linear;
+use crate::growth::{assert_linear, assert_proportional};
 use crate::resumption::{Sampling, StreamApi, ask_for_tokens, check_message_request, unasked_part, without_asking};
 
 const CHAT: &[(&str, &str)] =
@@ -90,6 +90,28 @@ fn a_prompt_is_parsed_in_no_more_than_its_length() {
     for (path, needed) in [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)] {
         assert_linear(path, needed, |body| {
             let _ = PromptRequest::parse(path, body).map(|request| request.forms());
+        });
+    }
+}
+
+#[test]
+fn reading_a_form_takes_no_more_than_its_length() {
+    let form = |part: &str, count: usize| format!("--b\r\n{}--b--\r\n", part.repeat(count)).into_bytes();
+    let disposition = "content-disposition: form-data; name=\"prompt\"";
+    for (name, part) in [
+        ("parts", format!("{disposition}\r\n\r\nx\r\n--b\r\n")),
+        ("headers of parts", "x: y\r\n".to_owned()),
+        ("parameters of a header", "; name=\"x\"".to_owned()),
+        ("line ends", "\r\n".to_owned()),
+        ("hyphens", "--".to_owned()),
+        ("near boundaries", "\r\n--a".to_owned()),
+    ] {
+        // No more parts than are read.
+        let count = (48 * 1024 / part.len()).min(240);
+        let part = part.repeat(48 * 1024 / part.len() / count);
+        let write = |count| form(&part, count);
+        assert_proportional(name, count, write, |body| {
+            let _ = super::super::form::peek("multipart/form-data; boundary=b", body);
         });
     }
 }

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::growth::assert_proportional;
 
 const ROLE: &str =
     "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
@@ -211,4 +212,24 @@ fn an_oversized_error_fails_the_answer_once_passed() {
     let pieces: Vec<&str> = huge.as_bytes().chunks(1 << 16).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
     let (sent, _, verdict) = all(Dialect::OpenAi, &pieces);
     assert!(sent == huge && verdict == Some("failed"));
+}
+
+#[test]
+fn reading_a_stream_takes_no_more_than_its_length() {
+    let repeated = [ROLE, "data: x\n", "event: x\n", ": comment\n", "\n", "data:", r#"data: {"choices":[{"index":0}"#, r#""usage":{"#];
+    for part in repeated {
+        for piece_bytes in [16, 64 * 1024] {
+            let write = |count| part.repeat(count).into_bytes();
+            assert_proportional(&format!("{part:?} in {piece_bytes} bytes"), 48 * 1024 / part.len(), write, |stream| {
+                for dialect in [Dialect::OpenAi, Dialect::Responses, Dialect::Anthropic, Dialect::Other] {
+                    let mut scanner = SseScanner::new(dialect);
+                    for piece in stream.chunks(piece_bytes) {
+                        if !matches!(scanner.process(Bytes::copy_from_slice(piece)), ChunkOutcome::Forward(_)) {
+                            break;
+                        }
+                    }
+                }
+            });
+        }
+    }
 }
