@@ -15,7 +15,7 @@ use hostler_agent::AgentConfig;
 use hostler_boot::listen::ListenError;
 use hostler_boot::socket::SocketError;
 use hostler_boot::{Settings, Shutdown};
-use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, check_scheduler};
+use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, JobSettings, check_scheduler};
 use hostler_router::{Router, RouterConfig, StartError};
 use hostler_tls::write_private;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
@@ -84,16 +84,18 @@ pub(crate) async fn controller(
     let endpoint = if endpoint.job.is_some() { open_to_other_hosts(endpoint, &router, &folder, &authority)? } else { endpoint };
     let controller = Controller::new(ControllerSetup {
         folder: folder.clone(),
-        config,
+        jobs: JobSettings {
+            program: std::env::current_exe().context("this program does not know its own path")?,
+            settings_file: file.map(std::path::absolute).transpose()?,
+            engine_args: agent.engine_args.clone(),
+            cluster: config,
+        },
         scheduler,
         endpoint: endpoint.clone(),
         authority,
-        program: std::env::current_exe().context("this program does not know its own path")?,
-        settings_file: file.map(std::path::absolute).transpose()?,
         predecessor: former.and_then(|former| former.job),
         began,
         drain_timeout,
-        engine_args: agent.engine_args.clone(),
     })?;
     announce(&router);
     folder.write_endpoint(&endpoint)?;

@@ -121,6 +121,10 @@ pub(crate) fn router_config(file: Option<&Path>) -> anyhow::Result<RouterConfig>
 }
 
 /// The settings of the fleet's jobs, by the file and the environment.
+pub(crate) fn agent_config(file: Option<&Path>) -> anyhow::Result<AgentConfig> {
+    Ok(load(file)?.section("agent")?)
+}
+
 pub(crate) fn cluster_config(file: Option<&Path>) -> anyhow::Result<ClusterConfig> {
     Ok(load(file)?.section("cluster")?)
 }

@@ -38,8 +38,9 @@ pub enum Action {
 #[must_use]
 pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, now: SystemTime) -> (Vec<Action>, Memory) {
     let mut memory = memory.clone();
+    memory.note_asked(entry.asked);
     memory.observe(&observation.jobs, now);
-    let stages = Stages::sort(&observation.jobs, &memory, now);
+    let stages = Stages::sort(observation, &memory, now);
     memory.mark_due(&stages.serving, &stages.waiting, now);
     let wanted = resize(entry, &stages, &observation.demand, &mut memory, now);
     if memory.is_recovering() {
@@ -56,9 +57,10 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
         }
     }
     let missing = count_places(&stages, wanted, |job| memory.record(job).is_due).saturating_sub(stages.coming());
-    if missing > 0 && memory.may_submit(now) {
-        memory.note_submission(missing, now);
-        actions.push(Action::Submit { parts: u32::try_from(missing).expect("entries have 1000 nodes at most") });
+    let parts = memory.allow_submission(missing, (entry.most_nodes(), stages.coming()), now);
+    if parts > 0 {
+        memory.note_submission(parts, observation.form, now);
+        actions.push(Action::Submit { parts: u32::try_from(parts).expect("entries have 1000 nodes at most") });
     }
     (actions, memory)
 }
@@ -80,12 +82,12 @@ fn adopt_replacements(stages: &Stages, wanted: usize, memory: &mut Memory) {
     }
 }
 
-/// Cancels jobs that hold their node in vain: failed, without an agent, or drained and not ended.
+/// Cancels jobs that wait with settings of before, and jobs that hold their node in vain: failed, without an agent, or drained and not ended.
 fn end_what_stays(stages: &Stages, memory: &Memory, now: SystemTime) -> Vec<Action> {
     let stays = stages.leaving.iter().filter(|job| {
         let record = memory.record(job);
         let is_stuck = record.leaving_since.is_some_and(|leaving| since(now, leaving) >= DRAIN_LIMIT);
-        job.state != JobState::Ending && (is_stuck || job.has_failed() || record.is_lost(now))
+        job.state != JobState::Ending && (is_stuck || !job.has_started() || job.has_failed() || record.is_lost(now))
     });
     stays.map(|job| Action::Cancel { job: job.id.clone() }).collect()
 }

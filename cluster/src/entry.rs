@@ -29,6 +29,8 @@ pub struct FleetEntry {
     pub walltime: Duration,
     /// For every engine, after the agent's own.
     pub engine_args: Vec<String>,
+    /// When somebody last asked for it, in seconds since 1970: what was given up before is then tried again.
+    pub asked: u64,
 }
 
 /// How many nodes are wanted.
@@ -84,9 +86,17 @@ struct EntryTable {
     idle_after: Option<Duration>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     engine_args: Vec<String>,
+    #[serde(default)]
+    asked: u64,
 }
 
 impl FleetEntry {
+    /// The nodes that it has at most.
+    pub(crate) fn most_nodes(&self) -> usize {
+        let (FleetSize::Fixed(nodes) | FleetSize::Elastic { max: nodes, .. }) = self.size;
+        usize::try_from(nodes).expect("a u32 fits a usize on every host with GPUs")
+    }
+
     /// Checks an entry, also one that was changed after it was read.
     ///
     /// # Errors
@@ -127,7 +137,8 @@ impl TryFrom<EntryTable> for FleetEntry {
             (None, Some(min), Some(max), idle_after) => FleetSize::Elastic { min, max, idle_after: idle_after.unwrap_or(IDLE_AFTER) },
             (None, ..) => return Err(EntryError::NoSize(table.name)),
         };
-        let entry = Self { name: table.name, model: table.model, size, walltime: table.walltime, engine_args: table.engine_args };
+        let EntryTable { name, model, walltime, engine_args, asked, .. } = table;
+        let entry = Self { name, model, size, walltime, engine_args, asked };
         entry.check()?;
         Ok(entry)
     }
@@ -139,7 +150,8 @@ impl From<FleetEntry> for EntryTable {
             FleetSize::Fixed(nodes) => (Some(nodes), None, None, None),
             FleetSize::Elastic { min, max, idle_after } => (None, Some(min), Some(max), Some(idle_after)),
         };
-        Self { name: entry.name, model: entry.model, nodes, min, max, walltime: entry.walltime, idle_after, engine_args: entry.engine_args }
+        let FleetEntry { name, model, walltime, engine_args, asked, .. } = entry;
+        Self { name, model, nodes, min, max, walltime, idle_after, engine_args, asked }
     }
 }
 

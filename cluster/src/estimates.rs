@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// How many times are remembered. Queues change within days, and an entry of four nodes and jobs of 12 hours fills this in two and a half.
 const LENGTH: usize = 20;
 
+/// So many in a row that are short are no chance.
+const LATEST: usize = 3;
+
 /// The last times, the oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecentTimes(VecDeque<Duration>);
@@ -20,12 +23,15 @@ impl RecentTimes {
         self.0.push_back(time);
     }
 
-    /// Nine of ten took no longer; with fewer than ten, all of them. Early is cheap: the old job drains once the new one is ready.
+    /// Nine of ten took no longer; with fewer than ten, all of them. Early is cheap, as the old job drains once the new one is ready, but not free: where
+    /// the last three took less than half of that, twice the longest of them is enough.
     pub(crate) fn estimate(&self) -> Option<Duration> {
         let mut sorted: Vec<Duration> = self.0.iter().copied().collect();
         sorted.sort_unstable();
         let rank = (sorted.len() * 9).div_ceil(10);
-        sorted.get(rank.checked_sub(1)?).copied()
+        let usual = sorted.get(rank.checked_sub(1)?).copied()?;
+        let latest = self.0.iter().rev().take(LATEST).max().filter(|_| self.0.len() > LATEST);
+        Some(latest.map_or(usual, |latest| usual.min(*latest * 2)))
     }
 }
 
@@ -43,5 +49,10 @@ mod tests {
         (1..=LENGTH as u64).for_each(|second| times.push(Duration::from_secs(second)));
         assert_eq!(times.estimate(), Some(Duration::from_secs(18)));
         assert_eq!(times.0.len(), LENGTH);
+        times.push(Duration::from_secs(2));
+        times.push(Duration::from_secs(2));
+        assert_eq!(times.estimate(), Some(Duration::from_secs(18)), "two are chance");
+        times.push(Duration::from_secs(2));
+        assert_eq!(times.estimate(), Some(Duration::from_secs(4)));
     }
 }

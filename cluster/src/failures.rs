@@ -1,5 +1,5 @@
-//! How often an entry's jobs have failed in a row, and the pause before the next submission that follows from it. So a model that cannot start
-//! costs a few jobs an hour.
+//! How often an entry's jobs have failed in a row, and what follows for the next submission: a pause, one job at a time, and an end of all tries. So a
+//! model that cannot start costs ten jobs.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,11 +13,18 @@ const FIRST_PAUSE: Duration = Duration::from_secs(30);
 /// The pause doubles so often: 16 minutes at most, which is about four tries an hour.
 const MAX_DOUBLINGS: u32 = 5;
 
+/// After so many failures in a row nothing is submitted any more: with the pauses between them that is an hour and a half, longer than a file system or
+/// a license server is away.
+pub(crate) const MAX_FAILURES: u32 = 10;
+
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failures {
     in_a_row: u32,
     /// When the last one was counted.
     counted: Option<SystemTime>,
+    /// Whether no job that was submitted after it has become ready.
+    #[serde(default)]
+    is_probing: bool,
     pause_ends: Option<SystemTime>,
 }
 
@@ -32,6 +39,7 @@ impl Failures {
         if counts {
             self.in_a_row = self.in_a_row.saturating_add(1);
             self.counted = Some(now);
+            self.is_probing = true;
         }
         if counts || self.pause(now).is_none() {
             let doublings = self.in_a_row.saturating_sub(1).min(MAX_DOUBLINGS);
@@ -41,8 +49,22 @@ impl Failures {
 
     /// A job has served for a while: the next failure is the first one again.
     pub(crate) fn forgive(&mut self) {
-        self.in_a_row = 0;
-        self.counted = None;
+        *self = Self { pause_ends: self.pause_ends, ..Self::default() };
+    }
+
+    /// A job has become ready that was submitted at this time.
+    pub(crate) fn note_ready(&mut self, submitted: Option<SystemTime>) {
+        self.is_probing &= self.counted.zip(submitted).is_some_and(|(counted, submitted)| submitted <= counted);
+    }
+
+    /// Whether the next job has to show first that jobs can start.
+    pub(crate) fn is_probing(&self) -> bool {
+        self.is_probing
+    }
+
+    /// Whether nothing is tried any more.
+    pub(crate) fn is_final(&self) -> bool {
+        self.in_a_row >= MAX_FAILURES
     }
 
     pub(crate) fn in_a_row(&self) -> u32 {
@@ -80,6 +102,23 @@ mod tests {
         failures.forgive();
         failures.note(Some(now), now);
         assert_eq!(failures.pause(now), Some(FIRST_PAUSE));
+    }
+
+    #[test]
+    fn jobs_come_one_by_one_until_one_is_ready() {
+        let mut failures = Failures::default();
+        failures.note(Some(at(50)), at(100));
+        assert!(failures.is_probing());
+        failures.note_ready(Some(at(60)));
+        assert!(failures.is_probing(), "it was there when the other one failed");
+        failures.note_ready(Some(at(131)));
+        assert!(!failures.is_probing() && failures.in_a_row() == 1);
+        (2..10).for_each(|count| failures.note(None, at(100 * count)));
+        assert!(!failures.is_final());
+        failures.note(None, at(2000));
+        assert!(failures.is_final());
+        failures.forgive();
+        assert!(!failures.is_final() && !failures.is_probing());
     }
 
     #[test]

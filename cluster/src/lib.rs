@@ -8,6 +8,7 @@ mod estimates;
 mod failures;
 mod memory;
 mod observation;
+mod pace;
 #[cfg(test)]
 mod simulation;
 mod size;

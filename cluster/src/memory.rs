@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::estimates::RecentTimes;
 use crate::failures::Failures;
 use crate::observation::{NodeState, ObservedJob};
+use crate::pace::Pace;
 use crate::since;
 
 /// A job is listed within this time after its submission, or there is none. The controller's deadline of a submission is shorter.
@@ -24,6 +25,13 @@ const SUSPENDED_LIMIT: Duration = Duration::from_secs(60);
 
 /// A job that has served so long shows that the model can start.
 const SERVES_WELL_AFTER: Duration = Duration::from_secs(600);
+
+/// A job that has served so long was no failed start, however it ended.
+const SERVED_AFTER: Duration = Duration::from_secs(60);
+
+/// A job is not replaced before a quarter of its time is over, whatever the queue is expected to take: an estimate that is too long would else have each
+/// job replaced as soon as it serves. A queue that really takes longer than three quarters leaves a gap, which a longer walltime closes.
+const LONGEST_LEAD_QUARTERS: u32 = 3;
 
 /// After a longer time between two steps it is not known when in it a node became ready, or whether its agent was absent for all of it.
 const LONGEST_STEP: Duration = Duration::from_secs(60);
@@ -48,12 +56,15 @@ pub struct Memory {
     /// Until then jobs may be listed that an unknown controller has submitted.
     recovers_until: Option<SystemTime>,
     failures: Failures,
+    pace: Pace,
     queue_waits: RecentTimes,
     cold_starts: RecentTimes,
     /// The size of an elastic entry; `None` before its first step.
     pub(crate) size: Option<u32>,
     pub(crate) pressure_since: Option<SystemTime>,
     stepped: Option<SystemTime>,
+    /// When somebody had asked for the entry, as of the last step.
+    asked: u64,
 }
 
 /// What is remembered of one job in the list.
@@ -65,6 +76,8 @@ pub struct Memory {
 pub(crate) struct JobRecord {
     /// When it was submitted; `None` where that is not remembered.
     submitted: Option<SystemTime>,
+    /// What it was submitted with; `None` where that is not remembered.
+    form: Option<u64>,
     /// When it was first listed.
     listed: Option<SystemTime>,
     /// When it was last known to have no present run.
@@ -98,6 +111,8 @@ pub(crate) struct JobRecord {
 struct Submission {
     parts: usize,
     at: SystemTime,
+    #[serde(default)]
+    form: Option<u64>,
 }
 
 impl Memory {
@@ -105,7 +120,7 @@ impl Memory {
     /// controller before this one began is listed by then.
     #[must_use]
     pub fn lost(now: SystemTime) -> Self {
-        Self { recovers_until: Some(now + LISTED_WITHIN), ..Self::default() }
+        Self { recovers_until: Some(now + LISTED_WITHIN), pace: Pace::unknown(now), ..Self::default() }
     }
 
     /// Notes that the scheduler has refused the submission of the last step. Not for one whose outcome is unknown.
@@ -194,6 +209,7 @@ impl Memory {
             record.note(job, now);
             if job.is_ready() && record.ready.is_none() {
                 record.ready = Some(now);
+                self.failures.note_ready(record.known_since());
                 if let Some(started) = record.started.filter(|_| record.start_is_watched) {
                     self.cold_starts.push(since(now, started));
                 }
@@ -210,7 +226,9 @@ impl Memory {
             }
             if !record.is_given_up && (job.has_failed() || record.is_lost(now)) {
                 record.is_given_up = true;
-                self.failures.note(record.known_since(), now);
+                if job.has_failed() || !record.has_served(now) {
+                    self.failures.note(record.known_since(), now);
+                }
             }
         }
         if self.submission.take_if(|submission| since(now, submission.at) >= LISTED_WITHIN).is_some() {
@@ -237,7 +255,9 @@ impl Memory {
         let waits = queued.filter_map(|job| Some(since(now, self.record(job).known_since()?))).max().unwrap_or_default();
         let lead = self.queue_wait().max(waits) + self.cold_start() + LEAVES_BEFORE_END;
         for job in serving {
-            self.mark(&job.id, |record| record.is_due |= record.ends.is_some_and(|ends| since(ends, now) < lead));
+            self.mark(&job.id, |record| {
+                record.is_due |= record.ends.is_some_and(|ends| since(ends, now) < record.longest_lead(ends).min(lead));
+            });
         }
     }
 
@@ -263,13 +283,35 @@ impl Memory {
         self.recovers_until.is_some()
     }
 
-    /// Whether a submission would be neither a repetition nor a storm.
-    pub(crate) fn may_submit(&self, now: SystemTime) -> bool {
-        self.submission.is_none() && !self.is_recovering() && self.failures.pause(now).is_none()
+    /// How many of `missing` jobs are to be submitted now, of an entry of `nodes` nodes of which `coming` jobs are on their way: as many as would be
+    /// neither a repetition nor a storm.
+    pub(crate) fn allow_submission(&self, missing: usize, (nodes, coming): (usize, usize), now: SystemTime) -> usize {
+        let may_submit =
+            self.submission.is_none() && !self.is_recovering() && self.failures.pause(now).is_none() && !self.failures.is_final();
+        let most = match self.failures.is_probing() {
+            _ if !may_submit => 0,
+            true => 1_usize.saturating_sub(coming),
+            false => missing,
+        };
+        self.pace.allowed(missing.min(most), nodes, now)
     }
 
-    pub(crate) fn note_submission(&mut self, parts: usize, now: SystemTime) {
-        self.submission = Some(Submission { parts, at: now });
+    pub(crate) fn note_submission(&mut self, parts: usize, form: u64, now: SystemTime) {
+        self.submission = Some(Submission { parts, at: now, form: Some(form) });
+        self.pace.note(parts, now);
+    }
+
+    /// Whether nothing is submitted any more, because too many jobs have failed in a row.
+    #[must_use]
+    pub fn has_given_up(&self) -> bool {
+        self.failures.is_final()
+    }
+
+    /// Begins anew with trying where somebody has asked for the entry since: who did may have mended the cause.
+    pub(crate) fn note_asked(&mut self, asked: u64) {
+        if std::mem::replace(&mut self.asked, asked) != asked {
+            self.failures = Failures::default();
+        }
     }
 
     /// Whether it knows of the same jobs as an earlier one. One that does not is written down at once: a controller that dies before it could leave
@@ -285,20 +327,20 @@ impl Memory {
     }
 }
 
-/// One more part of a submission is listed; when it was submitted. `None` where it is nobody's that is known.
-fn list_one(submission: &mut Option<Submission>) -> Option<SystemTime> {
-    let listed = submission.as_mut()?;
-    let at = listed.at;
+/// One more part of a submission is listed; when and with what it was submitted. `None` where it is nobody's that is known.
+fn list_one(submission: &mut Option<Submission>) -> (Option<SystemTime>, Option<u64>) {
+    let Some(listed) = submission else { return (None, None) };
+    let known = (Some(listed.at), listed.form);
     listed.parts -= 1;
     submission.take_if(|submission| submission.parts == 0);
-    Some(at)
+    known
 }
 
 impl JobRecord {
-    fn new(job: &ObservedJob, submitted: Option<SystemTime>, now: SystemTime) -> Self {
+    fn new(job: &ObservedJob, (submitted, form): (Option<SystemTime>, Option<u64>), now: SystemTime) -> Self {
         // For how long it has been suspended is not known. As one of those that count it could have its replacement cancelled.
         let suspended_since = (job.state == JobState::Suspended).then(|| now - SUSPENDED_LIMIT);
-        Self { submitted, listed: Some(now), waited: submitted, suspended_since, ..Self::default() }
+        Self { submitted, form, listed: Some(now), waited: submitted, suspended_since, ..Self::default() }
     }
 
     /// Since when it is there, as far as that is known.
@@ -342,8 +384,19 @@ impl JobRecord {
     }
 
     fn forget_run(&mut self) {
-        *self =
-            Self { submitted: self.submitted, listed: self.listed, is_given_up: self.is_given_up, wait_is_known: true, ..Self::default() };
+        *self = Self {
+            submitted: self.submitted,
+            form: self.form,
+            listed: self.listed,
+            is_given_up: self.is_given_up,
+            wait_is_known: true,
+            ..Self::default()
+        };
+    }
+
+    /// Whether it was submitted with other settings than those of this form.
+    pub(crate) fn is_outdated(&self, form: u64) -> bool {
+        self.form.is_some_and(|own| own != form)
     }
 
     /// Whether one job more may be there in its place.
@@ -361,8 +414,19 @@ impl JobRecord {
         self.suspended_since.is_some_and(|suspended| since(now, suspended) >= SUSPENDED_LIMIT)
     }
 
-    /// Whether it is as it should be that the job is over: the controller wanted it, or it has served until its end.
+    /// Whether its end is no failed start: the controller wanted it, or it has served for a while, or until its end.
     fn may_be_over(&self, now: SystemTime) -> bool {
-        self.is_given_up || (self.ready.is_some() && self.ends.is_some_and(|ends| since(ends, now) <= LEAVES_BEFORE_END))
+        self.is_given_up
+            || self.has_served(now)
+            || (self.ready.is_some() && self.ends.is_some_and(|ends| since(ends, now) <= LEAVES_BEFORE_END))
+    }
+
+    fn has_served(&self, now: SystemTime) -> bool {
+        self.ready.is_some_and(|ready| since(now, ready) >= SERVED_AFTER)
+    }
+
+    /// The longest time before its end at which it may be replaced.
+    fn longest_lead(&self, ends: SystemTime) -> Duration {
+        self.started.map_or(Duration::MAX, |started| since(ends, started) / 4 * LONGEST_LEAD_QUARTERS)
     }
 }

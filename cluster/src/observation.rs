@@ -11,6 +11,8 @@ pub struct Observation {
     /// Jobs that have not ended, parts of arrays one by one.
     pub jobs: Vec<ObservedJob>,
     pub demand: Demand,
+    /// Names what is submitted now: script and arguments of a job. Jobs of another form were submitted with other settings.
+    pub form: u64,
 }
 
 #[derive(Debug, Clone)]

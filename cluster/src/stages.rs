@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use hostler_scheduler::JobState;
 
 use crate::memory::Memory;
-use crate::observation::ObservedJob;
+use crate::observation::{Observation, ObservedJob};
 
 pub(crate) struct Stages<'a> {
     /// The one submitted last first.
@@ -22,12 +22,15 @@ pub(crate) struct Stages<'a> {
 }
 
 impl<'a> Stages<'a> {
-    pub(crate) fn sort(jobs: &'a [ObservedJob], memory: &Memory, now: SystemTime) -> Self {
+    pub(crate) fn sort(observation: &'a Observation, memory: &Memory, now: SystemTime) -> Self {
+        let Observation { jobs, form, .. } = observation;
         let mut stages =
             Self { waiting: Vec::new(), starting: Vec::new(), serving: Vec::new(), suspended: Vec::new(), leaving: Vec::new() };
         for job in jobs {
             let record = memory.record(job);
-            let stage = if !job.has_started() {
+            let stage = if !job.has_started() && record.is_outdated(*form) {
+                &mut stages.leaving
+            } else if !job.has_started() {
                 &mut stages.waiting
             } else if job.state == JobState::Ending || record.leaving_since.is_some() || job.has_failed() || record.is_lost(now) {
                 &mut stages.leaving

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use self::lock::LOCK_TIMEOUT;
 use self::tag::{find_tag, take_tag};
 use crate::ClusterConfig;
+use crate::job_settings::JobSettings;
 use crate::status::FleetStatus;
 
 pub use self::endpoint::Endpoint;
@@ -51,6 +52,9 @@ pub enum FolderError {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FleetFile {
+    /// `None` in a file that somebody has written by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    jobs: Option<JobSettings>,
     #[serde(default, rename = "model")]
     entries: Vec<FleetEntry>,
 }
@@ -201,10 +205,21 @@ impl FleetFolder {
     /// # Errors
     /// When the file cannot be read, or an entry is wrong.
     pub fn entries(&self) -> Result<Vec<FleetEntry>, FolderError> {
+        Ok(self.fleet_file()?.entries)
+    }
+
+    /// How jobs are submitted, as whoever changed last what is wanted had it; `None` where nobody has said so.
+    ///
+    /// # Errors
+    /// As for `entries`.
+    pub fn job_settings(&self) -> Result<Option<JobSettings>, FolderError> {
+        Ok(self.fleet_file()?.jobs)
+    }
+
+    fn fleet_file(&self) -> Result<FleetFile, FolderError> {
         let path = self.path.join("fleet.toml");
-        let Some(text) = read(&path)? else { return Ok(Vec::new()) };
-        let file: FleetFile = toml::from_str(&text).map_err(|error| FolderError::Unreadable { path, message: error.to_string() })?;
-        Ok(file.entries)
+        let Some(text) = read(&path)? else { return Ok(FleetFile::default()) };
+        toml::from_str(&text).map_err(|error| FolderError::Unreadable { path, message: error.to_string() })
     }
 
     /// Changes what is wanted, while no other command does.
@@ -212,12 +227,27 @@ impl FleetFolder {
     /// # Errors
     /// When the file cannot be read or written, or another command has it for too long.
     pub fn change_entries<T>(&self, change: impl FnOnce(&mut Vec<FleetEntry>) -> T) -> Result<T, FolderError> {
+        self.change_file(|file| change(&mut file.entries))
+    }
+
+    /// The same, and has jobs be submitted so from now on; returns also whether those of before were submitted otherwise.
+    ///
+    /// # Errors
+    /// As for `change_entries`.
+    pub fn change_wanted<T>(&self, jobs: JobSettings, change: impl FnOnce(&mut Vec<FleetEntry>) -> T) -> Result<(T, bool), FolderError> {
+        self.change_file(|file| {
+            let has_changed = file.jobs.replace(jobs).is_some_and(|before| Some(before) != file.jobs);
+            (change(&mut file.entries), has_changed)
+        })
+    }
+
+    fn change_file<T>(&self, change: impl FnOnce(&mut FleetFile) -> T) -> Result<T, FolderError> {
         let _lock = self.lock("fleet.lock", LOCK_TIMEOUT)?;
-        let mut entries = self.entries()?;
-        let result = change(&mut entries);
+        let mut file = self.fleet_file()?;
+        let result = change(&mut file);
         let path = self.path.join("fleet.toml");
-        let text = toml::to_string_pretty(&FleetFile { entries })
-            .map_err(|error| FolderError::Unreadable { path: path.clone(), message: error.to_string() })?;
+        let text =
+            toml::to_string_pretty(&file).map_err(|error| FolderError::Unreadable { path: path.clone(), message: error.to_string() })?;
         self.replace(&path, text.as_bytes())?;
         Ok(result)
     }

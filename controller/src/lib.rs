@@ -4,6 +4,7 @@
 mod config;
 mod expectation;
 mod folder;
+mod job_settings;
 mod join_token;
 mod observation;
 mod own_job;
@@ -17,6 +18,7 @@ mod submission;
 
 pub use config::{ClusterConfig, ControllerPlace, SchedulerError};
 pub use folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME};
+pub use job_settings::JobSettings;
 pub use run::Controller;
 pub use scheduler_check::check_scheduler;
 pub use setup::ControllerSetup;

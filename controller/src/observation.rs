@@ -77,7 +77,7 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
             in_flight: node.map(in_flight).unwrap_or_default(),
         }
     });
-    Observation { jobs: observed.collect(), demand: sum_demand(listed, names) }
+    Observation { jobs: observed.collect(), demand: sum_demand(listed, names), ..Observation::default() }
 }
 
 /// The node whose agent runs in a job. A job that was requeued may have been on another host before, whose node is gone.

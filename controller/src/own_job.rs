@@ -25,7 +25,7 @@ pub(crate) struct OwnJob {
 impl OwnJob {
     /// The job in which the controller of this setup runs; `None` where it is in none.
     pub(crate) fn of(setup: &ControllerSetup) -> Option<Self> {
-        let limit = setup.config.controller_walltime;
+        let limit = setup.jobs.cluster.controller_walltime;
         Some(Self {
             id: setup.endpoint.job.clone()?,
             predecessor: setup.predecessor.clone(),
@@ -71,7 +71,8 @@ impl OwnJob {
 
     async fn submit(&mut self, setup: &ControllerSetup, after_own_end: bool) -> Result<(), StepError> {
         let after = after_own_end.then_some(self.id.as_str());
-        let submission = setup.scheduler.render(&build_controller_submission(&setup.config, &setup.folder, &setup.job_program(), after));
+        let submission =
+            setup.scheduler.render(&build_controller_submission(&setup.jobs.cluster, &setup.folder, &setup.jobs.job_program(), after));
         if let Some(file) = &submission.script_file {
             setup.folder.write_script(file, &submission.script)?;
         }

@@ -18,6 +18,7 @@ pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
         jobs: view.jobs.iter().map(|job| report_job(view, job, now)).collect(),
         failures: view.memory.failures(),
         pause: view.memory.pause(now).map(|pause| pause.as_secs()),
+        given_up: view.memory.has_given_up(),
         refusal: view.refusal.to_owned(),
     }
 }

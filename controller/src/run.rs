@@ -143,6 +143,7 @@ impl Controller {
             tracing::info!("the time of the controller's job ends: it leaves its place to the next one");
             return Ok(true);
         }
+        self.setup.adopt_job_settings()?;
         let mut entries = self.setup.folder.entries()?;
         for name in self.setup.folder.remembered()? {
             if entries.iter().all(|entry| entry.name != name) {
@@ -203,7 +204,7 @@ impl Controller {
             },
         };
         let taken = self.act(entry, &mut record, &jobs, listed).await;
-        let names = model_names(entry, &self.setup.engine_args);
+        let names = model_names(entry, &self.setup.jobs.engine_args);
         let view = EntryView { entry, names: &names, memory: &record.memory, jobs: &jobs, nodes: &listed.nodes, refusal: &record.refusal };
         let (status, expected) = (report(&view, now), expect(&view, now));
         (record.status, record.expected) = (Some(status), expected);
@@ -222,7 +223,9 @@ impl Controller {
         jobs: &[ScheduledJob],
         listed: &ListResponse,
     ) -> Result<(), StepError> {
-        let observation = observe(jobs, listed, &model_names(entry, &self.setup.engine_args));
+        let ControllerSetup { folder, scheduler, jobs: settings, .. } = &self.setup;
+        let mut observation = observe(jobs, listed, &model_names(entry, &settings.engine_args));
+        observation.form = settings.form(entry, folder, *scheduler);
         let (actions, memory) = decide(entry, &observation, &record.memory, SystemTime::now());
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
         if !actions.is_empty() {
@@ -268,8 +271,8 @@ impl Controller {
     /// Makes what a submission refers to, before it is written down that there is one: a token for its jobs, and their script.
     fn prepare(&mut self, entry: &FleetEntry, parts: u32) -> Result<RenderedSubmission, StepError> {
         self.renew_token(parts)?;
-        let ControllerSetup { folder, config, scheduler, .. } = &self.setup;
-        let submission = scheduler.render(&build_submission(entry, parts, config, folder, &self.setup.job_program()));
+        let ControllerSetup { folder, jobs, scheduler, .. } = &self.setup;
+        let submission = scheduler.render(&build_submission(entry, parts, &jobs.cluster, folder, &jobs.job_program()));
         if let Some(file) = &submission.script_file {
             folder.write_script(file, &submission.script)?;
         }
@@ -375,7 +378,7 @@ async fn repeat_heartbeat(folder: &FleetFolder, endpoint: &Endpoint) {
 
 /// An entry that is wanted no more, of which jobs may be left.
 fn removed_entry(name: String) -> FleetEntry {
-    FleetEntry { name, model: String::new(), size: FleetSize::Fixed(0), walltime: Duration::ZERO, engine_args: Vec::new() }
+    FleetEntry { name, model: String::new(), size: FleetSize::Fixed(0), walltime: Duration::ZERO, engine_args: Vec::new(), asked: 0 }
 }
 
 fn is_removed(entry: &FleetEntry) -> bool {

@@ -5,32 +5,26 @@ use std::time::{Duration, SystemTime};
 
 use hostler_scheduler::Scheduler;
 
-use crate::ClusterConfig;
 use crate::folder::{Endpoint, FleetFolder};
+use crate::job_settings::JobSettings;
 use crate::step_error::StepError;
-use crate::submission::JobProgram;
 
 /// What a controller is told at its start.
 #[derive(Debug, Clone)]
 pub struct ControllerSetup {
     pub folder: FleetFolder,
-    pub config: ClusterConfig,
+    /// As of the start; what is written in the folder replaces it.
+    pub jobs: JobSettings,
     pub scheduler: Scheduler,
     pub endpoint: Endpoint,
     /// The folder of the fleet's authority.
     pub authority: PathBuf,
-    /// This program, by an absolute path that compute nodes have too.
-    pub program: PathBuf,
-    /// The user's settings, by an absolute path, for the agents.
-    pub settings_file: Option<PathBuf>,
     /// The batch job whose place this one has taken, if it is in a job itself.
     pub predecessor: Option<String>,
     /// When this process began. In a job of its own, it may have waited for its place for most of the job's time.
     pub began: SystemTime,
     /// How long the router beside it may take to finish running answers.
     pub drain_timeout: Duration,
-    /// What these settings tell the engines of entries that have no arguments of their own.
-    pub engine_args: Vec<String>,
 }
 
 impl ControllerSetup {
@@ -43,8 +37,12 @@ impl ControllerSetup {
         }
     }
 
-    /// This program, as jobs start it.
-    pub(crate) fn job_program(&self) -> JobProgram<'_> {
-        JobProgram { program: &self.program, config: self.settings_file.as_deref() }
+    /// Takes over how jobs are to be submitted, if somebody has said so since.
+    pub(crate) fn adopt_job_settings(&mut self) -> Result<(), StepError> {
+        if let Some(jobs) = self.folder.job_settings()?.filter(|jobs| *jobs != self.jobs) {
+            tracing::info!(event = "job_settings_changed", program = %jobs.program.display(), "jobs are submitted with other settings from now on");
+            self.jobs = jobs;
+        }
+        Ok(())
     }
 }

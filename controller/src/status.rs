@@ -28,6 +28,9 @@ pub struct EntryStatus {
     pub failures: u32,
     /// Seconds until something is submitted again after a failure.
     pub pause: Option<u64>,
+    /// Whether nothing is submitted any more, because too many jobs have failed in a row.
+    #[serde(default)]
+    pub given_up: bool,
     /// Why the scheduler refused the last submission; empty where it did not.
     pub refusal: String,
 }

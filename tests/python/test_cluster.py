@@ -129,6 +129,28 @@ def test_wait_says_why_a_model_is_late_or_fails(login: LoginNode):
     wait_until(lambda: not login.processes(), DONE, "nothing is left", pause=0.2)
 
 
+def test_settings_count_for_waiting_jobs_once_up_is_said_again(login: LoginNode):
+    def jobs(*states: str) -> set[str]:
+        status = login.state / "status.json"
+        entries = json.loads(status.read_text())["entries"] if status.exists() else []
+        return {job["id"] for entry in entries for job in entry["jobs"] if job["state"] in states}
+
+    login.initialise()
+    up = ("up", "org/large", "--nodes", "5", "--walltime", "2h", "--detach")
+    login.succeed(*up)
+    wait_until(lambda: jobs("ready") and len(jobs("ready", "queued", "held")) == 5 != len(jobs("ready")), DONE, "some serve", pause=0.2)
+    waiting, serving = jobs("queued", "held"), jobs("ready")
+    assert "settings" not in login.succeed(*up), "nothing has changed"
+    text = login.settings.read_text()
+    login.settings.write_text(text.replace('setup = ["', 'setup = ["export MENDED=1; '))
+    shown = login.succeed(*up)
+    assert "settings  changed: what waits is submitted anew" in shown and "what runs stays" in shown, shown
+    wait_until(lambda: len(jobs("queued", "held")) == len(waiting) and not jobs("queued", "held") & waiting, DONE, "others wait", pause=0.2)
+    assert jobs("ready") == serving
+    login.succeed("down")
+    assert not login.jobs()
+
+
 def test_a_fleet_of_another_cluster_is_neither_changed_nor_kept(login: LoginNode):
     login.initialise()
     login.succeed("up", "org/chat", "--nodes", "1", "--walltime", "0:10:00")

@@ -1,6 +1,7 @@
 //! The entries of a fleet by their names: which one a command means, and what a new one is called. Pure.
 
 use std::path::Path;
+use std::time::SystemTime;
 
 use anyhow::bail;
 use hostler_cluster::FleetEntry;
@@ -47,6 +48,11 @@ pub(super) fn find_entry(entries: &[FleetEntry], name: Option<&str>) -> anyhow::
         (Some(name), known) => bail!("nothing that is up is called `{name}`: there is {}", known.join(", ")),
         (None, known) => bail!("{} models are up, so name one of them: {}", known.len(), known.join(", ")),
     }
+}
+
+/// When an entry is asked for, as it is written.
+pub(super) fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Adds an entry, or puts it in the place of the one of its name.

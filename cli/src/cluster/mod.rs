@@ -18,11 +18,14 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context;
-use hostler_controller::{ClusterConfig, FleetFolder, FolderError, check_scheduler};
+use hostler_agent::AgentConfig;
+use hostler_controller::{ClusterConfig, FleetFolder, FolderError, JobSettings, JobStatus, check_scheduler};
 
+use crate::output::say;
 use crate::settings::cluster_config;
 
 pub(crate) use self::down::{DownArgs, down};
+use self::progress::describe_changed_settings;
 pub(crate) use self::scale::{ScaleArgs, scale};
 pub(crate) use self::up::{UpArgs, up};
 pub(crate) use self::wait::{WAIT_EXIT_CODES, WaitArgs, wait};
@@ -56,6 +59,16 @@ impl Fleet {
         Ok(Self { config, folder, file, began: SystemTime::now() })
     }
 
+    /// How its jobs are to be submitted from now on.
+    fn job_settings(&self, agent: &AgentConfig) -> anyhow::Result<JobSettings> {
+        Ok(JobSettings {
+            program: std::env::current_exe().context("this program does not know its own path")?,
+            settings_file: self.file.clone(),
+            engine_args: agent.engine_args.clone(),
+            cluster: self.config.clone(),
+        })
+    }
+
     /// Refuses the fleet of another cluster. A host that has no scheduler's commands is of none: there the fleet's controller alone does what is said.
     async fn check_scheduler(&self) -> anyhow::Result<()> {
         if let Ok(scheduler) = self.config.find_scheduler() {
@@ -63,4 +76,14 @@ impl Fleet {
         }
         Ok(())
     }
+}
+
+/// Says which jobs the controller submits anew, and which it leaves, where jobs were submitted with other settings until now.
+fn say_changed_settings(fleet: &Fleet, has_changed: bool) -> anyhow::Result<()> {
+    let Some(status) = fleet.folder.status()?.filter(|_| has_changed) else { return Ok(()) };
+    let jobs: Vec<&JobStatus> = status.entries.iter().flat_map(|entry| &entry.jobs).collect();
+    for line in describe_changed_settings(&jobs) {
+        say(&line);
+    }
+    Ok(())
 }

@@ -68,7 +68,7 @@ pub(super) fn judge(entry: &EntryStatus, failures_before: u32) -> Outlook {
         return Outlook::Ready;
     }
     let is_coming = |job: &JobStatus| !matches!(job.state.as_str(), "failed" | "draining" | "ending");
-    let nothing_comes = entry.ready == 0 && entry.pause.is_some() && !entry.jobs.iter().any(is_coming);
+    let nothing_comes = entry.ready == 0 && (entry.pause.is_some() || entry.given_up) && !entry.jobs.iter().any(is_coming);
     let fails_again = entry.failures >= failures_before.saturating_add(MOST_FAILURES);
     if nothing_comes || fails_again { Outlook::Failing } else { Outlook::Coming }
 }
@@ -76,6 +76,20 @@ pub(super) fn judge(entry: &EntryStatus, failures_before: u32) -> Outlook {
 /// The jobs that are left of an entry that ends, whatever each does last.
 pub(super) fn describe_ending(entry: &EntryStatus) -> String {
     format!("ending    {}", name_jobs(&entry.jobs.iter().collect::<Vec<_>>()))
+}
+
+/// What follows for these jobs from other settings than those that they were submitted with.
+pub(super) fn describe_changed_settings(jobs: &[&JobStatus]) -> Vec<String> {
+    let (waiting, others): (Vec<&JobStatus>, Vec<&JobStatus>) =
+        jobs.iter().partition(|job| matches!(job.state.as_str(), "queued" | "held"));
+    let mut lines = Vec::new();
+    if !waiting.is_empty() {
+        lines.push(format!("settings  changed: what waits is submitted anew ({})", name_jobs(&waiting)));
+    }
+    if !others.is_empty() {
+        lines.push(format!("settings  changed: what runs stays, and its replacements have the new ones ({})", name_jobs(&others)));
+    }
+    lines
 }
 
 fn describe_trouble(trouble: &str) -> Option<Told> {
@@ -93,7 +107,12 @@ fn describe(entry: &EntryStatus) -> Vec<Told> {
     if entry.ready > 0 {
         told.push(Told::plain(format!("ready     {} of {}", entry.ready.min(entry.wanted), count(entry.wanted, "node"))));
     }
-    if let Some(pause) = entry.pause.filter(|_| entry.failures > 0) {
+    if entry.given_up {
+        let failed = count(entry.failures, "time");
+        told.push(Told::plain(format!(
+            "given up  failed {failed} in a row: mend the cause, and `hostler up` or `hostler scale` tries again"
+        )));
+    } else if let Some(pause) = entry.pause.filter(|_| entry.failures > 0) {
         let failed = format!("failed    {} in a row", count(entry.failures, "time"));
         told.push(Told { line: format!("{failed}; submitted again in {}", time_in_words(pause)), key: failed });
     }

@@ -5,11 +5,12 @@ use std::path::Path;
 use clap::Args;
 use hostler_cluster::FleetSize;
 
-use super::Fleet;
 use super::controller_start::ensure_controller;
-use super::entries::{find_entry, parse_nodes, put_entry};
+use super::entries::{find_entry, parse_nodes, put_entry, seconds_since_1970};
 use super::watch::{WATCH_TIMEOUT, Watch};
+use super::{Fleet, say_changed_settings};
 use crate::output::say;
+use crate::settings::agent_config;
 
 #[derive(Debug, Args)]
 pub(crate) struct ScaleArgs {
@@ -26,12 +27,14 @@ pub(crate) struct ScaleArgs {
 pub(crate) async fn scale(args: &ScaleArgs, file: Option<&Path>) -> anyhow::Result<()> {
     let fleet = Fleet::open(file)?;
     fleet.check_scheduler().await?;
-    let entry = fleet.folder.change_entries(|entries| {
+    let (entry, has_changed) = fleet.folder.change_wanted(fleet.job_settings(&agent_config(file)?)?, |entries| {
         let mut entry = find_entry(entries, args.name.as_deref())?;
-        entry.size = FleetSize::Fixed(args.nodes);
+        (entry.size, entry.asked) = (FleetSize::Fixed(args.nodes), seconds_since_1970());
         entry.check()?;
         put_entry(entries, entry.clone()).map(|()| entry)
-    })??;
+    })?;
+    let entry = entry?;
+    say_changed_settings(&fleet, has_changed)?;
     let watch = Watch::new(&fleet, &entry.name);
     ensure_controller(&fleet).await?;
     say(&format!("fleet     {} is to have {} nodes", entry.name, args.nodes));

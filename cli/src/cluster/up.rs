@@ -12,12 +12,12 @@ use hostler_controller::{ControllerPlace, JobProgram, build_submission};
 use hostler_router::RouterConfig;
 use hostler_scheduler::Scheduler;
 
-use super::Fleet;
 use super::controller_job;
 use super::controller_start::ensure_controller;
-use super::entries::{name_of_model, parse_nodes, put_entry};
+use super::entries::{name_of_model, parse_nodes, put_entry, seconds_since_1970};
 use super::walltime::parse_walltime;
 use super::watch::{WATCH_TIMEOUT, Watch};
+use super::{Fleet, say_changed_settings};
 use crate::output::{complain, say};
 use crate::settings::{self, CommandFlags, EngineArgs};
 
@@ -89,6 +89,7 @@ impl UpArgs {
             size: self.size().context("--nodes says how many nodes serve it, or --min and --max")?,
             walltime: self.walltime.context("--walltime says how long a job may run")?,
             engine_args: self.engine.extra.clone(),
+            asked: seconds_since_1970(),
         };
         entry.check()?;
         Ok(entry)
@@ -110,7 +111,9 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     check_initialised(&settings.section("router")?)?;
     let name = entry.name.clone();
     let watch = Watch::new(&fleet, &name);
-    fleet.folder.change_entries(|entries| put_entry(entries, entry))??;
+    let (put, has_changed) = fleet.folder.change_wanted(fleet.job_settings(&agent)?, |entries| put_entry(entries, entry))?;
+    put?;
+    say_changed_settings(&fleet, has_changed)?;
     let controller = ensure_controller(&fleet).await?;
     say(&format!("fleet     {name}, kept by the controller {controller} (log: {})", fleet.folder.controller_log().display()));
     if args.detach {

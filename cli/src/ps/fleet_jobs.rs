@@ -74,6 +74,7 @@ mod tests {
             jobs,
             failures: 0,
             pause: None,
+            given_up: false,
             refusal: String::new(),
         };
         FleetStatus { at: SystemTime::UNIX_EPOCH, entries: vec![entry], trouble: String::new() }

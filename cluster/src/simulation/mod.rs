@@ -121,7 +121,7 @@ impl Run {
         let walltime = Duration::from_secs(climate.walltime);
         Self {
             rng: Rng::with_seed(seed),
-            entry: FleetEntry { name: "chat".to_owned(), model: "org/model".to_owned(), size, walltime, engine_args: Vec::new() },
+            entry: FleetEntry { name: "chat".to_owned(), model: "org/model".to_owned(), size, walltime, engine_args: Vec::new(), asked: 0 },
             memory: Memory::default(),
             controller_starts: 0,
             scheduler: SimulatedScheduler::new(climate.clock),
@@ -191,7 +191,7 @@ impl Run {
     /// One step of the controller, which may die in it: before it writes its memory, or after any of its actions.
     fn control(&mut self) {
         let knows_nodes = self.now >= self.routers_back;
-        let observation = Observation { jobs: self.scheduler.list(self.now, knows_nodes), demand: self.demand() };
+        let observation = Observation { jobs: self.scheduler.list(self.now, knows_nodes), demand: self.demand(), form: 0 };
         let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
         // Deaths between actions are the ones that matter, and steps with actions are few.
         let acts = !actions.is_empty() && self.climate.controller_death > 0.0;
@@ -204,6 +204,13 @@ impl Run {
         };
         if is_written {
             self.memory = memory;
+            if self.memory.has_given_up() {
+                self.watch.note_end_of_tries(self.now);
+                // Somebody notices, and has it tried again.
+                if self.rng.f64() < 0.005 {
+                    self.entry.asked += 1;
+                }
+            }
             self.watch.note_size(self.memory.size.expect("a step decides the size"), self.now);
         }
         for action in &actions[..carried_out] {
@@ -276,7 +283,7 @@ fn a_thousand_simulated_hours_keep_every_promise() {
     assert!(total.hours() >= 999.0);
     assert!(total.returns_from_zero > 20, "the simulation has lost its quiet hours: {total}");
     assert!(total.suspensions > 200, "the simulation has lost its suspensions: {total}");
-    assert!(total.deaths > 100 && total.controller_deaths > 100, "the simulation has lost its faults: {total}");
+    assert!(total.deaths > 50 && total.controller_deaths > 100, "the simulation has lost its faults: {total}");
 }
 
 #[test]
@@ -343,15 +350,35 @@ fn jobs_shorter_than_their_queue_wait_have_one_replacement_each() {
 }
 
 #[test]
-fn a_model_that_cannot_start_costs_four_jobs_an_hour() {
+fn a_model_that_cannot_start_costs_ten_tries() {
     for skew in [0, -600, 600] {
         let mut climate = Climate::steady(1, 60, 12 * HOUR);
         climate.broken = 0..24 * HOUR;
         climate.clock.skew = skew;
-        let mut run = fixed(1, climate, 1);
-        run.run(24);
-        let watch = run.finish();
-        assert!((24..=4 * 24 + 6).contains(&watch.figures.submissions), "{watch}");
+        let mut run = fixed(1, climate, 4);
+        while !run.memory.has_given_up() {
+            run.run(1);
+        }
+        // The four that come together count once.
+        assert!((12..=13).contains(&run.watch.figures.submissions), "{}", run.watch);
+        assert!(run.watch.figures.hours() < 3.0, "{}", run.watch);
+    }
+}
+
+#[test]
+fn short_jobs_and_long_learned_waits_make_no_storm() {
+    for (walltime, cold_start) in [(120, 5), (600, 20), (600, 120), (HOUR, 300)] {
+        let climate = Climate { queue_wait: 600..601, ..Climate::steady(0, cold_start, walltime) };
+        let mut run = fixed(1, climate, 2);
+        run.run(10);
+        // The queue is empty from now on.
+        run.climate.queue_wait = 0..1;
+        run.watch.figures = watch::Figures::default();
+        run.run(20);
+        let figures = run.watch.figures;
+        println!("jobs of {walltime} s that learned waits of 10 min, {cold_start} s to start: {figures}");
+        let perfect = 20 * HOUR / (walltime - 120).max(60) * 2;
+        assert!(figures.submissions < 2 * perfect, "{}: {figures}, {perfect} needed", run.watch);
     }
 }
 

@@ -87,6 +87,11 @@ impl Watch {
         self.excused = self.excused.max(now);
     }
 
+    /// Nothing is submitted any more.
+    pub(super) fn note_end_of_tries(&mut self, now: u64) {
+        self.excuse(now);
+    }
+
     pub(super) fn note_controller_death(&mut self, now: u64) {
         self.figures.controller_deaths += 1;
         self.excuse(now);
@@ -107,7 +112,8 @@ impl Watch {
         self.figures.suspensions += ends.suspensions;
         // A queue whose waits vary may be longer than any wait before, and some are longer than a job.
         let varies = self.climate.queue_wait.clone().count() > 1;
-        let may_come_late = varies || self.longest_arrival() > self.climate.walltime;
+        // A replacement is submitted when a quarter of a job's time is over, not before.
+        let may_come_late = varies || self.longest_arrival() > self.climate.walltime / 4 * 3;
         if ends.deaths > 0 || (ends.in_time > 0 && may_come_late) {
             self.excuse(now);
         }
@@ -122,7 +128,8 @@ impl Watch {
         let within_an_hour = self.submissions.iter().map(|(_, parts)| parts).sum();
         self.figures.submissions += u64::from(parts);
         self.figures.most_submissions_an_hour = self.figures.most_submissions_an_hour.max(within_an_hour);
-        assert!(within_an_hour <= 15 * self.largest, "{self}: {within_an_hour} jobs were submitted within an hour");
+        // Twice its nodes and four more in each quarter of an hour, of which an hour touches five.
+        assert!(within_an_hour <= 5 * (2 * self.largest + 4), "{self}: {within_an_hour} jobs were submitted within an hour");
     }
 
     /// In a step in which a controller wants this size.
@@ -168,7 +175,8 @@ impl Watch {
         figures.gap += length * u64::from(self.wanted.saturating_sub(ready));
         figures.overlap += length * u64::from(ready.saturating_sub(self.wanted));
         figures.held += length * u64::from(scheduler.running(now));
-        let explained = self.excused + self.longest_arrival() + LONGEST_DELAY;
+        // After failures one job shows first that jobs can start.
+        let explained = self.excused + 2 * self.longest_arrival() + LONGEST_DELAY;
         assert!(
             ready >= self.wanted || now < explained,
             "{self}: {ready} of {} nodes, without a cause: {:#?}",

@@ -11,7 +11,14 @@ pub(crate) fn at(seconds: u64) -> SystemTime {
 }
 
 pub(crate) fn entry(size: hostler_cluster::FleetSize) -> FleetEntry {
-    FleetEntry { name: "qwen".into(), model: "Qwen/Qwen3-8B".into(), size, walltime: Duration::from_secs(7200), engine_args: Vec::new() }
+    FleetEntry {
+        name: "qwen".into(),
+        model: "Qwen/Qwen3-8B".into(),
+        size,
+        walltime: Duration::from_secs(7200),
+        engine_args: Vec::new(),
+        asked: 0,
+    }
 }
 
 /// A job that was submitted at second 100, and started at 400 unless it waits.

@@ -1,11 +1,12 @@
 use std::path::PathBuf;
 
+use hostler_cluster::Observation;
 use hostler_scheduler::{CommandError, JobState};
 
 use super::*;
-use crate::ClusterConfig;
 use crate::folder::tests::{endpoint, folder};
 use crate::observation::tests::{entry, job};
+use crate::{ClusterConfig, JobSettings};
 
 #[test]
 fn a_controller_steps_every_five_seconds_by_default() {
@@ -18,19 +19,16 @@ fn a_controller_steps_every_five_seconds_by_default() {
 /// A controller whose router never answers.
 fn controller(folder: &FleetFolder, endpoint: Endpoint) -> Controller {
     let [authority, program] = ["/nowhere/fleet", "/nowhere/hostler"].map(PathBuf::from);
-    let (folder, config) = (folder.clone(), ClusterConfig::default());
+    let jobs = JobSettings { program, settings_file: None, engine_args: vec![], cluster: ClusterConfig::default() };
     let setup = ControllerSetup {
-        folder,
-        config,
+        folder: folder.clone(),
+        jobs,
         scheduler: Scheduler::Pbs,
         endpoint,
         authority,
-        program,
-        settings_file: None,
         predecessor: None,
         began: SystemTime::now(),
         drain_timeout: Duration::from_secs(30),
-        engine_args: vec![],
     };
     Controller::new(setup).unwrap()
 }
@@ -89,11 +87,35 @@ async fn a_job_first_listed_is_remembered_at_once() {
     let mut controller = controller(&folder, own);
     let entry = entry(FleetSize::Fixed(1));
     let none = ListResponse::default();
-    let (actions, memory) = decide(&entry, &observe(&[], &none, &[]), &Memory::default(), SystemTime::now());
+    let form = controller.setup.jobs.form(&entry, &folder, Scheduler::Pbs);
+    let observation = Observation { form, ..observe(&[], &none, &[]) };
+    let (actions, memory) = decide(&entry, &observation, &Memory::default(), SystemTime::now());
     assert_eq!(actions, [Action::Submit { parts: 1 }]);
     let written = Some(Instant::now());
     let mut record = EntryRecord { memory, written, refusal: String::new(), status: None, expected: None };
     // Its successor would else wait for this job, also when it has ended meanwhile.
     controller.act(&entry, &mut record, &[job("11.head", JobState::Queued)], &none).await.unwrap();
     assert_eq!(folder.memory(&entry.name).unwrap(), Some(record.memory));
+}
+
+#[tokio::test]
+async fn settings_that_are_written_count_in_the_next_step() {
+    let (_place, folder) = folder();
+    let mut controller = controller(&folder, endpoint("login1"));
+    let entry = FleetEntry { model: "m".into(), ..removed_entry("chat".into()) };
+    let form = |controller: &Controller| controller.setup.jobs.form(&entry, &folder, Scheduler::Pbs);
+    let before = controller.setup.jobs.clone();
+    folder.change_entries(|entries| entries.push(FleetEntry { walltime: MEMORY_INTERVAL * 4, ..entry.clone() })).unwrap();
+    controller.setup.adopt_job_settings().unwrap();
+    assert_eq!(controller.setup.jobs, before, "nobody has said how");
+    let cluster = ClusterConfig { account: "right".into(), ..ClusterConfig::default() };
+    let right = JobSettings { cluster, ..before.clone() };
+    let former = form(&controller);
+    for expected in [false, false] {
+        assert_eq!(folder.change_wanted(right.clone(), |entries| entries.len()).unwrap(), (1, expected));
+        controller.setup.adopt_job_settings().unwrap();
+        assert_eq!(controller.setup.jobs, right);
+    }
+    assert_ne!(form(&controller), former);
+    assert!(folder.change_wanted(before, |_| ()).unwrap().1);
 }

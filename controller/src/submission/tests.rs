@@ -5,6 +5,7 @@ use super::*;
 
 fn entry(walltime: u64, engine_args: &[&str]) -> FleetEntry {
     FleetEntry {
+        asked: 0,
         name: "qwen3-8b".into(),
         model: "Qwen/Qwen3-8B".into(),
         size: FleetSize::Fixed(2),

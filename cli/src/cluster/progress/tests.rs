@@ -13,7 +13,17 @@ fn on(host: &str, id: &str, state: &str) -> JobStatus {
 }
 
 fn entry(ready: u32, jobs: Vec<JobStatus>) -> EntryStatus {
-    EntryStatus { name: "chat".into(), model: "org/chat".into(), wanted: 2, ready, jobs, failures: 0, pause: None, refusal: String::new() }
+    EntryStatus {
+        name: "chat".into(),
+        model: "org/chat".into(),
+        wanted: 2,
+        ready,
+        jobs,
+        failures: 0,
+        pause: None,
+        given_up: false,
+        refusal: String::new(),
+    }
 }
 
 #[test]
@@ -88,4 +98,27 @@ fn an_entry_with_repeated_node_failures_is_given_up() {
     let with_failures = |failures| EntryStatus { failures, ..entry(1, vec![job("1", "ready"), job("2", "loading")]) };
     assert_eq!(judge(&with_failures(4), 2), Outlook::Coming);
     assert_eq!(judge(&with_failures(5), 2), Outlook::Failing);
+}
+
+#[test]
+fn a_model_that_is_given_up_says_how_to_try_again() {
+    let given_up = EntryStatus { failures: 10, given_up: true, ..entry(0, Vec::new()) };
+    assert_eq!(
+        EntryProgress::default().lines(&given_up, ""),
+        ["given up  failed 10 times in a row: mend the cause, and `hostler up` or `hostler scale` tries again"]
+    );
+    assert_eq!(judge(&given_up, 10), Outlook::Failing);
+}
+
+#[test]
+fn changed_settings_name_the_jobs_that_are_submitted_anew() {
+    let (waits, runs) = (job("1", "queued"), on("node1", "2", "ready"));
+    assert_eq!(
+        describe_changed_settings(&[&waits, &runs]),
+        [
+            "settings  changed: what waits is submitted anew (1)",
+            "settings  changed: what runs stays, and its replacements have the new ones (2 on node1)"
+        ]
+    );
+    assert!(describe_changed_settings(&[]).is_empty());
 }

@@ -55,8 +55,14 @@ fn array_parts_dying_one_after_another_are_one_failure() {
             scene.pass(10);
             scene.end(id);
         }
-        assert_eq!(scene.wait(HOUR).1, submit(3));
+        assert_eq!(scene.wait(HOUR).1, submit(1), "one shows whether jobs can start");
         assert_eq!(scene.memory.failures(), 1, "with a scheduler that is {skew} s ahead");
+        scene.queue("j4");
+        assert_eq!(scene.pass(10 * MINUTE), []);
+        scene.start("j4");
+        scene.pass(MINUTE);
+        scene.job("j4").node = NodeState::Ready;
+        assert_eq!(scene.step(), submit(2));
     }
 }
 
@@ -76,7 +82,38 @@ fn a_job_that_served_a_while_resets_the_failures() {
     scene.pass(11 * MINUTE);
     assert_eq!(scene.memory.failures(), 0);
     scene.end("j9");
-    assert_eq!(scene.wait(HOUR), (30, submit(1).to_vec()));
+    assert_eq!(scene.wait(HOUR), (0, submit(1).to_vec()));
+}
+
+#[test]
+fn a_job_ended_from_outside_after_serving_is_replaced_at_once() {
+    let mut scene = Scene::serving(4);
+    for (number, id) in ["j1", "j2", "j3", "j4"].into_iter().enumerate() {
+        scene.pass(MINUTE);
+        scene.end(id);
+        assert_eq!(scene.wait(HOUR), (0, submit(1).to_vec()), "{id}");
+        scene.add_ready(&format!("n{number}"));
+    }
+    assert_eq!(scene.memory.failures(), 0);
+}
+
+#[test]
+fn a_model_that_never_starts_is_given_up_until_asked_for_again() {
+    let mut scene = Scene::fixed(4);
+    let mut submitted = Vec::new();
+    while !scene.memory.has_given_up() {
+        let (_, actions) = scene.wait(HOUR);
+        let [Action::Submit { parts }] = actions[..] else { panic!("{actions:?}") };
+        (0..parts).for_each(|part| scene.queue(&format!("j{}-{part}", submitted.len())));
+        submitted.push(parts);
+        scene.step();
+        scene.jobs.clear();
+        scene.step();
+    }
+    assert_eq!(submitted, [4, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+    assert_eq!(scene.pass(24 * HOUR), []);
+    scene.entry.asked += 1;
+    assert_eq!(scene.step(), submit(4));
 }
 
 #[test]
@@ -118,7 +155,7 @@ fn a_job_whose_replicas_failed_is_cancelled_and_replaced() {
 fn a_job_without_agent_is_cancelled_after_half_an_hour() {
     let mut scene = Scene::serving(1);
     scene.job("j1").node = NodeState::NotAttached;
-    assert_eq!(scene.wait(HOUR), (30 * MINUTE, cancel("j1").to_vec()));
+    assert_eq!(scene.wait(HOUR), (30 * MINUTE, [cancel("j1"), submit(1)].concat()));
 }
 
 #[test]

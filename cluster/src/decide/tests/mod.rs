@@ -30,6 +30,8 @@ struct Scene {
     jobs: Vec<ObservedJob>,
     demand: Demand,
     now: u64,
+    /// What is submitted now.
+    form: u64,
     /// Seconds by which the scheduler's clock is ahead.
     skew: i64,
 }
@@ -42,8 +44,9 @@ impl Scene {
             size,
             walltime: Duration::from_secs(12 * HOUR),
             engine_args: Vec::new(),
+            asked: 0,
         };
-        Self { entry, memory: Memory::default(), jobs: Vec::new(), demand: Demand::default(), now: 1_000_000, skew: 0 }
+        Self { entry, memory: Memory::default(), jobs: Vec::new(), demand: Demand::default(), now: 1_000_000, form: 0, skew: 0 }
     }
 
     fn fixed(nodes: u32) -> Self {
@@ -133,7 +136,7 @@ impl Scene {
     }
 
     fn step(&mut self) -> Vec<Action> {
-        let observation = Observation { jobs: self.jobs.clone(), demand: self.demand };
+        let observation = Observation { jobs: self.jobs.clone(), demand: self.demand, form: self.form };
         let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
         self.memory = memory;
         self.now += 5;

@@ -191,3 +191,22 @@ fn a_requeued_job_counts_and_skews_no_queue_wait() {
     assert_eq!(scene.pass(MINUTE), []);
     assert!(scene.memory.queue_wait() < Duration::from_secs(2 * MINUTE), "{:?}", scene.memory.queue_wait());
 }
+
+#[test]
+fn jobs_waiting_with_old_settings_are_submitted_anew() {
+    let mut scene = Scene::serving(1);
+    scene.entry.size = FleetSize::Fixed(3);
+    assert_eq!(scene.step(), submit(2));
+    scene.queue("j2");
+    scene.queue("j3");
+    assert_eq!(scene.step(), []);
+    scene.form = 1;
+    assert_eq!(scene.step(), [cancel("j2"), cancel("j3"), submit(2)].concat());
+    assert_eq!(scene.step(), [cancel("j2"), cancel("j3")].concat(), "they are listed still");
+    scene.end("j2");
+    scene.end("j3");
+    scene.queue("j4");
+    scene.queue("j5");
+    assert_eq!(scene.pass(HOUR), [], "what runs stays, and is renewed in its time");
+    assert_eq!(scene.memory.failures(), 0);
+}

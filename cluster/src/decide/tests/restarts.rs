@@ -80,6 +80,8 @@ fn a_lost_memory_infers_an_elastic_size_from_its_jobs() {
     for id in ["j1", "j2", "j3"] {
         scene.add_ready(id);
     }
+    let started = at(scene.now - 12 * HOUR);
+    scene.job("j2").started = Some(started);
     scene.end_in("j2", 11 * MINUTE);
     scene.queue("j4");
     scene.demand = Demand { waiting: 0, in_flight: 3, last_request: Some(Duration::ZERO) };
@@ -94,8 +96,8 @@ fn decisions_do_not_depend_on_the_order_of_jobs() {
     let mut scene = Scene::serving(4);
     scene.end_in("j2", 2 * MINUTE);
     scene.jobs[2].node = NodeState::Failed;
-    let forward = Observation { jobs: scene.jobs.clone(), demand: scene.demand };
-    let backward = Observation { jobs: scene.jobs.iter().rev().cloned().collect(), demand: scene.demand };
+    let forward = Observation { jobs: scene.jobs.clone(), demand: scene.demand, form: scene.form };
+    let backward = Observation { jobs: scene.jobs.iter().rev().cloned().collect(), demand: scene.demand, form: scene.form };
     let now = at(scene.now);
     assert_eq!(decide(&scene.entry, &forward, &scene.memory, now), decide(&scene.entry, &backward, &scene.memory, now));
 }
