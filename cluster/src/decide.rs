@@ -49,7 +49,7 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
     let may_come = count_places(&stages, wanted, |job| memory.record(job).may_be_replaced());
     let mut actions = end_what_stays(&stages, &memory, now);
     actions.extend(cancel_beyond(&stages, may_come));
-    actions.extend(cancel_suspended(&stages, wanted));
+    actions.extend(cancel_away(&stages, wanted));
     actions.extend(retire(&stages, wanted, &memory));
     for action in &actions {
         if let Action::Drain { job } | Action::Cancel { job } = action {
@@ -98,10 +98,10 @@ fn cancel_beyond(stages: &Stages, may_come: usize) -> impl Iterator<Item = Actio
     stages.waiting.iter().chain(&stages.starting).take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
 }
 
-/// Keeps as many suspended jobs as nodes are wanted: more could never serve together.
-fn cancel_suspended(stages: &Stages, wanted: usize) -> impl Iterator<Item = Action> {
-    let beyond = stages.suspended.len().saturating_sub(wanted);
-    stages.suspended.iter().take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
+/// Keeps as many jobs that are away as nodes are wanted: more could never serve together.
+fn cancel_away(stages: &Stages, wanted: usize) -> impl Iterator<Item = Action> {
+    let beyond = stages.away.len().saturating_sub(wanted);
+    stages.away.iter().take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
 }
 
 /// Ends what serves beyond the wanted size: first what was replaced, then what has no agent, then what ends first. As many as are wanted stay

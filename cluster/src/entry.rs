@@ -29,7 +29,7 @@ pub struct FleetEntry {
     pub walltime: Duration,
     /// For every engine, after the agent's own.
     pub engine_args: Vec<String>,
-    /// When somebody last asked for it, in seconds since 1970: what was given up before is then tried again.
+    /// When somebody last asked for it, in milliseconds since 1970: what was given up before is then tried again.
     pub asked: u64,
 }
 

@@ -20,6 +20,10 @@ const LISTED_WITHIN: Duration = Duration::from_secs(120);
 /// notices after 7 that a host has died; the rest is for a job's own first lines, such as copying weights.
 const ABSENT_LIMIT: Duration = Duration::from_secs(30 * 60);
 
+/// A job that has served and whose agent is away for longer is replaced. Agents find a router again within seconds, and its host may be dead: PBS and
+/// Slurm say so after one to seven minutes, if at all.
+const AWAY_LIMIT: Duration = Duration::from_secs(180);
+
 /// A job that is suspended for longer is replaced. Slurm's gang scheduler suspends jobs by turns of 30 s (`SchedulerTimeSlice`).
 const SUSPENDED_LIMIT: Duration = Duration::from_secs(60);
 
@@ -113,6 +117,9 @@ struct Submission {
     at: SystemTime,
     #[serde(default)]
     form: Option<u64>,
+    /// Whether the scheduler has said its id. Then its jobs are listed from that moment until they end.
+    #[serde(default)]
+    is_confirmed: bool,
 }
 
 impl Memory {
@@ -127,6 +134,13 @@ impl Memory {
     pub fn record_refusal(&mut self, now: SystemTime) {
         self.submission = None;
         self.failures.note(None, now);
+    }
+
+    /// Notes that the scheduler has taken the submission of the last step. Parts of it that the next list does not have, have ended by then.
+    pub fn confirm_submission(&mut self) {
+        if let Some(submission) = &mut self.submission {
+            submission.is_confirmed = true;
+        }
     }
 
     /// How long jobs are expected to wait in the queue.
@@ -231,8 +245,9 @@ impl Memory {
                 }
             }
         }
-        if self.submission.take_if(|submission| since(now, submission.at) >= LISTED_WITHIN).is_some() {
-            self.failures.note(None, now);
+        let is_gone = |submission: &mut Submission| submission.is_confirmed || since(now, submission.at) >= LISTED_WITHIN;
+        if let Some(gone) = self.submission.take_if(is_gone) {
+            self.failures.note(Some(gone.at).filter(|_| gone.is_confirmed), now);
         }
     }
 
@@ -297,7 +312,7 @@ impl Memory {
     }
 
     pub(crate) fn note_submission(&mut self, parts: usize, form: u64, now: SystemTime) {
-        self.submission = Some(Submission { parts, at: now, form: Some(form) });
+        self.submission = Some(Submission { parts, at: now, form: Some(form), is_confirmed: false });
         self.pace.note(parts, now);
     }
 
@@ -412,6 +427,11 @@ impl JobRecord {
     /// Whether nobody knows when it will go on.
     pub(crate) fn is_suspended(&self, now: SystemTime) -> bool {
         self.suspended_since.is_some_and(|suspended| since(now, suspended) >= SUSPENDED_LIMIT)
+    }
+
+    /// Whether it has served, and its host may be dead.
+    pub(crate) fn is_away(&self, now: SystemTime) -> bool {
+        self.ready.is_some() && self.absent_since.is_some_and(|absent| since(now, absent) >= AWAY_LIMIT)
     }
 
     /// Whether its end is no failed start: the controller wanted it, or it has served for a while, or until its end.

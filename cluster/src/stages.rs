@@ -1,4 +1,4 @@
-//! The jobs of an entry by how far they are: they wait, start, serve, are suspended or leave. Each stage is in the order in which the entry does without them.
+//! The jobs of an entry by how far they are: they wait, start, serve, are are away or leave. Each stage is in the order in which the entry does without them.
 
 use std::cmp::Reverse;
 use std::time::SystemTime;
@@ -15,8 +15,8 @@ pub(crate) struct Stages<'a> {
     pub(crate) starting: Vec<&'a ObservedJob>,
     /// Has been ready, though its agent may be away for a moment: the one that ends first first.
     pub(crate) serving: Vec<&'a ObservedJob>,
-    /// Suspended for longer than moments, so it does not count until it goes on: the one that ends first first.
-    pub(crate) suspended: Vec<&'a ObservedJob>,
+    /// Suspended for longer than moments, or on a host that may be dead. It does not count until it goes on: the one that ends first first.
+    pub(crate) away: Vec<&'a ObservedJob>,
     /// Counts no more, but has not ended.
     pub(crate) leaving: Vec<&'a ObservedJob>,
 }
@@ -24,8 +24,8 @@ pub(crate) struct Stages<'a> {
 impl<'a> Stages<'a> {
     pub(crate) fn sort(observation: &'a Observation, memory: &Memory, now: SystemTime) -> Self {
         let Observation { jobs, form, .. } = observation;
-        let mut stages =
-            Self { waiting: Vec::new(), starting: Vec::new(), serving: Vec::new(), suspended: Vec::new(), leaving: Vec::new() };
+        let mut stages = Self { waiting: Vec::new(), starting: Vec::new(), serving: Vec::new(), away: Vec::new(), leaving: Vec::new() };
+        let mut silent = Vec::new();
         for job in jobs {
             let record = memory.record(job);
             let stage = if !job.has_started() && record.is_outdated(*form) {
@@ -35,7 +35,9 @@ impl<'a> Stages<'a> {
             } else if job.state == JobState::Ending || record.leaving_since.is_some() || job.has_failed() || record.is_lost(now) {
                 &mut stages.leaving
             } else if record.is_suspended(now) {
-                &mut stages.suspended
+                &mut stages.away
+            } else if record.is_away(now) {
+                &mut silent
             } else if record.ready.is_some() || job.in_flight > 0 {
                 &mut stages.serving
             } else {
@@ -43,15 +45,28 @@ impl<'a> Stages<'a> {
             };
             stage.push(job);
         }
+        stages.count_silent(silent);
         stages.waiting.sort_by_key(|job| Reverse((job.submitted, &job.id)));
         stages.starting.sort_by_key(|job| Reverse((job.started, &job.id)));
-        for stage in [&mut stages.serving, &mut stages.suspended] {
+        for stage in [&mut stages.serving, &mut stages.away] {
             stage.sort_by_key(|job| {
                 let ends = memory.record(job).ends;
                 (ends.is_none(), ends, job.in_flight, &job.id)
             });
         }
         stages
+    }
+
+    /// Takes jobs without an agent for those of dead hosts, if most others have theirs. Where most have none, that is the router's or the network's
+    /// trouble: then one is replaced, which shows what new jobs can do, and none where a router knows of no job at all.
+    fn count_silent(&mut self, silent: Vec<&'a ObservedJob>) {
+        let dead = match (silent.len(), self.serving.len()) {
+            (silent, serving) if silent <= serving.max(1) => silent,
+            (_, serving) => serving.min(1),
+        };
+        let (dead, others) = silent.split_at(dead);
+        self.away.extend_from_slice(dead);
+        self.serving.extend_from_slice(others);
     }
 
     /// Jobs that count.

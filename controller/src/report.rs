@@ -13,6 +13,7 @@ pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
     EntryStatus {
         name: view.entry.name.clone(),
         model: view.entry.model.clone(),
+        asked: view.entry.asked,
         wanted: view.memory.wanted(),
         ready: u32::try_from(view.jobs.iter().filter(is_ready).count()).unwrap_or(u32::MAX),
         jobs: view.jobs.iter().map(|job| report_job(view, job, now)).collect(),

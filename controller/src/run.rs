@@ -285,6 +285,8 @@ impl Controller {
             Ok(job) => {
                 tracing::info!(event = "job_submitted", entry = entry.name, job, "submitted");
                 record.refusal.clear();
+                record.memory.confirm_submission();
+                self.setup.folder.write_memory(&entry.name, &record.memory)?;
             }
             Err(error) => {
                 tracing::warn!(event = "submission_failed", entry = entry.name, %error, "nothing was submitted, as far as is known");

@@ -19,6 +19,9 @@ pub struct FleetStatus {
 pub struct EntryStatus {
     pub name: String,
     pub model: String,
+    /// When somebody had asked for it, as of this step.
+    #[serde(default)]
+    pub asked: u64,
     /// How many nodes are wanted now.
     pub wanted: u32,
     /// How many nodes serve.

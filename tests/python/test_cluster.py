@@ -129,6 +129,21 @@ def test_wait_says_why_a_model_is_late_or_fails(login: LoginNode):
     wait_until(lambda: not login.processes(), DONE, "nothing is left", pause=0.2)
 
 
+def test_up_says_why_jobs_cannot_start(login: LoginNode):
+    login.initialise()
+    text = login.settings.read_text()
+    # Neither in PATH nor anywhere else that it is looked for.
+    login.settings.write_text(text.replace('engine = "simulated"', 'engine = "vllm"\nvllm_bin = "/nowhere/vllm"'))
+    failing = login.hostler("up", "org/chat", "--nodes", "2", "--walltime", "2h")
+    assert failing.returncode == FAILING and "/nowhere/vllm" in failing.stderr, failing
+    assert "srun" not in failing.stderr, failing
+    # The corrected settings count at once, although jobs have failed.
+    login.settings.write_text(text)
+    assert "ready     2 of 2 nodes" in login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "2h")
+    login.succeed("down")
+    assert not login.jobs()
+
+
 def test_settings_count_for_waiting_jobs_once_up_is_said_again(login: LoginNode):
     def jobs(*states: str) -> set[str]:
         status = login.state / "status.json"

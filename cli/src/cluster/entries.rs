@@ -51,8 +51,8 @@ pub(super) fn find_entry(entries: &[FleetEntry], name: Option<&str>) -> anyhow::
 }
 
 /// When an entry is asked for, as it is written.
-pub(super) fn seconds_since_1970() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+pub(super) fn milliseconds_since_1970() -> u64 {
+    u64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or_default()
 }
 
 /// Adds an entry, or puts it in the place of the one of its name.

@@ -6,6 +6,9 @@ use std::time::SystemTime;
 
 use super::controller_process::last_lines;
 
+/// How lines of Slurm's own programs begin: they tell the exit code of what was started, which has said before why.
+const LAUNCHERS: [&str; 2] = ["srun: ", "slurmstepd: "];
+
 /// The last line that a job has printed since then.
 pub(super) fn last_words(logs: &Path, since: SystemTime) -> Option<String> {
     last_words_of(fs::read_dir(logs).ok()?.filter_map(|entry| entry.ok().map(|entry| entry.path())), since)
@@ -15,5 +18,27 @@ pub(super) fn last_words(logs: &Path, since: SystemTime) -> Option<String> {
 pub(super) fn last_words_of(files: impl IntoIterator<Item = PathBuf>, since: SystemTime) -> Option<String> {
     let dated = files.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
     let (_, newest) = dated.filter(|(changed, _)| *changed >= since).max()?;
-    last_lines(&newest).ok()?.into_iter().rfind(|line| !line.trim().is_empty())
+    let lines: Vec<String> = last_lines(&newest).ok()?.into_iter().filter(|line| !line.trim().is_empty()).collect();
+    let own = lines.iter().rfind(|line| !LAUNCHERS.iter().any(|launcher| line.starts_with(launcher)));
+    own.or(lines.last()).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_quoted_and_not_what_the_launcher_says_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("hostler-chat-4711.log");
+        let cause = "error: there is no vLLM in PATH";
+        for (text, expected) in [
+            (format!("starting\n{cause}\nsrun: error: node1: task 0: Exited with exit code 1\n\n"), Some(cause)),
+            ("srun: error: Unable to create step\n".to_owned(), Some("srun: error: Unable to create step")),
+            ("\n".to_owned(), None),
+        ] {
+            fs::write(&log, &text).unwrap();
+            assert_eq!(last_words(folder.path(), SystemTime::UNIX_EPOCH).as_deref(), expected, "{text:?}");
+        }
+    }
 }

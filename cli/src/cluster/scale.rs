@@ -6,7 +6,7 @@ use clap::Args;
 use hostler_cluster::FleetSize;
 
 use super::controller_start::ensure_controller;
-use super::entries::{find_entry, parse_nodes, put_entry, seconds_since_1970};
+use super::entries::{find_entry, milliseconds_since_1970, parse_nodes, put_entry};
 use super::watch::{WATCH_TIMEOUT, Watch};
 use super::{Fleet, say_changed_settings};
 use crate::output::say;
@@ -29,7 +29,7 @@ pub(crate) async fn scale(args: &ScaleArgs, file: Option<&Path>) -> anyhow::Resu
     fleet.check_scheduler().await?;
     let (entry, has_changed) = fleet.folder.change_wanted(fleet.job_settings(&agent_config(file)?)?, |entries| {
         let mut entry = find_entry(entries, args.name.as_deref())?;
-        (entry.size, entry.asked) = (FleetSize::Fixed(args.nodes), seconds_since_1970());
+        (entry.size, entry.asked) = (FleetSize::Fixed(args.nodes), milliseconds_since_1970());
         entry.check()?;
         put_entry(entries, entry.clone()).map(|()| entry)
     })?;

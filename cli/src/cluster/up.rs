@@ -14,7 +14,7 @@ use hostler_scheduler::Scheduler;
 
 use super::controller_job;
 use super::controller_start::ensure_controller;
-use super::entries::{name_of_model, parse_nodes, put_entry, seconds_since_1970};
+use super::entries::{milliseconds_since_1970, name_of_model, parse_nodes, put_entry};
 use super::walltime::parse_walltime;
 use super::watch::{WATCH_TIMEOUT, Watch};
 use super::{Fleet, say_changed_settings};
@@ -89,7 +89,7 @@ impl UpArgs {
             size: self.size().context("--nodes says how many nodes serve it, or --min and --max")?,
             walltime: self.walltime.context("--walltime says how long a job may run")?,
             engine_args: self.engine.extra.clone(),
-            asked: seconds_since_1970(),
+            asked: milliseconds_since_1970(),
         };
         entry.check()?;
         Ok(entry)

@@ -135,10 +135,11 @@ impl<'a> Watch<'a> {
     /// The entry as the controller sees it, `None` until that one has read what is wanted now; and what troubles it.
     fn read_status(&self, wanted: &FleetEntry) -> anyhow::Result<(Option<EntryStatus>, String)> {
         let Some(FleetStatus { at, entries, trouble }) = self.folder.status()? else { return Ok((None, String::new())) };
-        let is_current = |entry: &EntryStatus| match wanted.size {
+        let has_size = |entry: &EntryStatus| match wanted.size {
             FleetSize::Fixed(nodes) => entry.wanted == nodes,
             FleetSize::Elastic { min, max, .. } => (min..=max).contains(&entry.wanted),
         };
+        let is_current = |entry: &EntryStatus| entry.asked >= wanted.asked && has_size(entry);
         let entry = entries.into_iter().find(|entry| entry.name == self.name).filter(is_current);
         Ok(if at >= self.began { (entry, trouble) } else { (None, String::new()) })
     }

@@ -75,6 +75,7 @@ mod tests {
             failures: 0,
             pause: None,
             given_up: false,
+            asked: 0,
             refusal: String::new(),
         };
         FleetStatus { at: SystemTime::UNIX_EPOCH, entries: vec![entry], trouble: String::new() }

@@ -182,10 +182,11 @@ impl SimulatedScheduler {
         self.jobs.iter().filter(|job| job.is_live(now) && job.ready <= now && job.ends - now <= within).count()
     }
 
-    /// Those that are suspended, or were so shortly before.
-    pub(super) fn suspended(&self, now: u64, lately: u64) -> usize {
-        let is_suspended = |job: &&SimulatedJob| job.suspensions.iter().any(|time| (time.start..time.end + lately).contains(&now));
-        self.jobs.iter().filter(|job| job.is_live(now)).filter(is_suspended).count()
+    /// Those that are suspended or have lost their agent, or were so shortly before.
+    pub(super) fn away(&self, now: u64, lately: u64) -> usize {
+        let is_suspended = |job: &SimulatedJob| job.suspensions.iter().any(|time| (time.start..time.end + lately).contains(&now));
+        let is_absent = |job: &SimulatedJob| job.dies.is_some_and(|(dies, how)| how == Death::LosesAgent && dies <= now);
+        self.jobs.iter().filter(|job| job.is_live(now) && (is_suspended(job) || is_absent(job))).count()
     }
 
     pub(super) fn has_absent_agent(&self, now: u64) -> bool {

@@ -157,10 +157,10 @@ impl Watch {
         // The entry became smaller while its memory was lost: which jobs were to be replacements is not known then.
         self.adopted = if is_recovering { beyond.min(scheduler.old(now, u64::MAX)) } else { self.adopted.min(beyond) };
         // A replacement that was submitted meanwhile may not be listed yet when the suspended job goes on.
-        let suspended = scheduler.suspended(now, LISTED_WITHIN);
+        let away = scheduler.away(now, LISTED_WITHIN);
         assert!(
-            beyond <= self.adopted + suspended,
-            "{self}: {live} jobs for {largest} nodes, {old} that end soon, {} adopted and {suspended} suspended: {:#?}",
+            beyond <= self.adopted + away,
+            "{self}: {live} jobs for {largest} nodes, {old} that end soon, {} adopted and {away} away: {:#?}",
             self.adopted,
             scheduler.jobs
         );

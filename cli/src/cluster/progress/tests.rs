@@ -22,6 +22,7 @@ fn entry(ready: u32, jobs: Vec<JobStatus>) -> EntryStatus {
         failures: 0,
         pause: None,
         given_up: false,
+        asked: 0,
         refusal: String::new(),
     }
 }

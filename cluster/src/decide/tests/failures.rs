@@ -12,6 +12,19 @@ fn an_unlisted_submission_is_repeated_after_a_pause() {
 }
 
 #[test]
+fn a_confirmed_job_that_is_not_listed_has_failed_at_once() {
+    let mut scene = Scene::fixed(2);
+    assert_eq!(scene.step(), submit(2));
+    scene.memory.confirm_submission();
+    scene.queue("j1");
+    assert_eq!(scene.step(), []);
+    assert_eq!(scene.memory.failures(), 1, "the other part has ended before it was listed");
+    scene.end("j1");
+    assert_eq!(scene.wait(HOUR), (25, submit(1).to_vec()));
+    assert_eq!(scene.memory.failures(), 1, "they came together");
+}
+
+#[test]
 fn a_refused_submission_is_repeated_with_growing_pauses() {
     let mut scene = Scene::fixed(1);
     let mut pauses = Vec::new();
@@ -152,10 +165,37 @@ fn a_job_whose_replicas_failed_is_cancelled_and_replaced() {
 }
 
 #[test]
-fn a_job_without_agent_is_cancelled_after_half_an_hour() {
-    let mut scene = Scene::serving(1);
+fn a_silent_node_is_replaced_after_minutes_and_cancelled_after_half_an_hour() {
+    let mut scene = Scene::serving(3);
     scene.job("j1").node = NodeState::NotAttached;
-    assert_eq!(scene.wait(HOUR), (30 * MINUTE, [cancel("j1"), submit(1)].concat()));
+    assert_eq!(scene.wait(HOUR), (3 * MINUTE, submit(1).to_vec()));
+    scene.queue("j4");
+    assert_eq!(scene.wait(HOUR).1, cancel("j1"));
+    assert_eq!(scene.memory.failures(), 0);
+}
+
+#[test]
+fn a_silent_node_that_comes_back_cancels_its_replacement() {
+    let mut scene = Scene::serving(3);
+    scene.job("j1").node = NodeState::NotAttached;
+    assert_eq!(scene.wait(HOUR).1, submit(1));
+    scene.queue("j4");
+    scene.pass(MINUTE);
+    scene.job("j1").node = NodeState::Ready;
+    assert_eq!(scene.step(), cancel("j4"));
+}
+
+#[test]
+fn silence_of_most_nodes_is_not_their_death() {
+    let mut scene = Scene::serving(4);
+    for id in ["j1", "j2", "j3"] {
+        scene.job(id).node = NodeState::NotAttached;
+    }
+    assert_eq!(scene.wait(HOUR), (3 * MINUTE, submit(1).to_vec()));
+    scene.queue("j5");
+    assert_eq!(scene.pass(10 * MINUTE), []);
+    scene.job("j4").node = NodeState::NotAttached;
+    assert_eq!(scene.wait(HOUR).1, cancel("j5"), "the router knows of nobody");
 }
 
 #[test]
