@@ -305,6 +305,12 @@ impl TenantAccount {
 }
 
 impl Permit {
+    /// Whether somebody pays for what the request uses.
+    #[must_use]
+    pub(crate) fn is_charged(&self) -> bool {
+        self.reservation.is_some() || self.counted.is_some()
+    }
+
     /// Replaces the reservation by what the ended request has used, as far as that is known.
     pub(crate) fn reconcile_usage(&mut self, used: ActualUsage) {
         if let Some(counted) = &mut self.counted {

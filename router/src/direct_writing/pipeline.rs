@@ -69,6 +69,12 @@ impl AnswerPipeline {
 }
 
 impl PipelineState {
+    /// Tokens of a stream that have come: all, where the engine was asked for them, else at least so many.
+    pub(crate) fn seen_tokens(&self) -> u64 {
+        let recorded = self.token_record.as_ref().map_or(0, |record| record.emitted_tokens());
+        if recorded > 0 { recorded } else { self.scanner.as_ref().map_or(0, SseScanner::least_tokens) }
+    }
+
     /// What is left of an answer that has ended, and whether it was complete.
     pub(crate) fn finish(&mut self) -> (Bytes, bool) {
         let Some(scanner) = &mut self.scanner else { return (Bytes::new(), true) };
@@ -120,7 +126,7 @@ impl PipelineState {
             return scanner.process(new);
         }
         if scanner.is_between_events() && record.observe_common(&bytes) {
-            scanner.count_plain_event();
+            scanner.count_plain_event(&bytes);
             return ChunkOutcome::Forward(bytes);
         }
         let was_within_event = scanner.is_within_event();
@@ -148,7 +154,7 @@ impl PipelineState {
         if scanner.is_between_events()
             && let Some((bytes, end)) = record.process_common(&bytes)
         {
-            scanner.count_plain_event();
+            scanner.count_plain_event(&bytes);
             return (ChunkOutcome::Forward(bytes), end);
         }
         let was_within_event = scanner.is_within_event();

@@ -359,6 +359,7 @@ impl Dispatch {
         if let Some((record, resumption)) = streams.then(|| self.resumption(outgoing, &decision, &origin)).flatten() {
             relay.record_stream(record, resumption);
         }
+        relay.count_text_of_unknown_tokens();
         Answer { head, body: Box::new(relay), decision }
     }
 }

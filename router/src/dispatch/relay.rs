@@ -154,6 +154,14 @@ impl Relay {
         self.watch_for_move(Duration::ZERO);
     }
 
+    /// Has text stand in for tokens that are charged and that nobody tells.
+    pub(super) fn count_text_of_unknown_tokens(&self) {
+        let mut flow = self.pipeline.lock();
+        if flow.token_record.is_none() && self.context.permit.is_charged() {
+            flow.scanner.as_mut().map(SseScanner::count_text);
+        }
+    }
+
     /// Whether the engine answers with an event stream.
     pub(crate) fn is_event_stream(&self) -> bool {
         self.pipeline.lock().scanner.is_some()

@@ -56,10 +56,15 @@ impl UsageBounds {
         let prompt_tokens = prompt_tokens.min(self.max_prompt_tokens);
         let bound = TokenUsage {
             prompt_tokens,
-            completion_tokens: completion_tokens.min(self.max_completion_tokens),
+            completion_tokens: self.clamp_completion(completion_tokens),
             cached_tokens: cached_tokens.map(|cached_tokens| cached_tokens.min(prompt_tokens)),
         };
         self.work.is_some().then_some(bound)
+    }
+
+    /// The part of a count of generated tokens that can be true.
+    pub(super) fn clamp_completion(&self, tokens: u64) -> u64 {
+        tokens.min(self.max_completion_tokens)
     }
 }
 

@@ -92,15 +92,15 @@ impl PlacementFeedback {
         self.decision.outcome.lock().first_token_seconds = Some(took);
     }
 
-    /// A generation has ended completely, after `events` of a stream, on an engine with this
-    /// `context` length. All callers share what is learned of lengths, so only a single answer
+    /// A generation has ended completely, with so many tokens `seen` of a stream, on an engine with
+    /// this `context` length. All callers share what is learned of lengths, so only a single answer
     /// (`one`) teaches, and no more than its engine could generate.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-    pub(crate) fn record_end(&self, usage: Option<TokenUsage>, events: u64, context: u64, one: bool) {
-        let completion = usage.map_or(events, |usage| usage.completion_tokens);
-        let seen = completion.min(context).min(self.max_output_tokens.unwrap_or(u64::MAX));
-        if seen > 0 && one {
-            self.placer.output_lengths.observe(seen);
+    pub(crate) fn record_end(&self, usage: Option<TokenUsage>, seen: u64, context: u64, one: bool) {
+        let completion = usage.map_or(seen, |usage| usage.completion_tokens);
+        let learned = completion.min(context).min(self.max_output_tokens.unwrap_or(u64::MAX));
+        if learned > 0 && one {
+            self.placer.output_lengths.observe(learned);
         }
         if let Some(first) = self.first_token_at.filter(|_| self.is_stream && completion > 2) {
             let now = Instant::now();

@@ -36,6 +36,25 @@ pub(super) fn has_tokens(events: &[u8]) -> bool {
     FINDER.find(events).is_some()
 }
 
+/// How many tokens of the answer stand in these events.
+#[must_use]
+pub(super) fn count_answer_tokens(events: &[u8]) -> u64 {
+    let lists = memmem::find_iter(events, TOKENS).filter(|found| events[..*found].ends_with(ANSWER));
+    lists.map(|found| count_ids(inside_of_list(&events[found + TOKENS.len()..]))).sum()
+}
+
+/// How many tokens the inside of a list has.
+#[must_use]
+pub(super) fn count_ids(ids: &[u8]) -> u64 {
+    if ids.is_empty() { 0 } else { memchr::memchr_iter(b',', ids).count() as u64 + 1 }
+}
+
+/// What comes before the end of a list.
+fn inside_of_list(rest: &[u8]) -> &[u8] {
+    let length = rest.iter().take_while(|byte| byte.is_ascii_digit() || **byte == b',').count();
+    &rest[..length]
+}
+
 /// Appends any event without its lists of tokens, and nothing of one that an engine sends for its tokens alone.
 pub(super) fn remove_tokens(form: &EventForm, event: &[u8], out: &mut BytesMut) {
     if form.only_tokens.iter().any(|marker| memmem::find(event, marker).is_some()) {
@@ -45,8 +64,7 @@ pub(super) fn remove_tokens(form: &EventForm, event: &[u8], out: &mut BytesMut) 
     // Quotes within strings are escaped, so each find is the end of a name.
     for found in memmem::find_iter(event, TOKENS) {
         let begin = found + TOKENS.len() - 1;
-        let inside = event[begin + 1..].iter().take_while(|byte| byte.is_ascii_digit() || **byte == b',').count();
-        let end = begin + inside + 2;
+        let end = begin + inside_of_list(&event[begin + 1..]).len() + 2;
         let name = NAMES.iter().find(|name| event[..found].ends_with(name));
         if let Some(name) = name
             && event.get(end - 1) == Some(&b']')
@@ -65,4 +83,7 @@ pub(super) fn remove_tokens(form: &EventForm, event: &[u8], out: &mut BytesMut) 
 const TOKENS: &[u8] = b"token_ids\":[";
 
 /// How it begins. No front-end has them first in an object.
-const NAMES: [&[u8]; 2] = [b",\"", b",\"prompt_"];
+const NAMES: [&[u8]; 2] = [ANSWER, b",\"prompt_"];
+
+/// The same where the tokens are those of the answer.
+const ANSWER: &[u8] = b",\"";

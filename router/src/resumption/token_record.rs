@@ -12,7 +12,7 @@ use super::KnownTokens;
 use super::event_form::EventForm;
 use super::memory::{RecordMemory, RecordShare};
 use super::sampling::StreamApi;
-use super::token_fields::{CommonEvent, has_tokens, remove_tokens};
+use super::token_fields::{CommonEvent, count_answer_tokens, count_ids, has_tokens, remove_tokens};
 use crate::sse::event_end;
 
 /// A stream whose tokens take more is not resumed: some 160,000 tokens.
@@ -34,6 +34,8 @@ pub(crate) struct TokenRecord {
     prompt_bytes: usize,
     /// Length up to the last text. What came after it, if anything, is a part of a character.
     shown_bytes: usize,
+    /// Tokens of the answer that are not remembered.
+    forgotten_tokens: u64,
     /// Events without a text that the client has got since.
     textless_events: u32,
     /// How many of them the continuation sends again.
@@ -90,6 +92,7 @@ impl TokenRecord {
             ids: Vec::new(),
             prompt_bytes: 0,
             shown_bytes: 0,
+            forgotten_tokens: 0,
             textless_events: 0,
             repeated_events: 0,
             is_finished: false,
@@ -127,8 +130,9 @@ impl TokenRecord {
         passed.freeze()
     }
 
-    /// From now on tokens are only taken out.
+    /// From now on tokens are only counted and taken out.
     pub(crate) fn give_up(&mut self) {
+        self.forgotten_tokens = self.emitted_tokens();
         self.is_complete = false;
         self.ids = Vec::new();
         self.share.release();
@@ -145,8 +149,8 @@ impl TokenRecord {
         }
         let (prompt, emitted) = ids.split_at(self.prompt_bytes);
         Some(KnownTokens {
-            prompt_tokens: count(prompt),
-            emitted_tokens: commas(emitted),
+            prompt_tokens: count_ids(prompt),
+            emitted_tokens: answer_tokens(emitted),
             ids: String::from_utf8(ids.to_vec()).ok()?,
             form: self.form?,
             head: self.head.clone(),
@@ -156,7 +160,7 @@ impl TokenRecord {
 
     /// Tokens of the answer so far.
     pub(crate) fn emitted_tokens(&self) -> u64 {
-        self.ids.get(self.prompt_bytes..).map_or(0, commas)
+        self.forgotten_tokens + self.ids.get(self.prompt_bytes..).map_or(0, answer_tokens)
     }
 
     /// Whether it will never be known.
@@ -185,8 +189,9 @@ impl TokenRecord {
             }
             return;
         }
-        if self.is_complete && self.read_event(event).is_none() {
+        if !self.is_complete || self.read_event(event).is_none() {
             self.give_up();
+            self.forgotten_tokens += count_answer_tokens(event);
         }
         remove_tokens(self.form.unwrap_or_else(|| EventForm::of(self.api, event)), event, passed);
     }
@@ -260,7 +265,9 @@ impl TokenRecord {
             return Some(());
         }
         let ids = list(ids).filter(|ids| !ids.is_empty() && self.ids.is_empty())?;
-        self.push(ids);
+        if !self.push(ids) {
+            return None;
+        }
         self.prompt_bytes = self.ids.len();
         self.shown_bytes = self.ids.len();
         Some(())
@@ -268,21 +275,24 @@ impl TokenRecord {
 
     /// Remembers tokens of the answer, of which there is at least one.
     fn remember(&mut self, ids: &[u8], has_text: bool) {
-        self.push(ids);
-        if has_text {
+        if !self.push(ids) {
+            self.give_up();
+            self.forgotten_tokens += count_ids(ids);
+        } else if has_text {
             self.shown_bytes = self.ids.len();
         }
     }
 
-    fn push(&mut self, ids: &[u8]) {
+    /// `false` where there is no room.
+    fn push(&mut self, ids: &[u8]) -> bool {
         if self.ids.capacity() - self.ids.len() <= ids.len() && !self.grow(ids.len() + 1) {
-            self.give_up();
-            return;
+            return false;
         }
         if !self.ids.is_empty() {
             self.ids.push(b',');
         }
         self.ids.extend_from_slice(ids);
+        true
     }
 
     /// Makes room for so many more bytes; `false` where there is none.
@@ -302,12 +312,8 @@ fn list(ids: &RawValue) -> Option<&[u8]> {
     Some(ids.get().strip_prefix('[')?.strip_suffix(']')?.as_bytes())
 }
 
-/// How many tokens a list has that is not empty.
-fn count(ids: &[u8]) -> u64 {
-    commas(ids) + 1
-}
-
-fn commas(ids: &[u8]) -> u64 {
+/// How many tokens stand behind those of the prompt, a comma before each.
+fn answer_tokens(ids: &[u8]) -> u64 {
     memchr::memchr_iter(b',', ids).count() as u64
 }
 

@@ -53,6 +53,16 @@ impl Dialect {
         }
     }
 
+    /// The fields that have generated text, once each, up to their first quote of text.
+    pub(super) fn text_fields(self) -> &'static [&'static [u8]] {
+        match self {
+            Self::OpenAi => &[br#""content":""#, br#""text":""#, br#""reasoning":""#, br#""reasoning_content":""#, br#""arguments":""#],
+            Self::Responses => &[br#""delta":""#],
+            Self::Anthropic => &[br#""text":""#, br#""thinking":""#, br#""partial_json":""#],
+            Self::Other => &[],
+        }
+    }
+
     /// The field of an event that may hold the usage, if not the event itself.
     pub(super) fn nested_field(self) -> &'static str {
         match self {

@@ -5,6 +5,7 @@ mod dialect;
 mod engine_error;
 mod event;
 mod sse_scanner;
+mod text_length;
 
 pub use answer_parser::TokenUsage;
 pub(crate) use answer_parser::{AnswerParser, FinishState};

@@ -13,6 +13,7 @@ use super::answer_parser::{AnswerParser, FinishState, TokenUsage};
 use super::dialect::Dialect;
 use super::engine_error::EngineEnd;
 use super::event::{EventFields, event_end};
+use super::text_length::text_bytes;
 
 /// A longer event is passed on in parts. Log probabilities of a long prompt make the largest.
 const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;
@@ -23,6 +24,9 @@ const MAX_TOKEN_EVENT_BYTES: usize = 1024 * 1024;
 /// Bytes of such an event that stay buffered, since the mark of its end may be split between two
 /// reads.
 const OVERLAP_BYTES: usize = 4;
+
+/// Hardly a token has more bytes of text. English has about half as many.
+const MOST_BYTES_PER_TOKEN: u64 = 8;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChunkOutcome {
@@ -53,6 +57,8 @@ pub struct SseScanner {
     has_done_marker: bool,
     usage: Option<TokenUsage>,
     event_count: u64,
+    /// Bytes of generated text so far, where they are counted.
+    text_bytes: Option<u64>,
 }
 
 /// An event that is passed on in parts.
@@ -81,6 +87,7 @@ impl SseScanner {
             has_done_marker: false,
             usage: None,
             event_count: 0,
+            text_bytes: None,
         }
     }
 
@@ -89,15 +96,27 @@ impl SseScanner {
         self.max_event_bytes = MAX_TOKEN_EVENT_BYTES;
     }
 
+    /// Counts the text of events that are processed.
+    pub(crate) fn count_text(&mut self) {
+        self.text_bytes = Some(0);
+    }
+
     /// Whether the next bytes begin an event.
     #[must_use]
     pub(crate) fn is_between_events(&self) -> bool {
         self.buffer.is_empty() && self.partial_event.is_none()
     }
 
-    /// Counts an event that has nothing of interest.
-    pub(crate) fn count_plain_event(&mut self) {
+    /// Counts an event that has nothing of interest, but maybe a text.
+    pub(crate) fn count_plain_event(&mut self, event: &[u8]) {
         self.event_count += 1;
+        self.count_text_of(event);
+    }
+
+    fn count_text_of(&mut self, event: &[u8]) {
+        if let Some(bytes) = &mut self.text_bytes {
+            *bytes += text_bytes(self.dialect.text_fields(), event);
+        }
     }
 
     /// Whether the last bytes that were passed on, or the next ones, are a part of an event.
@@ -195,11 +214,20 @@ impl SseScanner {
         self.event_count
     }
 
+    /// Tokens of the answer that have come, at least: one for each event, except the first, which has only a role, and the last; and as many as
+    /// the text has, where that is counted.
+    #[must_use]
+    pub(crate) fn least_tokens(&self) -> u64 {
+        let of_text = self.text_bytes.unwrap_or_default() / MOST_BYTES_PER_TOKEN;
+        self.event_count.saturating_sub(2).max(of_text)
+    }
+
     fn scan_event(&mut self, event: &[u8]) -> EventVerdict {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\":{"));
         if self.partial_event.is_some() {
             return self.scan_last_part(event);
         }
+        self.count_text_of(event);
         let EventFields { name, data } = EventFields::parse(event);
         if is_error(name, data) {
             return EventVerdict::Error { is_engine_dead: data.and_then(EngineEnd::read) == Some(EngineEnd::CoreDied) };

@@ -10,7 +10,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, until};
+use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, unresumed_stream, until};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -19,11 +19,16 @@ const MUCH: u64 = 1_000_000;
 
 /// A fleet whose engines keep responses, and the file of its keys.
 async fn billed(agents: usize) -> (Fleet, TempDir, PathBuf) {
+    billed_by(agents, "").await
+}
+
+/// The same with engines that have these flags too.
+async fn billed_by(agents: usize, flags: &str) -> (Fleet, TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("keys.toml");
     // A fleet that has keys begins with one.
     key(&file, "first", KeyLimits::default());
-    let setup = Setup::agents(agents).engine("--sim-step-ms 1 --sim-store-responses");
+    let setup = Setup::agents(agents).engine("--sim-step-ms 1 --sim-store-responses").engine(flags);
     let keys = file.clone();
     (Fleet::start(setup.router(|router| router.keys_file = keys)).await, folder, file)
 }
@@ -150,12 +155,24 @@ async fn a_stream_without_usage_costs_the_estimate_at_least() {
     );
 
     let silent = paying(&fleet, &file, "silent", MUCH).await;
-    let mut long = chat_stream(600);
-    long["ignore_eos"] = json!(true);
-    post(&fleet, CHAT, &long, &silent).await.assert_whole_stream();
+    post(&fleet, CHAT, &chat_stream(600), &silent).await.assert_whole_stream();
     // A reservation for an answer is 256 tokens at first; each of the 600 came in an event of its
     // own.
     until_paid(&fleet, &silent, MUCH, 590..=602).await;
+    fleet.until_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_token_costs_where_events_have_twenty() {
+    let (fleet, _folder, file) = billed_by(1, "--stream-interval 20").await;
+    // Of such a stream the router has no more than the text. A reservation is 256 tokens at first.
+    let unknown = paying(&fleet, &file, "unknown", MUCH).await;
+    post(&fleet, CHAT, &unresumed_stream(1500), &unknown).await.assert_whole_stream();
+    until_paid(&fleet, &unknown, MUCH, 500..=1500).await;
+
+    let known = paying(&fleet, &file, "known", MUCH).await;
+    post(&fleet, CHAT, &chat_stream(1500), &known).await.assert_whole_stream();
+    until_paid(&fleet, &known, MUCH, 1500..=1500).await;
     fleet.until_idle().await;
 }
 

@@ -23,7 +23,7 @@ impl Relay {
         let is_resumed = self.resumption.as_ref().is_some_and(|resumption| resumption.is_under_way());
         if self.context.usage_bounds.work.is_some() && !is_resumed {
             let most = self.context.usage_bounds;
-            self.context.feedback.record_end(usage, events.unwrap_or(0), most.context_tokens, most.work.answers == 1);
+            self.context.feedback.record_end(usage, self.seen_tokens(), most.context_tokens, most.work.answers == 1);
         }
         self.context.metrics.record_end(AnswerOutcome::Complete, self.context.received_at);
         self.context.log_entry.record_end(AnswerOutcome::Complete, None, usage);
@@ -64,19 +64,23 @@ impl Relay {
         }
     }
 
+    /// Tokens of a stream that have come, as far as that can be true.
+    fn seen_tokens(&self) -> u64 {
+        self.context.usage_bounds.clamp_completion(self.pipeline.lock().seen_tokens())
+    }
+
     /// Reconciles the caller's limits with what was used. No answer has reported all of it before
-    /// its end, and some never do. Each event of a stream has at least one token, except the first,
-    /// which has only a role, and the last: so leaving early does not make an answer cheaper.
+    /// its end, and some never do. What has come of a stream counts in any case, so leaving early
+    /// does not make an answer cheaper.
     fn reconcile_usage(&mut self, usage: Option<TokenUsage>, is_whole: bool) {
         let work = self.context.usage_bounds.work;
         if !work.is_some() {
             return;
         }
-        let events = self.pipeline.lock().scanner.as_ref().map_or(0, SseScanner::event_count).saturating_sub(2);
         let output_tokens = match usage {
             _ if !work.generates() => OutputTokens::Exact(0),
             Some(usage) if is_whole => OutputTokens::Exact(usage.completion_tokens),
-            usage => OutputTokens::AtLeast(usage.map_or(0, |usage| usage.completion_tokens).max(events)),
+            usage => OutputTokens::AtLeast(usage.map_or(0, |usage| usage.completion_tokens).max(self.seen_tokens())),
         };
         let prompt_tokens = usage.map(|usage| usage.prompt_tokens).filter(|prompt| *prompt > 0);
         self.context.permit.reconcile_usage(ActualUsage { prompt_tokens, output_tokens });

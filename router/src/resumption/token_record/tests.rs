@@ -117,9 +117,17 @@ fn a_stream_beyond_the_record_memory_goes_on_unrecorded() {
     let events = [role("[1,2]"), content("a", "[3]"), content("b", "[1000000,1000000,1000000]"), content("c", "[4]")];
     let plain = [role("null"), content("a", "null"), content("b", "null"), content("c", "null")];
     assert_eq!(pass(&mut record, &events), plain.concat());
-    assert_eq!(record.rewind(), None);
+    assert_eq!((record.rewind(), record.emitted_tokens()), (None, 5), "they are counted all the same");
     drop(record);
     assert_eq!(memory.taken(), 0);
+}
+
+#[test]
+fn tokens_of_an_unknown_event_are_counted() {
+    let mut record = record(StreamApi::Chat);
+    let unknown = content("b", "[4,5]").replace("\"content\"", "\"reasoning\"");
+    pass(&mut record, &[role("[1,2]"), content("a", "[3]"), unknown, content("\\\"token_ids\\\":[7]", "[6]")]);
+    assert_eq!((record.known(), record.emitted_tokens()), (None, 4));
 }
 
 /// Empty texts are parts of a character, which the next text completes.
