@@ -15,7 +15,7 @@ use super::reply::{self, EdgeBody};
 use super::responses_translator::{self, ResponseFields, ResponsesTranslator};
 use super::translation::{StreamTranslation, TranslatedBody, collect_body, translated_headers};
 use crate::dispatch;
-use crate::inbound::{Edge, InboundRequest, Prepared, Rejection, headers};
+use crate::inbound::{Edge, Explanation, InboundRequest, Prepared, Rejection, headers};
 use crate::sse::Dialect;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -141,20 +141,20 @@ impl Edge {
     /// chat whose answer is told in the route's form.
     pub(super) async fn answer_somehow(self: &Arc<Self>, route: ChatFallback, inquiry: InboundRequest) -> Response<EdgeBody> {
         let (caller, entry) = (inquiry.caller.clone(), inquiry.log_entry.clone());
-        let explain = headers::asks_explanation(&inquiry.headers);
+        let explanation = self.explanation(&inquiry.headers, &caller);
         let read = self.read_on_pool((inquiry.body.len(), &caller), move |edge| edge.read_for_route(route, inquiry)).await;
         let (prepared, translation) = match read {
             Ok(ReadRequest { prepared, translation }) => (Ok(prepared), translation),
             Err(declined) => (Err(declined), None),
         };
         let Some((form, is_stream)) = translation else {
-            return self.answer_prepared(prepared, &caller, &entry, explain).await;
+            return self.answer_prepared(prepared, &caller, &entry, explanation).await;
         };
         let dialect = is_stream.then(|| Dialect::for_path(route.path()));
         match self.await_answer(prepared, &caller, &entry, dialect).await {
             Awaited::Answered(Ok(mut answer)) => {
                 answer.body.send_keep_alives(self.config.stream_keepalive);
-                translate_response(form, answer, is_stream, explain).await
+                translate_response(form, answer, is_stream, explanation).await
             }
             Awaited::Answered(Err(declined)) => reply::rejection(&declined),
             Awaited::Held(mut stream, id) => {
@@ -165,9 +165,14 @@ impl Edge {
     }
 }
 
-async fn translate_response(form: AnswerForm, answer: dispatch::Answer, is_asked_to_stream: bool, explain: bool) -> Response<EdgeBody> {
+async fn translate_response(
+    form: AnswerForm,
+    answer: dispatch::Answer,
+    is_asked_to_stream: bool,
+    explanation: Explanation,
+) -> Response<EdgeBody> {
     let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
-    let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explain);
+    let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explanation);
     let mut response = if status.is_success() && is_asked_to_stream && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers::disable_buffering(&mut heads);

@@ -12,7 +12,7 @@ use super::ollama;
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
 use crate::dispatch::{Answer, Refusal};
-use crate::inbound::{Edge, INVOCATIONS, PageAccess, Prepared, Rejection, allow_preflight, headers, is_preflight};
+use crate::inbound::{Edge, Explanation, INVOCATIONS, PageAccess, Prepared, Rejection, allow_preflight, headers, is_preflight};
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
 use http::{Method, Request, Response, StatusCode};
@@ -193,7 +193,7 @@ impl Edge {
         {
             return Box::pin(self.answer_somehow(route, inquiry)).await;
         }
-        let explain = headers::asks_explanation(&inquiry.headers);
+        let explanation = self.explanation(&inquiry.headers, caller);
         let is_invocation = inquiry.path.path() == INVOCATIONS && inquiry.method == Method::POST;
         let lacks_route = is_invocation && self.may_lack_route(INVOCATIONS).await;
         let prepared = self
@@ -201,7 +201,7 @@ impl Edge {
                 edge.prepare(if lacks_route { inquiry.unwrap_invocation()? } else { inquiry })
             })
             .await;
-        self.answer_prepared(prepared, caller, entry, explain).await
+        self.answer_prepared(prepared, caller, entry, explanation).await
     }
 
     /// Answers with what an engine says.
@@ -210,12 +210,12 @@ impl Edge {
         prepared: Result<Prepared, Rejection>,
         caller: &Caller,
         entry: &AccessEntry,
-        explain: bool,
+        explanation: Explanation,
     ) -> Response<EdgeBody> {
         let dialect = prepared.as_ref().ok().and_then(|(outgoing, _)| outgoing.awaited_stream());
         match self.await_answer(prepared, caller, entry, dialect).await {
             Awaited::Answered(answered) => {
-                answered.map_or_else(|declined| reply::rejection(&declined), |answer| self.pass_on(answer, explain))
+                answered.map_or_else(|declined| reply::rejection(&declined), |answer| self.pass_on(answer, explanation))
             }
             Awaited::Held(stream, id) => held_reply(stream, id),
         }
@@ -229,7 +229,7 @@ impl Edge {
     }
 
     /// An engine's answer as the client gets it.
-    fn pass_on(&self, mut answer: Answer, explain: bool) -> Response<EdgeBody> {
+    fn pass_on(&self, mut answer: Answer, explanation: Explanation) -> Response<EdgeBody> {
         let is_event_stream = answer.body.is_event_stream();
         answer.body.send_keep_alives(self.config.stream_keepalive);
         let mut response = Response::new(EdgeBody::Relay(answer.body));
@@ -241,7 +241,7 @@ impl Edge {
         if is_event_stream {
             headers::disable_buffering(response.headers_mut());
         }
-        headers::add_placement_headers(response.headers_mut(), &answer.decision, explain);
+        headers::add_placement_headers(response.headers_mut(), &answer.decision, explanation);
         reply::add_retry_if_full(response)
     }
 }

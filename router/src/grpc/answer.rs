@@ -46,7 +46,7 @@ pub(super) async fn read_body(relay: &mut Relay) -> Result<Bytes, Status> {
     Ok(only.unwrap_or_else(|| all.freeze()))
 }
 
-pub(super) fn generate_response(mut answered: EngineAnswer, record: &PlacementDecision) -> wire::GenerateResponse {
+pub(super) fn generate_response(mut answered: EngineAnswer, placement: wire::Placement) -> wire::GenerateResponse {
     let prompt = prompt_token_ids(&mut answered);
     let choices = answered.choices.unwrap_or_default();
     wire::GenerateResponse {
@@ -54,19 +54,19 @@ pub(super) fn generate_response(mut answered: EngineAnswer, record: &PlacementDe
         model: answered.model.unwrap_or_default(),
         choices: choices.into_iter().map(choice).collect(),
         usage: answered.usage.as_ref().map(usage),
-        placement: Some(placement(record)),
+        placement: Some(placement),
         prompt_token_ids: prompt,
     }
 }
 
-pub(super) fn embed_response(embedded: EngineEmbeddings, record: &PlacementDecision) -> wire::EmbedResponse {
+pub(super) fn embed_response(embedded: EngineEmbeddings, placement: wire::Placement) -> wire::EmbedResponse {
     let vectors = embedded.data.into_iter().zip(0..);
     wire::EmbedResponse {
         id: embedded.id.unwrap_or_default(),
         model: embedded.model.unwrap_or_default(),
         embeddings: vectors.map(|(of, at)| wire::Embedding { index: of.index.unwrap_or(at), values: of.embedding }).collect(),
         usage: embedded.usage.as_ref().map(usage),
-        placement: Some(placement(record)),
+        placement: Some(placement),
     }
 }
 
@@ -77,16 +77,19 @@ pub(super) fn prompt_token_ids(answered: &mut EngineAnswer) -> Vec<u32> {
     beside.or_else(within).unwrap_or_default()
 }
 
-pub(super) fn placement(record: &PlacementDecision) -> wire::Placement {
+/// Where a request went, and why. Without `caches` it has nothing that depends on what is cached.
+pub(super) fn placement(record: &PlacementDecision, caches: bool) -> wire::Placement {
     let (replica, choice) = record.choice();
+    let (matched_tokens, why, predicted_first_token_seconds) =
+        if caches { (choice.candidate.matched, record.reason(), choice.terms.first_token()) } else { Default::default() };
     wire::Placement {
         request_id: format!("{:016x}", record.id),
         replica: replica.to_owned(),
-        matched_tokens: choice.candidate.matched,
+        matched_tokens,
         prompt_tokens: record.prompt_tokens,
         level: record.level.as_str().to_owned(),
-        why: record.reason().to_owned(),
-        predicted_first_token_seconds: choice.terms.first_token(),
+        why: why.to_owned(),
+        predicted_first_token_seconds,
         attempt: record.attempt,
         queue_seconds: record.queued_seconds.into(),
         candidates: u32::try_from(record.decision.candidates).unwrap_or(u32::MAX),

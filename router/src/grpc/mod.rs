@@ -33,6 +33,7 @@ use crate::access_log::AccessEntry;
 use crate::dispatch::Answer;
 use crate::inbound::{BodyReadError, BodyReservation, Edge, InboundRequest, Prepared, Rejection, SHORT_BODY_BYTES};
 use crate::keys::Caller;
+use crate::placement::PlacementDecision;
 use deadline::Deadline;
 use message_size::check_message_size;
 use request::EngineRequest;
@@ -155,6 +156,11 @@ impl InferenceCall {
         }
     }
 
+    /// What the caller is told of where its request went.
+    fn placement(&self, decision: &PlacementDecision) -> wire::Placement {
+        answer::placement(decision, self.edge.shows_caches_to(&self.caller))
+    }
+
     async fn submit(&self, make: impl FnOnce(HeaderMap) -> Result<EngineRequest, Status> + Send + 'static) -> Result<Answer, Status> {
         let prepared = self.prepare(make).await?;
         let answer = self.edge.send(prepared, &self.caller, &self.log_entry).await.map_err(|declined| status::rejection(&declined))?;
@@ -181,8 +187,8 @@ impl Inference for InferenceCall {
     async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<tonic::Response<wire::GenerateResponse>, Status> {
         let generated = async {
             let answer = self.submit(|headers| request::generate_request(request.into_inner(), headers, false)).await?;
-            let reason = answer.decision.clone();
-            Ok(answer::generate_response(answer::parse_answer(answer).await?, &reason))
+            let placement = self.placement(&answer.decision);
+            Ok(answer::generate_response(answer::parse_answer(answer).await?, placement))
         };
         self.with_deadline(generated).await
     }
@@ -191,7 +197,8 @@ impl Inference for InferenceCall {
         let begun = async {
             let mut answer = self.submit(|headers| request::generate_request(request.into_inner(), headers, true)).await?;
             if answer.head.status == 200 {
-                return Ok(GenerateEvents::new(answer.body, &answer.decision, self.deadline, self.log_entry.clone()));
+                let placement = self.placement(&answer.decision);
+                return Ok(GenerateEvents::new(answer.body, placement, self.deadline, self.log_entry.clone()));
             }
             let body = answer::read_body(&mut answer.body).await?;
             Err(status::engine_refusal(answer.head.status, &answer.head.headers, &body))
@@ -202,8 +209,8 @@ impl Inference for InferenceCall {
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<tonic::Response<wire::EmbedResponse>, Status> {
         let embedded = async {
             let answer = self.submit(|headers| request::embed_request(request.into_inner(), headers)).await?;
-            let reason = answer.decision.clone();
-            Ok(answer::embed_response(answer::parse_answer(answer).await?, &reason))
+            let placement = self.placement(&answer.decision);
+            Ok(answer::embed_response(answer::parse_answer(answer).await?, placement))
         };
         self.with_deadline(embedded).await
     }
@@ -221,7 +228,9 @@ impl Inference for InferenceCall {
             let prepared = self.prepare(|headers| request::generate_request(generation, headers, false)).await?;
             let reserved = self.edge.reserve(prepared, &self.caller, &self.log_entry).await;
             let (reserved, permit) = reserved.map_err(|declined| status::rejection(&declined))?;
-            Ok(place::place_response(reserved, permit, &self.edge.bookings, &self.caller, (lasts, asked.candidates)))
+            let placement = self.placement(&reserved.decision);
+            let tells = asked.candidates && self.edge.shows_caches_to(&self.caller);
+            Ok(place::place_response(reserved, permit, &self.edge.bookings, &self.caller, (placement, lasts, tells)))
         };
         self.with_deadline(placed).await
     }

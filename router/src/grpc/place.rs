@@ -26,13 +26,13 @@ pub(super) fn place_response(
     permit: Permit,
     bookings: &Bookings,
     caller: &Caller,
-    (lasts, tells): (Duration, bool),
+    (placement, lasts, tells): (wire::Placement, Duration, bool),
 ) -> wire::PlaceResponse {
     let ExternalPlacement { replica, in_flight, decision: record, prefill_estimate: computing } = reserved;
     let id = record.id;
     bookings.book(id, (in_flight, permit), caller, (computing, lasts));
     wire::PlaceResponse {
-        placement: Some(super::answer::placement(&record)),
+        placement: Some(placement),
         node: replica.node.to_string(),
         epoch: replica.epoch,
         address: replica.state.engine_socket.clone(),

@@ -20,7 +20,6 @@ use super::engine::{EngineAnswer, EngineUsage};
 use super::status;
 use crate::access_log::AccessEntry;
 use crate::dispatch::Relay;
-use crate::placement::PlacementDecision;
 
 /// The longest event that is read. Log probabilities of a long prompt make the longest.
 const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
@@ -38,12 +37,12 @@ pub(super) struct GenerateEvents {
 }
 
 impl GenerateEvents {
-    pub(super) fn new(relay: Box<Relay>, record: &PlacementDecision, deadline: Deadline, entry: AccessEntry) -> Self {
+    pub(super) fn new(relay: Box<Relay>, placement: wire::Placement, deadline: Deadline, entry: AccessEntry) -> Self {
         Self {
             relay: Some(relay),
             deadline: deadline.instant().map(|moment| Box::pin(sleep_until(moment))),
             decoder: SseDecoder::default(),
-            translator: EventTranslator { placement: answer::placement(record), started: false, usage: None },
+            translator: EventTranslator { placement, started: false, usage: None },
             pending: VecDeque::new(),
             failure: None,
             log_entry: entry,

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hostler_boot::Shutdown;
-use http::Request;
 use http::uri::PathAndQuery;
+use http::{HeaderMap, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::allowed_origins::AllowedOrigins;
 use super::body::{BodyMemory, BodyReadError, read_body};
+use super::headers::{Explanation, asks_explanation};
 use super::isolation::Isolation;
 use super::media::MediaHosts;
 use super::request::{InboundRequest, Rejection};
@@ -95,6 +96,20 @@ impl Edge {
     /// they go next is the one that took its place.
     pub(crate) fn is_closing(&self) -> bool {
         self.shutdown.is_draining() && !self.succession.is_replaced()
+    }
+
+    /// Whether a caller is told how much of its prompts is cached. Where tenants' caches are apart, that is of its own tenant's.
+    pub(crate) fn shows_caches_to(&self, caller: &Caller) -> bool {
+        self.isolation.is_some() || caller.sees_caches
+    }
+
+    /// What the answer to a request says of its placement.
+    pub(crate) fn explanation(&self, headers: &HeaderMap, caller: &Caller) -> Explanation {
+        match (asks_explanation(headers), self.shows_caches_to(caller)) {
+            (false, _) => Explanation::None,
+            (true, false) => Explanation::WithoutCaches,
+            (true, true) => Explanation::Whole,
+        }
     }
 
     /// The names of the models that a caller may use, for an error message.

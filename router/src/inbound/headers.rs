@@ -88,7 +88,16 @@ pub(crate) fn headers_for_client(headers: Vec<Header>) -> HeaderMap {
     map
 }
 
-pub(crate) fn asks_explanation(headers: &HeaderMap) -> bool {
+/// What an answer says of its placement, beside the request's id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Explanation {
+    None,
+    /// Nothing from which it could be told what is cached.
+    WithoutCaches,
+    Whole,
+}
+
+pub(super) fn asks_explanation(headers: &HeaderMap) -> bool {
     headers.get(EXPLAIN_HEADER).is_some_and(|value| value == "1")
 }
 
@@ -123,10 +132,15 @@ pub(crate) fn add_id(headers: &mut HeaderMap, id: u64) {
     }
 }
 
-/// Adds the request's id, and the reason of its placement if it is `wanted`.
-pub(crate) fn add_placement_headers(headers: &mut HeaderMap, reason: &PlacementDecision, wanted: bool) {
+/// Adds the request's id, and the reason of its placement as far as it is to be explained.
+pub(crate) fn add_placement_headers(headers: &mut HeaderMap, reason: &PlacementDecision, explanation: Explanation) {
     add_id(headers, reason.id);
-    if wanted && let Ok(line) = HeaderValue::from_str(&reason.to_string()) {
+    let line = match explanation {
+        Explanation::None => return,
+        Explanation::WithoutCaches => reason.line(false),
+        Explanation::Whole => reason.line(true),
+    };
+    if let Ok(line) = HeaderValue::from_str(&line) {
         headers.insert(REASON_HEADER, line);
     }
 }

@@ -26,6 +26,7 @@ pub(crate) use body::BodyMemory;
 pub(crate) use body::BodyMemoryFull;
 pub(crate) use body::{BodyReadError, BodyReservation, InflateError, SHORT_BODY_BYTES};
 pub(crate) use edge::Edge;
+pub(crate) use headers::Explanation;
 pub(crate) use invocation::PATH as INVOCATIONS;
 pub(crate) use isolation::Isolation;
 pub(crate) use media::{InvalidMediaHost, MediaHosts};

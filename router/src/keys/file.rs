@@ -131,6 +131,11 @@ impl KeyEntry {
         }
     }
 
+    /// Its tenant, or itself where it has none.
+    pub(super) fn owner(&self) -> &str {
+        if self.tenant.is_empty() { &self.id } else { &self.tenant }
+    }
+
     /// Why nobody can have meant this entry, in words.
     fn fault(&self) -> Option<String> {
         let is_name = |text: &str| text.len() <= MAX_NAME_BYTES && !text.chars().any(char::is_control);

@@ -107,6 +107,8 @@ pub struct Caller {
     pub limits: Arc<KeyLimits>,
     /// The models that it may use; absent means all.
     pub models: Option<Arc<[String]>>,
+    /// Whether it may be told how much of a prompt is cached: it is an admin's, or there is no other tenant whose prompt that could be.
+    pub sees_caches: bool,
 }
 
 impl Caller {
@@ -115,7 +117,7 @@ impl Caller {
     pub fn anonymous(tenant: Arc<str>) -> Self {
         // Needed for every request of a router without keys.
         static UNLIMITED: LazyLock<Arc<KeyLimits>> = LazyLock::new(Arc::default);
-        Self { key: Arc::default(), tenant, role: Role::Admin, limits: UNLIMITED.clone(), models: None }
+        Self { key: Arc::default(), tenant, role: Role::Admin, limits: UNLIMITED.clone(), models: None, sees_caches: true }
     }
 
     /// Whose limits, turns, memory and stored responses it shares: its tenant's, or its own where its key has none;

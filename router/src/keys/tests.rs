@@ -46,6 +46,20 @@ fn a_key_is_recognized_however_sdks_send_it() {
 }
 
 #[test]
+fn only_admins_see_caches_that_tenants_share() {
+    let owned = |tenant: &'static str, role: Role| key(move |entry| (entry.tenant, entry.role) = (tenant.into(), role));
+    let sees = |entries: &[(Secret, KeyEntry)]| -> Vec<bool> {
+        let keys = keys(entries.iter().map(|(_, entry)| entry.clone()).collect());
+        entries.iter().map(|(secret, _)| keys.find_caller(secret.reveal()).unwrap().sees_caches).collect()
+    };
+    let alone = [owned("a", Role::Use), owned("a", Role::Use)];
+    assert_eq!(sees(&alone), [true, true]);
+    assert_eq!(sees(&[owned("a", Role::Use), owned("b", Role::Use), owned("ops", Role::Admin)]), [false, false, true]);
+    assert_eq!(sees(&[owned("", Role::Use), owned("", Role::Use)]), [false, false], "keys without a tenant are one each");
+    assert!(Caller::anonymous("".into()).sees_caches);
+}
+
+#[test]
 fn a_request_without_a_valid_key_is_refused() {
     let (secret, entry) = key(|_| {});
     let (other, _) = key(|_| {});

@@ -1,7 +1,6 @@
 //! The last decisions, with everything they were made from, so that anybody can ask *why here?* and check the arithmetic by hand.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -94,21 +93,23 @@ impl PlacementDecision {
     pub(crate) fn choice(&self) -> (&str, &Scored) {
         (&self.replica_names[self.decision.chosen], self.decision.choice())
     }
-}
 
-/// The reason in one line, for a response header.
-impl fmt::Display for PlacementDecision {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// The reason in one line, for a response header. Without `caches` it has nothing that depends on what is cached: a near tie is none where one of
+    /// the replicas has a part of the prompt.
+    #[must_use]
+    pub(crate) fn line(&self, caches: bool) -> String {
         let (name, choice) = self.choice();
-        let why = self.reason();
-        write!(
-            formatter,
-            "replica={name} matched={} of={} level={} why={why} ttft={:.4} cost={:.4} candidates={} attempt={} queued={:.3} resume={}",
-            choice.candidate.matched,
+        let (matched, costs) = if caches {
+            let (why, terms) = (self.reason(), &choice.terms);
+            let costs = format!("why={why} ttft={:.4} cost={:.4} ", terms.first_token(), terms.total());
+            (format!("matched={} ", choice.candidate.matched), costs)
+        } else {
+            Default::default()
+        };
+        format!(
+            "replica={name} {matched}of={} level={} {costs}candidates={} attempt={} queued={:.3} resume={}",
             self.prompt_tokens,
             self.level.as_str(),
-            choice.terms.first_token(),
-            choice.terms.total(),
             self.decision.candidates,
             self.attempt,
             self.queued_seconds,

@@ -18,7 +18,7 @@ use hostler_proto::inference::v1::{
     Texts, TokenIds, Tool, ToolChoice, Usage, content_part, embed_request, tool_choice,
 };
 use tonic::transport::{Channel, Endpoint as TonicEndpoint};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, IntoRequest, Status, Streaming};
 use tonic_types::StatusExt;
 
 use crate::harness::{Fleet, MODEL, Setup, soon, until};
@@ -63,7 +63,7 @@ impl Told {
     }
 }
 
-async fn told(client: &mut InferenceClient<Channel>, request: GenerateRequest) -> Result<Told, Status> {
+async fn told(client: &mut InferenceClient<Channel>, request: impl IntoRequest<GenerateRequest>) -> Result<Told, Status> {
     let mut stream = soon("a stream's beginning", client.generate_stream(request)).await?.into_inner();
     let mut told = Told::default();
     while let Some(event) = soon("an event", stream.message()).await? {

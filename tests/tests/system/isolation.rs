@@ -9,9 +9,13 @@ use tempfile::TempDir;
 
 use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, hostler};
 
+/// The tenant whose keys are admins'.
+const ADMINS: &str = "ops";
+
 /// Makes a key and returns its text.
 async fn key(file: &Path, tenant: &str) -> String {
-    let made = hostler(&["keys", "create", "--tenant", tenant, "--file", file.to_str().unwrap()]).await;
+    let role = if tenant == ADMINS { "admin" } else { "use" };
+    let made = hostler(&["keys", "create", "--tenant", tenant, "--role", role, "--file", file.to_str().unwrap()]).await;
     assert!(made.success, "{}", made.stderr);
     made.stdout.split_whitespace().find(|word| word.starts_with("hk_")).unwrap().to_owned()
 }
@@ -52,15 +56,19 @@ async fn ask(fleet: &Fleet, key: &str, path: &str, body: &Value) -> Answer {
     fleet.edge().request(request.body(Full::from(body.to_string())).unwrap()).await
 }
 
+fn cached_by_engine(answer: &Answer) -> u64 {
+    let usage = &answer.json()["usage"];
+    let details = ["prompt_tokens_details", "input_tokens_details"].map(|name| usage[name]["cached_tokens"].as_u64());
+    details.into_iter().flatten().next().unwrap_or(0)
+}
+
 async fn cached(fleet: &Fleet, key: &str, path: &str, body: &Value) -> Cached {
     let answer = ask(fleet, key, path, body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     let reason = answer.header("x-hostler-reason").unwrap();
     let word = |name: &str| reason.split(' ').find_map(|part| part.strip_prefix(name)?.strip_prefix('=')).unwrap().to_owned();
-    let usage = &answer.json()["usage"];
-    let details = ["prompt_tokens_details", "input_tokens_details"].map(|name| usage[name]["cached_tokens"].as_u64());
     Cached {
-        by_engine: details.into_iter().flatten().next().unwrap_or(0),
+        by_engine: cached_by_engine(&answer),
         expected: word("matched").parse().unwrap(),
         level: word("level"),
         replica: word("replica"),
@@ -126,13 +134,37 @@ async fn prompts_placed_by_text_are_isolated_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tenants_share_the_cache_unless_isolation_is_on() {
     let (shared, keys, _folder) = fleet(false, &["alpha", "beta"]).await;
-    cached(&shared, &keys[0], CHAT, &talk("shared")).await;
-    let other = cached(&shared, &keys[1], CHAT, &talk("shared")).await;
-    assert!(other.by_engine > 1000, "{other:?}");
+    ask(&shared, &keys[0], CHAT, &talk("shared")).await;
+    let other = ask(&shared, &keys[1], CHAT, &talk("shared")).await;
+    assert!(cached_by_engine(&other) > 1000, "{}", other.text());
     let (keyless, _, _folder) = fleet(true, &[]).await;
     cached(&keyless, "", CHAT, &talk("keyless")).await;
     let again = cached(&keyless, "", CHAT, &talk("keyless")).await;
     assert!(again.by_engine > 1000, "{again:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_admins_are_told_what_other_tenants_have_cached() {
+    let (fleet, keys, _folder) = self::fleet(false, &["alpha", "beta", ADMINS]).await;
+    fleet.until_exact().await;
+    let first = ask(&fleet, &keys[0], CHAT, &talk("secret")).await;
+    assert_eq!(first.status, 200, "{}", first.text());
+    for (key, sees) in keys.iter().zip([false, false, true]) {
+        for path in [CHAT, "/api/chat"] {
+            let mut body = talk("secret");
+            body["stream"] = false.into();
+            let answer = ask(&fleet, key, path, &body).await;
+            let reason = answer.header("x-hostler-reason").unwrap();
+            let names: Vec<&str> = reason.split(' ').map(|word| word.split_once('=').unwrap().0).collect();
+            assert!(names.contains(&"replica") && names.contains(&"of"), "{reason}");
+            for name in ["matched", "why", "ttft", "cost"] {
+                assert_eq!(names.contains(&name), sees, "{path} {reason}");
+            }
+        }
+    }
+    let (alone, keys, _folder) = self::fleet(false, &["alpha", "alpha"]).await;
+    let own = ask(&alone, &keys[1], CHAT, &talk("own")).await;
+    assert!(own.header("x-hostler-reason").unwrap().contains(" matched="), "one tenant's caches are its own");
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ use super::reply::{self, EdgeBody};
 use super::translation::{StreamTranslation, TranslatedBody, collect_body, error_message, translated_headers};
 use crate::access_log::AccessEntry;
 use crate::dispatch;
-use crate::inbound::{Edge, InboundRequest, Prepared, Rejection, headers};
+use crate::inbound::{Edge, Explanation, InboundRequest, Prepared, Rejection, headers};
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
 
@@ -103,7 +103,7 @@ impl Edge {
             Ok(read) => read,
             Err(unread) => return reply::unread_body(&unread),
         };
-        let (received_at, explain) = (inquiry.received_at, headers::asks_explanation(&inquiry.headers));
+        let (received_at, explanation) = (inquiry.received_at, self.explanation(&inquiry.headers, caller));
         let read = self.read_on_pool((inquiry.body.len(), caller), move |edge| edge.read_for_ollama(form, inquiry)).await;
         let OllamaReading { model, route, is_stream, prepared } = match read {
             Ok(read) => read,
@@ -119,7 +119,7 @@ impl Edge {
             };
         };
         match self.send(Ok(prepared), caller, entry).await {
-            Ok(answer) => translate_response(TranslationOptions { route, model, is_stream, received_at, explain }, answer).await,
+            Ok(answer) => translate_response(TranslationOptions { route, model, is_stream, received_at, explanation }, answer).await,
             Err(declined) => reply::rejection(&declined),
         }
     }
@@ -158,13 +158,13 @@ struct TranslationOptions {
     model: String,
     is_stream: bool,
     received_at: Instant,
-    explain: bool,
+    explanation: Explanation,
 }
 
 async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer) -> Response<EdgeBody> {
-    let TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explain } = reader;
+    let TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explanation } = reader;
     let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
-    let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explain);
+    let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explanation);
     let mut response = if status.is_success() && streams && is_stream {
         heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
         headers::disable_buffering(&mut heads);

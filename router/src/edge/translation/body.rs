@@ -14,7 +14,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::stream::{ArrivalTime, StreamTranslation, TranslationError};
 use crate::dispatch::Relay;
-use crate::inbound::headers;
+use crate::inbound::{Explanation, headers};
 use crate::placement::PlacementDecision;
 
 /// A whole answer longer than this is not translated. Embeddings are the largest: of two thousand texts they have some 100 MB in JSON.
@@ -91,9 +91,13 @@ impl Body for TranslatedBody {
 }
 
 /// The headers of an engine's answer without those that speak of its body, and whether that is an event stream.
-pub(in crate::edge) fn translated_headers(engines: Vec<Header>, decision: &PlacementDecision, explain: bool) -> (HeaderMap, bool) {
+pub(in crate::edge) fn translated_headers(
+    engines: Vec<Header>,
+    decision: &PlacementDecision,
+    explanation: Explanation,
+) -> (HeaderMap, bool) {
     let mut headers = headers::headers_for_client(engines);
-    headers::add_placement_headers(&mut headers, decision, explain);
+    headers::add_placement_headers(&mut headers, decision, explanation);
     let is_stream = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     for name in [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::CONTENT_ENCODING] {
         headers.remove(name);

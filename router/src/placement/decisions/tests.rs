@@ -43,7 +43,7 @@ async fn a_decisions_reason_is_one_parsable_line() {
     let prompt = exact(4000, FILES);
     fixture.index.store(seats[1], &prompt.token_keys(16)[..200]);
     let record = PlacementDecision { queued_seconds: 0.25, attempt: 2, ..PlacementDecision::new(0xab, &prompt, fixture.choose(&prompt)) };
-    let line = record.to_string();
+    let line = record.line(true);
     let (_, choice) = record.choice();
     let (first_token, cost) = (choice.terms.first_token(), choice.terms.total());
     assert_eq!(
@@ -52,6 +52,8 @@ async fn a_decisions_reason_is_one_parsable_line() {
             "replica=n/1 matched=3200 of=4000 level=exact why=cheapest ttft={first_token:.4} cost={cost:.4} candidates=2 attempt=2 queued=0.250 resume=none:no_stream"
         )
     );
+    let short = "replica=n/1 of=4000 level=exact candidates=2 attempt=2 queued=0.250 resume=none:no_stream";
+    assert_eq!(record.line(false), short, "nothing of what is cached");
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use hostler_proto::inference::v1::{ListModelsRequest, PlaceRequest, PlaceRespons
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request};
 
-use super::{chat, client, text};
+use super::{chat, client, text, told};
 use crate::harness::{Fleet, Setup, hostler};
 
 #[tokio::test(start_paused = true)]
@@ -60,6 +60,40 @@ async fn key(file: &str, more: &[&str]) -> String {
     made.stdout.split_whitespace().find(|word| word.starts_with("hk_")).unwrap().to_owned()
 }
 
+fn with<T>(key: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", MetadataValue::try_from(format!("Bearer {key}")).unwrap());
+    request
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_admins_learn_what_a_prompt_has_cached() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys.toml");
+    let path = file.to_str().unwrap();
+    let user = key(path, &["--tenant", "user"]).await;
+    let admin = key(path, &["--tenant", "ops", "--role", "admin"]).await;
+    let fleet = Fleet::start(Setup::two_agents().router(|router| router.keys_file = file.clone())).await;
+    let mut client = client(&fleet).await;
+    let prompt = || text(&"as secret as it is long ".repeat(200), 2);
+    let place = || PlaceRequest { request: Some(prompt()), candidates: true, ..PlaceRequest::default() };
+    fleet.until_exact().await;
+    let first = client.generate(with(&admin, prompt())).await.unwrap().into_inner().placement.unwrap();
+    fleet.until_cached(&first.replica, "the prompt", |blocks| blocks > 50).await;
+    for (key, sees) in [(&user, false), (&admin, true)] {
+        let placed = client.place(with(key, place())).await.unwrap().into_inner();
+        assert_eq!(placed.candidates.len(), if sees { 2 } else { 0 });
+        let generated = client.generate(with(key, prompt())).await.unwrap().into_inner();
+        let told = told(&mut client, with(key, prompt())).await.unwrap();
+        for placement in [placed.placement, generated.placement, told.started.unwrap().placement] {
+            let placement = placement.unwrap();
+            assert!(!placement.replica.is_empty() && placement.prompt_tokens > 0);
+            let shown = (placement.matched_tokens > 0, !placement.why.is_empty(), placement.predicted_first_token_seconds > 0.0);
+            assert_eq!(shown, (sees, sees, sees), "{placement:?}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_hold_for_grpc_and_bookings_belong_to_callers() {
     let folder = tempfile::tempdir().unwrap();
@@ -68,12 +102,6 @@ async fn keys_hold_for_grpc_and_bookings_belong_to_callers() {
     let (one, other) = (key(path, &["--tenant", "one"]).await, key(path, &["--tenant", "other", "--model", "elsewhere"]).await);
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file.clone())).await;
     let mut client = client(&fleet).await;
-    fn with<T>(key: &str, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        request.metadata_mut().insert("authorization", MetadataValue::try_from(format!("Bearer {key}")).unwrap());
-        request
-    }
-
     for refused in [
         client.generate(text("x", 1)).await.unwrap_err(),
         client.generate(with("hk_nobodys", text("x", 1))).await.unwrap_err(),
