@@ -36,8 +36,8 @@ pub struct BenchArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Load and targets")]
 pub struct CommonArgs {
-    /// An OpenAI endpoint, `http://HOST:PORT[/v1]` or `unix:PATH`; several are measured after each other, and the first is what the others
-    /// are compared with
+    /// An OpenAI endpoint, `http://HOST:PORT[/v1]`, `unix:PATH`, or the https address of your fleet of batch jobs; several are measured after
+    /// each other, and the first is what the others are compared with
     #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub target: Vec<Target>,
     /// Name of a target in the report, in the order of the targets; default: its URL

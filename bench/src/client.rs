@@ -42,6 +42,8 @@ const KEEPALIVE_PROBES: u32 = 6;
 pub enum ClientError {
     #[error(transparent)]
     Connect(std::io::Error),
+    #[error("https is spoken with your own fleet alone")]
+    Secured,
     #[error("no connection within 10 s")]
     ConnectTimeout,
     #[error("no answer within {0:?}")]
@@ -203,7 +205,7 @@ impl Client {
     /// The head of a request. The types of its parts prove that they contain no line breaks.
     fn head(&self, call: &Call) -> Bytes {
         let host = match &self.place {
-            Place::Tcp(authority) => HeaderValue::from_str(authority).ok(),
+            Place::Tcp(authority) | Place::Secured(authority) => HeaderValue::from_str(authority).ok(),
             Place::Unix(_) => None,
         };
         let path = call.path.parse().unwrap_or(PathAndQuery::from_static("/"));
@@ -262,6 +264,7 @@ async fn connect(place: &Place) -> Result<Open, ClientError> {
             Stream::Tcp(stream)
         }
         Place::Unix(path) => Stream::Unix(UnixStream::connect(path).await.map_err(ClientError::Connect)?),
+        Place::Secured(_) => return Err(ClientError::Secured),
     };
     Ok(Open::new(stream))
 }

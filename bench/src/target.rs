@@ -19,6 +19,8 @@ pub(crate) enum Place {
     /// `HOST:PORT`.
     Tcp(String),
     Unix(PathBuf),
+    /// `HOST:PORT`, with TLS. Nobody here speaks it: somebody else leads there.
+    Secured(String),
 }
 
 impl Target {
@@ -37,6 +39,18 @@ impl Target {
         &self.path
     }
 
+    /// Its address without a path, if that has TLS. Then it is reached only through somebody who speaks that.
+    #[must_use]
+    pub fn secured_origin(&self) -> Option<String> {
+        matches!(self.place, Place::Secured(_)).then(|| self.place.to_string())
+    }
+
+    /// The same target, to which this socket leads.
+    #[must_use]
+    pub fn through(self, socket: PathBuf) -> Self {
+        Self { place: Place::Unix(socket), ..self }
+    }
+
     /// Its own page of metrics, where engines and routers usually have it.
     pub(crate) fn metrics(&self) -> Self {
         Self { text: format!("{}/metrics", self.place), place: self.place.clone(), path: "/metrics".to_owned() }
@@ -50,32 +64,31 @@ impl Target {
                 Ok(Self { text: text.to_owned(), place: Place::Unix(socket.into()), path: path.to_owned() })
             };
         }
-        if text.starts_with("https://") {
-            // TLS would cost the load generator about as much as all its other work, and would be
-            // measured with the target.
-            return Err("https is not spoken here; name the endpoint's http port or its unix socket".to_owned());
-        }
-        let rest = text.strip_prefix("http://").ok_or("expected http://HOST:PORT or unix:PATH")?;
+        let (scheme, rest) = text.split_once("://").ok_or("expected http://HOST:PORT or unix:PATH")?;
         let (authority, given) = rest.split_once('/').unwrap_or((rest, ""));
-        let authority = authority_with_port(authority)?;
+        let place = match scheme {
+            "http" => Place::Tcp(authority_with_port(authority, 80)?),
+            "https" => Place::Secured(authority_with_port(authority, 443)?),
+            _ => return Err("expected http://HOST:PORT or unix:PATH".to_owned()),
+        };
         let given = given.trim_end_matches('/');
         if given.contains(['?', '#', ' ']) {
             return Err("a path of a target has no query and no spaces".to_owned());
         }
         let path = if given.is_empty() { path.to_owned() } else { format!("/{given}") };
-        Ok(Self { text: text.to_owned(), place: Place::Tcp(authority), path })
+        Ok(Self { text: text.to_owned(), place, path })
     }
 }
 
-fn authority_with_port(authority: &str) -> Result<String, String> {
+fn authority_with_port(authority: &str, port: u16) -> Result<String, String> {
     let expected = || "expected http://HOST:PORT or unix:PATH".to_owned();
     if authority.is_empty() || authority.contains(['@', ' ', '?', '#']) {
         return Err(expected());
     }
     // The colons within the brackets of an IPv6 address do not begin a port.
     match authority.rsplit_once(':').filter(|(_, after)| !after.ends_with(']')) {
-        None => Ok(format!("{authority}:80")),
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(authority.to_owned()),
+        None => Ok(format!("{authority}:{port}")),
+        Some((host, given)) if !host.is_empty() && given.parse::<u16>().is_ok() => Ok(authority.to_owned()),
         Some(_) => Err(expected()),
     }
 }
@@ -99,6 +112,7 @@ impl fmt::Display for Place {
         match self {
             Self::Tcp(authority) => write!(to, "http://{authority}"),
             Self::Unix(path) => write!(to, "unix:{}", path.display()),
+            Self::Secured(authority) => write!(to, "https://{authority}"),
         }
     }
 }

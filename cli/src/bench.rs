@@ -6,13 +6,22 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use hostler_bench::progress::{ProgressStyle, ProgressWriter};
-use hostler_bench::{BenchArgs, report};
+use hostler_bench::{BenchArgs, CommonArgs, report};
 
+use crate::fleet_relay::FleetRelay;
 use crate::output::say;
 
 /// Measures, shows how far it is, and writes the report.
-pub(crate) async fn bench(args: &BenchArgs) -> anyhow::Result<()> {
+pub(crate) async fn bench(args: &BenchArgs, config: Option<&Path>) -> anyhow::Result<()> {
     hostler_boot::raise_file_limit();
+    let mut args = args.clone();
+    let CommonArgs { target, metrics, .. } = &mut args.common;
+    let mut relaying = Vec::new();
+    for target in target.iter_mut().chain(metrics) {
+        let (led, relay) = FleetRelay::lead(target.clone(), config)?;
+        *target = led;
+        relaying.extend(relay);
+    }
     let files = [&args.common.json, &args.common.html];
     for file in files.into_iter().flatten() {
         // After an hour of measuring it would be too late to report this.
@@ -22,7 +31,7 @@ pub(crate) async fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     let look = ProgressStyle::choose(args.common.quiet, stderr().is_terminal(), columns.as_deref());
     let mut shown = ProgressWriter::new(stderr(), look);
     // If nobody reads the progress any more, the measurement still goes on.
-    let report = hostler_bench::run(args, |progress| drop(shown.show(&progress))).await;
+    let report = hostler_bench::run(&args, |progress| drop(shown.show(&progress))).await;
     let _ = shown.end();
     let report = report?;
     say(report::table(&report).trim_end());

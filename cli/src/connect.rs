@@ -14,8 +14,7 @@ use clap::Args;
 use hostler_boot::Shutdown;
 use hostler_boot::shutdown::SignalSource;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
@@ -133,35 +132,18 @@ impl<'a> SshConnection<'a> {
         bail!(explain_silence(self.destination, ended.ok().and_then(Result::ok)))
     }
 
-    /// Forwards a port of this machine to the edge's socket, or to its port where that cannot be done, or to the host where the fleet's own job has it.
-    /// Returns the forwarding, too, as ssh is told of it.
+    /// Forwards a port of this machine to the fleet's edge. Returns the forwarding, too, as ssh is told of it.
     async fn forward(&self, access: &ClientAccess, port: u16) -> anyhow::Result<(ClientAccess, String)> {
-        if let Some(authority) = access.base_url.strip_prefix("https://").and_then(|rest| rest.split('/').next()) {
-            // The fleet's certificate has the name `localhost`, too.
-            let local = ClientAccess { base_url: format!("https://localhost:{port}/v1"), ..access.clone() };
-            return Ok((local, self.forward_port(port, authority).await?));
-        }
-        let local = ClientAccess { base_url: format!("http://localhost:{port}/v1"), ..access.clone() };
-        if let Some(socket) = &access.socket {
-            let target = format!("localhost:{port}:{}", socket.display());
-            if self.order("forward", &target).await? && answers(port).await {
-                return Ok((local, target));
-            }
-            complain("the other side does not let ssh forward to the fleet's socket (AllowStreamLocalForwarding): its port is used");
-            self.order("cancel", &target).await?;
-        }
-        let remote = read_port(&access.base_url).with_context(|| {
-            format!("the fleet is at {}, which is no host's loopback: it is reached without this command", access.base_url)
+        let target = read_authority(&access.base_url);
+        let target = target.with_context(|| {
+            format!("the fleet's controller is of an older release, without TLS at {}: end it and start it again", access.base_url)
         })?;
-        Ok((local, self.forward_port(port, &format!("127.0.0.1:{remote}")).await?))
-    }
-
-    async fn forward_port(&self, port: u16, target: &str) -> anyhow::Result<String> {
         let forwarding = format!("localhost:{port}:{target}");
         if !self.order("forward", &forwarding).await? {
             bail!("ssh cannot forward port {port} of this machine: choose another one with --port");
         }
-        Ok(forwarding)
+        // The fleet's certificate has the name `localhost`, too.
+        Ok((ClientAccess { base_url: format!("https://localhost:{port}/v1"), ..access.clone() }, forwarding))
     }
 
     /// Tells the connection to begin a forwarding, or to end it; `false` where it does not.
@@ -214,21 +196,9 @@ fn find_port(wanted: Option<u16>) -> anyhow::Result<u16> {
     }
 }
 
-/// Whether something speaks HTTP behind a forwarded port. The other side refuses a forwarding only when it is used.
-async fn answers(port: u16) -> bool {
-    let asked = async {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
-        stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
-        let mut begin = [0; 5];
-        stream.read_exact(&mut begin).await?;
-        std::io::Result::Ok(begin == *b"HTTP/")
-    };
-    timeout(FORWARD_TIMEOUT, asked).await.is_ok_and(|answered| answered.unwrap_or(false))
-}
-
-/// The port on the loopback of the fleet's host.
-fn read_port(url: &str) -> Option<u16> {
-    url.strip_prefix("http://127.0.0.1:")?.split('/').next()?.parse().ok()
+/// `HOST:PORT` of an address with TLS, as the fleet's host reaches it.
+fn read_authority(url: &str) -> Option<&str> {
+    url.strip_prefix("https://")?.split('/').next()
 }
 
 /// Why a host has said nothing of a fleet. What it or ssh had to say is on standard error.
@@ -247,9 +217,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_of_an_address_is_read() {
-        assert_eq!(read_port("http://127.0.0.1:41237/v1"), Some(41237));
-        assert!(["http://127.0.0.1/v1", "localhost:1", "https://login1:8000/v1", ""].into_iter().all(|url| read_port(url).is_none()));
+    fn only_an_address_with_tls_is_forwarded() {
+        assert_eq!(read_authority("https://127.0.0.1:41237/v1"), Some("127.0.0.1:41237"));
+        assert_eq!(read_authority("https://login1:8000"), Some("login1:8000"));
+        assert!(["http://127.0.0.1:41237/v1", "localhost:1", ""].into_iter().all(|url| read_authority(url).is_none()));
     }
 
     #[test]

@@ -72,16 +72,18 @@ pub(crate) async fn controller(
     let router_config = configure_router(settings, former.as_ref(), own_job.is_some(), adjust)?;
     let (authority, keys_file) = (std::path::absolute(&router_config.tls_dir)?, router_config.keys_file.clone());
     let drain_timeout = router_config.drain_timeout;
+    let certifies = router_config.tls_cert.as_os_str().is_empty();
     hostler_boot::raise_file_limit();
     let router = match &own_job {
-        None => Router::bind(router_config).await?.open_edge_socket().await,
+        None => Router::bind_on_shared_host(router_config, &host_names(&config).await).await?.open_edge_socket().await,
         Some(_) => tokio::select! {
             router = bind_in_job(router_config, &config) => router?,
             () = shutdown.wait_drain() => return Ok(()),
         },
     };
-    let endpoint = Endpoint { job: own_job, ..describe_endpoint(&router, &config, &keys_file)? };
-    let endpoint = if endpoint.job.is_some() { open_to_other_hosts(endpoint, &router, &folder, &authority)? } else { endpoint };
+    let shown = certifies.then(|| authority.join("ca.crt"));
+    let endpoint = Endpoint { job: own_job, authority: shown, ..describe_endpoint(&router, &config, &keys_file)? };
+    let endpoint = if endpoint.job.is_some() { open_to_other_hosts(endpoint, &router, &folder)? } else { endpoint };
     let controller = Controller::new(ControllerSetup {
         folder: folder.clone(),
         jobs: JobSettings {
@@ -129,11 +131,16 @@ fn enter_job(folder: &FleetFolder) -> anyhow::Result<String> {
     Ok(job)
 }
 
-/// A router whose clients and operators are on other hosts, all in TLS.
-async fn bind_in_job(router: RouterConfig, cluster: &ClusterConfig) -> anyhow::Result<Router> {
+/// By which names clients may reach this host.
+async fn host_names(cluster: &ClusterConfig) -> Vec<String> {
     let mut names = find_host_names().await;
     names.extend(Some(cluster.router_host.clone()).filter(|name| !name.is_empty()));
-    let (names, began) = (certified_names(&names), Instant::now());
+    certified_names(&names)
+}
+
+/// A router whose clients and operators are on other hosts, all in TLS.
+async fn bind_in_job(router: RouterConfig, cluster: &ClusterConfig) -> anyhow::Result<Router> {
+    let (names, began) = (host_names(cluster).await, Instant::now());
     let router = loop {
         match Router::bind_for_other_hosts(router.clone(), &names).await {
             // The router of the job before this one may be on this host and drain still: it has ports that are set as long as that takes.
@@ -160,13 +167,12 @@ fn is_in_use(error: &StartError) -> bool {
 }
 
 /// The endpoint with the addresses that are good on every host, and the key for operators beside it.
-fn open_to_other_hosts(endpoint: Endpoint, router: &Router, folder: &FleetFolder, authority: &Path) -> anyhow::Result<Endpoint> {
+fn open_to_other_hosts(endpoint: Endpoint, router: &Router, folder: &FleetFolder) -> anyhow::Result<Endpoint> {
     write_private(&folder.operator_key(), format!("{}\n", router.operator_key().reveal()).as_bytes())?;
     let (host, _) = endpoint.agents.rsplit_once(':').unwrap_or((&endpoint.host, ""));
     Ok(Endpoint {
         edge: format!("{}://{host}:{}", router.edge_scheme(), router.edge_address().port()),
         admin: format!("{host}:{}", router.admin_address().port()),
-        authority: Some(authority.join("ca.crt")),
         ..endpoint
     })
 }
@@ -223,7 +229,7 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
     )?;
     let host = this_host();
     let edge = router.edge_address();
-    // Not `localhost`: another user of the host could listen on the other of its addresses, and get the keys of clients that try that one first.
+    // Not `localhost`: another user of the host could listen on the other of its addresses, where clients may try first.
     let loopback = edge.ip().to_string();
     let edge_host = if edge.ip().is_loopback() { &loopback } else { &host };
     let agents_host = if config.router_host.is_empty() { &host } else { &config.router_host };

@@ -39,10 +39,10 @@ pub(crate) struct ClientAccess {
     pub(crate) host: String,
     pub(crate) base_url: String,
     pub(crate) api_key: String,
-    /// A socket of that host which other users cannot reach; for `hostler connect`.
+    /// A socket of that host which other users cannot reach, for programs without TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
-    /// The certificate, in PEM, by which clients know a fleet whose address has TLS.
+    /// The certificate, in PEM, by which clients know the fleet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) authority: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! Connections to the router of a fleet whose controller runs in a batch job: in TLS, to where `endpoint.json` says that it is, and to nobody who does
-//! not show a certificate of the fleet's authority.
+//! Connections to the router of a fleet: in TLS, to where `endpoint.json` says that it is, and to nobody who does not show a certificate of the fleet's
+//! authority.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A host that died says nothing. It is asked after so long, and given up when it is silent for three times that.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-/// A connection to its admin listener.
+/// A connection to its admin listener, where its controller runs in a batch job.
 pub(crate) async fn open_admin(folder: &FleetFolder, protocol: &[u8]) -> anyhow::Result<Stream> {
     let endpoint = read_endpoint(folder)?;
     open(&endpoint, &endpoint.admin, protocol).await
@@ -33,7 +33,7 @@ fn read_endpoint(folder: &FleetFolder) -> anyhow::Result<Endpoint> {
 }
 
 async fn open(endpoint: &Endpoint, address: &str, protocol: &[u8]) -> anyhow::Result<Stream> {
-    let authority = endpoint.authority.as_ref().context("the fleet's controller is in no batch job")?;
+    let authority = endpoint.authority.as_ref().context("the fleet's router shows a certificate of another authority (router.tls_cert)")?;
     let (host, _) = address.rsplit_once(':').with_context(|| format!("the fleet's address is none: {address}"))?;
     let connected = timeout(CONNECT_TIMEOUT, async {
         let stream = TcpStream::connect(address).await?;
@@ -41,7 +41,10 @@ async fn open(endpoint: &Endpoint, address: &str, protocol: &[u8]) -> anyhow::Re
         connect_to_host(stream, authority, host, protocol).await
     });
     let reached = connected.await.with_context(|| format!("{address} does not answer within {} s", CONNECT_TIMEOUT.as_secs()))?;
-    reached.with_context(|| format!("cannot reach the fleet's router at {address}; this host has to reach ports of compute nodes"))
+    reached.with_context(|| match &endpoint.job {
+        Some(_) => format!("cannot reach the fleet's router at {address}; this host has to reach ports of compute nodes"),
+        None => format!("cannot reach the fleet's router at {address}"),
+    })
 }
 
 fn watch_peer(stream: &TcpStream) -> std::io::Result<()> {

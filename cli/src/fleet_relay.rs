@@ -3,19 +3,25 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::{Context, ensure};
+use hostler_bench::Target;
 use hostler_controller::FleetFolder;
 use tempfile::TempDir;
 use tokio::io::copy_bidirectional;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::fleet_connection::open_edge;
+use crate::settings::cluster_config;
 
 /// Connections at once: as many as a batch may have requests.
 const MAX_CONNECTIONS: usize = 8192;
+
+/// The socket in its folder.
+const SOCKET: &str = "s";
 
 #[derive(Debug)]
 pub(crate) struct FleetRelay {
@@ -26,25 +32,27 @@ pub(crate) struct FleetRelay {
 }
 
 impl FleetRelay {
-    /// A way to the fleet that has this base URL now. It needs a runtime.
-    pub(crate) fn open(fleet: FleetFolder, base_url: &str) -> anyhow::Result<Self> {
-        let endpoint = fleet.endpoint()?.filter(|endpoint| endpoint.authority.is_some());
-        let own = endpoint.map(|endpoint| format!("{}/v1", endpoint.edge));
-        let known = own.as_deref().unwrap_or("none: no fleet of yours has its controller in a batch job");
-        ensure!(own.as_deref() == Some(base_url), "https is spoken with your own fleet alone, whose address is {known}");
+    /// The target itself, or a way to the user's fleet if that has its address now, and what leads there as long as it is held. It needs a runtime.
+    pub(crate) fn lead(target: Target, config: Option<&Path>) -> anyhow::Result<(Target, Option<AbortOnDropHandle<()>>)> {
+        let Some(origin) = target.secured_origin() else { return Ok((target, None)) };
+        let relay = Self::open(FleetFolder::open(&cluster_config(config)?)?, &origin)?;
+        let target = target.through(relay.folder.path().join(SOCKET));
+        Ok((target, Some(AbortOnDropHandle::new(tokio::spawn(relay.run())))))
+    }
+
+    fn open(fleet: FleetFolder, origin: &str) -> anyhow::Result<Self> {
+        let own = fleet.endpoint()?.filter(|endpoint| endpoint.authority.is_some()).map(|endpoint| endpoint.edge);
+        let known = own.as_deref().unwrap_or("none: no fleet of yours runs, or none that shows a certificate of its authority");
+        ensure!(own.as_deref() == Some(origin), "https is spoken with your own fleet alone, whose address is {known}");
         // The kernel's limit for socket paths leaves no room for a longer folder.
         let builder = tempfile::Builder::new().prefix("hostler-").permissions(Permissions::from_mode(0o700)).tempdir_in("/tmp");
         let folder = builder.context("cannot make a folder for a socket in /tmp")?;
-        let listener = UnixListener::bind(folder.path().join("s")).context("cannot listen in /tmp")?;
+        let listener = UnixListener::bind(folder.path().join(SOCKET)).context("cannot listen in /tmp")?;
         Ok(Self { fleet, folder, listener })
     }
 
-    pub(crate) fn path(&self) -> PathBuf {
-        self.folder.path().join("s")
-    }
-
     /// Relays until it is dropped. A connection that does not come about is closed, which its client sees.
-    pub(crate) async fn run(self) {
+    async fn run(self) {
         let mut connections = JoinSet::new();
         loop {
             tokio::select! {

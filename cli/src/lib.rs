@@ -279,7 +279,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Logs(args) => runtime.block_on(operate::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
         Command::Report(args) => runtime.block_on(report::report(&CommandFlags::default().load(file.as_deref(), None)?, &args)),
-        Command::Bench(args) => runtime.block_on(bench::bench(&args)),
+        Command::Bench(args) => runtime.block_on(bench::bench(&args, file.as_deref())),
         Command::Batch(args) => runtime.block_on(batch::batch(&args, file.as_deref())),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),

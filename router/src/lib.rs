@@ -165,16 +165,24 @@ impl Router {
     /// # Errors
     /// When one of them cannot be had.
     pub async fn bind(config: RouterConfig) -> Result<Self, StartError> {
-        Self::open(config, false, &[]).await
+        Self::open(config, false, |_| Ok(())).await
     }
 
-    /// As `bind`, for a router that clients and operators of other hosts reach by these names of this one: the fleet's authority certifies them, in
-    /// memory. The admin listener speaks TLS, and so does the edge.
+    /// As `bind`, for a router whose clients share its host with other users, who could listen where it has listened before. The edge speaks TLS: where
+    /// the settings name no certificate, the fleet's authority certifies it by these names, in memory.
+    ///
+    /// # Errors
+    /// As for `bind`, and without an authority.
+    pub async fn bind_on_shared_host(config: RouterConfig, names: &[String]) -> Result<Self, StartError> {
+        Self::open(config, false, |tls| tls.certify_edge(names)).await
+    }
+
+    /// As `bind_on_shared_host`, for a router that clients and operators of other hosts reach: the admin listener speaks TLS, too.
     ///
     /// # Errors
     /// As for `bind`, and without an authority.
     pub async fn bind_for_other_hosts(config: RouterConfig, names: &[String]) -> Result<Self, StartError> {
-        Self::open(config, false, names).await
+        Self::open(config, false, |tls| tls.certify_host(names)).await
     }
 
     /// As `bind`, but another router of this user that has the place gives it up once this one runs
@@ -183,18 +191,20 @@ impl Router {
     /// # Errors
     /// As for `bind`, and when the running router does not give its place up.
     pub async fn take_over(config: RouterConfig) -> Result<Self, StartError> {
-        Ok(Self::open(config, true, &[]).await?.offer_place().await)
+        Ok(Self::open(config, true, |_| Ok(())).await?.offer_place().await)
     }
 
-    async fn open(config: RouterConfig, takes_over: bool, certified_names: &[String]) -> Result<Self, StartError> {
+    async fn open(
+        config: RouterConfig,
+        takes_over: bool,
+        certify: impl FnOnce(&mut RouterTls) -> Result<(), TlsSetupError>,
+    ) -> Result<Self, StartError> {
         let keys = Keys::open(&config.keys_file)?;
         check_settings(&config, &keys)?;
         let mut metric_registry = MetricRegistry::default();
         let metrics = Arc::new(RouterMetrics::register(&mut metric_registry));
         let mut tls = RouterTls::load(&config)?;
-        if !certified_names.is_empty() {
-            tls.certify_host(certified_names)?;
-        }
+        certify(&mut tls)?;
         let place = operators_place(&config);
         let mut successor = if takes_over { Successor::find(&place).await? } else { None };
         if takes_over && successor.is_none() {
@@ -243,7 +253,7 @@ impl Router {
     pub async fn open_edge_socket(mut self) -> Self {
         let name = format!("edge-{}.sock", self.admin_address().port());
         let Some(path) = self.operators_socket().map(|operators| operators.with_file_name(name)) else { return self };
-        let warn = |error: &SocketError| tracing::warn!(%error, "the edge has no socket, and `hostler connect` forwards its port");
+        let warn = |error: &SocketError| tracing::warn!(%error, "the edge has no socket for programs without TLS");
         self.edge_socket = PrivateSocket::bind(&path).await.inspect_err(warn).ok();
         self
     }

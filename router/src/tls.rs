@@ -20,7 +20,7 @@ pub enum TlsSetupError {
     Agents(#[source] TlsError),
     #[error("router.tls_cert and router.tls_key belong together: give both, or neither")]
     IncompletePair,
-    #[error("a router that other hosts are to reach has a certificate of the fleet's authority: name its folder (setting router.tls_dir)")]
+    #[error("this router shows a certificate of the fleet's authority: name its folder (setting router.tls_dir)")]
     NoAuthority,
     #[error("router.tls_client_ca asks clients for certificates, which takes TLS: give router.tls_cert and router.tls_key too")]
     ClientCaWithoutTls,
@@ -64,13 +64,24 @@ impl RouterTls {
         Ok(Self { edge, admin: None, agents: agents.map_err(TlsSetupError::Agents)? })
     }
 
-    /// Has the fleet's authority certify this host by these names: for the admin listener, and for the edge where the settings name no certificate.
+    /// Has the fleet's authority certify this host by these names for the edge, where the settings name no certificate.
+    pub(crate) fn certify_edge(&mut self, names: &[String]) -> Result<(), TlsSetupError> {
+        let issued = self.issue(names)?;
+        self.edge.get_or_insert(issued);
+        Ok(())
+    }
+
+    /// The same for edge and admin listener.
     pub(crate) fn certify_host(&mut self, names: &[String]) -> Result<(), TlsSetupError> {
-        let authority = &self.agents.as_ref().ok_or(TlsSetupError::NoAuthority)?.authority;
-        let issued = Arc::new(EdgeTls::issue(authority, names).map_err(TlsSetupError::Agents)?);
+        let issued = self.issue(names)?;
         self.edge.get_or_insert_with(|| issued.clone());
         self.admin = Some(issued);
         Ok(())
+    }
+
+    fn issue(&self, names: &[String]) -> Result<Arc<EdgeTls>, TlsSetupError> {
+        let authority = &self.agents.as_ref().ok_or(TlsSetupError::NoAuthority)?.authority;
+        Ok(Arc::new(EdgeTls::issue(authority, names).map_err(TlsSetupError::Agents)?))
     }
 
     /// Refuses addresses that others reach in plain text, unless the settings permit it.

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import textwrap
 from pathlib import Path
@@ -15,6 +16,12 @@ from slurm import Slurm
 WAITS = 120
 # A line of `cluster.setup` has it.
 SECRET = "A_TOKEN=not-for-others"
+# A client as users write it: all that it knows of the fleet is in its environment.
+ASK = """
+from openai import OpenAI
+answer = OpenAI(max_retries=0, timeout=20).chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
+print(answer.choices[0].message.content)
+"""
 
 
 class LoginNode:
@@ -65,6 +72,20 @@ class LoginNode:
             **{"capture_output": True, "text": True, "timeout": seconds, "check": False},
             env=environment() | self.variables,
         )
+
+    def in_shell(self, command: str) -> subprocess.CompletedProcess:
+        """Runs a command as a user does: after `eval "$(hostler env)"`."""
+        script = f'set -e; lines=$("{binary()}" env --config "{self.settings}"); eval "$lines"; {command}'
+        return subprocess.run(
+            ["bash", "-c", script],
+            **{"capture_output": True, "text": True, "timeout": 60, "check": False},
+            env=environment() | self.variables,
+        )
+
+    def answers(self) -> bool:
+        """Whether a client of OpenAI's gets an answer after `eval "$(hostler env)"`."""
+        asked = self.in_shell(f"exec '{sys.executable}' -c '{ASK}'")
+        return asked.returncode == 0 and bool(asked.stdout.strip())
 
     def succeed(self, *arguments: str) -> str:
         """Runs a command that has to succeed, and returns what it prints."""

@@ -6,14 +6,14 @@ Jobs have one simulated engine each. tests/slurm/run.sh runs these tests on Slur
 import json
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import httpx2
 import pytest
-from openai import OpenAI
 
 from batch import DONE
-from login_node import SECRET, LoginNode
+from login_node import ASK, SECRET, LoginNode
 from processes import Process, running, wait_until
 
 pytestmark = pytest.mark.jobs
@@ -60,13 +60,11 @@ def test_a_model_is_brought_up_used_scaled_and_ended(login: LoginNode):
     assert login.name("chat") in listed and SECRET not in listed, listed
     assert not [one for one in running() if SECRET in one.command]
     access = json.loads(login.succeed("env", "--json"))
-    # Under `localhost` another user could listen on the address that clients try first.
-    assert access["base_url"].startswith("http://127.0.0.1:"), access["base_url"]
-    client = OpenAI(base_url=access["base_url"], api_key=access["api_key"])
-    answer = client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
-    assert answer.choices[0].message.content
+    # Who takes the port when the controller is gone gets neither key nor prompt.
+    assert access["base_url"].startswith("https://127.0.0.1:") and "BEGIN CERTIFICATE" in access["authority"], access
+    assert login.answers(), login.in_shell(f"exec '{sys.executable}' -c '{ASK}'")
     assert "ready" in login.succeed("ps")
-    # Clients elsewhere come in by a socket that other users cannot reach, and show their key there, too.
+    # Programs without TLS come in by a socket that other users cannot reach, and show their key there, too.
     socket = Path(access["socket"])
     assert (socket.stat().st_mode & 0o777, socket.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     question = {"model": "chat", "prompt": "Hello", "max_tokens": 4, "stream": True}
@@ -87,6 +85,7 @@ def test_a_model_is_brought_up_used_scaled_and_ended(login: LoginNode):
     assert [one["custom_id"] for one in answers] == [str(number) for number in range(20)]
     assert all(one["response"]["status_code"] == 200 for one in answers), answers
     assert login.jobs() == [login.name("chat")] * 2
+    login.succeed("bench", "sustained", "--target", access["base_url"], "--model", "chat", "--requests", "20", "--quiet")
 
     assert "ready     2 of 2 nodes" in login.succeed("wait")
     unknown = login.hostler("wait", "nothing")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+import ssl
 import tempfile
 import textwrap
 from pathlib import Path
@@ -50,6 +51,7 @@ class Fleet:
         written = self.settings.read_text().partition("\n[cluster]")[0]
         self.settings.write_text(written + textwrap.dedent(added))
         self.key = (self.folder / "user.key").read_text().strip()
+        self.trust = ssl.create_default_context(cafile=self.folder / "fleet" / "ca.crt")
         self.state.mkdir(mode=0o700)
         self.controller: Process | None = None
         self.starts = 0
@@ -113,7 +115,7 @@ class Fleet:
         """One short request."""
         edge, headers = self.endpoint()["edge"], {"authorization": f"Bearer {self.key}"}
         body = {"model": model, "prompt": "hello", "max_tokens": 2}
-        return httpx2.post(f"{edge}/v1/completions", json=body, headers=headers, timeout=30)
+        return httpx2.post(f"{edge}/v1/completions", json=body, headers=headers, timeout=30, verify=self.trust)
 
     def submitted(self) -> int:
         """How many jobs were ever submitted under any name; the stand-in counts from 11."""
@@ -273,7 +275,7 @@ def test_jobs_are_replaced_before_they_end_and_no_request_fails(fleet: Fleet):
     fleet.want('short: nodes = 1; walltime = "150s"')
     fleet.start()
     (first,) = fleet.wait_ready("short", 1)
-    requests = Requests(f"{fleet.endpoint()['edge']}/v1", "short", fleet.key)
+    requests = Requests(f"{fleet.endpoint()['edge']}/v1", "short", fleet.key, fleet.trust)
     # It is due two minutes before its end, and about what its start took.
     wait_until(lambda: first not in fleet.jobs("short"), 90, "the first job has left", pause=0.2)
     assert fleet.pbs.job(first)["resources_used"]["walltime"] < "00:01:30", "it left because the other one was ready"

@@ -7,25 +7,19 @@ import http.client
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 
 from batch import DONE
-from login_node import LoginNode
+from login_node import ASK, LoginNode
 from processes import binary, environment, running, wait_until
 
 pytestmark = pytest.mark.jobs
 
 # How long the next controller may take from the end of the last one: scheduler, program, router and agents.
 FOLLOWS = 120
-ASK = """
-from openai import OpenAI
-answer = OpenAI(max_retries=0, timeout=20).chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
-print(answer.choices[0].message.content)
-"""
 
 
 class JobbedLogin(LoginNode):
@@ -51,20 +45,6 @@ class JobbedLogin(LoginNode):
         """What the controller has written of itself; empty where none has."""
         path = self.state / "endpoint.json"
         return json.loads(path.read_text()) if path.exists() else {}
-
-    def in_shell(self, command: str) -> subprocess.CompletedProcess:
-        """Runs a command as a user does: after `eval "$(hostler env)"`."""
-        script = f'set -e; lines=$("{binary()}" env --config "{self.settings}"); eval "$lines"; {command}'
-        return subprocess.run(
-            ["bash", "-c", script],
-            **{"capture_output": True, "text": True, "timeout": 60, "check": False},
-            env=environment() | self.variables,
-        )
-
-    def answers(self) -> bool:
-        """Whether a client of OpenAI's gets an answer after `eval "$(hostler env)"`."""
-        asked = self.in_shell(f"exec '{sys.executable}' -c '{ASK}'")
-        return asked.returncode == 0 and bool(asked.stdout.strip())
 
     def follows(self, job: str) -> str:
         """Waits until another controller than that of this job answers; its job."""

@@ -24,9 +24,6 @@ const KEY: &str = "ca.key";
 
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Longer than any queue lets a job run.
-const JOB_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
-
 #[derive(Debug)]
 pub struct Authority {
     fleet: String,
@@ -162,12 +159,12 @@ impl Authority {
         Ok(EdgeCertificate { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// The same for a process that keeps it in memory: it needs it no longer than a batch job may run.
+    /// The same for a process that keeps it in memory, where nobody renews it.
     pub(crate) fn issue_edge_in_memory(
         &self,
         names: &[String],
     ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
-        let (certificate, key) = self.issue_server("edge", names.to_vec(), JOB_LIFETIME)?;
+        let (certificate, key) = self.issue_server("edge", names.to_vec(), AUTHORITY_LIFETIME)?;
         Ok((vec![certificate.der().clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
     }
 

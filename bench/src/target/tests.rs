@@ -21,12 +21,28 @@ fn a_target_has_a_port_and_a_path_even_where_none_is_written() {
 
 #[test]
 fn what_is_no_target_is_refused_with_what_was_expected() {
-    for text in
-        ["engine:8000", "http://", "http://:8000", "http://engine:port", "http://me:key@engine:1", "unix:", "http://engine:1/v1?a=b"]
-    {
+    for text in [
+        "engine:8000",
+        "ftp://engine:1",
+        "http://",
+        "http://:8000",
+        "http://engine:port",
+        "http://me:key@engine:1",
+        "unix:",
+        "http://engine:1/v1?a=b",
+    ] {
         assert!(text.parse::<Target>().is_err(), "{text}");
     }
-    assert!("https://engine:8000".parse::<Target>().unwrap_err().contains("https is not spoken"));
+}
+
+#[test]
+fn a_target_with_tls_is_reached_through_a_socket() {
+    let target: Target = "https://engine:8000/v1".parse().unwrap();
+    assert_eq!(target.secured_origin().as_deref(), Some("https://engine:8000"));
+    let through = target.through("/run/relay.sock".into());
+    assert_eq!((through.secured_origin(), through.to_string()), (None, "https://engine:8000/v1".to_owned()));
+    assert_eq!((through.place, through.path), (Place::Unix("/run/relay.sock".into()), "/v1".to_owned()));
+    assert_eq!("http://engine:1".parse::<Target>().unwrap().secured_origin(), None);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::*;
 fn access() -> ClientAccess {
     ClientAccess {
         host: "login1".into(),
-        base_url: "http://127.0.0.1:41237/v1".into(),
+        base_url: "https://127.0.0.1:41237/v1".into(),
         api_key: "hk_abc".into(),
         socket: None,
         authority: None,
@@ -20,7 +20,7 @@ pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
         instance: Endpoint::draw_instance(),
         pid,
         job: None,
-        edge: "http://127.0.0.1:1".into(),
+        edge: "https://127.0.0.1:1".into(),
         edge_socket: None,
         operators_socket: "/tmp/s".into(),
         agents: "login1:2".into(),
@@ -33,7 +33,7 @@ pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
 #[test]
 fn a_shell_gets_address_key_and_proxy_exceptions() {
     insta::assert_snapshot!(exports(&access(), None, |_| None).join("\n"), @r"
-    export OPENAI_BASE_URL=http://127.0.0.1:41237/v1
+    export OPENAI_BASE_URL=https://127.0.0.1:41237/v1
     export OPENAI_API_KEY=hk_abc
     export NO_PROXY='localhost,127.0.0.1'
     export no_proxy='localhost,127.0.0.1'
@@ -41,7 +41,7 @@ fn a_shell_gets_address_key_and_proxy_exceptions() {
 }
 
 #[test]
-fn a_fleet_in_jobs_is_exported_with_its_certificates() {
+fn a_fleet_is_exported_with_its_certificates() {
     let fleet = ClientAccess { base_url: "https://x3001:41237/v1".into(), ..access() };
     let mut bundle = Bundle { file: "/home/me/fleet/ca-bundle.pem".into(), has_roots: true };
     insta::assert_snapshot!(exports(&fleet, Some(&bundle), |_| None).join("\n"), @r"

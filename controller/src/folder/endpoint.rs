@@ -17,9 +17,9 @@ pub struct Endpoint {
     /// The controller's own batch job; `None` where it has none.
     #[serde(default)]
     pub job: Option<String>,
-    /// `http://127.0.0.1:PORT`, for that host alone; of a controller in a job `https://HOST:PORT`.
+    /// `https://127.0.0.1:PORT`, for that host alone; of a controller in a job `https://HOST:PORT`.
     pub edge: String,
-    /// A socket of the edge on that host, which other users cannot reach; `None` where it could not be had.
+    /// A socket of the edge on that host, which other users cannot reach, for programs without TLS; `None` where it could not be had.
     #[serde(default)]
     pub edge_socket: Option<PathBuf>,
     /// The operators' socket, on that host.
@@ -30,7 +30,8 @@ pub struct Endpoint {
     pub admin: String,
     /// The file with the user's key, 0600.
     pub key_file: PathBuf,
-    /// The authority's certificate, by which clients and operators know the router of a controller in a job.
+    /// The authority's certificate, by which clients know the router, and operators that of a controller in a job; `None` where the settings name
+    /// another certificate.
     #[serde(default)]
     pub authority: Option<PathBuf>,
 }

@@ -34,6 +34,22 @@ fn plain_text_stays_on_this_host_unless_permitted() {
 }
 
 #[test]
+fn a_router_certifies_its_edge_and_for_other_hosts_all() {
+    let folder = tempfile::tempdir().unwrap();
+    Authority::create(folder.path(), "f").unwrap();
+    let config = config(|config| config.tls_dir = folder.path().to_owned());
+    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let mut tls = RouterTls::load(&config).unwrap();
+    tls.certify_edge(&names).unwrap();
+    assert!(tls.edge.is_some() && tls.admin.is_none());
+    let own = tls.edge.clone().unwrap();
+    tls.certify_host(&names).unwrap();
+    assert!(tls.admin.is_some() && Arc::ptr_eq(&own, tls.edge.as_ref().unwrap()), "a certificate that is there stays");
+    let without = RouterTls::load(&RouterConfig::default()).unwrap().certify_edge(&names).unwrap_err();
+    assert!(matches!(without, TlsSetupError::NoAuthority));
+}
+
+#[test]
 fn an_authority_secures_only_the_agents_port() {
     let folder = tempfile::tempdir().unwrap();
     Authority::create(folder.path(), "f").unwrap();

@@ -6,14 +6,15 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use hostler_tls::connect_to_host;
 use http::Request;
 use http_body_util::Full;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
-use crate::harness::{Endpoint, PROGRAM, Workplace, is_alive, soon, until};
+use crate::harness::{Endpoint, PROGRAM, Program, Workplace, exchange, is_alive, soon, until};
 
 /// All files below a folder, with their modes.
 fn files(folder: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
@@ -40,6 +41,13 @@ fn add_program(place: &mut Workplace, name: &str, script: &str) {
     place.environment.push(("PATH", path));
 }
 
+/// Where the state of the user's fleet is.
+fn fleet_folder(place: &Workplace) -> PathBuf {
+    let folder = place.path().join(".local/state/hostler/fleet");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
+    folder
+}
+
 /// The state of a fleet whose controller is this test.
 fn write_endpoint(place: &Workplace, edge: &str) {
     write_endpoint_of(place, edge, &Value::Null);
@@ -47,14 +55,13 @@ fn write_endpoint(place: &Workplace, edge: &str) {
 
 /// The same of one that is in a batch job, unless that is null.
 fn write_endpoint_of(place: &Workplace, edge: &str, job: &Value) {
-    let folder = place.path().join(".local/state/hostler/fleet");
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
+    let folder = fleet_folder(place);
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
     let endpoint = json!({
         "host": host, "pid": std::process::id(), "instance": "test", "edge": edge, "operators_socket": "/nowhere", "agents": "here:1",
         "admin": "127.0.0.1:1", "edge_socket": place.path().join("e.sock"),
         "key_file": place.path().join(".config/hostler/user.key"),
-        "job": job, "authority": job.as_str().map(|_| place.path().join(".config/hostler/fleet/ca.crt")),
+        "job": job, "authority": place.path().join(".config/hostler/fleet/ca.crt"),
     });
     // Whole or not at all: somebody may be reading it.
     fs::write(folder.join("endpoint.new"), endpoint.to_string()).unwrap();
@@ -119,18 +126,70 @@ async fn env_gives_a_shell_the_fleets_address_and_key() {
     let none = place.run(&["env"]).await;
     assert!(!none.success && none.stdout.is_empty() && none.stderr.contains("no fleet of yours runs"), "{}", none.stderr);
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
-    write_endpoint(&place, "http://127.0.0.1:41237");
+    write_endpoint(&place, "https://127.0.0.1:41237");
     let key = fs::read_to_string(place.path().join(".config/hostler/user.key")).unwrap().trim().to_owned();
     let printed = place.run(&["env"]).await;
     let lines: Vec<&str> = printed.stdout.lines().take(3).collect();
-    let (address, key_line) = ("export OPENAI_BASE_URL=http://127.0.0.1:41237/v1", format!("export OPENAI_API_KEY={key}"));
+    let (address, key_line) = ("export OPENAI_BASE_URL=https://127.0.0.1:41237/v1", format!("export OPENAI_API_KEY={key}"));
     assert_eq!(lines, [address, &key_line, "export NO_PROXY='internal,localhost,127.0.0.1'"], "{}", printed.stderr);
     let told: Value = serde_json::from_str(&place.run(&["env", "--json"]).await.stdout).unwrap();
-    assert_eq!((told["base_url"].as_str(), told["api_key"].as_str()), (Some("http://127.0.0.1:41237/v1"), Some(key.as_str())));
+    let bundle = format!("export NODE_EXTRA_CA_CERTS={}", place.path().join(".local/state/hostler/fleet/ca-bundle.pem").display());
+    assert!(printed.stdout.lines().any(|line| line == bundle), "{}", printed.stdout);
+    assert_eq!((told["base_url"].as_str(), told["api_key"].as_str()), (Some("https://127.0.0.1:41237/v1"), Some(key.as_str())));
     let key_file = place.path().join(".config/hostler/user.key");
     fs::set_permissions(&key_file, fs::Permissions::from_mode(0o644)).unwrap();
     let open = place.run(&["env"]).await;
     assert!(!open.success && open.stderr.contains("chmod 600") && !open.stdout.contains(&key), "{}", open.stderr);
+}
+
+/// A place with a controller that runs on this host. A scheduler has no jobs and takes none.
+async fn place_with_controller() -> (Workplace, Program) {
+    let mut place = Workplace::new();
+    place.environment.push(("HOSTLER_CLUSTER_SCHEDULER", "pbs"));
+    add_program(&mut place, "qselect", "#!/bin/sh\nexit 0\n");
+    add_program(&mut place, "qsub", "#!/bin/sh\nexit 1\n");
+    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
+    let folder = fleet_folder(&place);
+    fs::write(folder.join("fleet.toml"), "[[model]]\nname = \"chat\"\nmodel = \"chat\"\nnodes = 1\nwalltime = \"1h\"\n").unwrap();
+    let controller = place.start("controller", &["controller"]);
+    until("where the fleet is reached", async || if folder.join("endpoint.json").exists() { Ok(()) } else { Err(controller.stderr()) })
+        .await;
+    (place, controller)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_a_controllers_port_gets_no_key() {
+    let (mut place, mut controller) = place_with_controller().await;
+    let edge = controller.address("edge").await;
+    let printed = place.run(&["env"]).await;
+    assert!(printed.stdout.contains(&format!("export OPENAI_BASE_URL=https://{edge}/v1\n")), "{}{}", printed.stdout, printed.stderr);
+    let bundle = printed.stdout.lines().find_map(|line| line.strip_prefix("export NODE_EXTRA_CA_CERTS=")).unwrap();
+    let key = fs::read_to_string(place.path().join(".config/hostler/user.key")).unwrap().trim().to_owned();
+    // Its clients know it by what they are told of.
+    for host in ["127.0.0.1", "localhost"] {
+        let stream = TcpStream::connect(edge).await.unwrap();
+        let stream = connect_to_host(stream, Path::new(bundle), host, b"http/1.1").await.unwrap();
+        let request = Request::get("/v1/models").header("authorization", format!("Bearer {key}"));
+        let answer = exchange(stream, request.body(Full::<Bytes>::default()).unwrap()).await.unwrap();
+        assert_eq!(answer.status, 200);
+    }
+
+    controller.signal(Signal::KILL);
+    controller.ended().await;
+    let other = TcpListener::bind(edge).await.unwrap();
+    let line = json!({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "chat", "messages": []}});
+    let files = [place.file("in.jsonl", &format!("{line}\n")), place.path().join("out.jsonl").display().to_string()];
+    place.environment.push(("OPENAI_API_KEY", key.clone().leak()));
+    let target = format!("https://{edge}/v1");
+    let _batch = place.start("batch", &["batch", &files[0], &files[1], "--target", &target]);
+    let (mut asked, _) = soon("a connection of the batch", other.accept()).await.unwrap();
+    asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+    let mut heard = Vec::new();
+    // The client hangs up, or waits for the rest of a handshake.
+    asked.shutdown().await.unwrap();
+    soon("all that it says", asked.read_to_end(&mut heard)).await.ok();
+    let has = |word: &str| heard.windows(word.len()).any(|part| part == word.as_bytes());
+    assert!(!heard.is_empty() && !has(&key) && !has("Bearer") && !has("chat"), "{}", String::from_utf8_lossy(&heard));
 }
 
 /// As far as `hostler connect` goes: a command on the other side, and orders to the connection. The other side's login shell is chatty.
@@ -159,10 +218,10 @@ fn place_with_ssh() -> Workplace {
 async fn connect_reaches_the_fleet_until_it_ends() {
     let place = place_with_ssh();
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
-    write_endpoint(&place, "http://127.0.0.1:41237");
+    write_endpoint(&place, "https://127.0.0.1:41237");
     let mut connected = place.start("connect", &["connect", "me@login1"]);
     let address = connected.line("export OPENAI_BASE_URL").await;
-    let port = address.strip_prefix("export OPENAI_BASE_URL=http://localhost:").unwrap().strip_suffix("/v1").unwrap();
+    let port = address.strip_prefix("export OPENAI_BASE_URL=https://localhost:").unwrap().strip_suffix("/v1").unwrap();
     assert!(connected.line("export OPENAI_API_KEY").await.contains("=hk_"));
     let log = fs::read_to_string(place.path().join("ssh.log")).unwrap();
     assert!(log.contains(&format!("-L localhost:{port}:127.0.0.1:41237 -- me@login1")), "{log}");
@@ -218,41 +277,6 @@ fn forwarded_port(place: &Workplace, there: &str) -> Result<u16, String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_forwards_to_the_socket_or_else_the_port() {
-    let place = place_with_ssh();
-    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
-    write_endpoint(&place, "http://127.0.0.1:41237");
-    let socket = place.path().join("e.sock");
-    let _edge = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let socket = socket.to_str().unwrap();
-
-    // This test forwards as ssh would.
-    let hold = place.file("hold", "");
-    let mut connected = place.start("connect", &["connect", "me@login1"]);
-    let port = until("the order to forward", async || forwarded_port(&place, socket)).await;
-    let forwarding = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
-    fs::remove_file(hold).unwrap();
-    let (mut asked, _) = soon("a look at what is there", forwarding.accept()).await.unwrap();
-    asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
-    assert_eq!(connected.line("export OPENAI_BASE_URL").await, format!("export OPENAI_BASE_URL=http://localhost:{port}/v1"));
-    assert!(forwarded_port(&place, "127.0.0.1:41237").is_err());
-    connected.signal(Signal::TERM);
-    assert!(connected.ended().await.success(), "{}", connected.stderr());
-    drop(forwarding);
-
-    // Where nothing answers, the port is forwarded instead.
-    fs::remove_file(place.path().join("ssh.log")).unwrap();
-    let mut connected = place.start("again", &["connect", "me@login1"]);
-    connected.line("export OPENAI_BASE_URL").await;
-    let port = forwarded_port(&place, "127.0.0.1:41237").unwrap();
-    let log = fs::read_to_string(place.path().join("ssh.log")).unwrap();
-    assert!(log.contains(&format!("-O cancel -L localhost:{port}:{socket}")), "{log}");
-    assert!(connected.stderr().contains("AllowStreamLocalForwarding"), "{}", connected.stderr());
-    connected.signal(Signal::TERM);
-    connected.ended().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connect_says_why_it_cannot_connect() {
     let place = place_with_ssh();
     let away = place.run(&["connect", "away"]).await;
@@ -261,7 +285,7 @@ async fn connect_says_why_it_cannot_connect() {
     assert!(!nothing.success && nothing.stderr.contains("no fleet of yours runs"), "{}", nothing.stderr);
     assert!(nothing.stderr.contains("try `ssh login1 hostler env`"), "{}", nothing.stderr);
     assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
-    write_endpoint(&place, "http://127.0.0.1:41237");
+    write_endpoint(&place, "https://127.0.0.1:41237");
     fs::write(place.path().join("forward.code"), "255").unwrap();
     let refused = place.run(&["connect", "login1"]).await;
     assert!(!refused.success && refused.stderr.contains("ssh cannot forward port"), "{}", refused.stderr);
@@ -269,6 +293,9 @@ async fn connect_says_why_it_cannot_connect() {
     let port = other.local_addr().unwrap().port().to_string();
     let taken = place.run(&["connect", "login1", "--port", &port]).await;
     assert!(!taken.success && taken.stderr.contains("choose another one with --port"), "{}", taken.stderr);
+    write_endpoint(&place, "http://127.0.0.1:41237");
+    let old = place.run(&["connect", "login1"]).await;
+    assert!(!old.success && old.stderr.contains("of an older release, without TLS"), "{}", old.stderr);
     assert!(!place.run(&["connect", "-oProxyCommand=true"]).await.success);
 }
 

@@ -181,10 +181,10 @@ impl Program {
         .await
     }
 
-    /// The address in a line such as `edge    http://127.0.0.1:8000/v1`.
+    /// The address in a line such as `edge    http://127.0.0.1:8000/v1`, with TLS or without.
     pub(crate) async fn address(&self, of: &str) -> std::net::SocketAddr {
         let line = self.line(of).await;
-        let address = line.split_whitespace().nth(1).unwrap().trim_start_matches("http://").trim_end_matches("/v1");
+        let address = line.split_whitespace().nth(1).unwrap().rsplit("://").next().unwrap().trim_end_matches("/v1");
         address.parse().unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
