@@ -70,7 +70,7 @@ pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Finger
 pub(crate) struct ReportedCrash {
     pub epoch: u64,
     pub age: Duration,
-    /// The requests that were in flight.
+    /// The requests that were in flight; none where no request is to blame.
     pub requests: Vec<Fingerprint>,
 }
 
@@ -100,13 +100,17 @@ impl CrashSuspects {
 
     /// An agent has reported the crash of one of `replica`'s engines.
     pub(crate) fn record_reported_crash(&self, replica: &str, crash: &ReportedCrash) {
-        if self.ttl.is_zero() || crash.requests.is_empty() {
+        if self.ttl.is_zero() {
             return;
         }
         let now = Instant::now();
         // A clock that began after that knows no such moment: then it was long ago, and too long.
         let Some(at) = now.checked_sub(crash.age) else { return };
         let life = EngineLife { replica: replica.into(), epoch: crash.epoch };
+        if crash.requests.is_empty() {
+            self.update_table(|table| table.excuse_crash(&life, at, now));
+            return;
+        }
         let refused = self.update_table(|table| table.record_reported_crash(&life, &crash.requests, at, now));
         refused.iter().for_each(|(fingerprint, ban)| log_ban(*fingerprint, ban));
     }

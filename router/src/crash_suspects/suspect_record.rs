@@ -138,6 +138,12 @@ impl SuspectRecord {
         }
     }
 
+    /// It was not the cause of this crash; `true` while anything is left.
+    pub(super) fn forget(&mut self, life: &EngineLife) -> bool {
+        self.crashes.retain(|crash| crash.life != *life);
+        !self.crashes.is_empty()
+    }
+
     /// Forgets what has expired; `true` while anything is left.
     pub(super) fn remove_expired(&mut self, now: Instant) -> bool {
         self.crashes.retain(|crash| crash.expires_at > now);

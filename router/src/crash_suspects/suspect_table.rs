@@ -41,6 +41,8 @@ struct EngineCrash {
     life: EngineLife,
     known_at: Instant,
     scene: CrashScene,
+    /// Its agent says that no request is to blame.
+    is_excused: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,9 +101,11 @@ impl SuspectTable {
 
     /// Records that a request, sent at `sent`, was lost with its engine.
     pub(super) fn blame(&mut self, fingerprint: Fingerprint, life: &EngineLife, sent: Instant, now: Instant) -> BlameOutcome {
-        // A request that came to a crashed engine has not crashed it.
-        if self.crashes.iter().any(|crash| crash.life == *life && crash.known_at <= sent) {
-            return BlameOutcome::default();
+        match self.crashes.iter().find(|crash| crash.life == *life) {
+            Some(crash) if crash.is_excused => return BlameOutcome { ban: None, is_excused: true },
+            // A request that came to a crashed engine has not crashed it.
+            Some(crash) if crash.known_at <= sent => return BlameOutcome::default(),
+            _ => {}
         }
         let scene = self.record_crash(life, now, now);
         let until = now + UNCONFIRMED_TTL.min(self.ttl);
@@ -122,6 +126,9 @@ impl SuspectTable {
         }
         let requests = &requests[..requests.len().min(MAX_REQUESTS_PER_CRASH)];
         let seen = self.record_crash(life, at, now);
+        if self.is_excused(life) {
+            return Vec::new();
+        }
         // A request that never got there, or was answered before, is not to blame.
         let named: FxHashSet<Fingerprint> = requests.iter().copied().collect();
         let kept = |list: &[Fingerprint]| list.iter().copied().filter(|one| named.contains(one)).collect();
@@ -134,6 +141,21 @@ impl SuspectTable {
             Some((*request, self.charge(*request, crash, &scene, now).ban?))
         });
         charged.collect()
+    }
+
+    /// An agent says that an engine crashed at `at` and no request is to blame.
+    pub(super) fn excuse_crash(&mut self, life: &EngineLife, at: Instant, now: Instant) {
+        if at + self.ttl <= now || self.is_excused(life) {
+            return;
+        }
+        // What is charged with a crash is charged after the crash was recorded.
+        let is_known = self.crashes.iter().any(|crash| crash.life == *life);
+        self.record_crash(life, at, now);
+        self.crashes.iter_mut().filter(|crash| crash.life == *life).for_each(|crash| crash.is_excused = true);
+        if is_known {
+            self.records.retain(|_, record| record.forget(life));
+            self.count_suspects();
+        }
     }
 
     /// Clears a request that was answered well; `true` if that changed anything.
@@ -189,7 +211,15 @@ impl SuspectTable {
         self.crashes.retain(|crash| crash.known_at + remembered > now);
         self.trials.expire(now);
         self.records.retain(|_, record| record.remove_expired(now));
+        self.count_suspects();
+    }
+
+    fn count_suspects(&mut self) {
         self.suspect_count = self.records.values().filter(|record| record.is_suspect()).count();
+    }
+
+    fn is_excused(&self, life: &EngineLife) -> bool {
+        self.crashes.iter().any(|crash| crash.is_excused && crash.life == *life)
     }
 
     /// Records, trials and crashes that are kept.
@@ -207,7 +237,7 @@ impl SuspectTable {
         if self.crashes.len() >= MAX_CRASHES {
             self.crashes.remove(0);
         }
-        self.crashes.push(EngineCrash { life: life.clone(), known_at, scene: scene.clone() });
+        self.crashes.push(EngineCrash { life: life.clone(), known_at, scene: scene.clone(), is_excused: false });
         scene
     }
 

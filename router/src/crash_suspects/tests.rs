@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::*;
 
+mod excuses;
 mod model;
 mod trials;
 
@@ -249,6 +250,19 @@ async fn a_waiting_suspect_goes_when_the_other_has_finished() {
     drop(waiting);
     assert_eq!(suspects.queued_count.load(Ordering::Relaxed), 0);
     assert_eq!(suspects.watch(Some(KILLER)).clearance(), Ok(Clearance::Free));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_excused_crash_frees_those_that_wait_for_trials() {
+    let suspects = CrashSuspects::new(WINDOW);
+    let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
+    suspects.record_reported_crash("n0/0", &crash);
+    let fellow = suspects.watch(Some(FELLOW));
+    assert_eq!(fellow.clearance(), Ok(Clearance::NeedsTrial));
+    let (waiting, begun) = (fellow.queue_for_trial().unwrap(), Instant::now());
+    let excused = ReportedCrash { requests: Vec::new(), ..crash };
+    tokio::join!(waiting.wait_for_change(), async { suspects.record_reported_crash("n0/0", &excused) });
+    assert_eq!((begun.elapsed(), fellow.clearance(), suspects.suspect_count()), (Duration::ZERO, Ok(Clearance::Free), 0));
 }
 
 #[tokio::test(start_paused = true)]

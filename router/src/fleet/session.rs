@@ -48,6 +48,9 @@ const MAX_TOKENS: u64 = 1 << 28;
 /// or two.
 const RESYNC_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Crashes of a replica in one report; an honest agent remembers no more.
+const MAX_CRASHES_PER_REPLICA: usize = 32;
+
 #[derive(Debug)]
 pub(crate) struct SessionDeps {
     pub tasks: BackgroundTasks,
@@ -261,7 +264,12 @@ impl Session {
         // Before the fleet learns of it: what came back from a crashed engine is then known to be suspect when it is tried again.
         for replica in report.replicas.iter().filter(|replica| !replica.crashes.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
-            replica.crashes.iter().map(reported_crash).for_each(|crash| self.sessions.crash_suspects.record_reported_crash(&id, &crash));
+            replica
+                .crashes
+                .iter()
+                .take(MAX_CRASHES_PER_REPLICA)
+                .map(reported_crash)
+                .for_each(|crash| self.sessions.crash_suspects.record_reported_crash(&id, &crash));
         }
         if let Some(job) = report.job.and_then(|job| parse_job(job, Instant::now())) {
             self.sessions.fleet.update(FleetUpdate::JobReported { attachment: self.attachment, job }).await;
