@@ -22,11 +22,17 @@ const MAX_REQUESTS_PER_CRASH: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestFingerprint(pub u128);
 
+/// How long after a crash it may turn out that something else was the cause. A GPU's fault is told,
+/// or found by the reading of each second, within less.
+const EXCUSE_PERIOD: Duration = Duration::from_secs(5);
+
 /// The end of one life of an engine that nobody had ordered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Crash {
     pub epoch: u64,
     pub at: Instant,
+    /// Those of which any may be the cause; empty where none is, which routers must hear as well:
+    /// they have seen the connections break.
     pub requests: Arc<[RequestFingerprint]>,
 }
 
@@ -37,6 +43,17 @@ struct CrashHistory {
     recent: VecDeque<Crash>,
     /// Crashes so far, forgotten ones included.
     version: u64,
+}
+
+impl CrashHistory {
+    fn push(&mut self, crash: Crash, now: Instant) {
+        self.recent.retain(|known| now.saturating_duration_since(known.at) < CRASH_RETENTION);
+        if self.recent.len() == MAX_CRASHES {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(crash);
+        self.version += 1;
+    }
 }
 
 #[derive(Debug)]
@@ -69,15 +86,31 @@ impl CrashLog {
             return;
         }
         requests.truncate(MAX_REQUESTS_PER_CRASH);
+        self.push(epoch, requests.into());
+    }
+
+    /// Remembers that this life ended with requests in flight, and by no fault of theirs.
+    pub fn record_blameless(&self, epoch: u64) {
+        self.push(epoch, Arc::default());
+    }
+
+    /// Takes back that requests may have ended this life, if it ended a moment ago: something else
+    /// has been found that did. `true` if that is news.
+    pub fn excuse(&self, epoch: u64) -> bool {
+        let now = Instant::now();
+        let is_it =
+            |crash: &Crash| crash.epoch == epoch && !crash.requests.is_empty() && now.saturating_duration_since(crash.at) <= EXCUSE_PERIOD;
+        self.record.send_if_modified(|record| {
+            let Some(crash) = record.recent.iter().position(is_it).and_then(|place| record.recent.remove(place)) else { return false };
+            // At the end, so that it is reported again.
+            record.push(Crash { requests: Arc::default(), ..crash }, now);
+            true
+        })
+    }
+
+    fn push(&self, epoch: u64, requests: Arc<[RequestFingerprint]>) {
         let at = Instant::now();
-        self.record.send_modify(|record| {
-            record.recent.retain(|death| at.saturating_duration_since(death.at) < CRASH_RETENTION);
-            if record.recent.len() == MAX_CRASHES {
-                record.recent.pop_front();
-            }
-            record.recent.push_back(Crash { epoch, at, requests: requests.into() });
-            record.version += 1;
-        });
+        self.record.send_modify(|record| record.push(Crash { epoch, at, requests }, at));
     }
 
     pub fn version(&self) -> u64 {

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use self::crash_suspects::SuspectTracker;
+use self::crash_suspects::{RequestEnd, SuspectTracker};
 pub(crate) use self::flow::{EngineWait, ResponseFlow};
 use crate::crashes::RequestFingerprint;
 
@@ -182,6 +183,11 @@ impl Traffic {
         self.suspects.crash_suspects(epoch)
     }
 
+    /// Since when requests of this life of the engine fail, if any has failed of late.
+    pub fn failing_since(&self, epoch: u64) -> Option<Instant> {
+        self.suspects.failing_since(epoch)
+    }
+
     async fn wait_until(&self, condition: impl FnMut(&InFlightCounts) -> bool) {
         self.counts.subscribe().wait_for(condition).await.expect("the sender is borrowed by this very call");
     }
@@ -265,8 +271,12 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let number = self.suspect_id.load(Ordering::Relaxed);
         if number > 0 {
-            let unanswered = self.pending.load(Ordering::Relaxed);
-            self.traffic.suspects.untrack(number, unanswered || self.has_failed.load(Ordering::Relaxed));
+            let end = match (self.has_failed.load(Ordering::Relaxed), self.pending.load(Ordering::Relaxed)) {
+                (true, _) => RequestEnd::Failed,
+                (false, true) => RequestEnd::Abandoned,
+                (false, false) => RequestEnd::Answered,
+            };
+            self.traffic.suspects.untrack(number, end);
         }
         self.mark_prefilled();
         self.traffic.leave(self.router, self.prompt);

@@ -38,6 +38,24 @@ async fn crashes_are_forgotten_after_ten_minutes_and_versions_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_crash_that_is_excused_is_reported_again() {
+    let crashes = CrashLog::default();
+    crashes.record(1, requests(0..2));
+    crashes.record(2, requests(2..4));
+    let reported = crashes.version();
+    let mut changes = crashes.subscribe();
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert!(crashes.excuse(1) && changes.changed().await);
+    let (news, version) = crashes.crashes_since(reported);
+    assert_eq!((epochs(&news), &*news[0].requests, news[0].at.elapsed()), (vec![1], &[][..], Duration::from_secs(3)));
+    assert_eq!(epochs(&crashes.recent_crashes()), [2, 1]);
+    // It is no news a second time, nor of a life that has not crashed, nor so long after.
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert!(!crashes.excuse(1) && !crashes.excuse(3) && !crashes.excuse(2));
+    assert_eq!(crashes.version(), version);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_crash_log_bounds_its_crashes_and_their_requests() {
     let crashes = CrashLog::default();
     for epoch in 1..=40 {

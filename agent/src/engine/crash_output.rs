@@ -19,6 +19,15 @@ const GIVE_UP_MARKERS: [&str; 5] = [
     "EngineCore encountered an issue",
 ];
 
+/// What a process prints that cannot go on, in its own words; others repeat the rest of
+/// `GIVE_UP_MARKERS` when they find it dead.
+const FATAL_MARKERS: [&str; 2] = ["WorkerProc hit an exception", "EngineCore encountered a fatal error"];
+
+/// Whether a process of an engine says with this line that it cannot go on.
+pub(super) fn is_fatal(line: &str) -> bool {
+    FATAL_MARKERS.iter().any(|words| line.contains(words))
+}
+
 /// Exceptions that only say that another process failed.
 const SECONDARY_EXCEPTIONS: [&str; 7] = [
     "See root cause above",

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::crash_output::is_fatal;
 use super::health::HealthEvent;
 use super::log::{EngineLog, is_loading_marker};
 use super::model_card::ModelCard;
@@ -18,6 +19,7 @@ use crate::cache;
 use crate::keeper::KeeperNotices;
 use crate::keeper::wire::{KeeperFrame, KeeperNotice, PROTOCOL};
 use crate::process::LeaderProcess;
+use crate::process::oom_watch::OomWatch;
 
 /// What the keeper told, as far as the supervisor decides about it.
 #[derive(Debug)]
@@ -56,8 +58,14 @@ pub(super) struct EngineLife {
     pub(super) health_events: mpsc::Receiver<HealthEvent>,
     pub(super) startup_log: watch::Receiver<StartupLog>,
     pub(super) log_parser: Arc<Mutex<StartupLogParser>>,
-    /// What the kernel had killed for want of memory before.
-    pub(super) oom_kills_before: Option<u64>,
+    /// Tells what the kernel kills for want of memory.
+    pub(super) oom_watch: OomWatch,
+    /// When it first said that it cannot go on.
+    pub(super) gave_up_at: Arc<OnceLock<Instant>>,
+    /// How the first of the processes ended in which it computes, and when, if that was seen.
+    pub(super) core_exit: Arc<OnceLock<(ExitStatus, Instant)>>,
+    /// Waits for that.
+    pub(super) core_watch: Option<AbortOnDropHandle<()>>,
     pub(super) _follower: AbortOnDropHandle<()>,
     pub(super) _health: AbortOnDropHandle<()>,
     pub(super) probe: Option<AbortOnDropHandle<()>>,
@@ -74,6 +82,7 @@ pub(super) struct KeeperReader {
     pub(super) health_events: mpsc::Sender<HealthEvent>,
     pub(super) startup_log: watch::Sender<StartupLog>,
     pub(super) log_parser: Arc<Mutex<StartupLogParser>>,
+    pub(super) gave_up_at: Arc<OnceLock<Instant>>,
     pub(super) spawned: Instant,
     pub(super) engine: u32,
 }
@@ -130,6 +139,9 @@ impl KeeperReader {
         if is_loading_marker(line) {
             // Full or closed: it is past loading.
             let _ = self.health_events.try_send(HealthEvent::Loading);
+        }
+        if is_fatal(line) {
+            self.gave_up_at.get_or_init(Instant::now);
         }
         let mut reader = self.log_parser.lock();
         let progress = reader.parse_line(line, self.spawned.elapsed());

@@ -9,6 +9,7 @@ mod health;
 mod log;
 mod model_card;
 mod monitored_engine;
+mod outside_kill;
 pub(crate) mod start_order;
 pub(crate) mod startup_progress;
 mod state_machine;

@@ -147,6 +147,13 @@ impl EngineStateMachine {
         self.quarantined
     }
 
+    /// Whether it is known that something else may end the engine: its agent leaves, perhaps with
+    /// its job, or its GPU has failed. Requests that are yet to be placed do not come here any
+    /// more.
+    pub(crate) fn is_on_its_way_out(&self) -> bool {
+        self.closing || self.quarantined
+    }
+
     /// Whether the engine was stopped for good and nothing of it is left.
     pub(crate) fn is_finished(&self) -> bool {
         self.closing && self.state == EngineState::Stopped

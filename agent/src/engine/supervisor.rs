@@ -28,6 +28,7 @@ use crate::cache::CacheLog;
 use crate::crashes::CrashLog;
 use crate::gpu::StartObstacle;
 use crate::probe::LoadSample;
+use crate::process::oom_watch::OomWatch;
 use crate::traffic::Traffic;
 use crate::vllm::FrontEndInUse;
 use crate::vllm::directory::socket_path;
@@ -248,6 +249,10 @@ impl Supervisor {
             self.has_no_handles = true;
             return Some(EngineEvent::Stop);
         };
+        // Only a fault of a GPU brings these.
+        if matches!(event, EngineEvent::Quarantine | EngineEvent::QuarantineNow | EngineEvent::Fail) {
+            self.excuse_recent_crash();
+        }
         match event {
             EngineEvent::Quarantine | EngineEvent::QuarantineNow => {
                 tracing::warn!(event = "engine_quarantined", engine = self.deps.spec.index, reason, "quarantined");
@@ -320,7 +325,9 @@ impl Supervisor {
                 if !killing {
                     self.pending_work = PendingWork::None;
                 }
-                self.life.as_mut()?.leader = Some(leader.pid.cast_unsigned());
+                let life = self.life.as_mut()?;
+                life.leader = Some(leader.pid.cast_unsigned());
+                life.oom_watch = OomWatch::of_process(leader.pid.cast_unsigned());
                 tracing::info!(
                     event = "engine_started",
                     engine = self.deps.spec.index,

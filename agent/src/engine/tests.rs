@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 
+use rustix::process::{Pid, Signal, kill_process};
 use zeromq::{PubSocket, Socket};
 
 use super::*;
-use crate::crashes::RequestFingerprint;
+use crate::crashes::{Crash, RequestFingerprint};
 use crate::engine_client::api_client::tests::Scripted;
 use crate::process::orphans::{keepers_of, orphans};
 use crate::traffic::RouterKey;
@@ -186,12 +187,61 @@ async fn an_answer_complete_before_the_crash_blames_nobody() {
     });
     let mut crashes = fixture.engine.crashes().subscribe();
     let leader = rustix::process::Pid::from_raw(ready.pid.unwrap().cast_signed()).unwrap();
-    rustix::process::kill_process(leader, rustix::process::Signal::KILL).unwrap();
+    rustix::process::kill_process(leader, rustix::process::Signal::SEGV).unwrap();
     fixture.phase(Phase::Failed).await;
     requests[0].mark_failed();
     drop(requests);
     assert!(tokio::time::timeout(Duration::from_secs(10), crashes.changed()).await.unwrap());
     assert_eq!(*fixture.engine.crashes().recent_crashes()[0].requests, [broken]);
+    fixture.engine.stop().await;
+}
+
+/// Kills a process of an engine that a request is at, and returns what is told of the crash.
+async fn crash_by(fixture: &Fixture, victim: i32, signal: Signal) -> Crash {
+    let request = fixture.engine.traffic().enter(RouterKey(1));
+    request.mark_sent(fixture.status.borrow().epoch, RequestFingerprint(1));
+    let mut crashes = fixture.engine.crashes().subscribe();
+    kill_process(Pid::from_raw(victim).unwrap(), signal).unwrap();
+    assert!(tokio::time::timeout(Duration::from_secs(10), crashes.changed()).await.unwrap());
+    fixture.engine.crashes().recent_crashes().remove(0)
+}
+
+#[tokio::test]
+async fn an_engine_killed_from_outside_blames_no_request() {
+    let mut fixture = start("exec sleep 600");
+    let _serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    let crash = crash_by(&fixture, ready.pid.unwrap().cast_signed(), Signal::KILL).await;
+    assert_eq!((crash.epoch, &*crash.requests), (ready.epoch, &[][..]));
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn a_gpu_fault_soon_after_a_crash_excuses_its_requests() {
+    let mut fixture = start("exec sleep 600");
+    let _serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    let crash = crash_by(&fixture, ready.pid.unwrap().cast_signed(), Signal::BUS).await;
+    assert_eq!(*crash.requests, [RequestFingerprint(1)]);
+    let mut crashes = fixture.engine.crashes().subscribe();
+    fixture.engine.quarantine("XID 79: GPU 0 has fallen off the bus".to_owned(), true);
+    assert!(tokio::time::timeout(Duration::from_secs(10), crashes.changed()).await.unwrap());
+    assert_eq!(*fixture.engine.crashes().recent_crashes()[0].requests, []);
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_ends_while_its_agent_leaves_blames_nobody() {
+    let mut fixture = start("exec sleep 600");
+    let _serving = fixture.serve().await;
+    let ready = fixture.phase(Phase::Ready).await;
+    let now = tokio::time::Instant::now();
+    let _request = fixture.engine.traffic().enter(RouterKey(1));
+    fixture.engine.retire(LeaveDeadlines { drained_by: now + Duration::from_secs(60), stop: Duration::from_secs(1) });
+    fixture.phase(Phase::Draining).await;
+    // As a scheduler that ends the job ends all its processes.
+    let crash = crash_by(&fixture, ready.pid.unwrap().cast_signed(), Signal::TERM).await;
+    assert_eq!(*crash.requests, []);
     fixture.engine.stop().await;
 }
 

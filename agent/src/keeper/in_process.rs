@@ -58,7 +58,7 @@ impl InProcessEngines {
         Arc::new(Self { run, next_id: AtomicU32::new(FIRST_ID), running: Mutex::default(), tasks: TaskTracker::new() })
     }
 
-    /// Kills the engine that has this id in the agent's reports, as an OOM killer would.
+    /// Kills the engine that has this id in the agent's reports, as a stranger's SIGKILL would.
     pub fn kill(&self, id: u32) {
         self.running.lock().get(&id).inspect(|engine| engine.kill.cancel());
     }

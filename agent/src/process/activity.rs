@@ -66,6 +66,11 @@ impl ProcessSnapshot {
         Self { leader, processes }
     }
 
+    /// The processes in which vLLM schedules or computes: their ids, and when they started.
+    pub(crate) fn cores(&self) -> Vec<(i32, u64)> {
+        self.processes.iter().filter(|process| process.is_core()).map(|process| (process.pid, process.started)).collect()
+    }
+
     /// A process in which vLLM schedules or computes that was in an earlier snapshot and has ended
     /// since. An engine does not live on without it.
     pub(crate) fn process_lost_since(&self, earlier: &Self) -> Option<String> {

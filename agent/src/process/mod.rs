@@ -2,7 +2,9 @@
 //! keeper and the supervision of engines stand on it.
 
 pub(crate) mod activity;
+pub(crate) mod core_exit;
 pub(crate) mod leftovers;
+pub(crate) mod oom_watch;
 pub(crate) mod orphans;
 pub(crate) mod record;
 pub(crate) mod table;

@@ -99,12 +99,6 @@ fn with_descendants(of: i32, processes: &[ProcessStat]) -> Vec<i32> {
     }
 }
 
-/// How many processes the kernel has killed for want of memory since the machine is up; `None` where it does not tell.
-pub(crate) fn oom_kills() -> Option<u64> {
-    let counters = fs::read_to_string("/proc/vmstat").ok()?;
-    counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
-}
-
 /// Names this boot of the machine and this process-id namespace. Ids and start times mean nothing
 /// outside of them.
 pub(crate) fn boot_and_namespace() -> String {

@@ -16,6 +16,16 @@ const FAILED_RETENTION: Duration = Duration::from_secs(10);
 /// The most requests that are remembered after they ended badly.
 const MAX_FAILED: usize = 4096;
 
+/// How a request of the engine has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RequestEnd {
+    Answered,
+    /// Its client left before there was an answer.
+    Abandoned,
+    /// Its answer broke off, or was an error as a dying engine gives it.
+    Failed,
+}
+
 /// A request, and the life of the engine that got it.
 #[derive(Debug, Clone, Copy)]
 struct TrackedRequest {
@@ -32,7 +42,7 @@ struct SuspectState {
     next: u64,
     open: FxHashMap<u64, TrackedRequest>,
     /// Oldest first.
-    recently_failed: VecDeque<(Instant, TrackedRequest)>,
+    recently_failed: VecDeque<(Instant, RequestEnd, TrackedRequest)>,
 }
 
 impl SuspectTracker {
@@ -46,21 +56,21 @@ impl SuspectTracker {
         number
     }
 
-    /// The request has ended, well or badly.
-    pub(super) fn untrack(&self, number: u64, badly: bool) {
+    /// The request has ended.
+    pub(super) fn untrack(&self, number: u64, end: RequestEnd) {
         let mut state = self.0.lock();
         let Some(sent) = state.open.remove(&number) else { return };
-        if !badly {
+        if end == RequestEnd::Answered {
             return;
         }
         let now = Instant::now();
-        while state.recently_failed.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > FAILED_RETENTION) {
+        while state.recently_failed.front().is_some_and(|(at, ..)| now.saturating_duration_since(*at) > FAILED_RETENTION) {
             state.recently_failed.pop_front();
         }
         if state.recently_failed.len() == MAX_FAILED {
             state.recently_failed.pop_front();
         }
-        state.recently_failed.push_back((now, sent));
+        state.recently_failed.push_back((now, end, sent));
     }
 
     /// The requests of this life of the engine, which has just ended; each once.
@@ -68,12 +78,21 @@ impl SuspectTracker {
         let now = Instant::now();
         let state = self.0.lock();
         let fresh =
-            state.recently_failed.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= FAILED_RETENTION).map(|(_, sent)| sent);
+            state.recently_failed.iter().filter(|(at, ..)| now.saturating_duration_since(*at) <= FAILED_RETENTION).map(|(.., sent)| sent);
         let mut found: Vec<RequestFingerprint> =
             state.open.values().chain(fresh).filter(|sent| sent.epoch == epoch).map(|sent| sent.fingerprint).collect();
         found.sort_unstable();
         found.dedup();
         found
+    }
+
+    /// When the first of the requests of this life failed that have failed of late.
+    pub(super) fn failing_since(&self, epoch: u64) -> Option<Instant> {
+        let now = Instant::now();
+        let state = self.0.lock();
+        let is_fresh = |at: &Instant| now.saturating_duration_since(*at) <= FAILED_RETENTION;
+        let mut failed = state.recently_failed.iter().filter(|(_, end, sent)| *end == RequestEnd::Failed && sent.epoch == epoch);
+        failed.find(|(at, ..)| is_fresh(at)).map(|(at, ..)| *at)
     }
 }
 

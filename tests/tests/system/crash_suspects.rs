@@ -11,7 +11,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, hostler, until};
+use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, hostler, until};
 
 /// What kills the engines of these tests.
 const DEADLY: &str = "say-the-word-that-kills";
@@ -151,7 +151,7 @@ async fn an_engine_dying_with_many_requests_costs_no_answer() {
     for engine in engines.into_iter().filter(|engine| *engine != fullest) {
         fleet.fault(engine, "ok").await;
     }
-    fleet.kill(&fullest).await;
+    fleet.crash(&fullest).await;
     while let Some(answer) = requests.join_next().await {
         let answer = answer.unwrap();
         assert_eq!((answer.status.as_u16(), &answer.ended), (200, &Ok(())), "{}", answer.text());
@@ -175,7 +175,7 @@ async fn requests_of_a_crash_get_first_tokens_within_seconds() {
         });
     }
     fleet.until_replica("n0/0", "its share of the streams", |replica| replica.in_flight >= 15).await;
-    fleet.kill("n0/0").await;
+    fleet.crash("n0/0").await;
     let killed = Instant::now();
     while let Some(answer) = streams.join_next().await {
         let (begun, answer) = answer.unwrap();
@@ -228,20 +228,46 @@ async fn a_request_that_killed_through_two_routers_is_banned_everywhere() {
     fleet.until_idle().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_prompt_in_flight_at_two_outside_kills_is_answered() {
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 40")).await;
+    // Such a stream is not resumed, and its client asks again.
+    let mut prompt = asked("are you there?", 100, true);
+    prompt["stop"] = "never said".into();
+    for kill in 1..=2 {
+        let mut stream = fleet.edge().open(CHAT, &prompt).await;
+        stream.events(2).await;
+        fleet.kill("n0/0").await;
+        stream.finish().await.assert_broken_stream();
+        until_crashed(&fleet, kill).await;
+        assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 0.0);
+    }
+    fleet.edge().post(CHAT, &prompt).await.assert_whole_stream();
+}
+
+/// A fleet with a key for each of two tenants.
+async fn start_with_tenants(setup: Setup, folder: &tempfile::TempDir) -> (Fleet, [String; 2]) {
+    let file = folder.path().join("keys.toml");
+    let mut keys = ["reckless", "unsuspecting"].map(str::to_owned);
+    for tenant in &mut keys {
+        let made = hostler(&["keys", "create", "--tenant", tenant, "--file", file.to_str().unwrap()]).await;
+        *tenant = made.stdout.split_whitespace().find(|word| word.starts_with("hk_")).unwrap().to_owned();
+    }
+    (Fleet::start(setup.router(|router| router.keys_file = file)).await, keys)
+}
+
+async fn ask_as(edge: &Endpoint, key: &str, body: &Value) -> Answer {
+    let request = Request::post(CHAT).header("content-type", "application/json").header("authorization", format!("Bearer {key}"));
+    edge.request(request.body(Full::from(body.to_string())).unwrap()).await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ban_holds_only_for_the_tenant_that_sent_it() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("keys.toml");
-    let mut keys = Vec::new();
-    for tenant in ["reckless", "unsuspecting"] {
-        let made = hostler(&["keys", "create", "--tenant", tenant, "--file", file.to_str().unwrap()]).await;
-        keys.push(made.stdout.split_whitespace().find(|word| word.starts_with("hk_")).unwrap().to_owned());
-    }
-    let fleet = Fleet::start(setup(4, 30).router(|router| router.keys_file = file)).await;
-    let killer = asked(DEADLY, 50, false).to_string();
+    let (fleet, keys) = start_with_tenants(setup(4, 30), &folder).await;
+    let killer = asked(DEADLY, 50, false);
     for (crashes, key) in [2, 4].into_iter().zip(&keys) {
-        let request = Request::post(CHAT).header("content-type", "application/json").header("authorization", format!("Bearer {key}"));
-        assert_refused(&fleet.edge().request(request.body(Full::from(killer.clone())).unwrap()).await);
+        assert_refused(&ask_as(&fleet.edge(), key, &killer).await);
         // So it was sent, and nobody had said that the other tenant's was the same.
         until_crashed(&fleet, crashes).await;
     }

@@ -14,7 +14,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tonic::transport::Endpoint as TonicEndpoint;
 
-use crate::harness::{Admin, CHAT, Collector, Endpoint, MODEL, Program, Workplace, kill_group, raw, soon, until};
+use crate::harness::{Admin, CHAT, Collector, Endpoint, MODEL, Program, Workplace, raw, signal_group, soon, until};
 
 /// Stands in every prompt, and in whatever else a client may put its secrets into.
 const CANARY: &str = "canary-7f3a91c2";
@@ -280,7 +280,8 @@ async fn see_engines_die(system: &System) {
         let mut stream = edge.send(system.request(Method::POST, CHAT, &[], body.to_string())).await;
         stream.events(2).await;
         let replicas = system.operators.replicas().await.unwrap();
-        kill_group(replicas.iter().find(|replica| replica.local_in_flight > 0).unwrap().pid);
+        // As a crash of its own ends it: one that was killed would blame no request.
+        signal_group(replicas.iter().find(|replica| replica.local_in_flight > 0).unwrap().pid, rustix::process::Signal::ABORT);
         stream.finish().await.assert_broken_stream();
         until("the engine's next life", async || {
             let replicas = system.operators.replicas().await.map_err(|status| status.to_string())?;

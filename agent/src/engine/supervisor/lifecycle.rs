@@ -1,7 +1,7 @@
 //! How the supervisor begins a life of its engine, goes on with one that another agent began, and ends one: what the keeper is told, and what is known of the engine when it has served or died.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -17,14 +17,17 @@ use crate::engine::engine_life::{EngineLife, KeeperReader, StartupLog};
 use crate::engine::health;
 use crate::engine::model_card::ModelCard;
 use crate::engine::monitored_engine::MonitoredEngine;
+use crate::engine::outside_kill::EndEvidence;
 use crate::engine::startup_progress::StartupLogParser;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState};
 use crate::engine::{AdoptedLife, LaunchError};
 use crate::keeper::wire::{self, KeeperRequest, LaunchSpec};
 use crate::keeper::{self, KeeperNotices};
 use crate::probe;
+use crate::process::STUCK_AFTER;
+use crate::process::core_exit::CoreWatch;
+use crate::process::oom_watch::OomWatch;
 use crate::process::orphans::end_orphans;
-use crate::process::{STUCK_AFTER, table};
 use crate::vllm::CommandLine;
 use crate::vllm::directory::socket_path;
 
@@ -65,6 +68,7 @@ impl Supervisor {
         self.deps.process_handle.lock().keeper = Some(keeper);
         let mut adopted = self.begin_life(notices, life.epoch);
         adopted.leader = Some(leader.pid.cast_unsigned());
+        adopted.oom_watch = OomWatch::of_process(leader.pid.cast_unsigned());
         adopted.is_adopted = true;
         self.life = Some(adopted);
         tracing::info!(
@@ -144,12 +148,14 @@ impl Supervisor {
         let (story_out, story) = watch::channel(StartupLog::default());
         let reader = Arc::new(Mutex::new(StartupLogParser::new(self.last_start_duration)));
         let (spec, spawned) = (&self.deps.spec, Instant::now());
+        let gave_up_at = Arc::<OnceLock<Instant>>::default();
         let follower = KeeperReader {
             log: self.deps.log.clone(),
             keeper_events: told_out,
             health_events: news_out.clone(),
             startup_log: story_out,
             log_parser: Arc::clone(&reader),
+            gave_up_at: Arc::clone(&gave_up_at),
             spawned,
             engine: spec.index,
         };
@@ -177,7 +183,10 @@ impl Supervisor {
             health_events: news,
             startup_log: story,
             log_parser: reader,
-            oom_kills_before: table::oom_kills(),
+            oom_watch: OomWatch::of_host(),
+            gave_up_at,
+            core_exit: Arc::default(),
+            core_watch: None,
             _follower: AbortOnDropHandle::new(self.deps.tasks.spawn(follower.run(notices))),
             _health: AbortOnDropHandle::new(self.deps.tasks.spawn(health::watch(subject, news_out))),
             probe: None,
@@ -295,7 +304,7 @@ impl Supervisor {
         let ended = LifeEnd {
             cause,
             was_ready: life.is_some_and(|life| life.ready_in.is_some()),
-            oom_killed: life.and_then(|life| Some(table::oom_kills()? > life.oom_kills_before?)),
+            oom_killed: life.and_then(|life| life.oom_watch.has_killed()),
         };
         diagnose(&ended, &self.deps.log.last_lines_of_life(usize::MAX))
     }
@@ -334,6 +343,14 @@ impl Supervisor {
             probe::watch(&socket, &traffic, interval, &samples).await;
         });
         life.probe = Some(AbortOnDropHandle::new(probe));
+        if let Some(leader) = life.leader {
+            let core_exit = Arc::clone(&life.core_exit);
+            life.core_watch = Some(AbortOnDropHandle::new(self.deps.tasks.spawn(async move {
+                if let Some(status) = CoreWatch::begin(leader).await.first_exit().await {
+                    let _ = core_exit.set((status, Instant::now()));
+                }
+            })));
+        }
         tracing::info!(
             event = "engine_ready",
             engine = spec.index,
@@ -351,13 +368,53 @@ impl Supervisor {
 
     /// Records who was in flight, if the engine ended by itself, a hang included: only that can
     /// have been caused by a request.
-    pub(super) async fn record_crash(&mut self, cause: EngineEvent) {
-        match cause {
-            EngineEvent::Exited => drop(timeout(LAST_ANSWERS_TIMEOUT, self.deps.traffic.wait_idle()).await),
-            EngineEvent::Unhealthy => {}
-            _ => return,
+    pub(super) async fn record_crash(&mut self, event: EngineEvent) {
+        if !matches!(event, EngineEvent::Exited | EngineEvent::Unhealthy) {
+            return;
+        }
+        let is_outside_kill = self.end_evidence().is_some_and(|evidence| evidence.is_outside_kill(Instant::now()));
+        if is_outside_kill || self.machine.is_on_its_way_out() {
+            if self.deps.traffic.crash_suspects(self.last_epoch).is_empty() {
+                return;
+            }
+            // Routers that have seen its requests break learn at once that those are not to blame.
+            self.deps.crashes.record_blameless(self.last_epoch);
+            let reason = if is_outside_kill { "the engine was killed, and not by its agent" } else { "the engine was to leave" };
+            tracing::info!(
+                event = "crash_excused",
+                engine = self.deps.spec.index,
+                epoch = self.last_epoch,
+                "{reason}: no request is to blame"
+            );
+            return;
+        }
+        if event == EngineEvent::Exited {
+            let _ = timeout(LAST_ANSWERS_TIMEOUT, self.deps.traffic.wait_idle()).await;
         }
         self.deps.crashes.record(self.last_epoch, self.deps.traffic.crash_suspects(self.last_epoch));
+    }
+
+    fn end_evidence(&self) -> Option<EndEvidence> {
+        let life = self.life.as_ref()?;
+        let leader = match &self.failure {
+            FailureState::Undiagnosed(EndCause::Exited(status)) => Some(*status),
+            _ => None,
+        };
+        let signs = [life.gave_up_at.get().copied(), self.deps.traffic.failing_since(self.last_epoch)];
+        Some(EndEvidence {
+            leader,
+            core: life.core_exit.get().copied(),
+            oom_killed: life.oom_watch.has_killed(),
+            failing_since: signs.into_iter().flatten().min(),
+        })
+    }
+
+    /// A GPU of the engine has failed. If the engine crashed a moment ago, that was why.
+    pub(super) fn excuse_recent_crash(&self) {
+        if self.deps.crashes.excuse(self.last_epoch) {
+            let engine = self.deps.spec.index;
+            tracing::info!(event = "crash_excused", engine, epoch = self.last_epoch, "the engine's GPU has failed: no request is to blame");
+        }
     }
 }
 

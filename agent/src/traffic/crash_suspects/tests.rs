@@ -41,6 +41,27 @@ async fn a_request_abandoned_on_a_hung_engine_is_no_suspect() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_life_fails_since_its_first_broken_answer() {
+    let traffic = Traffic::new();
+    // Neither a client that leaves nor another life's answer says that this engine fails.
+    drop((sent(&traffic, 1, LIFE), sent(&traffic, 2, LIFE)));
+    let earlier = sent(&traffic, 3, LIFE - 1);
+    earlier.mark_failed();
+    drop(earlier);
+    assert_eq!(traffic.failing_since(LIFE), None);
+    let began = Instant::now();
+    for name in [4, 5] {
+        let broken = sent(&traffic, name, LIFE);
+        broken.mark_failed();
+        drop(broken);
+        tokio::time::advance(FAILED_RETENTION / 2).await;
+    }
+    assert_eq!(traffic.failing_since(LIFE), Some(began));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(traffic.failing_since(LIFE), Some(began + FAILED_RETENTION / 2), "the first one was too long ago");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_of_the_previous_life_is_no_suspect() {
     let traffic = Traffic::new();
     let late = sent(&traffic, 1, LIFE);

@@ -289,6 +289,12 @@ impl Fleet {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 
+    /// Has an engine crash by itself, as of a request.
+    pub(crate) async fn crash(&self, id: &str) {
+        self.fault(id, "die").await;
+    }
+
+    /// Kills an engine from outside, which is no request's doing.
     pub(crate) async fn kill(&self, id: &str) {
         let engine = self.replica(id).await.pid;
         if self.setup.engines_are_processes { kill_group(engine) } else { self.engines.kill(engine) }
