@@ -13,6 +13,9 @@
 //! - a trial begins within `TRIAL_START_TARGET` and the length of a trial, where the replicas that answer can try all who wait in that time, eight at once. One that was
 //!   there at further crashes may wait longer, since it is tried among fewer.
 //!
+//! A tenant whose requests have crashed three engines within that time is *confined*: all its
+//! requests for a model go to one replica (`tenant_crashes`).
+//!
 //! The tests prove it on a model of a fleet. The dispatch asks and records what it sees; sessions record what agents report, which is how several routers share
 //! what they know. An agent's word is believed so far: whatever number of crashes the agents of one node report, they are one crash of a request that this
 //! router has not sent there.
@@ -20,6 +23,7 @@
 mod standing;
 mod suspect_record;
 mod suspect_table;
+mod tenant_crashes;
 mod trials;
 
 use std::sync::Arc;
@@ -30,7 +34,7 @@ use hostler_proto::lane::is_keep_alive_comment;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
-use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::engine_life::EngineLife;
 use standing::SuspectStanding;
@@ -38,6 +42,7 @@ pub(crate) use standing::{Ban, Fingerprint};
 pub(crate) use suspect_table::MAX_REQUESTS_PER_CRASH;
 use suspect_table::SuspectTable;
 pub(crate) use suspect_table::TrialConstraints;
+pub(crate) use tenant_crashes::{Confinement, ConfinementChoices};
 use trials::TrialDemand;
 pub(crate) use trials::TrialEstimate;
 
@@ -57,12 +62,13 @@ const MAX_WOKEN: usize = 2 * trials::MAX_CONCURRENT_TRIALS;
 /// sample from it. This is concluded from vLLM's source, not measured.
 const TRIAL_TOKENS: usize = 3;
 
-/// Names a request by its content and its tenant, so that no tenant can have another's request
-/// refused; `None` for one without a body, which asks nothing that kills. All routers with the same
-/// key file agree, since tenants are known by name.
+/// Names a request by its tenant, in the upper half, and its content, so that no tenant can have
+/// another's request refused; `None` for one without a body, which asks nothing that kills. All
+/// routers with the same key file agree, since tenants are known by name.
 #[must_use]
 pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Fingerprint> {
-    (!body.is_empty()).then(|| xxh3_128_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant)))
+    let content = || xxh3_64_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant));
+    (!body.is_empty()).then(|| Fingerprint::from(tenant) << 64 | Fingerprint::from(content()))
 }
 
 /// The crash of an engine, as its agent reports it.
@@ -79,6 +85,8 @@ pub(crate) struct CrashSuspects {
     table: Mutex<SuspectTable>,
     /// Records in the table; nobody looks further while there are none.
     suspect_count: AtomicUsize,
+    /// Confined tenants; nobody looks further while there are none.
+    confined_count: AtomicUsize,
     queued_count: AtomicUsize,
     /// Notified when a trial has ended or a suspect's standing has changed.
     change_notify: Notify,
@@ -92,6 +100,7 @@ impl CrashSuspects {
         Arc::new(Self {
             table: Mutex::new(SuspectTable::new(ttl, Instant::now())),
             suspect_count: AtomicUsize::new(0),
+            confined_count: AtomicUsize::new(0),
             queued_count: AtomicUsize::new(0),
             change_notify: Notify::new(),
             ttl,
@@ -121,6 +130,12 @@ impl CrashSuspects {
         self.with_table(|table| table.suspect_count())
     }
 
+    /// Tenants whose requests go to one replica, for the metrics.
+    #[must_use]
+    pub(crate) fn confined_count(&self) -> usize {
+        self.with_table(|table| table.confined_count(Instant::now()))
+    }
+
     pub(crate) fn watch(self: &Arc<Self>, fingerprint: Option<Fingerprint>) -> CrashWatch {
         let fingerprint = fingerprint.filter(|_| !self.ttl.is_zero());
         CrashWatch { crash_suspects: self.clone(), fingerprint, trial_id: None, is_answered: false, sent_at: Instant::now() }
@@ -136,6 +151,7 @@ impl CrashSuspects {
         table.sweep(Instant::now());
         let seen = inspect(&mut table);
         self.suspect_count.store(table.suspect_count(), Ordering::Relaxed);
+        self.confined_count.store(table.confined_count(Instant::now()), Ordering::Relaxed);
         seen
     }
 
@@ -191,6 +207,18 @@ impl CrashWatch {
             SuspectStanding::Suspect if !table.is_on_trial(fingerprint, now) => Ok(Clearance::NeedsTrial),
             SuspectStanding::Suspect => Ok(Clearance::Wait),
         })
+    }
+
+    /// Whether its tenant's requests may go to one replica alone.
+    pub(crate) fn is_confined(&self) -> bool {
+        let fingerprint = self.fingerprint.filter(|_| self.crash_suspects.confined_count.load(Ordering::Relaxed) > 0);
+        fingerprint.is_some_and(|fingerprint| self.crash_suspects.with_table(|table| table.is_confined(fingerprint, Instant::now())))
+    }
+
+    /// Where it may go for this `model` if its tenant is confined.
+    pub(crate) fn confine(&self, model: Option<&str>, choices: &ConfinementChoices) -> Option<Confinement> {
+        let fingerprint = self.fingerprint?;
+        self.crash_suspects.with_table(|table| table.confine(fingerprint, model, choices, Instant::now()))
     }
 
     /// Where a suspect may be tried now, given how many replicas it could go to and how long it has

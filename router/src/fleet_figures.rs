@@ -146,6 +146,9 @@ const ROUTER: FigureTable<RouterCollector> = FigureTable {
         gauge("crash_suspects", "Requests that were in flight when an engine died, and were not answered since.", |now| {
             now.crash_suspects.suspect_count().into()
         }),
+        gauge("confined_tenants", "Tenants whose requests have crashed several engines and go to one replica of a model.", |now| {
+            now.crash_suspects.confined_count().into()
+        }),
         counter("nodes_lost", "Nodes whose agent went without having stopped its engines, and has not come back within a minute.", |now| {
             now.fleet.view().nodes_lost.into()
         }),

@@ -138,6 +138,16 @@ impl SuspectRecord {
         }
     }
 
+    /// The crash of this life, where it counts against the request, alone or with others.
+    pub(super) fn crash_of(&self, life: &EngineLife) -> Option<&ChargedCrash> {
+        self.crashes.iter().find(|crash| crash.life == *life && crash.is_incriminating())
+    }
+
+    /// The crashes for which it is banned; none while it is not.
+    pub(super) fn crashes_of_ban(&self, now: Instant) -> Vec<&ChargedCrash> {
+        Some(self.counted_crashes(now)).filter(|counted| counted.len() >= CRASHES_TO_BAN).unwrap_or_default()
+    }
+
     /// It was not the cause of this crash; `true` while anything is left.
     pub(super) fn forget(&mut self, life: &EngineLife) -> bool {
         self.crashes.retain(|crash| crash.life != *life);

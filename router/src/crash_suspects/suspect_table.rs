@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::standing::{Ban, Fingerprint, SuspectStanding};
 use super::suspect_record::{ChargedCrash, CrashVerdict, SuspectRecord};
+use super::tenant_crashes::{Confinement, ConfinementChoices, TenantCharge, TenantCrashes, tenant_of};
 use super::trials::{CrashScene, TrialCandidate, TrialDemand, TrialEstimate, Trials};
 use crate::engine_life::EngineLife;
 
@@ -73,6 +74,7 @@ pub(super) struct SuspectTable {
     ttl: Duration,
     records: FxHashMap<Fingerprint, SuspectRecord>,
     trials: Trials,
+    tenants: TenantCrashes,
     /// The crashes within the window, oldest first.
     crashes: Vec<EngineCrash>,
     /// Records with a crash that counts.
@@ -82,7 +84,15 @@ pub(super) struct SuspectTable {
 
 impl SuspectTable {
     pub(super) fn new(ttl: Duration, now: Instant) -> Self {
-        Self { ttl, records: FxHashMap::default(), trials: Trials::default(), crashes: Vec::new(), suspect_count: 0, last_sweep: now }
+        Self {
+            ttl,
+            records: FxHashMap::default(),
+            trials: Trials::default(),
+            tenants: TenantCrashes::default(),
+            crashes: Vec::new(),
+            suspect_count: 0,
+            last_sweep: now,
+        }
     }
 
     /// Requests with a crash to their name.
@@ -109,7 +119,13 @@ impl SuspectTable {
         }
         let scene = self.record_crash(life, now, now);
         let until = now + UNCONFIRMED_TTL.min(self.ttl);
-        self.charge(fingerprint, ChargedCrash::new(life, now, until, true), &scene, now)
+        let reckless = self.tenants.only_reckless(None, now);
+        let outcome = self.charge(fingerprint, ChargedCrash::new(life, now, until, true), &scene, now);
+        // Before its next attempt. Who else was there is for the agent to say.
+        if reckless.is_some() && tenant_of(fingerprint) == reckless {
+            self.charge_tenant(fingerprint, life);
+        }
+        outcome
     }
 
     /// An agent says that an engine crashed at `at` with these requests in flight. Gives back those that are refused from now on.
@@ -140,7 +156,26 @@ impl SuspectTable {
             let crash = ChargedCrash::new(life, at, until, is_witnessed);
             Some((*request, self.charge(*request, crash, &scene, now).ban?))
         });
-        charged.collect()
+        let banned = charged.collect();
+        self.charge_tenants(life, requests, now);
+        banned
+    }
+
+    /// Puts a crash down to the tenant that is to blame for it, as far as the requests that were
+    /// there show it.
+    fn charge_tenants(&mut self, life: &EngineLife, requests: &[Fingerprint], now: Instant) {
+        let reckless = self.tenants.only_reckless(Some(requests), now);
+        for request in requests {
+            if requests.len() == 1 || (reckless.is_some() && tenant_of(*request) == reckless) {
+                self.charge_tenant(*request, life);
+            }
+        }
+        for fingerprint in requests {
+            let Some(record) = self.records.get(fingerprint) else { continue };
+            for crash in record.crashes_of_ban(now) {
+                self.tenants.charge(TenantCharge::new(*fingerprint, crash, true));
+            }
+        }
     }
 
     /// An agent says that an engine crashed at `at` and no request is to blame.
@@ -154,8 +189,29 @@ impl SuspectTable {
         self.crashes.iter_mut().filter(|crash| crash.life == *life).for_each(|crash| crash.is_excused = true);
         if is_known {
             self.records.retain(|_, record| record.forget(life));
+            self.tenants.forget(life);
             self.count_suspects();
         }
+    }
+
+    /// Tenants whose requests may go to one replica alone.
+    pub(super) fn confined_count(&self, now: Instant) -> usize {
+        self.tenants.confined_count(now)
+    }
+
+    pub(super) fn is_confined(&self, fingerprint: Fingerprint, now: Instant) -> bool {
+        self.tenants.is_confined(fingerprint, now)
+    }
+
+    /// Where the request may go if its tenant is confined.
+    pub(super) fn confine(
+        &mut self,
+        fingerprint: Fingerprint,
+        model: Option<&str>,
+        choices: &ConfinementChoices,
+        now: Instant,
+    ) -> Option<Confinement> {
+        self.tenants.confine(fingerprint, model, choices, now)
     }
 
     /// Clears a request that was answered well; `true` if that changed anything.
@@ -163,6 +219,7 @@ impl SuspectTable {
         let Some(record) = self.records.get_mut(&fingerprint).filter(|record| record.is_suspect()) else { return false };
         // Agents may report the same death again for as long.
         record.acquit(now + self.ttl);
+        self.tenants.acquit(fingerprint);
         self.suspect_count -= 1;
         true
     }
@@ -211,6 +268,7 @@ impl SuspectTable {
         self.crashes.retain(|crash| crash.known_at + remembered > now);
         self.trials.expire(now);
         self.records.retain(|_, record| record.remove_expired(now));
+        self.tenants.sweep(now);
         self.count_suspects();
     }
 
@@ -220,6 +278,13 @@ impl SuspectTable {
 
     fn is_excused(&self, life: &EngineLife) -> bool {
         self.crashes.iter().any(|crash| crash.is_excused && crash.life == *life)
+    }
+
+    /// Puts a crash down to a request's tenant, if the request has it to its name.
+    fn charge_tenant(&mut self, fingerprint: Fingerprint, life: &EngineLife) {
+        if let Some(crash) = self.records.get(&fingerprint).and_then(|record| record.crash_of(life)) {
+            self.tenants.charge(TenantCharge::new(fingerprint, crash, false));
+        }
     }
 
     /// Records, trials and crashes that are kept.
@@ -249,6 +314,9 @@ impl SuspectTable {
         }
         let record = self.records.entry(fingerprint).or_default();
         let (was_suspect, was_refused) = (record.is_suspect(), record.is_banned(now));
+        if crash.is_witnessed {
+            self.tenants.witness(fingerprint, &crash.life);
+        }
         let verdict = record.charge(crash, |record| record.judge(fingerprint, scene, now));
         self.suspect_count += usize::from(!was_suspect && record.is_suspect());
         let ban = match record.standing(now) {

@@ -4,6 +4,7 @@ use super::*;
 
 mod excuses;
 mod model;
+mod tenants;
 mod trials;
 
 const KILLER: Fingerprint = 1;

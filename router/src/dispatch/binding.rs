@@ -44,13 +44,25 @@ impl Dispatch {
         let mut queued_for = Duration::ZERO;
         loop {
             let clearance = crash_watch.clearance()?;
+            let confined = self.confine(prompt.model(), outgoing, tried, crash_watch);
+            let no_replica = || match &confined {
+                Some(confined) if tried.is_empty() => Err(confined.refusal()),
+                _ => Ok(None),
+            };
+            let tried = confined.as_ref().map_or(tried, |confined| confined.closed.as_slice());
             if clearance == Clearance::Free {
-                let bound =
-                    if tried.is_empty() { self.bind_first_attempt(prompt, outgoing).await? } else { self.bind_retry(prompt, tried) };
-                let Some(bound) = bound else { return Ok(None) };
+                let bound = if tried.is_empty() {
+                    self.bind_first_attempt(prompt, outgoing).await?
+                } else {
+                    // One whose tenant is confined waits in its engine: for other replicas it has
+                    // no turn.
+                    outgoing.queue_slot = None;
+                    self.bind_retry(prompt, tried)
+                };
+                let Some(bound) = bound else { return no_replica() };
                 queued_for += bound.queued_for;
-                // It may have become a suspect while it waited for room.
-                if crash_watch.clearance()? == Clearance::Free {
+                // It may have become a suspect, or its tenant confined, while it waited for room.
+                if crash_watch.clearance()? == Clearance::Free && (confined.is_some() || !crash_watch.is_confined()) {
                     return Ok(Some(Binding { queued_for, ..bound }));
                 }
                 continue;
@@ -58,7 +70,7 @@ impl Dispatch {
             let eligible =
                 self.fleet.view().eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica)).count();
             if eligible == 0 {
-                return Ok(None);
+                return no_replica();
             }
             let constraints = (clearance == Clearance::NeedsTrial).then(|| crash_watch.trial_constraints(eligible, place.as_ref()));
             if let Some(constraints) = constraints

@@ -45,7 +45,12 @@ impl Dispatch {
         };
         let prompt = timeout_at(deadline, found).await.map_err(|_| Refusal::TooSlow(self.answer_timeout))?;
         let now = Instant::now();
-        let Some(chosen) = self.placer.choose(&prompt, &[], now) else {
+        let confined = self.confine(prompt.model(), &outgoing, &[], &crash_watch);
+        let closed = confined.as_ref().map_or(&[][..], |confined| confined.closed.as_slice());
+        let Some(chosen) = self.placer.choose(&prompt, closed, now) else {
+            if let Some(confined) = confined {
+                return Err(confined.refusal());
+            }
             self.record_miss(&prompt);
             return Err(Refusal::for_request(&self.fleet.view(), prompt.model(), prompt.path()));
         };

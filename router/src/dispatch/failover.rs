@@ -74,9 +74,11 @@ impl Dispatch {
     }
 
     /// Another replica for a request that waits on `replica`, if its agent is silent and another one is heard; it is paid for as the retry of a
-    /// lost attempt. A suspect stays: whether it has crashed its engine is for the silent agent to say, and until then it takes no other.
+    /// lost attempt. A suspect stays: whether it has crashed its engine is for the silent agent to
+    /// say, and until then it takes no other. So does one whose tenant may use no other.
     fn choose_failover(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], crash_watch: &mut CrashWatch) -> Option<Binding> {
-        if !self.fleet.view().has_lapsed_lease(replica) || !matches!(crash_watch.clearance(), Ok(Clearance::Free)) {
+        let is_free = |watch: &CrashWatch| matches!(watch.clearance(), Ok(Clearance::Free)) && !watch.is_confined();
+        if !self.fleet.view().has_lapsed_lease(replica) || !is_free(crash_watch) {
             return None;
         }
         let chosen = self.placer.choose(prompt, tried, Instant::now())?;

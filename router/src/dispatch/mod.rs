@@ -2,6 +2,7 @@
 //! reached the client; then hands over the answer.
 
 mod binding;
+mod confinement;
 mod external;
 mod failover;
 mod job_end;

@@ -24,6 +24,8 @@ pub(crate) struct OutboundRequest {
     /// The hash of its tenant's name, or of its key's where that has none; zero where there are no
     /// keys.
     pub tenant: u64,
+    /// That name, or the key's id; empty where there are no keys.
+    pub owner: Arc<str>,
     /// Whom it shares the queue with, and how much of the queue it takes.
     pub queue_share: QueueShare,
     /// Its place in the queue, taken as soon as it may have to wait.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hostler_placement::queue::QueueFull;
 use tokio::time::Instant;
 
-use crate::crash_suspects::{Ban, TrialQueueFull};
+use crate::crash_suspects::{Ban, Confinement, TrialQueueFull};
 use crate::fleet::{Arrival, FleetView, Phase, Replica};
 use crate::placement::{MAX_QUEUED_BYTES, Overload};
 
@@ -141,6 +141,16 @@ pub(super) fn retry_after(arrival: Arrival) -> u64 {
 }
 
 impl Refusal {
+    /// The one replica that its tenant's requests may go to takes none now.
+    pub(super) fn of_confined(confinement: &Confinement) -> Self {
+        let place = confinement
+            .replica
+            .as_ref()
+            .map_or("and none takes them now".to_owned(), |replica| format!("which is {replica}, and it takes none now"));
+        let message = format!("your requests have crashed {} engines, so all of them go to one replica: {place}", confinement.crashes);
+        Refusal::NotReady { message, retry_after: UNKNOWN_RETRY_SECONDS }
+    }
+
     /// Why no replica can take a request for `model` on this path, in a sentence for the client.
     pub(super) fn for_request(view: &FleetView, model: Option<&str>, path: &str) -> Self {
         let mut eligible = view.eligible(model, &[]).peekable();

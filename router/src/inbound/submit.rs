@@ -147,13 +147,12 @@ impl Edge {
         // The texts are not kept: they are dropped when the replica has been chosen, and an answer
         // may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
-        if let Ok(sampling) = &mut sampling {
-            sampling.cache_salt.clone_from(&salt);
-        }
+        sampling.iter_mut().for_each(|sampling| sampling.cache_salt.clone_from(&salt));
         let mut outgoing = Box::new(OutboundRequest {
             id,
             priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
             tenant: caller.tenant_hash().unwrap_or_default(),
+            owner: caller.owner().clone(),
             queue_share: guest,
             queue_slot: None,
             client_id: client_id(&headers),

@@ -273,6 +273,47 @@ async fn a_ban_holds_only_for_the_tenant_that_sent_it() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn six_killers_of_one_tenant_cost_four_engines() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fleet, [reckless, unsuspecting]) = start_with_tenants(setup(8, 30), &folder).await;
+    let edge = fleet.edge();
+    let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let mut neighbors = JoinSet::new();
+    for client in 0..4 {
+        let (edge, key, stop, answered) = (fleet.edge(), unsuspecting.clone(), stop.clone(), answered.clone());
+        neighbors.spawn(async move {
+            let mut answers = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let question = asked(&format!("question {} of client {client}", answers.len()), 10, false);
+                answers.push(ask_as(&edge, &key, &question).await);
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+            answers
+        });
+    }
+    for digit in 0..6 {
+        let answer = ask_as(&edge, &reckless, &asked(&format!("{DEADLY} {digit}"), 50, false)).await;
+        // The later ones find that their only replica is away.
+        assert!(matches!(answer.status.as_u16(), 422 | 503), "{}", answer.text());
+    }
+    assert_eq!(fleet.routers[0].metric("hostler_confined_tenants").await, 1.0);
+    let before = answered.load(Ordering::Relaxed);
+    until("answers for the other tenant", async || {
+        let now = answered.load(Ordering::Relaxed);
+        if now >= before + 50 { Ok(()) } else { Err(format!("{now} answers")) }
+    })
+    .await;
+    stop.store(true, Ordering::Relaxed);
+    for answer in neighbors.join_all().await.into_iter().flatten() {
+        assert_eq!((answer.status.as_u16(), &answer.ended), (200, &Ok(())), "{}", answer.text());
+    }
+    fleet.until_ready().await;
+    let replicas = fleet.admin().replicas().await.unwrap();
+    let crashed: Vec<&str> = replicas.iter().filter(|replica| replica.restarts > 0).map(|replica| &*replica.id).collect();
+    assert!((3..=4).contains(&crashed.len()), "{crashed:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_indigestible_request_gets_its_error_and_marks_no_replica() {
     let fleet = Fleet::start(setup(8, 30)).await;

@@ -168,6 +168,7 @@ fn request(path: &str, body: &str) -> Box<OutboundRequest> {
         id: 7,
         priority: 0,
         tenant: 0,
+        owner: Arc::default(),
         queue_share: QueueShare { tenant: 0, weight: 1.0, bytes: 100 },
         queue_slot: None,
         client_id: None,
