@@ -185,6 +185,12 @@ impl Memory {
         self.jobs.get(job)?.ends
     }
 
+    /// Whether the next step decides the same if nothing changes meanwhile but the time, within a minute or so.
+    #[must_use]
+    pub fn is_settled(&self, now: SystemTime) -> bool {
+        self.submission.is_none() && !self.is_recovering() && self.failures.pause(now).is_none() && self.pressure_since.is_none()
+    }
+
     /// How many nodes were wanted in the last step.
     #[must_use]
     pub fn wanted(&self) -> u32 {

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// How long the controller's job runs where nothing is set. Most queues for jobs without GPUs take it.
 const CONTROLLER_WALLTIME: Duration = Duration::from_secs(24 * 3600);
 
+/// How often a quiet fleet's scheduler is asked: what users do by hand, and no more.
+const POLL_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Where the controller and its router run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -48,6 +51,10 @@ pub struct ClusterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub controller_walltime: Duration,
+    /// How often the scheduler is asked while nothing changes. While jobs wait, start or leave it is asked every 5 s.
+    #[serde(with = "hostler_boot::duration")]
+    #[schemars(with = "String")]
+    pub poll_interval: Duration,
     /// The name by which other hosts reach the one where the controller and its router run; empty means that host's own.
     pub router_host: String,
     /// Where the fleet's state is kept: what is wanted, the endpoint, the jobs' logs. Compute nodes have to see it too. Empty means
@@ -67,6 +74,7 @@ impl Default for ClusterConfig {
             controller: ControllerPlace::Login,
             controller_options: Vec::new(),
             controller_walltime: CONTROLLER_WALLTIME,
+            poll_interval: POLL_INTERVAL,
             router_host: String::new(),
             state_dir: PathBuf::new(),
         }

@@ -3,6 +3,7 @@
 
 mod endpoint;
 mod heartbeat;
+mod housekeeping;
 mod known_scheduler;
 mod lock;
 mod standby;

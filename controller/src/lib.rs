@@ -1,6 +1,7 @@
 //! The controller: keeps the size of a fleet whose nodes are batch jobs. `hostler controller` runs it beside a router, whose operators' calls it uses.
 //! The decisions are crate `cluster`'s, the schedulers' commands crate `scheduler`'s.
 
+mod attention;
 mod config;
 mod expectation;
 mod folder;

@@ -8,7 +8,7 @@ use hostler_scheduler::{ScheduledJob, Scheduler, is_same_job};
 
 use crate::ControllerSetup;
 use crate::step_error::StepError;
-use crate::submission::build_controller_submission;
+use crate::submission::{JobProgram, build_controller_submission};
 
 /// The job, as its controller knows it.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl OwnJob {
     async fn submit(&mut self, setup: &ControllerSetup, after_own_end: bool) -> Result<(), StepError> {
         let after = after_own_end.then_some(self.id.as_str());
         let submission =
-            setup.scheduler.render(&build_controller_submission(&setup.jobs.cluster, &setup.folder, &setup.jobs.job_program(), after));
+            setup.scheduler.render(&build_controller_submission(&setup.jobs.cluster, &setup.folder, &JobProgram::of(&setup.jobs), after));
         if let Some(file) = &submission.script_file {
             setup.folder.write_script(file, &submission.script)?;
         }

@@ -18,6 +18,7 @@ use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Endpoint as Target};
 
+use crate::attention::{Attention, Scene, is_settled};
 use crate::expectation::{announce, expect};
 use crate::folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_INTERVAL};
 use crate::join_token;
@@ -27,7 +28,7 @@ use crate::report::report;
 use crate::setup::ControllerSetup;
 use crate::status::{EntryStatus, FleetStatus};
 use crate::step_error::{StepError, is_refusal};
-use crate::submission::build_submission;
+use crate::submission::{JobProgram, build_submission, job_form};
 
 /// How often the scheduler is asked. People who wait for a job do it as often.
 const STEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -38,7 +39,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// An announcement counts for 30 seconds, and a step may take longer than that.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often the join token is looked at, beside each submission.
+/// How often the join token is looked at, beside each submission, and what jobs have left is removed.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(600);
 
 /// A memory in which nothing was decided is written so often. It is shorter than the longest step that a memory takes for one.
@@ -61,10 +62,12 @@ pub struct Controller {
     router: FleetClient<Channel>,
     records: BTreeMap<String, EntryRecord>,
     token_checked: Option<Instant>,
+    cleaned_up: Option<Instant>,
     /// The batch job in which it runs itself.
     own_job: Option<OwnJob>,
     /// Whether the folder's scheduler is this one, by its name.
     is_scheduler_known: bool,
+    attention: Attention,
     trouble: String,
 }
 
@@ -83,8 +86,10 @@ impl Controller {
             router,
             records: BTreeMap::new(),
             token_checked: None,
+            cleaned_up: None,
             own_job,
             is_scheduler_known: false,
+            attention: Attention::default(),
             trouble: String::new(),
         })
     }
@@ -160,6 +165,11 @@ impl Controller {
                 return Ok(true);
             }
         }
+        let listed = self.router.list(ListRequest {}).await?.into_inner();
+        let scene = Scene::new(entries, self.setup.jobs.clone(), self.setup.folder.standby()?, &listed);
+        if !self.attention.is_due(&scene, self.rest_interval(), Instant::now()) {
+            return Ok(false);
+        }
         if !self.is_scheduler_known {
             self.claim_scheduler().await?;
         }
@@ -175,8 +185,7 @@ impl Controller {
         if self.token_checked.is_none_or(|checked| checked.elapsed() >= TOKEN_INTERVAL) {
             self.renew_token(1)?;
         }
-        let listed = self.router.list(ListRequest {}).await?.into_inner();
-        for entry in &entries {
+        for entry in &scene.entries {
             if shutdown.is_draining() {
                 return Ok(false);
             }
@@ -186,8 +195,30 @@ impl Controller {
                 Ok(()) => {}
             }
         }
+        if trouble.is_empty() && self.cleaned_up.is_none_or(|cleaned_up| cleaned_up.elapsed() >= TOKEN_INTERVAL) {
+            self.clean_up();
+        }
+        let now = SystemTime::now();
+        let has_rest = |record: &EntryRecord| record.status.as_ref().is_some_and(|status| is_settled(&record.memory, status, now));
+        let is_quiet = trouble.is_empty() && self.records.len() == scene.entries.len() && self.records.values().all(has_rest);
+        self.attention.note(scene, is_quiet, Instant::now());
         self.note_trouble(trouble);
         Ok(false)
+    }
+
+    /// How often the scheduler is asked while nothing changes. Tests whose steps are short have short rests.
+    fn rest_interval(&self) -> Duration {
+        let step = step_interval(|name| std::env::var(name).ok());
+        self.setup.jobs.cluster.poll_interval.mul_f64(step.as_secs_f64() / STEP_INTERVAL.as_secs_f64())
+    }
+
+    /// Removes what jobs have left that no list has. Nothing depends on it.
+    fn clean_up(&mut self) {
+        self.cleaned_up = Some(Instant::now());
+        let jobs = self.records.values().filter_map(|record| record.status.as_ref()).flat_map(|status| &status.jobs);
+        if let Err(error) = self.setup.folder.clean_up(jobs.map(|job| job.id.as_str()), SystemTime::now()) {
+            tracing::debug!(%error, "not all was removed that jobs have left");
+        }
     }
 
     async fn step_entry(&mut self, entry: &FleetEntry, listed: &ListResponse) -> Result<(), StepError> {
@@ -225,7 +256,7 @@ impl Controller {
     ) -> Result<(), StepError> {
         let ControllerSetup { folder, scheduler, jobs: settings, .. } = &self.setup;
         let mut observation = observe(jobs, listed, &model_names(entry, &settings.engine_args));
-        observation.form = settings.form(entry, folder, *scheduler);
+        observation.form = job_form(settings, entry, folder, *scheduler);
         let (actions, memory) = decide(entry, &observation, &record.memory, SystemTime::now());
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
         if !actions.is_empty() {
@@ -272,7 +303,7 @@ impl Controller {
     fn prepare(&mut self, entry: &FleetEntry, parts: u32) -> Result<RenderedSubmission, StepError> {
         self.renew_token(parts)?;
         let ControllerSetup { folder, jobs, scheduler, .. } = &self.setup;
-        let submission = scheduler.render(&build_submission(entry, parts, &jobs.cluster, folder, &jobs.job_program()));
+        let submission = scheduler.render(&build_submission(entry, parts, &jobs.cluster, folder, &JobProgram::of(jobs)));
         if let Some(file) = &submission.script_file {
             folder.write_script(file, &submission.script)?;
         }

@@ -1,13 +1,15 @@
 //! What is submitted: the jobs of an entry with an agent in each, and the controller's own job. Which program runs in them, under which name, and
 //! with what of the site's. Controller and command line submit it, and `hostler up --dry-run` shows it. Pure.
 
+use std::hash::{Hash, Hasher};
 use std::path::Path;
 use std::time::Duration;
 
 use hostler_cluster::FleetEntry;
-use hostler_scheduler::Submission;
+use hostler_scheduler::{Scheduler, Submission};
+use rustc_hash::FxHasher;
 
-use crate::{ClusterConfig, FleetFolder};
+use crate::{ClusterConfig, FleetFolder, JobSettings};
 
 /// How long before its end Slurm tells a job to leave: `agent.drain_timeout` and `agent.stop_grace` as they are by default. An agent that has longer
 /// ones leaves by its own clock.
@@ -23,6 +25,22 @@ pub struct JobProgram<'a> {
     pub program: &'a Path,
     /// The user's settings, by an absolute path.
     pub config: Option<&'a Path>,
+}
+
+impl<'a> JobProgram<'a> {
+    /// The program that these settings name.
+    #[must_use]
+    pub fn of(jobs: &'a JobSettings) -> Self {
+        Self { program: &jobs.program, config: jobs.settings_file.as_deref() }
+    }
+}
+
+/// Names what a job of an entry is submitted with, alike in all lives of a controller.
+pub(crate) fn job_form(jobs: &JobSettings, entry: &FleetEntry, folder: &FleetFolder, scheduler: Scheduler) -> u64 {
+    let submission = scheduler.render(&build_submission(entry, 1, &jobs.cluster, folder, &JobProgram::of(jobs)));
+    let mut hasher = FxHasher::default();
+    (submission.arguments, submission.script).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// One job of an entry, or an array of so many parts.

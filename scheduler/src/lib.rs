@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
 
 pub use command::CommandError;
 use command::{Call, run};
@@ -200,8 +201,7 @@ impl Scheduler {
     pub async fn list(self, name: &str) -> Result<Vec<ScheduledJob>, CommandError> {
         match self {
             Self::Pbs => {
-                let user = run(Call::ask("id", ["-un"])).await?.text;
-                let selected = run(Call::ask("qselect", ["-u", user.trim(), "-N", name])).await?.text;
+                let selected = run(Call::ask("qselect", ["-u", user().await?, "-N", name])).await?.text;
                 if selected.trim().is_empty() {
                     return Ok(Vec::new());
                 }
@@ -311,6 +311,13 @@ impl fmt::Display for RenderedSubmission {
         let install = ["install", "-D", "-m", "600", "/dev/stdin"].map(str::to_owned).into_iter().chain([file.display().to_string()]);
         write!(formatter, "{}{script}\n{} {arguments}", shell::quote(&install.collect::<Vec<_>>()), self.program)
     }
+}
+
+/// The name of this process's user, which does not change.
+async fn user() -> Result<&'static str, CommandError> {
+    static USER: OnceCell<String> = OnceCell::const_new();
+    let name = USER.get_or_try_init(async || Ok(run(Call::ask("id", ["-un"])).await?.text.trim().to_owned())).await?;
+    Ok(name)
 }
 
 /// Whether two ids are of one job. PBS gives its server's name in several forms: `12.head` is `12.head.example.org`.

@@ -15,6 +15,12 @@ use super::{GRACE_MARGIN, Job, MIN_GRACE, default_grace};
 /// may not say how long one was suspended. Both end a job within a minute otherwise.
 const MAX_OVERTIME: Duration = Duration::from_secs(10 * 60);
 
+/// While so much more is left, the end is read less often: an hour before it each minute, twelve hours before it each twelve minutes.
+const READINGS_LEFT: u32 = 60;
+
+/// Users shorten jobs, and an agent should know of that soon.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
+
 /// Ends that differ by less are the same, read by clocks of which one was set.
 const SAME_END: Duration = Duration::from_secs(1);
 
@@ -101,7 +107,8 @@ impl JobClock {
             };
             if let Some(read) = read {
                 self.take(read);
-                next_reading = Instant::now() + interval;
+                let left = self.facts.borrow().ends.map(|ends| ends.saturating_duration_since(now));
+                next_reading = Instant::now() + pause_between_readings(interval, left);
             }
         }
     }
@@ -136,6 +143,11 @@ impl JobClock {
             changed
         });
     }
+}
+
+/// How long to wait before the end of a job is read again that has so much left; `None` where it has no end, or none is known.
+fn pause_between_readings(interval: Duration, left: Option<Duration>) -> Duration {
+    left.map_or(interval, |left| (left / READINGS_LEFT).min(LONGEST_PAUSE).max(interval))
 }
 
 /// Drains before the job ends, if there is one that has an end.

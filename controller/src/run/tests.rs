@@ -87,7 +87,7 @@ async fn a_job_first_listed_is_remembered_at_once() {
     let mut controller = controller(&folder, own);
     let entry = entry(FleetSize::Fixed(1));
     let none = ListResponse::default();
-    let form = controller.setup.jobs.form(&entry, &folder, Scheduler::Pbs);
+    let form = job_form(&controller.setup.jobs, &entry, &folder, Scheduler::Pbs);
     let observation = Observation { form, ..observe(&[], &none, &[]) };
     let (actions, memory) = decide(&entry, &observation, &Memory::default(), SystemTime::now());
     assert_eq!(actions, [Action::Submit { parts: 1 }]);
@@ -103,7 +103,7 @@ async fn settings_that_are_written_count_in_the_next_step() {
     let (_place, folder) = folder();
     let mut controller = controller(&folder, endpoint("login1"));
     let entry = FleetEntry { model: "m".into(), ..removed_entry("chat".into()) };
-    let form = |controller: &Controller| controller.setup.jobs.form(&entry, &folder, Scheduler::Pbs);
+    let form = |controller: &Controller| job_form(&controller.setup.jobs, &entry, &folder, Scheduler::Pbs);
     let before = controller.setup.jobs.clone();
     folder.change_entries(|entries| entries.push(FleetEntry { walltime: MEMORY_INTERVAL * 4, ..entry.clone() })).unwrap();
     controller.setup.adopt_job_settings().unwrap();

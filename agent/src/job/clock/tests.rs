@@ -118,3 +118,11 @@ async fn the_clock_says_when_to_leave() {
     clock.wait_to_leave(Duration::from_secs(60)).await;
     assert_eq!(begun.elapsed().as_secs(), 20);
 }
+
+#[test]
+fn a_far_end_is_read_less_often() {
+    let pause = |minutes: Option<u64>| {
+        pause_between_readings(Duration::from_secs(60), minutes.map(|minutes| Duration::from_secs(60 * minutes))).as_secs()
+    };
+    assert_eq!([None, Some(5), Some(60), Some(120), Some(12 * 60), Some(48 * 60)].map(pause), [60, 60, 60, 120, 720, 900]);
+}
