@@ -18,7 +18,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::env::{ClientAccess, say_exports};
+use crate::env::{ClientAccess, Shell, say_exports};
 use crate::output::complain;
 use crate::trust::write_bundle;
 
@@ -107,7 +107,7 @@ impl<'a> SshConnection<'a> {
         let (local, mut forwarding) = self.forward(&access, port).await?;
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let bundle = local.authority.as_ref().map(|authority| write_bundle(bundle_file(&args.destination)?, authority, variable));
-        say_exports(&local, bundle.transpose()?.as_ref(), variable);
+        say_exports(Shell::Sh, &local, bundle.transpose()?.as_ref(), variable);
         complain(&format!("{} is the fleet on {}, until this command ends (Ctrl-C)", local.base_url, access.host));
         while let Some(line) = self.lines.next_line().await? {
             let Ok(moved) = serde_json::from_str::<ClientAccess>(&line) else { continue };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use hostler_controller::{Endpoint, FleetFolder};
 use hostler_router::keys::{Secret, read_private};
 use rustix::process::{Pid, test_kill_process};
@@ -30,6 +30,32 @@ pub(crate) struct EnvArgs {
     /// Another line whenever the fleet is reached in another way, until standard input ends.
     #[arg(long, requires = "json")]
     follow: bool,
+    /// For which shell the lines are.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "json")]
+    shell: Shell,
+}
+
+/// How a shell sets a variable of its environment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    /// Any POSIX shell, such as bash and zsh.
+    #[default]
+    Sh,
+    /// csh and tcsh.
+    Csh,
+    Fish,
+}
+
+impl Shell {
+    fn export(self, name: &str, value: &str) -> String {
+        // The environment has none, and neither key nor address.
+        let word = shlex::try_quote(value).unwrap_or_default();
+        match self {
+            Self::Sh => format!("export {name}={word}"),
+            Self::Csh => format!("setenv {name} {word};"),
+            Self::Fish => format!("set -gx {name} {word};"),
+        }
+    }
 }
 
 /// How a client reaches a fleet.
@@ -58,7 +84,7 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
         let file = FleetFolder::open(&cluster_config(config)?)?.path().join("ca-bundle.pem");
         write_bundle(file, authority, variable)
     });
-    say_exports(&access, bundle.transpose()?.as_ref(), variable);
+    say_exports(args.shell, &access, bundle.transpose()?.as_ref(), variable);
     Ok(())
 }
 
@@ -127,8 +153,8 @@ fn check_reachable(endpoint: &Endpoint, this_host: &str) -> anyhow::Result<()> {
 }
 
 /// Says the lines for a shell, and to its user what they do not do.
-pub(crate) fn say_exports(access: &ClientAccess, bundle: Option<&Bundle>, variable: impl Fn(&str) -> Option<String>) {
-    exports(access, bundle, variable).iter().for_each(|line| say(line));
+pub(crate) fn say_exports(shell: Shell, access: &ClientAccess, bundle: Option<&Bundle>, variable: impl Fn(&str) -> Option<String>) {
+    exports(shell, access, bundle, variable).iter().for_each(|line| say(line));
     if let Some(bundle) = bundle.filter(|bundle| !bundle.has_roots) {
         complain(&format!(
             "this host's own certificates were not found: clients of the fleet need SSL_CERT_FILE={}, with which they reach nobody else",
@@ -137,15 +163,11 @@ pub(crate) fn say_exports(access: &ClientAccess, bundle: Option<&Bundle>, variab
     }
 }
 
-/// Lines for a POSIX shell. A variable that keeps requests from a proxy is extended, never replaced. `bundle` has the certificates that clients are to
+/// Lines for a shell. A variable that keeps requests from a proxy is extended, never replaced. `bundle` has the certificates that clients are to
 /// trust.
-fn exports(access: &ClientAccess, bundle: Option<&Bundle>, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+fn exports(shell: Shell, access: &ClientAccess, bundle: Option<&Bundle>, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let set = |name| variable(name).filter(|value| !value.is_empty());
-    let export = |name: &str, value: &str| {
-        // The environment has none, and neither key nor address.
-        let word = shlex::try_quote(value).unwrap_or_default();
-        format!("export {name}={word}")
-    };
+    let export = |name: &str, value: &str| shell.export(name, value);
     let (lower, upper) = (set("no_proxy"), set("NO_PROXY"));
     // Some programs read one of them alone, so a new one begins as the other is.
     let host = host_of(&access.base_url);

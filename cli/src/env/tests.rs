@@ -32,7 +32,7 @@ pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
 
 #[test]
 fn a_shell_gets_address_key_and_proxy_exceptions() {
-    insta::assert_snapshot!(exports(&access(), None, |_| None).join("\n"), @r"
+    insta::assert_snapshot!(exports(Shell::Sh, &access(), None, |_| None).join("\n"), @r"
     export OPENAI_BASE_URL=https://127.0.0.1:41237/v1
     export OPENAI_API_KEY=hk_abc
     export NO_PROXY='localhost,127.0.0.1'
@@ -44,7 +44,7 @@ fn a_shell_gets_address_key_and_proxy_exceptions() {
 fn a_fleet_is_exported_with_its_certificates() {
     let fleet = ClientAccess { base_url: "https://x3001:41237/v1".into(), ..access() };
     let mut bundle = Bundle { file: "/home/me/fleet/ca-bundle.pem".into(), has_roots: true };
-    insta::assert_snapshot!(exports(&fleet, Some(&bundle), |_| None).join("\n"), @r"
+    insta::assert_snapshot!(exports(Shell::Sh, &fleet, Some(&bundle), |_| None).join("\n"), @r"
     export OPENAI_BASE_URL=https://x3001:41237/v1
     export OPENAI_API_KEY=hk_abc
     export NO_PROXY='localhost,127.0.0.1,x3001'
@@ -55,7 +55,7 @@ fn a_fleet_is_exported_with_its_certificates() {
     export NODE_EXTRA_CA_CERTS=/home/me/fleet/ca-bundle.pem
     ");
     bundle.has_roots = false;
-    let lines = exports(&fleet, Some(&bundle), |_| None);
+    let lines = exports(Shell::Sh, &fleet, Some(&bundle), |_| None);
     assert_eq!(lines[4..], ["export NODE_EXTRA_CA_CERTS=/home/me/fleet/ca-bundle.pem"], "nothing is replaced by less");
 }
 
@@ -65,7 +65,7 @@ fn proxy_exceptions_gain_local_names_once() {
     let once = extend_no_proxy("a,localhost", "127.0.0.1");
     assert_eq!((once.as_str(), extend_no_proxy(&once, "127.0.0.1")), ("a,localhost,127.0.0.1", once.clone()));
     assert_eq!(extend_no_proxy("*", "127.0.0.1"), "*");
-    let lower_alone = exports(&access(), None, |name| (name == "no_proxy").then(|| "a".to_owned()));
+    let lower_alone = exports(Shell::Sh, &access(), None, |name| (name == "no_proxy").then(|| "a".to_owned()));
     assert_eq!(lower_alone[2..], ["export NO_PROXY='a,localhost,127.0.0.1'", "export no_proxy='a,localhost,127.0.0.1'"]);
 }
 
@@ -97,11 +97,20 @@ proptest! {
     #[test]
     fn a_shell_evaluates_the_exports_to_exact_values(key in "[^\0]{0,40}", before in "[^\0]{0,40}") {
         let given = ClientAccess { api_key: key.clone(), ..access() };
-        let lines = exports(&given, None, |name| (name == "NO_PROXY").then(|| before.clone())).join("\n");
+        let lines = exports(Shell::Sh, &given, None, |name| (name == "NO_PROXY").then(|| before.clone())).join("\n");
         let script = "eval \"$1\"; printf '%s\\0%s' \"$OPENAI_API_KEY\" \"$NO_PROXY\"";
         let ended = Command::new("bash").args(["-c", script, "bash", &lines]).output().unwrap();
         prop_assert!(ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
         let expected = format!("{key}\0{}", extend_no_proxy(&before, "127.0.0.1"));
         prop_assert_eq!(String::from_utf8(ended.stdout).unwrap(), expected);
     }
+}
+
+#[test]
+fn other_shells_get_lines_of_their_own() {
+    let first = |shell| exports(shell, &access(), None, |_| None)[0].clone();
+    let base_url = access().base_url;
+    assert_eq!(first(Shell::Csh), format!("setenv OPENAI_BASE_URL {base_url};"));
+    assert_eq!(first(Shell::Fish), format!("set -gx OPENAI_BASE_URL {base_url};"));
+    assert_eq!(Shell::Csh.export("NO_PROXY", "a b"), "setenv NO_PROXY 'a b';");
 }

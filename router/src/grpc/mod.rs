@@ -118,7 +118,7 @@ fn count_message(reservation: &mut BodyReservation, message: &[u8]) -> Result<()
         return Ok(());
     }
     check_message_size(message)?;
-    let counted = reservation.count_as(DECODING_COPIES * message.len());
+    let counted = reservation.count_copies(DECODING_COPIES, message.len());
     counted.map_err(|full| status::body_error(&BodyReadError::MemoryFull(full)))
 }
 

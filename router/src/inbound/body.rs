@@ -85,9 +85,11 @@ impl BodyReservation {
         Ok(self)
     }
 
-    /// Has it count for so many bytes, of a body that others are made of.
-    pub(crate) fn count_as(&mut self, bytes: usize) -> Result<(), BodyMemoryFull> {
-        self.grow(bytes)
+    /// Has it count for `copies` of a body of `bytes` bytes that others are made of, but for no more
+    /// than half of the memory beyond the body itself: whatever fits can be translated.
+    pub(crate) fn count_copies(&mut self, copies: usize, bytes: usize) -> Result<(), BodyMemoryFull> {
+        let half = self.0.pool().capacity() * PIECE_BYTES / 2;
+        self.grow((copies * bytes).min(half.max(bytes)))
     }
 
     /// Moves what is reserved out of this.
