@@ -16,7 +16,7 @@ use framing::{FramingFlaw, watch_framing};
 const LONG: Duration = Duration::from_secs(3600);
 
 fn flaw(bytes: &[u8], cut: usize) -> Option<FramingFlaw> {
-    let (watch, framing) = watch_framing(ConnectionClock::new(ConnectionTimeouts { head: LONG, idle: LONG, stall: LONG }));
+    let (watch, framing) = watch_framing(ConnectionClock::new(ConnectionTimeouts { head: LONG, idle: LONG, stall: LONG }, None));
     bytes.chunks(cut).for_each(watch);
     framing.flaw()
 }

@@ -15,6 +15,8 @@ mod engine_error;
 mod event;
 #[path = "../../router/src/sse/sse_scanner.rs"]
 mod sse_scanner;
+#[path = "../../router/src/sse/text_length.rs"]
+mod text_length;
 
 use answer_parser::TokenUsage;
 use dialect::Dialect;
