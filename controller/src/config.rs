@@ -92,7 +92,41 @@ pub enum SchedulerError {
     Absent(NoScheduler),
 }
 
+/// A job would be of several nodes, of which all but one were idle.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "{setting}: `{words}` asks for more than one node a job, and a replica is on one node: say `--nodes N` to `hostler up` for N jobs of one node"
+)]
+pub struct SeveralNodes {
+    setting: &'static str,
+    words: String,
+}
+
 impl ClusterConfig {
+    /// Checks that a job gets one node: an agent serves from the node on which it starts.
+    ///
+    /// # Errors
+    /// When what jobs get says otherwise.
+    pub fn check_one_node(&self, scheduler: Scheduler) -> Result<(), SeveralNodes> {
+        let several = |setting, words: &str| Err(SeveralNodes { setting, words: words.to_owned() });
+        match scheduler {
+            Scheduler::Pbs if has_several_chunks(&self.resources) => several("cluster.resources", &self.resources),
+            Scheduler::Pbs => match self.options.iter().find(|word| word.strip_prefix("select=").is_some_and(has_several_chunks)) {
+                Some(word) => several("cluster.options", word),
+                None => Ok(()),
+            },
+            Scheduler::Slurm => {
+                let resources: Vec<String> = self.resources.split_whitespace().map(str::to_owned).collect();
+                for (setting, words) in [("cluster.resources", &resources), ("cluster.options", &self.options)] {
+                    if let Some(word) = find_node_count(words).filter(|count| *count != "1" && *count != "1-1") {
+                        return several(setting, &format!("--nodes={word}"));
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
     /// The scheduler that is set, else the one whose commands this host has.
     ///
     /// # Errors
@@ -105,5 +139,48 @@ impl ClusterConfig {
             NoScheduler::Ambiguous => SchedulerError::Ambiguous(error),
             NoScheduler::Absent { .. } => SchedulerError::Absent(error),
         })
+    }
+}
+
+/// Whether a selection of PBS is of more than one chunk: `2:ngpus=4`, or `1:ngpus=4+1:ncpus=1`.
+fn has_several_chunks(select: &str) -> bool {
+    let count = select.split(':').next().unwrap_or_default();
+    select.contains('+') || count.parse::<u64>().is_ok_and(|count| count > 1)
+}
+
+/// The number of nodes among words for `sbatch`: `--nodes=2`, `--nodes 2`, `-N 2`, `-N2`.
+fn find_node_count(words: &[String]) -> Option<&str> {
+    words.iter().enumerate().rev().find_map(|(at, word)| match word.as_str() {
+        "-N" | "--nodes" => words.get(at + 1).map(String::as_str),
+        word => word.strip_prefix("--nodes=").or_else(|| word.strip_prefix("-N").filter(|count| !count.is_empty())),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resources_of_several_nodes_are_refused() {
+        let check = |scheduler, resources: &str, options: &[&str]| {
+            let options = options.iter().map(|word| (*word).to_owned()).collect();
+            ClusterConfig { resources: resources.into(), options, ..ClusterConfig::default() }
+                .check_one_node(scheduler)
+                .map_err(|error| error.to_string())
+        };
+        for (resources, options) in [("", &[][..]), ("1:ncpus=16:ngpus=4", &[]), ("ncpus=16", &[]), ("", &["-l", "select=1:ngpus=4"])] {
+            assert_eq!(check(Scheduler::Pbs, resources, options), Ok(()), "{resources} {options:?}");
+        }
+        for (resources, options) in [("2:ngpus=4", &[][..]), ("1:ngpus=4+1:ncpus=2", &[]), ("", &["-l", "select=2:ngpus=4"])] {
+            assert!(check(Scheduler::Pbs, resources, options).unwrap_err().contains("one node"), "{resources} {options:?}");
+        }
+        for (resources, options) in
+            [("--gpus-per-node=4", &[][..]), ("--nodes=1 --exclusive", &[]), ("", &["-N", "1"]), ("", &["--nodes=1-1"])]
+        {
+            assert_eq!(check(Scheduler::Slurm, resources, options), Ok(()), "{resources} {options:?}");
+        }
+        for (resources, options) in [("--nodes=2", &[][..]), ("-N 2", &[]), ("", &["-N2"]), ("", &["--nodes", "1-4"])] {
+            assert!(check(Scheduler::Slurm, resources, options).unwrap_err().contains("--nodes="), "{resources} {options:?}");
+        }
     }
 }

@@ -104,6 +104,7 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     let entry = args.entry(&agent.model)?;
     let fleet = if args.dry_run { Fleet::peek(file)? } else { Fleet::open(file)? };
     let scheduler = fleet.config.find_scheduler()?;
+    fleet.config.check_one_node(scheduler)?;
     fleet.check_scheduler().await?;
     if args.dry_run {
         return show_submission(&fleet, scheduler, &entry);
