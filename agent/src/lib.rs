@@ -133,6 +133,14 @@ pub fn signal_source(config: &AgentConfig) -> SignalSource {
     }
 }
 
+/// The time from SIGTERM until this process is killed, as its scheduler says it or `agent.leave_grace`; `None` where nobody kills it.
+pub async fn read_kill_grace(config: &AgentConfig) -> Option<Duration> {
+    match config.leave_grace {
+        Some(grace) => Some(grace),
+        None => Some(job::read_grace(current_job()?.scheduler).await),
+    }
+}
+
 /// How an agent with these settings would leave, a sentence each; none where nobody ends it but an operator.
 #[must_use]
 pub fn describe_leaving(config: &AgentConfig) -> Vec<String> {

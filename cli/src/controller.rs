@@ -81,6 +81,7 @@ pub(crate) async fn controller(
             () = shutdown.wait_drain() => return Ok(()),
         },
     };
+    let router = router.with_kill_grace(hostler_agent::read_kill_grace(&agent).await);
     let shown = certifies.then(|| authority.join("ca.crt"));
     let endpoint = Endpoint { job: own_job, authority: shown, ..describe_endpoint(&router, &config, &keys_file)? };
     let endpoint = if endpoint.job.is_some() { open_to_other_hosts(endpoint, &router, &folder)? } else { endpoint };

@@ -21,7 +21,9 @@ pub(crate) async fn router(settings: &Settings, args: &RouterArgs, adjust: Adjus
     hostler_boot::raise_file_limit();
     let router = if args.takeover { Router::take_over(config).await? } else { Router::bind(config).await?.offer_place().await };
     let shutdown = Shutdown::new();
-    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&settings.section("agent")?))?;
+    let agent = settings.section("agent")?;
+    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent))?;
+    let router = router.with_kill_grace(hostler_agent::read_kill_grace(&agent).await);
     announce(&router);
     Ok(router.run(shutdown).await?)
 }

@@ -15,6 +15,7 @@ mod crash_suspects;
 mod direct_writing;
 mod dispatch;
 mod edge;
+mod ending;
 mod engine_life;
 mod exposures;
 mod fleet;
@@ -67,6 +68,7 @@ use access_log::{AccessLog, AccessLogError, AccessLogWriter};
 use bookings::Bookings;
 pub use config::{AccessFormat, NeedKey, RouterConfig};
 use edge::EdgeListeners;
+use ending::EndTerms;
 pub use exposures::Exposure;
 use fleet::SessionDeps;
 use fleet_figures::RouterCollector;
@@ -89,10 +91,6 @@ use traces::{TraceExport, Traces};
 
 /// How long connections to agents and operators may take to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long the requests of a router may take whose place another one has taken. Nobody waits for
-/// them, so this is for those that never end.
-const REPLACED_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A router that is bound to its addresses but does not serve yet.
 #[derive(Debug)]
@@ -118,6 +116,8 @@ pub struct Router {
     takeover: Option<PrivateSocket>,
     /// The way to the router whose place this one takes.
     successor: Option<Successor>,
+    /// From a scheduler's SIGTERM until it kills this process; `None` where nobody does.
+    kill_grace: Option<Duration>,
 }
 
 /// What is on a router's metrics page, for the manual.
@@ -234,6 +234,7 @@ impl Router {
             config,
             takeover: None,
             successor,
+            kill_grace: None,
         })
     }
 
@@ -245,6 +246,12 @@ impl Router {
         let warn = |error: &SocketError| tracing::warn!(%error, "no other router can take this one's place");
         self.takeover = socket.inspect_err(warn).ok();
         self
+    }
+
+    /// Has a hurried end fit this time, after which somebody kills the process.
+    #[must_use]
+    pub fn with_kill_grace(self, kill_grace: Option<Duration>) -> Self {
+        Self { kill_grace, ..self }
     }
 
     /// Serves clients on a Unix socket, too, beside the operators' one: only this router's user and root can connect. They show their keys as at
@@ -336,7 +343,8 @@ impl Router {
         let state = SharedState::start(&self.config, &shutdown);
         let (serving, tasks, end) = (&state.serving, &state.tasks, state.tasks.end());
         let SharedState { fleet, crash_suspects, admission, prompts, .. } = &state;
-        let (metrics, drain_timeout, (access, writing)) = (self.metrics, self.config.drain_timeout, self.access_log);
+        let (metrics, (access, writing)) = (self.metrics, self.access_log);
+        let terms = EndTerms { drain: self.config.drain_timeout, kill_grace: self.kill_grace };
         let (traces, trace_export) = self.traces;
         let predecessor =
             self.takeover.as_ref().map(|_| state.predecessor(ListeningSockets::of([&self.edge.0, &self.agents.0, &self.admin.0])));
@@ -394,9 +402,7 @@ impl Router {
             parts.push(tokio::spawn(overview.serve(guard, admin, self.operators, state.admin_end.clone())));
             parts.extend(predecessor.zip(self.takeover).map(|(predecessor, socket)| tokio::spawn(predecessor.serve(socket))));
             edge::serve(listeners, edge, serving.clone()).await;
-            if !wait_requests(&state, &shutdown, drain_timeout).await {
-                tracing::warn!(event = "answers_cut", in_flight = admission.in_flight(), "leaving with requests unfinished");
-            }
+            ending::end_requests(&state, &shutdown, terms).await;
         }
         serving.stop();
         state.requests_ended.cancel();
@@ -464,21 +470,6 @@ async fn take_place(successor: Option<Successor>, parts: SuccessorParts<'_>, shu
     tokio::select! {
         taken = successor.take_place(parts) => taken,
         () = shutdown.wait_drain() => Err(TakeoverError::Stopped),
-    }
-}
-
-/// Waits until the running requests have ended; `false` when their time is over before. Where another
-/// router has this one's place, time is short only once somebody wants this process to end.
-async fn wait_requests(state: &SharedState, shutdown: &Shutdown, drain_timeout: Duration) -> bool {
-    if !state.succession.is_replaced() {
-        return state.serving.wait_tasks(drain_timeout).await;
-    }
-    tokio::select! {
-        ended = state.serving.wait_tasks(REPLACED_DRAIN_TIMEOUT) => ended,
-        () = async {
-            shutdown.wait_drain().await;
-            tokio::time::sleep(drain_timeout).await;
-        } => false,
     }
 }
 

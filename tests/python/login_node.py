@@ -2,15 +2,17 @@
 
 import json
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
-from batch import Pbs, kill_all
+from batch import Pbs, kill_all, tokens
 from processes import binary, environment, running
 from slurm import Slurm
+from wire import Access, Stream, all_streaming
 
 # How long a command may take that waits for jobs: their start, or that of an engine three times in vain.
 WAITS = 120
@@ -81,6 +83,19 @@ class LoginNode:
             **{"capture_output": True, "text": True, "timeout": 60, "check": False},
             env=environment() | self.variables,
         )
+
+    def access(self) -> tuple[str, Access]:
+        """The edge's URL now, and what its clients show and check."""
+        shown = json.loads(self.succeed("env", "--json"))
+        trust = ssl.create_default_context(cadata=shown["authority"])
+        return shown["base_url"], Access(shown["api_key"], trust)
+
+    def streams(self, count: int, seconds: float) -> list[Stream]:
+        """So many streams of this length, each with a first event."""
+        edge, access = self.access()
+        streams = [Stream(edge, tokens(seconds), "chat", access=access) for _ in range(count)]
+        all_streaming(streams)
+        return streams
 
     def answers(self) -> bool:
         """Whether a client of OpenAI's gets an answer after `eval "$(hostler env)"`."""

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from batch import DONE
+from batch import DONE, STEP_MS
 from login_node import ASK, LoginNode
 from processes import binary, environment, running, wait_until
 
@@ -90,6 +90,7 @@ def ask_plain(host: str, port: int) -> None:
     connection.getresponse()
 
 
+ENGINE = ("--served-model-name", "chat", "--sim-step-ms", str(STEP_MS))
 UP = ("up", "org/chat", "--nodes", "1", "--walltime", "0:10:00")
 
 
@@ -187,6 +188,18 @@ def test_a_controller_hands_over_when_its_time_ends(short_login: JobbedLogin):
     assert not login.jobs()
     left = [one.command for one in running() if str(login.settings) in one.command]
     assert not left, left
+
+
+def test_streams_of_a_deleted_controllers_job_get_error_events(login: JobbedLogin):
+    login.initialise()
+    login.succeed(*UP, "--", *ENGINE)
+    streams = login.streams(8, 60)
+    login.scheduler.call("qdel" if login.kind == "pbs" else "scancel", login.endpoint()["job"])
+    for stream in streams:
+        stream.join(DONE)
+        assert len(stream.errors) == 1 and not stream.done, stream.end()
+        assert "the router's batch job is being ended" in stream.errors[0]["message"], stream.end()
+    login.succeed("down")
 
 
 def test_a_fleet_ends_while_its_controller_waits_in_the_queue(login: JobbedLogin):

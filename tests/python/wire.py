@@ -1,6 +1,7 @@
 """Answers as they are on the wire, for what an SDK hides: how a stream ended, and requests no client would send."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import socket
@@ -23,6 +24,14 @@ stories = itertools.count()
 certificates = ssl.create_default_context()
 
 
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """What the clients of a fleet show and check."""
+
+    key: str
+    trust: ssl.SSLContext
+
+
 class Stream:
     """One streamed answer, read in a thread of its own until it ends, is cut, or `leave` is called."""
 
@@ -34,10 +43,11 @@ class Stream:
         prompt: str | None = None,
         chat: bool = False,
         route: str | None = None,
+        access: "Access | None" = None,
         **parameters,
     ):
         """Sends the request; `tokens` is how many are asked for, end-of-text or not, `parameters` are more of its body,
-        or take out of it what is None."""
+        or take out of it what is None. `access` is for an edge that wants a key."""
         self.status: int | None = None
         self.events: list[dict] = []
         self.arrivals: list[float] = []
@@ -55,12 +65,15 @@ class Stream:
         body = {"model": model, "temperature": 0, "stream": True, **asked, **length, **parameters}
         body = {name: value for name, value in body.items() if value is not None}
         route = route or ("chat/completions" if chat else "completions")
-        self._thread = threading.Thread(target=self._read, args=(f"{edge}/{route}", body), daemon=True)
+        sent = {"json": body, "verify": certificates}
+        if access:
+            sent |= {"headers": {"authorization": f"Bearer {access.key}"}, "verify": access.trust}
+        self._thread = threading.Thread(target=self._read, args=(f"{edge}/{route}", sent), daemon=True)
         self._thread.start()
 
-    def _read(self, url: str, body: dict) -> None:
+    def _read(self, url: str, sent: dict) -> None:
         try:
-            with httpx2.stream("POST", url, json=body, timeout=SILENCE_SECONDS, verify=certificates) as answer:
+            with httpx2.stream("POST", url, timeout=SILENCE_SECONDS, **sent) as answer:
                 self.status = answer.status_code
                 for line in answer.iter_lines():
                     if line == "data: [DONE]":

@@ -60,7 +60,7 @@ impl JobClock {
 
     /// Asks the scheduler about the job.
     async fn start(job: Job, time_to_leave: Duration) -> Self {
-        let (grace, reading) = tokio::join!(grace(job.scheduler), job.scheduler.read_job(&job.id));
+        let (grace, reading) = tokio::join!(read_grace(job.scheduler), job.scheduler.read_job(&job.id));
         let unknown = JobFacts { run: job.run, ends: None, leaves: None };
         let clock = Self {
             job,
@@ -187,7 +187,7 @@ fn cap(time_to_leave: Duration, first_left: Duration) -> Duration {
 }
 
 /// How long after SIGTERM the scheduler lets the agent live.
-async fn grace(scheduler: Scheduler) -> Duration {
+pub(crate) async fn read_grace(scheduler: Scheduler) -> Duration {
     match scheduler.read_kill_wait().await {
         Ok(Some(kill_wait)) => kill_wait.saturating_sub(GRACE_MARGIN).max(MIN_GRACE),
         Ok(None) => default_grace(scheduler),

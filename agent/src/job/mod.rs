@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hostler_scheduler::Scheduler;
 
-pub(crate) use clock::{JobClock, JobFacts, drain_in_time};
+pub(crate) use clock::{JobClock, JobFacts, drain_in_time, read_grace};
 
 /// What of Slurm's `KillWait` is left to the signal's way, the last reports and a busy host.
 const GRACE_MARGIN: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! The one task that writes the fleet: it applies the sessions' updates, watches the leases and publishes the view.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
@@ -91,6 +91,8 @@ pub(crate) struct Fleet {
     view: Arc<ArcSwap<FleetView>>,
     updates: mpsc::Sender<FleetUpdate>,
     lease: Duration,
+    /// Why this router has cut off what still ran.
+    cut_off: Arc<OnceLock<&'static str>>,
 }
 
 impl Fleet {
@@ -99,7 +101,7 @@ impl Fleet {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
         let started = Instant::now();
         let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started, lease)));
-        let fleet = Self { view, updates, lease };
+        let fleet = Self { view, updates, lease, cut_off: Arc::default() };
         let writer = FleetWriter {
             fleet: fleet.clone(),
             nodes: BTreeMap::new(),
@@ -125,6 +127,18 @@ impl Fleet {
     #[must_use]
     pub(crate) fn lease(&self) -> Duration {
         self.lease
+    }
+
+    /// Ends every answer that still runs, for this reason. None goes on elsewhere: this router ends.
+    pub(crate) fn cut_off(&self, reason: &'static str) {
+        let _ = self.cut_off.set(reason);
+        self.view().replicas.iter().for_each(|replica| replica.lanes.mark_lost());
+    }
+
+    /// Why answers were cut off, once they are.
+    #[must_use]
+    pub(crate) fn cut_off_reason(&self) -> Option<&'static str> {
+        self.cut_off.get().copied()
     }
 
     /// Replaces what is expected to come, for as long as an announcement counts.

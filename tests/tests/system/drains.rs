@@ -47,14 +47,16 @@ async fn a_router_ends_at_once_when_told_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_router_does_not_wait_beyond_its_drain_timeout() {
+async fn streams_beyond_a_routers_drain_timeout_get_an_error_event() {
     let mut fleet = Fleet::start(Setup::agents(1).router(|router| router.drain_timeout = Duration::from_millis(200))).await;
     let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
     let router = fleet.routers.remove(0);
     router.shutdown.drain();
+    let answer = stream.finish().await;
+    answer.assert_broken_stream();
+    assert!(answer.text().contains("the router is leaving"), "{}", answer.text());
     soon("the router's end", router.task).await.unwrap();
-    assert!(stream.finish().await.ended.is_err());
 }
 
 #[tokio::test(start_paused = true)]

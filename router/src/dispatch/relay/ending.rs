@@ -33,7 +33,11 @@ impl Relay {
     /// The answer broke: an event stream ends with an error event.
     pub(super) fn fail(&mut self, cause: &'static str, message: String) {
         self.exchange.detach();
-        let message = explain_loss(&self.context.feedback.fleet().view(), &self.context.replica, Instant::now(), message);
+        let fleet = self.context.feedback.fleet();
+        let (cause, message) = match fleet.cut_off_reason() {
+            Some(reason) => ("router_left", reason.to_owned()),
+            None => (cause, explain_loss(&fleet.view(), &self.context.replica, Instant::now(), message)),
+        };
         let replica = &self.context.replica.id;
         let id = self.context.feedback.decision_id();
         tracing::warn!(event = "answer_broken", %replica, id = format_args!("{id:016x}"), reason = message, "an answer broke after it had begun");

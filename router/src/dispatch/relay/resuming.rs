@@ -79,7 +79,7 @@ impl Relay {
 
     /// What the stream goes on from, if it may be resumed once more and all of it is known. One that is replayed has no tokens.
     pub(super) fn take_resumption(&mut self) -> Option<(Box<Resumption>, Option<KnownTokens>)> {
-        self.resumption.as_ref().filter(|resumption| resumption.is_allowed())?;
+        self.resumption.as_ref().filter(|resumption| resumption.is_allowed() && resumption.fleet().cut_off_reason().is_none())?;
         let flow = self.pipeline.lock();
         let scanner = flow.scanner.as_ref()?;
         if scanner.is_within_event() || scanner.is_complete() {

@@ -1,0 +1,94 @@
+//! The end of a router's requests: they may finish as long as there is time, and what cannot is cut off with a reason. `Router::run` calls it once,
+//! when no client is accepted any more.
+
+use std::time::Duration;
+
+use hostler_boot::Shutdown;
+use tokio::time::sleep;
+
+use crate::shared_state::SharedState;
+
+/// How long the requests of a router may take whose place another one has taken. Nobody waits for them, so this is for those that never end.
+const REPLACED_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// How long the error events of what is cut off may take. A connection has a fifth of a second for its last bytes; the rest is for a busy host.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What of a grace the process needs after that: connections to agents and operators are closed.
+const CLOSE_MARGIN: Duration = Duration::from_secs(1);
+
+/// How long requests may take to finish.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EndTerms {
+    /// `router.drain_timeout`.
+    pub(crate) drain: Duration,
+    /// From a scheduler's SIGTERM until it kills this process; `None` where nobody does.
+    pub(crate) kill_grace: Option<Duration>,
+}
+
+impl EndTerms {
+    /// The time from that SIGTERM until what still runs is cut off. A grace of few seconds is halved.
+    fn hurried(self) -> Option<Duration> {
+        let grace = self.kill_grace?;
+        Some(self.drain.min(grace - (FAREWELL_TIMEOUT + CLOSE_MARGIN).min(grace / 2)))
+    }
+
+    /// Resolves when the time is over.
+    async fn wait_over(self, state: &SharedState, shutdown: &Shutdown) {
+        let at_leisure = async {
+            if state.succession.is_replaced() {
+                // Time is short only once somebody wants this process to end.
+                shutdown.wait_drain().await;
+            }
+            sleep(self.drain).await;
+        };
+        let hurried = async {
+            match self.hurried() {
+                Some(limit) => {
+                    shutdown.wait_hurry().await;
+                    sleep(limit).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = at_leisure => {}
+            () = hurried => {}
+        }
+    }
+}
+
+/// Waits until the running requests have ended. Once their time is over they are cut off; once the shutdown stops they are left.
+pub(crate) async fn end_requests(state: &SharedState, shutdown: &Shutdown, terms: EndTerms) {
+    let has_ended = tokio::select! {
+        ended = state.serving.wait_tasks(REPLACED_DRAIN_TIMEOUT) => ended,
+        () = terms.wait_over(state, shutdown) => false,
+    };
+    if has_ended {
+        return;
+    }
+    tracing::warn!(event = "answers_cut", in_flight = state.admission.in_flight(), "leaving with requests unfinished");
+    state.fleet.cut_off(if shutdown.is_hurried() {
+        "the router's batch job is being ended by its scheduler: the answer was not complete in time"
+    } else {
+        "the router is leaving: the answer was not complete in time"
+    });
+    state.serving.wait_tasks(FAREWELL_TIMEOUT).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hurried_routers_end_fits_the_schedulers_grace() {
+        let second = Duration::from_secs(1);
+        let hurried = |drain, grace: Option<Duration>| EndTerms { drain, kill_grace: grace }.hurried();
+        assert_eq!(hurried(30 * second, Some(6 * second)), Some(4 * second), "PBS");
+        assert_eq!(hurried(30 * second, Some(25 * second)), Some(23 * second), "Slurm");
+        assert_eq!(hurried(second, Some(25 * second)), Some(second), "no longer than it is set");
+        assert_eq!(hurried(30 * second, Some(2 * second)), Some(second));
+        assert_eq!(hurried(30 * second, Some(Duration::ZERO)), Some(Duration::ZERO));
+        assert_eq!(hurried(30 * second, None), None, "nobody kills it");
+    }
+}
