@@ -15,8 +15,10 @@ use hostler_agent::AgentConfig;
 use hostler_boot::listen::ListenError;
 use hostler_boot::socket::SocketError;
 use hostler_boot::{Settings, Shutdown};
-use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, JobSettings, check_scheduler};
-use hostler_router::{Router, RouterConfig, StartError};
+use hostler_controller::{
+    ClusterConfig, Controller, ControllerEnd, ControllerSetup, Endpoint, FleetFolder, JobSettings, ProgramFile, check_scheduler,
+};
+use hostler_router::{Router, RouterConfig, StartError, is_replaceable};
 use hostler_tls::write_private;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 use tokio::runtime::Handle;
@@ -69,13 +71,14 @@ pub(crate) async fn controller(
         },
     };
     let former = folder.endpoint()?;
-    let router_config = configure_router(settings, former.as_ref(), own_job.is_some(), adjust)?;
+    let ports = if own_job.is_none() { former_ports(former.as_ref()).await } else { FormerPorts::IfFree };
+    let router_config = configure_router(settings, former.as_ref().map(|former| (former, ports)), own_job.is_some(), adjust)?;
     let (authority, keys_file) = (std::path::absolute(&router_config.tls_dir)?, router_config.keys_file.clone());
     let drain_timeout = router_config.drain_timeout;
     let certifies = router_config.tls_cert.as_os_str().is_empty();
     hostler_boot::raise_file_limit();
     let router = match &own_job {
-        None => Router::bind_on_shared_host(router_config, &host_names(&config).await).await?.open_edge_socket().await,
+        None => bind_on_login_node(router_config, ports, &config).await?,
         Some(_) => tokio::select! {
             router = bind_in_job(router_config, &config) => router?,
             () = shutdown.wait_drain() => return Ok(()),
@@ -83,7 +86,8 @@ pub(crate) async fn controller(
     };
     let router = router.with_kill_grace(hostler_agent::read_kill_grace(&agent).await);
     let shown = certifies.then(|| authority.join("ca.crt"));
-    let endpoint = Endpoint { job: own_job, authority: shown, ..describe_endpoint(&router, &config, &keys_file)? };
+    let program = args.background.then(|| ProgramFile::of_this_process(env!("CARGO_PKG_VERSION"))).transpose()?;
+    let endpoint = Endpoint { job: own_job, authority: shown, program, ..describe_endpoint(&router, &config, &keys_file)? };
     let endpoint = if endpoint.job.is_some() { open_to_other_hosts(endpoint, &router, &folder)? } else { endpoint };
     let controller = Controller::new(ControllerSetup {
         folder: folder.clone(),
@@ -101,6 +105,7 @@ pub(crate) async fn controller(
         drain_timeout,
     })?;
     announce(&router);
+    let place = router.place();
     folder.write_endpoint(&endpoint)?;
     let mut routing = tokio::spawn(router.run(shutdown.clone()));
     let (runtime, ends) = (Handle::current(), shutdown.clone());
@@ -115,8 +120,10 @@ pub(crate) async fn controller(
         kept = &mut keeping => {
             // The next one need not wait for this one's last answers.
             drop(lock);
+            if kept? == ControllerEnd::NothingLeft {
+                place.give_up();
+            }
             shutdown.drain();
-            kept?;
             Ok(routing.await??)
         }
     }
@@ -137,6 +144,15 @@ async fn host_names(cluster: &ClusterConfig) -> Vec<String> {
     let mut names = find_host_names().await;
     names.extend(Some(cluster.router_host.clone()).filter(|name| !name.is_empty()));
     certified_names(&names)
+}
+
+/// A router whose clients share this host with other users, in the place of the former one where that is here still.
+async fn bind_on_login_node(router: RouterConfig, former: FormerPorts, cluster: &ClusterConfig) -> Result<Router, StartError> {
+    let names = host_names(cluster).await;
+    match former {
+        FormerPorts::Taken => Router::follow_on_shared_host(router, &names).await,
+        FormerPorts::IfFree => Router::bind_on_shared_host(router, &names).await,
+    }
 }
 
 /// A router whose clients and operators are on other hosts, all in TLS.
@@ -178,8 +194,29 @@ fn open_to_other_hosts(endpoint: Endpoint, router: &Router, folder: &FleetFolder
     })
 }
 
+/// What becomes of a former controller's ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FormerPorts {
+    IfFree,
+    /// Its router has them still, and gives them up.
+    Taken,
+}
+
+/// Whether the former controller's router is on this host still, and gives up its place.
+async fn former_ports(former: Option<&Endpoint>) -> FormerPorts {
+    match former.filter(|former| former.job.is_none() && former.host == this_host()) {
+        Some(former) if is_replaceable(&former.operators_socket).await => FormerPorts::Taken,
+        _ => FormerPorts::IfFree,
+    }
+}
+
 /// The router's settings, with free ports where none are set. Those of a former controller are taken again: clients have its address.
-fn configure_router(settings: &Settings, former: Option<&Endpoint>, is_in_job: bool, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
+fn configure_router(
+    settings: &Settings,
+    former: Option<(&Endpoint, FormerPorts)>,
+    is_in_job: bool,
+    adjust: AdjustRouter,
+) -> anyhow::Result<RouterConfig> {
     let mut config = router_config(settings, adjust)?;
     if config.tls_dir.as_os_str().is_empty() {
         bail!("jobs have no authority to join by (router.tls_dir): run `hostler init` first");
@@ -195,13 +232,16 @@ fn configure_router(settings: &Settings, former: Option<&Endpoint>, is_in_job: b
     }
     let own = if is_in_job { "0.0.0.0" } else { "127.0.0.1" };
     let addresses = [
-        ("listen", &mut config.listen, own, former.map(|former| &former.edge)),
-        ("agents_listen", &mut config.agents_listen, "0.0.0.0", former.map(|former| &former.agents)),
-        ("admin_listen", &mut config.admin_listen, own, former.map(|former| &former.admin)),
+        ("listen", &mut config.listen, own, former.map(|(former, _)| &former.edge)),
+        ("agents_listen", &mut config.agents_listen, "0.0.0.0", former.map(|(former, _)| &former.agents)),
+        ("admin_listen", &mut config.admin_listen, own, former.map(|(former, _)| &former.admin)),
     ];
-    for (setting, address, host, former) in addresses {
+    for (setting, address, host, known) in addresses {
         if !settings.is_set("router", setting) {
-            *address = format!("{host}:{}", free_port(host, former.map(String::as_str)));
+            let known = known.map(String::as_str);
+            let is_taken = former.is_some_and(|(_, ports)| ports == FormerPorts::Taken);
+            let port = if is_taken { known.and_then(port_of).unwrap_or(0) } else { free_port(host, known) };
+            *address = format!("{host}:{port}");
         }
     }
     Ok(config)
@@ -238,6 +278,7 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
         pid: std::process::id(),
         job: None,
         authority: None,
+        program: None,
         instance: Endpoint::draw_instance(),
         edge: format!("{}://{edge_host}:{}", router.edge_scheme(), edge.port()),
         edge_socket: router.edge_socket().map(std::path::absolute).transpose()?,

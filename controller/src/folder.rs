@@ -24,7 +24,7 @@ use crate::ClusterConfig;
 use crate::job_settings::JobSettings;
 use crate::status::FleetStatus;
 
-pub use self::endpoint::Endpoint;
+pub use self::endpoint::{Endpoint, ProgramFile};
 pub(crate) use self::heartbeat::HEARTBEAT_INTERVAL;
 pub use self::heartbeat::HEARTBEAT_LIFETIME;
 

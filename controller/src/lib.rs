@@ -18,9 +18,9 @@ mod step_error;
 mod submission;
 
 pub use config::{ClusterConfig, ControllerPlace, SchedulerError};
-pub use folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME};
+pub use folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME, ProgramFile};
 pub use job_settings::JobSettings;
-pub use run::Controller;
+pub use run::{Controller, ControllerEnd};
 pub use scheduler_check::check_scheduler;
 pub use setup::ControllerSetup;
 pub use status::{EntryStatus, FleetStatus, JobStatus};

@@ -55,6 +55,15 @@ struct EntryRecord {
     expected: Option<ExpectedModel>,
 }
 
+/// How a controller has ended. Jobs run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ControllerEnd {
+    /// Nothing is wanted and no job is left.
+    NothingLeft,
+    /// Another one is to go on, or does.
+    Left,
+}
+
 /// Keeps the size of a fleet.
 #[derive(Debug)]
 pub struct Controller {
@@ -98,55 +107,55 @@ impl Controller {
     /// it returns.
     ///
     /// It reads and writes files, which may hang: it needs a thread of its own.
-    pub async fn run(mut self, shutdown: Shutdown) {
+    pub async fn run(mut self, shutdown: Shutdown) -> ControllerEnd {
         let announcements = watch::Sender::new(ExpectRequest::default());
         let _announcing = AbortOnDropHandle::new(tokio::spawn(repeat_announcement(self.router.clone(), announcements.subscribe())));
         let stop = shutdown.wait_stop();
         let (folder, endpoint) = (self.setup.folder.clone(), self.setup.endpoint.clone());
-        tokio::select! {
-            () = self.step_until(&shutdown, &announcements) => {}
+        let end = tokio::select! {
+            end = self.step_until(&shutdown, &announcements) => end,
             // On this thread: where files hang, so does the heartbeat.
-            () = repeat_heartbeat(&folder, &endpoint) => {}
-            () = stop => {}
-        }
-        if let Err(error) = folder.retire_endpoint(&endpoint) {
-            tracing::debug!(%error, "other hosts see only later that this controller has ended");
-        }
+            end = repeat_heartbeat(&folder, &endpoint, &shutdown) => end,
+            () = stop => ControllerEnd::Left,
+        };
+        retire(&folder, &endpoint);
+        end
     }
 
-    async fn step_until(&mut self, shutdown: &Shutdown, announcements: &watch::Sender<ExpectRequest>) {
+    async fn step_until(&mut self, shutdown: &Shutdown, announcements: &watch::Sender<ExpectRequest>) -> ControllerEnd {
         let interval = step_interval(|name| std::env::var(name).ok());
         while !shutdown.is_draining() {
-            let is_over = match self.step(shutdown).await {
-                Ok(is_over) => is_over,
+            let end = match self.step(shutdown).await {
+                Ok(end) => end,
                 Err(error) if error.is_final() => {
                     tracing::error!(event = "controller_ended", %error, "this controller ends and leaves all jobs as they are");
-                    return;
+                    return ControllerEnd::Left;
                 }
                 Err(error) => {
                     self.note_trouble(error.to_string());
-                    false
+                    None
                 }
             };
             announcements.send_replace(announce(self.records.values().filter_map(|record| record.expected.clone()).collect()));
             self.write_status();
-            if is_over {
-                return;
+            if let Some(end) = end {
+                return end;
             }
             tokio::select! {
                 () = sleep(interval) => {}
                 () = shutdown.wait_drain() => {}
             }
         }
+        ControllerEnd::Left
     }
 
-    /// One step; `true` when there is nothing left to keep, or another controller is to go on.
-    async fn step(&mut self, shutdown: &Shutdown) -> Result<bool, StepError> {
+    /// One step; how the controller ends, if it is over with it.
+    async fn step(&mut self, shutdown: &Shutdown) -> Result<Option<ControllerEnd>, StepError> {
         self.setup.check_place()?;
         // Before anything that can fail: the time ends also where the scheduler says nothing.
         if self.own_job.as_ref().is_some_and(|job| job.is_over(SystemTime::now())) {
             tracing::info!("the time of the controller's job ends: it leaves its place to the next one");
-            return Ok(true);
+            return Ok(Some(ControllerEnd::Left));
         }
         self.setup.adopt_job_settings()?;
         let mut entries = self.setup.folder.entries()?;
@@ -162,7 +171,7 @@ impl Controller {
             }
             if self.setup.folder.close_if_empty()? {
                 tracing::info!(event = "controller_ended", "nothing is wanted and no job is left: the controller ends");
-                return Ok(true);
+                return Ok(Some(ControllerEnd::NothingLeft));
             }
         }
         let listed = self.router.list(ListRequest {}).await?.into_inner();
@@ -177,7 +186,7 @@ impl Controller {
         if let Some(job) = &mut self.own_job {
             match job.step(&self.setup).await {
                 Ok(false) => {}
-                Ok(true) => return Ok(true),
+                Ok(true) => return Ok(Some(ControllerEnd::Left)),
                 Err(error) if error.is_final() => return Err(error),
                 Err(error) => trouble = error.to_string(),
             }
@@ -187,7 +196,7 @@ impl Controller {
         }
         for entry in &scene.entries {
             if shutdown.is_draining() {
-                return Ok(false);
+                return Ok(None);
             }
             match self.step_entry(entry, &listed).await {
                 Err(error) if error.is_final() => return Err(error),
@@ -203,7 +212,7 @@ impl Controller {
         let is_quiet = trouble.is_empty() && self.records.len() == scene.entries.len() && self.records.values().all(has_rest);
         self.attention.note(scene, is_quiet, Instant::now());
         self.note_trouble(trouble);
-        Ok(false)
+        Ok(None)
     }
 
     /// How often the scheduler is asked while nothing changes. Tests whose steps are short have short rests.
@@ -399,13 +408,24 @@ async fn repeat_announcement(mut router: FleetClient<Channel>, mut latest: watch
     }
 }
 
-/// Shows other hosts that this controller lives, whatever a step waits for.
-async fn repeat_heartbeat(folder: &FleetFolder, endpoint: &Endpoint) {
+/// Shows other hosts that this controller lives, whatever a step waits for; and at once when it is told to end, because commands start the next one.
+async fn repeat_heartbeat(folder: &FleetFolder, endpoint: &Endpoint, shutdown: &Shutdown) -> ControllerEnd {
     loop {
-        sleep(HEARTBEAT_INTERVAL).await;
-        if let Err(error) = folder.renew_endpoint(endpoint) {
+        let written = tokio::select! {
+            () = sleep(HEARTBEAT_INTERVAL) => folder.renew_endpoint(endpoint),
+            () = shutdown.wait_drain() => break,
+        };
+        if let Err(error) = written {
             tracing::debug!(%error, "the endpoint was not renewed");
         }
+    }
+    retire(folder, endpoint);
+    std::future::pending().await
+}
+
+fn retire(folder: &FleetFolder, endpoint: &Endpoint) {
+    if let Err(error) = folder.retire_endpoint(endpoint) {
+        tracing::debug!(%error, "other commands see only later that this controller has ended");
     }
 }
 

@@ -36,11 +36,16 @@ impl EndTerms {
     /// Resolves when the time is over.
     async fn wait_over(self, state: &SharedState, shutdown: &Shutdown) {
         let at_leisure = async {
-            if state.succession.is_replaced() {
+            let was_replaced = state.succession.is_replaced();
+            if was_replaced {
                 // Time is short only once somebody wants this process to end.
                 shutdown.wait_drain().await;
             }
             sleep(self.drain).await;
+            if !was_replaced && state.succession.is_replaced() {
+                // A successor has come while it drained, so nobody waits for it.
+                std::future::pending::<()>().await;
+            }
         };
         let hurried = async {
             match self.hurried() {
@@ -67,7 +72,10 @@ pub(crate) async fn end_requests(state: &SharedState, shutdown: &Shutdown, terms
     if has_ended {
         return;
     }
-    tracing::warn!(event = "answers_cut", in_flight = state.admission.in_flight(), "leaving with requests unfinished");
+    let in_flight = state.admission.in_flight();
+    if in_flight > 0 {
+        tracing::warn!(event = "answers_cut", in_flight, "leaving with requests unfinished");
+    }
     state.fleet.cut_off(if shutdown.is_hurried() {
         "the router's batch job is being ended by its scheduler: the answer was not complete in time"
     } else {

@@ -82,8 +82,9 @@ use page::Page;
 use pages::RouterAdmin;
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
 use shared_state::SharedState;
-pub use takeover::TakeoverError;
+use succession::Succession;
 use takeover::{ListeningSockets, Successor, SuccessorParts};
+pub use takeover::{TakeoverError, is_replaceable};
 use thread_pool::ThreadPool;
 pub use tls::TlsSetupError;
 use tls::{FleetAuthority, RouterTls};
@@ -116,8 +117,20 @@ pub struct Router {
     takeover: Option<PrivateSocket>,
     /// The way to the router whose place this one takes.
     successor: Option<Successor>,
+    succession: Succession,
     /// From a scheduler's SIGTERM until it kills this process; `None` where nobody does.
     kill_grace: Option<Duration>,
+}
+
+/// The place of a router, which it may keep for a successor while it drains.
+#[derive(Debug, Clone)]
+pub struct RouterPlace(Succession);
+
+impl RouterPlace {
+    /// Nobody is waited for: once the router drains, clients are refused at once.
+    pub fn give_up(&self) {
+        self.0.keep_place(false);
+    }
 }
 
 /// What is on a router's metrics page, for the manual.
@@ -169,12 +182,27 @@ impl Router {
     }
 
     /// As `bind`, for a router whose clients share its host with other users, who could listen where it has listened before. The edge speaks TLS: where
-    /// the settings name no certificate, the fleet's authority certifies it by these names, in memory.
+    /// the settings name no certificate, the fleet's authority certifies it by these names, in memory. While it drains it keeps its place for another
+    /// one: clients that come wait for that one.
     ///
     /// # Errors
     /// As for `bind`, and without an authority.
     pub async fn bind_on_shared_host(config: RouterConfig, names: &[String]) -> Result<Self, StartError> {
-        Self::open(config, false, |tls| tls.certify_edge(names)).await
+        Self::open_on_shared_host(config, false, names).await
+    }
+
+    /// As `bind_on_shared_host`, in the place of another router of this user, also of one that drains.
+    ///
+    /// # Errors
+    /// As for `bind_on_shared_host`, and when the running router does not give its place up.
+    pub async fn follow_on_shared_host(config: RouterConfig, names: &[String]) -> Result<Self, StartError> {
+        Self::open_on_shared_host(config, true, names).await
+    }
+
+    async fn open_on_shared_host(config: RouterConfig, takes_over: bool, names: &[String]) -> Result<Self, StartError> {
+        let router = Self::open(config, takes_over, |tls| tls.certify_edge(names)).await?.open_edge_socket().await.offer_place().await;
+        router.succession.keep_place(router.takeover.is_some());
+        Ok(router)
     }
 
     /// As `bind_on_shared_host`, for a router that clients and operators of other hosts reach: the admin listener speaks TLS, too.
@@ -234,6 +262,7 @@ impl Router {
             config,
             takeover: None,
             successor,
+            succession: Succession::default(),
             kill_grace: None,
         })
     }
@@ -260,8 +289,9 @@ impl Router {
     pub async fn open_edge_socket(mut self) -> Self {
         let name = format!("edge-{}.sock", self.admin_address().port());
         let Some(path) = self.operators_socket().map(|operators| operators.with_file_name(name)) else { return self };
+        let socket = if self.successor.is_some() { PrivateSocket::bind_beside(&path).await } else { PrivateSocket::bind(&path).await };
         let warn = |error: &SocketError| tracing::warn!(%error, "the edge has no socket for programs without TLS");
-        self.edge_socket = PrivateSocket::bind(&path).await.inspect_err(warn).ok();
+        self.edge_socket = socket.inspect_err(warn).ok();
         self
     }
 
@@ -320,6 +350,12 @@ impl Router {
         AdminGuard::new(&self.config, page_sessions, &self.operator_key, self.admin.1.ip(), self.operators_socket())
     }
 
+    /// The place that this router has, for whoever knows that no successor comes.
+    #[must_use]
+    pub fn place(&self) -> RouterPlace {
+        RouterPlace(self.succession.clone())
+    }
+
     #[must_use]
     pub fn requires_keys(&self) -> bool {
         self.keys.are_required()
@@ -340,7 +376,7 @@ impl Router {
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), TakeoverError> {
         let page_sessions = PageSessions::new(self.keys.clone());
         let guard = self.guard(page_sessions.clone());
-        let state = SharedState::start(&self.config, &shutdown);
+        let state = SharedState::start(&self.config, self.succession, &shutdown);
         let (serving, tasks, end) = (&state.serving, &state.tasks, state.tasks.end());
         let SharedState { fleet, crash_suspects, admission, prompts, .. } = &state;
         let (metrics, (access, writing)) = (self.metrics, self.access_log);
@@ -360,7 +396,8 @@ impl Router {
         let prefill_windows = PrefillWindows::from_now(self.config.prefill_interval);
         let placer = Arc::new(Placer::new(fleet.clone(), state.index.clone(), prompts.clone(), metrics.clone(), prefill_windows));
         // A router whose place was taken serves what it has as before, so it waits for replicas too.
-        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), tasks, shutdown.clone());
+        let waiting = if state.succession.keeps_place() { Shutdown::new() } else { shutdown.clone() };
+        let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), tasks, waiting);
         let mut metric_registry = self.metric_registry;
         metric_registry.register_collector(RouterCollector {
             fleet: fleet.clone(),
@@ -393,14 +430,15 @@ impl Router {
             admission: admission.clone(),
             dispatch,
         });
-        let listeners = EdgeListeners { port: self.edge.0, tls: self.tls.edge.clone(), socket: self.edge_socket };
+        let edge_tls = self.tls.edge.clone();
         let admin = (self.admin.0, self.tls.admin.clone());
         parts.push(tokio::spawn(self.tls.renew_certificates(end.clone())));
-        let sockets = [self.operators.1.as_mut(), self.takeover.as_mut()];
+        let sockets = [self.operators.1.as_mut(), self.takeover.as_mut(), self.edge_socket.as_mut()];
         let taken = take_place(self.successor, state.successor_parts(sockets), &shutdown).await;
         if taken.is_ok() {
             parts.push(tokio::spawn(overview.serve(guard, admin, self.operators, state.admin_end.clone())));
             parts.extend(predecessor.zip(self.takeover).map(|(predecessor, socket)| tokio::spawn(predecessor.serve(socket))));
+            let listeners = EdgeListeners { port: self.edge.0, tls: edge_tls, socket: self.edge_socket };
             edge::serve(listeners, edge, serving.clone()).await;
             ending::end_requests(&state, &shutdown, terms).await;
         }

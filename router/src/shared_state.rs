@@ -47,11 +47,11 @@ pub(crate) struct SharedState {
 }
 
 impl SharedState {
-    pub(crate) fn start(config: &RouterConfig, shutdown: &Shutdown) -> Self {
+    pub(crate) fn start(config: &RouterConfig, succession: Succession, shutdown: &Shutdown) -> Self {
         let tasks = BackgroundTasks::default();
         Self {
             serving: shutdown.child(),
-            succession: Succession::default(),
+            succession,
             fleet: Fleet::start(config.lease.max(MIN_LEASE), &tasks),
             index: Arc::new(CacheIndex::new()),
             prompts: Prompts::new(config.cache_folder(), config.tokenizer_threads()),
@@ -127,7 +127,7 @@ impl SharedState {
     }
 
     /// With the sockets that take the other router's names.
-    pub(crate) fn successor_parts<'a>(&'a self, sockets: [Option<&'a mut PrivateSocket>; 2]) -> SuccessorParts<'a> {
+    pub(crate) fn successor_parts<'a>(&'a self, sockets: [Option<&'a mut PrivateSocket>; 3]) -> SuccessorParts<'a> {
         SuccessorParts {
             tasks: &self.tasks,
             fleet: &self.fleet,

@@ -1,5 +1,5 @@
 //! How far another router has taken this one's place: whose the agents' port is, and whether clients go to the other one. Written by
-//! `takeover`, read by whoever accepts connections.
+//! `takeover`, read by whoever accepts connections. Whoever runs the router may have it keep its place while it drains.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -30,6 +30,7 @@ struct SuccessionState {
     agents_port: Mutex<AgentsPort>,
     port_change: Notify,
     is_replaced: AtomicBool,
+    keeps_place: AtomicBool,
 }
 
 impl Succession {
@@ -58,6 +59,22 @@ impl Succession {
     #[must_use]
     pub(crate) fn is_replaced(&self) -> bool {
         self.0.is_replaced.load(Ordering::Relaxed)
+    }
+
+    /// Whether this router keeps its place for a successor while it drains: clients that come wait for that one.
+    pub(crate) fn keep_place(&self, keeps: bool) {
+        self.0.keeps_place.store(keeps, Ordering::Relaxed);
+    }
+
+    #[must_use]
+    pub(crate) fn keeps_place(&self) -> bool {
+        self.0.keeps_place.load(Ordering::Relaxed)
+    }
+
+    /// Whether a connection that there is when this router drains may ask once more: its next one reaches a successor.
+    #[must_use]
+    pub(crate) fn serves_connections(&self) -> bool {
+        self.is_replaced() || self.keeps_place()
     }
 
     /// For an agent's session, which begins now.

@@ -9,7 +9,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from batch import Pbs, kill_all, tokens
+from batch import Pbs, Requests, kill_all, tokens
 from processes import binary, environment, running
 from slurm import Slurm
 from wire import Access, Stream, all_streaming
@@ -31,7 +31,7 @@ class LoginNode:
 
     def __init__(self, kind: str, hosts: int = 3, further: str = ""):
         """Nothing is up; `further` are more lines of `[cluster]`."""
-        self.kind = kind
+        self.kind, self.program = kind, binary()
         self.folder = Path(tempfile.mkdtemp(prefix="hostler-"))
         self.settings, self.state = self.folder / "hostler.toml", self.folder / "state"
         self.variables = {"HOSTLER_STEP_INTERVAL_MS": "500", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
@@ -70,7 +70,7 @@ class LoginNode:
         """Runs a command to its end."""
         command, *rest = arguments
         return subprocess.run(
-            [binary(), command, "--config", str(self.settings), *rest],
+            [self.program, command, "--config", str(self.settings), *rest],
             **{"capture_output": True, "text": True, "timeout": seconds, "check": False},
             env=environment() | self.variables,
         )
@@ -96,6 +96,16 @@ class LoginNode:
         streams = [Stream(edge, tokens(seconds), "chat", access=access) for _ in range(count)]
         all_streaming(streams)
         return streams
+
+    def requests(self) -> Requests:
+        """Short requests from now on, until `stop`."""
+        edge, access = self.access()
+        return Requests(edge, "chat", access.key, access.trust)
+
+    def endpoint(self) -> dict:
+        """What the controller has written of itself; empty where none has."""
+        path = self.state / "endpoint.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def answers(self) -> bool:
         """Whether a client of OpenAI's gets an answer after `eval "$(hostler env)"`."""

@@ -4,6 +4,7 @@ Jobs have one simulated engine each. tests/slurm/run.sh runs these tests on Slur
 """
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -12,14 +13,22 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from batch import DONE
+from batch import DONE, STEP_MS, whole
 from login_node import ASK, SECRET, LoginNode
-from processes import Process, running, wait_until
+from processes import Process, binary, running, wait_until
 
 pytestmark = pytest.mark.jobs
 
 # Exit codes, see `hostler wait --help`.
 FAILING, LATE, INTERRUPTED = 3, 4, 130
+
+CHAT = ("up", "org/chat", "--nodes", "1", "--walltime", "1h", "--", "--served-model-name", "chat")
+CHAT += ("--sim-step-ms", str(STEP_MS))
+
+
+def alive(pid: int) -> bool:
+    """Whether this process runs."""
+    return any(one.pid == pid for one in running())
 
 
 @pytest.fixture(params=["pbs", pytest.param("slurm", marks=pytest.mark.slurm)])
@@ -98,6 +107,41 @@ def test_a_model_is_brought_up_used_scaled_and_ended(login: LoginNode):
     assert not login.jobs()
     wait_until(lambda: not login.processes(), DONE, f"nothing is left: {login.processes()}", pause=0.2)
     assert not (login.state / "endpoint.json").exists()
+
+
+def test_wait_takes_the_place_of_a_leaving_controller(login: LoginNode):
+    login.initialise()
+    login.succeed(*CHAT)
+    first, streams, requests = login.endpoint(), login.streams(8, 20), login.requests()
+    os.kill(first["pid"], signal.SIGTERM)
+    assert "ready     1 of 1 node" in login.succeed("wait")
+    second = login.endpoint()
+    assert second["pid"] != first["pid"] and second["edge"] == first["edge"], (first, second)
+    whole(streams)
+    requests.stop()
+    wait_until(lambda: not alive(first["pid"]), DONE, "the first one has ended", pause=0.2)
+    assert login.answers() and login.jobs() == [login.name("chat")]
+    login.succeed("down")
+
+
+def test_up_of_another_program_replaces_the_controller(login: LoginNode):
+    login.initialise()
+    login.succeed(*CHAT)
+    first, requests = login.endpoint(), login.requests()
+    # Longer than the old one would drain.
+    streams = login.streams(8, 40)
+    assert "replaced" not in login.succeed(*CHAT) and login.endpoint() == first
+    # As one that was installed anew.
+    login.program = Path(shutil.copy(binary(), login.folder / "hostler"))
+    shown = login.succeed(*CHAT)
+    assert "replaced  the controller ran hostler" in shown and "ready     1 of 1 node" in shown, shown
+    second = login.endpoint()
+    assert second["pid"] != first["pid"] and second["edge"] == first["edge"], (first, second)
+    assert second["program"]["path"] == str(login.program)
+    whole(streams)
+    requests.stop()
+    wait_until(lambda: not alive(first["pid"]), DONE, "the first one has ended", pause=0.2)
+    login.succeed("down")
 
 
 def test_wait_says_why_a_model_is_late_or_fails(login: LoginNode):

@@ -41,11 +41,6 @@ class JobbedLogin(LoginNode):
         """Those of the nodes' jobs."""
         return [name for name in self.jobs() if name.startswith("hostler-")]
 
-    def endpoint(self) -> dict:
-        """What the controller has written of itself; empty where none has."""
-        path = self.state / "endpoint.json"
-        return json.loads(path.read_text()) if path.exists() else {}
-
     def follows(self, job: str) -> str:
         """Waits until another controller than that of this job answers; its job."""
         wait_until(

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, bail};
 use hostler_boot::socket::is_live;
 use hostler_controller::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::Fleet;
 use crate::file_end::read_end;
@@ -17,6 +18,9 @@ use crate::host_names::this_host;
 
 /// How long a controller may take until it says where it is reached. It waits for a submission of the one before it, and binds its ports.
 const START_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// How long a controller may take until it leaves its place: a command of the scheduler may run for a minute.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(75);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -54,7 +58,9 @@ impl HeartbeatWatch {
 pub(super) async fn find_controller(folder: &FleetFolder) -> anyhow::Result<Option<Endpoint>> {
     let Some(endpoint) = folder.endpoint()? else { return Ok(None) };
     let is_here = endpoint.job.is_none() && endpoint.host == this_host();
-    let is_alive = if is_here { is_live(&endpoint.operators_socket).await } else { !folder.is_controller_gone()? };
+    // The router of one that ends may finish its streams for long.
+    let is_alive =
+        if is_here { is_live(&endpoint.operators_socket).await && !folder.has_controller_left()? } else { !folder.is_controller_gone()? };
     Ok(Some(endpoint).filter(|_| is_alive))
 }
 
@@ -79,6 +85,20 @@ pub(super) async fn ensure_process(fleet: &Fleet) -> anyhow::Result<Option<Endpo
     let log = fleet.folder.controller_log();
     let lines = last_lines(&log).unwrap_or_default();
     bail!("the controller did not start; the end of its log {}:\n{}", log.display(), lines.join("\n"))
+}
+
+/// Has the controller of this host leave its place, and waits until it has. Its router finishes what it has.
+pub(super) async fn end_process(folder: &FleetFolder, controller: &Endpoint) -> anyhow::Result<()> {
+    let pid = i32::try_from(controller.pid).ok().and_then(Pid::from_raw).context("the controller's process has no number")?;
+    kill_process(pid, Signal::TERM).with_context(|| format!("cannot end the controller, process {}", controller.pid))?;
+    let began = Instant::now();
+    while find_controller(folder).await?.is_some_and(|found| found.is_same_start(controller)) {
+        if began.elapsed() >= LEAVE_TIMEOUT {
+            bail!("the controller, process {}, does not leave its place: see {}", controller.pid, folder.controller_log().display());
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+    Ok(())
 }
 
 /// A process in a session of its own, which goes on when the terminal is gone.

@@ -3,11 +3,13 @@
 use std::fmt;
 
 use anyhow::Context;
-use hostler_controller::{ControllerPlace, Endpoint};
+use hostler_controller::{ControllerPlace, Endpoint, ProgramFile};
 
 use super::Fleet;
 use super::controller_job::ensure_job;
-use super::controller_process::{ensure_process, find_controller};
+use super::controller_process::{end_process, ensure_process, find_controller};
+use crate::host_names::this_host;
+use crate::output::say;
 
 /// The controller that keeps the fleet, or is to.
 #[derive(Debug)]
@@ -45,5 +47,48 @@ pub(super) async fn ensure_controller(fleet: &Fleet) -> anyhow::Result<FoundCont
                 .map(|endpoint| FoundController::Running(endpoint.into()))
                 .context("the controller has ended: another command has ended what was to serve")
         }
+    }
+}
+
+/// As `ensure_controller`. One that a command of another program has started on this host is replaced.
+///
+/// # Errors
+/// As for `ensure_controller`, and when that one does not leave its place.
+pub(super) async fn ensure_current_controller(fleet: &Fleet) -> anyhow::Result<FoundController> {
+    let own = ProgramFile::of_this_process(env!("CARGO_PKG_VERSION")).context("this program does not know its own file")?;
+    if let Some(endpoint) = find_controller(&fleet.folder).await?
+        && let Some(other) = find_other_program(&endpoint, &own, &this_host())
+    {
+        say(&format!(
+            "replaced  the controller ran hostler {} ({}), which is not this program: another one takes its place",
+            other.version,
+            other.path.display()
+        ));
+        end_process(&fleet.folder, &endpoint).await?;
+    }
+    ensure_controller(fleet).await
+}
+
+/// What a controller runs that is to be replaced by one of this program. One in a job gets its program with the next job.
+fn find_other_program<'a>(endpoint: &'a Endpoint, own: &ProgramFile, this_host: &str) -> Option<&'a ProgramFile> {
+    let program = endpoint.program.as_ref().filter(|_| endpoint.job.is_none() && endpoint.host == this_host);
+    program.filter(|program| *program != own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::tests::endpoint;
+
+    #[test]
+    fn only_a_background_controller_of_another_program_is_replaced() {
+        let own = ProgramFile::of_this_process("2.0.0").unwrap();
+        let running = |version: &str| Endpoint { program: ProgramFile::of_this_process(version).ok(), ..endpoint("login1", 7) };
+        let found = |endpoint: &Endpoint| find_other_program(endpoint, &own, "login1").map(|program| program.version.clone());
+        assert_eq!(found(&running("1.0.0")).as_deref(), Some("1.0.0"));
+        assert_eq!(found(&running("2.0.0")), None);
+        assert_eq!(found(&Endpoint { program: None, ..running("1.0.0") }), None, "a person or a service has started it");
+        assert_eq!(found(&Endpoint { host: "login2".into(), ..running("1.0.0") }), None);
+        assert_eq!(found(&Endpoint { job: Some("11.head".into()), ..running("1.0.0") }), None);
     }
 }

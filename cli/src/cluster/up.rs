@@ -13,7 +13,7 @@ use hostler_router::RouterConfig;
 use hostler_scheduler::Scheduler;
 
 use super::controller_job;
-use super::controller_start::ensure_controller;
+use super::controller_start::ensure_current_controller;
 use super::entries::{milliseconds_since_1970, name_of_model, parse_nodes, put_entry};
 use super::walltime::parse_walltime;
 use super::watch::{WATCH_TIMEOUT, Watch};
@@ -115,7 +115,7 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     let (put, has_changed) = fleet.folder.change_wanted(fleet.job_settings(&agent)?, |entries| put_entry(entries, entry))?;
     put?;
     say_changed_settings(&fleet, has_changed)?;
-    let controller = ensure_controller(&fleet).await?;
+    let controller = ensure_current_controller(&fleet).await?;
     say(&format!("fleet     {name}, kept by the controller {controller} (log: {})", fleet.folder.controller_log().display()));
     if args.detach {
         return Ok(());

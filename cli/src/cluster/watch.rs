@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::Fleet;
 use super::controller_job::{ensure_job, wait_until_runs};
-use super::controller_process::HeartbeatWatch;
+use super::controller_process::{HeartbeatWatch, ensure_process};
 use super::job_logs::last_words;
 use super::progress::{EntryProgress, Outlook, judge};
 use crate::admin::{AdminClient, connect_to_fleet, connect_to_socket, status_error};
@@ -116,6 +116,10 @@ impl<'a> Watch<'a> {
                 }
             } else {
                 self.progress.trouble_lines(&trouble).iter().for_each(|line| say(line));
+            }
+            if !is_in_job && self.folder.has_controller_left()? {
+                // It was told to end just when this command began, or is told so now.
+                ensure_process(self.fleet).await?;
             }
             if self.heartbeat.is_silent(self.folder)? {
                 if is_in_job {

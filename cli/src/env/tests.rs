@@ -27,6 +27,7 @@ pub(crate) fn endpoint(host: &str, pid: u32) -> Endpoint {
         admin: "127.0.0.1:3".into(),
         key_file: "/home/me/user.key".into(),
         authority: None,
+        program: None,
     }
 }
 

@@ -1,6 +1,9 @@
 //! Where clients, operators and agents reach the fleet: what stands in `endpoint.json`.
 
+use std::fs;
+use std::io;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +37,29 @@ pub struct Endpoint {
     /// another certificate.
     #[serde(default)]
     pub authority: Option<PathBuf>,
+    /// What a controller runs that a command has started, and that `hostler up` of another program replaces.
+    #[serde(default)]
+    pub program: Option<ProgramFile>,
+}
+
+/// The program of a process. One that was installed anew in the same place is another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramFile {
+    pub path: PathBuf,
+    pub version: String,
+    bytes: u64,
+    modified: SystemTime,
+}
+
+impl ProgramFile {
+    /// That of this process, also where its file was replaced meanwhile.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn of_this_process(version: &str) -> io::Result<Self> {
+        let found = fs::metadata("/proc/self/exe")?;
+        Ok(Self { path: std::env::current_exe()?, version: version.to_owned(), bytes: found.len(), modified: found.modified()? })
+    }
 }
 
 impl Endpoint {

@@ -52,6 +52,14 @@ impl FleetFolder {
         self.is_silent(&self.endpoint_file())
     }
 
+    /// Whether the endpoint's controller has said that it ends. Its router may finish still.
+    ///
+    /// # Errors
+    /// As for `last_heartbeat`.
+    pub fn has_controller_left(&self) -> Result<bool, FolderError> {
+        Ok(self.last_heartbeat()? == Some(SystemTime::UNIX_EPOCH))
+    }
+
     /// Whether a file that somebody renews was not for too long, or is not there.
     pub(super) fn is_silent(&self, path: &Path) -> Result<bool, FolderError> {
         let Some(last) = last_change(path)? else { return Ok(true) };

@@ -57,6 +57,7 @@ pub(crate) fn endpoint(host: &str) -> Endpoint {
         admin: "127.0.0.1:3".into(),
         key_file: "/home/me/key".into(),
         authority: None,
+        program: None,
     }
 }
 

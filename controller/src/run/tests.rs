@@ -67,7 +67,7 @@ async fn the_heartbeat_goes_on_whatever_a_step_waits_for() {
     folder.write_endpoint(&own).unwrap();
     folder.retire_endpoint(&own).unwrap();
     assert!(folder.is_controller_gone().unwrap());
-    tokio::time::timeout(HEARTBEAT_INTERVAL * 2, repeat_heartbeat(&folder, &own)).await.unwrap_err();
+    tokio::time::timeout(HEARTBEAT_INTERVAL * 2, repeat_heartbeat(&folder, &own, &Shutdown::new())).await.unwrap_err();
     assert!(!folder.is_controller_gone().unwrap());
 }
 

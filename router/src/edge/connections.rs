@@ -249,15 +249,15 @@ async fn serve_wire<W>(
     let wire = InspectReader::new(wire, watch);
     let (asked, leaving) = (clock.clone(), wait_leaving(edge.succession.clone(), &clock, shutdown));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (edge, succession, flaw, open) = (edge.clone(), edge.succession.clone(), framing.flaw(), asked.open_request());
+        let (edge, asking, flaw, open) = (edge.clone(), edge.clone(), framing.flaw(), asked.open_request());
         let direct_writer = direct_writer.clone().filter(|_| request.version() == Version::HTTP_11);
         let request = Box::new(request);
         // hyper keeps room for this future as long as the connection lives, and moves it: 16 bytes
         // are better than thousands.
         Box::pin(async move {
             let is_http2 = request.version() == Version::HTTP_2;
-            let mut response = edge.answer(request, flaw).await;
-            if !is_http2 && succession.is_replaced() {
+            let mut response = asking.answer(request, flaw).await;
+            if !is_http2 && edge.is_left() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             if let Some(direct_writer) = direct_writer.filter(|_| is_chunked(&response)) {
@@ -276,20 +276,20 @@ async fn serve_wire<W>(
 }
 
 /// Resolves when a connection on which nothing was asked yet is to be closed. Where another router has
-/// this one's place, what was accepted here is answered here.
+/// this one's place or may take it, what was accepted here is answered here.
 async fn wait_closing(succession: &Succession, shutdown: &Shutdown) {
     shutdown.wait_drain().await;
-    if succession.is_replaced() {
+    if succession.serves_connections() {
         shutdown.wait_stop().await;
     }
 }
 
 /// Resolves when a connection is to end as soon as its requests have. Where another router has this
-/// one's place, an idle connection of HTTP/1 waits for its next request, whose answer closes it: to
+/// one's place or may take it, an idle connection of HTTP/1 waits for its next request, whose answer closes it: to
 /// close it at once would cross a request on its way. HTTP/2 can tell the client which requests count.
 async fn wait_leaving(succession: Succession, clock: &ConnectionClock, shutdown: &Shutdown) {
     shutdown.wait_drain().await;
-    while succession.is_replaced() && !clock.has_streams() {
+    while succession.serves_connections() && !clock.has_streams() {
         tokio::select! {
             () = tokio::time::sleep(clock.check_interval()) => {}
             () = shutdown.wait_stop() => return,

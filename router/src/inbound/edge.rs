@@ -92,10 +92,15 @@ impl Edge {
         Ok(self.body_memory.reserve(share).map_err(|full| LimitExceeded::of_router(full.to_string()))?.wrap(bytes))
     }
 
-    /// Whether clients are to go elsewhere. Those of a router that was replaced need not know: where
-    /// they go next is the one that took its place.
+    /// Whether clients are to go elsewhere. Those of a router that was replaced, or may be, need not know: where
+    /// they go next is the one that takes its place.
     pub(crate) fn is_closing(&self) -> bool {
-        self.shutdown.is_draining() && !self.succession.is_replaced()
+        self.shutdown.is_draining() && !self.succession.serves_connections()
+    }
+
+    /// Whether this router answers what is asked on the connections that it has, once each, and accepts none.
+    pub(crate) fn is_left(&self) -> bool {
+        self.shutdown.is_draining() && self.succession.serves_connections()
     }
 
     /// Whether a caller is told how much of its prompts is cached. Where tenants' caches are apart, that is of its own tenant's.

@@ -26,6 +26,7 @@ use crate::metrics::RouterMetrics;
 use crate::placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue};
 use crate::resumption::RecordMemory;
 use crate::shared_state::SharedState;
+use crate::succession::Succession;
 use crate::thread_pool::ThreadPool;
 use crate::traces::Traces;
 
@@ -67,7 +68,7 @@ pub(super) fn settings() -> RouterConfig {
 impl RunningRouter {
     pub(super) fn start(number: usize) -> Arc<Self> {
         let (config, shutdown, metrics) = (settings(), Shutdown::new(), Arc::<RouterMetrics>::default());
-        let state = SharedState::start(&config, &shutdown);
+        let state = SharedState::start(&config, Succession::default(), &shutdown);
         let (agents, accepted) = mpsc::unbounded_channel();
         let (sessions, end) = (Arc::new(state.session_deps(&config)), state.tasks.end().clone());
         let serving = agent_endpoint::serve_connections(UnboundedReceiverStream::new(accepted), None, sessions, metrics.clone(), end);

@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hostler_boot::SocketError;
+use hostler_boot::socket::is_live;
 
 pub(crate) use predecessor::{ListeningSockets, Predecessor};
 pub(crate) use successor::{Successor, SuccessorParts, is_offered};
@@ -42,6 +43,11 @@ impl TakeoverError {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         matches!(self, Self::Lost(error) if matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof))
     }
+}
+
+/// Whether a router of this user lets others take its place that has its operators' socket there.
+pub async fn is_replaceable(operators_socket: &Path) -> bool {
+    is_live(&socket_path(operators_socket)).await
 }
 
 /// Where a successor calls the router whose operators' socket is at `path`.

@@ -91,8 +91,8 @@ impl Predecessor {
         loop {
             let mut stream = tokio::select! {
                 stream = accept_caller(&mut next, &path) => stream,
-                // While a copy is open, the kernel takes clients into a queue that nobody serves any more.
-                () = self.serving.wait_drain(), if self.listeners.0.is_ok() => {
+                // While a copy is open, the kernel takes clients into a queue that nobody serves but a successor.
+                () = self.wait_closing(), if self.listeners.0.is_ok() => {
                     self.listeners.close();
                     continue;
                 }
@@ -113,6 +113,14 @@ impl Predecessor {
                     );
                 }
             }
+        }
+    }
+
+    /// Resolves when this router takes no clients any more and keeps its place for nobody.
+    async fn wait_closing(&self) {
+        self.serving.wait_drain().await;
+        if self.succession.keeps_place() {
+            std::future::pending::<()>().await;
         }
     }
 
@@ -164,7 +172,8 @@ impl Predecessor {
                  then start the new one"
             ))
         } else {
-            self.serving.is_draining().then(|| "it is leaving already: start the new one when it has left".to_owned())
+            let is_over = self.serving.is_draining() && !self.succession.keeps_place();
+            is_over.then(|| "it is leaving already: start the new one when it has left".to_owned())
         })
     }
 }

@@ -50,7 +50,7 @@ pub(crate) struct SuccessorParts<'a> {
     pub(crate) admission: &'a Admission,
     pub(crate) response_affinity: &'a ResponseAffinity,
     /// Those that take the other router's names.
-    pub(crate) sockets: [Option<&'a mut PrivateSocket>; 2],
+    pub(crate) sockets: [Option<&'a mut PrivateSocket>; 3],
 }
 
 impl Successor {
