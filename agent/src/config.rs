@@ -174,6 +174,11 @@ pub struct AgentConfig {
     #[serde(with = "hostler_boot::duration::optional")]
     #[schemars(with = "String")]
     pub attach_timeout: Option<Duration>,
+    /// An agent that no router has had for so long, after one had it, ends with exit code 3: its node serves nobody. Empty means `30m` in a batch job
+    /// and never elsewhere; `0s` means never.
+    #[serde(with = "hostler_boot::duration::optional")]
+    #[schemars(with = "String")]
+    pub router_timeout: Option<Duration>,
     /// What the agent does when none of its engines has ever been ready and each has failed to start three times: `end`, with exit code 4, `retry`, or
     /// `auto`, which is `end` in a batch job, so that it holds no GPU in vain, and `retry` otherwise.
     pub if_engines_fail: IfEnginesFail,
@@ -217,6 +222,7 @@ impl Default for AgentConfig {
             stop_grace: Duration::from_secs(10),
             leave_grace: None,
             attach_timeout: None,
+            router_timeout: None,
             if_engines_fail: IfEnginesFail::Auto,
             probe_interval: PROBE_INTERVAL,
             job_interval: job_interval(|name| std::env::var(name).ok()),

@@ -119,7 +119,7 @@ Exit codes:
   0  drained: every answer was complete
   1  nothing was started; the last line says why
   2  the command line is wrong
-  3  no router took the agent in (agent.attach_timeout); the last line says why
+  3  no router took the agent in (agent.attach_timeout), or all have gone (agent.router_timeout); the last line says why
   4  no engine could be started (agent.if_engines_fail); the last lines say why and what to do
   5  answers were cut off, because the time to finish was over or a second signal came
   6  every answer was complete, but processes of an engine did not die in time";

@@ -144,6 +144,16 @@ def test_up_of_another_program_replaces_the_controller(login: LoginNode):
     login.succeed("down")
 
 
+def test_jobs_without_any_router_end(login: LoginNode):
+    login.initialise()
+    login.settings.write_text(login.settings.read_text().replace("[agent]", '[agent]\nrouter_timeout = "10s"'))
+    login.succeed(*CHAT)
+    os.kill(login.endpoint()["pid"], signal.SIGKILL)
+    wait_until(lambda: not login.jobs(), DONE, "its jobs have ended", pause=0.2)
+    assert any("agent.router_timeout" in log.read_text() for log in (login.state / "jobs").rglob("*") if log.is_file())
+    login.succeed("down")
+
+
 def test_wait_says_why_a_model_is_late_or_fails(login: LoginNode):
     login.initialise()
     assert login.hostler("wait").stderr.startswith("error: nothing is up")

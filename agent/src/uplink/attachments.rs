@@ -1,7 +1,8 @@
-//! Whether this agent has ever attached to a router, and why not yet. An agent of a batch job that nobody wants gives its node back instead of
-//! holding it until the job ends. Sessions record, `Agent::run` waits.
+//! Whether a router has this agent, and why not. An agent of a batch job that nobody wants gives its node back instead of holding it until the job
+//! ends. Sessions record, `Agent::run` waits.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -14,24 +15,26 @@ use crate::config::AgentConfig;
 /// Where nothing is configured, an agent in a job waits so long for its first router.
 const JOB_ATTACH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
+/// Where nothing is configured, an agent in a job whose routers have all gone waits so long for another one.
+const JOB_ROUTER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
 /// How long a refusal may last. A node that died is taken to be attached until its connection is found dead and its lease has lapsed; that takes
 /// half a minute.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// When an agent that is attached to no router gives up.
+/// When an agent that is attached to no router gives up; `None` where it tries for as long as it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AttachLimits {
-    /// Since the agent's start.
-    attach: Duration,
-    /// Since a router refused it for the first time in a row.
-    refusal: Duration,
+    /// Since the agent's start, where it has never attached.
+    attach: Option<Duration>,
+    /// Since the last router was lost.
+    lost: Option<Duration>,
 }
 
 impl AttachLimits {
-    /// `None` where an agent tries for as long as it lives.
-    pub(crate) fn new(config: &AgentConfig, is_in_job: bool) -> Option<Self> {
-        let attach = config.attach_timeout.or(is_in_job.then_some(JOB_ATTACH_TIMEOUT)).filter(|limit| !limit.is_zero())?;
-        Some(Self { attach, refusal: attach.min(REFUSAL_TIMEOUT) })
+    pub(crate) fn new(config: &AgentConfig, is_in_job: bool) -> Self {
+        let limit = |set: Option<Duration>, in_job| set.or(is_in_job.then_some(in_job)).filter(|limit| !limit.is_zero());
+        Self { attach: limit(config.attach_timeout, JOB_ATTACH_TIMEOUT), lost: limit(config.router_timeout, JOB_ROUTER_TIMEOUT) }
     }
 }
 
@@ -43,8 +46,11 @@ pub struct Attachments {
 
 #[derive(Debug)]
 struct AttachRecord {
+    /// The agent's start, or when the last router was lost.
     since: Instant,
     has_attached: bool,
+    /// How many routers have it now.
+    routers: usize,
     /// The routers that refuse this agent, since when, and what they say.
     refusals: FxHashMap<SocketAddr, (Instant, String)>,
     /// How the last attempt ended.
@@ -54,7 +60,7 @@ struct AttachRecord {
 /// What is to be done about an agent that may not be attached.
 #[derive(Debug, PartialEq, Eq)]
 enum AttachVerdict {
-    /// It was wanted once, so routers will come back.
+    /// A router has it, or it may try for ever.
     TryOn,
     WaitUntil(Instant),
     GiveUp(String),
@@ -65,6 +71,7 @@ impl Default for Attachments {
         let record = AttachRecord {
             since: Instant::now(),
             has_attached: false,
+            routers: 0,
             refusals: FxHashMap::default(),
             last_failure: "no router was found".to_owned(),
         };
@@ -73,8 +80,13 @@ impl Default for Attachments {
 }
 
 impl Attachments {
-    pub(super) fn record_attached(&self) {
-        self.record.send_if_modified(|record| !std::mem::replace(&mut record.has_attached, true));
+    /// A router has this agent, until the guard is dropped.
+    pub(super) fn record_attached(self: &Arc<Self>) -> AttachedGuard {
+        self.record.send_modify(|record| {
+            record.has_attached = true;
+            record.routers += 1;
+        });
+        AttachedGuard(self.clone())
     }
 
     pub(super) fn record_refusal(&self, router: SocketAddr, reason: &str) {
@@ -104,14 +116,14 @@ impl Attachments {
     }
 
     /// Resolves, with the reason, when an agent that no router wants is to give up.
-    pub(crate) async fn wait_given_up(&self, limits: Option<AttachLimits>) -> String {
-        let Some(limits) = limits else { return std::future::pending().await };
+    pub(crate) async fn wait_given_up(&self, limits: AttachLimits) -> String {
         let mut changes = self.record.subscribe();
         loop {
             let verdict = changes.borrow_and_update().judge(limits, Instant::now());
             match verdict {
                 AttachVerdict::GiveUp(reason) => return reason,
-                AttachVerdict::TryOn => return std::future::pending().await,
+                // The sender is this one's.
+                AttachVerdict::TryOn => drop(changes.changed().await),
                 AttachVerdict::WaitUntil(deadline) => tokio::select! {
                     () = sleep_until(deadline) => {}
                     _ = changes.changed() => {}
@@ -121,27 +133,58 @@ impl Attachments {
     }
 }
 
+/// A router that has this agent.
+#[derive(Debug)]
+pub(super) struct AttachedGuard(Arc<Attachments>);
+
+impl Drop for AttachedGuard {
+    fn drop(&mut self) {
+        self.0.record.send_modify(|record| {
+            record.routers -= 1;
+            record.since = Instant::now();
+        });
+    }
+}
+
 impl AttachRecord {
     fn judge(&self, limits: AttachLimits, now: Instant) -> AttachVerdict {
-        if self.has_attached {
+        if self.routers > 0 {
             return AttachVerdict::TryOn;
         }
-        if let Some((router, (_, reason))) = self.refusals.iter().find(|(_, (since, _))| now >= *since + limits.refusal) {
+        if self.has_attached {
+            return self.judge_lost(limits.lost, now);
+        }
+        let Some(attach) = limits.attach else { return AttachVerdict::TryOn };
+        let refusal = attach.min(REFUSAL_TIMEOUT);
+        if let Some((router, (_, reason))) = self.refusals.iter().find(|(_, (since, _))| now >= *since + refusal) {
             return AttachVerdict::GiveUp(format!(
                 "the router at {router} has refused this agent for {} s: {reason}",
-                limits.refusal.as_secs_f32()
+                refusal.as_secs_f32()
             ));
         }
-        let ends_at = self.since + limits.attach;
+        let ends_at = self.since + attach;
         if now >= ends_at {
-            let limit = limits.attach.as_secs_f32();
+            let limit = attach.as_secs_f32();
             return AttachVerdict::GiveUp(format!(
                 "this agent has attached to no router within {limit} s (agent.attach_timeout): {}",
                 self.last_failure
             ));
         }
-        let refused_until = self.refusals.values().map(|(since, _)| *since + limits.refusal).min();
+        let refused_until = self.refusals.values().map(|(since, _)| *since + refusal).min();
         AttachVerdict::WaitUntil(refused_until.map_or(ends_at, |until| until.min(ends_at)))
+    }
+
+    /// A refusal does not count here: the routers that wanted it once may be back.
+    fn judge_lost(&self, limit: Option<Duration>, now: Instant) -> AttachVerdict {
+        // A clock has no moment for every duration that can be set.
+        let Some((limit, ends_at)) = limit.and_then(|limit| Some((limit, self.since.checked_add(limit)?))) else {
+            return AttachVerdict::TryOn;
+        };
+        if now < ends_at {
+            return AttachVerdict::WaitUntil(ends_at);
+        }
+        let limit = limit.as_secs_f32();
+        AttachVerdict::GiveUp(format!("no router has had this agent for {limit} s (agent.router_timeout): {}", self.last_failure))
     }
 }
 
@@ -149,13 +192,14 @@ impl AttachRecord {
 mod tests {
     use super::*;
 
-    const LIMITS: AttachLimits = AttachLimits { attach: Duration::from_secs(300), refusal: Duration::from_secs(60) };
+    const LIMITS: AttachLimits = AttachLimits { attach: Some(Duration::from_secs(300)), lost: Some(Duration::from_secs(1800)) };
+    const NEVER: AttachLimits = AttachLimits { attach: None, lost: None };
 
     fn router(port: u16) -> SocketAddr {
         ([127, 0, 0, 1], port).into()
     }
 
-    async fn given_up_after(attachments: &Attachments, limits: Option<AttachLimits>) -> Option<(u64, String)> {
+    async fn given_up_after(attachments: &Attachments, limits: AttachLimits) -> Option<(u64, String)> {
         let begun = Instant::now();
         let given_up = tokio::time::timeout(Duration::from_secs(86_400), attachments.wait_given_up(limits)).await;
         given_up.ok().map(|reason| (begun.elapsed().as_secs(), reason))
@@ -164,15 +208,14 @@ mod tests {
     #[test]
     fn attach_limits_apply_only_in_jobs_or_by_setting() {
         let limits = |configured: Option<u64>, is_in_job| {
-            let config = AgentConfig { attach_timeout: configured.map(Duration::from_secs), ..AgentConfig::default() };
-            AttachLimits::new(&config, is_in_job)
+            let set = configured.map(Duration::from_secs);
+            AttachLimits::new(&AgentConfig { attach_timeout: set, router_timeout: set, ..AgentConfig::default() }, is_in_job)
         };
-        assert_eq!(limits(None, false), None);
-        assert_eq!(limits(None, true), Some(LIMITS));
-        assert_eq!(limits(Some(0), true), None);
+        assert_eq!([limits(None, false), limits(Some(0), true)], [NEVER; 2]);
+        assert_eq!(limits(None, true), LIMITS);
         for is_in_job in [false, true] {
-            let second = Duration::from_secs(1);
-            assert_eq!(limits(Some(1), is_in_job), Some(AttachLimits { attach: second, refusal: second }));
+            let second = Some(Duration::from_secs(1));
+            assert_eq!(limits(Some(1), is_in_job), AttachLimits { attach: second, lost: second });
         }
     }
 
@@ -180,10 +223,10 @@ mod tests {
     async fn an_agent_reaching_no_router_gives_up_with_a_reason() {
         let attachments = Attachments::default();
         attachments.record_failure(router(1), "cannot connect: Connection refused");
-        let (after, reason) = given_up_after(&attachments, Some(LIMITS)).await.unwrap();
+        let (after, reason) = given_up_after(&attachments, LIMITS).await.unwrap();
         assert_eq!(after, 300);
         assert!(reason.contains("within 300 s") && reason.ends_with("127.0.0.1:1: cannot connect: Connection refused"), "{reason}");
-        assert_eq!(given_up_after(&attachments, None).await, None, "without limits it tries on");
+        assert_eq!(given_up_after(&attachments, NEVER).await, None, "without limits it tries on");
     }
 
     #[tokio::test(start_paused = true)]
@@ -196,7 +239,7 @@ mod tests {
         attachments.record_refusal(router(1), "refused: another agent is attached as node `n0`");
         tokio::time::advance(10 * second).await;
         attachments.record_refusal(router(1), "refused: another agent is attached as node `n0` still");
-        let (after, reason) = given_up_after(&attachments, Some(LIMITS)).await.unwrap();
+        let (after, reason) = given_up_after(&attachments, LIMITS).await.unwrap();
         assert_eq!(after, 50, "it counts from the first refusal in a row");
         assert!(reason.contains("for 60 s") && reason.ends_with("`n0` still"), "{reason}");
     }
@@ -207,17 +250,28 @@ mod tests {
         attachments.record_refusal(router(1), "refused: of another fleet");
         attachments.forget(router(1));
         attachments.record_unresolved(&RouterTarget::File("/fleet/endpoint.json".into()), "there is none");
-        let (after, reason) = given_up_after(&attachments, Some(LIMITS)).await.unwrap();
+        let (after, reason) = given_up_after(&attachments, LIMITS).await.unwrap();
         assert_eq!(after, 300);
         assert!(reason.ends_with("/fleet/endpoint.json: there is none"), "{reason}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_agent_attached_once_never_gives_up() {
-        let attachments = Attachments::default();
+    async fn an_agent_gives_up_half_an_hour_after_its_last_router() {
+        let attachments = Arc::<Attachments>::default();
         attachments.record_refusal(router(1), "refused");
-        attachments.record_attached();
+        let (one, other) = (attachments.record_attached(), attachments.record_attached());
         attachments.record_refusal(router(2), "refused");
-        assert_eq!(given_up_after(&attachments, Some(LIMITS)).await, None);
+        assert_eq!(given_up_after(&attachments, LIMITS).await, None, "two have it");
+        drop(one);
+        assert_eq!(given_up_after(&attachments, LIMITS).await, None, "one has it");
+        drop(other);
+        let half = Duration::from_secs(900);
+        assert!(tokio::time::timeout(half, attachments.wait_given_up(LIMITS)).await.is_err());
+        drop(attachments.record_attached());
+        attachments.record_failure(router(1), "cannot connect: Connection refused");
+        let (after, reason) = given_up_after(&attachments, LIMITS).await.unwrap();
+        assert_eq!(after, 1800, "it counts from the last router");
+        assert!(reason.contains("for 1800 s (agent.router_timeout)") && reason.ends_with("Connection refused"), "{reason}");
+        assert_eq!(given_up_after(&attachments, NEVER).await, None);
     }
 }

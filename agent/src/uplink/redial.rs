@@ -109,7 +109,7 @@ async fn run_session(
         Ok(session) => {
             attached.store(true, Ordering::Relaxed);
             tracing::info!(event = "router_attached", router = %address, "attached");
-            uplink.attachments.record_attached();
+            let _attached = uplink.attachments.record_attached();
             session.run(&end).await
         }
         Err(ended) => Some(ended),
