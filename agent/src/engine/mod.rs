@@ -175,6 +175,8 @@ pub struct EngineStatus {
     /// What it serves; empty until it is ready.
     pub models: Arc<[ModelCard]>,
     pub ready_in: Option<Duration>,
+    /// Seconds until it serves again, where it had served and starts again by itself.
+    pub returns_in: Option<u32>,
     /// How far the start has come; `None` unless it starts or loads.
     pub progress: Option<StartupProgress>,
     /// What the last life died of; `None` once the engine is ready again.

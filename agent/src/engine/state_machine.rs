@@ -171,6 +171,19 @@ impl EngineStateMachine {
         }
     }
 
+    /// How long it takes at most until an engine that is down, or about to be, is started again by itself; `None` where it is not. It may come sooner.
+    pub(crate) fn time_until_next_start(&self, now: Instant) -> Option<Duration> {
+        let until = match self.state {
+            EngineState::Draining(Drain { then: AfterExit::Spawn, until, .. })
+            | EngineState::Stopping { then: AfterExit::Spawn, until } => until,
+            EngineState::Killing { then: AfterExit::Spawn } => now,
+            EngineState::Killing { then: AfterExit::BackOff } => now + backoff(self.crashes),
+            EngineState::BackingOff { until } => until,
+            _ => return None,
+        };
+        (!self.is_on_its_way_out()).then(|| until.saturating_duration_since(now))
+    }
+
     /// Gives an engine that starts this much more time: so long neither it nor this program ran.
     pub(crate) fn postpone_readiness(&mut self, by: Duration) {
         self.ready_by = self.ready_by.map(|at| at + by);

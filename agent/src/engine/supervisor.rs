@@ -67,6 +67,8 @@ pub(super) struct Supervisor {
     last_epoch: u64,
     /// How long the last start took.
     last_start_duration: Option<Duration>,
+    /// The life before this one had served.
+    has_last_life_served: bool,
     /// Why the engine is out of service, or asleep.
     out_of_service_reason: String,
     uses_fallback: bool,
@@ -95,6 +97,7 @@ impl Supervisor {
             version: spec.version,
             models: Arc::default(),
             ready_in: None,
+            returns_in: None,
             progress: None,
             failure: None,
             facts: super::LogFacts::default(),
@@ -114,6 +117,7 @@ impl Supervisor {
             hang_count: 0,
             last_epoch: life.epoch,
             last_start_duration: None,
+            has_last_life_served: false,
             out_of_service_reason: String::new(),
             uses_fallback: fell_back,
             failed_starts: Some(0),

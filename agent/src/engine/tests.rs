@@ -337,6 +337,7 @@ async fn an_engine_failed_from_outside_restarts_after_a_pause() {
     let failed = fixture.until(|status| status.reason.contains("next start in 1 s")).await;
     assert!(failed.reason.contains("GPU 0 was reset"), "{}", failed.reason);
     assert_eq!(failed.phase, Phase::Failed);
+    assert!(failed.returns_in.is_some_and(|seconds| (1..10).contains(&seconds)), "the pause and the length of its start: {failed:?}");
     assert!(fixture.engine.crashes().recent_crashes().is_empty(), "no request was the cause");
     fixture.engine.release();
     fixture.until(|status| status.restarts == 1 && status.pid.is_some()).await;

@@ -165,6 +165,7 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
         engine_socket: replica.engine.socket().display().to_string(),
         restarts: status.restarts,
         hangs: status.hangs,
+        returns_in_seconds: status.returns_in.unwrap_or(0),
         gpu: replica.traits.gpu.clone(),
         token_budget: replica.traits.token_budget,
         prompt_files: replica.prompt_files().as_ref().map(prompt_files),

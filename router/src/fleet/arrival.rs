@@ -24,7 +24,9 @@ impl Arrival {
             Phase::Ready if is_reachable => Self::Within(Duration::ZERO),
             Phase::Ready => Self::Within(lease_left),
             Phase::Starting | Phase::Loading => status.start_left.map_or(Self::Starting, Self::Within),
-            Phase::Draining | Phase::Stopped | Phase::Failed | Phase::Quarantined | Phase::Sleeping => Self::Unknown,
+            // Its agent says so where it had served and starts again.
+            Phase::Draining | Phase::Failed => status.start_left.map_or(Self::Unknown, Self::Within),
+            Phase::Stopped | Phase::Quarantined | Phase::Sleeping => Self::Unknown,
         }
     }
 }
@@ -48,7 +50,10 @@ mod tests {
             (Phase::Loading, Some(minute), false, NONE, Arrival::Unknown),
             // In a crash loop it is coming only while the next life starts.
             (Phase::Failed, None, true, two, Arrival::Unknown),
+            (Phase::Failed, Some(minute), true, two, Arrival::Within(minute)),
+            (Phase::Failed, Some(minute), false, NONE, Arrival::Unknown),
             (Phase::Draining, None, true, two, Arrival::Unknown),
+            (Phase::Draining, Some(minute), true, two, Arrival::Within(minute)),
             (Phase::Stopped, None, true, two, Arrival::Unknown),
             (Phase::Quarantined, None, true, two, Arrival::Unknown),
             (Phase::Sleeping, None, true, two, Arrival::Unknown),

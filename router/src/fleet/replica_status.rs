@@ -91,7 +91,7 @@ pub(crate) struct ReplicaStatus {
     pub phase: Phase,
     /// Why, for people; for a failure what happened and what comes next.
     pub reason: String,
-    /// How long its start still takes, where that can be told.
+    /// Until it takes requests, where it starts, or is to start again, and that can be told.
     pub start_left: Option<Duration>,
     /// Models it serves; kept from its last life while it restarts.
     pub models: Vec<Model>,

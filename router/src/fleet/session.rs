@@ -375,11 +375,9 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
     ReplicaStatus {
         phase: parse_phase(state.phase()),
         reason: state.reason.clone(),
-        start_left: state
-            .progress
-            .as_ref()
-            .map(|progress| Duration::from_secs(progress.seconds_left.into()))
-            .filter(|left| !left.is_zero()),
+        start_left: Some(state.progress.as_ref().map_or(state.returns_in_seconds, |progress| progress.seconds_left))
+            .filter(|seconds| *seconds > 0)
+            .map(|seconds| Duration::from_secs(seconds.into())),
         models: state.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect(),
         files: files.and_then(files_hash),
         files_bytes: files.map_or(0, |files| files.bytes),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::harness::{CHAT, Endpoint, Fleet, RunningRouter, Seen, Setup, Workplace, chat, chat_stream, kill_group, signal, until};
+use hostler_proto::agent::v1::Phase;
 use hostler_router::RouterConfig;
 use rustix::process::Signal;
 
@@ -144,6 +145,15 @@ async fn a_request_waits_for_its_absent_agents_kept_engine() {
     kill_group(kept.pid);
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!((engine.pid, engine.epoch), (kept.pid, kept.epoch));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_the_only_engines_next_life() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    fleet.kill("n0/0").await;
+    fleet.until_replica("n0/0", "failed", |replica| replica.phase == Phase::Failed).await;
+    let answer = fleet.edge().post(CHAT, &chat(3)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
 }
 
 #[tokio::test(start_paused = true)]

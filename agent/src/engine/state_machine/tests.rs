@@ -57,6 +57,24 @@ fn a_start_passes_through_loading_to_ready() {
 }
 
 #[test]
+fn an_engine_knows_how_long_it_is_down() {
+    let now = Instant::now();
+    let table: [(&[EngineEvent], Option<Duration>); 7] = [
+        (&[], None),
+        (&[EngineEvent::Exited], Some(INITIAL_BACKOFF)),
+        (&[EngineEvent::Exited, EngineEvent::GroupEmpty], Some(INITIAL_BACKOFF)),
+        (&[EngineEvent::Restart], Some(limits().drain)),
+        (&[EngineEvent::Drain], None),
+        (&[EngineEvent::QuarantineNow], None),
+        (&[EngineEvent::Exited, retire(now)], None),
+    ];
+    for (events, expected) in table {
+        let machine = machine_after(&[READY, events].concat(), now);
+        assert_eq!(machine.time_until_next_start(now), expected, "{events:?}");
+    }
+}
+
+#[test]
 fn an_unexpected_exit_kills_the_group_and_backs_off() {
     let now = Instant::now();
     let mut machine = machine_after(READY, now);

@@ -285,6 +285,7 @@ impl Supervisor {
             }
             self.failure = FailureState::Diagnosed(diagnosis);
         }
+        self.has_last_life_served = self.life.as_ref().is_some_and(|life| life.ready_in.is_some());
         self.life = None;
         remove_life_files(&self.deps.spec.directory);
     }

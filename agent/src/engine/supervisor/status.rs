@@ -88,6 +88,14 @@ impl Supervisor {
         text
     }
 
+    /// Seconds until an engine that had served does so again, where it is to start again after what it does now.
+    fn expected_return(&self) -> Option<u32> {
+        let has_served = self.life.as_ref().map_or(self.has_last_life_served, |life| life.ready_in.is_some());
+        let start = self.last_start_duration.filter(|_| has_served)?;
+        let down_for = self.machine.time_until_next_start(Instant::now())?;
+        u32::try_from((down_for + start).as_secs()).ok().map(|seconds| seconds.max(1))
+    }
+
     pub(super) fn publish(&self, reason: Option<String>) {
         let life = self.life.as_ref();
         let starts = matches!(self.machine.state(), EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
@@ -96,6 +104,7 @@ impl Supervisor {
         // Once the log has begun to tell, the clock goes on between two lines.
         let progress = log.progress.and(life.map(elapsed)).filter(|_| starts);
         let failure = self.failure.diagnosis();
+        let returns_in = self.expected_return();
         self.status.send_if_modified(|status| {
             let next = EngineStatus {
                 phase: self.machine.state().into(),
@@ -108,6 +117,7 @@ impl Supervisor {
                 version: self.deps.spec.version,
                 models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),
                 ready_in: life.and_then(|life| life.ready_in),
+                returns_in,
                 progress,
                 failure,
                 facts: log.facts,
