@@ -145,8 +145,8 @@ pub struct RouterConfig {
     /// fifths of these.
     pub max_queued: usize,
     /// A request whose first token is predicted to come later than this is refused with 429 instead of waiting for a replica. Where there is no
-    /// replica, requests wait for one that starts, that a controller expects, or whose agent was just lost, for no longer than this. Raise it for
-    /// batch jobs that can wait, lower it for people who cannot.
+    /// replica, requests wait for one that starts, that a controller expects, or whose agent was just lost, for no longer than this. So do streams
+    /// that have lost their engine (docs/streams.md). Raise it for batch jobs that can wait, lower it for people who cannot.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub max_queue_wait: Duration,

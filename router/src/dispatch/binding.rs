@@ -6,6 +6,7 @@ use std::time::Duration;
 use hostler_placement::queue::TurnFactors;
 use tokio::time::Instant;
 
+use super::attempts::Attempts;
 use super::{Dispatch, MAX_PREFILL_SECONDS, OutboundRequest, Refusal};
 use crate::crash_suspects::{Clearance, CrashWatch, TrialConstraints, TrialEstimate};
 use crate::fleet::Replica;
@@ -28,8 +29,7 @@ impl Binding {
 }
 
 impl Dispatch {
-    /// A replica for the next attempt, other than those that were `tried`; `None` when there is
-    /// none.
+    /// A replica for the next attempt, other than those that were tried; `None` when there is none.
     ///
     /// # Errors
     /// When the request may not wait, or is refused.
@@ -37,9 +37,10 @@ impl Dispatch {
         &self,
         prompt: &Arc<Prompt>,
         outgoing: &mut OutboundRequest,
-        tried: &[Arc<str>],
+        attempts: &Attempts,
         crash_watch: &mut CrashWatch,
     ) -> Result<Option<Binding>, Refusal> {
+        let tried = attempts.tried.as_slice();
         let mut place = None;
         let mut queued_for = Duration::ZERO;
         loop {
@@ -51,7 +52,7 @@ impl Dispatch {
             };
             let tried = confined.as_ref().map_or(tried, |confined| confined.closed.as_slice());
             if clearance == Clearance::Free {
-                let bound = if tried.is_empty() {
+                let bound = if attempts.is_first() && tried.is_empty() {
                     self.bind_first_attempt(prompt, outgoing).await?
                 } else {
                     // One whose tenant is confined waits in its engine: for other replicas it has

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
+use super::attempts::Attempts;
 use super::binding::Binding;
-use super::retry_policy::RetryPolicy;
 use super::{AttemptOutcome, Dispatch, OutboundRequest, Refusal};
 use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::fleet::Replica;
@@ -25,8 +25,7 @@ const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 pub(super) struct RetryContext<'a> {
     pub(super) prompt: &'a Prompt,
     pub(super) outgoing: &'a OutboundRequest,
-    pub(super) tried: &'a mut Vec<Arc<str>>,
-    pub(super) policy: &'a mut RetryPolicy,
+    pub(super) attempts: &'a mut Attempts,
     pub(super) crash_watch: &'a mut CrashWatch,
 }
 
@@ -43,7 +42,8 @@ impl Dispatch {
         mut bound: Binding,
         tries: RetryContext<'_>,
     ) -> Result<(Arc<Replica>, AttemptOutcome), Refusal> {
-        let RetryContext { prompt, outgoing, tried, policy, crash_watch } = tries;
+        let RetryContext { prompt, outgoing, attempts, crash_watch } = tries;
+        let Attempts { tried, policy, .. } = attempts;
         let deadline = outgoing.received_at + self.answer_timeout;
         loop {
             let replica = bound.chosen.replica.clone();

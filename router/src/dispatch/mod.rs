@@ -1,6 +1,7 @@
 //! Has a request placed, waits its turn where its replica has no room, sends it there, and to another replica while nothing of an answer has
 //! reached the client; then hands over the answer.
 
+mod attempts;
 mod binding;
 mod confinement;
 mod external;
@@ -23,6 +24,7 @@ use bytes::Bytes;
 use hostler_proto::lane::{Fault, RequestHead, ResponseHead, StreamFault, is_keep_alive_comment};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use attempts::{Attempts, ReplicaLoss};
 pub(crate) use external::ExternalPlacement;
 use failover::RetryContext;
 use job_end::explain_loss;
@@ -31,7 +33,7 @@ pub(crate) use refusal::Refusal;
 pub(crate) use relay::BREAK_DELAY;
 pub(crate) use relay::{Relay, RelayContext};
 pub(crate) use retry_budget::RetryBudgets;
-use retry_policy::{AttemptEnd, NextStep, RetryPolicy};
+use retry_policy::{AttemptEnd, NextStep};
 use started_answer::StartedAnswer;
 pub(crate) use usage_bounds::Work;
 
@@ -105,17 +107,16 @@ impl Dispatch {
         // Checked before the prompt is read, which may be the more expensive part.
         crash_watch.clearance()?;
         outgoing.queue_slot = self.queue.take_slot_if_contended(outgoing.placement_request.model.as_deref(), outgoing.queue_share)?;
-        let begun = self.find_answer(&mut outgoing, &mut crash_watch, Vec::new(), RetryPolicy::default()).await?;
+        let begun = self.find_answer(&mut outgoing, &mut crash_watch, &mut Attempts::default()).await?;
         Ok(self.relay_answer(*begun, outgoing, crash_watch, permit))
     }
 
-    /// An answer that has begun, from a replica that was not `tried`.
+    /// An answer that has begun, from a replica that was not tried.
     async fn find_answer(
         &self,
         outgoing: &mut OutboundRequest,
         crash_watch: &mut CrashWatch,
-        mut tried: Vec<Arc<str>>,
-        mut policy: RetryPolicy,
+        attempts: &mut Attempts,
     ) -> Result<Box<StartedAnswer>, Refusal> {
         let deadline = outgoing.received_at + self.answer_timeout;
         self.await_startup_grace(outgoing.placement_request.model.as_deref()).await;
@@ -124,31 +125,31 @@ impl Dispatch {
         let mut refused: Option<Box<StartedAnswer>> = None;
         let mut lost = None;
         loop {
-            let bound = if policy.allows_attempt() {
-                let bound = timeout_at(deadline, self.bind(&prompt, outgoing, &tried, crash_watch)).await;
+            let bound = if attempts.policy.allows_attempt() {
+                let bound = timeout_at(deadline, self.bind(&prompt, outgoing, attempts, crash_watch)).await;
                 bound.map_err(|_| Refusal::TooSlow(self.answer_timeout))??
             } else {
                 None
             };
-            let Some(bound) = bound.filter(|bound| self.retries.pay(policy.payment(bound.has_room()), &self.metrics)) else {
+            let Some(bound) = bound.filter(|bound| self.retries.pay(attempts.policy.payment(bound.has_room()), &self.metrics)) else {
                 // The trial that it had there will not take place.
                 crash_watch.end_trial();
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(begun),
                     (None, Some(StreamFault { message, .. })) => {
                         let retry_after = refusal::retry_after(self.fleet.view().arrival(prompt.model(), Instant::now()));
-                        Err(Refusal::Lost { attempts: policy.attempts(), last: message, retry_after })
+                        Err(Refusal::Lost { attempts: attempts.policy.attempts(), last: message, retry_after })
                     }
                     (None, None) => Err(Refusal::for_request(&self.fleet.view(), prompt.model(), prompt.path())),
                 };
             };
-            if policy.attempts() > 0 {
+            if attempts.policy.attempts() > 0 {
                 self.metrics.retries.inc();
             }
-            let context = RetryContext { prompt: &prompt, outgoing, tried: &mut tried, policy: &mut policy, crash_watch };
+            let context = RetryContext { prompt: &prompt, outgoing, attempts, crash_watch };
             let (replica, attempt) = self.attempt_with_failover(bound, context).await?;
             let end = attempt_end(&attempt, &replica, crash_watch);
-            let step = policy.end_attempt(end);
+            let step = attempts.policy.end_attempt(end);
             if step == NextStep::TryAgain && end != AttemptEnd::Failed {
                 self.fleet.view().avoid(&replica, Instant::now());
             }
@@ -162,6 +163,7 @@ impl Dispatch {
                     refused = Some(begun);
                 }
                 AttemptOutcome::Lost(mut broken) => {
+                    attempts.losses.push(ReplicaLoss::new(&replica, broken.fault == Fault::LaneLost, Instant::now()));
                     broken.message = explain_loss(&self.fleet.view(), &replica, Instant::now(), broken.message);
                     tracing::info!(replica = %replica.id, reason = broken.message, "an attempt was lost before its first byte");
                     lost = Some(broken);
@@ -371,11 +373,14 @@ fn lose(entry: &AttemptEntry, broken: StreamFault) -> AttemptOutcome {
     AttemptOutcome::Lost(broken)
 }
 
+/// The word for an answer whose agent was lost; its engine may live.
+const AGENT_LOST: &str = "agent_lost";
+
 /// The word in the access log and in traces for what broke an answer.
 fn fault_label(fault: Fault) -> &'static str {
     match fault {
         Fault::EngineStopped => "engine_stopped",
-        Fault::LaneLost => "agent_lost",
+        Fault::LaneLost => AGENT_LOST,
         Fault::Protocol => "protocol",
         Fault::EngineLost | Fault::NotReady => "engine_lost",
     }

@@ -199,9 +199,8 @@ impl Relay {
     }
 
     /// What the client gets because nothing came for long. One timer an answer, looked at again only when it fires: an event costs a reading of the
-    /// clock.
-    fn poll_silence(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes, StreamFault>> {
-        let idle = self.context.idle_timeout;
+    /// clock. After `idle` without anything the engine counts as lost.
+    fn poll_silence(&mut self, context: &mut Context<'_>, idle: Duration) -> Poll<Result<Bytes, StreamFault>> {
         let period = self.keep_alive.unwrap_or(idle);
         let timer = self.silence_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(period.min(idle))));
         while timer.as_mut().poll(context).is_ready() {
@@ -324,7 +323,7 @@ impl Body for Relay {
                     let sent = match (failed, polled) {
                         (Some(failed), _) => relay.apply_outcome(failed),
                         (None, Poll::Pending) if relay.poll_move(context) => continue,
-                        (None, Poll::Pending) => match ready!(relay.poll_silence(context)) {
+                        (None, Poll::Pending) => match ready!(relay.poll_silence(context, relay.context.idle_timeout)) {
                             Ok(keep_alive) => keep_alive,
                             Err(broken) => relay.end_silence(broken),
                         },
@@ -344,7 +343,7 @@ impl Body for Relay {
                         }
                         continue;
                     }
-                    let waited = relay.poll_silence(context);
+                    let waited = relay.poll_silence(context, relay.context.idle_timeout.saturating_add(resuming.max_wait));
                     relay.state = RelayState::Resuming(resuming, loss);
                     match ready!(waited) {
                         Ok(keep_alive) => return relay.emit(keep_alive),

@@ -2,6 +2,7 @@
 //! that every request goes through.
 
 mod origin;
+mod waiting;
 
 use std::fmt;
 use std::pin::Pin;
@@ -14,10 +15,11 @@ use hostler_proto::lane::{Header, RequestHead};
 use tokio::time::{Instant, timeout};
 
 use self::origin::StreamOrigin;
-use super::retry_policy::{AttemptEnd, RetryPolicy};
-use super::{Dispatch, OutboundRequest, StartedAnswer};
+use self::waiting::Patience;
+use super::attempts::{Attempts, ReplicaLoss};
+use super::retry_policy::AttemptEnd;
+use super::{Dispatch, OutboundRequest, Refusal, StartedAnswer};
 use crate::crash_suspects::{Clearance, CrashWatch};
-use crate::engine_life::EngineLife;
 use crate::fleet::{Fleet, FleetView, Replica};
 use crate::placement::{OutputBounds, PlacementDecision, PlacementRequest};
 use crate::response_affinity::ResponseReference;
@@ -44,17 +46,17 @@ pub(super) struct Resumption {
     origin: StreamOrigin,
     pub(super) tier: ResumeTier,
     /// The engines that have lost it.
-    losses: Vec<EngineLoss>,
+    losses: Vec<StreamLoss>,
     /// How often it has moved. An engine that it moved away from may have it again.
     moves: usize,
     /// How many tokens it goes on from.
     known_tokens: u64,
 }
 
-/// An engine that has lost a stream.
+/// A replica that has lost a stream.
 #[derive(Debug)]
-struct EngineLoss {
-    life: EngineLife,
+struct StreamLoss {
+    replica: ReplicaLoss,
     is_explained: bool,
 }
 
@@ -62,7 +64,8 @@ struct EngineLoss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Departure {
     /// Its engine was lost. It `is_explained` if it was stopped, or the crash is put down to somebody: a host that dies may have died of the request.
-    Loss { is_explained: bool },
+    /// It `is_agents` if only the connection to the agent is known to be lost.
+    Loss { is_explained: bool, is_agents: bool },
     /// Its engine goes on with it until another one does.
     Move,
 }
@@ -84,7 +87,29 @@ pub(super) enum StreamRecord {
 }
 
 /// The way to another engine.
-pub(super) struct ResumingAnswer(Pin<Box<dyn Future<Output = ResumedAnswer> + Send>>);
+pub(super) struct ResumingAnswer {
+    search: Pin<Box<dyn Future<Output = ResumedAnswer> + Send>>,
+    /// For how long it may wait for a replica, in which no engine is to blame for the silence.
+    pub(super) max_wait: Duration,
+}
+
+/// Why a search for another engine has come to nothing.
+#[derive(Debug)]
+enum SearchEnd {
+    /// There is none now.
+    NoReplica(Refusal),
+    /// There will be none.
+    Failed(String),
+}
+
+impl SearchEnd {
+    fn into_words(self) -> String {
+        match self {
+            Self::NoReplica(refusal) => refusal.to_string(),
+            Self::Failed(reason) => reason,
+        }
+    }
+}
 
 /// What the relay gets back at its end.
 pub(super) struct ResumedAnswer {
@@ -98,14 +123,14 @@ pub(super) struct ResumedAnswer {
 #[derive(Debug)]
 pub(super) struct Destinations {
     origin: StreamOrigin,
-    lost_at: Vec<EngineLife>,
+    lost_at: Vec<ReplicaLoss>,
 }
 
 impl Destinations {
     /// Whether there is another one than `from`.
     pub(super) fn exist(&self, view: &FleetView, from: &Replica, now: Instant) -> bool {
         let can_continue = |replica: &Replica| {
-            let has_lost_it = self.lost_at.iter().any(|life| replica.has_life(life));
+            let has_lost_it = self.lost_at.iter().any(|loss| loss.holds(replica));
             !has_lost_it && replica.id != from.id && !view.is_last_resort(replica, now) && self.origin.may_continue_at(replica)
         };
         view.replicas.iter().any(|replica| replica.accepts(self.origin.model()) && can_continue(replica))
@@ -120,7 +145,7 @@ impl fmt::Debug for ResumingAnswer {
 
 impl ResumingAnswer {
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<ResumedAnswer> {
-        self.0.as_mut().poll(context)
+        self.search.as_mut().poll(context)
     }
 }
 
@@ -200,7 +225,7 @@ impl Resumption {
 
     /// Where it could go on.
     pub(super) fn destinations(&self) -> Destinations {
-        Destinations { origin: self.origin.clone(), lost_at: self.losses.iter().map(|loss| loss.life.clone()).collect() }
+        Destinations { origin: self.origin.clone(), lost_at: self.losses.iter().map(|loss| loss.replica.clone()).collect() }
     }
 
     /// Sends the request for the rest, or else the same one again, elsewhere than to the engine that it leaves.
@@ -208,26 +233,30 @@ impl Resumption {
         mut self: Box<Self>,
         departure: Departure,
         rest: Option<ContinuationRequest>,
-        engine: EngineLife,
+        leaves: &Replica,
         mut crash_watch: CrashWatch,
     ) -> ResumingAnswer {
-        if let Departure::Loss { is_explained } = departure {
-            self.losses.push(EngineLoss { life: engine.clone(), is_explained });
+        let now = Instant::now();
+        if let Departure::Loss { is_explained, is_agents } = departure {
+            self.losses.push(StreamLoss { replica: ReplicaLoss::new(leaves, is_agents, now), is_explained });
         }
-        self.outgoing.received_at = Instant::now();
+        let left = ReplicaLoss::new(leaves, false, now);
+        let max_wait = self.dispatch.queue.max_wait();
+        self.outgoing.received_at = now;
         self.outgoing.head.headers.retain(is_of_continuation);
         match rest {
             Some(rest) => self.ask_for_rest(rest),
             None => self.ask_again(),
         }
-        ResumingAnswer(Box::pin(async move {
+        let search = Box::pin(async move {
             let outcome = match departure {
-                Departure::Loss { .. } => self.find_continuation(&engine, &mut crash_watch).await,
-                Departure::Move => self.find_destination(&engine, &mut crash_watch).await,
+                Departure::Loss { .. } => self.await_continuation(Patience::from(now, max_wait), &mut crash_watch).await,
+                Departure::Move => self.find_destination(&left, &mut crash_watch).await,
             };
-            self.outgoing.body = Bytes::new();
+            (self.outgoing.body, self.outgoing.placement_request) = (Bytes::new(), PlacementRequest::default());
             ResumedAnswer { resumption: self, crash_watch, outcome }
-        }))
+        });
+        ResumingAnswer { search, max_wait }
     }
 
     fn ask_for_rest(&mut self, request: ContinuationRequest) {
@@ -267,13 +296,16 @@ impl Resumption {
         outgoing.body = body.clone();
     }
 
-    /// The same while the engine that it `leaves` goes on with it: nothing but tokens within a short time is better than that.
-    async fn find_destination(&mut self, leaves: &EngineLife, crash_watch: &mut CrashWatch) -> Result<Box<StartedAnswer>, String> {
+    /// Sends it elsewhere while the engine that it has `left` goes on with it: nothing but tokens within a short time is better than that.
+    async fn find_destination(&mut self, left: &ReplicaLoss, crash_watch: &mut CrashWatch) -> Result<Box<StartedAnswer>, String> {
         if !matches!(crash_watch.clearance(), Ok(Clearance::Free)) {
             return Err("it is suspected of having crashed an engine".into());
         }
-        let found = timeout(MOVE_TIMEOUT, self.find_continuation(leaves, crash_watch)).await;
-        let begun = found.unwrap_or_else(|_| Err(format!("no other engine has begun within {} s", MOVE_TIMEOUT.as_secs())))?;
+        let mut attempts = self.attempts();
+        let found = timeout(MOVE_TIMEOUT, self.find_continuation(&mut attempts, Some(left), crash_watch)).await;
+        let found =
+            found.unwrap_or_else(|_| Err(SearchEnd::Failed(format!("no other engine has begun within {} s", MOVE_TIMEOUT.as_secs()))));
+        let begun = found.map_err(SearchEnd::into_words)?;
         if begun.awaits_first_event {
             return Err("the other engine has no room for it yet".into());
         }
@@ -281,30 +313,50 @@ impl Resumption {
         Ok(begun)
     }
 
-    async fn find_continuation(&mut self, leaves: &EngineLife, crash_watch: &mut CrashWatch) -> Result<Box<StartedAnswer>, String> {
-        // One that is banned meanwhile is refused before its tokens are read.
-        crash_watch.clearance().map_err(|ban| ban.to_string())?;
-        // What was lost had been worth its attempt. The next one is paid for as any that follows a loss.
-        let mut policy = RetryPolicy::default();
+    /// What was lost had been worth its attempt. The next one is paid for as any that follows a loss.
+    fn attempts(&self) -> Attempts {
+        let mut attempts = Attempts::default();
         for loss in &self.losses {
-            policy.begin_attempt();
-            policy.end_attempt(AttemptEnd::Lost { excused: loss.is_explained });
+            attempts.policy.begin_attempt();
+            attempts.policy.end_attempt(AttemptEnd::Lost { excused: loss.is_explained });
         }
+        attempts
+    }
+
+    async fn find_continuation(
+        &mut self,
+        attempts: &mut Attempts,
+        left: Option<&ReplicaLoss>,
+        crash_watch: &mut CrashWatch,
+    ) -> Result<Box<StartedAnswer>, SearchEnd> {
+        // One that is banned meanwhile is refused before its tokens are read.
+        crash_watch.clearance().map_err(|ban| SearchEnd::Failed(ban.to_string()))?;
+        attempts.tried = self.replicas_unfit_to_go_on(attempts, left);
+        // There may be another search.
+        let request = self.outgoing.placement_request.clone();
         let dispatch = self.dispatch.clone();
-        let tried = self.replicas_unfit_to_go_on(leaves);
-        let found = dispatch.find_answer(&mut self.outgoing, crash_watch, tried, policy).await;
-        let begun = found.map_err(|refusal| refusal.to_string())?;
+        let found = dispatch.find_answer(&mut self.outgoing, crash_watch, attempts).await;
+        self.outgoing.placement_request = request;
+        let begun = found.map_err(|refusal| match refusal {
+            Refusal::NotReady { .. } | Refusal::Lost { .. } => SearchEnd::NoReplica(refusal),
+            refusal => SearchEnd::Failed(refusal.to_string()),
+        })?;
         if begun.head.status != 200 || !begun.is_stream() || begun.is_retryable() {
-            return Err(format!("another engine answered {}", begun.head.status));
+            return Err(SearchEnd::Failed(format!("another engine answered {}", begun.head.status)));
         }
         Ok(begun)
     }
 
-    /// Those whose engine cannot go on with it, and those whose engine it `leaves` or was lost at.
-    fn replicas_unfit_to_go_on(&self, leaves: &EngineLife) -> Vec<Arc<str>> {
-        let is_left = |replica: &Replica| replica.has_life(leaves) || self.losses.iter().any(|loss| replica.has_life(&loss.life));
+    /// Those whose engine cannot go on with it, and those that it has `left` or was lost at.
+    fn replicas_unfit_to_go_on(&self, attempts: &Attempts, left: Option<&ReplicaLoss>) -> Vec<Arc<str>> {
+        let is_left = |replica: &Replica| self.losses(attempts).chain(left).any(|loss| loss.holds(replica));
         let is_unfit = |replica: &&Arc<Replica>| !self.may_go_on_at(replica) || is_left(replica);
         self.dispatch.fleet.view().replicas.iter().filter(is_unfit).map(|replica| replica.id.clone()).collect()
+    }
+
+    /// Where it was lost, and where these attempts to go on with it were.
+    fn losses<'a>(&'a self, attempts: &'a Attempts) -> impl Iterator<Item = &'a ReplicaLoss> {
+        self.losses.iter().map(|loss| &loss.replica).chain(&attempts.losses)
     }
 
     /// Whether this replica's engine is known to take tokens as a prompt, or to make the same stream of an answer.

@@ -321,7 +321,7 @@ async fn attach_in_job(fleet: &Fleet, attachment: u64, run: u32, replicas: Vec<R
     report(fleet, attachment, true, replicas).await;
 }
 
-async fn detach(fleet: &Fleet, attachment: u64) {
+pub(crate) async fn detach(fleet: &Fleet, attachment: u64) {
     fleet.update(FleetUpdate::Detached { attachment }).await;
     sleep(Duration::from_millis(1)).await;
 }

@@ -214,11 +214,17 @@ impl FleetView {
     /// When a replica takes requests for `model`: one that is attached, or where none of those ever will, one that is expected.
     #[must_use]
     pub(crate) fn arrival(&self, model: Option<&str>, now: Instant) -> Arrival {
+        self.arrival_among(model, now, |_| true)
+    }
+
+    /// The same for a request that only some of the attached replicas `may_take`.
+    #[must_use]
+    pub(crate) fn arrival_among(&self, model: Option<&str>, now: Instant, may_take: impl Fn(&Replica) -> bool) -> Arrival {
         let arrival = |replica: &Arc<Replica>| {
             let lease_left = self.lease.saturating_sub(now.saturating_duration_since(replica.last_report));
             Arrival::of_replica(&replica.state, replica.lanes.is_available(), lease_left)
         };
-        match self.replicas.iter().filter(|replica| self.may_serve(replica, model)).map(arrival).min() {
+        match self.replicas.iter().filter(|replica| self.may_serve(replica, model) && may_take(replica)).map(arrival).min() {
             None | Some(Arrival::Unknown) => self.expectation(model).map_or(Arrival::Unknown, |expectation| expectation.arrival(now)),
             Some(attached) => attached,
         }

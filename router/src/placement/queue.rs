@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{ChosenReplica, Placer, Prompt};
 use crate::background::BackgroundTasks;
-use crate::fleet::{Arrival, FleetView};
+use crate::fleet::Arrival;
 
 /// How often replicas are scanned for waiting requests without being notified: reports come at most
 /// every 10 ms.
@@ -216,8 +216,21 @@ impl RequestQueue {
         if prompt.required_engine().is_some() || !prompt.model().is_none_or(is_bounded) {
             return None;
         }
-        let left = shared.time_to_arrival(&view, prompt.model(), Instant::now())?;
+        let arrival = view.arrival(prompt.model(), Instant::now());
+        let left = shared.time_to_wait(arrival)?;
         Some(WaitEstimate { first_token_seconds: left.as_secs_f64(), seconds_per_token: 0.0 })
+    }
+
+    /// Whether a request that has no replica may wait for one to arrive.
+    #[must_use]
+    pub(crate) fn may_wait_for(&self, arrival: Arrival) -> bool {
+        self.0.time_to_wait(arrival).is_some()
+    }
+
+    /// For how long one waits at most.
+    #[must_use]
+    pub(crate) fn max_wait(&self) -> Duration {
+        self.0.limits.max_wait
     }
 
     /// Takes a queue slot for a request whose prompt is still to be read, if others wait already. A
@@ -340,7 +353,7 @@ impl RequestQueue {
                 continue;
             }
             let is_absent = view.eligible(name, &[]).next().is_none();
-            if is_absent && shared.time_to_arrival(&view, name, now).is_some() {
+            if is_absent && shared.time_to_wait(view.arrival(name, now)).is_some() {
                 continue;
             }
             if let Some(done) = wake_first(&shared.placer, queue, view.seconds(now), now) {
@@ -352,10 +365,10 @@ impl RequestQueue {
 }
 
 impl QueueState {
-    /// How long it takes, as far as is known, until there is a replica for `model`. `None` where none is coming, or not soon enough, and where the
+    /// How long a request that has no replica waits for one, as far as is known. `None` where none is coming, or not soon enough, and where the
     /// router leaves.
-    fn time_to_arrival(&self, view: &FleetView, model: Option<&str>, now: Instant) -> Option<Duration> {
-        match view.arrival(model, now) {
+    fn time_to_wait(&self, arrival: Arrival) -> Option<Duration> {
+        match arrival {
             _ if self.shutdown.is_draining() => None,
             Arrival::Within(left) => Some(left).filter(|left| *left <= self.limits.max_wait),
             Arrival::Starting => Some(Duration::ZERO),

@@ -58,11 +58,16 @@ async fn simulate(scenario: Scenario) -> Outcome {
     let fleet = SimulatedFleet::start(&world, &scenario).await;
     let mut asked = JoinSet::new();
     for question in scenario.questions.clone() {
-        let (world, is_survivable) = (world.clone(), scenario.is_survivable());
+        let (world, is_survivable, spares_streams) = (world.clone(), scenario.is_survivable(), scenario.spares_streams());
         asked.spawn(async move {
             sleep(question.at).await;
             let verdict = ask(&world, &question).await;
-            if is_survivable && question.outlives_engine() && matches!(verdict, Some(Verdict::Failed | Verdict::Refused)) {
+            let is_unneeded = match verdict {
+                Some(Verdict::Failed) => spares_streams,
+                Some(Verdict::Refused) => is_survivable,
+                _ => false,
+            };
+            if is_unneeded && question.outlives_engine() {
                 world.trace.violation(format_args!("q{}: {verdict:?}, although it could go on elsewhere; {question:?}", question.number));
             }
             verdict

@@ -173,6 +173,12 @@ impl Scenario {
         };
         is_survivable && self.poison.is_empty()
     }
+
+    /// Whether so little goes wrong that each stream which has begun and can go on must be whole: there may be no other engine, but its own one is back soon.
+    pub(super) fn spares_streams(&self) -> bool {
+        let breaks_one_connection = matches!(self.faults[..], [(_, FleetFault::ConnectionBreaks { .. })]);
+        self.is_survivable() || (breaks_one_connection && self.poison.is_empty())
+    }
 }
 
 fn draw_question(number: u64, random: &mut Rng) -> Question {

@@ -8,7 +8,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::harness::{CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, raw, until};
+use crate::harness::{CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, raw, unresumed_stream, until};
 
 async fn fleet(setup: Setup) -> (Fleet, TempDir) {
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ async fn broken_and_abandoned_answers_are_logged() {
     assert_eq!((&line["outcome"], &line["status"]), (&json!("client_left"), &json!(200)), "{line}");
     assert!(line["bytes"].as_u64().unwrap() > 0 && line["first"].as_f64().is_some(), "{line}");
 
-    let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
+    let mut stream = fleet.edge().open(CHAT, &unresumed_stream(10_000)).await;
     stream.events(3).await;
     fleet.kill("n0/0").await;
     let broken = stream.finish().await;

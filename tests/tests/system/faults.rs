@@ -139,7 +139,7 @@ async fn a_stream_that_begins_with_an_error_is_retried_elsewhere() {
 async fn streams_of_a_hung_engine_end_with_the_watchdogs_finding() {
     let hasty = |agent: &mut AgentConfig| agent.stall_timeout = Duration::from_secs(1);
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").agent(hasty)).await;
-    let mut stream = fleet.edge().open(CHAT, &chat_stream(10_000)).await;
+    let mut stream = fleet.edge().open(CHAT, &unresumed_stream(10_000)).await;
     stream.events(2).await;
     fleet.fault("n0/0", "hang").await;
     let answer = stream.finish().await;

@@ -8,7 +8,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, until};
+use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, unresumed_stream, until};
 
 /// A request with an id, so that the ids in its answer are not random.
 fn identified(path: &str, body: &Value) -> Request<Full<Bytes>> {
@@ -283,7 +283,7 @@ async fn http_2_clients_get_the_same_answers() {
         }
     }
     // A stream that breaks is reset, after its error event.
-    let mut request = identified(CHAT, &chat_stream(10_000));
+    let mut request = identified(CHAT, &unresumed_stream(10_000));
     *request.uri_mut() = format!("http://a{CHAT}").parse().unwrap();
     let mut body = sender.clone().send_request(request).await.unwrap().into_body();
     let mut read = body.frame().await.unwrap().unwrap().into_data().unwrap().to_vec();

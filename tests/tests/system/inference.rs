@@ -304,7 +304,7 @@ async fn errors_are_statuses_with_details() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_dies_ends_its_streams_with_a_status() {
-    let fleet = Fleet::start(Setup::agents(1)).await;
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.resume_streams = false)).await;
     let mut client = client(&fleet).await;
     let mut stream = endless(&mut client, "a last story").await;
     fleet.kill("n0/0").await;

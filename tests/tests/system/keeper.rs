@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use hostler_proto::agent::v1::Phase;
 use rustix::process::Signal;
 
-use crate::harness::{CHAT, Scene, Seen, chat, chat_stream, is_alive, signal};
+use crate::harness::{Answer, CHAT, Scene, Seen, chat, chat_stream, is_alive, kill_group, signal};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_survives_a_killed_agent_with_open_streams() {
@@ -28,6 +28,47 @@ async fn nothing_survives_a_killed_agent_with_open_streams() {
     for stream in streams {
         stream.finish().await.assert_broken_stream();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_a_kept_engine_go_on_under_the_next_agent() {
+    let scene = Scene::new().await;
+    let keep = ["--if-agent-dies", "keep"];
+    let mut agent = scene.agent("agent", "1", &keep);
+    let before = scene.ready(1).await;
+    let edge = scene.router.edge();
+    let open = async || {
+        let mut streams = Vec::new();
+        for number in 0..20 {
+            let mut body = chat_stream(200);
+            body["messages"][0]["content"] = format!("{number} is a question").into();
+            let mut stream = edge.open(CHAT, &body).await;
+            stream.events(2).await;
+            streams.push(stream);
+        }
+        streams
+    };
+    let streams = open().await;
+    agent.signal(Signal::KILL);
+    agent.ended().await;
+    let _next = scene.agent("next", "1", &keep);
+    let mut answers = Vec::new();
+    for stream in streams {
+        answers.push(stream.finish().await);
+    }
+    for (answer, undisturbed) in answers.iter().zip(open().await) {
+        answer.assert_whole_stream();
+        assert_eq!(answer.text().matches(": resumed\n\n").count(), 1, "{}", answer.text());
+        assert_eq!(text_of(answer), text_of(&undisturbed.finish().await));
+    }
+    let after = scene.ready(1).await;
+    kill_group(before[0].pid);
+    assert_eq!((after[0].pid, after[0].epoch), (before[0].pid, before[0].epoch), "it is the same life");
+}
+
+fn text_of(answer: &Answer) -> String {
+    let events = answer.events().into_iter().filter_map(|event| serde_json::from_str::<serde_json::Value>(&event).ok());
+    events.filter_map(|event| Some(event.pointer("/choices/0/delta/content")?.as_str()?.to_owned())).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -204,7 +204,7 @@ async fn an_unsupported_request_is_refused_in_ollamas_form() {
 
 #[tokio::test(start_paused = true)]
 async fn a_broken_answer_ends_with_a_line_that_says_so() {
-    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10")).await;
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").router(|router| router.resume_streams = false)).await;
     let mut stream = fleet.edge().open(OLLAMAS_CHAT, &chat(5000)).await;
     while !stream.read.ends_with(b"\n") || stream.read.is_empty() {
         assert_eq!(stream.piece().await, Ok(true));

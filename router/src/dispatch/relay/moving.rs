@@ -146,7 +146,7 @@ impl Relay {
         let cause = if is_being_emptied { "draining" } else { "silent" };
         let watch = resumption.second_watch();
         self.context.log_entry.record_search();
-        let moving = resumption.start(Departure::Move, Some(request), replica.engine_life(), watch);
+        let moving = resumption.start(Departure::Move, Some(request), replica, watch);
         self.state = RelayState::Moving(moving, Move { begun_at: Instant::now(), cause, _turn: turn });
     }
 

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{Relay, RelayState};
-use crate::dispatch::StartedAnswer;
 use crate::dispatch::resume::{Departure, ResumedAnswer, Resumption};
+use crate::dispatch::{AGENT_LOST, StartedAnswer};
 use crate::resume_tier::ResumeTier;
 use crate::resumption::{Continuation, ContinuationRequest, KnownTokens, SEAM};
 
@@ -15,7 +15,7 @@ use crate::resumption::{Continuation, ContinuationRequest, KnownTokens, SEAM};
 const DIFFERENCE: &str = "difference";
 
 /// Losses that are put down to no request and to no operator: a host or an agent died, or an engine's answer just ended.
-const UNEXPLAINED: [&str; 2] = ["agent_lost", "incomplete"];
+const UNEXPLAINED: [&str; 2] = [AGENT_LOST, "incomplete"];
 
 /// Why and when a stream left its engine.
 #[derive(Debug)]
@@ -51,8 +51,8 @@ impl Relay {
         let crash_watch = std::mem::replace(&mut self.context.crash_watch, idle_watch);
         let replica = &self.context.replica;
         tracing::info!(replica = %replica.id, reason = loss.message, "a stream has lost its engine and is to go on elsewhere");
-        let is_explained = !UNEXPLAINED.contains(&cause);
-        let resuming = resumption.start(Departure::Loss { is_explained }, rest.flatten(), replica.engine_life(), crash_watch);
+        let departure = Departure::Loss { is_explained: !UNEXPLAINED.contains(&cause), is_agents: cause == AGENT_LOST };
+        let resuming = resumption.start(departure, rest.flatten(), replica, crash_watch);
         self.state = RelayState::Resuming(resuming, loss);
         Some(Bytes::new())
     }
@@ -170,6 +170,8 @@ impl Relay {
         self.exchange = exchange;
         self.first_chunk = first_chunk;
         self.state = RelayState::Streaming;
+        // It may have been set for the end of a long wait.
+        self.silence_timer = None;
         let mut flow = self.pipeline.lock();
         flow.continuation = continuation;
         flow.last_progress_at = Instant::now();

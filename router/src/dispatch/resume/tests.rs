@@ -33,6 +33,7 @@ const TEXTS: [&str; 6] = ["Hey", "", "\u{1f980}", " \\\"quo", "", "end"];
 
 mod moves;
 mod replays;
+mod waits;
 
 /// How an engine ends a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -263,6 +263,8 @@ fn report(index: usize, engine: &SimulatedEngine, router: u64) -> wire::ReplicaR
         phase: life.phase.into(),
         models: vec![wire::Model { id: "tiny".into(), card }],
         launch: Some(wire::Launch { front_end: "python".into(), max_model_len: 4096, ..wire::Launch::default() }),
+        // They start again within a few seconds.
+        returns_in_seconds: if life.phase == wire::Phase::Failed { 5 } else { 0 },
         ..wire::ReplicaState::default()
     };
     wire::ReplicaReport {
