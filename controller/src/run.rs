@@ -132,6 +132,7 @@ impl Controller {
                     return ControllerEnd::Left;
                 }
                 Err(error) => {
+                    self.attention = Attention::default();
                     self.note_trouble(error.to_string());
                     None
                 }
@@ -177,7 +178,7 @@ impl Controller {
         let listed = self.router.list(ListRequest {}).await?.into_inner();
         let scene = Scene::new(entries, self.setup.jobs.clone(), self.setup.folder.standby()?, &listed);
         if !self.attention.is_due(&scene, self.rest_interval(), Instant::now()) {
-            return Ok(false);
+            return Ok(None);
         }
         if !self.is_scheduler_known {
             self.claim_scheduler().await?;
