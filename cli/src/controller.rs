@@ -1,6 +1,7 @@
 //! `hostler controller`: a router and, beside it, the loop that keeps the size of a fleet of batch jobs. It runs on a login or service node, or in a
 //! batch job of its own.
 
+mod leaving;
 mod place;
 
 use std::fs::File;
@@ -15,15 +16,14 @@ use hostler_agent::AgentConfig;
 use hostler_boot::listen::ListenError;
 use hostler_boot::socket::SocketError;
 use hostler_boot::{Settings, Shutdown};
-use hostler_controller::{
-    ClusterConfig, Controller, ControllerEnd, ControllerSetup, Endpoint, FleetFolder, JobSettings, ProgramFile, check_scheduler,
-};
+use hostler_controller::{ClusterConfig, Controller, ControllerSetup, Endpoint, FleetFolder, JobSettings, ProgramFile, check_scheduler};
 use hostler_router::{Router, RouterConfig, StartError, is_replaceable};
 use hostler_tls::write_private;
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
+use self::leaving::wait_to_drain;
 use self::place::{PLACE_PATIENCE, POLL_INTERVAL, take_place, wait_for_place};
 use crate::AdjustRouter;
 use crate::host_names::{certified_names, find_host_names, this_host};
@@ -120,9 +120,7 @@ pub(crate) async fn controller(
         kept = &mut keeping => {
             // The next one need not wait for this one's last answers.
             drop(lock);
-            if kept? == ControllerEnd::NothingLeft {
-                place.give_up();
-            }
+            wait_to_drain(kept?, &place, &shutdown).await;
             shutdown.drain();
             Ok(routing.await??)
         }

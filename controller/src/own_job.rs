@@ -36,6 +36,11 @@ impl OwnJob {
         })
     }
 
+    /// When the job ends, as far as is known.
+    pub(crate) fn ends(&self) -> SystemTime {
+        self.ends
+    }
+
     /// Whether the controller has to end by what is known of the job's time, also where the scheduler says nothing.
     pub(crate) fn is_over(&self, now: SystemTime) -> bool {
         self.describe(now, None).is_over()

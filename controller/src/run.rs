@@ -62,6 +62,11 @@ pub enum ControllerEnd {
     NothingLeft,
     /// Another one is to go on, or does.
     Left,
+    /// The time of its own job ends soon, or its next job is there.
+    LeftItsJob {
+        /// When the job ends.
+        ends: SystemTime,
+    },
 }
 
 /// Keeps the size of a fleet.
@@ -154,9 +159,9 @@ impl Controller {
     async fn step(&mut self, shutdown: &Shutdown) -> Result<Option<ControllerEnd>, StepError> {
         self.setup.check_place()?;
         // Before anything that can fail: the time ends also where the scheduler says nothing.
-        if self.own_job.as_ref().is_some_and(|job| job.is_over(SystemTime::now())) {
+        if let Some(job) = self.own_job.as_ref().filter(|job| job.is_over(SystemTime::now())) {
             tracing::info!("the time of the controller's job ends: it leaves its place to the next one");
-            return Ok(Some(ControllerEnd::Left));
+            return Ok(Some(ControllerEnd::LeftItsJob { ends: job.ends() }));
         }
         self.setup.adopt_job_settings()?;
         let mut entries = self.setup.folder.entries()?;
@@ -187,7 +192,7 @@ impl Controller {
         if let Some(job) = &mut self.own_job {
             match job.step(&self.setup).await {
                 Ok(false) => {}
-                Ok(true) => return Ok(Some(ControllerEnd::Left)),
+                Ok(true) => return Ok(Some(ControllerEnd::LeftItsJob { ends: job.ends() })),
                 Err(error) if error.is_final() => return Err(error),
                 Err(error) => trouble = error.to_string(),
             }

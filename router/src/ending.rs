@@ -41,7 +41,7 @@ impl EndTerms {
                 // Time is short only once somebody wants this process to end.
                 shutdown.wait_drain().await;
             }
-            sleep(self.drain).await;
+            sleep(state.succession.time_to_finish().unwrap_or(self.drain)).await;
             if !was_replaced && state.succession.is_replaced() {
                 // A successor has come while it drained, so nobody waits for it.
                 std::future::pending::<()>().await;
@@ -65,8 +65,9 @@ impl EndTerms {
 
 /// Waits until the running requests have ended. Once their time is over they are cut off; once the shutdown stops they are left.
 pub(crate) async fn end_requests(state: &SharedState, shutdown: &Shutdown, terms: EndTerms) {
+    let longest = state.succession.time_to_finish().map_or(REPLACED_DRAIN_TIMEOUT, |time| time.max(REPLACED_DRAIN_TIMEOUT));
     let has_ended = tokio::select! {
-        ended = state.serving.wait_tasks(REPLACED_DRAIN_TIMEOUT) => ended,
+        ended = state.serving.wait_tasks(longest) => ended,
         () = terms.wait_over(state, shutdown) => false,
     };
     if has_ended {

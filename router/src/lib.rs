@@ -131,6 +131,11 @@ impl RouterPlace {
     pub fn give_up(&self) {
         self.0.keep_place(false);
     }
+
+    /// Another router serves elsewhere: what this one has when it drains may take so long.
+    pub fn finish_within(&self, time: Duration) {
+        self.0.set_time_to_finish(time);
+    }
 }
 
 /// What is on a router's metrics page, for the manual.

@@ -4,6 +4,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
@@ -31,6 +32,7 @@ struct SuccessionState {
     port_change: Notify,
     is_replaced: AtomicBool,
     keeps_place: AtomicBool,
+    time_to_finish: Mutex<Option<Duration>>,
 }
 
 impl Succession {
@@ -69,6 +71,16 @@ impl Succession {
     #[must_use]
     pub(crate) fn keeps_place(&self) -> bool {
         self.0.keeps_place.load(Ordering::Relaxed)
+    }
+
+    /// Gives the requests that this router has so long from its drain on, in place of `router.drain_timeout`.
+    pub(crate) fn set_time_to_finish(&self, time: Duration) {
+        *self.0.time_to_finish.lock() = Some(time);
+    }
+
+    #[must_use]
+    pub(crate) fn time_to_finish(&self) -> Option<Duration> {
+        *self.0.time_to_finish.lock()
     }
 
     /// Whether a connection that there is when this router drains may ask once more: its next one reaches a successor.

@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from batch import DONE, STEP_MS
+from batch import DONE, STEP_MS, tokens, whole
 from login_node import ASK, LoginNode
 from processes import binary, environment, running, wait_until
+from wire import Stream
 
 pytestmark = pytest.mark.jobs
 
@@ -76,6 +77,12 @@ def login(request: pytest.FixtureRequest):
 def short_login(request: pytest.FixtureRequest):
     """Controllers run for a minute."""
     yield from login_with(request.param, "1m")
+
+
+@pytest.fixture(params=KINDS)
+def two_minutes_login(request: pytest.FixtureRequest):
+    """Controllers run for two minutes."""
+    yield from login_with(request.param, "2m")
 
 
 def ask_plain(host: str, port: int) -> None:
@@ -183,6 +190,21 @@ def test_a_controller_hands_over_when_its_time_ends(short_login: JobbedLogin):
     assert not login.jobs()
     left = [one.command for one in running() if str(login.settings) in one.command]
     assert not left, left
+
+
+def test_no_stream_ends_early_at_a_planned_succession(two_minutes_login: JobbedLogin):
+    login = two_minutes_login
+    login.initialise()
+    login.succeed(*UP, "--", *ENGINE)
+    first, (edge, access) = login.endpoint()["job"], login.access()
+    streams, ends = [], time.monotonic() + 300
+    while login.endpoint().get("job") in (None, first):
+        assert time.monotonic() < ends, f"nobody has followed:\n{login.log()}"
+        streams.append(Stream(edge, tokens(8), "chat", access=access))
+        time.sleep(0.5)
+    whole(streams)
+    wait_until(login.answers, FOLLOWS, "clients have answers again", pause=0.2)
+    login.succeed("down")
 
 
 def test_streams_of_a_deleted_controllers_job_get_error_events(login: JobbedLogin):

@@ -72,13 +72,14 @@ impl Uplink {
                 match found {
                     Ok(addresses) => {
                         unresolved.remove(&index);
-                        // A session ends when its target no longer has the address.
-                        known.retain(|address, session| session.target != index || addresses.contains(address) || session.cancel());
+                        known.retain(|address, session| {
+                            session.target != index || addresses.contains(address) || session.leave(target.is_file())
+                        });
                         for address in addresses {
                             known.entry(address).or_insert_with(|| {
-                                let session = end.child_token();
-                                sessions.spawn(self.clone().serve_router(address, target.to_string(), session.clone()));
-                                RouterSession { target: index, session }
+                                let ends = SessionEnds { now: end.child_token(), with_router: CancellationToken::new() };
+                                sessions.spawn(self.clone().serve_router(address, target.to_string(), ends.clone()));
+                                RouterSession { target: index, ends }
                             });
                         }
                     }
@@ -103,8 +104,8 @@ impl Uplink {
         self.requests.wait().await;
     }
 
-    async fn serve_router(self: Arc<Self>, address: SocketAddr, name: String, end: CancellationToken) {
-        redial::maintain_session(self.clone(), address, name, end).await;
+    async fn serve_router(self: Arc<Self>, address: SocketAddr, name: String, ends: SessionEnds) {
+        redial::maintain_session(self.clone(), address, name, ends).await;
         self.attachments.forget(address);
     }
 
@@ -130,13 +131,33 @@ impl Uplink {
 /// An address that is served, and the number of the target that has it.
 struct RouterSession {
     target: usize,
-    session: CancellationToken,
+    ends: SessionEnds,
+}
+
+/// When the session with a router ends.
+#[derive(Debug, Clone)]
+struct SessionEnds {
+    now: CancellationToken,
+    /// When the router ends it. It is not dialled again.
+    with_router: CancellationToken,
+}
+
+impl SessionEnds {
+    /// Resolves when a router that does not have this agent is not wanted any more.
+    async fn cancelled(&self) {
+        tokio::select! {
+            () = self.now.cancelled() => {}
+            () = self.with_router.cancelled() => {}
+        }
+    }
 }
 
 impl RouterSession {
-    /// Ends the session; `false`, for `retain`.
-    fn cancel(&self) -> bool {
-        self.session.cancel();
+    /// Its target no longer has the address; `false`, for `retain`. A file names the router of the newest controller, and the one before may have
+    /// streams still.
+    fn leave(&self, is_file: bool) -> bool {
+        let end = if is_file { &self.ends.with_router } else { &self.ends.now };
+        end.cancel();
         false
     }
 }

@@ -9,26 +9,25 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
-use super::Uplink;
 use super::backoff::{Backoff, MAX_DELAY};
 use super::session::{SessionEnd, attach};
+use super::{SessionEnds, Uplink};
 
 /// The pause after a refusal that will probably last.
 const REFUSED_DELAY: Duration = Duration::from_secs(10);
 
-/// Keeps a session with the router at `address` until `end`. A router that is away is dialled again
+/// Keeps a session with the router at `address` until it ends. A router that is away is dialled again
 /// and again, but logged once. While another router takes its place there are two sessions: the one
 /// with the first ends when that router leaves.
-pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, name: String, end: CancellationToken) {
+pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, name: String, ends: SessionEnds) {
     let mut redial = Backoff::default();
     let mut mentioned = String::new();
     let successor = Arc::new(Notify::new());
     let mut replaced = FuturesUnordered::new();
     'dial: loop {
         let attached = Arc::<AtomicBool>::default();
-        let mut session = Box::pin(run_session(uplink.clone(), address, attached.clone(), successor.clone(), end.clone()));
+        let mut session = Box::pin(run_session(uplink.clone(), address, attached.clone(), successor.clone(), ends.clone()));
         let ended = loop {
             tokio::select! {
                 ended = &mut session => break ended,
@@ -46,7 +45,7 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
         if attached.load(Ordering::Relaxed) {
             (redial, mentioned) = (Backoff::default(), String::new());
         }
-        let Some(ended) = ended else {
+        let Some(ended) = ended.filter(|_| !ends.with_router.is_cancelled()) else {
             while replaced.next().await.is_some() {}
             return;
         };
@@ -79,7 +78,7 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
                 log_replaced(&name, address, ended.as_ref());
                 redial = Backoff::default();
             }
-            () = end.cancelled() => {
+            () = ends.cancelled() => {
                 while replaced.next().await.is_some() {}
                 return;
             }
@@ -99,18 +98,18 @@ async fn run_session(
     address: SocketAddr,
     attached: Arc<AtomicBool>,
     successor: Arc<Notify>,
-    end: CancellationToken,
+    ends: SessionEnds,
 ) -> Option<SessionEnd> {
     let session = tokio::select! {
         session = attach(&uplink, address, successor) => session,
-        () = end.cancelled() => return None,
+        () = ends.cancelled() => return None,
     };
     match session {
         Ok(session) => {
             attached.store(true, Ordering::Relaxed);
             tracing::info!(event = "router_attached", router = %address, "attached");
             let _attached = uplink.attachments.record_attached();
-            session.run(&end).await
+            session.run(&ends.now).await
         }
         Err(ended) => Some(ended),
     }

@@ -130,6 +130,30 @@ async fn an_agent_follows_its_fleets_file_to_another_router() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn streams_of_the_former_router_outlast_a_change_of_the_file() {
+    let gate = Gate::new();
+    let file = gate.path("endpoint.json");
+    let setup = gate.setup(1, &gate.good_token(1)).engine("--sim-step-ms 10").agent(|agent| agent.router_file.clone_from(&file));
+    let mut fleet = Fleet::launch(setup).await;
+    let name = |fleet: &Fleet| {
+        hostler_tls::write_private(&file, format!(r#"{{"agents": "{}"}}"#, fleet.routers[0].agents).as_bytes()).unwrap();
+    };
+    name(&fleet);
+    fleet.until_ready().await;
+    // Longer than until the agent reads the file again.
+    let mut stream = fleet.edge().open(CHAT, &chat_stream(3_000)).await;
+    stream.events(2).await;
+    let next = RunningRouter::start(fleet.router_config()).await;
+    let former = std::mem::replace(&mut fleet.routers[0], next);
+    name(&fleet);
+    fleet.until_ready().await;
+    stream.finish().await.assert_whole_stream();
+    former.shutdown.drain();
+    soon("the former router's end", former.task).await.unwrap();
+    fleet.edge().open(CHAT, &chat_stream(20)).await.finish().await.assert_whole_stream();
+}
+
+#[tokio::test(start_paused = true)]
 async fn agents_with_a_token_join_and_serve_over_tls() {
     let gate = Gate::new();
     let fleet = Fleet::start(gate.setup(2, &gate.good_token(2))).await;

@@ -25,6 +25,7 @@ use crate::keeper;
 use crate::node::{NodeState, Replica, ReplicaTraits};
 use crate::prompt_files::PromptFileSource;
 use crate::traffic::PromptEstimate;
+use crate::uplink::SessionEnds;
 use crate::uplink::redial::maintain_session;
 use crate::vllm::CommandLine;
 use crate::{AgentConfig, AgentMetrics};
@@ -158,7 +159,8 @@ impl Fixture {
             .add_service(AgentLinkServer::new(Listening(attached)))
             .serve_with_incoming_shutdown(TcpListenerStream::new(listener), end.clone().cancelled_owned());
         tokio::spawn(served);
-        tracker.spawn(maintain_session(Arc::new(uplink), address, "router".to_owned(), end.clone()));
+        let ends = SessionEnds { now: end.clone(), with_router: CancellationToken::new() };
+        tracker.spawn(maintain_session(Arc::new(uplink), address, "router".to_owned(), ends));
         let (from_agent, orders) = attachments.recv().await.unwrap();
         Self { known: Known::default(), from_agent, orders, engine, end, tracker, _http: http, _directory: directory }
     }
