@@ -38,9 +38,9 @@ async fn streams_of_the_only_engine_resume_after_its_restart() {
         let fleet = Fleet::start(alone()).await;
         let opened = open_all(&fleet, 8, TOKENS).await;
         if is_crash {
-            fleet.crash("n0/0").await
+            fleet.crash("n0/0").await;
         } else {
-            fleet.kill("n0/0").await
+            fleet.kill("n0/0").await;
         }
         let answers = finish(opened).await;
         assert!(answers.iter().all(|answer| answer.text().contains(": keep-alive\n\n")), "{is_crash}");
