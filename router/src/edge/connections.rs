@@ -102,8 +102,10 @@ async fn serve_port(
             (place, accept(&listener).await)
         };
         let (place, stream) = tokio::select! {
-            accepted = accepted => accepted,
+            // First: a client that comes while another router takes this one's place is that one's.
+            biased;
             () = &mut draining => return,
+            accepted = accepted => accepted,
         };
         // The kernel drops a client that takes nothing for so long; it also watches a closed
         // window.
@@ -135,6 +137,8 @@ async fn serve_socket(mut socket: PrivateSocket, places: Arc<ConnectionPlaces>, 
     loop {
         let file = socket.file().clone();
         let stream = tokio::select! {
+            biased;
+            () = &mut draining => return,
             stream = socket.accept_trusted() => stream,
             () = file.wait_removed() => {
                 tracing::warn!(socket = %file.path().display(), "the edge's socket was removed; it is made anew");
@@ -144,7 +148,6 @@ async fn serve_socket(mut socket: PrivateSocket, places: Arc<ConnectionPlaces>, 
                 }
                 continue;
             }
-            () = &mut draining => return,
         };
         let (places, edge, shutdown) = (places.clone(), edge.clone(), shutdown.clone());
         shutdown.tasks().clone().spawn(async move {
