@@ -52,12 +52,12 @@ pub enum FolderError {
 /// What is wanted, as it is written.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FleetFile {
-    /// `None` in a file that somebody has written by hand.
+pub(crate) struct FleetFile {
+    /// How jobs are submitted, as whoever changed last what is wanted had it; `None` in a file that somebody has written by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    jobs: Option<JobSettings>,
+    pub(crate) jobs: Option<JobSettings>,
     #[serde(default, rename = "model")]
-    entries: Vec<FleetEntry>,
+    pub(crate) entries: Vec<FleetEntry>,
 }
 
 /// The folder, which is its user's alone.
@@ -209,15 +209,8 @@ impl FleetFolder {
         Ok(self.fleet_file()?.entries)
     }
 
-    /// How jobs are submitted, as whoever changed last what is wanted had it; `None` where nobody has said so.
-    ///
-    /// # Errors
-    /// As for `entries`.
-    pub fn job_settings(&self) -> Result<Option<JobSettings>, FolderError> {
-        Ok(self.fleet_file()?.jobs)
-    }
-
-    fn fleet_file(&self) -> Result<FleetFile, FolderError> {
+    /// What is wanted, and how its jobs are submitted.
+    pub(crate) fn fleet_file(&self) -> Result<FleetFile, FolderError> {
         let path = self.path.join("fleet.toml");
         let Some(text) = read(&path)? else { return Ok(FleetFile::default()) };
         toml::from_str(&text).map_err(|error| FolderError::Unreadable { path, message: error.to_string() })

@@ -20,7 +20,7 @@ use tonic::transport::{Channel, Endpoint as Target};
 
 use crate::attention::{Attention, Scene, is_settled};
 use crate::expectation::{announce, expect};
-use crate::folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_INTERVAL};
+use crate::folder::{Endpoint, FleetFile, FleetFolder, FolderError, HEARTBEAT_INTERVAL};
 use crate::join_token;
 use crate::observation::{EntryView, find_node, model_names, observe};
 use crate::own_job::OwnJob;
@@ -82,6 +82,8 @@ pub struct Controller {
     /// Whether the folder's scheduler is this one, by its name.
     is_scheduler_known: bool,
     attention: Attention,
+    /// Between two steps.
+    interval: Duration,
     trouble: String,
 }
 
@@ -104,6 +106,7 @@ impl Controller {
             own_job,
             is_scheduler_known: false,
             attention: Attention::default(),
+            interval: step_interval(|name| std::env::var(name).ok()),
             trouble: String::new(),
         })
     }
@@ -128,7 +131,6 @@ impl Controller {
     }
 
     async fn step_until(&mut self, shutdown: &Shutdown, announcements: &watch::Sender<ExpectRequest>) -> ControllerEnd {
-        let interval = step_interval(|name| std::env::var(name).ok());
         while !shutdown.is_draining() {
             let end = match self.step(shutdown).await {
                 Ok(end) => end,
@@ -148,7 +150,7 @@ impl Controller {
                 return end;
             }
             tokio::select! {
-                () = sleep(interval) => {}
+                () = sleep(self.interval) => {}
                 () = shutdown.wait_drain() => {}
             }
         }
@@ -163,8 +165,8 @@ impl Controller {
             tracing::info!("the time of the controller's job ends: it leaves its place to the next one");
             return Ok(Some(ControllerEnd::LeftItsJob { ends: job.ends() }));
         }
-        self.setup.adopt_job_settings()?;
-        let mut entries = self.setup.folder.entries()?;
+        let FleetFile { jobs, mut entries } = self.setup.folder.fleet_file()?;
+        self.setup.adopt_job_settings(jobs);
         for name in self.setup.folder.remembered()? {
             if entries.iter().all(|entry| entry.name != name) {
                 entries.push(removed_entry(name));
@@ -223,8 +225,7 @@ impl Controller {
 
     /// How often the scheduler is asked while nothing changes. Tests whose steps are short have short rests.
     fn rest_interval(&self) -> Duration {
-        let step = step_interval(|name| std::env::var(name).ok());
-        self.setup.jobs.cluster.poll_interval.mul_f64(step.as_secs_f64() / STEP_INTERVAL.as_secs_f64())
+        self.setup.jobs.cluster.poll_interval.mul_f64(self.interval.as_secs_f64() / STEP_INTERVAL.as_secs_f64())
     }
 
     /// Removes what jobs have left that no list has. Nothing depends on it.

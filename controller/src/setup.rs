@@ -38,11 +38,10 @@ impl ControllerSetup {
     }
 
     /// Takes over how jobs are to be submitted, if somebody has said so since.
-    pub(crate) fn adopt_job_settings(&mut self) -> Result<(), StepError> {
-        if let Some(jobs) = self.folder.job_settings()?.filter(|jobs| *jobs != self.jobs) {
+    pub(crate) fn adopt_job_settings(&mut self, written: Option<JobSettings>) {
+        if let Some(jobs) = written.filter(|jobs| *jobs != self.jobs) {
             tracing::info!(event = "job_settings_changed", program = %jobs.program.display(), "jobs are submitted with other settings from now on");
             self.jobs = jobs;
         }
-        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -280,7 +280,10 @@ impl<'de> Visitor<'de> for PromptFieldVisitor {
             }
             Some(FirstItem::Ids(tokens)) => {
                 let mut more = 0;
-                while list.next_element_seed(CountItems(&mut more))?.is_some() {}
+                // What is ignored has no size, so the list takes no memory.
+                while let Some(ids) = list.next_element::<Vec<IgnoredAny>>()? {
+                    more += ids.len();
+                }
                 Ok(PromptField::Tokens { tokens, more })
             }
         }
@@ -332,32 +335,6 @@ fn collect_ids<'de, A: SeqAccess<'de>>(first: Option<u32>, mut list: A) -> Resul
         ids.push(id);
     }
     Ok(ids)
-}
-
-/// Adds the items of a list to a number.
-struct CountItems<'a>(&'a mut usize);
-
-impl<'de> DeserializeSeed<'de> for CountItems<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for CountItems<'_> {
-    type Value = ();
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a list")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {
-            *self.0 += 1;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

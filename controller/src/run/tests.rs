@@ -106,14 +106,14 @@ async fn settings_that_are_written_count_in_the_next_step() {
     let form = |controller: &Controller| job_form(&controller.setup.jobs, &entry, &folder, Scheduler::Pbs);
     let before = controller.setup.jobs.clone();
     folder.change_entries(|entries| entries.push(FleetEntry { walltime: MEMORY_INTERVAL * 4, ..entry.clone() })).unwrap();
-    controller.setup.adopt_job_settings().unwrap();
+    controller.setup.adopt_job_settings(folder.fleet_file().unwrap().jobs);
     assert_eq!(controller.setup.jobs, before, "nobody has said how");
     let cluster = ClusterConfig { account: "right".into(), ..ClusterConfig::default() };
     let right = JobSettings { cluster, ..before.clone() };
     let former = form(&controller);
     for expected in [false, false] {
         assert_eq!(folder.change_wanted(right.clone(), |entries| entries.len()).unwrap(), (1, expected));
-        controller.setup.adopt_job_settings().unwrap();
+        controller.setup.adopt_job_settings(folder.fleet_file().unwrap().jobs);
         assert_eq!(controller.setup.jobs, right);
     }
     assert_ne!(form(&controller), former);

@@ -139,7 +139,7 @@ impl Edge {
 
     /// Has an engine answer a request for a route that some replicas lack: on the route, or as a
     /// chat whose answer is told in the route's form.
-    pub(super) async fn answer_somehow(self: &Arc<Self>, route: ChatFallback, inquiry: InboundRequest) -> Response<EdgeBody> {
+    pub(super) async fn answer_on_any_route(self: &Arc<Self>, route: ChatFallback, inquiry: InboundRequest) -> Response<EdgeBody> {
         let (caller, entry) = (inquiry.caller.clone(), inquiry.log_entry.clone());
         let explanation = self.explanation(&inquiry.headers, &caller);
         let read = self.read_on_pool((inquiry.body.len(), &caller), move |edge| edge.read_for_route(route, inquiry)).await;

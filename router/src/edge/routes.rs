@@ -191,7 +191,7 @@ impl Edge {
         if let Some(route) = ChatFallback::from_request(&inquiry.method, inquiry.path.path())
             && self.may_lack_route(route.path()).await
         {
-            return Box::pin(self.answer_somehow(route, inquiry)).await;
+            return Box::pin(self.answer_on_any_route(route, inquiry)).await;
         }
         let explanation = self.explanation(&inquiry.headers, caller);
         let is_invocation = inquiry.path.path() == INVOCATIONS && inquiry.method == Method::POST;

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 pub(crate) use self::inflate::InflateError;
 use self::inflate::Inflater;
 use super::headers::is_forbidden_in_trailers;
+use crate::admission::LimitExceeded;
 use crate::config::RouterConfig;
 use crate::placement::QueueShare;
 use crate::tenant_pool::{PoolShare, TenantPool};
@@ -70,6 +71,12 @@ pub(crate) struct BodyReservation(PoolShare);
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("the bodies of other requests, all or yours, take the memory that router.max_buffered_body_bytes allows: try again soon")]
 pub(crate) struct BodyMemoryFull;
+
+impl From<BodyMemoryFull> for LimitExceeded {
+    fn from(full: BodyMemoryFull) -> Self {
+        Self::of_router(full.to_string())
+    }
+}
 
 impl BodyReservation {
     /// Has the reservation be for the body as it will be sent, once its owner is known.

@@ -89,7 +89,7 @@ impl Edge {
     /// When there is no room for them.
     pub(crate) fn hold_memory(&self, request: &InboundRequest, bytes: Bytes) -> Result<Bytes, Rejection> {
         let share = queue_share(&request.caller, &request.headers, None, bytes.len());
-        Ok(self.body_memory.reserve(share).map_err(|full| LimitExceeded::of_router(full.to_string()))?.wrap(bytes))
+        Ok(self.body_memory.reserve(share).map_err(LimitExceeded::from)?.wrap(bytes))
     }
 
     /// Whether clients are to go elsewhere. Those of a router that was replaced, or may be, need not know: where

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// The fields that the router looks at. A field of an unexpected type counts as absent: the engine
@@ -228,35 +228,8 @@ fn whole_number(text: &str) -> Option<u64> {
 
 /// The items of a list; 1 for any other value.
 pub(super) fn count_items(value: &str) -> u64 {
-    struct Items(u64);
-    struct ItemsVisitor;
-
-    impl<'de> Visitor<'de> for ItemsVisitor {
-        type Value = Items;
-
-        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            formatter.write_str("a list")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Items, A::Error> {
-            let mut count = 0;
-            while list.next_element::<IgnoredAny>()?.is_some() {
-                count += 1;
-            }
-            Ok(Items(count))
-        }
-    }
-
-    impl<'de> Deserialize<'de> for Items {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            deserializer.deserialize_seq(ItemsVisitor)
-        }
-    }
-
-    if !value.starts_with('[') {
-        return 1;
-    }
-    serde_json::from_str(value).map_or(1, |Items(count)| count)
+    // What is ignored has no size, so the list takes no memory.
+    serde_json::from_str::<Vec<IgnoredAny>>(value).map_or(1, |items| items.len() as u64)
 }
 
 /// The fields of `/inference/v1/generate` below `sampling_params`. Of a field that is there twice

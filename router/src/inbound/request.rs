@@ -55,7 +55,7 @@ impl InboundRequest {
             return Ok(());
         }
         check_tree_size(&self.body).map_err(|many| Rejection::Malformed(many.to_string()))?;
-        self.reservation.count_copies(TRANSLATION_COPIES, bytes).map_err(|full| LimitExceeded::of_router(full.to_string()).into())
+        Ok(self.reservation.count_copies(TRANSLATION_COPIES, bytes).map_err(LimitExceeded::from)?)
     }
 
     /// An invocation as the chat or the completion that it carries; any other request as it is.

@@ -5,7 +5,6 @@ use hostler_proto::lane::RequestHead;
 use http::Method;
 use tokio::time::Instant;
 
-use super::body::BodyMemoryFull;
 use super::body_format::BodyFormat;
 use super::edge::Edge;
 use super::form;
@@ -127,7 +126,7 @@ impl Edge {
         };
         let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
         let guest = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
-        let room = reservation.transfer_to(guest).map_err(|full| memory_limit_exceeded(&full))?;
+        let room = reservation.transfer_to(guest).map_err(LimitExceeded::from)?;
         let names = ResponseReference::parse(&method, route, peek.previous_response_id.as_deref());
         if peek.background && names.creates_response() && caller.limits.has_usage_limits() {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
@@ -237,11 +236,6 @@ impl EngineBody<'_> {
         let (body, salt) = self.salted.map_or_else(unsalted, |SaltedBody { body, salt, .. }| (body, salt));
         (self.asking.unwrap_or(body), salt)
     }
-}
-
-/// What the caller is told whose body finds no room.
-fn memory_limit_exceeded(full: &BodyMemoryFull) -> LimitExceeded {
-    LimitExceeded::of_router(full.to_string())
 }
 
 /// The priority that a caller gets. Where there are keys, only admins may go before others:

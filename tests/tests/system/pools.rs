@@ -39,6 +39,17 @@ async fn ask(fleet: &Fleet, key: &str, body: &Value) -> Answer {
 /// What a flood holds until it is dropped.
 type Held = Vec<Box<dyn Any>>;
 
+/// So many connections on which these bytes were sent.
+async fn hold_connections(fleet: &Fleet, count: usize, bytes: &str) -> Held {
+    let mut held: Held = Vec::new();
+    for _ in 0..count {
+        let mut stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
+        stream.write_all(bytes.as_bytes()).await.unwrap();
+        held.push(Box::new(stream));
+    }
+    held
+}
+
 /// One tenant floods a fleet with these settings; then another one asks.
 async fn assert_others_are_answered(pool: &str, configure: impl FnOnce(&mut RouterConfig), flood: impl AsyncFnOnce(&Fleet, &str) -> Held) {
     let folder = TempDir::new().unwrap();
@@ -83,13 +94,7 @@ async fn bodies_of_one_tenant_leave_others_memory() {
     assert_others_are_answered("memory of bodies", configure, async |fleet, key| {
         let head = format!("POST {CHAT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\nContent-Length: 200000\r\n\r\n");
         let unfinished = format!("{head}{}", " ".repeat(190_000));
-        let mut held: Held = Vec::new();
-        for _ in 0..8 {
-            let mut stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
-            stream.write_all(unfinished.as_bytes()).await.unwrap();
-            held.push(Box::new(stream));
-        }
-        held
+        hold_connections(fleet, 8, &unfinished).await
     })
     .await;
 }
@@ -99,13 +104,7 @@ async fn idle_connections_leave_others_room() {
     let configure = |router: &mut RouterConfig| router.max_connections = 16;
     assert_others_are_answered("connections", configure, async |fleet, key| {
         let request = format!("GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n\r\n");
-        let mut held: Held = Vec::new();
-        for _ in 0..64 {
-            let mut stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
-            stream.write_all(request.as_bytes()).await.unwrap();
-            held.push(Box::new(stream));
-        }
-        held
+        hold_connections(fleet, 64, &request).await
     })
     .await;
 }
