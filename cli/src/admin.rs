@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use hostler_boot::socket::is_trusted_user;
-use hostler_controller::{ControllerPlace, FleetFolder};
+use hostler_boot::socket::{is_live, is_trusted_user};
+use hostler_controller::FleetFolder;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_router::find_operators_sockets;
 use hostler_router::keys::{Secret, read_private};
@@ -24,6 +24,7 @@ use tonic::{Code, Request, Status};
 use tower::service_fn;
 
 use crate::fleet_connection::open_admin;
+use crate::fleet_state::describe_absence;
 use crate::host_names::this_host;
 use crate::output::complain;
 use crate::settings::{cluster_config, operators_socket};
@@ -39,14 +40,14 @@ const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(31 * 60);
 /// because clap would print its value.
 const KEY_VARIABLE: &str = "HOSTLER_ADMIN_KEY";
 
-/// What `--admin` says for the fleet's router whose controller runs in a batch job.
+/// What `--admin` says for the router of the user's fleet of batch jobs.
 const FLEET: &str = "fleet";
 
 /// Which router is asked.
 #[derive(Debug, Args)]
 pub(crate) struct AdminArgs {
-    /// The router's operators' socket, or its admin address, where an admin key is needed, or `fleet`: your fleet's, whose controller is in a batch job.
-    /// Without it your own router on this host, or that one.
+    /// The router's operators' socket, or its admin address, where an admin key is needed, or `fleet`: that of your fleet of batch jobs.
+    /// Without it your fleet's where one runs, else your own router on this host.
     #[arg(long, env = "HOSTLER_ADMIN", value_name = "SOCKET|HOST:PORT|fleet")]
     pub(crate) admin: Option<String>,
     /// File with an admin key and nothing else, mode 0600, for --admin HOST:PORT; HOSTLER_ADMIN_KEY can hold the key itself.
@@ -55,6 +56,14 @@ pub(crate) struct AdminArgs {
     /// The configuration file, where the router's socket may be set.
     #[arg(skip)]
     pub(crate) config: Option<PathBuf>,
+}
+
+#[cfg(test)]
+impl AdminArgs {
+    /// Without flags, and with these settings.
+    pub(crate) fn of_settings(file: &Path) -> Self {
+        Self { admin: None, admin_key_file: None, config: Some(file.to_owned()) }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,65 +92,83 @@ impl AdminEndpoint {
         args.admin.as_ref().is_none_or(|named| named == FLEET || Self::parse(named) == Self::Socket(socket.to_owned()))
     }
 
-    /// The router that the arguments name; without them the configuration's, else the only one of
-    /// this user that runs here.
+    /// The router that the arguments name. Without them that of the settings' fleet, else the one
+    /// whose socket they name, else the only one of this user that runs here.
     pub(crate) async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
         let config = args.config.as_deref();
         match &args.admin {
             Some(named) if named == FLEET => {
-                let (folder, _) =
-                    find_fleet(config)?.context("no fleet of yours has its controller in a batch job; `hostler wait` has one submitted")?;
-                return Ok(Self::Fleet(folder));
+                return match find_fleet(config).await? {
+                    Some(fleet) => fleet.endpoint(),
+                    None => bail!(describe_absence(FleetFolder::find(&cluster_config(config)?)?.as_ref())?),
+                };
             }
             Some(named) => return Ok(Self::parse(named)),
             None => {}
         }
         let configured = operators_socket(config)?;
-        let sockets = if configured.as_os_str().is_empty() { find_operators_sockets().await } else { vec![configured.clone()] };
-        let is_in_job = cluster_config(config).is_ok_and(|cluster| cluster.controller == ControllerPlace::Job);
-        let fleet = match find_fleet(config) {
-            _ if !is_in_job && !sockets.is_empty() => None,
+        let is_configured = !configured.as_os_str().is_empty();
+        let sockets = if is_configured { vec![configured] } else { find_operators_sockets().await };
+        let fleet = match find_fleet(config).await {
             // A folder that cannot be read is no reason not to ask a router that is there.
             Err(_) if !sockets.is_empty() => None,
             found => found?,
         };
         match fleet {
-            Some((folder, endpoint)) if !configured.as_os_str().is_empty() => {
-                // In the job, the setting names a socket of the job's host.
-                Ok(if endpoint.host == this_host() { Self::Socket(configured) } else { Self::Fleet(folder) })
+            Some(fleet) if !is_configured || !fleet.is_here() => fleet.endpoint(),
+            None if sockets.is_empty() => {
+                let folder = cluster_config(config).ok().and_then(|cluster| FleetFolder::find(&cluster).ok().flatten());
+                bail!(
+                    "no router of yours runs on this host: `hostler up MODEL` starts one; {}; {OTHERS_ROUTER}",
+                    describe_absence(folder.as_ref())?
+                )
             }
-            fleet => choose_router(sockets, fleet.map(|(folder, endpoint)| (folder, endpoint.operators_socket))),
+            _ => single_socket(sockets).map(Self::Socket),
         }
     }
 }
 
-/// The only router there is, of these sockets and the fleet, which has one of them where it is on this host.
-fn choose_router(mut sockets: Vec<PathBuf>, fleet: Option<(FleetFolder, PathBuf)>) -> anyhow::Result<AdminEndpoint> {
-    if let Some((folder, own_socket)) = fleet {
-        sockets.retain(|socket| *socket != own_socket);
-        if sockets.is_empty() {
-            return Ok(AdminEndpoint::Fleet(folder));
-        }
-        sockets.insert(0, FLEET.into());
-    }
-    single_socket(sockets).map(AdminEndpoint::Socket)
+/// The user's fleet of batch jobs whose controller lives.
+struct RunningFleet {
+    folder: FleetFolder,
+    controller: hostler_controller::Endpoint,
 }
 
-/// The folder of the user's fleet whose controller lives in a batch job, and where that one is.
-fn find_fleet(config: Option<&Path>) -> anyhow::Result<Option<(FleetFolder, hostler_controller::Endpoint)>> {
+impl RunningFleet {
+    /// Whether its router is on this host.
+    fn is_here(&self) -> bool {
+        self.controller.host == this_host()
+    }
+
+    /// How its router is asked from this host.
+    fn endpoint(self) -> anyhow::Result<AdminEndpoint> {
+        let Self { folder, controller } = self;
+        match controller.job {
+            Some(_) => Ok(AdminEndpoint::Fleet(folder)),
+            None if controller.host == this_host() => Ok(AdminEndpoint::Socket(controller.operators_socket)),
+            None => bail!("the fleet's router runs on {0}, and is asked there alone: log in to {0}", controller.host),
+        }
+    }
+}
+
+/// The fleet of the settings, if its controller lives.
+async fn find_fleet(config: Option<&Path>) -> anyhow::Result<Option<RunningFleet>> {
     let Some(folder) = FleetFolder::find(&cluster_config(config)?)? else { return Ok(None) };
-    let Some(endpoint) = folder.endpoint()?.filter(|endpoint| endpoint.job.is_some()) else { return Ok(None) };
-    Ok(if folder.is_controller_gone()? { None } else { Some((folder, endpoint)) })
+    let Some(controller) = folder.endpoint()? else { return Ok(None) };
+    let is_here = controller.job.is_none() && controller.host == this_host();
+    let is_alive = if is_here { is_live(&controller.operators_socket).await } else { !folder.is_controller_gone()? };
+    Ok(Some(RunningFleet { folder, controller }).filter(|_| is_alive))
 }
+
+/// How a router is asked that is not the caller's own.
+const OTHERS_ROUTER: &str =
+    "one of another user or host is asked at its admin address, with an admin key: --admin HOST:PORT --admin-key-file FILE";
 
 /// The only one of these sockets.
 fn single_socket(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
     match &sockets[..] {
         [_] => Ok(sockets.remove(0)),
-        [] => bail!(
-            "no router of yours runs on this host; name its socket, which it says at its start, with --admin SOCKET; one of another user or host is \
-             asked at its admin address, with an admin key: --admin HOST:PORT --admin-key-file FILE"
-        ),
+        [] => bail!("no router of yours runs on this host: `hostler up MODEL` starts one; {OTHERS_ROUTER}"),
         several => {
             let paths: Vec<String> = several.iter().map(|path| format!("--admin {}", path.display())).collect();
             bail!("{} routers of yours run on this host; choose one: {}", several.len(), paths.join(" or "))
@@ -345,6 +372,7 @@ pub(crate) fn status_error(status: tonic::Status) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::tests::endpoint;
 
     #[test]
     fn an_admin_endpoint_is_a_socket_or_an_address() {
@@ -367,22 +395,37 @@ mod tests {
         let [a, b] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
         assert_eq!(single_socket(vec![a.clone()]).unwrap(), a);
         let none = single_socket(Vec::new()).unwrap_err().to_string();
-        assert!(none.contains("--admin SOCKET") && none.contains("--admin HOST:PORT --admin-key-file FILE"), "{none}");
+        assert!(none.contains("--admin HOST:PORT --admin-key-file FILE"), "{none}");
         let several = single_socket(vec![a, b]).unwrap_err().to_string();
         assert!(several.contains("--admin /r/router-1.sock or --admin /r/router-2.sock"), "{several}");
     }
 
-    #[test]
-    fn a_fleet_and_its_local_router_count_as_one() {
+    #[tokio::test]
+    async fn the_fleet_of_the_settings_is_asked_where_it_runs() {
         let place = tempfile::tempdir().unwrap();
-        let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
-        let [own, other] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
-        let fleet = Some((folder.clone(), own.clone()));
-        assert_eq!(choose_router(vec![own.clone()], fleet.clone()).unwrap(), AdminEndpoint::Fleet(folder.clone()));
-        assert_eq!(choose_router(vec![], fleet.clone()).unwrap(), AdminEndpoint::Fleet(folder));
-        let several = choose_router(vec![own.clone(), other], fleet).unwrap_err().to_string();
-        assert!(several.contains("--admin fleet or --admin /r/router-2.sock"), "{several}");
-        assert_eq!(choose_router(vec![own.clone()], None).unwrap(), AdminEndpoint::Socket(own));
+        let (settings, state) = (place.path().join("hostler.toml"), place.path().join("fleet"));
+        std::fs::write(&settings, format!("[cluster]\nstate_dir = \"{}\"\n", state.display())).unwrap();
+        let (args, named) =
+            (AdminArgs::of_settings(&settings), AdminArgs { admin: Some(FLEET.into()), ..AdminArgs::of_settings(&settings) });
+        let none = AdminEndpoint::find(&named).await.unwrap_err().to_string();
+        assert!(none.contains("no fleet of yours runs: `hostler up"), "{none}");
+
+        let folder = FleetFolder::at(&state).unwrap();
+        let status = hostler_controller::FleetStatus { at: std::time::SystemTime::now(), entries: Vec::new(), trouble: String::new() };
+        folder.write_status(&status).unwrap();
+        let socket = place.path().join("router.sock");
+        let _router = tokio::net::UnixListener::bind(&socket).unwrap();
+        let here = hostler_controller::Endpoint { operators_socket: socket.clone(), ..endpoint(&this_host(), 1) };
+        folder.write_endpoint(&here).unwrap();
+        for args in [&args, &named] {
+            assert_eq!(AdminEndpoint::find(args).await.unwrap(), AdminEndpoint::Socket(socket.clone()));
+        }
+        let in_job = hostler_controller::Endpoint { job: Some("11.head".into()), host: "x1".into(), ..here.clone() };
+        folder.write_endpoint(&in_job).unwrap();
+        assert_eq!(AdminEndpoint::find(&args).await.unwrap(), AdminEndpoint::Fleet(folder.clone()));
+        folder.write_endpoint(&hostler_controller::Endpoint { host: "login2".into(), ..here }).unwrap();
+        let elsewhere = AdminEndpoint::find(&args).await.unwrap_err().to_string();
+        assert!(elsewhere.contains("log in to login2"), "{elsewhere}");
     }
 
     #[test]

@@ -15,7 +15,8 @@ use clap::Args;
 use hostler_agent::{AgentConfig, EngineKind};
 use hostler_boot::Settings;
 use hostler_boot::program::run_to_end;
-use hostler_controller::{ClusterConfig, ControllerPlace, FleetFolder, check_scheduler};
+use hostler_cluster::{FleetEntry, FleetSize};
+use hostler_controller::{ClusterConfig, ControllerPlace, FleetFolder, JobProgram, build_submission, check_scheduler};
 use hostler_router::RouterConfig;
 use hostler_router::keys::{Secret, read_private};
 use hostler_scheduler::{NoScheduler, Scheduler};
@@ -26,6 +27,7 @@ use tokio::time::timeout;
 
 pub(crate) use self::findings::CheckResult;
 use self::findings::{HostFacts, InstalledEngine, Verdict, examine};
+use crate::controller_service::find_service;
 use crate::output::{describe, say};
 use crate::settings::user_key_file;
 
@@ -37,6 +39,9 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The driver of a GPU that has failed may never answer.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A walltime that every queue takes.
+const SHORT_WALLTIME: Duration = Duration::from_secs(600);
 
 /// No job has this name: the scheduler only has to answer.
 const ASKED_NAME: &str = "hostler-doctor";
@@ -82,13 +87,24 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
         (Ok(scheduler), Ok(folder)) => check_scheduler(folder, *scheduler).await.err().map(|error| error.to_string()),
         _ => None,
     };
+    let keeps_controller = job.is_none() && cluster.controller == ControllerPlace::Login;
+    let service = match &folder {
+        Ok(folder) if keeps_controller => Some(find_service(folder).await),
+        _ => None,
+    };
+    let obstacle = match (&scheduler, &folder) {
+        (Ok(scheduler), Ok(folder)) if job.is_none() => find_obstacle(*scheduler, cluster, folder).await,
+        _ => None,
+    };
     let state = folder.map(|folder| folder.path().to_owned());
     HostFacts {
+        obstacle,
+        service,
         scheduler,
         fleet,
         state,
         other_scheduler,
-        process_limit: if job.is_none() && cluster.controller == ControllerPlace::Login { find_process_limit() } else { None },
+        process_limit: if keeps_controller { find_process_limit() } else { None },
         clock_ahead,
         proxy: ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].into_iter().find_map(|name| Some((name, set_variable(name)?))),
         no_proxy: set_variable("no_proxy").or_else(|| set_variable("NO_PROXY")).unwrap_or_default(),
@@ -99,6 +115,20 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
         gpus,
         job,
     }
+}
+
+/// Why no node could run a job with these settings; `None` where one could, or the scheduler does not say.
+async fn find_obstacle(scheduler: Scheduler, cluster: &ClusterConfig, folder: &FleetFolder) -> Option<String> {
+    let entry = FleetEntry {
+        name: "doctor".to_owned(),
+        model: "doctor".to_owned(),
+        size: FleetSize::Fixed(1),
+        walltime: SHORT_WALLTIME,
+        engine_args: Vec::new(),
+        asked: 0,
+    };
+    let program = JobProgram { program: Path::new("hostler"), config: None };
+    scheduler.find_obstacle(&build_submission(&entry, 1, cluster, folder, &program)).await.ok().flatten()
 }
 
 fn set_variable(name: &str) -> Option<String> {

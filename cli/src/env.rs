@@ -11,6 +11,7 @@ use hostler_router::keys::{Secret, read_private};
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
+use crate::fleet_state::{describe_absence, describe_shortfalls};
 use crate::host_names::this_host;
 use crate::output::{complain, say};
 use crate::settings::cluster_config;
@@ -85,6 +86,10 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
         write_bundle(file, authority, variable)
     });
     say_exports(args.shell, &access, bundle.transpose()?.as_ref(), variable);
+    let folder = FleetFolder::open(&cluster_config(config)?)?;
+    for line in describe_shortfalls(&folder)? {
+        complain(&line);
+    }
     Ok(())
 }
 
@@ -111,7 +116,7 @@ async fn follow(mut said: ClientAccess, config: Option<&Path>) -> anyhow::Result
 /// How programs on this host reach the user's fleet.
 fn read_access(config: Option<&Path>) -> anyhow::Result<ClientAccess> {
     let folder = FleetFolder::open(&cluster_config(config)?)?;
-    let endpoint = folder.endpoint()?.context("no fleet of yours runs: `hostler up MODEL --nodes 1 --walltime 1:00:00` starts one")?;
+    let Some(endpoint) = folder.endpoint()? else { bail!(describe_absence(Some(&folder))?) };
     let this_host = this_host();
     match &endpoint.job {
         None => check_reachable(&endpoint, &this_host)?,
@@ -145,9 +150,7 @@ fn check_reachable(endpoint: &Endpoint, this_host: &str) -> anyhow::Result<()> {
     // A process of another user has its number, if this one may not signal it.
     let is_gone = i32::try_from(*pid).ok().and_then(Pid::from_raw).is_none_or(|pid| test_kill_process(pid).is_err());
     if is_gone {
-        bail!(
-            "the fleet's controller (process {pid}) has ended: `hostler controller` starts it again, and the fleet's jobs come back to it"
-        );
+        bail!("the fleet's controller (process {pid}) has ended: `hostler wait` starts it again, and the fleet's jobs come back to it");
     }
     Ok(())
 }

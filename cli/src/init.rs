@@ -28,6 +28,9 @@ pub(crate) struct InitArgs {
     /// What the fleet is called; it stands in its nodes' certificates.
     #[arg(long, default_value = "hostler", value_name = "FLEET")]
     name: String,
+    /// Have this host start the fleet's controller again after a restart or a kill, by a timer of your systemd or a line of your crontab.
+    #[arg(long, conflicts_with = "dir")]
+    service: bool,
     #[command(flatten)]
     token: TokenArgs,
 }

@@ -8,6 +8,7 @@ mod bench;
 mod cluster;
 mod connect;
 mod controller;
+mod controller_service;
 mod docs;
 mod doctor;
 mod drain;
@@ -16,6 +17,7 @@ mod explain;
 mod file_end;
 mod fleet_connection;
 mod fleet_relay;
+mod fleet_state;
 mod host_names;
 mod init;
 mod keeper;
@@ -164,7 +166,7 @@ pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     if let Some(ended) = keeper::keeper() {
         return ended;
     }
-    let matches = command().get_matches();
+    let matches = command(asks_about_jobs(std::env::args())).get_matches();
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
@@ -189,8 +191,15 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     of_agent().or_else(of_batch).or_else(of_watch).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// The command line, with a flag for each setting.
-fn command() -> clap::Command {
+/// Whether the command line asks for the help of `hostler up` with batch jobs, which take no flag of this machine's router and agent.
+fn asks_about_jobs(words: impl Iterator<Item = String>) -> bool {
+    let words: Vec<String> = words.take_while(|word| word != "--").collect();
+    let has = |flags: &[&str]| words.iter().any(|word| flags.contains(&word.split('=').next().unwrap_or_default()));
+    has(&["up"]) && has(&["-h", "--help"]) && has(&["--nodes", "--min", "--max", "--walltime"])
+}
+
+/// The command line, with a flag for each setting. `hides_local_flags` leaves those of `hostler up` out of its help.
+fn command(hides_local_flags: bool) -> clap::Command {
     let settings = [
         ("controller", settings::controller()),
         ("up", settings::local()),
@@ -199,7 +208,9 @@ fn command() -> clap::Command {
         ("plan", settings::agent()),
     ];
     settings.into_iter().fold(Cli::command(), |command, (name, sections)| {
-        command.mut_subcommand(name, |command| command.args(hostler_boot::Settings::flags(&sections)))
+        let hides = hides_local_flags && name == "up";
+        let flags = hostler_boot::Settings::flags(&sections).into_iter().map(move |flag| flag.hide(hides));
+        command.mut_subcommand(name, |command| command.args(flags))
     })
 }
 
@@ -256,6 +267,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Down(args) => runtime.block_on(cluster::down(&args, file.as_deref())),
         Command::Router(args) => runtime.block_on(router::router(&given.load(file.as_deref(), None)?, &args, adjust_router)),
         Command::Agent(engine) => runtime.block_on(agent::agent(&given.load(file.as_deref(), Some(&engine))?)),
+        Command::Controller(args) if args.ensure => runtime.block_on(cluster::ensure(file.as_deref())),
         Command::Controller(args) => {
             runtime.block_on(controller::controller(&given.load(file.as_deref(), None)?, &args, file.as_deref(), adjust_router))
         }
@@ -286,11 +298,11 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Check { file: named } => settings::check(named.or(file).as_deref()),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut command(), "hostler", &mut script);
+            clap_complete::generate(shell, &mut command(false), "hostler", &mut script);
             output::say(String::from_utf8_lossy(&script).trim_end());
             Ok(())
         }
-        Command::Docs(docs) => docs::print(&docs, command()),
+        Command::Docs(docs) => docs::print(&docs, command(false)),
     };
     runtime.block_on(telemetry::flush_events());
     // What is left, such as a signal handler or a lingering connection, does not delay the exit.

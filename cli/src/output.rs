@@ -1,6 +1,7 @@
 //! Lines and tables for people and scripts on standard output. A reader that has gone away (`| head`) is no error.
 
 use std::io::Write;
+use std::time::Duration;
 
 /// Stands for a character that is not shown.
 pub(crate) const HIDDEN: char = '·';
@@ -47,6 +48,12 @@ pub(crate) fn describe(error: &anyhow::Error) -> String {
         }
     }
     told.join(": ")
+}
+
+/// A time for people, to the minute from ten minutes on.
+pub(crate) fn time_in_words(seconds: u64) -> String {
+    let exact = if seconds < 600 { seconds } else { seconds / 60 * 60 };
+    humantime::format_duration(Duration::from_secs(exact)).to_string()
 }
 
 /// The side of its column on which a cell stands: text left, numbers right.

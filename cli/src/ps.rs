@@ -4,7 +4,6 @@ mod fleet;
 mod fleet_jobs;
 mod gpu_total;
 
-use std::time::Duration;
 
 use clap::Args;
 use hostler_proto::fleet::v1::ListRequest;
@@ -14,7 +13,8 @@ pub(crate) use self::fleet::{Finding, GoneJob, Gpu, Job, Node, Replica};
 use self::fleet_jobs::job_lines;
 pub(crate) use self::gpu_total::GpuTotal;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
-use crate::output::{Side, say, table};
+use crate::fleet_state::describe_shortfalls;
+use crate::output::{Side, say, table, time_in_words};
 
 /// What a router without agents shows.
 pub(crate) const NO_AGENT: &str = "no agent has attached yet: start `hostler agent --router HOST:PORT` on a node";
@@ -32,12 +32,17 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
     let listed = connect(&args.admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner();
     let nodes: Vec<Node> = listed.nodes.into_iter().map(Node::from).collect();
     let gone_jobs: Vec<GoneJob> = listed.gone_jobs.into_iter().map(GoneJob::from).collect();
-    let jobs = fleet_jobs::read(&args.admin)?;
+    let folder = fleet_jobs::find_folder(&args.admin)?;
+    let jobs = folder.as_ref().map(fleet_jobs::read).transpose()?.unwrap_or_default();
     if args.json {
         say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes, "gone_jobs": gone_jobs, "jobs": jobs }))?);
     } else {
-        lines(&nodes).iter().for_each(|line| say(line));
-        job_lines(&jobs).iter().for_each(|line| say(line));
+        let shortfalls = folder.as_ref().map(describe_shortfalls).transpose()?.unwrap_or_default();
+        // A fleet of jobs says why no agent has come.
+        if !nodes.is_empty() || shortfalls.is_empty() {
+            lines(&nodes).iter().for_each(|line| say(line));
+        }
+        job_lines(&jobs).iter().chain(&shortfalls).for_each(|line| say(line));
         gone_lines(&gone_jobs).iter().for_each(|line| say(line));
     }
     Ok(())
@@ -104,12 +109,6 @@ fn job_cell(job: &Job) -> String {
 /// The job, and which run it is where that is not the first.
 pub(crate) fn run_words(job: &Job) -> String {
     if job.run > 1 { format!("{} run {}", job.id, job.run) } else { job.id.clone() }
-}
-
-/// To the minute from ten minutes on.
-pub(crate) fn time_in_words(seconds: u64) -> String {
-    let exact = if seconds < 600 { seconds } else { seconds / 60 * 60 };
-    humantime::format_duration(Duration::from_secs(exact)).to_string()
 }
 
 /// What no column shows. For a replica that serves: why its cache is not known exactly, and whether

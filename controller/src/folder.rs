@@ -27,6 +27,7 @@ use crate::status::FleetStatus;
 pub use self::endpoint::{Endpoint, ProgramFile};
 pub(crate) use self::heartbeat::HEARTBEAT_INTERVAL;
 pub use self::heartbeat::HEARTBEAT_LIFETIME;
+pub(crate) use self::housekeeping::IDENTITY_KEPT_FOR;
 
 const ENDPOINT_FILE: &str = "endpoint.json";
 

@@ -12,7 +12,7 @@ use hostler_cluster::{Action, FleetEntry, FleetSize, Memory, decide};
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel, ListRequest, ListResponse, TargetRequest};
 use hostler_scheduler::{RenderedSubmission, ScheduledJob, Scheduler, SchedulerIdentity};
-use hostler_tls::TlsError;
+use hostler_tls::{TlsError, TokenStore};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -20,7 +20,7 @@ use tonic::transport::{Channel, Endpoint as Target};
 
 use crate::attention::{Attention, Scene, is_settled};
 use crate::expectation::{announce, expect};
-use crate::folder::{Endpoint, FleetFile, FleetFolder, FolderError, HEARTBEAT_INTERVAL};
+use crate::folder::{Endpoint, FleetFile, FleetFolder, FolderError, HEARTBEAT_INTERVAL, IDENTITY_KEPT_FOR};
 use crate::join_token;
 use crate::observation::{EntryView, find_node, model_names, observe};
 use crate::own_job::OwnJob;
@@ -178,6 +178,7 @@ impl Controller {
                 job.end_successors(&self.setup).await?;
             }
             if self.setup.folder.close_if_empty()? {
+                self.clean_up(Duration::ZERO);
                 tracing::info!(event = "controller_ended", "nothing is wanted and no job is left: the controller ends");
                 return Ok(Some(ControllerEnd::NothingLeft));
             }
@@ -213,7 +214,7 @@ impl Controller {
             }
         }
         if trouble.is_empty() && self.cleaned_up.is_none_or(|cleaned_up| cleaned_up.elapsed() >= TOKEN_INTERVAL) {
-            self.clean_up();
+            self.clean_up(IDENTITY_KEPT_FOR);
         }
         let now = SystemTime::now();
         let has_rest = |record: &EntryRecord| record.status.as_ref().is_some_and(|status| is_settled(&record.memory, status, now));
@@ -228,11 +229,15 @@ impl Controller {
         self.setup.jobs.cluster.poll_interval.mul_f64(self.interval.as_secs_f64() / STEP_INTERVAL.as_secs_f64())
     }
 
-    /// Removes what jobs have left that no list has. Nothing depends on it.
-    fn clean_up(&mut self) {
+    /// Removes what jobs have left that no list has, and frees the names of their nodes. Nothing depends on it.
+    fn clean_up(&mut self, identities_kept_for: Duration) {
         self.cleaned_up = Some(Instant::now());
         let jobs = self.records.values().filter_map(|record| record.status.as_ref()).flat_map(|status| &status.jobs);
-        if let Err(error) = self.setup.folder.clean_up(jobs.map(|job| job.id.as_str()), SystemTime::now()) {
+        let gone = self.setup.folder.clean_up(jobs.map(|job| job.id.as_str()), identities_kept_for, SystemTime::now());
+        let names = TokenStore::in_folder(&self.setup.authority);
+        let cleaned: Result<(), StepError> =
+            gone.map_err(StepError::from).and_then(|gone| Ok(gone.iter().try_for_each(|node| names.release_name(node))?));
+        if let Err(error) = cleaned {
             tracing::debug!(%error, "not all was removed that jobs have left");
         }
     }

@@ -194,6 +194,29 @@ impl Scheduler {
         run(Call::change(program, arguments).with_input(input)).await?.read(read_id)
     }
 
+    /// Says why no node could ever run a job. `None` if one could, now or later, or where the scheduler does not tell. Nothing is submitted.
+    ///
+    /// # Errors
+    /// When the command is missing, is late or cannot be run.
+    pub async fn find_obstacle(self, submission: &Submission) -> Result<Option<String>, CommandError> {
+        match self {
+            Self::Pbs => {
+                let Some(chunk) = pbs::chunk(submission) else { return Ok(None) };
+                Ok(pbs::find_obstacle(chunk, &run(Call::ask("pbsnodes", pbs::HOSTS)).await?.text))
+            }
+            Self::Slurm => {
+                let RenderedSubmission { program, mut arguments, script, .. } =
+                    slurm::render(&Submission { parts: 1, ..submission.clone() });
+                arguments.insert(0, "--test-only".to_owned());
+                match run(Call::change(program, arguments).with_input(script)).await {
+                    Ok(_) => Ok(None),
+                    Err(CommandError::Failed { words, .. }) => Ok(Some(slurm::read_obstacle(&words).to_owned())),
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+
     /// This user's jobs of exactly that name that have not ended. The parts of an array are listed one by one, and the array itself is not.
     ///
     /// # Errors

@@ -1,10 +1,13 @@
 //! PBS: the command line of `qsub`, and what `qstat` prints of jobs. Pure; times are those of `TZ=UTC`.
 
+mod hosts;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 
+pub(crate) use self::hosts::find_obstacle;
 use crate::{JobReading, JobState, RenderedSubmission, RunTime, ScheduledJob, Submission, format_walltime, shell};
 
 /// What `qdel` and `qstat` say of jobs that have ended, are ending or were never there, and of a part that has ended while its array has not.
@@ -17,6 +20,9 @@ pub(crate) const GONE: [&str; 4] =
 pub(crate) const FORMAT: [&str; 5] = ["-f", "-F", "dsv", "-D", SEPARATOR];
 
 const SEPARATOR: &str = "\u{1}";
+
+/// The arguments of `pbsnodes` for all hosts, in the same format.
+pub(crate) const HOSTS: [&str; 5] = ["-a", "-F", "dsv", "-D", SEPARATOR];
 
 const HEAD: &str = "Job Id: ";
 
@@ -57,6 +63,12 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     arguments.extend(["--", "/bin/bash", "-l"].map(str::to_owned));
     arguments.push(file.display().to_string());
     RenderedSubmission { program: "qsub", arguments, script, script_file: Some(file) }
+}
+
+/// The chunk that a submission selects; `None` where the server's default holds.
+pub(crate) fn chunk(submission: &Submission) -> Option<&str> {
+    let selected = submission.options.iter().find_map(|word| word.strip_prefix("select="));
+    selected.or(Some(submission.resources.as_str()).filter(|chunk| !chunk.is_empty()))
 }
 
 /// Which ids each call of `qdel` gets. `OpenPBS` 23.06 has a server that dies of a call with a part of an array beside other jobs, and a `qdel`

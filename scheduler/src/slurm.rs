@@ -46,6 +46,11 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     RenderedSubmission { program: "sbatch", arguments, script: render_script(submission), script_file: None }
 }
 
+/// What `sbatch --test-only` says of a job that no node could run, without its name.
+pub(crate) fn read_obstacle(words: &str) -> &str {
+    words.trim_start_matches("sbatch: error: ").trim_start_matches("allocation failure: ")
+}
+
 fn render_script(submission: &Submission) -> String {
     // `srun` would export what `sbatch` was told to. Since 22.05 it does not inherit `--cpus-per-task`.
     let step = "srun --export=ALL ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}";

@@ -691,14 +691,18 @@ class Server:
         return ""
 
     def pbsnodes(self, call: dict) -> str:
-        """`pbsnodes -a -F json`: this host, and whose it is."""
-        options = dict(getopt.gnu_getopt(call["arguments"], "avF:")[0])
-        if options.get("-F") != "json":
-            raise CommandError(USAGE, "this stand-in knows `pbsnodes -a -F json`")
+        """`pbsnodes -a -F json`, or `-F dsv -D SEPARATOR`: this host, and whose it is."""
+        options = dict(getopt.gnu_getopt(call["arguments"], "avF:D:")[0])
+        if options.get("-F") not in ("json", "dsv"):
+            raise CommandError(USAGE, "this stand-in knows `pbsnodes -a -F json` and `pbsnodes -a -F dsv`")
         host = socket.gethostname()
         jobs = [f"{job.id}/0" for job in self.jobs.values() if job.state in "RSE"]
         available = {"arch": "linux", "host": host, "ncpus": os.cpu_count(), "vnode": host}
         node = {"Mom": host, "ntype": "PBS", "state": "job-busy" if jobs else "free", "jobs": jobs}
+        if options["-F"] == "dsv":
+            plain = {"Name": host} | node | {"jobs": ",".join(jobs)}
+            plain |= {f"resources_available.{name}": value for name, value in available.items()}
+            return options.get("-D", "|").join(f"{name}={value}" for name, value in plain.items()) + "\n"
         node |= {"resources_available": available, "resources_assigned": {}}
         head = {"timestamp": int(time.time()), "pbs_version": "23.06.06", "pbs_server": SERVER}
         return as_json(head | {"nodes": {host: node}})

@@ -1,6 +1,8 @@
 //! Whose a node's name is: the key that was first admitted by it, as `NAME.json` in the folder `nodes` beside the fleet's authority. Another key gets the
 //! name only by an operator's word, so that nobody takes it while its owner is away. Files are written as those of tokens are.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -45,7 +47,7 @@ impl NodeNames {
     pub(crate) fn holder(&self, node: &str, key: Fingerprint) -> Result<NameHolder, TlsError> {
         let path = self.file(node)?;
         let text = match read(&path) {
-            Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => return Ok(NameHolder::Nobody),
+            Err(TlsError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(NameHolder::Nobody),
             text => text?,
         };
         let owner: NameOwner = serde_json::from_slice(&text).map_err(|error| TlsError::Content {
@@ -65,7 +67,7 @@ impl NodeNames {
         }
         make_folder(&self.folder)?;
         match write_new(&self.file(node)?, &content(key, since)) {
-            Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => self.holder(node, key),
+            Err(TlsError::Write { source, .. }) if source.kind() == ErrorKind::AlreadyExists => self.holder(node, key),
             written => written.map(|()| NameHolder::ThisKey),
         }
     }
@@ -74,6 +76,15 @@ impl NodeNames {
     pub(crate) fn hand_over(&self, node: &str, key: Fingerprint, since: u64) -> Result<(), TlsError> {
         make_folder(&self.folder)?;
         write_private(&self.file(node)?, &content(key, since))
+    }
+
+    /// Makes a name free, whoever has it.
+    pub(crate) fn release(&self, node: &str) -> Result<(), TlsError> {
+        let path = self.file(node)?;
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => Err(TlsError::Write { path, source }),
+            _ => Ok(()),
+        }
     }
 
     fn file(&self, node: &str) -> Result<PathBuf, TlsError> {

@@ -416,3 +416,19 @@ async fn an_edge_certified_by_the_authority_is_trusted_by_name() {
         assert_eq!(seen.is_ok(), is_trusted, "{name}");
     }
 }
+
+#[test]
+fn a_released_name_is_free_for_another_key() {
+    let fleet = fleet();
+    let (token, node) = (fleet.token("", UseLimit::Count(3)), "x3001.12");
+    let join = |key: &str| {
+        let applicant = JoinRequest { node: node.into(), job: String::new(), key: fleet.key(key).fingerprint() };
+        fleet.tokens.redeem(&token.id, &token.secret(), &applicant, NOW).map_err(|refused| refused.to_string())
+    };
+    join("first fleet").unwrap();
+    assert!(join("second fleet").unwrap_err().contains("has joined before with another key"));
+    fleet.tokens.release_name(node).unwrap();
+    join("second fleet").unwrap();
+    fleet.tokens.release_name("x3002.13").unwrap();
+    assert!(fleet.tokens.release_name("../authority").is_err());
+}

@@ -232,6 +232,14 @@ impl TokenStore {
         }
     }
 
+    /// Makes a node's name free: its job is gone, so no node has it.
+    ///
+    /// # Errors
+    /// When the record of its key cannot be removed.
+    pub fn release_name(&self, node: &str) -> Result<(), TlsError> {
+        self.names.release(node)
+    }
+
     /// When this node has used the token before, if it has.
     fn record_use(&self, id: &str, promise: &StoredToken, applicant: &JoinRequest, now: u64) -> Result<Option<u64>, TokenError> {
         if promise.uses == 0 {

@@ -24,6 +24,7 @@ use hostler_controller::{ClusterConfig, FleetFolder, FolderError, JobSettings, J
 use crate::output::say;
 use crate::settings::cluster_config;
 
+use self::controller_start::ensure_controller;
 pub(crate) use self::down::{DownArgs, down};
 use self::progress::describe_changed_settings;
 pub(crate) use self::scale::{ScaleArgs, scale};
@@ -76,6 +77,16 @@ impl Fleet {
         }
         Ok(())
     }
+}
+
+/// Has the controller run where something is wanted, or jobs are left of what was.
+pub(crate) async fn ensure(file: Option<&Path>) -> anyhow::Result<()> {
+    let fleet = Fleet::open(file)?;
+    if fleet.folder.entries()?.is_empty() && fleet.folder.remembered()?.is_empty() {
+        return Ok(());
+    }
+    fleet.check_scheduler().await?;
+    ensure_controller(&fleet).await.map(drop)
 }
 
 /// Says which jobs the controller submits anew, and which it leaves, where jobs were submitted with other settings until now.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hostler_controller::{EntryStatus, JobStatus};
 
-use crate::ps::time_in_words;
+use crate::output::time_in_words;
 
 /// How many jobs of a line are named.
 const NAMED_JOBS: usize = 3;

@@ -110,6 +110,7 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
         return show_submission(&fleet, scheduler, &entry);
     }
     check_initialised(&settings.section("router")?)?;
+    warn_of_obstacle(&fleet, scheduler, &entry).await?;
     let name = entry.name.clone();
     let watch = Watch::new(&fleet, &name);
     let (put, has_changed) = fleet.folder.change_wanted(fleet.job_settings(&agent)?, |entries| put_entry(entries, entry))?;
@@ -138,6 +139,17 @@ fn refuse_local_flags(given: &CommandFlags<'_>) -> anyhow::Result<()> {
 fn check_initialised(router: &RouterConfig) -> anyhow::Result<()> {
     let is_missing = router.tls_dir.as_os_str().is_empty() || router.keys_file.as_os_str().is_empty();
     ensure!(!is_missing, "there is no fleet of yours yet: `hostler init` makes its authority and your key");
+    Ok(())
+}
+
+/// Says why no node could run a job of this entry. The scheduler would have it wait for ever, and it may know better.
+async fn warn_of_obstacle(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry) -> anyhow::Result<()> {
+    let program = std::env::current_exe().context("this program does not know its own path")?;
+    let agent = JobProgram { program: &program, config: fleet.file.as_deref() };
+    let submission = build_submission(entry, 1, &fleet.config, &fleet.folder, &agent);
+    if let Ok(Some(obstacle)) = scheduler.find_obstacle(&submission).await {
+        complain(&format!("warning: {obstacle}; `hostler doctor` says what to mend"));
+    }
     Ok(())
 }
 

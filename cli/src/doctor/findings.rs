@@ -7,6 +7,7 @@ use hostler_boot::socket::MAX_PATH_BYTES;
 use hostler_scheduler::Scheduler;
 use hostler_tls::BACKDATE_SECONDS;
 
+use crate::controller_service::ControllerService;
 use crate::env::bypasses_proxy;
 
 /// A fifth of the difference at which certificates are refused.
@@ -26,6 +27,10 @@ pub(super) struct HostFacts {
     pub(super) other_scheduler: Option<String>,
     /// What this host does to processes that run for long, where it is a login node and the controller would be one of them.
     pub(super) process_limit: Option<String>,
+    /// What starts the controller again on this host, if anything does; `None` where it does not run as a process here.
+    pub(super) service: Option<Option<ControllerService>>,
+    /// Why no node could run a job with these settings.
+    pub(super) obstacle: Option<String>,
     /// Seconds by which this host's clock is ahead of the state folder's.
     pub(super) clock_ahead: Option<i64>,
     /// The variable that names a proxy, and what it says.
@@ -97,7 +102,9 @@ pub(super) fn examine(facts: &HostFacts) -> Vec<CheckResult> {
         Some(check_scheduler(facts)),
         Some(check_fleet(facts)),
         Some(check_state(facts)),
+        check_resources(facts),
         check_controller(facts),
+        check_service(facts),
         check_clock(facts),
         Some(check_proxy(facts)),
         Some(check_engine(facts)),
@@ -141,6 +148,32 @@ fn check_controller(facts: &HostFacts) -> Option<CheckResult> {
         "this host ends processes of users ({limit}); where the controller cannot stay, cluster.controller = \"job\" has it in a job"
     );
     Some(CheckResult::note("controller", text))
+}
+
+fn check_resources(facts: &HostFacts) -> Option<CheckResult> {
+    let obstacle = facts.obstacle.as_ref()?;
+    Some(CheckResult::problem(
+        "resources",
+        obstacle,
+        "mend cluster.resources, cluster.queue and cluster.options: such a job would wait for ever",
+    ))
+}
+
+fn check_service(facts: &HostFacts) -> Option<CheckResult> {
+    let subject = "controller";
+    Some(match facts.service? {
+        Some(ControllerService::Crontab) => CheckResult::ok(subject, "a line of your crontab starts it again on this host"),
+        Some(ControllerService::Timer { lingers: true }) => {
+            CheckResult::ok(subject, "a timer of your systemd starts it again on this host")
+        }
+        Some(ControllerService::Timer { lingers: false }) => CheckResult::note(
+            subject,
+            "a timer of your systemd starts it again while you are logged in; for always, ask the site's support for `loginctl enable-linger`",
+        ),
+        None => {
+            CheckResult::note(subject, "nothing starts it again when this host restarts or it is killed: `hostler init --service` does")
+        }
+    })
 }
 
 fn check_clock(facts: &HostFacts) -> Option<CheckResult> {

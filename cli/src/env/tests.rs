@@ -87,7 +87,7 @@ fn only_a_reachable_address_is_exported() {
     // No process has the number: the kernel's limit is 2^22.
     for gone in [0, 1 << 30] {
         let ended = check_reachable(&endpoint("login1", gone), "login1").unwrap_err().to_string();
-        assert!(ended.contains("has ended: `hostler controller`"), "{ended}");
+        assert!(ended.contains("has ended: `hostler wait`"), "{ended}");
     }
 }
 

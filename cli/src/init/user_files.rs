@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context;
-use hostler_controller::ClusterConfig;
+use hostler_controller::{ClusterConfig, FleetFolder};
 use hostler_router::RouterConfig;
 use hostler_router::keys::{KeyEntry, Secret, change, list, read_private};
 use hostler_scheduler::NoScheduler;
@@ -16,6 +16,7 @@ use hostler_tls::{Authority, write_private};
 use tempfile::NamedTempFile;
 
 use super::{InitArgs, create_token, sites};
+use crate::controller_service::make_service;
 use crate::host_names::{certified_names, find_host_names};
 use crate::output::say;
 use crate::settings;
@@ -96,6 +97,10 @@ pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyh
                 }
             });
         }
+    }
+    if args.service {
+        let fleet = FleetFolder::open(&settings::cluster_config(Some(&files.settings))?)?;
+        make_service(&fleet, &files.settings).await?;
     }
     Ok(())
 }

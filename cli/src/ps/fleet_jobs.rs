@@ -4,8 +4,8 @@ use hostler_controller::{FleetFolder, FleetStatus, JobStatus};
 use serde::Serialize;
 
 use crate::admin::{AdminArgs, AdminEndpoint};
+use crate::output::time_in_words;
 use crate::output::{Side, table};
-use crate::ps::time_in_words;
 use crate::settings::cluster_config;
 
 /// A job of the fleet that has no node of the router's list, or not yet.
@@ -17,18 +17,17 @@ pub(super) struct FleetJob {
     job: JobStatus,
 }
 
-/// The jobs of the fleet whose router is asked; none of another one.
-pub(super) fn read(admin: &AdminArgs) -> anyhow::Result<Vec<FleetJob>> {
-    let Some(folder) = FleetFolder::find(&cluster_config(admin.config.as_deref())?)? else { return Ok(Vec::new()) };
-    let Some(endpoint) = folder.endpoint()? else { return Ok(Vec::new()) };
-    let is_asked = AdminEndpoint::may_be(admin, &endpoint.operators_socket);
-    Ok(if is_asked { read_folder(&folder)? } else { Vec::new() })
+/// The folder of the fleet whose router is asked; `None` if it is another router, or the fleet's controller is gone.
+pub(super) fn find_folder(admin: &AdminArgs) -> anyhow::Result<Option<FleetFolder>> {
+    let Some(folder) = FleetFolder::find(&cluster_config(admin.config.as_deref())?)? else { return Ok(None) };
+    let Some(endpoint) = folder.endpoint()? else { return Ok(None) };
+    let is_asked = AdminEndpoint::may_be(admin, &endpoint.operators_socket) && !folder.is_controller_gone()?;
+    Ok(Some(folder).filter(|_| is_asked))
 }
 
-/// What a controller saw that is gone says nothing.
-fn read_folder(folder: &FleetFolder) -> anyhow::Result<Vec<FleetJob>> {
-    let Some(status) = folder.status()? else { return Ok(Vec::new()) };
-    Ok(if folder.is_controller_gone()? { Vec::new() } else { list(status) })
+/// The jobs of the fleet, as its controller last saw them.
+pub(super) fn read(folder: &FleetFolder) -> anyhow::Result<Vec<FleetJob>> {
+    Ok(folder.status()?.map(list).unwrap_or_default())
 }
 
 fn list(status: FleetStatus) -> Vec<FleetJob> {
@@ -95,11 +94,15 @@ mod tests {
     #[test]
     fn the_status_of_a_gone_controller_is_not_shown() {
         let place = tempfile::tempdir().unwrap();
-        let folder = FleetFolder::at(&place.path().join("fleet")).unwrap();
+        let settings = place.path().join("hostler.toml");
+        let state = place.path().join("fleet");
+        std::fs::write(&settings, format!("[cluster]\nstate_dir = \"{}\"\n", state.display())).unwrap();
+        let folder = FleetFolder::at(&state).unwrap();
         folder.write_endpoint(&endpoint("login1", 1)).unwrap();
         folder.write_status(&status()).unwrap();
-        assert_eq!(read_folder(&folder).unwrap().len(), 3, "its last step may take long");
+        let admin = AdminArgs::of_settings(&settings);
+        assert_eq!(read(&find_folder(&admin).unwrap().unwrap()).unwrap().len(), 3, "its last step may take long");
         File::open(folder.path().join("endpoint.json")).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
-        assert!(read_folder(&folder).unwrap().is_empty());
+        assert!(find_folder(&admin).unwrap().is_none());
     }
 }

@@ -13,7 +13,7 @@ use crate::{NodeState, ObservedJob};
 const ATTACHES_AGAIN: u64 = 20;
 
 /// How long before its end an agent leaves.
-const LEAVES_EARLY: u64 = 40;
+pub(super) const LEAVES_EARLY: u64 = 40;
 
 #[derive(Debug, Default)]
 pub(super) struct SimulatedScheduler {
@@ -68,7 +68,7 @@ impl SimulatedScheduler {
 
     pub(super) fn submit(&mut self, rng: &mut Rng, climate: &Climate, now: u64) {
         self.submitted += 1;
-        let starts = now + rng.u64(climate.queue_wait.clone());
+        let starts = now + climate.draw_queue_wait(rng, now);
         let ready = starts + rng.u64(climate.cold_start.clone());
         let ends = starts + climate.walltime;
         let death = [Death::Vanishes, Death::Vanishes, Death::LosesAgent, Death::LosesReplicas][rng.usize(..4)];

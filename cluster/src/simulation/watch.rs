@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::AddAssign;
 
-use super::scheduler::{Ends, SimulatedScheduler};
+use super::scheduler::{Ends, LEAVES_EARLY, SimulatedScheduler};
 use super::{Climate, HOUR};
 use crate::FleetSize;
 
@@ -46,6 +46,8 @@ pub(super) struct Figures {
     /// Ready and not wanted.
     overlap: u64,
     held: u64,
+    /// Held, and not ready or not wanted.
+    wasted: u64,
     pub(super) submissions: u64,
     most_submissions_an_hour: u32,
     pub(super) ends: u64,
@@ -174,7 +176,9 @@ impl Watch {
         figures.wanted += length * u64::from(self.wanted);
         figures.gap += length * u64::from(self.wanted.saturating_sub(ready));
         figures.overlap += length * u64::from(ready.saturating_sub(self.wanted));
-        figures.held += length * u64::from(scheduler.running(now));
+        let running = scheduler.running(now);
+        figures.held += length * u64::from(running);
+        figures.wasted += length * u64::from(running.saturating_sub(ready.min(self.wanted)));
         // After failures one job shows first that jobs can start.
         let explained = self.excused + 2 * self.longest_arrival() + LONGEST_DELAY;
         assert!(
@@ -200,6 +204,34 @@ impl Figures {
     pub(super) fn hours(&self) -> f64 {
         hours(self.seconds)
     }
+
+    /// In percent of the node hours that are wanted.
+    pub(super) fn wasted_share(&self) -> f64 {
+        100.0 * hours(self.wasted) / hours(self.wanted)
+    }
+
+    /// The same of who knows each wait and start in advance: each job holds its node while it starts and while it leaves.
+    pub(super) fn perfect_waste_share(&self, climate: &Climate) -> f64 {
+        let start = climate.cold_start.start.midpoint(climate.cold_start.end);
+        let jobs = self.wanted / (climate.walltime - start - LEAVES_EARLY) + 1 + self.deaths;
+        100.0 * hours(jobs * (start + LEAVES_EARLY)) / hours(self.wanted)
+    }
+
+    /// What came to these after earlier ones of the same run.
+    pub(super) fn since(&self, before: &Self) -> Self {
+        Self {
+            seconds: self.seconds - before.seconds,
+            wanted: self.wanted - before.wanted,
+            gap: self.gap - before.gap,
+            overlap: self.overlap - before.overlap,
+            held: self.held - before.held,
+            wasted: self.wasted - before.wasted,
+            submissions: self.submissions - before.submissions,
+            ends: self.ends - before.ends,
+            deaths: self.deaths - before.deaths,
+            ..*self
+        }
+    }
 }
 
 fn hours(seconds: u64) -> f64 {
@@ -215,6 +247,7 @@ impl AddAssign for Figures {
         self.gap += other.gap;
         self.overlap += other.overlap;
         self.held += other.held;
+        self.wasted += other.wasted;
         self.submissions += other.submissions;
         self.most_submissions_an_hour = self.most_submissions_an_hour.max(other.most_submissions_an_hour);
         self.ends += other.ends;
@@ -230,13 +263,14 @@ impl fmt::Display for Figures {
         let share = |part: u64| 100.0 * hours(part) / hours(self.wanted).max(f64::MIN_POSITIVE);
         write!(
             out,
-            "{:.0} h, {:.0} node hours wanted: {:.2} % gap, {:.2} % overlap, {:.1} % held; {} jobs, {} an hour at most; {} ends, {} deaths, \
+            "{:.0} h, {:.0} node hours wanted: {:.2} % gap, {:.2} % overlap, {:.1} % held, {:.1} % wasted; {} jobs, {} an hour at most; {} ends, {} deaths, \
              {} suspensions and continuations, {} controller deaths, {} returns from zero",
             self.hours(),
             hours(self.wanted),
             share(self.gap),
             share(self.overlap),
             share(self.held),
+            share(self.wasted),
             self.submissions,
             self.most_submissions_an_hour,
             self.ends,

@@ -15,21 +15,28 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 /// Of jobs' logs, so many are kept however old they are.
 const KEPT_LOGS: usize = 100;
 
-/// An identity is in use as long as its job, which may not be listed yet.
-const IDENTITY_KEPT_FOR: Duration = Duration::from_secs(3600);
+/// How long an identity is kept whose job is not listed: the list may not have it yet.
+pub(crate) const IDENTITY_KEPT_FOR: Duration = Duration::from_secs(3600);
 
 impl FleetFolder {
-    /// Removes what jobs have left that are not among these, and cuts the controller's log.
+    /// Removes what jobs have left that are not among these, and cuts the controller's log. Identities go after `kept_for` without
+    /// a change. Returns the names of the nodes whose identities went.
     ///
     /// # Errors
     /// When a file cannot be read, removed or written.
-    pub(crate) fn clean_up<'a>(&self, jobs: impl Iterator<Item = &'a str>, now: SystemTime) -> Result<(), FolderError> {
-        let numbers: Vec<String> = jobs.map(number).collect();
+    pub(crate) fn clean_up<'a>(
+        &self,
+        jobs: impl Iterator<Item = &'a str>,
+        kept_for: Duration,
+        now: SystemTime,
+    ) -> Result<Vec<String>, FolderError> {
+        let (numbers, mut gone): (Vec<String>, Vec<String>) = (jobs.map(number).collect(), Vec::new());
         for identity in aged(&self.identities(), now)? {
             // `x3001.12`, and `x3001.19-3` of an array's third part.
             let of_job = identity.name.rsplit_once('.').map(|(_, job)| number(job));
-            if identity.age >= IDENTITY_KEPT_FOR && of_job.is_some_and(|job| !numbers.contains(&job)) {
+            if identity.age >= kept_for && of_job.is_some_and(|job| !numbers.contains(&job)) {
                 super::remove_folder(&self.identities().join(&identity.name))?;
+                gone.push(identity.name);
             }
         }
         let mut logs = aged(&self.job_logs(), now)?;
@@ -37,7 +44,8 @@ impl FleetFolder {
         for log in logs.iter().skip(KEPT_LOGS).filter(|log| log.age >= KEPT_FOR) {
             super::remove(&self.job_logs().join(&log.name))?;
         }
-        self.cut_log()
+        self.cut_log()?;
+        Ok(gone)
     }
 
     /// Writers append, so they go on at the beginning of the file.
@@ -92,9 +100,10 @@ mod tests {
         }
         let kept = |folder: &Path| fs::read_dir(folder).unwrap().count();
         let listed = || ["12.head", "19[3].head"].into_iter();
-        folder.clean_up(listed(), SystemTime::now()).unwrap();
+        let clean_up = |now| folder.clean_up(listed(), IDENTITY_KEPT_FOR, now).unwrap();
+        assert_eq!(clean_up(SystemTime::now()), Vec::<String>::new());
         assert_eq!((kept(&folder.identities()), kept(&folder.job_logs())), (4, KEPT_LOGS + 3), "they have just changed");
-        folder.clean_up(listed(), SystemTime::now() + KEPT_FOR).unwrap();
+        assert_eq!(clean_up(SystemTime::now() + KEPT_FOR), ["x3002.77"]);
         assert!(!folder.identities().join("x3002.77").exists() && folder.identities().join("login").exists());
         assert_eq!((kept(&folder.identities()), kept(&folder.job_logs())), (3, KEPT_LOGS));
     }
@@ -106,7 +115,7 @@ mod tests {
         let mut writer = fs::File::options().create(true).append(true).open(folder.controller_log()).unwrap();
         let long = vec![b'x'; usize::try_from(MAX_LOG_BYTES).unwrap() + 1];
         writer.write_all(&long).unwrap();
-        folder.clean_up(std::iter::empty(), SystemTime::now()).unwrap();
+        folder.clean_up(std::iter::empty(), IDENTITY_KEPT_FOR, SystemTime::now()).unwrap();
         writer.write_all(b"next line").unwrap();
         assert_eq!(fs::read(folder.controller_log()).unwrap(), b"next line");
         assert_eq!(fs::read(folder.path().join("controller.log.1")).unwrap(), long);

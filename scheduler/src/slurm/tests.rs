@@ -109,3 +109,11 @@ fn unexpected_squeue_output_is_an_error() {
     assert_eq!(read_jobs(&SQUEUE.replace("1795515367", "2026-11-24T10:16:07")), Err("no time in seconds"));
     assert_eq!(read_jobs(&SQUEUE[..SQUEUE.len() - 40]), Err("a job without all its fields"));
 }
+
+#[test]
+fn what_sbatch_says_of_an_impossible_job_is_quoted_alone() {
+    // Slurm 22.05: `sbatch --test-only --gpus-per-node=8`.
+    let words = "allocation failure: Requested node configuration is not available";
+    assert_eq!(read_obstacle(words), "Requested node configuration is not available");
+    assert_eq!(read_obstacle("sbatch: error: invalid partition specified: gpu"), "invalid partition specified: gpu");
+}

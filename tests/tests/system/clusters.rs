@@ -41,6 +41,14 @@ fn add_program(place: &mut Workplace, name: &str, script: &str) {
     place.environment.push(("PATH", path));
 }
 
+/// A host with cron and without a systemd of the user's.
+fn add_cron(place: &mut Workplace) {
+    add_program(place, "systemctl", "#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n");
+    let crontab = "#!/bin/sh\nif [ \"$1\" = - ]; then cat >$HOME/crontab; elif [ -e $HOME/crontab ]; then cat $HOME/crontab; \
+                   else echo 'no crontab for me' >&2; exit 1; fi\n";
+    add_program(place, "crontab", crontab);
+}
+
 /// Where the state of the user's fleet is.
 fn fleet_folder(place: &Workplace) -> PathBuf {
     let folder = place.path().join(".local/state/hostler/fleet");
@@ -117,6 +125,51 @@ async fn init_keeps_existing_settings_and_says_what_they_lack() {
     assert!(listed.contains("polaris") && listed.contains("gadi"), "{listed}");
     let unknown = place.run(&["init", "--site", "nowhere"]).await;
     assert!(!unknown.success && unknown.stderr.contains("the sites are generic-pbs, "), "{}", unknown.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cron_starts_a_wanted_controller_again() {
+    let mut place = Workplace::new();
+    add_cron(&mut place);
+    fs::write(place.path().join("crontab"), "MAILTO=me\n").unwrap();
+    for _ in 0..2 {
+        let made = place.run(&["init", "--site", "generic-pbs", "--service"]).await;
+        assert!(made.success && made.stdout.contains("a line of your crontab"), "{}{}", made.stdout, made.stderr);
+    }
+    let table = fs::read_to_string(place.path().join("crontab")).unwrap();
+    let (first, line) = table.trim_end().split_once('\n').unwrap();
+    assert!(first == "MAILTO=me" && line.starts_with("*/5 * * * * env 'PATH=") && !line.contains('\n'), "{table}");
+    let settings = place.path().join(".config/hostler/hostler.toml");
+    assert!(line.contains(&format!(" controller --ensure --config {} ", settings.display())), "{line}");
+
+    // As cron does it: nothing is wanted, so nothing is started.
+    let ensured = place.run(&["controller", "--ensure"]).await;
+    assert!(ensured.success && ensured.stderr.is_empty(), "{}", ensured.stderr);
+    assert!(!fleet_folder(&place).join("controller.log").exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_timer_of_systemd_is_preferred_to_cron() {
+    let mut place = Workplace::new();
+    add_cron(&mut place);
+    add_program(&mut place, "systemctl", "#!/bin/sh\necho \"$@\" >>$HOME/systemctl.log\n");
+    add_program(&mut place, "loginctl", "#!/bin/sh\n[ $1 = show-user ] && echo no\nexit 0\n");
+    let made = place.run(&["init", "--site", "generic-pbs", "--service"]).await;
+    assert!(made.success && made.stdout.contains("`loginctl enable-linger`"), "{}{}", made.stdout, made.stderr);
+    let log = fs::read_to_string(place.path().join("systemctl.log")).unwrap();
+    let timer = log.lines().find_map(|line| line.strip_prefix("--user enable --now ")).unwrap_or_else(|| panic!("{log}"));
+    let units = place.path().join(".config/systemd/user");
+    let unit = fs::read_to_string(units.join(timer.replace(".timer", ".service"))).unwrap();
+    assert!(unit.contains("\"controller\" \"--ensure\"") && units.join(timer).exists(), "{unit}");
+    assert!(!place.path().join("crontab").exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_help_of_a_fleet_of_jobs_shows_what_it_takes() {
+    let place = Workplace::new();
+    let [all, jobs] = [place.run(&["up", "--help"]).await.stdout, place.run(&["up", "--nodes", "2", "--help"]).await.stdout];
+    assert!(all.contains("--admin-listen") && all.contains("--walltime"), "{all}");
+    assert!(!jobs.contains("--admin-listen") && jobs.contains("--walltime") && jobs.contains("--detach"), "{jobs}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -312,8 +365,9 @@ async fn doctor_passes_a_sound_host_and_diagnoses_a_sick_one() {
     // Without any job in the list, nothing else is asked.
     add_program(&mut place, "qselect", "#!/bin/sh\nexit 0\n");
     add_program(&mut place, "vllm", "#!/bin/sh\nexit 0\n");
+    add_cron(&mut place);
     fs::write(place.path().join(".bash_profile"), "echo busy host\nPATH=$HOME/bin:$PATH\n").unwrap();
-    assert!(place.run(&["init", "--site", "generic-pbs"]).await.success);
+    assert!(place.run(&["init", "--site", "generic-pbs", "--service"]).await.success);
     let sound = place.run(&["doctor"]).await;
     assert!(sound.success, "{}{}", sound.stdout, sound.stderr);
     assert!(sound.stdout.lines().all(|line| line.starts_with("ok ")), "{}", sound.stdout);

@@ -8,6 +8,8 @@ fn healthy() -> HostFacts {
         state: Ok("/home/me/.local/state/hostler/fleet".into()),
         other_scheduler: None,
         process_limit: None,
+        service: Some(Some(ControllerService::Crontab)),
+        obstacle: None,
         clock_ahead: Some(0),
         proxy: None,
         no_proxy: String::new(),
@@ -35,6 +37,7 @@ fn a_healthy_host_has_no_problems() {
     ok       scheduler  pbs answers
     ok       fleet      its authority is in /home/me/.config/hostler/fleet
     ok       state      /home/me/.local/state/hostler/fleet is yours alone; compute nodes have to see it too
+    ok       controller a line of your crontab starts it again on this host
     ok       clock      it agrees with the clock of the state folder's file system
     ok       proxy      none is set
     ok       engine     jobs find /soft/vllm/bin/vllm
@@ -51,6 +54,23 @@ fn foreign_fleets_are_problems_and_process_limits_are_notes() {
     insta::assert_snapshot!(unlike_healthy(&elsewhere), @"problem  state      the fleet in F has its jobs at another scheduler");
     let limited = HostFacts { process_limit: Some("after 30m of CPU time, `ulimit -t`".into()), ..healthy() };
     insta::assert_snapshot!(unlike_healthy(&limited), @r#"note     controller this host ends processes of users (after 30m of CPU time, `ulimit -t`); where the controller cannot stay, cluster.controller = "job" has it in a job"#);
+}
+
+#[test]
+fn a_job_that_no_node_could_run_is_a_problem() {
+    let greedy = HostFacts { obstacle: Some("no host has ngpus=8: the most is 4".into()), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&greedy), @r"
+    problem  resources  no host has ngpus=8: the most is 4
+                        what to do: mend cluster.resources, cluster.queue and cluster.options: such a job would wait for ever
+    ");
+}
+
+#[test]
+fn a_controller_that_nothing_starts_again_is_noted() {
+    let alone = HostFacts { service: Some(None), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&alone), @"note     controller nothing starts it again when this host restarts or it is killed: `hostler init --service` does");
+    let logged_out = HostFacts { service: Some(Some(ControllerService::Timer { lingers: false })), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&logged_out), @"note     controller a timer of your systemd starts it again while you are logged in; for always, ask the site's support for `loginctl enable-linger`");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use ratatui::text::Line;
 use super::figures::{gpu_figures, percent, rate, seconds, share};
 use super::palette::Palette;
 use super::span;
-use crate::ps::{GpuTotal, time_in_words};
+use crate::output::time_in_words;
+use crate::ps::GpuTotal;
 use crate::top::model::TopModel;
 use crate::top::picture::FleetPicture;
 

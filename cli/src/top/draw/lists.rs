@@ -4,7 +4,8 @@ use super::figures::{UNKNOWN, gpu_figures, hit_share, percent, rate, seconds, sh
 use super::palette::Palette;
 use super::screen_table::{ScreenTable, TableCell, TableColumn, cell, column};
 use crate::output::Side;
-use crate::ps::{GpuTotal, NO_AGENT, Node, Replica, remark, short_name, time_in_words};
+use crate::output::time_in_words;
+use crate::ps::{GpuTotal, NO_AGENT, Node, Replica, remark, short_name};
 use crate::top::model::{Panel, TopModel};
 use crate::top::order::SortedReplica;
 

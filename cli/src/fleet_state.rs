@@ -1,0 +1,112 @@
+//! How the user's fleet of batch jobs stands, in sentences for commands that find no router, or no node that serves.
+
+use hostler_cluster::FleetSize;
+use hostler_controller::{EntryStatus, FleetFolder, FolderError};
+
+use crate::output::time_in_words;
+
+/// Says why no controller of this folder's fleet answers.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub(crate) fn describe_absence(folder: Option<&FleetFolder>) -> Result<String, FolderError> {
+    let entries = folder.map(FleetFolder::entries).transpose()?.unwrap_or_default();
+    let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    Ok(match &names[..] {
+        [] => "no fleet of yours runs: `hostler up MODEL --nodes 1 --walltime 1:00:00` starts one".to_owned(),
+        names => format!(
+            "the controller of your fleet ({}) has ended: `hostler wait` starts it again, and the fleet's jobs come back to it",
+            names.join(", ")
+        ),
+    })
+}
+
+/// A line for each entry that has fewer nodes than it wants, or wants none.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub(crate) fn describe_shortfalls(folder: &FleetFolder) -> Result<Vec<String>, FolderError> {
+    let Some(status) = folder.status()? else { return Ok(Vec::new()) };
+    let wanted = folder.entries()?;
+    let size = |name: &str| wanted.iter().find(|entry| entry.name == name).map(|entry| entry.size);
+    Ok(status.entries.iter().filter_map(|entry| describe_shortfall(entry, size(&entry.name))).collect())
+}
+
+fn describe_shortfall(entry: &EntryStatus, size: Option<FleetSize>) -> Option<String> {
+    let EntryStatus { name, wanted, ready, jobs, failures, .. } = entry;
+    if ready >= wanted && *wanted > 0 {
+        return None;
+    }
+    let cause = if entry.given_up {
+        format!("{failures} jobs in a row have failed: mend the cause, and `hostler up` or `hostler scale` tries again")
+    } else if !entry.refusal.is_empty() {
+        format!("the scheduler refuses its jobs: {}", entry.refusal.trim())
+    } else if let Some(pause) = entry.pause.filter(|_| *failures > 0) {
+        format!("failed {failures} times in a row; submitted again in {}", time_in_words(pause))
+    } else {
+        match (size, jobs.len()) {
+            (None, _) => "it ends".to_owned(),
+            (Some(FleetSize::Elastic { .. }), 0) if *wanted == 0 => {
+                "nobody has asked for it lately: the next request has a job submitted".to_owned()
+            }
+            (Some(_), 0) if *wanted == 0 => format!("`hostler scale {name} --nodes 1` starts it"),
+            (Some(_), 0) => "no job is submitted yet".to_owned(),
+            (Some(_), 1) => format!("its job is {}", jobs[0].state),
+            (Some(_), several) => format!("{several} jobs are there"),
+        }
+    };
+    Some(format!("{name}: {ready} of {wanted} nodes serve; {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn entry() -> EntryStatus {
+        EntryStatus {
+            name: "qwen".into(),
+            model: "Qwen/Qwen3-8B".into(),
+            asked: 0,
+            wanted: 2,
+            ready: 0,
+            jobs: Vec::new(),
+            failures: 0,
+            pause: None,
+            given_up: false,
+            refusal: String::new(),
+        }
+    }
+
+    fn describe(entry: &EntryStatus) -> Option<String> {
+        describe_shortfall(entry, Some(FleetSize::Fixed(2)))
+    }
+
+    #[test]
+    fn an_entry_says_why_fewer_nodes_serve_than_are_wanted() {
+        assert_eq!(describe(&EntryStatus { ready: 2, ..entry() }), None);
+        assert_eq!(describe(&entry()).unwrap(), "qwen: 0 of 2 nodes serve; no job is submitted yet");
+        let refused = EntryStatus { refusal: "qsub ended with 1: no such queue".into(), failures: 2, pause: Some(30), ..entry() };
+        assert_eq!(
+            describe(&refused).unwrap(),
+            "qwen: 0 of 2 nodes serve; the scheduler refuses its jobs: qsub ended with 1: no such queue"
+        );
+        let failing = EntryStatus { failures: 2, pause: Some(30), ready: 1, ..entry() };
+        assert_eq!(describe(&failing).unwrap(), "qwen: 1 of 2 nodes serve; failed 2 times in a row; submitted again in 30s");
+        let given_up = EntryStatus { failures: 10, given_up: true, ..entry() };
+        assert!(describe(&given_up).unwrap().contains("10 jobs in a row have failed: mend the cause"));
+    }
+
+    #[test]
+    fn an_entry_at_zero_says_what_starts_it() {
+        let zero = EntryStatus { wanted: 0, ..entry() };
+        let elastic = FleetSize::Elastic { min: 0, max: 2, idle_after: Duration::from_secs(60) };
+        assert_eq!(
+            describe_shortfall(&zero, Some(elastic)).unwrap(),
+            "qwen: 0 of 0 nodes serve; nobody has asked for it lately: the next request has a job submitted"
+        );
+        assert_eq!(describe(&zero).unwrap(), "qwen: 0 of 0 nodes serve; `hostler scale qwen --nodes 1` starts it");
+        assert_eq!(describe_shortfall(&zero, None).unwrap(), "qwen: 0 of 0 nodes serve; it ends");
+    }
+}
