@@ -34,7 +34,8 @@ pub enum Profile {
     Throughput,
     /// The shortest waits of each request, at fewer requests at once.
     Latency,
-    /// The engine's own defaults with memory to spare: for models and hosts of which nothing is known.
+    /// The engine's own defaults with memory to spare: for models and hosts of which nothing is
+    /// known.
     Conservative,
 }
 
@@ -66,7 +67,8 @@ pub enum FrontEnd {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IfAgentDies {
-    /// `keep` as a systemd service, `kill` otherwise: in a batch job, in a terminal and under `hostler up`.
+    /// `keep` as a systemd service, `kill` otherwise: in a batch job, in a terminal and under
+    /// `hostler up`.
     #[default]
     Auto,
     /// Nothing of them survives it.
@@ -92,21 +94,25 @@ pub enum IfEnginesFail {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentConfig {
-    /// Routers to serve, each `HOST:PORT` of a router's agent port. A name that resolves to several addresses means one router at each.
+    /// Routers to serve, each `HOST:PORT` of a router's agent port. A name that resolves to several
+    /// addresses means one router at each.
     pub router: Vec<String>,
-    /// File that says which router to serve, in place of `router`: the `endpoint.json` of a fleet of batch jobs. It is read again while no router has
-    /// this agent, and every 15 s. Nobody but its owner may be able to change it.
+    /// File that says which router to serve, in place of `router`: the `endpoint.json` of a fleet
+    /// of batch jobs. It is read again while no router has this agent, and every 15 s. Nobody but
+    /// its owner may be able to change it.
     pub router_file: PathBuf,
-    /// File with the join token of the routers' fleet, as `hostler token create` makes it; `-` means standard input. Only its owner may be able
-    /// to read it. With it the agent speaks TLS; without it plain text, which is for routers on this host.
+    /// File with the join token of the routers' fleet, as `hostler token create` makes it; `-`
+    /// means standard input. Only its owner may be able to read it. With it the agent speaks TLS;
+    /// without it plain text, which is for routers on this host.
     pub join_token_file: PathBuf,
-    /// Where the agent keeps its key and certificate, in a folder for each node's name; empty means `$XDG_STATE_HOME/hostler/identity`, or
-    /// `~/.local/state/hostler/identity`.
+    /// Where the agent keeps its key and certificate, in a folder for each node's name; empty means
+    /// `$XDG_STATE_HOME/hostler/identity`, or `~/.local/state/hostler/identity`.
     pub identity_dir: PathBuf,
     /// Whether the agent may speak plain text with routers on other hosts.
     pub allow_plain_text: bool,
-    /// Name of this node in the fleet; empty means the host name, and in a batch job the host name and the job's number, such as `x3001.12`. Set
-    /// it to run several agents on one host, or in one job on one host.
+    /// Name of this node in the fleet; empty means the host name, and in a batch job the host name
+    /// and the job's number, such as `x3001.12`. Set it to run several agents on one host, or in
+    /// one job on one host.
     pub node: String,
     /// Which engine to start: `auto`, `vllm` or `simulated`.
     pub engine: EngineKind,
@@ -114,45 +120,58 @@ pub struct AgentConfig {
     pub model: String,
     /// Number of engines on this node; 0 means one per GPU, or one where there is no GPU.
     pub replicas: u32,
-    /// GPUs of one replica (tensor parallel); 0 decides by the model's size and the host's GPUs, see `hostler plan`.
+    /// GPUs of one replica (tensor parallel); 0 decides by the model's size and the host's GPUs,
+    /// see `hostler plan`.
     pub tp: u32,
-    /// What the engines are tuned for: `throughput`, `latency` or `conservative`; `hostler plan` shows the flags of each.
+    /// What the engines are tuned for: `throughput`, `latency` or `conservative`; `hostler plan`
+    /// shows the flags of each.
     pub profile: Profile,
     /// vLLM's HTTP front-end: `auto`, `python` or `rust`.
     pub front_end: FrontEnd,
-    /// Bind each engine to the CPU cores next to its GPU, as far as this job may use them. Turn it off where something else binds.
+    /// Bind each engine to the CPU cores next to its GPU, as far as this job may use them. Turn it
+    /// off where something else binds.
     pub bind_cpus: bool,
-    /// Another library in place of the NVIDIA driver's `libnvidia-ml.so.1`; empty means that one. Not in the file: `HOSTLER_NVML_LIB` names it.
+    /// Another library in place of the NVIDIA driver's `libnvidia-ml.so.1`; empty means that one.
+    /// Not in the file: `HOSTLER_NVML_LIB` names it.
     #[serde(skip)]
     pub nvml_lib: PathBuf,
     /// The `vllm` program, as a path or a name looked up on PATH.
     pub vllm_bin: PathBuf,
     /// More arguments for every engine, after the agent's own.
     pub engine_args: Vec<String>,
-    /// Where sockets live, on a local disk; empty means `/tmp/hostler-UID`. Keep it short: a Unix socket path holds 107 bytes.
+    /// Where sockets live, on a local disk; empty means `/tmp/hostler-UID`. Keep it short: a Unix
+    /// socket path holds 107 bytes.
     pub run_dir: PathBuf,
-    /// Where engine logs are kept; empty means `$XDG_STATE_HOME/hostler/logs`, or `~/.local/state/hostler/logs`.
+    /// Where engine logs are kept; empty means `$XDG_STATE_HOME/hostler/logs`, or
+    /// `~/.local/state/hostler/logs`.
     pub log_dir: PathBuf,
-    /// Address of the agent's own metrics and health pages; empty means the Unix socket `admin.sock` in the run directory, so that the agent opens no port.
+    /// Address of the agent's own metrics and health pages; empty means the Unix socket
+    /// `admin.sock` in the run directory, so that the agent opens no port.
     pub agent_admin: String,
-    /// Ask vLLM to tell which blocks it has cached, so that requests go where their prompt is. Turn it off before vLLM 0.20 for a model with
-    /// sliding-window attention: those releases give up their hybrid cache manager, and with it memory, while events are on.
+    /// Ask vLLM to tell which blocks it has cached, so that requests go where their prompt is. Turn
+    /// it off before vLLM 0.20 for a model with sliding-window attention: those releases give up
+    /// their hybrid cache manager, and with it memory, while events are on.
     pub kv_events: bool,
-    /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is `keep` as a systemd service and `kill` otherwise. It holds at once for engines that an agent before it has kept.
+    /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is
+    /// `keep` as a systemd service and `kill` otherwise. It holds at once for engines that an agent
+    /// before it has kept.
     pub if_agent_dies: IfAgentDies,
     /// How long kept engines wait for the next agent before they end.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub takeover_timeout: Duration,
-    /// How long an engine with work may show no progress, at least, until it counts as hung and is replaced; longer where its tokens come slowly.
+    /// How long an engine with work may show no progress, at least, until it counts as hung and is
+    /// replaced; longer where its tokens come slowly.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub stall_timeout: Duration,
-    /// After this time without requests an engine is asked for one token, to see that it still can; `0s` turns it off.
+    /// After this time without requests an engine is asked for one token, to see that it still can;
+    /// `0s` turns it off.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub canary_interval: Duration,
-    /// How long an engine may take from its start until it is ready. Large models on slow disks need more.
+    /// How long an engine may take from its start until it is ready. Large models on slow disks
+    /// need more.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub startup_timeout: Duration,
@@ -160,32 +179,37 @@ pub struct AgentConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub drain_timeout: Duration,
-    /// How long an engine may take to exit after SIGTERM before its process group is killed; three seconds at most where no request runs.
+    /// How long an engine may take to exit after SIGTERM before its process group is killed; three
+    /// seconds at most where no request runs.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub stop_grace: Duration,
-    /// From SIGTERM until everything has ended, drain included: what a batch scheduler leaves before it kills. Empty means 6 s under PBS, 25 s under
-    /// Slurm, and `drain_timeout` and `stop_grace` alone elsewhere; set, it holds everywhere, and SIGTERM counts as a scheduler's.
+    /// From SIGTERM until everything has ended, drain included: what a batch scheduler leaves
+    /// before it kills. Empty means 6 s under PBS, 25 s under Slurm, and `drain_timeout` and
+    /// `stop_grace` alone elsewhere; set, it holds everywhere, and SIGTERM counts as a scheduler's.
     #[serde(with = "hostler_boot::duration::optional")]
     #[schemars(with = "String")]
     pub leave_grace: Option<Duration>,
-    /// An agent that has attached to no router for so long since its start ends with exit code 3, as does one that is refused for a minute. Empty
-    /// means `5m` in a batch job and never elsewhere; `0s` means never.
+    /// An agent that has attached to no router for so long since its start ends with exit code 3,
+    /// as does one that is refused for a minute. Empty means `5m` in a batch job and never
+    /// elsewhere; `0s` means never.
     #[serde(with = "hostler_boot::duration::optional")]
     #[schemars(with = "String")]
     pub attach_timeout: Option<Duration>,
-    /// An agent that no router has had for so long, after one had it, ends with exit code 3: its node serves nobody. Empty means `30m` in a batch job
-    /// and never elsewhere; `0s` means never.
+    /// An agent that no router has had for so long, after one had it, ends with exit code 3: its
+    /// node serves nobody. Empty means `30m` in a batch job and never elsewhere; `0s` means never.
     #[serde(with = "hostler_boot::duration::optional")]
     #[schemars(with = "String")]
     pub router_timeout: Option<Duration>,
-    /// What the agent does when none of its engines has ever been ready and each has failed to start three times: `end`, with exit code 4, `retry`, or
-    /// `auto`, which is `end` in a batch job, so that it holds no GPU in vain, and `retry` otherwise.
+    /// What the agent does when none of its engines has ever been ready and each has failed to
+    /// start three times: `end`, with exit code 4, `retry`, or `auto`, which is `end` in a batch
+    /// job, so that it holds no GPU in vain, and `retry` otherwise.
     pub if_engines_fail: IfEnginesFail,
     /// How often a busy engine's load is read. A constant for users: only tests have other ones.
     #[serde(skip)]
     pub probe_interval: Duration,
-    /// How often the scheduler is asked when the batch job ends. A constant for users: only tests have other ones, by `HOSTLER_JOB_INTERVAL_MS`.
+    /// How often the scheduler is asked when the batch job ends. A constant for users: only tests
+    /// have other ones, by `HOSTLER_JOB_INTERVAL_MS`.
     #[serde(skip)]
     pub job_interval: Duration,
 }

@@ -1,4 +1,7 @@
-//! Which requests were in flight when an engine of one replica crashed: any of them may be the cause. The supervisor records, every router's report reads; a router that attaches later still learns what happened within the last ten minutes.
+//! Record of the requests that were in flight when an engine of one replica crashed.
+//!
+//! Any of them may be the cause. The supervisor writes the record, and every router's report reads
+//! it. A router that attaches later still learns about the last ten minutes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,38 +13,43 @@ use tokio::time::Instant;
 /// How long a crash is remembered: as long as routers refuse a request that killed engines.
 pub(crate) const CRASH_RETENTION: Duration = Duration::from_secs(10 * 60);
 
-/// The most crashes that are remembered. With the pauses between the starts of an engine that keeps
-/// crashing (1, 2, 4, … s) ten minutes hold about nine.
+/// Most crashes that are remembered.
+///
+/// An engine that keeps crashing pauses between starts (1, 2, 4, … s), so ten minutes hold about
+/// nine.
 const MAX_CRASHES: usize = 32;
 
-/// The most requests of one crash. An engine runs 256 to 1,024 at once, and the others that wait in
-/// it cannot have killed it.
+/// Most requests of one crash.
+///
+/// An engine runs 256 to 1,024 at once, and requests that only wait in it cannot have killed it.
 const MAX_REQUESTS_PER_CRASH: usize = 4096;
 
-/// Names a request by its content; see `Fingerprint` in the contract between agent and router.
+/// Identifies a request by its content; see `Fingerprint` in the contract between agent and router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestFingerprint(pub u128);
 
-/// How long after a crash it may turn out that something else was the cause. A GPU's fault is told,
-/// or found by the reading of each second, within less.
+/// Time after a crash within which another cause may excuse the requests.
+///
+/// A GPU's fault is reported, or found by the reading of each second, sooner than that.
 const EXCUSE_PERIOD: Duration = Duration::from_secs(5);
 
-/// The end of one life of an engine that nobody had ordered.
+/// An end of an engine's life that nobody had ordered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Crash {
     pub epoch: u64,
     pub at: Instant,
-    /// Those of which any may be the cause; empty where none is, which routers must hear as well:
-    /// they have seen the connections break.
+    /// Requests that may each be the cause.
+    ///
+    /// Empty if none is; routers must hear that, too, because they have seen the connections break.
     pub requests: Arc<[RequestFingerprint]>,
 }
 
-/// The crashes of one replica's engines that are remembered, and how many there were in all.
+/// Remembered crashes of one replica's engines, and their total number.
 #[derive(Debug, Default)]
 struct CrashHistory {
-    /// Oldest first.
+    /// Remembered crashes, oldest first.
     recent: VecDeque<Crash>,
-    /// Crashes so far, forgotten ones included.
+    /// Number of crashes so far, including forgotten ones.
     version: u64,
 }
 
@@ -67,20 +75,21 @@ impl Default for CrashLog {
     }
 }
 
-/// Wakes when an engine has crashed; says nothing else.
+/// Signal that wakes when an engine has crashed and carries no other information.
 #[derive(Debug)]
 pub struct CrashSignal(watch::Receiver<CrashHistory>);
 
 impl CrashSignal {
-    /// Resolves after the next crash; `false` when there can be no further one.
+    /// Resolves after the next crash; `false` if no further one can come.
     pub async fn changed(&mut self) -> bool {
         self.0.changed().await.is_ok()
     }
 }
 
 impl CrashLog {
-    /// Remembers that this life ended with these requests in flight. Without any there is nothing
-    /// to report: no request can have been the cause.
+    /// Records that this life ended with these requests in flight.
+    ///
+    /// An empty list is not recorded: no request can have been the cause.
     pub fn record(&self, epoch: u64, mut requests: Vec<RequestFingerprint>) {
         if requests.is_empty() {
             return;
@@ -89,20 +98,22 @@ impl CrashLog {
         self.push(epoch, requests.into());
     }
 
-    /// Remembers that this life ended with requests in flight, and by no fault of theirs.
+    /// Records that this life ended with requests in flight that are not to blame.
     pub fn record_blameless(&self, epoch: u64) {
         self.push(epoch, Arc::default());
     }
 
-    /// Takes back that requests may have ended this life, if it ended a moment ago: something else
-    /// has been found that did. `true` if that is news.
+    /// Clears the requests of blame for the end of this life, if it ended a moment ago and another
+    /// cause was found.
+    ///
+    /// `true` if that is news.
     pub fn excuse(&self, epoch: u64) -> bool {
         let now = Instant::now();
         let is_it =
             |crash: &Crash| crash.epoch == epoch && !crash.requests.is_empty() && now.saturating_duration_since(crash.at) <= EXCUSE_PERIOD;
         self.record.send_if_modified(|record| {
             let Some(crash) = record.recent.iter().position(is_it).and_then(|place| record.recent.remove(place)) else { return false };
-            // At the end, so that it is reported again.
+            // Push to the end, so that it is reported again.
             record.push(Crash { requests: Arc::default(), ..crash }, now);
             true
         })
@@ -117,8 +128,9 @@ impl CrashLog {
         self.record.borrow().version
     }
 
-    /// The remembered crashes after that version, oldest first, and the version for the next call;
-    /// 0 gives all.
+    /// Remembered crashes after that version, oldest first, and the version for the next call.
+    ///
+    /// Version 0 returns all.
     pub fn crashes_since(&self, version: u64) -> (Vec<Crash>, u64) {
         let now = Instant::now();
         let record = self.record.borrow();
@@ -128,7 +140,7 @@ impl CrashLog {
         (found.collect(), record.version)
     }
 
-    /// All crashes that are remembered, oldest first.
+    /// All remembered crashes, oldest first.
     pub fn recent_crashes(&self) -> Vec<Crash> {
         self.crashes_since(0).0
     }

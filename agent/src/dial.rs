@@ -1,5 +1,5 @@
-//! Dials a router: a TCP connection tuned for many small messages and for noticing a dead peer soon, TLS where the agent has a fleet, and
-//! HTTP/2 upon it.
+//! Connections to routers: TCP tuned for many small messages and quick detection of a dead peer,
+//! TLS if the agent has a fleet, and HTTP/2 on top.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -36,10 +36,10 @@ impl DialError {
     }
 }
 
-/// A connection to the router at `address`, with TLS where there are settings for it.
+/// Connects to the router at `address`, with TLS if there are settings for it.
 ///
 /// # Errors
-/// When it cannot be reached in time, or the handshake fails.
+/// When the router cannot be reached in time, or the handshake fails.
 pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>) -> Result<Channel, DialError> {
     let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
     let stream = stream.map_err(|_| DialError::Unreachable("timed out".into()))?.map_err(|error| DialError::unreachable(&error))?;
@@ -51,7 +51,7 @@ pub(crate) async fn dial(address: SocketAddr, config: Option<Arc<ClientConfig>>)
             secured.map_err(|_| no_handshake())?.map_err(|error| tls_error(&error))?
         }
     };
-    // The channel would redial by itself. The session does that instead, because it knows why.
+    // The channel would redial by itself. The session redials instead, because it knows the reason.
     let stream = Arc::new(Mutex::new(Some(stream)));
     let connector = tower::service_fn(move |_| {
         let stream = stream.lock().take().map(TokioIo::new);

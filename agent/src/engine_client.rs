@@ -1,6 +1,8 @@
-//! The way of users' requests to one engine: HTTP/1.1 over its Unix socket. There is no task and no buffer for a connection: whoever waits for an answer
-//! reads the socket, so that an event costs one wake, and memory only while it is there (decision 11). Connections are kept for the next request when
-//! an answer has been read to its end.
+//! Path of users' requests to one engine: HTTP/1.1 over its Unix socket.
+//!
+//! A connection has no task and no buffer. The task that waits for an answer reads the socket, so
+//! an event costs one wake, and memory only while it exists (decision 11). A connection is kept for
+//! the next request once an answer has been read to its end.
 
 mod answer;
 pub(crate) mod api_client;
@@ -25,22 +27,23 @@ pub(crate) use outgoing::OutgoingRequest;
 /// How long connections stay open without a request. The engine's own limit is set to an hour.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(300);
 
-/// How often connections are closed that have been idle for so long, or that the engine has closed.
+/// How often connections are closed that have been idle for too long, or that the engine has
+/// closed.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The most that are kept: as many as an engine answers at a time, about.
+/// Most connections that are kept: about as many as an engine answers at a time.
 const MAX_IDLE_CONNECTIONS: usize = 1024;
 
-/// How long a connection may wait for a place in the engine's accept queue (vLLM's is 2,048 long).
+/// Time limit for a place in the engine's accept queue (vLLM's is 2,048 long).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait before the queue is tried again.
+/// Pause before the queue is tried again.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(crate) struct EngineClient {
     socket: PathBuf,
-    /// The one that was used last at the back.
+    /// Idle connections, with the last one used at the back.
     idle: Mutex<VecDeque<IdleConnection>>,
 }
 
@@ -55,7 +58,7 @@ struct IdleConnection {
 pub(crate) enum RequestError {
     #[error("cannot connect")]
     Connect(#[source] io::Error),
-    /// The connection broke, or what came is no answer.
+    /// The connection broke, or the bytes are no answer.
     #[error(transparent)]
     Answer(#[from] hostler_http1::HttpError),
     /// The router broke off the request.
@@ -68,9 +71,10 @@ impl EngineClient {
         Self { socket, idle: Mutex::default() }
     }
 
-    /// Sends a request and waits until its answer begins. `sent` is called, perhaps more than once,
-    /// when all of the request has left. Dropping this future, or the answer, closes the
-    /// connection, and the engine aborts.
+    /// Sends a request and waits until its answer begins.
+    ///
+    /// `sent` is called, perhaps more than once, when the whole request has left. Dropping this
+    /// future, or the answer, closes the connection, and the engine aborts.
     pub(crate) async fn request(
         &self,
         mut outgoing: OutgoingRequest,
@@ -82,7 +86,7 @@ impl EngineClient {
             match outgoing.send_and_await_head(&mut connection, &mut sent).await {
                 Ok((head, body)) => return Ok((head, EngineResponse::new(self, connection, outgoing, body))),
                 Err(error @ RequestError::Request(_)) => return Err(error),
-                // The engine closed it while it was kept, which says nothing about this request.
+                // The engine closed the idle connection, which says nothing about this request.
                 Err(_) if is_kept && outgoing.rewind(connection.bytes_read() > bytes_before) => {}
                 Err(error) => return Err(error),
             }
@@ -99,7 +103,7 @@ impl EngineClient {
         }
     }
 
-    /// A connection, and whether it was kept rather than opened.
+    /// Returns a connection, and whether it was kept rather than opened.
     async fn connection(&self) -> Result<(Connection, bool), RequestError> {
         let begun = Instant::now();
         loop {
@@ -110,7 +114,7 @@ impl EngineClient {
             }
             match UnixStream::connect(&self.socket).await {
                 Ok(stream) => return Ok((Connection::new(Stream::Unix(stream)), false)),
-                // A full accept queue refuses at once on a Unix socket.
+                // On a Unix socket, a full accept queue refuses at once.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && begun.elapsed() < CONNECT_TIMEOUT => {
                     sleep(CONNECT_RETRY_DELAY).await;
                 }
@@ -123,7 +127,7 @@ impl EngineClient {
         self.idle.lock().pop_back().map(|idle| idle.connection)
     }
 
-    /// Keeps a connection on which nothing is to come, unless something did come.
+    /// Keeps a connection that expects no more bytes, unless some did arrive.
     fn put_back(&self, mut connection: Connection) {
         if !connection.is_idle() {
             return;
@@ -132,7 +136,7 @@ impl EngineClient {
         let mut idle = self.idle.lock();
         idle.push_back(IdleConnection { connection, since: Instant::now() });
         let surplus = if idle.len() > MAX_IDLE_CONNECTIONS { idle.pop_front() } else { None };
-        // It is closed without the lock.
+        // Close the surplus connection without the lock.
         drop(idle);
         drop(surplus);
     }

@@ -1,5 +1,7 @@
-//! When all engines of an agent have failed to start for good. In a batch job nobody is there to mend what is wrong, and the node is better given
-//! back. `Agent::run` waits for it.
+//! Detection of an agent whose engines have all failed to start for good.
+//!
+//! In a batch job nobody is there to repair the cause, and the node is better given back.
+//! `Agent::run` waits for this.
 
 use crate::config::{AgentConfig, IfEnginesFail};
 use crate::engine::diagnosis::{Diagnosis, FailureKind};
@@ -9,7 +11,10 @@ use crate::node::NodeState;
 /// Failed starts that are enough. The pauses between them are one second and two.
 const MAX_FAILED_STARTS: u32 = 3;
 
-/// As many take a minute with their pauses: memory of a GPU that the job before has left full may be freed meanwhile.
+/// Failed starts that are enough on a GPU in use.
+///
+/// With their pauses they take a minute, in which GPU memory left full by the job before may be
+/// freed.
 const MAX_STARTS_ON_BUSY_GPU: u32 = 7;
 
 /// Whether this agent ends when its engines fail to start.
@@ -21,7 +26,8 @@ pub(crate) fn ends_agent(config: &AgentConfig, is_in_job: bool) -> bool {
     }
 }
 
-/// Resolves, with why, when none of the engines has ever been ready and all have failed to start for good.
+/// Resolves with the reason once no engine has ever been ready and all have failed to start for
+/// good.
 pub(crate) async fn wait_failed(state: &NodeState) -> Diagnosis {
     let mut changes = state.changed();
     loop {
@@ -40,7 +46,7 @@ pub(crate) async fn wait_failed(state: &NodeState) -> Diagnosis {
 
 #[derive(Debug, PartialEq, Eq)]
 enum StartVerdict {
-    /// One has been ready, and later failures are another matter.
+    /// One engine has been ready, and later failures are another matter.
     Serves,
     Open,
     Failed(Diagnosis),
@@ -50,7 +56,7 @@ fn judge(statuses: &[EngineStatus]) -> StartVerdict {
     if statuses.iter().any(|status| matches!(status.phase, Phase::Ready | Phase::Sleeping)) {
         return StartVerdict::Serves;
     }
-    // Only an operator brings one back that is out of service.
+    // Only an operator brings back an engine that is out of service.
     let is_over = |status: &EngineStatus| has_failed(status) || status.phase == Phase::Quarantined;
     match statuses.iter().find(|status| has_failed(status)) {
         Some(EngineStatus { failure: Some(diagnosis), .. }) if statuses.iter().all(is_over) => StartVerdict::Failed(diagnosis.clone()),
@@ -58,7 +64,8 @@ fn judge(statuses: &[EngineStatus]) -> StartVerdict {
     }
 }
 
-/// Judged between two starts, when what the last one failed of is known.
+/// Whether an engine has failed, judged between two starts, when the cause of the last failure is
+/// known.
 fn has_failed(status: &EngineStatus) -> bool {
     let Some(failure) = &status.failure else { return false };
     let limit = if failure.kind == FailureKind::GpuInUse { MAX_STARTS_ON_BUSY_GPU } else { MAX_FAILED_STARTS };
@@ -99,7 +106,7 @@ mod tests {
         let is_failed = |statuses: &[EngineStatus]| matches!(judge(statuses), StartVerdict::Failed(_));
         assert!(is_failed(&[failed(3)]) && is_failed(&[failed(3), failed(4)]));
         assert!(!is_failed(&[failed(2)]) && !is_failed(&[failed(3), failed(2)]) && !is_failed(&[]));
-        // It tries for the fourth time while another one fails for the third.
+        // One engine tries for the fourth time while another one fails for the third.
         assert!(is_failed(&[status(Phase::Starting, 3, FailureKind::Unknown), failed(3)]));
         let ready = EngineStatus { failure: None, ..status(Phase::Ready, 0, FailureKind::Unknown) };
         assert_eq!(judge(&[failed(9), ready]), StartVerdict::Serves);

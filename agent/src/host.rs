@@ -1,4 +1,7 @@
-//! What this host has for engines: its name, its GPUs, the program that becomes an engine, and what is decided of it once, when the agent starts. What is made of the GPUs is decided in `plan`.
+//! Resources of this host for engines: its name, its GPUs, the program that becomes an engine, and
+//! decisions made once when the agent starts.
+//!
+//! `plan` decides how the GPUs are used.
 
 use std::env;
 use std::fs;
@@ -13,22 +16,21 @@ use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
-    /// The host name, as the kernel knows it.
+    /// Host name, as the kernel knows it.
     pub name: String,
-    /// The GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES` where that is
-    /// set.
+    /// GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES` if that is set.
     pub gpus: Vec<Gpu>,
     pub driver: Option<GpuDriver>,
-    /// Why there is no GPU, for the log; `None` when there is one.
+    /// Why there is no GPU, for the log; `None` if there is one.
     pub no_gpu_because: Option<String>,
 }
 
-/// One replica that this host shall have.
+/// One replica that this host should run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaPlan {
-    /// Its number on this node, from 0.
+    /// Number of the replica on this node, from 0.
     pub index: u32,
-    /// The GPUs it has for itself, in the order of its ranks; none for an engine on CPU.
+    /// GPUs of this replica alone, in the order of its ranks; none for an engine on CPU.
     pub gpus: Vec<Gpu>,
 }
 
@@ -38,19 +40,19 @@ pub enum EngineProgram {
     Simulated { program: PathBuf },
 }
 
-/// Why no engine can be started here. Each says what to change.
+/// Reasons why no engine can be started here. Each says what to change.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HostError {
     #[error(transparent)]
     Visible(#[from] VisibleDevicesError),
     #[error(transparent)]
     Slice(#[from] MigSliceNeedsUuid),
-    /// The library that was named is not there.
+    /// The named library does not exist.
     #[error("cannot load `{library}`, which HOSTLER_NVML_LIB names in place of the NVIDIA driver's library")]
     NoLibrary { library: String },
     #[error("the NVIDIA driver does not work on this host: {reason}; `nvidia-smi` should show the same")]
     Driver { reason: String },
-    /// A model was given and nothing can serve it.
+    /// A model was given, but no program can serve it.
     #[error(
         "cannot find the program `{name}` (looked for {searched}): install it with `pip install vllm`, name it with --vllm-bin PATH, or use --engine simulated"
     )]
@@ -63,9 +65,11 @@ pub enum HostError {
 }
 
 impl Host {
-    /// Asks the kernel for the name and the NVIDIA driver for the GPUs, of which it keeps those that `visible`, the value of
-    /// `CUDA_VISIBLE_DEVICES`, allows. The simulated engine needs none and gets them only from a library that was named for the purpose. A
-    /// host without a driver has no GPUs and is no error.
+    /// Asks the kernel for the name and the NVIDIA driver for the GPUs.
+    ///
+    /// Only GPUs allowed by `visible`, the value of `CUDA_VISIBLE_DEVICES`, are kept. The simulated
+    /// engine needs no GPUs and gets them only from a library that was named for the purpose. A
+    /// host without a driver has no GPUs, which is no error.
     ///
     /// # Errors
     /// When the driver does not work, or this process may use none of its GPUs.
@@ -93,7 +97,7 @@ impl Host {
     }
 }
 
-/// Which program becomes an engine. `this_program` is what the simulated engine is part of.
+/// Chooses the program that becomes an engine. `this_program` contains the simulated engine.
 pub(crate) fn choose_program(
     kind: EngineKind,
     model_given: bool,
@@ -111,10 +115,11 @@ pub(crate) fn choose_program(
     }
 }
 
-/// GiB of memory that each of `engines` engines without a GPU may use as KV cache. It is half of
-/// what is free now, so that as much is left for weights. It is 32 at most, because a cache is
-/// touched before an engine is ready. `None` where vLLM's own variable is set, or the free memory
-/// is unknown.
+/// GiB of memory that each of `engines` engines without a GPU may use as KV cache.
+///
+/// The total is half of the memory free now, so that as much is left for weights. The share is 32
+/// at most, because a cache is touched before an engine is ready. `None` if vLLM's own variable is
+/// set, or the free memory is unknown.
 pub(crate) fn kv_cache_gib(engines: usize) -> Option<u64> {
     if env::var_os("VLLM_CPU_KVCACHE_SPACE").is_some() {
         return None;

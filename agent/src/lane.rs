@@ -1,6 +1,8 @@
-//! The agent's end of a lane: tells new requests from frames of running ones, and remembers which ids are being served.
+//! The agent's end of a lane: separates new requests from frames of running ones, and remembers
+//! which ids are being served.
 //!
-//! It is driven from outside, as the router's end is: `receive` with each batch, `outbox` for what leaves, `lose` at the end.
+//! Its owner drives it, as with the router's end: `receive` with each batch, `outbox` for outgoing
+//! frames, `close` at the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +17,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
 
-/// One lane: the requests being served on it, and what waits to leave.
+/// One lane: the requests being served on it, and the frames that wait to leave.
 #[derive(Debug)]
 pub struct Lane {
     outbox: Arc<Outbox>,
@@ -30,8 +32,9 @@ struct LaneRequest {
     cancel: CancelSignal,
 }
 
-/// Whether the router has cancelled. One task asks at each event, so asking must cost next to
-/// nothing.
+/// Whether the router has cancelled.
+///
+/// A task checks this at each event, so the check must cost next to nothing.
 #[derive(Debug, Default)]
 struct CancelSignal {
     is_set: AtomicBool,
@@ -57,7 +60,7 @@ pub struct IncomingRequest {
 }
 
 impl Lane {
-    /// A lane without requests; counts frames with unknown ids in `unknown_frames`.
+    /// Creates a lane without requests, which counts frames with unknown ids in `unknown_frames`.
     #[must_use]
     pub fn new(unknown_frames: Counter) -> Arc<Self> {
         Arc::new(Self { outbox: Arc::default(), active: Mutex::default(), unknown_frames })
@@ -68,7 +71,7 @@ impl Lane {
         &self.outbox
     }
 
-    /// Takes the frames that the router sent; returns the requests that began.
+    /// Processes the frames that the router sent, and returns the requests that began.
     pub fn receive(self: &Arc<Self>, batch: FrameBatch) -> Vec<IncomingRequest> {
         let mut began = Vec::new();
         let mut running = self.active.lock();
@@ -83,7 +86,7 @@ impl Lane {
                 continue;
             }
             if matches!(kind, Kind::Cancel(_)) {
-                // A cancel that crosses the answer's end is nothing unusual.
+                // A cancel that crosses the answer's end is normal.
                 if let Some(shared) = running.remove(&id) {
                     shared.cancel.set();
                 }
@@ -105,15 +108,15 @@ impl Lane {
         began
     }
 
-    /// The lane's stream has ended, so its answers are not wanted any more.
+    /// Closes the lane: its stream has ended, so its answers are not wanted any more.
     pub fn close(&self) {
         self.outbox.close();
         let running = std::mem::take(&mut *self.active.lock());
         running.into_values().for_each(|shared| shared.cancel.set());
     }
 
-    /// Interrupts every request that is being served, as a cancel does, but the router is told how
-    /// each of them ends.
+    /// Interrupts every request being served, as a cancel does, but the router learns how each of
+    /// them ends.
     pub fn interrupt(&self) {
         self.active.lock().values().for_each(|shared| shared.cancel.set());
     }
@@ -124,8 +127,9 @@ impl Lane {
     }
 }
 
-/// One request being served: its body comes in, its answer goes out. If it is dropped unfinished,
-/// the router learns that the answer is lost.
+/// One request being served: its body comes in, its answer goes out.
+///
+/// If it is dropped unfinished, the router learns that the answer is lost.
 #[derive(Debug)]
 pub struct RequestStream {
     id: u64,
@@ -134,7 +138,9 @@ pub struct RequestStream {
 }
 
 impl RequestStream {
-    /// Resolves when the router cancels, or the lane interrupts. Only one task at a time may wait for it.
+    /// Resolves when the router cancels, or the lane interrupts.
+    ///
+    /// Only one task at a time may wait for this.
     pub async fn wait_cancelled(&self) {
         std::future::poll_fn(|context| self.shared.cancel.poll(context)).await;
     }
@@ -156,7 +162,7 @@ impl RequestStream {
         }
     }
 
-    /// Credit for up to `wanted` bytes, but no more than one frame carries.
+    /// Polls for credit for up to `wanted` bytes, but no more than one frame carries.
     pub fn poll_credit(&self, context: &Context<'_>, wanted: usize) -> Poll<usize> {
         self.shared.credit.poll_take(context, wanted.min(MAX_BODY_BYTES))
     }
@@ -166,7 +172,7 @@ impl RequestStream {
         self.lane.outbox.push(Frame::new(self.id, kind));
     }
 
-    /// Ends the answer. For a cancelled request nothing is sent.
+    /// Ends the answer. A cancelled request sends nothing.
     pub fn end(self, outcome: &Result<(), StreamFault>) {
         self.finish(outcome.as_ref().err());
     }
@@ -185,7 +191,7 @@ impl Drop for RequestStream {
     }
 }
 
-/// A request's body as it comes from the router, with credit returned as the engine takes it.
+/// Body of a request from the router, which returns credit as the engine reads it.
 #[derive(Debug)]
 pub struct RequestBody {
     id: u64,
@@ -194,7 +200,7 @@ pub struct RequestBody {
 }
 
 impl RequestBody {
-    /// The next bytes, `None` at the end.
+    /// Next bytes; `None` at the end.
     pub fn poll_bytes(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, StreamFault>> {
         self.shared.inbox.poll_body(context, self.id, &self.lane.outbox)
     }

@@ -1,7 +1,8 @@
 //! The node agent: supervises the engines of one host and connects them to routers.
 //!
-//! `host` finds what there is to run on, `engine` keeps each engine alive, `probe` watches its load, `cache` knows what it has cached,
-//! `prompt_files` reads its tokenizer, `uplink` serves the routers.
+//! `host` finds the resources to run on, `engine` keeps each engine alive, `probe` watches its
+//! load, `cache` knows its cached blocks, `prompt_files` reads its tokenizer, `uplink` serves the
+//! routers.
 
 mod advise;
 mod cache;
@@ -83,10 +84,10 @@ pub enum AgentError {
     /// This program's own path is unknown, so it cannot start the simulated engine.
     #[error("cannot find this program's own path to start the simulated engine: {0}")]
     OwnPath(#[source] std::io::Error),
-    /// No router wants this agent.
+    /// No router accepts this agent.
     #[error("{0}")]
     Unattached(String),
-    /// None of the engines has ever been ready.
+    /// No engine has ever been ready.
     #[error("no engine of this agent can be started: {cause}\nwhat to do: {remedy}")]
     EnginesFailed { cause: String, remedy: String },
     /// The time to finish was over.
@@ -94,13 +95,15 @@ pub enum AgentError {
         "requests cut off before their answers were complete: {requests}; agent.drain_timeout and agent.leave_grace are the time to finish"
     )]
     CutOff { requests: u32 },
-    /// They are stuck in the kernel, or nothing could wait for them any longer.
+    /// Processes are stuck in the kernel, or nothing could wait for them any longer.
     #[error("processes of an engine were still there when the time to leave was over; the next agent in this run directory ends them")]
     EnginesLeft,
 }
 
 impl AgentError {
-    /// The exit code by which scripts and schedulers tell how the agent ended. All codes are in docs/hpc.md and in `EXIT_CODES`.
+    /// Exit code that tells scripts and schedulers how the agent ended.
+    ///
+    /// All codes are in docs/hpc.md and in `EXIT_CODES`.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -113,7 +116,7 @@ impl AgentError {
     }
 }
 
-/// The agent's exit codes, for its help.
+/// Exit codes of the agent, for its help.
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0  drained: every answer was complete
@@ -124,7 +127,7 @@ Exit codes:
   5  answers were cut off, because the time to finish was over or a second signal came
   6  every answer was complete, but processes of an engine did not die in time";
 
-/// Who sends signals to an agent with these settings.
+/// Sender of signals to an agent with these settings.
 #[must_use]
 pub fn signal_source(config: &AgentConfig) -> SignalSource {
     match leave::grace(config, current_job().as_ref()) {
@@ -133,7 +136,8 @@ pub fn signal_source(config: &AgentConfig) -> SignalSource {
     }
 }
 
-/// The time from SIGTERM until this process is killed, as its scheduler says it or `agent.leave_grace`; `None` where nobody kills it.
+/// Time from SIGTERM until this process is killed, from its scheduler or `agent.leave_grace`;
+/// `None` if nobody kills it.
 pub async fn read_kill_grace(config: &AgentConfig) -> Option<Duration> {
     match config.leave_grace {
         Some(grace) => Some(grace),
@@ -141,7 +145,8 @@ pub async fn read_kill_grace(config: &AgentConfig) -> Option<Duration> {
     }
 }
 
-/// How an agent with these settings would leave, a sentence each; none where nobody ends it but an operator.
+/// Describes how an agent with these settings would leave, a sentence each; empty if only an
+/// operator ends it.
 #[must_use]
 pub fn describe_leaving(config: &AgentConfig) -> Vec<String> {
     LeaveTerms::new(config, current_job().as_ref()).sentences()
@@ -151,7 +156,7 @@ fn current_job() -> Option<Job> {
     Job::detect(|name| std::env::var(name).ok())
 }
 
-/// An agent that knows what it will run.
+/// An agent that knows which engines it will run.
 #[derive(Debug)]
 pub struct Agent {
     config: AgentConfig,
@@ -165,14 +170,16 @@ pub struct Agent {
     keepers: KeeperSource,
     fate: AgentDeathPolicy,
     driver: Option<gpu::GpuDriver>,
-    /// The batch job that it runs in.
+    /// Batch job that the agent runs in.
     job: Option<Arc<JobClock>>,
 }
 
-/// Whether there is an engine to run and a model where the settings name one: what can be said at once, before anything is started.
+/// Checks that an engine exists, and a model if the settings name one.
+///
+/// This check is immediate and starts nothing.
 ///
 /// # Errors
-/// What is missing, and what to do.
+/// The missing part, with a remedy.
 pub fn check_engine(config: &AgentConfig) -> Result<(), AgentError> {
     match choose_engine(config, Path::new(""))? {
         EngineProgram::Vllm { .. } => Ok(plan::check_model_path(&config.model)?),
@@ -186,8 +193,9 @@ fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram
 }
 
 impl Agent {
-    /// Examines the host and decides what to run. vLLM is asked for its version, which takes
-    /// seconds.
+    /// Examines the host and decides which engines to run.
+    ///
+    /// Asks vLLM for its version, which takes seconds.
     ///
     /// # Errors
     /// When there is nothing to run, no place to run it, or no router to serve.
@@ -196,10 +204,10 @@ impl Agent {
         Self::prepare_with(config, &this_program).await
     }
 
-    /// As `prepare`, with another program that has the simulated engine in it.
+    /// Like `prepare`, with another program that contains the simulated engine.
     ///
     /// # Errors
-    /// As `prepare`.
+    /// Same as `prepare`.
     pub async fn prepare_with(config: AgentConfig, simulated: &Path) -> Result<Self, AgentError> {
         if RouterTarget::of(&config).is_empty() {
             return Err(AgentError::NoRouter);
@@ -246,21 +254,24 @@ impl Agent {
         Self { keepers: KeeperSource::InProcess(engines), ..self }
     }
 
-    /// Where the agent's metrics and health are served when no address was given.
+    /// Socket of the agent's metrics and health pages if no address was given.
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.run_dir.admin_socket()
     }
 
     /// Runs the engines and serves the routers until the shutdown drains, then until the engines
-    /// have finished and stopped. When SIGHUP began the drain and engines outlive their agent here,
-    /// they are left to the next agent. When it stops instead, the engines are killed.
+    /// have finished and stopped.
+    ///
+    /// If SIGHUP began the drain and engines outlive their agent here, they are left to the next
+    /// agent. If the shutdown stops instead, the engines are killed.
     ///
     /// # Errors
-    /// When an engine cannot be described, or the admin address cannot be had; when no router takes the agent in, its engines fail for good, or
-    /// answers are cut off. Nothing is left running then.
+    /// When an engine cannot be described, or the admin address cannot be bound; when no router
+    /// accepts the agent, its engines fail for good, or answers are cut off. Nothing is left
+    /// running then.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), AgentError> {
-        // All that may fail comes before the first engine starts.
+        // Run everything that may fail before the first engine starts.
         let listener = PagesListener::bind(&self.config.agent_admin, &self.run_dir).await?;
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
@@ -268,7 +279,7 @@ impl Agent {
         let (specs, rejected) = match self.engine_specs(survivors) {
             Ok(specs) => specs,
             Err(error) => {
-                // The engines in it live on.
+                // The engines in the run directory live on.
                 self.run_dir.leave_to_successor();
                 return Err(error);
             }
@@ -309,8 +320,8 @@ impl Agent {
         let hands_over = keeps && shutdown.is_by_hang_up();
         let leaving = Leaving { terms: &terms, node: &self.node, engines: &engines, state: &state, shutdown: &shutdown, hands_over };
         let left = leaving.run().await;
-        // A process that is stuck in the kernel may not die even when killed; then the next agent
-        // to start here ends it.
+        // A process stuck in the kernel may not die even when killed; then the next agent to start
+        // here ends it.
         let stopped = timeout_at(left.deadline, futures_util::future::join_all(engines.iter().map(Engine::stop))).await;
         end.cancel();
         drop(clock);
@@ -334,7 +345,7 @@ impl Agent {
         outcome
     }
 
-    /// Waits until the agent has to leave. Fails when nobody told it to.
+    /// Waits until the agent has to leave. Fails if no shutdown was requested.
     async fn wait_for_reason(&self, shutdown: &Shutdown, state: &NodeState, attachments: &Attachments) -> Result<(), AgentError> {
         let is_in_job = self.job.is_some();
         let error = tokio::select! {
@@ -364,8 +375,10 @@ impl Agent {
     }
 }
 
-/// Ends engines that a dead agent has left and this one would not start: of another model, or with
-/// other flags. Their memory is needed.
+/// Ends engines that a dead agent has left and this one would not start, because they have another
+/// model or other flags.
+///
+/// Their memory is needed.
 async fn end_survivors(rejected: Vec<SurvivingEngine>) {
     for survivor in rejected {
         let directory = survivor.directory.clone();
@@ -374,7 +387,8 @@ async fn end_survivors(rejected: Vec<SurvivingEngine>) {
     }
 }
 
-/// Clearing up after an agent that had died may take seconds, so it has a thread of its own.
+/// Opens the run directory on its own thread, because cleaning up after a dead agent may take
+/// seconds.
 async fn open_run_dir(configured: PathBuf, node: String) -> Result<RunDir, AgentError> {
     let opened = tokio::task::spawn_blocking(move || RunDir::open(&configured, &node)).await;
     let run_dir = opened.expect("opening the run directory does not panic")?;
@@ -384,7 +398,7 @@ async fn open_run_dir(configured: PathBuf, node: String) -> Result<RunDir, Agent
     Ok(run_dir)
 }
 
-/// How long before its job's end the agent begins to leave: what drain and stop may need.
+/// How long before its job's end the agent begins to leave: the time that drain and stop may need.
 fn time_to_leave(config: &AgentConfig) -> Duration {
     config.drain_timeout.saturating_add(config.stop_grace)
 }

@@ -1,4 +1,5 @@
-//! Everything the agent counts, and the figures that are read from its engines and GPUs when its metrics page is asked for.
+//! Counters of the agent, and figures read from its engines and GPUs when its metrics page is
+//! requested.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ use crate::engine::Phase;
 use crate::gpu::{Gpu, GpuReading};
 use crate::node::{NodeState, Replica};
 
-/// What the agent itself counts.
+/// Counters of the agent itself.
 #[derive(Debug)]
 pub struct AgentMetrics {
     /// Answers relayed whole.
@@ -26,14 +27,14 @@ pub struct AgentMetrics {
 }
 
 impl Default for AgentMetrics {
-    /// On no page.
+    /// Counters without a page.
     fn default() -> Self {
         Self::register(&mut MetricRegistry::default())
     }
 }
 
 impl AgentMetrics {
-    /// Has `page` show them, and describes the figures of a node.
+    /// Registers the counters on `page`, and describes the figures of a node.
     pub fn register(page: &mut MetricRegistry) -> Self {
         let outcomes = ["complete", "broken", "cancelled"];
         let [complete, broken, cancelled] =
@@ -119,10 +120,10 @@ const ENGINES: FigureTable<Replica> = FigureTable {
     ],
 };
 
-/// A GPU of a replica, and how it does.
+/// A GPU of a replica, and its reading.
 type GpuState = (Gpu, GpuReading);
 
-/// What the driver does not say is not on the page.
+/// Figures of a GPU. Values that the driver does not report are not on the page.
 const GPUS: FigureTable<GpuState> = FigureTable {
     labels: &["replica", "gpu", "uuid"],
     figures: &[
@@ -157,7 +158,7 @@ const FINDINGS: FigureTable<bool> = FigureTable {
     figures: &[gauge("agent_finding", "1 while `hostler advise` has this to say about the engine.", |stands| (*stands).into())],
 };
 
-/// A GPU that several engines share is there for each of them.
+/// GPUs of the replicas. A GPU that several engines share appears for each of them.
 fn replica_gpus(node: &NodeState) -> Vec<(Vec<String>, GpuState)> {
     let of_replica =
         |replica| {

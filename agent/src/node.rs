@@ -1,5 +1,7 @@
-//! The replicas of this node as everything else in the agent sees them: each with its engine, what is known of it beforehand, its prompt files and
-//! findings, and a signal when something has changed. Sessions report it, relays look replicas up in it, the metrics page reads it.
+//! Replicas of this node, as the rest of the agent sees them.
+//!
+//! Each has its engine, its traits, its prompt files and findings. The node also signals every
+//! change. Sessions report the state, relays look up replicas in it, and the metrics page reads it.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -15,37 +17,38 @@ use crate::gpu::{GpuReading, GpuReadings};
 use crate::job::JobClock;
 use crate::prompt_files::{Bundle, PromptFileSource, PromptFilesError};
 
-/// When to try again to read prompt files that a shared filesystem could not give: it may have a
-/// bad minute.
+/// Delay before prompt files that a shared filesystem could not give are read again.
+///
+/// Such a filesystem may have a bad minute.
 const FILES_RETRY: Duration = Duration::from_secs(30);
 
-/// The least time between two signals, and so between two reports.
+/// Minimum time between two signals, and so between two reports.
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A replica of this node: its engine and what is known of it.
+/// A replica of this node: its engine and the facts about it.
 #[derive(Debug)]
 pub struct Replica {
     pub index: u32,
     pub engine: Engine,
-    /// What is known of it beforehand.
+    /// Traits known before the engine starts.
     pub traits: ReplicaTraits,
     pub(crate) client: EngineClient,
-    /// The prompt files of its model, or why there are none; nothing before it has been ready.
+    /// Prompt files of the replica's model, or why there are none; `None` before it has been ready.
     prompt_files: watch::Sender<Option<Result<Bundle, String>>>,
-    /// What costs its engine speed, the gravest first.
+    /// Findings that slow the engine down, the gravest first.
     findings: watch::Sender<Vec<Finding>>,
 }
 
-/// What is known of a replica before its engine starts.
+/// Traits of a replica before its engine starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaTraits {
-    /// Name of its GPU, empty on CPU.
+    /// Name of the replica's GPU, empty on CPU.
     pub gpu: String,
-    /// Tokens that its engine computes in one step at most; 0 when unknown.
+    /// Most tokens that the engine computes in one step; 0 if unknown.
     pub token_budget: u32,
-    /// Where the prompt files of its model are.
+    /// Location of the model's prompt files.
     pub prompt_files: PromptFileSource,
-    /// How it is started.
+    /// How the engine is started.
     pub setup: EngineSetup,
 }
 
@@ -63,13 +66,13 @@ impl Replica {
         }
     }
 
-    /// What costs its engine speed, the gravest first.
+    /// Findings that slow the engine down, the gravest first.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         self.findings.borrow().clone()
     }
 
-    /// Its prompt files, or why there are none; nothing before it has been ready.
+    /// Prompt files of the replica, or why there are none; `None` before it has been ready.
     pub(crate) fn prompt_files(&self) -> watch::Ref<'_, Option<Result<Bundle, String>>> {
         self.prompt_files.borrow()
     }
@@ -79,51 +82,51 @@ impl Replica {
     }
 }
 
-/// The node's replicas, and a signal that something about them has changed.
+/// Replicas of the node, and a signal that something about them has changed.
 #[derive(Debug)]
 pub struct NodeState {
     replicas: Vec<Replica>,
     changes: watch::Sender<u64>,
-    /// How the node's GPUs do; nothing on a host without.
+    /// Readings of the node's GPUs; `None` on a host without GPUs.
     readings: Option<watch::Receiver<Arc<GpuReadings>>>,
-    /// The batch job that the agent runs in.
+    /// Batch job that the agent runs in.
     job: Option<Arc<JobClock>>,
     cut_off: CutOff,
 }
 
-/// The end of all requests that still run, because the node leaves.
+/// End of all running requests, because the node leaves.
 #[derive(Debug, Default)]
 struct CutOff {
-    /// What their clients are told.
+    /// Message to the clients.
     reason: OnceLock<String>,
     has_come: CancellationToken,
 }
 
 impl NodeState {
-    /// The state of these replicas, in the order of their index.
+    /// State of these replicas, in the order of their index.
     #[must_use]
     pub fn new(replicas: Vec<Replica>) -> Self {
         Self { replicas, changes: watch::Sender::new(0), readings: None, job: None, cut_off: CutOff::default() }
     }
 
-    /// As it is, with the readings of the node's GPUs.
+    /// Adds the readings of the node's GPUs.
     #[must_use]
     pub fn with_readings(self, readings: Option<watch::Receiver<Arc<GpuReadings>>>) -> Self {
         Self { readings, ..self }
     }
 
-    /// As it is, in this batch job.
+    /// Adds the batch job.
     #[must_use]
     pub(crate) fn with_job(self, job: Option<Arc<JobClock>>) -> Self {
         Self { job, ..self }
     }
 
-    /// The batch job that the agent runs in.
+    /// Batch job that the agent runs in.
     pub(crate) fn job(&self) -> Option<&JobClock> {
         self.job.as_deref()
     }
 
-    /// The readings of a replica's GPUs, in their order; empty where the driver has not answered.
+    /// Readings of a replica's GPUs, in their order; empty if the driver has not answered.
     #[must_use]
     pub fn gpu_readings(&self, replica: &Replica) -> Vec<GpuReading> {
         let Some(readings) = &self.readings else { return Vec::new() };
@@ -141,7 +144,7 @@ impl NodeState {
         self.replicas.get(index as usize)
     }
 
-    /// The replicas with these indices; all where none is given.
+    /// Replicas with these indices; all if none is given.
     pub(crate) fn select<'a>(&'a self, indices: &'a [u32]) -> impl Iterator<Item = &'a Replica> {
         self.replicas.iter().filter(move |replica| indices.is_empty() || indices.contains(&replica.index))
     }
@@ -151,23 +154,23 @@ impl NodeState {
         self.changes.subscribe()
     }
 
-    /// Ends all requests that still run, and tells their clients why.
+    /// Ends all running requests, and tells their clients why.
     pub(crate) fn cut_off(&self, reason: String) {
         let _ = self.cut_off.reason.set(reason);
         self.cut_off.has_come.cancel();
     }
 
-    /// Resolves when what still runs is to end.
+    /// Resolves when running requests must end.
     pub(crate) fn wait_cut_off(&self) -> impl Future<Output = ()> + Send + 'static {
         self.cut_off.has_come.clone().cancelled_owned()
     }
 
-    /// Why what still ran had to end; `None` as long as it need not.
+    /// Why running requests had to end; `None` while they may run.
     pub(crate) fn cut_off_reason(&self) -> Option<&str> {
         self.cut_off.reason.get().map(String::as_str)
     }
 
-    /// The bundle of prompt files with this hash, if a replica has it.
+    /// Bundle of prompt files with this hash, if a replica has it.
     pub(crate) fn bundle(&self, hash: &[u8]) -> Option<Bundle> {
         self.replicas.iter().filter_map(Replica::bundle).find(|bundle| bundle.hash == hash)
     }
@@ -188,7 +191,7 @@ impl NodeState {
         }
     }
 
-    /// Signals each change of what is known of the job.
+    /// Signals each change of the facts about the job.
     async fn signal_job(&self) {
         let Some(job) = &self.job else { return };
         let mut facts = job.facts();
@@ -207,7 +210,7 @@ impl NodeState {
         // The readings change for all GPUs at once, whichever replica they belong to.
         let mut readings = self.readings.clone().filter(|_| !replica.traits.setup.gpus.is_empty());
         loop {
-            // An engine that has ended for good changes no more.
+            // An engine that has ended for good no longer changes.
             let changed = tokio::select! {
                 changed = status.changed() => changed.is_ok(),
                 changed = samples.changed() => changed.is_ok(),
@@ -226,8 +229,9 @@ impl NodeState {
         }
     }
 
-    /// Reads the prompt files anew in each life of the engine, when it is ready: then it has
-    /// downloaded what it needs.
+    /// Reads the prompt files anew in each life of the engine, once it is ready.
+    ///
+    /// By then it has downloaded everything it needs.
     async fn load_files(&self, replica: &Replica) {
         let mut status = replica.engine.status();
         let mut loaded = 0;
@@ -252,7 +256,7 @@ impl NodeState {
     }
 }
 
-/// The next readings of GPUs, if there are any.
+/// Next readings of GPUs, if there are any.
 async fn next_readings(readings: Option<&mut watch::Receiver<Arc<GpuReadings>>>) {
     if let Some(readings) = readings
         && readings.changed().await.is_ok()

@@ -1,5 +1,7 @@
-//! The agent's own pages for operators and probes: health and metrics, on a Unix socket in its run directory or on a configured address. What
-//! somebody removes of the run directory is made again here while no engine starts.
+//! The agent's own pages for operators and probes: health and metrics, on a Unix socket in its run
+//! directory or on a configured address.
+//!
+//! While no engine starts, this module restores removed parts of the run directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use crate::engine::Phase;
 use crate::node::NodeState;
 use crate::run_dir::{HeldDirectories, RunDir};
 
-/// How often it is checked that the run directory is still there. One file is looked at.
+/// How often the run directory is checked. A check looks at one file.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -35,14 +37,14 @@ impl AdminPages for AgentPages {
     }
 }
 
-/// Where the pages are served.
+/// Listener for the pages.
 pub(crate) enum PagesListener {
     Address(TcpListener, String),
     Socket(PathBuf),
 }
 
 impl PagesListener {
-    /// Takes the configured address, where there is one.
+    /// Binds the configured address, if there is one.
     pub(crate) async fn bind(configured: &str, run_dir: &RunDir) -> Result<Self, ListenError> {
         if configured.is_empty() {
             return Ok(Self::Socket(run_dir.admin_socket()));
@@ -74,7 +76,7 @@ impl PagesListener {
     }
 }
 
-/// Makes the socket, as often as it takes. `None` at the end.
+/// Creates the socket, as often as necessary. `None` at the end.
 async fn bind_again(path: &Path, run_dirs: &HeldDirectories, end: &CancellationToken) -> Option<PrivateSocket> {
     let mut is_failing = false;
     while !end.is_cancelled() {
@@ -90,7 +92,9 @@ async fn bind_again(path: &Path, run_dirs: &HeldDirectories, end: &CancellationT
     None
 }
 
-/// Makes the run directory again when it is removed. Returns `true` when `is_gone` holds, and `false` at the end.
+/// Restores the run directory whenever it is removed.
+///
+/// Returns `true` once `is_gone` holds, and `false` at the end.
 async fn wait_removed(run_dirs: &HeldDirectories, is_gone: impl Fn() -> bool, end: &CancellationToken) -> bool {
     let mut is_failing = false;
     loop {

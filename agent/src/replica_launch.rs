@@ -1,4 +1,6 @@
-//! What the replicas of an agent's plan run, and their start: command lines, the engines that an agent before has left, CPUs and GPUs.
+//! Launch of the replicas in an agent's plan: command lines, engines that an earlier agent has
+//! left, CPUs and GPUs.
+//!
 //! `Agent::run` calls it.
 
 use std::path::PathBuf;
@@ -18,8 +20,10 @@ use crate::{Agent, AgentError, gpu, host, node, prompt_files, run_dir};
 pub(crate) type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);
 
 impl Agent {
-    /// What each replica runs. Where a dead agent left the very engine that would be started, its
-    /// life goes on. Also returns what else that agent left.
+    /// Creates the launch of each replica.
+    ///
+    /// If a dead agent left exactly the engine that would be started, its life continues. Also
+    /// returns the other engines that the dead agent left.
     pub(crate) fn engine_specs(
         &self,
         mut survivors: Vec<SurvivingEngine>,
@@ -55,7 +59,7 @@ impl Agent {
         };
         let described = self.plan.replicas.iter().map(|plan| {
             if let Some(at) = survivors.iter().position(|survivor| survivor.life_record.index == plan.index) {
-                // An engine that lives on stays where it is.
+                // A surviving engine stays in its directory.
                 let spec = spec_in(plan, survivors[at].directory.clone())?;
                 if let Some(fell_back) = survivors[at].matches_command(&spec.command, spec.fallback.as_ref(), spec.version) {
                     let adopted = AdoptedLife { survivor: survivors.swap_remove(at), uses_fallback: fell_back };
@@ -97,7 +101,8 @@ impl Agent {
         described.into_iter().map(replica).collect()
     }
 
-    /// Binds engines to the CPUs next to their GPUs, and has them start only where those are free.
+    /// Binds engines to the CPUs next to their GPUs, and lets them start only once those GPUs are
+    /// free.
     fn bind_to_gpus<'a>(&self, mut specs: Vec<ReplicaLaunch<'a>>) -> Vec<ReplicaLaunch<'a>> {
         let Some(driver) = &self.driver else { return specs };
         let gpus: Vec<_> = specs.iter().map(|(plan, ..)| plan.gpus.clone()).collect();
@@ -110,7 +115,7 @@ impl Agent {
         specs
     }
 
-    /// How a replica is started, for the advisor and the routers.
+    /// Setup of a replica's engine, for the advisor and the routers.
     fn engine_setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> EngineSetup {
         EngineSetup {
             simulated: matches!(self.engine, EngineProgram::Simulated { .. }),

@@ -1,4 +1,8 @@
-//! The directory of one agent's sockets: private, short enough for socket paths, held by a lock for as long as the agent lives, so that a later agent can tell what a dead one left behind and clear it away. A site's cleaner may remove it under a living agent; `held` makes it again.
+//! Directory of one agent's sockets: private, and short enough for socket paths.
+//!
+//! The agent holds a lock on it for as long as it lives, so a later agent can tell what a dead one
+//! left behind and clear it away. A site's cleaner may remove the directory under a living agent;
+//! `held` makes it again.
 
 mod held;
 
@@ -20,7 +24,7 @@ pub(crate) use self::held::HeldDirectories;
 use crate::keeper::{AdoptionError, SurvivingEngine};
 use crate::process::orphans::end_orphans;
 
-/// Bytes after an agent's directory in the longest socket path below it: `/e999` and, in there, `/`
+/// Bytes after an agent's directory in the longest socket path below it: `/e999`, and in there `/`
 /// and vLLM's own name of 36 bytes, or `/tmp/` and Python's of 32.
 const MAX_PATH_BELOW: usize = 5 + 1 + 36;
 
@@ -28,11 +32,12 @@ const MAX_PATH_BELOW: usize = 5 + 1 + 36;
 /// processes to die.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Name of the lock, both of the base directory and of each agent's.
+/// Name of the lock, in the base directory and in each agent's.
 const LOCK: &str = "lock";
 
-/// An agent's directory is named `a-` and this many random characters. Nothing else below the base
-/// is ever touched: a user may name any directory.
+/// Random characters after `a-` in the name of an agent's directory.
+///
+/// Nothing else below the base is ever touched, because a user may name any directory.
 const RANDOM_CHARACTERS: usize = 4;
 
 #[derive(Debug, thiserror::Error)]
@@ -61,24 +66,28 @@ pub(crate) struct ClearedRunDir {
     pub(crate) unkillable: Vec<i32>,
 }
 
-/// This agent's directory; removed when dropped.
+/// Directory of this agent, removed on drop.
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
-    /// The directories of dead agents that were cleared, for the log.
+    /// Cleared directories of dead agents, for the log.
     cleared: Vec<ClearedRunDir>,
-    /// Directories of dead agents whose engines live on. They are this agent's now.
+    /// Directories of dead agents whose engines live on. They belong to this agent now.
     inherited_dirs: Vec<PathBuf>,
     survivors: Vec<SurvivingEngine>,
     held: Arc<HeldDirectories>,
 }
 
 impl RunDir {
-    /// Makes this agent's directory below `configured`, or below the default where that is empty, and clears away what dead agents left there, their engines first. Engines that a dead agent of the same node has left to the next one are kept; those of other nodes are left alone. Blocks: milliseconds as a rule, 10 s for each engine that does not die.
+    /// Creates this agent's directory below `configured`, or below the default if that is empty.
+    ///
+    /// The leftovers of dead agents there are cleared away, their engines first. Engines that a
+    /// dead agent of the same node has left to the next one are kept; those of other nodes are left
+    /// alone. Blocks, usually for milliseconds, but 10 s for each engine that does not die.
     pub(crate) fn open(configured: &Path, node: &str) -> Result<Self, RunDirError> {
         let base = locate_base(configured)?;
         make_private(&base)?;
-        // Until an agent's own lock is held, only this lock tells its directory from a dead
+        // Until an agent's own lock is held, only this lock distinguishes its directory from a dead
         // agent's.
         let _making = wait_for_lock(&base)?;
         let found = clear_dead_agents(&base, node)?;
@@ -90,39 +99,43 @@ impl RunDir {
         Ok(Self { path, cleared: found.cleared, inherited_dirs, survivors: found.survivors, held: Arc::new(held) })
     }
 
-    /// All directories that this agent holds, to be made again if somebody removes them.
+    /// All directories that this agent holds, to be restored if somebody removes them.
     pub(crate) fn held(&self) -> &Arc<HeldDirectories> {
         &self.held
     }
 
-    /// The engines that a dead agent has left. Their directories stay until this one is removed.
+    /// Takes the engines that a dead agent has left.
+    ///
+    /// Their directories stay until this one is removed.
     pub(crate) fn take_survivors(&mut self) -> Vec<SurvivingEngine> {
         std::mem::take(&mut self.survivors)
     }
 
-    /// The directories of dead agents that were cleared, for the log.
+    /// Cleared directories of dead agents, for the log.
     pub(crate) fn cleared(&self) -> &[ClearedRunDir] {
         &self.cleared
     }
 
-    /// The directory of one engine; the engine makes it, and empties it before each life.
+    /// Directory of one engine; the engine creates it, and empties it before each life.
     pub(crate) fn engine(&self, index: u32) -> PathBuf {
         self.path.join(format!("e{index}"))
     }
 
-    /// Where the agent's own pages are served unless an address is given.
+    /// Socket of the agent's own pages unless an address is given.
     pub(crate) fn admin_socket(&self) -> PathBuf {
         self.path.join("admin.sock")
     }
 
-    /// Leaves the directory to the next agent, which ends what is recorded in it.
+    /// Leaves the directory to the next agent, which ends the processes recorded in it.
     pub(crate) fn leave_to_successor(self) {
-        // Forgetting it loses nothing: the kernel releases the locks when the process ends.
+        // Forgetting the directory loses nothing: the kernel releases the locks when the process
+        // ends.
         std::mem::forget(self);
     }
 
-    /// Removes the directory. Call it once no engine is left. It also serves the exit that runs no
-    /// destructors.
+    /// Removes the directory.
+    ///
+    /// Call it once no engine is left. It also serves the exit that runs no destructors.
     pub(crate) fn remove(&self) {
         // Survivors that were not taken over wait for another agent.
         self.held.release();
@@ -144,8 +157,10 @@ impl Drop for RunDir {
     }
 }
 
-/// The directory for engine logs: the configured one, else `$XDG_STATE_HOME/hostler/logs`, else
-/// `~/.local/state/hostler/logs`; made if it is not there.
+/// Directory for engine logs: the configured one, else `$XDG_STATE_HOME/hostler/logs`, else
+/// `~/.local/state/hostler/logs`.
+///
+/// Created if it does not exist.
 pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     let path = if configured.as_os_str().is_empty() {
         match state_home() {
@@ -163,13 +178,16 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     Ok(path)
 }
 
-/// The name of an engine's log. Logs may be kept in a home directory that many hosts share, where several have a node of that name.
+/// Name of an engine's log.
+///
+/// Logs may be in a home directory that many hosts share, where several may have a node of that
+/// name.
 pub(crate) fn log_name(host: &str, node: &str, index: u32) -> String {
     let place = if node.starts_with(host) { node.to_owned() } else { format!("{host}-{node}") };
     format!("{place}-e{index}.log")
 }
 
-/// Whether an agent could have its directory there, without making anything.
+/// Checks whether an agent could have its directory there, without creating anything.
 pub(crate) fn check(configured: &Path) -> Result<PathBuf, RunDirError> {
     let base = locate_base(configured)?;
     if base.exists() {
@@ -180,7 +198,7 @@ pub(crate) fn check(configured: &Path) -> Result<PathBuf, RunDirError> {
 
 fn locate_base(configured: &Path) -> Result<PathBuf, RunDirError> {
     let base = base_dir(configured)?;
-    // The agent's own name, and the separator before it.
+    // Add the agent's own name, and the separator before it.
     let length = base.as_os_str().as_bytes().len() + 1 + 2 + RANDOM_CHARACTERS + MAX_PATH_BELOW;
     if length > MAX_PATH_BYTES {
         return Err(RunDirError::TooLong { excess: length - MAX_PATH_BYTES, path: base });
@@ -188,6 +206,8 @@ fn locate_base(configured: &Path) -> Result<PathBuf, RunDirError> {
     Ok(base)
 }
 
+/// Base directory for the agents' directories.
+///
 /// A relative path would only seem short enough, because engines make it absolute.
 /// `$XDG_RUNTIME_DIR` is removed at logout, so an agent that outlives its login cannot use it.
 fn base_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
@@ -197,7 +217,7 @@ fn base_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
     std::path::absolute(configured).map_err(|source| unusable_error(configured, source))
 }
 
-/// `$XDG_STATE_HOME`, else `~/.local/state`; paths that are not absolute do not count.
+/// State directory: `$XDG_STATE_HOME`, else `~/.local/state`. Relative paths do not count.
 pub(crate) fn state_home() -> Option<PathBuf> {
     absolute_variable("XDG_STATE_HOME").or_else(|| Some(absolute_variable("HOME")?.join(".local/state")))
 }
@@ -206,7 +226,7 @@ fn absolute_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// Makes a directory that only this user can enter, or checks that the existing one is such.
+/// Creates a directory that only this user can enter, or checks that the existing one is private.
 fn make_private(path: &Path) -> Result<(), RunDirError> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(|source| unusable_error(parent, source))?;
@@ -217,6 +237,8 @@ fn make_private(path: &Path) -> Result<(), RunDirError> {
     }
 }
 
+/// Checks that a directory is private.
+///
 /// A link does not count: in a directory that is open to everybody, others could have placed it.
 fn check_private(path: &Path) -> Result<(), RunDirError> {
     let metadata = fs::symlink_metadata(path).map_err(|source| unusable_error(path, source))?;
@@ -283,8 +305,10 @@ fn clear_dead_agents(base: &Path, node: &str) -> Result<ClearedRunDirs, RunDirEr
     Ok(found)
 }
 
-/// The lock of a directory whose agent is dead: it has an agent's name and a lock that nobody
-/// holds, or no lock at all if its agent died between two steps.
+/// Lock of a directory whose agent is dead.
+///
+/// The directory has an agent's name and a lock that nobody holds, or no lock at all if its agent
+/// died between two steps.
 fn lock_of_dead_agent(path: &Path) -> Option<Option<File>> {
     let name = path.file_name().unwrap_or_default().as_bytes();
     let is_ours =
@@ -299,7 +323,9 @@ fn lock_of_dead_agent(path: &Path) -> Option<Option<File>> {
 }
 
 impl ClearedRunDirs {
-    /// Takes what a dead agent left: engines of `node` that live on are kept, those of other nodes left alone, all others ended.
+    /// Handles the directory of a dead agent.
+    ///
+    /// Living engines of `node` are kept, those of other nodes left alone, all others ended.
     fn clear_or_inherit(&mut self, path: PathBuf, lock: Option<File>, node: &str) {
         let mut cleared = ClearedRunDir { path: path.clone(), killed: 0, unkillable: Vec::new() };
         let (mut kept, mut foreign) = (Vec::new(), false);

@@ -1,8 +1,8 @@
-//! Arithmetic with sizes in bytes, and how people read them.
+//! Arithmetic with sizes in bytes, and their format for people.
 
 pub(crate) const GIB: u64 = 1 << 30;
 
-/// `count` times `factor`, rounded. Exact to one in 2^53, which no size here reaches.
+/// Multiplies `count` by `factor`, rounded. Exact to one in 2^53, which no size here reaches.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -13,7 +13,7 @@ pub(crate) fn scaled(count: u64, factor: f64) -> u64 {
     (count as f64 * factor).round() as u64
 }
 
-/// Bytes as GiB with one digit after the point, rounded half up; small ones as MiB.
+/// Formats bytes as GiB with one digit after the point, rounded half up, or as MiB if small.
 pub(crate) fn format_gib(bytes: u64) -> String {
     if (1..GIB / 10).contains(&bytes) {
         return format!("{} MiB", bytes >> 20);

@@ -1,4 +1,9 @@
-//! The requests in flight on one replica, and the tokens of their prompts, counted exactly, over all routers and for each. The relay enters a request and holds its guard; probes, drain and reports read the counts and are woken when they change. `flow` tells the watchdog whether their answers move, `named` which of them were there when an engine died.
+//! Requests in flight on one replica, and the tokens of their prompts, counted exactly, over all
+//! routers and for each.
+//!
+//! The relay enters a request and holds its guard; probes, drain and reports read the counts and
+//! are woken when they change. `flow` tells the watchdog whether answers move, and `crash_suspects`
+//! which requests were there when an engine died.
 
 mod crash_suspects;
 mod flow;
@@ -15,15 +20,15 @@ use self::crash_suspects::{RequestEnd, SuspectTracker};
 pub(crate) use self::flow::{EngineWait, ResponseFlow};
 use crate::crashes::RequestFingerprint;
 
-/// Which router a request came from: a number the uplink gives to each router it knows.
+/// Router that a request came from: a number the uplink gives to each router it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RouterKey(pub u64);
 
-/// What a router estimated of one request's prompt. The engine may find more or less of it cached.
+/// Estimate of a router about one request's prompt. The engine may find more or less of it cached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PromptEstimate {
     pub tokens: u32,
-    /// The tokens of these that must be computed.
+    /// Tokens of these that must be computed.
     pub uncached: u32,
 }
 
@@ -75,14 +80,16 @@ impl InFlightCounts {
         self.totals_of(router).requests
     }
 
-    /// Requests that have ended, however they ended, since the agent started.
+    /// Requests that have ended, in any way, since the agent started.
     pub fn served_total(&self) -> u64 {
         self.served
     }
 }
 
-/// The in-flight requests of one replica. They live in the very channel that announces them, so a
-/// reader can never see a count without its wake.
+/// In-flight requests of one replica.
+///
+/// They live in the very channel that announces them, so a reader can never see a count without its
+/// wake.
 #[derive(Debug)]
 pub struct Traffic {
     counts: watch::Sender<InFlightCounts>,
@@ -107,14 +114,13 @@ impl Traffic {
         Arc::default()
     }
 
-    /// Counts one request of `router`, of whose prompt nothing is known, until the returned guard
-    /// is dropped.
+    /// Counts one request of `router` with an unknown prompt, until the returned guard is dropped.
     #[must_use = "the request is counted only while the guard lives"]
     pub fn enter(self: &Arc<Self>, router: RouterKey) -> InFlight {
         self.enter_with(router, PromptEstimate::default())
     }
 
-    /// Counts one request of `router` and its prompt until the returned guard is dropped.
+    /// Counts one request of `router` and its prompt, until the returned guard is dropped.
     #[must_use = "the request is counted only while the guard lives"]
     pub fn enter_with(self: &Arc<Self>, router: RouterKey, prompt: PromptEstimate) -> InFlight {
         self.counts.send_modify(|counts| {
@@ -131,7 +137,7 @@ impl Traffic {
         }
     }
 
-    /// Counts a request whose answer follows a schema or grammar until the returned guard is
+    /// Counts a request whose answer follows a schema or grammar, until the returned guard is
     /// dropped.
     #[must_use = "the request is counted only while the guard lives"]
     pub fn enter_guided(self: &Arc<Self>) -> GuidedInFlight {
@@ -139,8 +145,9 @@ impl Traffic {
         GuidedInFlight { traffic: Arc::clone(self) }
     }
 
-    /// Requests in flight whose answer follows a schema or grammar. It wakes nobody: the advisor
-    /// reads it once a second.
+    /// Requests in flight whose answer follows a schema or grammar.
+    ///
+    /// A change wakes nobody, because the advisor reads the count once a second.
     pub fn guided_in_flight(&self) -> u32 {
         self.guided.load(Ordering::Relaxed)
     }
@@ -153,7 +160,7 @@ impl Traffic {
         self.counts.borrow().in_flight_from(router)
     }
 
-    /// Requests that have ended, however they ended, since the agent started.
+    /// Requests that have ended, in any way, since the agent started.
     pub fn served_total(&self) -> u64 {
         self.counts.borrow().served_total()
     }
@@ -176,14 +183,15 @@ impl Traffic {
         &self.flow
     }
 
-    /// The requests that this life of the engine had when it ended: those in flight now, and those
-    /// of the last ten seconds whose answer it broke off or that were given up unanswered because
-    /// it hung.
+    /// Requests that this life of the engine had when it ended.
+    ///
+    /// These are the requests in flight now, and those of the last ten seconds whose answer the
+    /// engine broke off or that were given up unanswered because it hung.
     pub fn crash_suspects(&self, epoch: u64) -> Vec<RequestFingerprint> {
         self.suspects.crash_suspects(epoch)
     }
 
-    /// Since when requests of this life of the engine fail, if any has failed of late.
+    /// When requests of this life of the engine began to fail, if any has failed recently.
     pub fn failing_since(&self, epoch: u64) -> Option<Instant> {
         self.suspects.failing_since(epoch)
     }
@@ -233,34 +241,36 @@ pub struct InFlight {
     traffic: Arc<Traffic>,
     router: RouterKey,
     prompt: PromptEstimate,
-    /// Its prompt is not computed yet.
+    /// The prompt is not computed yet.
     pending: AtomicBool,
-    /// Its number among the crash suspects, zero where it is none.
+    /// Number among the crash suspects; zero if the request is none.
     suspect_id: AtomicU64,
-    /// Its answer broke off.
+    /// The answer broke off.
     has_failed: AtomicBool,
 }
 
 impl InFlight {
-    /// The engine of this life has received all of the request, which has this fingerprint. Before
-    /// that the request cannot cause a crash.
+    /// Marks the request as received whole by the engine of this life, under this fingerprint.
+    ///
+    /// Before that the request cannot cause a crash.
     pub fn mark_sent(&self, epoch: u64, fingerprint: RequestFingerprint) {
         self.suspect_id.store(self.traffic.suspects.track(epoch, fingerprint), Ordering::Relaxed);
     }
 
-    /// The engine broke its answer off, or answered with an error as a dying engine does.
+    /// Marks the request as failed: the engine broke its answer off, or answered with an error as a
+    /// dying engine does.
     pub fn mark_failed(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Its wait for the engine, not yet begun.
+    /// Tracks the wait for the engine, which has not begun yet.
     pub fn track_wait(&self) -> EngineWait<'_> {
         EngineWait::new(&self.traffic.flow)
     }
 
-    /// The engine has computed the prompt, as far as anyone can tell. Only the first call counts.
+    /// Marks the prompt as computed, as far as anyone can tell. Only the first call counts.
     pub fn mark_prefilled(&self) {
-        // Asked at each event of an answer: a look is cheaper than a swap.
+        // This runs at each event of an answer, and a load is cheaper than a swap.
         if self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::Relaxed) {
             self.traffic.finish_prefill(self.router, self.prompt);
         }

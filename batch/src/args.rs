@@ -1,4 +1,4 @@
-//! `hostler batch` as flags.
+//! Flags of `hostler batch`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,10 +8,12 @@ use clap::Args;
 /// Send the requests of a file and write their answers to another.
 #[derive(Debug, Clone, Args)]
 pub struct BatchArgs {
-    /// Requests in OpenAI's batch format, one JSON object a line: custom_id, method POST, url /v1/…, body
+    /// Requests in OpenAI's batch format, one JSON object a line: custom_id, method POST, url
+    /// /v1/…, body
     #[arg(value_name = "IN.jsonl")]
     pub input: PathBuf,
-    /// Where the answers go, in the order of the requests, once all are there; until then they are in OUT.jsonl.partial
+    /// Where the answers go, in the order of the requests, once all are there; until then they are
+    /// in OUT.jsonl.partial
     #[arg(value_name = "OUT.jsonl")]
     pub output: PathBuf,
     /// File with the API key and nothing else, mode 0600; OPENAI_API_KEY can hold the key itself
@@ -26,7 +28,8 @@ pub struct BatchArgs {
     /// Most time for one attempt; a longer one is given up and made again
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     pub request_timeout: Duration,
-    /// How long answers on their way are awaited after Ctrl-C or SIGTERM; a second Ctrl-C stops at once
+    /// How long answers on their way are awaited after Ctrl-C or SIGTERM; a second Ctrl-C stops at
+    /// once
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     pub grace: Duration,
     /// Show no progress

@@ -1,5 +1,7 @@
-//! A batch from its first request to its output: the only owner of the journal. It starts as many requests as may run at once, keeps what becomes of
-//! each, and writes the output when all are answered.
+//! A batch from its first request to its output; the only owner of the journal.
+//!
+//! It starts as many requests as may run at once, keeps the outcome of each, and writes the output
+//! when all are answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,24 +24,25 @@ use crate::progress::{Progress, ProgressWriter};
 use crate::request_line::{self, RequestLine};
 use crate::sender::{Sender, Sent, TimeLimits, Waiting};
 
-/// The priority of requests that have none of their own: people's, which have 0, go first.
+/// Priority of requests that set none. Interactive requests, which have 0, go first.
 const PRIORITY: i32 = 100;
 
-/// Most bytes of lines whose requests are on their way, unless a single one has more. Requests with
-/// images have some megabytes each.
+/// Most bytes of lines whose requests are in flight, unless a single one has more.
+///
+/// Requests with images have some megabytes each.
 const MAX_BYTES_IN_FLIGHT: usize = 256 << 20;
 
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What became of a batch that has its output.
+/// Summary of a batch that has its output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Summary {
     pub requests: usize,
-    /// Those without an answer of status 2xx.
+    /// Requests without an answer of status 2xx.
     pub failed: usize,
 }
 
-/// A batch that may begin: its input was checked, and nobody else writes its output.
+/// A batch that may begin: its input was checked, and no other process writes its output.
 #[derive(Debug)]
 pub struct Batch {
     args: BatchArgs,
@@ -49,17 +52,19 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Checks the input and finds what was answered before. A signal may end the process meanwhile.
+    /// Checks the input and finds earlier answers. A signal may end the process meanwhile.
     ///
     /// # Errors
-    /// When something is wrong; nothing was sent.
+    /// When a check fails; nothing was sent.
     pub fn open(args: &BatchArgs, target: Target) -> Result<Self, BatchError> {
         let input = Input::check(&args.input)?;
         let journal = open_journal(args, &input)?;
         Ok(Self { args: args.clone(), target, input, journal })
     }
 
-    /// Has all requests answered and writes the output. `key` is the whole value of `authorization`.
+    /// Gets all requests answered and writes the output.
+    ///
+    /// `key` is the whole value of `authorization`.
     ///
     /// # Errors
     /// When there is no output; answers so far are kept in the journal.
@@ -83,7 +88,7 @@ impl Batch {
     }
 }
 
-/// The journal of an output that is not there yet, or is there but for the journal's end.
+/// Opens the journal of an output that does not exist yet, or exists except for the journal's end.
 fn open_journal(args: &BatchArgs, input: &Input) -> Result<Journal, BatchError> {
     let path = Journal::path_for(&args.output);
     let exists = || BatchError::OutputExists(args.output.clone());
@@ -110,7 +115,7 @@ struct Drive {
     /// Most requests at once.
     concurrency: usize,
     grace: Duration,
-    /// The first request that was not looked at yet.
+    /// First request that was not examined yet.
     next: usize,
     running: JoinSet<Running>,
     bytes_in_flight: usize,
@@ -191,7 +196,7 @@ impl Drive {
         Err(BatchError::Stopped { answered, total, journal: self.journal.path().to_owned() })
     }
 
-    /// Starts the next request without an answer; `false` when none may start now.
+    /// Starts the next request without an answer; `false` if none may start now.
     fn start_next(&mut self) -> Result<bool, BatchError> {
         while self.next < self.input.len() && self.journal.has(self.next) {
             self.next += 1;
@@ -229,7 +234,7 @@ impl Drive {
         }
     }
 
-    /// Keeps what became of a request.
+    /// Keeps the outcome of a request.
     fn keep(&mut self, ended: Running) -> Result<(), BatchError> {
         self.bytes_in_flight -= ended.line.len();
         self.idle.push(ended.client);
@@ -241,7 +246,7 @@ impl Drive {
             }
         };
         let request = parse_again(&ended.line);
-        // The same in every run of this batch, and in no other.
+        // This id is equal in every run of this batch, and in no other.
         let id = format!("batch_req_{:032x}_{}", self.input.digest(), ended.number);
         let OutputLine { json, is_failed, tokens } = output_line::write(&id, &request.custom_id, outcome);
         self.tokens += tokens;
@@ -263,7 +268,7 @@ impl Drive {
     }
 }
 
-/// Reads a line of the input.
+/// Parses a line of the input again.
 fn parse_again(line: &[u8]) -> RequestLine<'_> {
     request_line::parse(line).expect("the line was checked, and is the same")
 }

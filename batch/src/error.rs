@@ -1,11 +1,11 @@
-//! Why a batch did not end with an answer to each request, and the exit code that says so.
+//! Reasons why a batch ended without an answer to each request, and the exit code for each.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// For `--help` and the manual.
+/// Text for `--help` and the manual.
 pub const EXIT_CODES: &str = "Exit codes:\n  \
     0  every request was answered with a status of 2xx\n  \
     1  nothing more could be done; the error says what to change\n  \
@@ -17,7 +17,7 @@ pub const EXIT_CODES: &str = "Exit codes:\n  \
 pub enum BatchError {
     #[error("cannot {verb} {}: {source}", path.display())]
     File {
-        /// What was to be done with it.
+        /// Operation that failed.
         verb: &'static str,
         path: PathBuf,
         source: io::Error,
@@ -25,7 +25,7 @@ pub enum BatchError {
     #[error("nothing was sent: {} is no batch of requests:\n{problems}", path.display())]
     Input {
         path: PathBuf,
-        /// A line for each.
+        /// Problems, one per line.
         problems: String,
     },
     #[error("{} has no request", .0.display())]
@@ -52,7 +52,7 @@ pub enum BatchError {
 }
 
 impl BatchError {
-    /// As [`EXIT_CODES`] has it.
+    /// Exit code as listed in [`EXIT_CODES`].
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -1,4 +1,7 @@
-//! The file of requests: read whole once, before anything is sent, and then line by line where its index says. Only the index is kept.
+//! File of requests, read whole once before anything is sent, and then line by line at the places
+//! in its index.
+//!
+//! Only the index is kept.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,14 +15,15 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 use crate::error::BatchError;
 use crate::request_line::{self, MAX_BODY_BYTES};
 
-/// The longest line: a body, and what is around it.
+/// Longest line: a body and its envelope.
 const MAX_LINE_BYTES: usize = MAX_BODY_BYTES + (64 << 10);
 
-/// How many problems are told. Files are made by programs, which make the same mistake in every
-/// line.
+/// Most problems that are reported.
+///
+/// Programs make the files, and they make the same mistake in every line.
 const MAX_PROBLEMS: usize = 10;
 
-/// A file in which every line is a request, each with an id of its own.
+/// A file in which every line is a request with a unique id.
 #[derive(Debug)]
 pub(crate) struct Input {
     path: PathBuf,
@@ -29,24 +33,24 @@ pub(crate) struct Input {
     digest: u128,
 }
 
-/// Where a request is in the file.
+/// Place of a request in the file.
 #[derive(Debug)]
 struct IndexedRequest {
     offset: u64,
-    /// Of the line's content.
+    /// Checksum of the line's content.
     checksum: u64,
     length: u32,
-    /// From 1; empty lines count.
+    /// Line number from 1; empty lines count.
     line: u32,
-    /// Models are numbered as they come.
+    /// Number of the model, in order of appearance.
     model: u32,
 }
 
 impl Input {
-    /// Reads the file and finds all that is wrong with it.
+    /// Reads the file and finds all errors in it.
     ///
     /// # Errors
-    /// With the numbers of lines that are no requests.
+    /// With the numbers of lines that are not requests.
     pub(crate) fn check(path: &Path) -> Result<Self, BatchError> {
         let unreadable = |source| BatchError::File { verb: "read", path: path.to_owned(), source };
         let file = File::open(path).map_err(unreadable)?;
@@ -68,7 +72,7 @@ impl Input {
         self.requests.len()
     }
 
-    /// The number of the model that a request asks for.
+    /// Number of the model that a request asks for.
     pub(crate) fn model(&self, number: usize) -> usize {
         self.requests[number].model as usize
     }
@@ -77,20 +81,20 @@ impl Input {
         self.model_count
     }
 
-    /// What tells this input from another.
+    /// Digest that distinguishes this input from others.
     pub(crate) fn digest(&self) -> u128 {
         self.digest
     }
 
-    /// Of the line of a request, in bytes.
+    /// Length of the line of a request, in bytes.
     pub(crate) fn line_length(&self, number: usize) -> usize {
         self.requests[number].length as usize
     }
 
-    /// The line of a request.
+    /// Reads the line of a request.
     ///
     /// # Errors
-    /// When it cannot be read, or is another one than it was.
+    /// When the line cannot be read, or has changed.
     pub(crate) fn read(&self, number: usize) -> Result<Vec<u8>, BatchError> {
         let request = &self.requests[number];
         let mut line = vec![0; request.length as usize];
@@ -107,14 +111,14 @@ impl Input {
 #[derive(Default)]
 struct IndexBuilder {
     requests: Vec<IndexedRequest>,
-    /// The line of each id, by its hash.
+    /// Line of each id, by its hash.
     ids: HashMap<u128, u32>,
-    /// The number of each model.
+    /// Number of each model.
     models: HashMap<String, u32>,
     hasher: Xxh3,
     offset: u64,
     line: u32,
-    /// The first ones.
+    /// First problems found.
     problems: String,
     problem_count: usize,
 }
@@ -131,7 +135,7 @@ impl IndexBuilder {
         self.hasher.update(line);
         if read > MAX_LINE_BYTES {
             self.add_problem("it has more than 64 MiB: is a line break missing?");
-            // What follows would be the rest of this line.
+            // The following bytes would be the rest of this line.
             return Ok(false);
         }
         let content = line.trim_ascii_end();
@@ -160,7 +164,7 @@ impl IndexBuilder {
         if let Some(number) = self.models.get(model) {
             return *number;
         }
-        // No more than there are lines.
+        // There are no more models than lines.
         let number = u32::try_from(self.models.len()).unwrap_or(u32::MAX);
         self.models.insert(model.to_owned(), number);
         number

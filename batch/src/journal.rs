@@ -1,5 +1,7 @@
-//! The answers so far, in a file beside the output that is only appended to. A line is whole or counts for nothing, so that a process that is
-//! killed loses no more than the answer that it was writing; who writes it holds its lock.
+//! Answers so far, in an append-only file beside the output.
+//!
+//! An incomplete line does not count, so a killed process loses no more than the answer that it was
+//! writing. The writer holds the file's lock.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -16,27 +18,30 @@ use crate::input::Input;
 const FORMAT: &str = "hostler-batch";
 const VERSION: u32 = 1;
 
-/// How often what was written is forced to the disk. What a host loses in a crash is computed
-/// again.
+/// How often writes are forced to the disk.
+///
+/// Answers that a host loses in a crash are computed again.
 const SYNC_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The longest line: an answer has 64 MiB, which as text that is no JSON may take six times as much.
+/// Longest line.
+///
+/// An answer has 64 MiB, which may take six times as much if it is text instead of JSON.
 const MAX_LINE_BYTES: u64 = 512 << 20;
 
 /// Hexadecimal digits of a line's checksum, before a space.
 const CHECKSUM_DIGITS: usize = 16;
 
-/// The first line.
+/// First line of the journal.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct JournalHeader {
     format: String,
     version: u32,
-    /// The input's digest.
+    /// Digest of the input.
     input: String,
     requests: usize,
 }
 
-/// Where an answer is in the journal.
+/// Place of an answer in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct JournaledAnswer {
     offset: u64,
@@ -48,7 +53,7 @@ struct JournaledAnswer {
 pub(crate) struct Journal {
     path: PathBuf,
     file: File,
-    /// By the number of the request.
+    /// Answers by the number of the request.
     answers: Vec<Option<JournaledAnswer>>,
     answered: usize,
     failed: usize,
@@ -58,22 +63,22 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Where the journal of this output is.
+    /// Path of this output's journal.
     pub(crate) fn path_for(output: &Path) -> PathBuf {
         beside(output, ".partial")
     }
 
-    /// Opens the journal of an output or begins it, and takes its lock.
+    /// Opens or creates the journal of an output, and takes its lock.
     ///
     /// # Errors
-    /// When another process has it, or it belongs to another input.
+    /// When another process has the journal, or it belongs to another input.
     pub(crate) fn open(path: &Path, input: &Input) -> Result<Self, BatchError> {
         let unusable = |source| BatchError::File { verb: "write", path: path.to_owned(), source };
         let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(unusable)?;
         let has_lock = match file.try_lock() {
             Ok(()) => true,
             Err(TryLockError::WouldBlock) => return Err(BatchError::InUse(path.to_owned())),
-            // Lustre without the mount option `flock`.
+            // Lustre without the mount option `flock` has no locks.
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => false,
             Err(TryLockError::Error(source)) => return Err(BatchError::File { verb: "lock", path: path.to_owned(), source }),
         };
@@ -89,7 +94,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Reads what is whole and cuts off the rest.
+    /// Reads the complete lines and cuts off the rest.
     fn read(&mut self, input: &Input) -> Result<(), BatchError> {
         let expected =
             JournalHeader { format: FORMAT.to_owned(), version: VERSION, input: format!("{:032x}", input.digest()), requests: input.len() };
@@ -97,7 +102,8 @@ impl Journal {
         let mut line = Vec::new();
         let mut end = (&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).map_err(|source| self.unreadable(source))? as u64;
         if !line.ends_with(b"\n") {
-            // Its first process was killed at once, unless it is somebody's file.
+            // Either the journal's first process was killed at once, or the file belongs to
+            // somebody else.
             let header = to_line(&expected);
             if !header.starts_with(&line) {
                 return Err(BatchError::NoJournal(self.path.clone()));
@@ -125,7 +131,7 @@ impl Journal {
     /// Keeps the answer to a request.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the answer cannot be written.
     pub(crate) fn append(&mut self, number: usize, answer: &[u8], is_failed: bool) -> Result<(), BatchError> {
         let line = write_entry(&Entry { number, is_failed, answer });
         self.file.write_all(&line).map_err(|source| self.unwritable(source))?;
@@ -137,10 +143,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Forces what was written to the disk.
+    /// Forces the written lines to the disk.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When they cannot be written.
     pub(crate) fn sync(&mut self) -> Result<(), BatchError> {
         self.synced = Instant::now();
         self.file.sync_data().map_err(|source| self.unwritable(source))
@@ -189,8 +195,9 @@ impl Journal {
         &self.path
     }
 
-    /// Writes all answers in the order of the input. The output is there whole or not at all; then
-    /// the journal is removed.
+    /// Writes all answers in the order of the input.
+    ///
+    /// The output appears whole or not at all; then the journal is removed.
     ///
     /// # Errors
     /// When the output cannot be written; the journal is kept.
@@ -215,7 +222,7 @@ impl Journal {
     /// Removes the file, and with it the lock.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// When the file cannot be removed.
     pub(crate) fn remove(self) -> Result<(), BatchError> {
         fs::remove_file(&self.path).map_err(|source| BatchError::File { verb: "remove", path: self.path.clone(), source })
     }
@@ -229,17 +236,19 @@ impl Journal {
     }
 }
 
-/// What a line keeps.
+/// Content of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry<'a> {
     number: usize,
     is_failed: bool,
-    /// A line of the output, without its end.
+    /// Line of the output, without its end.
     answer: &'a [u8],
 }
 
-/// `CHECKSUM NUMBER +|- ANSWER`; the checksum is of what follows it. After a host's crash a file may
-/// have zeros where something was written.
+/// Writes `CHECKSUM NUMBER +|- ANSWER`.
+///
+/// The checksum covers the rest of the line: after a host's crash a file may have zeros in place of
+/// written bytes.
 fn write_entry(entry: &Entry<'_>) -> Vec<u8> {
     let mut line = prefix(entry).into_bytes();
     line.extend_from_slice(entry.answer);
@@ -249,12 +258,12 @@ fn write_entry(entry: &Entry<'_>) -> Vec<u8> {
     line
 }
 
-/// What stands before the answer, with room for the checksum.
+/// Part before the answer, with room for the checksum.
 fn prefix(entry: &Entry<'_>) -> String {
     format!("{:CHECKSUM_DIGITS$} {} {} ", "", entry.number, if entry.is_failed { '-' } else { '+' })
 }
 
-/// Reads a line; `None` if it is not as it was written.
+/// Parses a line; `None` if it was damaged.
 fn parse_entry(line: &[u8]) -> Option<Entry<'_>> {
     let (checksum, rest) = line.strip_suffix(b"\n")?.split_at_checked(CHECKSUM_DIGITS)?;
     if u64::from_str_radix(str::from_utf8(checksum).ok()?, 16).ok()? != xxh3_64(rest) {

@@ -1,6 +1,9 @@
-//! Sends the requests of a file to an OpenAI endpoint and writes their answers to another. The `input` is checked whole before anything is
-//! sent; the `drive` has each request answered by a `sender`, which tries again as `retry` decides; the `journal` keeps each answer at once,
-//! so that a batch that was killed goes on; at the end its answers become the output, in the order of the input.
+//! Batches: the requests of a file go to an OpenAI endpoint, and their answers to another file.
+//!
+//! The `input` is checked whole before anything is sent. The `drive` gets each request answered by
+//! a `sender`, which tries again as `retry` decides. The `journal` keeps each answer at once, so
+//! that a killed batch can continue. At the end its answers become the output, in the order of the
+//! input.
 
 mod args;
 mod drive;

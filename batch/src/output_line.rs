@@ -1,4 +1,4 @@
-//! One line of the output, in the format of OpenAI's batches: what became of a request. Pure.
+//! One line of the output, in the format of OpenAI's batches: the outcome of a request. Pure.
 
 use bytes::Bytes;
 use hostler_bench::WholeAnswer;
@@ -6,26 +6,26 @@ use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
-/// By what a target names its answer: Hostler, for `hostler explain`, and others.
+/// Headers in which a target names its answer: Hostler's, for `hostler explain`, and others'.
 const ID_HEADERS: [&str; 2] = ["x-hostler-id", "x-request-id"];
 
 /// How a request ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Answered(WholeAnswer),
-    /// There is no answer, and nothing more will be tried.
+    /// There is no answer, and no further attempt will be made.
     Failed {
         code: &'static str,
         message: String,
     },
 }
 
-/// A line, and what is counted of it.
+/// A line, and its counts.
 #[derive(Debug)]
 pub(crate) struct OutputLine {
     pub(crate) json: Vec<u8>,
     pub(crate) is_failed: bool,
-    /// Generated ones.
+    /// Number of generated tokens.
     pub(crate) tokens: u64,
 }
 
@@ -50,7 +50,7 @@ struct WrittenError {
     message: String,
 }
 
-/// What is read of an answer.
+/// Parts of an answer that are read.
 #[derive(Debug, Default, Deserialize)]
 struct AnswerPeek {
     #[serde(default)]
@@ -63,14 +63,14 @@ struct ChoicePeek {
     finish_reason: Option<String>,
 }
 
-/// The names of chats and of `/v1/responses`.
+/// Usage, by the names of chats and of `/v1/responses`.
 #[derive(Debug, Deserialize)]
 struct UsagePeek {
     completion_tokens: Option<u64>,
     output_tokens: Option<u64>,
 }
 
-/// Writes the line of a request. `id` names it within the batch.
+/// Writes the line of a request. `id` identifies it within the batch.
 pub(crate) fn write(id: &str, custom_id: &str, outcome: Outcome) -> OutputLine {
     let (response, error, tokens) = match outcome {
         Outcome::Failed { code, message } => (None, Some(WrittenError { code, message }), 0),
@@ -81,7 +81,7 @@ pub(crate) fn write(id: &str, custom_id: &str, outcome: Outcome) -> OutputLine {
                     (Some(WrittenResponse { status_code: status.as_u16(), request_id: request_id(&headers), body }), None, tokens)
                 }
                 None if status.is_success() => (None, Some(not_json(&body)), 0),
-                // A proxy's page.
+                // The body is a proxy's page.
                 None => {
                     let body = to_raw_value(&String::from_utf8_lossy(&body)).expect("a text is JSON");
                     (Some(WrittenResponse { status_code: status.as_u16(), request_id: request_id(&headers), body }), None, 0)
@@ -94,20 +94,22 @@ pub(crate) fn write(id: &str, custom_id: &str, outcome: Outcome) -> OutputLine {
     OutputLine { json, is_failed, tokens }
 }
 
-/// Whether an engine gave an answer up: it does so with status 200 where it is stopped or breaks.
+/// Whether an engine gave an answer up. It does so with status 200 if it is stopped or breaks.
 pub(crate) fn is_aborted(answer: &WholeAnswer) -> bool {
     answer.status.is_success()
         && peek(&answer.body).choices.iter().any(|choice| matches!(choice.finish_reason.as_deref(), Some("abort" | "error")))
 }
 
-/// Whether the target does not know the model, in the words of vLLM and of Hostler. It may know it
-/// later: the jobs of the model's replicas may be over, and the next ones be on their way.
+/// Whether the target does not know the model, in the words of vLLM and of Hostler.
+///
+/// It may know the model later: the jobs of its replicas may be over, and the next ones on their
+/// way.
 pub(crate) fn is_unknown_model(answer: &WholeAnswer) -> bool {
     let message = error_message(&answer.body);
     answer.status == StatusCode::NOT_FOUND && message.starts_with("The model ") && message.contains("does not exist")
 }
 
-/// The sentence of an error, or the beginning of what is none.
+/// Sentence of an error, or the beginning of a body that is none.
 pub(crate) fn error_message(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Body {
@@ -128,7 +130,7 @@ fn peek(body: &[u8]) -> AnswerPeek {
     serde_json::from_slice(body).unwrap_or_default()
 }
 
-/// The same JSON, on one line: line breaks stand only between its parts.
+/// The JSON on one line: line breaks stand only between its parts.
 fn to_json(body: &[u8]) -> Option<Box<RawValue>> {
     let text = str::from_utf8(body).ok()?;
     RawValue::from_string(text.replace(['\n', '\r'], " ")).ok()

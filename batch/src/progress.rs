@@ -1,4 +1,6 @@
-//! What is seen while a batch runs: a bar on a terminal, elsewhere a plain line now and then. It shows what the `drive` tells it.
+//! Display while a batch runs: a bar on a terminal, elsewhere a plain line now and then.
+//!
+//! The `drive` supplies the values.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -7,31 +9,31 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// When the first plain line is, by which a target that is not there is noticed.
+/// Time of the first plain line, which reveals a missing target.
 const FIRST_LINE: Duration = Duration::from_secs(2);
 
-/// How far apart plain lines are.
+/// Interval between plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Over which time rates are taken. Answers of a batch are long, and come in waves.
+/// Time over which rates are computed. Answers of a batch are long, and come in waves.
 const RATE_WINDOW: Duration = Duration::from_secs(60);
 
-/// How far a batch is.
+/// Progress of a batch.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Progress {
     pub elapsed: Duration,
     pub answered: usize,
     pub failed: usize,
     pub total: usize,
-    /// Generated since this process began.
+    /// Tokens generated since this process began.
     pub tokens: u64,
-    /// Requests that are tried again later.
+    /// Requests that wait for another attempt.
     pub waiting: usize,
     /// Why the last of them had no answer.
     pub reason: String,
 }
 
-/// Shows progress on standard error.
+/// Writer of progress to standard error.
 #[derive(Debug)]
 pub struct ProgressWriter {
     look: Look,
@@ -43,7 +45,7 @@ enum Look {
     Quiet,
     Terminal(ProgressBar),
     Plain {
-        /// When the next line is.
+        /// Time of the next line.
         due: Duration,
     },
 }
@@ -62,7 +64,7 @@ impl ProgressWriter {
         Self { look, rates: RateWindow::default() }
     }
 
-    /// Shows it, if it is time to.
+    /// Shows the progress, if it is due.
     pub(crate) fn show(&mut self, progress: &Progress) {
         self.rates.add(progress);
         match &mut self.look {
@@ -80,7 +82,7 @@ impl ProgressWriter {
         }
     }
 
-    /// Says something besides, also where progress is not shown.
+    /// Prints a sentence, even if progress is not shown.
     pub(crate) fn tell(&self, sentence: &str) {
         match &self.look {
             Look::Terminal(bar) => bar.suspend(|| say(sentence)),
@@ -88,7 +90,7 @@ impl ProgressWriter {
         }
     }
 
-    /// Removes the bar, when all is over.
+    /// Removes the bar at the end.
     pub(crate) fn end(&self) {
         if let Look::Terminal(bar) = &self.look {
             bar.finish_and_clear();
@@ -96,22 +98,22 @@ impl ProgressWriter {
     }
 }
 
-/// If nobody reads it any more, the batch still goes on.
+/// Prints a line. If nobody reads it any more, the batch still continues.
 fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// What was reached at the times of the last minute.
+/// Counts at the times of the last minute.
 #[derive(Debug, Default)]
 struct RateWindow(VecDeque<(Duration, usize, u64)>);
 
 impl RateWindow {
     fn add(&mut self, progress: &Progress) {
-        // One more than the window's, so that there is always a beginning.
+        // Keep one entry before the window, so that there is always a beginning.
         while self.0.get(1).is_some_and(|(time, ..)| *time + RATE_WINDOW <= progress.elapsed) {
             self.0.pop_front();
         }
-        // At most ten a second: the window holds no more than 600.
+        // Add at most ten a second, so the window holds no more than 600.
         if self.0.back().is_none_or(|(time, ..)| *time + Duration::from_millis(100) <= progress.elapsed) {
             self.0.push_back((progress.elapsed, progress.answered, progress.tokens));
         }
@@ -133,7 +135,7 @@ fn line(progress: &Progress, rates: &RateWindow) -> String {
     if let Some((requests, tokens)) = rates.per_second(progress) {
         let _ = write!(line, ", {tokens:.0} tokens/s");
         let left = (total - answered) as f64 / requests;
-        // Nothing comes while the fleet is away.
+        // There are no answers while the fleet is away.
         if left.is_finite() && left < 1e9 && answered < total {
             let _ = write!(line, ", {} left", humantime::format_duration(Duration::from_secs(left.ceil() as u64)));
         }

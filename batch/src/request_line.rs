@@ -1,4 +1,4 @@
-//! One line of the input: whether it is a request that a batch can send, and its parts. Pure.
+//! One line of the input: its parts, if it is a request that a batch can send. Pure.
 
 use std::borrow::Cow;
 
@@ -7,23 +7,23 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-/// The longest body, as the router takes it by default.
+/// Longest body, equal to the router's default.
 pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
 
-/// A request. Its body is sent as it was written.
+/// A request. Its body is sent unchanged.
 #[derive(Debug)]
 pub(crate) struct RequestLine<'a> {
     pub(crate) custom_id: Cow<'a, str>,
-    /// What follows `/v1` in its url, with a slash before it.
+    /// Path of the URL after `/v1`, with a slash before it.
     pub(crate) route: String,
     pub(crate) body: &'a str,
-    /// Empty where its body names none.
+    /// Model of the request; empty if its body names none.
     pub(crate) model: Cow<'a, str>,
-    /// Its body says when it is its turn.
+    /// Whether the body sets a priority.
     pub(crate) has_priority: bool,
 }
 
-/// Why a line is none.
+/// Why a line is not a request.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(crate) enum LineError {
     #[error("it is no JSON object ({0}); a line holds one request and no line breaks")]
@@ -62,10 +62,10 @@ struct BodyPeek<'a> {
     priority: Option<IgnoredAny>,
 }
 
-/// Reads a line of the input.
+/// Parses a line of the input.
 pub(crate) fn parse(line: &[u8]) -> Result<RequestLine<'_>, LineError> {
     let line = str::from_utf8(line).map_err(|_| LineError::NotJson("it is not UTF-8".to_owned()))?;
-    // A list would be taken for the fields of an object in their order.
+    // A list would be parsed as the fields of an object in their order.
     if !line.trim_start().starts_with('{') {
         return Err(LineError::NotJson("it does not begin with {".to_owned()));
     }
@@ -95,14 +95,14 @@ pub(crate) fn parse(line: &[u8]) -> Result<RequestLine<'_>, LineError> {
     Ok(RequestLine { custom_id, route, body, model, has_priority: peek.priority.is_some() })
 }
 
-/// Whether it is the path of an API below `/v1`, and can stand in the head of a request.
+/// Whether this is the path of an API below `/v1`, and can stand in the head of a request.
 fn is_route(route: &str) -> bool {
     let Some(path) = route.strip_prefix('/') else { return false };
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'_' | b'-' | b'.' | b':' | b'~');
     path.bytes().all(is_plain) && path.split('/').all(|segment| !matches!(segment, "" | "." | ".."))
 }
 
-/// An error of the parser, without the number of the line, which is always the first.
+/// Describes an error of the parser, without the number of the line, which is always the first.
 fn describe(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);

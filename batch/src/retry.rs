@@ -1,24 +1,29 @@
-//! What follows an attempt: whether its answer holds or the request is sent again, and when. Pure: chance is an argument.
+//! Consequence of an attempt: whether its answer holds or the request is sent again, and when.
+//!
+//! Pure: chance is an argument.
 
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header};
 
-/// How often a request is sent to which the target answers that it has failed. Another engine may
-/// answer it; but what fails everywhere would be tried until its deadline.
+/// How often a request is sent if the target answers with a failure.
+///
+/// Another engine may answer it, but a request that fails everywhere would be tried until its
+/// deadline.
 const MAX_SERVER_ERRORS: u32 = 3;
 
-/// The pause after the first attempt. It doubles with each further one.
+/// Pause after the first attempt. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest pause where the target does not say one: a fleet that is back is busy again within
-/// this time.
+/// Longest pause if the target does not name one.
+///
+/// A fleet that is back is busy again within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// What an answer means for its request.
+/// Consequence of an answer for its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is the answer.
+    /// The answer holds.
     Final,
     /// The target cannot answer now.
     Retry,
@@ -26,8 +31,10 @@ pub(crate) enum Verdict {
     KeyRefused,
 }
 
-/// Judges an answer. Its engine may have given it up although the status says 200; `server_errors`
-/// counts such answers and errors of servers, with this one.
+/// Judges an answer.
+///
+/// Its engine may have given it up although the status says 200. `server_errors` counts such
+/// answers and errors of servers, including this one.
 pub(crate) fn judge(status: StatusCode, is_aborted: bool, server_errors: u32) -> Verdict {
     match status.as_u16() {
         401 => Verdict::KeyRefused,
@@ -37,8 +44,10 @@ pub(crate) fn judge(status: StatusCode, is_aborted: bool, server_errors: u32) ->
     }
 }
 
-/// The pause before the next attempt. `attempts` have been made, and `chance` is from 0 to 1: it
-/// keeps requests that failed together from coming together.
+/// Pause before the next attempt.
+///
+/// `attempts` have been made. `chance` is from 0 to 1, and prevents requests that failed together
+/// from coming together.
 pub(crate) fn pause(attempts: u32, retry_after: Option<Duration>, chance: f64) -> Duration {
     match retry_after {
         Some(time) => time.max(FIRST_PAUSE).mul_f64(1.0 + chance / 2.0),
@@ -46,9 +55,9 @@ pub(crate) fn pause(attempts: u32, retry_after: Option<Duration>, chance: f64) -
     }
 }
 
-/// When the target wants to be asked again, in whole seconds; a date counts as nothing.
+/// When the target wants to be asked again, in whole seconds; a date is ignored.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    // More than a day is more than any request waits, and could not be counted with.
+    // More than a day exceeds any request's wait, and could overflow.
     let seconds: u32 = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds.min(86_400).into()))
 }

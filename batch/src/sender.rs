@@ -1,4 +1,6 @@
-//! One request until it has an answer: attempts and the pauses between them, as `retry` decides. The `drive` starts one for each request.
+//! One request until it has an answer: attempts and the pauses between them, as `retry` decides.
+//!
+//! The `drive` starts one sender for each request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,25 +14,25 @@ use tokio::time::Instant;
 use crate::output_line::{Outcome, error_message, is_aborted, is_unknown_model};
 use crate::retry::{self, Verdict};
 
-/// How long a request may take.
+/// Time limits of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TimeLimits {
-    /// With all its attempts.
+    /// Limit for all attempts together.
     pub(crate) request: Duration,
     pub(crate) attempt: Duration,
 }
 
-/// What ends a request's attempts.
+/// End of a request's attempts.
 #[derive(Debug)]
 pub(crate) enum Sent {
     Ended(Outcome),
     /// The batch is stopped first.
     Stopped,
-    /// With the target's words.
+    /// The target refused the key, with these words.
     KeyRefused(String),
 }
 
-/// Which requests wait for another attempt, for the progress.
+/// Requests that wait for another attempt, for the progress.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Waiting {
     pub(crate) requests: usize,
@@ -38,12 +40,12 @@ pub(crate) struct Waiting {
     pub(crate) reason: String,
 }
 
-/// What all requests of a batch share.
+/// State shared by all requests of a batch.
 #[derive(Debug, Clone)]
 pub(crate) struct Sender {
     pub(crate) limits: TimeLimits,
     pub(crate) waiting: watch::Sender<Waiting>,
-    /// By the number of a model: whether it has answered a request of this batch.
+    /// Whether a model has answered a request of this batch, by its number.
     pub(crate) served: Arc<[AtomicBool]>,
     pub(crate) shutdown: Shutdown,
 }
@@ -64,7 +66,8 @@ impl Sender {
                 Ok(answer) => {
                     let is_aborted = is_aborted(&answer);
                     server_errors += u32::from(is_aborted || answer.status.is_server_error());
-                    // A model that has answered before is away. One that never did may be misspelled.
+                    // A model that has answered before is away. A model that never did may be
+                    // misspelled.
                     let is_away = is_unknown_model(&answer) && self.served[model].load(Ordering::Relaxed);
                     match retry::judge(answer.status, is_aborted, server_errors) {
                         Verdict::Final if is_away => (describe(&answer, is_aborted), None),
@@ -86,7 +89,7 @@ impl Sender {
         }
     }
 
-    /// Waits for the next attempt; `false` when there will be none.
+    /// Waits for the next attempt; `false` if there will be none.
     async fn wait(&self, pause: Duration, reason: String) -> bool {
         self.waiting.send_modify(|waiting| *waiting = Waiting { requests: waiting.requests + 1, reason });
         let goes_on = tokio::select! {
@@ -97,7 +100,7 @@ impl Sender {
         goes_on
     }
 
-    /// OpenAI's code for a request that was not answered in the time for it.
+    /// Outcome with OpenAI's code for a request that was not answered in time.
     fn expired(&self, attempts: u32, reason: &str) -> Outcome {
         let limit = humantime::format_duration(self.limits.request);
         let message = format!("no answer within {limit} (--deadline) and {attempts} attempts; the last one: {reason}");

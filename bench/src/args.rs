@@ -1,4 +1,6 @@
-//! `hostler bench` as flags. Each scenario's own numbers are in `workload`; here is what all of them share.
+//! Flags of `hostler bench`.
+//!
+//! Each scenario's own numbers are in `workload`; the shared ones are here.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,14 +13,15 @@ use crate::record::Limits;
 use crate::target::Target;
 use crate::workload::{Scenario, Shape};
 
-/// How long a load lasts where nothing else ends it.
+/// How long a load lasts if nothing else ends it.
 const DURATION: Duration = Duration::from_secs(30);
 
-/// Clients of a closed loop where neither their number nor a rate is given.
+/// Clients of a closed loop if neither their number nor a rate is given.
 const CONCURRENCY: u32 = 16;
 
-/// The most concurrent conversations of an open loop. A process may usually open 1,024 files or,
-/// raised, some ten thousand.
+/// Most concurrent conversations of an open loop.
+///
+/// A process may usually open 1,024 files or, raised, some ten thousand.
 const MOST_AT_ONCE: u32 = 8192;
 
 /// Measure an OpenAI endpoint, or several beside each other under the same load.
@@ -36,8 +39,9 @@ pub struct BenchArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Load and targets")]
 pub struct CommonArgs {
-    /// An OpenAI endpoint, `http://HOST:PORT[/v1]`, `unix:PATH`, or the https address of your fleet of batch jobs; several are measured after
-    /// each other, and the first is what the others are compared with
+    /// An OpenAI endpoint, `http://HOST:PORT[/v1]`, `unix:PATH`, or the https address of your fleet
+    /// of batch jobs; several are measured after each other, and the first is what the others are
+    /// compared with
     #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:8000")]
     pub target: Vec<Target>,
     /// Name of a target in the report, in the order of the targets; default: its URL
@@ -52,14 +56,16 @@ pub struct CommonArgs {
     /// Environment variable with the API key, if there is one
     #[arg(long, global = true, value_name = "VARIABLE", default_value = "OPENAI_API_KEY")]
     pub key_env: String,
-    /// Conversations that begin in a second, at random and whether or not the target keeps up (an open loop)
+    /// Conversations that begin in a second, at random and whether or not the target keeps up (an
+    /// open loop)
     #[arg(long, global = true, value_name = "NUMBER", value_parser = rate, conflicts_with = "concurrency")]
     pub rate: Option<f64>,
-    /// Clients, each of which begins the next conversation when its last is over (a closed loop); default: 16. Bursts and an open loop have
-    /// 8192 conversations at once at most
+    /// Clients, each of which begins the next conversation when its last is over (a closed loop);
+    /// default: 16. Bursts and an open loop have 8192 conversations at once at most
     #[arg(long, global = true, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub concurrency: Option<u32>,
-    /// Time in which requests begin; default: 30s, unless --requests is given or a trace ends by itself
+    /// Time in which requests begin; default: 30s, unless --requests is given or a trace ends by
+    /// itself
     #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
     pub duration: Option<Duration>,
     /// Requests in all
@@ -68,7 +74,8 @@ pub struct CommonArgs {
     /// Load before that, which does not count
     #[arg(long, global = true, value_name = "TIME", default_value = "3s", value_parser = humantime::parse_duration)]
     pub warm_up: Duration,
-    /// How often everything is measured; the order of the targets alternates, and the report has medians and ranges
+    /// How often everything is measured; the order of the targets alternates, and the report has
+    /// medians and ranges
     #[arg(long, global = true, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Tokens of a prompt, about; default by scenario
@@ -77,7 +84,8 @@ pub struct CommonArgs {
     /// Tokens of an answer at most; default by scenario
     #[arg(long, global = true, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub output_tokens: Option<u32>,
-    /// How far off --output-tokens the limits of answers are at most, evenly, as a part of it; default: 0.1, of mixed and traces their own
+    /// How far off --output-tokens the limits of answers are at most, evenly, as a part of it;
+    /// default: 0.1, of mixed and traces their own
     #[arg(long, global = true, value_name = "PART", value_parser = part)]
     pub output_spread: Option<f64>,
     /// Ask for all of an answer's tokens, whatever the model says; vLLM's own field
@@ -86,7 +94,8 @@ pub struct CommonArgs {
     /// Ask for whole answers instead of streams
     #[arg(long, global = true)]
     pub no_stream: bool,
-    /// Decides lengths and times; the words are new in each load, so that it finds nothing of an earlier one in a cache
+    /// Decides lengths and times; the words are new in each load, so that it finds nothing of an
+    /// earlier one in a cache
     #[arg(long, global = true, value_name = "NUMBER", default_value_t = 0)]
     pub seed: u64,
     /// Most time for one request; longer ones count as failed
@@ -101,7 +110,8 @@ pub struct CommonArgs {
     /// Longest time to the end of a good request
     #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
     pub slo_e2e: Option<Duration>,
-    /// Page of metrics to ask once a second, in the order of the targets; default: the target's own /metrics, where there is one
+    /// Page of metrics to ask once a second, in the order of the targets; default: the target's own
+    /// /metrics, where there is one
     #[arg(long, global = true, value_name = "URL", value_parser = Target::page)]
     pub metrics: Vec<Target>,
     /// Write the report as JSON, too
@@ -129,7 +139,7 @@ impl BenchArgs {
     /// Finds flags that contradict each other although each is valid by itself.
     ///
     /// # Errors
-    /// With what to change.
+    /// With the flag to change.
     pub fn check(&self) -> Result<(), Error> {
         let CommonArgs { target, name, metrics, rate, .. } = &self.common;
         let refuse = |text: &str| Err(Error::Flags(text.to_owned()));
@@ -167,7 +177,7 @@ impl BenchArgs {
         }
     }
 
-    /// Whether the scenario has times of its own instead of an even stream: bursts, or a trace.
+    /// Whether the scenario has its own times instead of an even stream: bursts, or a trace.
     pub(crate) fn has_own_times(&self) -> bool {
         self.is_open() && self.common.rate.is_none()
     }
@@ -177,12 +187,12 @@ impl BenchArgs {
         Shape { rate, closed: concurrency.is_some(), input_tokens, output_tokens, output_spread }
     }
 
-    /// Conversations at once at most; the clients of a closed loop.
+    /// Most conversations at once; the clients of a closed loop.
     pub(crate) fn at_once(&self) -> u32 {
         self.common.concurrency.unwrap_or(if self.is_open() { MOST_AT_ONCE } else { CONCURRENCY })
     }
 
-    /// The time in which requests begin, if something else does not end the load.
+    /// Time in which requests begin, if nothing else ends the load.
     pub(crate) fn duration(&self) -> Option<Duration> {
         let ends_by_itself = self.common.requests.is_some() || matches!(self.scenario, Scenario::Trace { .. });
         self.common.duration.or((!ends_by_itself).then_some(DURATION))
@@ -192,7 +202,7 @@ impl BenchArgs {
         Limits { ttft: self.common.slo_ttft, itl: self.common.slo_itl, e2e: self.common.slo_e2e }
     }
 
-    /// For the report: the flags that decide its figures, and what the scenario asks.
+    /// Settings for the report: the flags that decide its figures, and the scenario's own.
     pub(crate) fn settings(&self) -> BTreeMap<String, String> {
         let CommonArgs { api, warm_up, rounds, seed, request_timeout, rate, requests, slo_ttft, slo_itl, slo_e2e, .. } = &self.common;
         let time = |time: Duration| humantime::format_duration(time).to_string();
@@ -241,7 +251,7 @@ impl Api {
     }
 }
 
-/// A time that is not zero and not years.
+/// Parses a time that is neither zero nor years.
 fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(time) if time.is_zero() => Err("expected more than no time".to_owned()),

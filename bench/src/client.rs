@@ -1,6 +1,8 @@
-//! One client: a connection that is kept open, and one request at a time on it. There is no task for the connection: the task that waits for the
-//! answer reads it from the socket, so that an event costs one wake. Conversations of the `drive`, the `fleet`'s metrics and the requests of
-//! `hostler batch` go through it.
+//! One client: a connection that is kept open, with one request at a time on it.
+//!
+//! The connection has no task. The task that waits for the answer reads it from the socket, so an
+//! event costs one wake. Conversations of the `drive`, the `fleet`'s metrics and the requests of
+//! `hostler batch` use it.
 
 mod open;
 
@@ -22,17 +24,20 @@ use open::Open;
 
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A target that closes a kept connection just as a request comes shows that within a round trip.
-/// If it took longer, it had the request.
+/// Time in which a target shows that it closed a kept connection just as a request came: a round
+/// trip.
+///
+/// A target that took longer had the request.
 const CLOSE_DETECTION_TIME: Duration = Duration::from_secs(1);
 
-/// The longest answer that is read in one piece; the pages of metrics of large fleets are some
+/// Longest answer that is read in one piece; the pages of metrics of large fleets are some
 /// megabytes.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-/// When a silent connection is first asked whether its other end still lives, how often it is asked
-/// again, and after how many questions without an answer it counts as lost. An answer may take
-/// hours, and a host that dies says nothing.
+/// Idle time before the first keep-alive probe of a silent connection, followed by the interval of
+/// probes and the number of unanswered ones after which it counts as lost.
+///
+/// An answer may take hours, and a host that dies sends nothing.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 6;
@@ -61,7 +66,7 @@ pub enum ClientError {
 pub struct Call {
     pub method: Method,
     pub path: String,
-    /// The whole value of `authorization`.
+    /// Whole value of `authorization`.
     pub key: Option<HeaderValue>,
     /// Further headers.
     pub headers: Vec<(HeaderName, HeaderValue)>,
@@ -76,24 +81,24 @@ pub struct WholeAnswer {
     pub body: Bytes,
 }
 
-/// How an answer is to be read.
+/// How to read an answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReadOptions {
-    /// It comes as events.
+    /// Whether the answer comes as events.
     pub(crate) stream: bool,
-    /// Its text is wanted, because the conversation goes on.
+    /// Whether to keep the text, because the conversation continues.
     pub(crate) keep_text: bool,
-    /// The time limit for all of it.
+    /// Time limit for the whole request.
     pub(crate) timeout: Duration,
 }
 
-/// What became of a request. The times between events are in the client's `gaps`.
+/// Result of a request. The times between events are in the client's `gaps`.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) outcome: Outcome,
     /// When the first event with text came.
     pub(crate) first: Option<Instant>,
-    /// Events with text.
+    /// Number of events with text.
     pub(crate) events: u32,
     pub(crate) usage: Option<Usage>,
     pub(crate) text: String,
@@ -104,8 +109,9 @@ pub struct Client {
     place: Place,
     /// The connection, if an answer has been read from it to its end.
     open: Option<Open>,
-    /// Microseconds from each event with text to the next, of the last answer. Events that were
-    /// read at once are 0 apart. The memory is reused for the next answer.
+    /// Microseconds from each event with text to the next, of the last answer.
+    ///
+    /// Events that were read at once are 0 apart. The memory is reused for the next answer.
     pub(crate) gaps: Vec<u32>,
 }
 
@@ -114,14 +120,16 @@ impl Client {
         Self { place, open: None, gaps: Vec::new() }
     }
 
-    /// A client of this target.
+    /// Creates a client of this target.
     #[must_use]
     pub fn to(target: &Target) -> Self {
         Self::new(target.place.clone())
     }
 
-    /// Sends one request and reads its answer. Calls `arrived` with each number of events with text
-    /// as they come, and whether they are the first.
+    /// Sends one request and reads its answer.
+    ///
+    /// Calls `arrived` with each number of events with text as they come, and whether they are the
+    /// first.
     pub(crate) async fn ask(&mut self, call: Call, reading: ReadOptions, arrived: impl Fn(u32, bool)) -> Answer {
         self.gaps.clear();
         let mut answer = Answer { outcome: Outcome::Broken, first: None, events: 0, usage: None, text: String::new() };
@@ -139,7 +147,7 @@ impl Client {
         if answer.status == StatusCode::OK { Ok(answer.body) } else { Err(ClientError::Status(answer.status)) }
     }
 
-    /// Sends one request and reads its answer whole, whatever its status is.
+    /// Sends one request and reads its whole answer, whatever its status is.
     ///
     /// # Errors
     /// When there is no whole answer within `most`.
@@ -161,12 +169,12 @@ impl Client {
         };
         if status == StatusCode::OK && reading.stream {
             let outcome = self.read_events(&mut open, reading.keep_text, answer, arrived).await;
-            // After any other outcome, late bytes would be taken for the answer to the next
+            // After any other outcome, late bytes would be mistaken for the answer to the next
             // request.
             self.open = Some(open).filter(|_| outcome == Outcome::Complete);
             return outcome;
         }
-        // An error is read to its end, too, so that the connection can be used again.
+        // Read errors to their end, too, so that the connection can be used again.
         let Ok(bytes) = whole(&mut open).await else { return Outcome::Broken };
         if status != StatusCode::OK {
             self.open = Some(open);
@@ -181,8 +189,10 @@ impl Client {
         reply.outcome()
     }
 
-    /// Sends a request. A target may close a kept connection at any time; then a new one is made.
-    /// Of the answer's headers, `keep` keeps what is wanted.
+    /// Sends a request.
+    ///
+    /// A target may close a kept connection at any time; then a new one is made. `keep` selects the
+    /// wanted headers of the answer.
     async fn send<H>(&mut self, call: &Call, keep: impl Fn(&[Header<'_>]) -> H) -> Result<(StatusCode, H, Open), ClientError> {
         let head = self.head(call);
         if let Some(mut open) = self.open.take()
@@ -202,7 +212,7 @@ impl Client {
         Ok((status, kept, open))
     }
 
-    /// The head of a request. The types of its parts prove that they contain no line breaks.
+    /// Head of a request. The types of its parts prove that they contain no line breaks.
     fn head(&self, call: &Call) -> Bytes {
         let host = match &self.place {
             Place::Tcp(authority) | Place::Secured(authority) => HeaderValue::from_str(authority).ok(),
@@ -269,7 +279,7 @@ async fn connect(place: &Place) -> Result<Open, ClientError> {
     Ok(Open::new(stream))
 }
 
-/// Sends small messages at once, and notices a host that has died.
+/// Configures a socket to send small messages at once, and to notice a host that has died.
 fn configure(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;

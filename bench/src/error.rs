@@ -1,4 +1,6 @@
-//! Why a measurement could not be made. A request that fails is no error here: it is part of what is measured.
+//! Reasons why a measurement could not be made.
+//!
+//! A request that fails is no error here: it is part of the result.
 
 use thiserror::Error;
 

@@ -1,6 +1,10 @@
-//! Reads a stream's events just far enough to count those with text, to know how the stream ended, and to keep its usage. Events may be split
-//! anywhere between reads. Each byte of an event is looked at a few times by vector instructions, nothing is parsed and nothing allocated, since
-//! a load of tens of thousands of events a second is to measure its target and not itself; only a conversation that goes on parses its text.
+//! Parser of a stream's events, just far enough to count those with text, to know how the stream
+//! ended, and to keep its usage.
+//!
+//! Events may be split anywhere between reads. A load of tens of thousands of events a second
+//! should measure its target and not itself. So vector instructions look at each byte of an event a
+//! few times, and nothing is parsed or allocated. Only a conversation that continues parses its
+//! text.
 
 use std::sync::LazyLock;
 
@@ -10,10 +14,13 @@ use serde::Deserialize;
 
 use crate::sample::Outcome;
 
-/// The longest line that is kept until its end comes. No event of a model is as long, and a target
-/// that never ends a line must not fill the memory.
+/// Longest line that is kept until its end comes.
+///
+/// No event of a model is as long, and a target that never ends a line must not fill the memory.
 const MAX_LINE_BYTES: usize = 8 << 20;
 
+/// Finder of field names.
+///
 /// Quotes within a JSON text are escaped, so these matches can only be names of fields. Reasoning
 /// comes in fields whose names end alike.
 static CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#"content":"#));
@@ -23,12 +30,12 @@ static ARGUMENTS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""
 static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""finish_reason":"#));
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(br#""usage":"#));
 
-/// What the target says an answer cost.
+/// Cost of an answer, as the target counts it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Usage {
     #[serde(default)]
     pub(crate) prompt_tokens: u64,
-    /// Absent for what generates nothing.
+    /// Generated tokens; absent if nothing is generated.
     #[serde(default)]
     pub(crate) completion_tokens: u64,
     #[serde(default)]
@@ -47,7 +54,7 @@ impl Usage {
     }
 }
 
-/// The fields of interest of an event, or of a whole answer.
+/// Fields of interest of an event, or of a whole answer.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Reply {
     #[serde(default)]
@@ -75,7 +82,7 @@ struct MessageContent {
 }
 
 impl Reply {
-    /// Adds its text to what came before.
+    /// Appends the text to the earlier text.
     pub(crate) fn add_text(&self, text: &mut String) {
         let Some(choice) = self.choices.first() else { return };
         let words = choice.delta.as_ref().or(choice.message.as_ref()).and_then(|words| words.content.as_ref());
@@ -93,12 +100,13 @@ impl Reply {
 
 #[derive(Debug, Default)]
 pub(crate) struct EventScanner {
-    /// The beginning of a line whose end has not come.
+    /// Beginning of a line whose end has not come.
     partial: Vec<u8>,
-    /// The last event with a usage. It is parsed at the end, because some targets send one with
-    /// every event.
+    /// Last event with a usage.
+    ///
+    /// It is parsed at the end, because some targets send one with every event.
     usage: Vec<u8>,
-    /// The text of the answer, if it is wanted.
+    /// Text of the answer, if it is wanted.
     text: Option<String>,
     finished: bool,
     aborted: bool,
@@ -107,13 +115,14 @@ pub(crate) struct EventScanner {
 }
 
 impl EventScanner {
-    /// Keeps the answer's text when the conversation goes on.
+    /// Creates a scanner, which keeps the answer's text if the conversation continues.
     pub(crate) fn new(keep_text: bool) -> Self {
         Self { text: keep_text.then(String::new), ..Self::default() }
     }
 
-    /// Takes the next bytes; returns how many events with text ended in them. `Err` is a line that
-    /// is too long to be one.
+    /// Scans the next bytes, and returns how many events with text ended in them.
+    ///
+    /// `Err` means that a line is too long.
     pub(crate) fn scan(&mut self, mut bytes: &[u8]) -> Result<u32, LineTooLong> {
         let mut events = 0;
         while let Some(end) = memchr(b'\n', bytes) {
@@ -124,7 +133,7 @@ impl EventScanner {
                 let mut whole = std::mem::take(&mut self.partial);
                 whole.extend_from_slice(line);
                 events += u32::from(self.line(&whole));
-                // The memory is reused for the next line that is split.
+                // Reuse the memory for the next line that is split.
                 whole.clear();
                 self.partial = whole;
             }
@@ -157,7 +166,7 @@ impl EventScanner {
         self.text.unwrap_or_default()
     }
 
-    /// Takes one line; true for an event with text.
+    /// Handles one line; `true` for an event with text.
     fn line(&mut self, line: &[u8]) -> bool {
         let Some(data) = line.strip_prefix(b"data:") else { return false };
         let data = data.trim_ascii();
@@ -192,8 +201,9 @@ impl EventScanner {
 #[derive(Debug)]
 pub(crate) struct LineTooLong;
 
-/// Whether a field of this name anywhere in the event is a text that is not empty: the first event
-/// of a chat has an empty one.
+/// Whether a field of this name anywhere in the event is a text that is not empty.
+///
+/// The first event of a chat has an empty one.
 fn has_text(name: &Finder<'_>, data: &[u8]) -> bool {
     name.find_iter(data).any(|at| text_from(&data[at + name.needle().len()..]).is_some_and(|text| text.first() != Some(&b'"')))
 }
@@ -202,8 +212,7 @@ fn string_after<'a>(name: &Finder<'_>, data: &'a [u8]) -> Option<&'a [u8]> {
     text_from(&data[name.find(data)? + name.needle().len()..])
 }
 
-/// What follows the quote that begins a text, if one begins here; some targets write a space before
-/// it.
+/// Text after its opening quote, if one begins here. Some targets write a space before it.
 fn text_from(value: &[u8]) -> Option<&[u8]> {
     value.trim_ascii_start().strip_prefix(b"\"")
 }

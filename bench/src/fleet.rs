@@ -1,5 +1,8 @@
-//! What engines and routers say of themselves while they are loaded: KV use and prefix cache, from their metrics. A page may be one engine's,
-//! or have all engines of a fleet; pages without anything of this are no help and no error.
+//! Values that engines and routers report while they are loaded: KV use and prefix cache, from
+//! their metrics.
+//!
+//! A page may be one engine's, or cover all engines of a fleet. A page without these values is
+//! useless but no error.
 
 use std::time::Duration;
 
@@ -7,13 +10,14 @@ use crate::client::{Client, ClientError};
 use crate::figures::FleetFigures;
 use crate::target::Target;
 
-/// How long to wait for a page: it is asked for once a second.
+/// Time limit for a page, which is requested once a second.
 const PAGE_TIMEOUT: Duration = Duration::from_millis(900);
 
-/// Shares of the KV cache in use: vLLM's name, the one that it had before, SGLang's, ours.
+/// Names of the share of the KV cache in use: vLLM's, vLLM's earlier one, SGLang's, Hostler's.
 const KV_USE: [&str; 4] = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "hostler_replica_kv_use"];
-/// Tokens looked up in prefix caches; the first also without the ending that some exporters leave
-/// out.
+/// Names of the tokens looked up in prefix caches.
+///
+/// The first occurs also without the ending that some exporters leave out.
 const QUERIES: [&str; 3] = ["vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries", "hostler_replica_prefix_queries_total"];
 const HITS: [&str; 3] = ["vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "hostler_replica_prefix_hits_total"];
 
@@ -27,18 +31,18 @@ pub(crate) struct FleetProbe {
     kv_count: u32,
 }
 
-/// What matters here of one page.
+/// Relevant values of one page.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct FleetSample {
-    /// Of all engines together.
+    /// Lookups of all engines together.
     queries: Option<f64>,
     hits: Option<f64>,
-    /// The mean over engines.
+    /// Mean over engines.
     kv_use: Option<f64>,
 }
 
 impl FleetSample {
-    /// Reads a page in the text format of Prometheus or OpenMetrics.
+    /// Parses a page in the text format of Prometheus or OpenMetrics.
     pub(crate) fn of(page: &str) -> Self {
         let (mut queries, mut hits, mut kv_sum, mut engines) = (None, None, 0.0, 0.0);
         for line in page.lines() {
@@ -60,7 +64,7 @@ impl FleetSample {
     }
 }
 
-/// The name and value of a line; `None` for comments and non-numbers.
+/// Name and value of a line; `None` for comments and non-numbers.
 fn sample(line: &str) -> Option<(&str, f64)> {
     if line.starts_with('#') {
         return None;
@@ -84,8 +88,9 @@ impl FleetProbe {
         Ok(FleetSample::of(&String::from_utf8_lossy(&page_bytes)).says_something())
     }
 
-    /// Reads the page now; returns the share of the KV cache in use. A page that does not come only
-    /// leaves a gap.
+    /// Reads the page now, and returns the share of the KV cache in use.
+    ///
+    /// A missing page only leaves a gap.
     pub(crate) async fn ask(&mut self) -> Option<f64> {
         let page = self.client.get(&self.path, None, PAGE_TIMEOUT).await.ok()?;
         let reading = FleetSample::of(&String::from_utf8_lossy(&page));
@@ -103,12 +108,12 @@ impl FleetProbe {
         }
     }
 
-    /// The result of all readings; `None` without any.
+    /// Result of all readings; `None` without any.
     pub(crate) fn figures(&self) -> Option<FleetFigures> {
         let (first, last) = (self.first?, self.last?);
         let grown = |of: fn(&FleetSample) -> Option<f64>| Some(of(&last)? - of(&first)?);
         let (queries, hits) = (grown(|reading| reading.queries), grown(|reading| reading.hits));
-        // Counters shrink when an engine has restarted.
+        // Counters shrink if an engine has restarted.
         let prefix_hit_rate =
             queries.zip(hits).filter(|(queries, hits)| *queries > 0.0 && *hits >= 0.0).map(|(queries, hits)| hits / queries);
         let counted = self.kv_count > 0;

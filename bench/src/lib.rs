@@ -1,6 +1,9 @@
-//! Measures an OpenAI endpoint, or several beside each other under the same load: what users would wait, what the endpoint gives, and up
-//! to where. A [`workload`] says which conversations there are and when they begin, the `drive` has them with a `target`, and each request
-//! leaves a [`sample`]; [`figures`] are what all samples of a load come to, and [`report`] shows them.
+//! Measurement of an OpenAI endpoint, or of several beside each other under the same load: what
+//! users would wait, what the endpoint delivers, and where its limit is.
+//!
+//! A [`workload`] decides which conversations there are and when they begin, the `drive` has them
+//! with a `target`, and each request leaves a [`sample`]. [`figures`] are computed from all samples
+//! of a load, and [`report`] shows them.
 
 mod args;
 mod client;

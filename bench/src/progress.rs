@@ -1,31 +1,34 @@
-//! What is seen while a load runs: on a terminal one line that is written again and again, elsewhere a plain line every few seconds, so
-//! that a log stays short. It shows what the `drive` tells it and measures nothing.
+//! Display while a load runs: on a terminal one line that is rewritten, elsewhere a plain line
+//! every few seconds, so that a log stays short.
+//!
+//! The `drive` supplies the values; nothing is measured here.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// How far apart plain lines are.
+/// Interval between plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Columns of a terminal that does not report its width. Everything but the time to the first token
-/// fits.
+/// Columns of a terminal that does not report its width.
+///
+/// Everything but the time to the first token fits.
 const USUAL_WIDTH: usize = 100;
 
 const BAR: usize = 20;
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
     pub target: String,
     pub phase: Phase,
     pub elapsed: Duration,
-    /// How long the phase takes, if that is given.
+    /// Duration of the phase, if it is given.
     pub most: Option<Duration>,
     pub in_flight: u32,
     pub complete: u64,
     pub failed: u64,
-    /// Over the last second.
+    /// Rate over the last second.
     pub tokens_per_second: f64,
     /// Median time to the first token so far, in milliseconds; 0 before the first one.
     pub ttft_p50_ms: f64,
@@ -33,12 +36,12 @@ pub struct Progress {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Not counted.
+    /// Warm-up, which is not counted.
     WarmUp,
     /// One round of several, from 1.
     Round {
         number: u32,
-        /// All of them.
+        /// Number of all rounds.
         of: u32,
     },
     /// A step of a sweep.
@@ -49,18 +52,18 @@ pub enum Phase {
 pub struct ProgressWriter<W> {
     to: W,
     look: ProgressStyle,
-    /// What was shown last.
+    /// Progress that was shown last.
     last: Option<Progress>,
     /// When the next plain line of this phase is due.
     due: Duration,
 }
 
-/// How progress looks.
+/// Style of the progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgressStyle {
-    /// A line that is written again and again.
+    /// A line that is rewritten.
     Terminal {
-        /// Characters of a line; more are cut off, as a line that wraps cannot be written again.
+        /// Characters of a line. More are cut off, because a wrapped line cannot be rewritten.
         width: usize,
     },
     /// Lines of a log.
@@ -69,8 +72,9 @@ pub enum ProgressStyle {
 }
 
 impl ProgressStyle {
-    /// Chooses by where the output goes. `columns` is the shell's value for the terminal's width,
-    /// if any.
+    /// Chooses the style by where the output goes.
+    ///
+    /// `columns` is the shell's value for the terminal's width, if any.
     #[must_use]
     pub fn choose(quiet: bool, terminal: bool, columns: Option<&str>) -> Self {
         match (quiet, terminal) {
@@ -82,21 +86,21 @@ impl ProgressStyle {
 }
 
 impl<W: Write> ProgressWriter<W> {
-    /// Nothing is written before the first progress.
+    /// Creates a writer, which writes nothing before the first progress.
     pub fn new(to: W, look: ProgressStyle) -> Self {
         Self { to, look, last: None, due: Duration::ZERO }
     }
 
-    /// Shows it, if it is time to.
+    /// Shows the progress, if it is due.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the output cannot be written.
     pub fn show(&mut self, progress: &Progress) -> io::Result<()> {
         let next = self.last.as_ref().is_none_or(|last| last.phase != progress.phase || last.target != progress.target);
         match self.look {
             ProgressStyle::Quiet => {}
             ProgressStyle::Terminal { width } => {
-                // A phase that is over stays, as the line above.
+                // A finished phase stays as the line above.
                 if next && self.last.is_some() {
                     writeln!(self.to)?;
                 }
@@ -119,10 +123,10 @@ impl<W: Write> ProgressWriter<W> {
         Ok(())
     }
 
-    /// Leaves the line, when all is over.
+    /// Leaves the line at the end.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the output cannot be written.
     pub fn end(&mut self) -> io::Result<()> {
         match (self.look, self.last.take()) {
             (ProgressStyle::Terminal { .. }, Some(_)) => writeln!(self.to),

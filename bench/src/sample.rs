@@ -1,5 +1,7 @@
-//! What one request came to. Times are measured from when the request was due, not from when it was sent: a load generator or a target that
-//! falls behind delays requests, and those who would have sent them would have waited.
+//! Result of one request.
+//!
+//! Times are measured from when the request was due, not from when it was sent. A load generator or
+//! a target that falls behind delays requests, and real users would have waited that long.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,19 +12,19 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
     pub kind: &'static str,
-    /// How much later it was really sent: the generator's own lateness. A client of a closed loop
-    /// is never late.
+    /// How much later the request was really sent: the generator's own lateness.
+    ///
+    /// A client of a closed loop is never late.
     pub late: Duration,
-    /// From due to the first token; `None` when there was none, or when the answer was not
-    /// streamed.
+    /// Time from due to the first token; `None` if there was none, or the answer was not streamed.
     pub first: Option<Duration>,
-    /// From when it was due to its end.
+    /// Time from when the request was due to its end.
     pub whole: Duration,
-    /// Tokens of the prompt as the target counted them; 0 when it did not say.
+    /// Tokens of the prompt as the target counted them; 0 if it did not report them.
     pub prompt_tokens: u64,
-    /// Those of them that the target had cached; `None` when it did not say.
+    /// Prompt tokens that the target had cached; `None` if it did not report them.
     pub cached_tokens: Option<u64>,
-    /// Tokens of the answer as the target counted them; events with text where it did not say.
+    /// Tokens of the answer as the target counted them, otherwise events with text.
     pub output_tokens: u64,
     pub outcome: Outcome,
 }
@@ -47,8 +49,8 @@ pub enum Outcome {
 }
 
 impl Sample {
-    /// Mean time between the tokens of its answer; `None` when there were fewer than two, or when
-    /// it did not come as a stream.
+    /// Mean time between the tokens of the answer; `None` if there were fewer than two, or it did
+    /// not come as a stream.
     #[must_use]
     pub fn tpot(&self) -> Option<Duration> {
         let gaps = u32::try_from(self.output_tokens.checked_sub(1)?).ok().filter(|gaps| *gaps > 0)?;

@@ -1,4 +1,6 @@
-//! When a sweep has found what it looks for: the step at which the target breaks, and why. It decides on figures; the `drive` makes the steps.
+//! End of a sweep: the step at which the target breaks, and why.
+//!
+//! The decision depends on figures; the `drive` makes the steps.
 
 use std::fmt::Write;
 
@@ -6,17 +8,20 @@ use crate::figures::Totals;
 use crate::record::Limits;
 use crate::report::SweepStep;
 
-/// The part of requests that may fail.
+/// Share of requests that may fail.
 const MAX_FAILED_SHARE: f64 = 0.01;
-/// Tokens per second have stopped growing when they are less than this many times the previous
-/// step's. Steps have twice the clients or more, so a target with room left gains much more.
+/// Tokens per second have stopped growing if they are less than this many times the previous
+/// step's.
+///
+/// Steps have twice the clients or more, so a target with room left gains much more.
 const GROWTH: f64 = 1.05;
-/// If also the median time to the first token is this many times as long, requests queue; it is not
-/// noise.
+/// If the median time to the first token is also this many times as long, requests queue, and the
+/// change is no noise.
 const QUEUE: f64 = 2.0;
 
-/// Why a step is the last one; `None` when it is not. `before` is the step before it in the same
-/// round.
+/// Why a step is the last one; `None` if it is not.
+///
+/// `before` is the step before it in the same round.
 pub(crate) fn stop_reason(step: &SweepStep, before: Option<&SweepStep>, limits: &Limits) -> Option<String> {
     let all = &step.figures.all;
     let why = too_many_failed(all).or_else(|| limit_missed(all, limits)).or_else(|| no_growth(all, &before?.figures.all))?;
@@ -50,7 +55,7 @@ fn too_many_failed(all: &Totals) -> Option<String> {
 }
 
 fn limit_missed(all: &Totals, limits: &Limits) -> Option<String> {
-    // An answer that is no stream has its first token at its end.
+    // An answer that is not a stream has its first token at its end.
     let ttft = if all.ttft_ms.count > 0 { all.ttft_ms.p99 } else { all.e2e_ms.p99 };
     let checks = [
         ("the time to the first token", ttft, limits.ttft),

@@ -1,4 +1,4 @@
-//! Where requests go, as it is written on the command line. `client` connects there.
+//! Targets of requests, as written on the command line. `client` connects to them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,51 +7,54 @@ use std::str::FromStr;
 /// An OpenAI endpoint, or a page of metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// As it was written.
+    /// Text as it was written.
     text: String,
     pub(crate) place: Place,
-    /// The path before `/chat/completions`, or the page's own; without a slash at its end.
+    /// Path before `/chat/completions`, or the page's own; without a slash at its end.
     pub(crate) path: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// `HOST:PORT`.
+    /// Address as `HOST:PORT`.
     Tcp(String),
     Unix(PathBuf),
-    /// `HOST:PORT`, with TLS. Nobody here speaks it: somebody else leads there.
+    /// Address as `HOST:PORT`, with TLS. Nothing here speaks TLS: another component connects to it.
     Secured(String),
 }
 
 impl Target {
-    /// A page of metrics: as a target, but `/metrics` where no path is written.
+    /// Parses a page of metrics.
+    ///
+    /// The format is that of a target, but the default path is `/metrics`.
     ///
     /// # Errors
     ///
-    /// As for targets.
+    /// Same as for targets.
     pub fn page(text: &str) -> Result<Self, String> {
         Self::parse(text, "/metrics")
     }
 
-    /// The path before `/chat/completions`, without a slash at its end.
+    /// Path before `/chat/completions`, without a slash at its end.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Its address without a path, if that has TLS. Then it is reached only through somebody who speaks that.
+    /// Address without a path, if it has TLS. Such a target is reached only through a component
+    /// that speaks TLS.
     #[must_use]
     pub fn secured_origin(&self) -> Option<String> {
         matches!(self.place, Place::Secured(_)).then(|| self.place.to_string())
     }
 
-    /// The same target, to which this socket leads.
+    /// Redirects the target to this socket, which leads to it.
     #[must_use]
     pub fn through(self, socket: PathBuf) -> Self {
         Self { place: Place::Unix(socket), ..self }
     }
 
-    /// Its own page of metrics, where engines and routers usually have it.
+    /// Page of metrics of the target, where engines and routers usually have it.
     pub(crate) fn metrics(&self) -> Self {
         Self { text: format!("{}/metrics", self.place), place: self.place.clone(), path: "/metrics".to_owned() }
     }

@@ -1,4 +1,4 @@
-//! One connection: the socket, and what has been read of it and not been taken.
+//! One connection: the socket, and the bytes that were read but not yet taken.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::{Pin, pin};
@@ -11,16 +11,16 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::head::{self, BodyFraming};
 use crate::{Framing, Header, HttpError};
 
-/// The least that is read at once, in bytes: more than the events of one engine step.
+/// Minimum size of a read in bytes: more than the events of one engine step.
 const MIN_READ_BYTES: usize = 8 * 1024;
 
-/// The most. Reads of a large answer double in size up to this.
+/// Maximum size of a read. Reads of a large answer double in size up to this.
 const MAX_READ_BYTES: usize = 64 * 1024;
 
 /// A socket of either kind.
 #[derive(Debug)]
 pub enum Stream {
-    /// To another host, or this one.
+    /// Socket to another host, or this one.
     Tcp(TcpStream),
     Unix(UnixStream),
 }
@@ -39,7 +39,7 @@ macro_rules! either {
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
-    /// Holds no memory while it is empty.
+    /// Read buffer, which holds no memory while it is empty.
     buffer: BytesMut,
     next_read_bytes: usize,
     bytes_read: u64,
@@ -51,8 +51,9 @@ impl Connection {
         Self { stream, buffer: BytesMut::new(), next_read_bytes: MIN_READ_BYTES, bytes_read: 0 }
     }
 
-    /// The head of the next answer, as `keep` keeps it, and the framing of its body. `is_head`
-    /// means that the request was HEAD.
+    /// Polls for the head of the next answer, as `keep` keeps it, and the framing of its body.
+    ///
+    /// `is_head` means that the request was HEAD.
     ///
     /// # Errors
     ///
@@ -73,8 +74,9 @@ impl Connection {
         }
     }
 
-    /// The next piece of a body, or of a chunk, at the beginning of the read buffer; `take` must
-    /// take out exactly so many bytes. `None` after the last piece.
+    /// Polls for the next piece of a body, or of a chunk, at the beginning of the read buffer.
+    ///
+    /// `take` must take out exactly the given number of bytes. `None` after the last piece.
     ///
     /// # Errors
     ///
@@ -98,10 +100,10 @@ impl Connection {
         }
     }
 
-    /// Reads what has come; `false` when the other side has closed the connection.
+    /// Reads the available bytes; `false` if the other side has closed the connection.
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, HttpError>> {
         self.release_buffer();
-        // Memory is allocated only when there is something to read: allocating 8 KiB that were just
+        // Allocate memory only when there is something to read: allocating 8 KiB that were just
         // freed costs next to nothing.
         ready!(either!(&self.stream, socket => socket.poll_read_ready(context)))?;
         self.buffer.reserve(self.next_read_bytes);
@@ -116,7 +118,7 @@ impl Connection {
         Poll::Ready(Ok(read > 0))
     }
 
-    /// Writes what the socket takes now and returns the number of bytes.
+    /// Writes as much as the socket takes now, and returns the number of bytes.
     ///
     /// # Errors
     ///
@@ -126,10 +128,11 @@ impl Connection {
         Poll::Ready(if written == 0 { Err(HttpError::Closed) } else { Ok(written) })
     }
 
-    /// Whether the connection has no unread bytes and has not ended. It will no longer wake the
-    /// task that used it.
+    /// Whether the connection has no unread bytes and has not ended.
+    ///
+    /// It will no longer wake the task that used it.
     pub fn is_idle(&mut self) -> bool {
-        // The result does not count: tokio's budget makes it pending when this task has done much
+        // The result does not count: tokio's budget makes it pending if this task has done much
         // already.
         let _ = either!(&self.stream, socket => socket.poll_read_ready(&mut Context::from_waker(Waker::noop())));
         self.is_buffer_empty() && matches!(self.try_read(), Err(error) if error.kind() == ErrorKind::WouldBlock)

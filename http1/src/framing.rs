@@ -1,39 +1,44 @@
-//! Where the pieces of a body end. It takes them out of what has been read and waits for nothing, so that any way of cutting the bytes can be tested.
+//! Framing of a body: where its pieces end.
+//!
+//! It is taken out of the bytes read and waits for nothing, so any way of cutting the bytes can be
+//! tested.
 
 use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Status};
 
 use crate::HttpError;
 
-/// The most bytes of a chunk's size line, to which some engines could add extensions.
+/// Most bytes of a chunk's size line, to which some engines could add extensions.
 const MAX_CHUNK_LINE_BYTES: usize = 256;
 
-/// The most bytes of trailer fields, which are dropped.
+/// Most bytes of trailer fields, which are dropped.
 const MAX_TRAILER_BYTES: usize = 8 * 1024;
 
-/// What comes next on the connection.
+/// Next element on the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// The rest of the body, in bytes.
+    /// Rest of the body, in bytes.
     Length(u64),
-    /// The size line of a chunk.
+    /// Size line of a chunk.
     ChunkSize,
-    /// The rest of a chunk, in bytes.
+    /// Rest of a chunk, in bytes.
     Chunk(u64),
-    /// The line end after a chunk.
+    /// Line end after a chunk.
     ChunkEnd,
-    /// The trailer fields after the last chunk.
+    /// Trailer fields after the last chunk.
     Trailers,
     /// Bytes until the connection is closed.
     UntilClosed,
-    /// Nothing.
+    /// Nothing more.
     Complete,
 }
 
 impl Framing {
-    /// Takes out framing and returns how many bytes at the beginning of `read` are the next piece
-    /// of the body; `None` when there is none yet, or none any more. The caller must take out
-    /// exactly those before the next call.
+    /// Takes out framing, and returns how many bytes at the beginning of `read` are the next piece
+    /// of the body.
+    ///
+    /// `None` if there is none yet, or none any more. The caller must take out exactly those bytes
+    /// before the next call.
     pub(crate) fn next_piece_bytes(&mut self, read: &mut BytesMut) -> Result<Option<usize>, HttpError> {
         while !read.is_empty() {
             match self {
@@ -77,7 +82,7 @@ impl Framing {
         Ok(None)
     }
 
-    /// The connection was closed, which is an error within a body.
+    /// Handles a closed connection, which is an error within a body.
     pub(crate) fn close(&mut self) -> Result<(), HttpError> {
         if *self != Self::UntilClosed {
             return Err(HttpError::Closed);
@@ -87,7 +92,7 @@ impl Framing {
     }
 }
 
-/// As many bytes as are there, at most `left`, which is reduced.
+/// Available bytes, at most `left`, which is reduced.
 fn take_up_to(left: &mut u64, read: &BytesMut) -> usize {
     let length = usize::try_from(*left).unwrap_or(usize::MAX).min(read.len());
     *left -= length as u64;
@@ -96,7 +101,7 @@ fn take_up_to(left: &mut u64, read: &BytesMut) -> usize {
 
 /// Takes out a chunk's size line and returns the size.
 fn parse_chunk_size(read: &mut BytesMut) -> Result<Option<u64>, HttpError> {
-    // `httparse` takes an empty line for a zero.
+    // `httparse` parses an empty line as zero.
     let begins = read[0].is_ascii_hexdigit();
     match httparse::parse_chunk_size(read) {
         Ok(Status::Complete((length, size))) if begins && length <= MAX_CHUNK_LINE_BYTES => {

@@ -1,5 +1,7 @@
-//! The head of an answer, as `httparse` reads it, and what it says about the body. Stricter than HTTP asks: engines are few, and a body whose end two
-//! sides see in different places would put one user's answer into another's.
+//! Head of an answer, parsed by `httparse`, and the framing of its body.
+//!
+//! The parser is stricter than HTTP asks: engines are few, and if two sides saw a body's end in
+//! different places, one user's answer would get into another's.
 
 use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Header, Response, Status};
@@ -7,8 +9,7 @@ use httparse::{EMPTY_HEADER, Header, Response, Status};
 use crate::HttpError;
 use crate::framing::Framing;
 
-/// The most headers, and the most bytes of a head. Engines send about ten headers of 300 bytes
-/// together.
+/// Most headers, and most bytes of a head. Engines send about ten headers of 300 bytes together.
 const MAX_HEADERS: usize = 100;
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 
@@ -18,8 +19,10 @@ pub struct BodyFraming {
     pub keeps_alive: bool,
 }
 
-/// Takes out the complete head that `read` begins with, and returns what `keep` keeps of it and the
-/// body's framing; `None` while it is incomplete. Interim answers are skipped.
+/// Takes out the complete head at the beginning of `read`, and returns the part that `keep` keeps
+/// and the body's framing.
+///
+/// `None` while the head is incomplete. Interim answers are skipped.
 pub(crate) fn parse_head<H>(
     read: &mut BytesMut,
     is_head: bool,
@@ -48,7 +51,7 @@ pub(crate) fn parse_head<H>(
     }
 }
 
-/// RFC 9112, section 6.3.
+/// Framing of a body by RFC 9112, section 6.3.
 fn body_framing(response: &Response<'_, '_>, status: u16, is_head: bool) -> Result<BodyFraming, HttpError> {
     let values = |name: &'static str| {
         response.headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value.trim_ascii())
@@ -70,7 +73,7 @@ fn body_framing(response: &Response<'_, '_>, status: u16, is_head: bool) -> Resu
     Ok(BodyFraming { framing, keeps_alive })
 }
 
-/// The length, if all values agree.
+/// Content length, if all values agree.
 fn content_length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, HttpError> {
     let malformed = HttpError::Malformed("its length is none");
     let mut agreed = None;

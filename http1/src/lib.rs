@@ -1,5 +1,8 @@
-//! The client's side of HTTP/1.1 where an event has to cost little: one wake, one read, no task and no buffer for a connection that waits (decision 11).
-//! The agent reads engines' answers with it and `hostler bench` its targets'. What is sent, and which connections are kept, is theirs.
+//! The client's side of HTTP/1.1 with little cost per event: one wake, one read, no task and no
+//! buffer for a connection that waits (decision 11).
+//!
+//! The agent uses it for engines' answers and `hostler bench` for its targets'. Both decide
+//! themselves about requests and kept connections.
 
 mod connection;
 mod framing;

@@ -1,5 +1,7 @@
-//! What the structures of `affinity` take: the longest match of a prompt on 64 and 1,000 replicas, a change of the index, and the
-//! memory and time of a fleet of 1,000 replicas. `cargo bench -p hostler-placement --bench affinity -- --quick`
+//! Benchmarks of the structures of `affinity`: the longest match of a prompt on 64 and 1,000
+//! replicas, a change of the index, and the memory and time of a fleet of 1,000 replicas.
+//!
+//! `cargo bench -p hostler-placement --bench affinity -- --quick`
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,18 +13,18 @@ use hostler_placement::affinity::{
 };
 use hostler_placement::block_keys::BlockKey;
 
-/// A replica's capacity: 500,000 tokens in blocks of 16.
+/// Capacity of a replica: 500,000 tokens in blocks of 16.
 const CAPACITY: usize = 31_000;
 
-/// Blocks of other prompts in the index, so that its tables do not fit into the processor's caches.
+/// Blocks of other prompts in the index, so that its tables exceed the processor's caches.
 const OTHERS: usize = 2_000_000;
 
 fn keys(random: &mut fastrand::Rng, count: usize) -> Vec<BlockKey> {
     (0..count).map(|_| random.u64(..)).collect()
 }
 
-/// An index in which all replicas hold a fifth of a prompt, one in eight a half, and three most of
-/// it.
+/// An index in which all replicas hold a fifth of a prompt, an eighth of them a half, and three
+/// most of it.
 fn shared(
     random: &mut fastrand::Rng,
     replicas: usize,
@@ -46,7 +48,7 @@ fn shared(
 fn matching(criterion: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(1);
     let mut group = criterion.benchmark_group("match");
-    // Always the same prompt, so that what is looked up is in the processor's caches.
+    // Always use the same prompt, so that its entries are in the processor's caches.
     for (replicas, blocks) in [(64, 500), (64, 6250), (1000, 500), (1000, 6250)] {
         let name = |what: &str| BenchmarkId::new(format!("{what}, {blocks} blocks"), replicas);
         let prompt = keys(&mut random, blocks);
@@ -65,7 +67,7 @@ fn writing(criterion: &mut Criterion) {
     let (index, seats) = shared(&mut random, 64, &[], ChainGaps::None);
     let mut group = criterion.benchmark_group("write");
     for blocks in [100, 10_000] {
-        // New keys each time, as an engine that evicts as much as it stores.
+        // New keys each time, as in an engine that evicts as much as it stores.
         let mut batches = (0..).map(|_| keys(&mut random, blocks));
         group.throughput(Throughput::Elements(2 * blocks as u64));
         group.bench_function(BenchmarkId::new("store and remove", blocks), |bencher| {
@@ -122,8 +124,9 @@ fn others(criterion: &mut Criterion) {
     criterion.bench_function("guess, 6250 blocks sent", |bencher| bencher.iter(|| guess.record_sent(seats[5], &prompt)));
 }
 
-/// Runs once, since it takes seconds and more than a gigabyte: each replica has blocks of its own,
-/// the worst case for memory.
+/// Builds a fleet in which each replica has different blocks, the worst case for memory.
+///
+/// Runs once, since it takes seconds and more than a gigabyte.
 #[expect(clippy::print_stdout, reason = "the figures of this benchmark")]
 fn fleet(_: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(4);

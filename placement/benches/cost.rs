@@ -1,5 +1,10 @@
-//! What a placement takes: the cost alone, for 64 and 1,000 candidates, idle and with a price on congestion; and the whole choice from the
-//! prompt's tokens on, that is keys, match, overlay, arrivals and cost, for 8k and 100k tokens. `cargo bench -p hostler-placement --bench cost`
+//! Benchmarks of a placement.
+//!
+//! The first measures the cost alone, for 64 and 1,000 candidates, idle and with a price on
+//! congestion. The second measures the whole choice from the prompt's tokens on, that is keys,
+//! match, overlay, arrivals and cost, for 8k and 100k tokens.
+//!
+//! `cargo bench -p hostler-placement --bench cost`
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -10,13 +15,13 @@ use hostler_placement::block_keys::{BlockKey, KeyChain, token_keys};
 use hostler_placement::cost::{Candidate, Conditions, PricingInput, place};
 use hostler_placement::rates::Rates;
 
-/// The allocator of the router itself.
+/// Allocator of the router itself.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const TOKENS: u32 = 8_000;
 
-/// Replicas under mixed load, of which one in eight has a part of the prompt.
+/// Replicas under mixed load, an eighth of which hold a part of the prompt.
 fn candidates(count: usize) -> Vec<Candidate> {
     let mut random = fastrand::Rng::with_seed(1);
     (0..count)
@@ -57,8 +62,10 @@ fn placing(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Replicas that hold a fifth of the prompt each, one in eight a half and three most of it, with a
-/// million other blocks between them, and as many requests in flight as there are replicas.
+/// Measures the whole choice.
+///
+/// All replicas hold a fifth of the prompt, an eighth of them a half and three most of it. They
+/// have a million other blocks between them, and as many requests in flight as there are replicas.
 fn choosing(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("choice");
     for (count, length) in [(64, 8_000), (1_000, 8_000), (64, 100_000), (1_000, 100_000)] {

@@ -1,44 +1,47 @@
-//! Keys of KV blocks: a chain of hashes over token ids, so that one key stands for a block and everything before it.
+//! Keys of KV blocks: a chain of hashes over token ids, so that one key stands for a block and
+//! everything before it.
 //!
-//! The agent computes them from the tokens in its engine's events, the router from the tokens of a request. Engines hash their blocks
-//! in ways of their own, which differ between releases and are never reproduced here.
+//! The agent computes them from the tokens in its engine's events, the router from the tokens of a
+//! request. Engines hash their blocks differently in each release; their hashes are never
+//! reproduced here.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// A hash that names a block of tokens and everything before it.
+/// Hash that identifies a block of tokens and everything before it.
 pub type BlockKey = u64;
 
-/// Bytes of text in one block of the text level, where tokens are not known.
+/// Bytes of text in one block of the text level, which is used if tokens are unknown.
 pub const TEXT_BLOCK_BYTES: usize = 256;
 
-/// Tokens per text block: about four bytes of prose or code make a token.
+/// Tokens per text block. About four bytes of prose or code make a token.
 pub const TEXT_BLOCK_TOKENS: u32 = 64;
 
-/// The key so far; each block continues it.
+/// Key so far; each block continues it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyChain(BlockKey);
 
 impl KeyChain {
-    /// The start of every sequence with this LoRA adapter and cache salt; empty means none. Engines
-    /// separate the blocks of different adapters and salts.
+    /// Start of every sequence with this LoRA adapter and cache salt; empty means none.
+    ///
+    /// Engines separate the blocks of different adapters and salts.
     #[must_use]
     pub fn new(lora: &str, salt: &str) -> Self {
         let lora = xxh3_64_with_seed(lora.as_bytes(), 1);
         Self(xxh3_64_with_seed(salt.as_bytes(), lora))
     }
 
-    /// Continues after the block with this key.
+    /// Resumes after the block with this key.
     #[must_use]
     pub fn resume(key: BlockKey) -> Self {
         Self(key)
     }
 
-    /// The key of the next block.
+    /// Adds a block and returns its key.
     pub fn push(&mut self, tokens: &[u32]) -> BlockKey {
         self.fold(xxh3_64(bytemuck::cast_slice(tokens)))
     }
 
-    /// The key of the next block when more than its tokens identifies it: an image, say.
+    /// Adds a block that more than its tokens identifies, such as an image, and returns its key.
     pub fn push_with_extra(&mut self, tokens: &[u32], more: &[u8]) -> BlockKey {
         self.fold(xxh3_64(more));
         self.push(tokens)
@@ -48,9 +51,10 @@ impl KeyChain {
         self.fold(xxh3_64(text))
     }
 
-    /// Each block is hashed by itself and then folded into the chain by one wide multiplication. So
-    /// the processor hashes several blocks at a time, which it could not with the key as the next
-    /// block's seed (1.6 times as fast for 100k tokens).
+    /// Folds a block's hash into the chain by one wide multiplication.
+    ///
+    /// Each block is hashed separately, so the processor hashes several at a time. With the key as
+    /// the next block's seed it could not (1.6 times as fast for 100k tokens).
     #[expect(clippy::cast_possible_truncation, reason = "both halves of the product are used")]
     fn fold(&mut self, block: u64) -> BlockKey {
         let product = u128::from(self.0 ^ 0x9e37_79b9_7f4a_7c15) * u128::from(block ^ 0xd1b5_4a32_d192_ed03);

@@ -1,6 +1,8 @@
-//! What a request would cost on each replica, in seconds, and the cheapest one. Pure: it reads no clock, takes no lock and awaits nothing.
-//! The router's dispatch and the simulator call [`place`]; what it returns explains itself: every term can be worked out by hand from the
-//! candidate and the conditions that are printed beside it.
+//! Cost of a request on each replica, in seconds, and the cheapest one.
+//!
+//! This module is pure: it reads no clock, takes no lock and awaits nothing. The router's dispatch
+//! and the simulator call [`place`]. Its result explains itself: every term can be worked out by
+//! hand from the candidate and the conditions that are printed beside it.
 
 mod decision;
 
@@ -10,21 +12,26 @@ pub use self::decision::{Candidate, ChoiceReason, Conditions, Decision, PricingI
 use crate::offered_work::MAX_UTILISATION;
 use crate::rates::{MAX_SLOWNESS, MIN_SLOWNESS, Rates};
 
-/// The cost of one candidate, in the memory that [`place`] works in.
+/// Cost of one candidate, in the memory that [`place`] works in.
 #[derive(Debug, Clone, Copy)]
 pub struct CandidateCost {
     total: f64,
     terms: Terms,
 }
 
-/// A candidate is taken only where there is none of a better standing, whatever they cost; but one that is tight goes before sound ones
-/// of which none has room.
+/// Standing of a candidate.
+///
+/// A better standing wins, whatever the costs, except that a tight candidate goes before sound ones
+/// that all lack room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Sound,
-    /// It has room, and stays until the end of an answer as long as expected, though not of a long one.
+    /// The replica has room, and stays until the expected end of an answer, though not of a long
+    /// one.
     Tight,
-    /// It leaves before the answer can be expected to end. It comes before what may be dead already.
+    /// The replica leaves before the expected end of the answer.
+    ///
+    /// It still beats one that may be dead already.
     EndsFirst,
     Doubtful,
 }
@@ -32,64 +39,81 @@ enum Standing {
 /// Candidates kept per decision; nobody reads more in a fleet of a thousand replicas.
 pub const MAX_RECORDED: usize = 64;
 
-/// Share of the decoding cost that counts. The time between tokens matters less than the time to
-/// the first, and the whole cost would drive long answers away from every busy replica, whatever it
-/// has cached.
+/// Share of the decoding cost that counts.
+///
+/// The time between tokens matters less than the time to the first. The whole cost would drive long
+/// answers away from every busy replica, whatever it has cached.
 const DECODE_SHARE: f64 = 0.15;
 
-/// A near-tie: the cost exceeds the lowest by at most this share of the cheapest's time to the
-/// first token. The estimates are no better, and several routers with the same view must not all
-/// choose the same replica. The rest of the cost is left out, since decoding a long answer would
-/// make everything a near-tie.
+/// Relative width of a near-tie: the cost exceeds the lowest by at most this share of the
+/// cheapest's time to the first token.
+///
+/// The estimates are no better, and several routers with the same view must not all choose the same
+/// replica. The rest of the cost is left out, since decoding a long answer would make everything a
+/// near-tie.
 const TIE_SHARE: f64 = 0.02;
 
-/// So is a cost that is this many seconds higher, where the times are small: less than one more
-/// sequence in flight costs.
+/// Absolute width of a near-tie, for small times: less than one more sequence in flight costs.
 const TIE_SECONDS: f64 = 0.000_2;
 
-/// A term that is negative, not a number or larger is replaced by this: some thirty years. So a
-/// replica with absurd figures is chosen last, and sums stay finite.
+/// Replacement for a term that is negative, not a number or larger: some thirty years.
+///
+/// So a replica with absurd figures is chosen last, and sums stay finite.
 const MAX_SECONDS: f64 = 1e9;
 
-/// Tokens of a step where a replica does not report them: vLLM 0.32's default when it knows nothing
-/// of the GPU (`SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS`). Its server uses 2,048 on CPUs, on
-/// A100s and on all GPUs below 70 GiB, 8,192 on other GPUs, and 16,384 from 160 GiB
+/// Tokens of a step if a replica does not report them.
+///
+/// This is vLLM 0.32's default when it knows nothing of the GPU
+/// (`SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS`). Its server uses 2,048 on CPUs, on A100s and
+/// on all GPUs below 70 GiB, 8,192 on other GPUs, and 16,384 from 160 GiB
 /// (`EngineArgs.get_batch_defaults`).
 pub const DEFAULT_TOKEN_BUDGET: u32 = 2048;
 
-/// An expected answer is cut to this many tokens.
+/// Limit of the expected tokens of an answer.
 const MAX_OUTPUT_TOKENS: f64 = 1e6;
 
-/// Steps' worth of prompt tokens that keep an engine busy until a first token is seen: the step
-/// that runs, the next one, which is planned meanwhile, and the one after it, whose prompts are on
-/// their way. With less, the engine runs out of prompts: with one step's worth, on two H200s under
-/// 1,024 streams, up to half of these waited in the router. In the simulator, whose engines have
-/// neither of the two delays, three cost 4 % of the mean time to the first token at the heaviest
-/// load against one.
+/// Steps' worth of prompt tokens that keep an engine busy until a first token is seen: the running
+/// step, the next one, which is planned meanwhile, and the one after it, whose prompts are on their
+/// way.
+///
+/// With less, the engine runs out of prompts. With one step's worth, on two H200s under 1,024
+/// streams, up to half of these waited in the router. In the simulator, whose engines have neither
+/// of the two delays, three cost 4 % of the mean time to the first token at the heaviest load
+/// against one.
 const MAX_PENDING_STEPS: u64 = 3;
 
-/// How many times as long as now the replica's steps take on the way, at most: prompts of others are computed in them, and sequences join.
-/// Without it, four times as many answers were cut in the simulator on a busy fleet (`docs/simulate.md`).
+/// Largest factor by which the replica's steps slow down on the way: they compute prompts of
+/// others, and sequences join.
+///
+/// Without it, four times as many answers were cut in the simulator on a busy fleet
+/// (`docs/simulate.md`).
 const FINISH_FACTOR: f64 = 1.5;
 
-/// Seconds that are left to an answer beyond that: what is not proportional to its length.
+/// Additional seconds for an answer, for the part that is not proportional to its length.
 const FINISH_MARGIN_SECONDS: f64 = 1.0;
 
 /// Above this share of the KV cache, the next sequence probably preempts a running one.
 const FULL_KV_USE: f64 = 0.97;
 
-/// The cheapest replica that can be expected to finish even a long answer before it leaves and that is not doubtful; with its reasons.
-/// Where there is none, the one that leaves the least too early, and then the cheapest of the doubtful ones. `None` without candidates.
+/// Chooses the cheapest replica that is not doubtful and is expected to finish even a long answer
+/// before it leaves, with the reasons.
 ///
-/// Where none of the sound ones has room, one that has is taken if it stays long enough for an answer of the expected length. One that
-/// does not is left alone: a request that waits is better than one that is cut.
+/// If there is none, the one that leaves the least too early wins, and then the cheapest of the
+/// doubtful ones. `None` without candidates.
 ///
-/// Among near-ties (within 2 % of the cheapest's time to the first token) the longest match wins, so that bursts of equal prompts stay
-/// together; with equal matches the fewest requests in flight, so that short requests spread evenly and less is lost with a replica that
-/// dies; and of those one at random, so that several routers do not all pick the first. Speeds that may differ by noise alone come in
-/// equal ([`crate::rates::MeanRates::rates_of`]), so a tie is as wide as what is not known of them and no wider.
+/// If no sound candidate has room, a candidate with room wins if it stays long enough for an answer
+/// of the expected length. A candidate that does not stay long enough is never taken for its room:
+/// a request that waits is better than one that is cut.
 ///
-/// `priced` is the memory that the costs are worked out in, whatever was in it: whoever places often gives the same again.
+/// Among near-ties (within 2 % of the cheapest's time to the first token) the longest match wins,
+/// so that bursts of equal prompts stay together. With equal matches the fewest requests in flight
+/// win, so that short requests spread evenly and less is lost with a replica that dies. Remaining
+/// ties are drawn at random, so that several routers do not all pick the first. Speeds that may
+/// differ by noise alone come in equal ([`crate::rates::MeanRates::rates_of`]), so a tie is as wide
+/// as the uncertainty of the speeds and no wider.
+///
+/// `priced` is the memory that the costs are worked out in, whatever was in it. Frequent callers
+/// pass the same memory again.
 #[must_use]
 pub fn place(
     ask: &PricingInput<'_>,
@@ -99,7 +123,8 @@ pub fn place(
     random: &mut fastrand::Rng,
 ) -> Option<Decision> {
     let mut pricing = CostModel::new(ask, conditions);
-    // Nearly always no candidate ends or is doubtful; then all are sound, and nobody is asked again.
+    // Nearly always no candidate ends or is doubtful. Then all are sound, and a second pass is
+    // unnecessary.
     let (mut cheapest, mut are_lasting) = ((f64::INFINITY, 0.0), true);
     priced.clear();
     priced.extend(candidates.iter().map(|candidate| {
@@ -159,7 +184,9 @@ pub fn place(
     Some(Decision { scored, chosen, candidates: candidates.len(), why, tied, utilisation, nominal })
 }
 
-/// The candidates to keep: the chosen one, then the cheapest others, of equals the first.
+/// Candidates to keep: the chosen one, then the cheapest others.
+///
+/// Among equals the first ones are kept.
 fn candidates_to_record(priced: &[CandidateCost], chosen: usize) -> Vec<usize> {
     let mut kept = Vec::with_capacity(MAX_RECORDED + 1);
     kept.push(chosen);
@@ -180,6 +207,7 @@ fn candidates_to_record(priced: &[CandidateCost], chosen: usize) -> Vec<usize> {
 }
 
 /// Whether a request sent there now would be computed as soon as the engine can begin anything.
+///
 /// Until its replica has room, a request had better wait in the router, where every replica stays
 /// open to it and shorter requests can go first.
 #[must_use]
@@ -199,12 +227,13 @@ fn clamp_utilisation(conditions: &Conditions) -> f64 {
 struct CostModel<'a> {
     ask: &'a PricingInput<'a>,
     output: f64,
-    /// The steps that the answer's time is counted in.
+    /// Steps in which the answer's time is counted.
     finish_steps: f64,
     nominal: Rates,
     congestion_price: f64,
-    /// The discounted tokens without a match, and those of the last match that was priced: most
-    /// candidates have one of the two.
+    /// Discounted tokens without a match, and those of the last match that was priced.
+    ///
+    /// Most candidates have one of the two.
     unmatched_tokens: f64,
     last_matched: (u32, f64),
 }
@@ -257,7 +286,8 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// What candidates of one standing are compared by: their cost in seconds, or by how much they leave too early.
+    /// Measure by which candidates of one standing are compared: their cost in seconds, or by how
+    /// much they leave too early.
     fn measure(&self, standing: Standing, candidate: &Candidate, cost: &CandidateCost) -> f64 {
         match standing {
             Standing::Sound | Standing::Doubtful => cost.total,
@@ -265,7 +295,8 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// The standing that is taken, with the lowest measure of its candidates and the time to the first token there.
+    /// Standing to choose from, with the lowest measure of its candidates and the time to the first
+    /// token there.
     #[cold]
     fn best_standing(&self, candidates: &[Candidate], priced: &[CandidateCost]) -> Option<(Standing, (f64, f64))> {
         let (mut lowest, mut is_sound_one_free) = ([(f64::INFINITY, 0.0); 4], false);
@@ -303,8 +334,10 @@ impl<'a> CostModel<'a> {
         ((excess * sequences / held).ceil() / sequences).min(1.0) * self.output
     }
 
+    /// Cost of congestion.
+    ///
     /// Absurd figures of the fleet would cost all candidates alike and hide their differences, so
-    /// they price nothing.
+    /// they count as zero.
     fn congestion(&mut self, matched: u32, uncached: u32) -> f64 {
         if self.congestion_price == 0.0 || uncached == 0 {
             return 0.0;

@@ -1,5 +1,7 @@
-//! Which replica a request goes to, and why. Everything here is a pure function or a plain data structure: no task, no clock, no socket;
-//! time and randomness are arguments. So the router, the tests and the simulator run the same code.
+//! Choice of a replica for each request, with the reasons.
+//!
+//! Everything here is a pure function or a plain data structure: no task, no clock, no socket. Time
+//! and randomness are arguments, so the router, the tests and the simulator run the same code.
 
 pub mod affinity;
 pub mod block_keys;

@@ -1,5 +1,6 @@
-//! How much work the fleet has lately been asked for, as a share of what it can do. The router tells it each request that it places;
-//! the cost reads the result as the utilisation.
+//! Work that the fleet was recently asked for, as a share of its capacity.
+//!
+//! The router reports each request that it places; the cost reads the result as the utilisation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,17 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// day.
 const DECAY_SECONDS: f64 = 30.0;
 
-/// Above this, the price of congestion would grow without bound.
+/// Limit of the utilisation, above which the price of congestion would grow without bound.
 pub(crate) const MAX_UTILISATION: f64 = 0.95;
 
 /// Decayed sum of the work that requests brought.
 ///
-/// It starts at 0, so in its first half minute it reports too little and latency alone decides. It
-/// is read and written without a lock: of two requests at the same moment one may be lost, and the
-/// sum may be read with the previous time.
+/// The sum starts at 0, so in its first half minute it is too small and latency alone decides.
+/// Reads and writes take no lock: of two requests at the same moment one may be lost, and the sum
+/// may be read with the previous time.
 #[derive(Debug, Default)]
 pub struct OfferedWork {
-    /// The sum, as the bits of an `f64`.
+    /// Sum as the bits of an `f64`.
     sum_bits: AtomicU64,
     time_bits: AtomicU64,
 }
@@ -28,8 +29,9 @@ impl OfferedWork {
         Self::default()
     }
 
-    /// Counts a request that keeps a replica busy for `work_seconds`. A value that is not positive
-    /// is ignored.
+    /// Counts a request that keeps a replica busy for `work_seconds`.
+    ///
+    /// A value that is not positive is ignored.
     pub fn add_request(&self, work_seconds: f64, now: f64) {
         if work_seconds.is_finite() && work_seconds > 0.0 && now.is_finite() {
             let (seconds, at) = (self.decayed_sum(now) + work_seconds, load_f64(&self.time_bits).max(now));
@@ -38,14 +40,14 @@ impl OfferedWork {
         }
     }
 
-    /// The share of `replicas`' time that was lately in demand: 0 to 0.95.
+    /// Share of `replicas`' time that was recently in demand: 0 to 0.95.
     #[must_use]
     pub fn utilisation(&self, replicas: usize, now: f64) -> f64 {
         let share = self.decayed_sum(now) / (DECAY_SECONDS * replicas.max(1) as f64);
         if share.is_nan() { 0.0 } else { share.clamp(0.0, MAX_UTILISATION) }
     }
 
-    /// With a clock that runs backwards nothing decays.
+    /// Decayed sum at `now`. If the clock runs backwards, nothing decays.
     fn decayed_sum(&self, now: f64) -> f64 {
         load_f64(&self.sum_bits) * (-(now - load_f64(&self.time_bits)).max(0.0) / DECAY_SECONDS).exp()
     }

@@ -1,33 +1,40 @@
-//! How long answers are: what the next one probably has, which its cost follows from, and what it hardly exceeds, which decides whether a
-//! replica that ends soon can still give it. Fed with each answer that has ended; the router and the simulator ask it.
+//! Lengths of answers.
+//!
+//! The probable length of the next one determines its cost. The length that it hardly exceeds
+//! decides whether a replica that ends soon can still give it. Each ended answer is added; the
+//! router and the simulator read the result.
 
 use std::collections::VecDeque;
 
 /// Tokens expected of an answer before any has been seen.
 const DEFAULT_TOKENS: u32 = 256;
 
-/// The same of a long one. It holds as a floor until [`MIN_ANSWERS`] have been seen.
+/// Tokens expected of a long answer. This is a floor until [`MIN_ANSWERS`] have been seen.
 const DEFAULT_LONG_TOKENS: u32 = 1024;
 
-/// Fewer answers have no twentieth part.
+/// Fewer answers than this have no twentieth part.
 const MIN_ANSWERS: usize = 20;
 
-/// Answers that are remembered. Among 256, thirteen are longer than the long one, so that chance moves it by a tenth or two.
+/// Answers that are remembered.
+///
+/// Among 256, thirteen are longer than the long one, so that chance moves it by a tenth or two.
 const MAX_ANSWERS: usize = 256;
 
-/// Share of the answers that are no longer than the long one. `docs/simulate.md` has what other shares cost.
+/// Share of the answers that are no longer than the long one.
+///
+/// `docs/simulate.md` shows the cost of other shares.
 const LONG_SHARE: f64 = 0.95;
 
-/// The weight of one answer in the moving average.
+/// Weight of one answer in the moving average.
 const MEAN_WEIGHT: f64 = 0.02;
 
-/// The lengths of the latest answers.
+/// Lengths of the latest answers.
 #[derive(Debug, Clone)]
 pub struct OutputLengths {
     mean: f64,
-    /// The oldest first.
+    /// Latest answers, the oldest first.
     latest: VecDeque<u32>,
-    /// The same, the shortest first.
+    /// Latest answers, the shortest first.
     sorted: Vec<u32>,
 }
 
@@ -39,7 +46,7 @@ impl Default for OutputLengths {
 }
 
 impl OutputLengths {
-    /// Adds an answer of so many tokens.
+    /// Adds an answer of this many tokens.
     pub fn observe(&mut self, tokens: u32) {
         self.mean += MEAN_WEIGHT * (f64::from(tokens) - self.mean);
         if self.latest.len() == MAX_ANSWERS
@@ -51,7 +58,7 @@ impl OutputLengths {
         self.sorted.insert(self.sorted.partition_point(|length| *length < tokens), tokens);
     }
 
-    /// Tokens of an answer, in the mean.
+    /// Mean tokens of an answer.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.mean

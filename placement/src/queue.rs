@@ -1,5 +1,7 @@
-//! Requests that no replica has room for, and which of them goes first when one has. Late binding: a request that waits here still has
-//! every replica open to it. It is a plain queue; the router's dispatch pushes, pops and gives up waiting.
+//! Requests that no replica has room for, and their order.
+//!
+//! Late binding keeps every replica open to a request that waits here. This is a plain queue; the
+//! router's dispatch pushes, pops and gives up waiting.
 
 mod released_tokens;
 mod slot_quota;
@@ -13,33 +15,36 @@ use released_tokens::ReleasedTokens;
 pub use slot_quota::{QueueFull, SlotQuota, has_fair_share};
 use tenant_queue::{Entry, TenantQueue};
 
-/// The share of released tokens that goes to lower-priority bands while they wait.
+/// Share of released tokens that goes to lower-priority bands while they wait.
 const LOW_PRIORITY_SHARE: f64 = 0.1;
 
-/// Tokens of that share which lower-priority bands are still owed, at most; a longer request is
-/// released for this much.
+/// Most tokens of that share that lower-priority bands may be owed.
+///
+/// A longer request is released for this much.
 const MAX_OWED_TOKENS: f64 = 65_536.0;
 
 #[derive(Debug, Clone)]
 pub struct TurnFactors {
-    /// Its band: a lower number goes first.
+    /// Priority band: a lower number goes first.
     pub priority: i32,
-    /// The hash that requests share turns by.
+    /// Hash by which requests share turns.
     pub tenant: u64,
-    /// The tenant's share against others'.
+    /// Share of the tenant against others.
     pub weight: f64,
-    /// Prompt tokens to compute on the replica that holds most of it.
+    /// Prompt tokens to compute on the replica that holds most of the prompt.
     pub uncached_tokens: u32,
-    /// Expected tokens of its answer.
+    /// Expected tokens of the answer.
     pub output_tokens: u32,
-    /// When it was queued, in seconds.
+    /// When the request was queued, in seconds.
     pub queued_at: f64,
 }
 
 impl TurnFactors {
-    /// What its tenant is charged. At least one token, so that tenants with fully cached prompts
-    /// take turns too. A token of the answer counts like one of the prompt: both add about the same
-    /// to their steps.
+    /// Tokens charged to the tenant.
+    ///
+    /// At least one prompt token counts, so that tenants with fully cached prompts take turns, too.
+    /// A token of the answer counts like one of the prompt, because both add about as much to their
+    /// steps.
     fn tokens(&self) -> f64 {
         f64::from(self.uncached_tokens.max(1)) + f64::from(self.output_tokens)
     }
@@ -52,34 +57,35 @@ pub struct QueueKey {
     number: u64,
 }
 
-/// The queue, with a value for each request.
+/// Queue with a value for each request.
 ///
-/// The lowest band goes first, but while others wait behind it, a tenth of the released tokens is
-/// theirs, all of them taken as one. Within a band, the tenant with the fewest lately released
-/// tokens for its weight goes first; of its requests, the one with the greatest `(1 + (wait/4
-/// s)²)/uncached`: short ones first, but a long one that has waited goes before those that come
-/// later. Equal ones leave in order of arrival. One thing starves, on purpose: long requests of a
-/// tenant that sends more short ones than are ever released, which then wait as long themselves.
-/// The caller bounds every wait.
+/// The lowest band goes first. While others wait behind it, a tenth of the released tokens is
+/// theirs, all of them taken as one. Within a band, the tenant with the fewest recently released
+/// tokens for its weight goes first. Among its requests, the one with the greatest `(1 + (wait/4
+/// s)²)/uncached` goes first. Short requests come first, but a long one that has waited goes before
+/// later arrivals. Equal ones leave in order of arrival.
+///
+/// One kind of request starves, on purpose: long requests of a tenant that sends more short ones
+/// than are ever released, which then wait as long themselves. The caller bounds every wait.
 #[derive(Debug)]
 pub struct Queue<T> {
     capacity: usize,
     next_number: u64,
     len: usize,
-    /// By band and tenant; none is empty.
+    /// Queues by band and tenant; none is empty.
     tenant_queues: FxHashMap<(i32, u64), TenantQueue<T>>,
     released: ReleasedTokens,
     /// Tokens that lower-priority bands are still owed.
     owed_tokens: f64,
-    /// The order of the tenants' queues, computed for each release.
+    /// Order of the tenants' queues, computed for each release.
     order: Vec<TenantRank>,
 }
 
-/// The rank of one tenant's queue.
+/// Rank of one tenant's queue.
 #[derive(Debug, Clone, Copy)]
 struct TenantRank {
     tenant_queue: (i32, u64),
-    /// Tokens lately released for the tenant, divided by its weight.
+    /// Tokens recently released for the tenant, divided by its weight.
     released_per_weight: f64,
 }
 
@@ -100,7 +106,7 @@ impl<T> Queue<T> {
     /// Queues a request.
     ///
     /// # Errors
-    /// The value comes back when the queue is full.
+    /// Returns the value if the queue is full.
     pub fn push(&mut self, waiting: TurnFactors, value: T) -> Result<QueueKey, T> {
         if self.len >= self.capacity {
             return Err(value);
@@ -112,16 +118,17 @@ impl<T> Queue<T> {
         Ok(QueueKey { tenant_queue: line, number })
     }
 
-    /// Takes out the request whose turn it is, and charges its tokens to its tenant.
+    /// Removes the request whose turn it is, and charges its tokens to its tenant.
     pub fn pop(&mut self, now: f64) -> Option<(TurnFactors, T)> {
         self.pop_where(now, 1, |_, _| true)
     }
 
-    /// Takes out the first request that `may_go`, of at most `looked_at` in the order of their
-    /// turns, and charges its tokens to its tenant. A request whose replica is busy so keeps its
-    /// turn without delaying those behind it; while several tenants wait, one of them gets at most
-    /// half of the looks. `may_go` may correct a request's uncached tokens, since caches change
-    /// while it waits.
+    /// Removes the first request that `may_go`, of at most `looked_at` in the order of their turns,
+    /// and charges its tokens to its tenant.
+    ///
+    /// So a request whose replica is busy keeps its turn without delaying those behind it. While
+    /// several tenants wait, each gets at most half of the looks. `may_go` may correct a request's
+    /// uncached tokens, since caches change while it waits.
     pub fn pop_where(
         &mut self,
         now: f64,
@@ -152,14 +159,14 @@ impl<T> Queue<T> {
         self.released.add(waiting.tenant, waiting.tokens(), now);
     }
 
-    /// Takes out a request that gave up waiting; `None` when it has left already.
+    /// Removes a request that gave up waiting; `None` if it has left already.
     pub fn remove(&mut self, place: QueueKey) -> Option<T> {
         let entry = self.tenant_queues.get_mut(&place.tenant_queue)?.remove(place.number)?;
         self.remove_if_empty(place.tenant_queue);
         Some(entry.value)
     }
 
-    /// The lowest band with a waiting request, which goes first.
+    /// Lowest band with a waiting request, which goes first.
     #[must_use]
     pub fn lowest_priority(&self) -> Option<i32> {
         self.tenant_queues.keys().map(|(priority, _)| *priority).min()
@@ -175,10 +182,11 @@ impl<T> Queue<T> {
         self.len == 0
     }
 
-    /// Prompt tokens that would be released before this request if no other came, from which its
-    /// wait follows. It does not count itself if it is queued already. Exact within a tenant; of
-    /// other tenants, as much is counted as brings them level with its own, and nothing of
-    /// lower-priority bands.
+    /// Prompt tokens that would be released before this request if no other came.
+    ///
+    /// Its wait follows from them. The request does not count itself if it is queued already. The
+    /// count is exact within a tenant. Other tenants count until they are level with this one, and
+    /// lower-priority bands do not count.
     #[must_use]
     pub fn uncached_tokens_ahead(&self, waiting: &TurnFactors, now: f64) -> u64 {
         let line = self.tenant_queues.get(&(waiting.priority, waiting.tenant));
@@ -272,7 +280,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// A weight that is safe to divide by.
+/// Makes a weight safe to divide by.
 fn clamp_weight(weight: f64) -> f64 {
     if weight.is_finite() { weight.clamp(0.01, 100.0) } else { 1.0 }
 }

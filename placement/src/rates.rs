@@ -1,5 +1,7 @@
-//! How fast a replica is: the coefficients of a step's duration, learned from what really happened. Whoever sees first tokens and the
-//! time between tokens feeds a [`RateLearner`] per replica; the cost reads its [`Rates`].
+//! Speed of a replica: the coefficients of a step's duration, learned from observations.
+//!
+//! Observers of first tokens and of the time between tokens feed a [`RateLearner`] per replica; the
+//! cost reads its [`Rates`].
 
 mod learner;
 mod pool;
@@ -12,13 +14,15 @@ pub use self::pool::{MeanRates, RatePool};
 pub(crate) const MIN_SLOWNESS: f64 = 0.25;
 pub(crate) const MAX_SLOWNESS: f64 = 8.0;
 
-/// The least exponent with which a sample's factor moves an estimate; larger while there are few
+/// Least exponent with which a sample's factor moves an estimate; larger while there are few
 /// samples.
 const MIN_GAIN: f64 = 0.05;
 
-/// Coefficients of one replica. A step takes `step + prefill·u + attention·u·(h + u/2) + decode·n +
-/// context·c` seconds. It computes `u` prompt tokens after `h` cached ones, and one token for each
-/// of `n` sequences that hold `c` tokens together.
+/// Coefficients of one replica.
+///
+/// A step takes `step + prefill·u + attention·u·(h + u/2) + decode·n + context·c` seconds. It
+/// computes `u` prompt tokens after `h` cached ones, and one token for each of `n` sequences that
+/// hold `c` tokens together.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rates {
     /// Seconds of an empty step.
@@ -31,13 +35,15 @@ pub struct Rates {
     pub decode: f64,
     /// Seconds per token that the sequences hold.
     pub context: f64,
-    /// How much slower than its coefficients it has lately been, as a factor.
+    /// Recent slowdown against the coefficients, as a factor.
     pub slowness: f64,
 }
 
-/// Assumed of a replica that has shown nothing yet: a model of 7 to 32 billion parameters on one or
-/// two H100. Only the order of magnitude matters: a wrong prior that all replicas share hardly
-/// changes which of them is cheapest.
+/// Assumed rates of a replica without observations: a model of 7 to 32 billion parameters on one or
+/// two H100.
+///
+/// Only the order of magnitude matters: a wrong prior that all replicas share hardly changes which
+/// of them is cheapest.
 impl Default for Rates {
     fn default() -> Self {
         Self {
@@ -50,8 +56,8 @@ impl Default for Rates {
             // Four operations per layer and width: 0.5 MFLOP for 32 layers of 4,096, at about 500
             // TFLOP/s.
             attention: 1e-9,
-            // The same arithmetic as for a prompt token, partly hidden behind the reading of
-            // weights, and some sampling and scheduling.
+            // The arithmetic of a prompt token, partly hidden behind the reading of weights, and
+            // some sampling and scheduling.
             decode: 30e-6,
             // Reading 57 kB of keys and values (28 layers, four heads of 128, 16 bits) at 3.35
             // TB/s. Larger models need two or three times that.
@@ -69,7 +75,7 @@ impl Rates {
         f64::from(uncached) * self.prefill_seconds_each(uncached, matched)
     }
 
-    /// The average of that per uncached token.
+    /// Average prefill seconds per uncached token.
     pub(crate) fn prefill_seconds_each(&self, uncached: u32, matched: u32) -> f64 {
         self.prefill + self.attention * (f64::from(matched) + f64::from(uncached) / 2.0)
     }
@@ -82,23 +88,27 @@ impl Rates {
     }
 
     /// Seconds that a request takes from a replica's others: its prompt, and its token's and
-    /// context's part of each step. With long contexts most of it is reading keys and values. The
-    /// empty step is charged to nobody.
+    /// context's part of each step.
+    ///
+    /// With long contexts most of it is reading keys and values. The empty step is charged to
+    /// nobody.
     #[must_use]
     pub fn work_seconds(&self, uncached: u32, matched: u32, output: f64) -> f64 {
         let context = f64::from(uncached) + f64::from(matched) + output / 2.0;
         self.prefill_seconds(uncached, matched) + output * (self.decode + self.context * context)
     }
 
-    /// The mean of each coefficient, in which work that any replica could take is counted. Replicas
-    /// with a coefficient that is negative or no number are left out; the prior if none is left.
+    /// Mean of each coefficient, used to count work that any replica could take.
+    ///
+    /// Replicas with a coefficient that is negative or not a number are left out. Returns the prior
+    /// if none is left.
     #[must_use]
     pub fn mean<'a>(of: impl Iterator<Item = &'a Self>) -> Self {
         let mut sum = [0.0; 6];
         let mut count = 0.0;
         for rates in of {
             let parts = [rates.step, rates.prefill, rates.attention, rates.decode, rates.context, rates.slowness];
-            // Of non-negative numbers the sum is finite only if each is.
+            // The sum of non-negative numbers is finite only if each is.
             if parts.iter().all(|part| *part >= 0.0) && parts.iter().sum::<f64>().is_finite() {
                 sum.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
                 count += 1.0;
@@ -114,29 +124,30 @@ impl Rates {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearnedRates {
-    /// Its rates from its own samples alone.
+    /// Rates from the replica's own samples alone.
     pub rates: Rates,
-    /// What first tokens told: the speed of prefill and the slowness.
+    /// Samples from first tokens: the speed of prefill and the slowness.
     pub first_tokens: Samples,
-    /// What intervals between tokens told: the duration of a step.
+    /// Samples from intervals between tokens: the duration of a step.
     pub intervals: Samples,
-    /// The load at which the intervals were seen, on average: sequences, and their context in sequences that take as long.
+    /// Average load at which the intervals were seen: sequences, plus their context converted into
+    /// sequences that take as long.
     pub mean_load: f64,
-    /// When it last showed anything, in seconds of whoever fed it.
+    /// When the replica last gave a sample, in seconds of the observer's clock.
     pub learned_at: f64,
 }
 
-/// How well something is known.
+/// Confidence in an estimate.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Samples {
-    /// How many told it.
+    /// Number of samples.
     pub count: f64,
-    /// By which share one lately differed from what was expected, on average.
+    /// Average share by which samples recently differed from the expectation.
     pub spread: f64,
 }
 
 impl Samples {
-    /// One more came, which was `factor` times what was expected.
+    /// Adds a sample that was `factor` times the expectation.
     fn add(&mut self, factor: f64, weight: f64) {
         self.count += weight;
         self.spread += weight * (1.0 / self.count).max(MIN_GAIN) * (factor.ln().abs().min(1.0) - self.spread);

@@ -1,4 +1,5 @@
-//! The encoder of one model: a request's messages through the chat template, its text through the tokenizer.
+//! Encoder of one model: passes a request's messages through the chat template, and its text
+//! through the tokenizer.
 
 use std::fmt;
 
@@ -12,19 +13,19 @@ use crate::template::{ContentShape, Template};
 use crate::tokens::{ContinueReading, EncoderStats, Progress, SegmentTokenizer};
 use crate::{Dialect, FilesError, ModelFiles, PromptRequest};
 
-/// Bytes of text that are encoded for one request: about two million tokens, a few seconds of one
-/// core.
+/// Most bytes of text encoded for one request: about two million tokens, a few seconds of one core.
 pub const MAX_TEXT_BYTES: usize = 8 << 20;
 
-/// Bytes of prose or code per token, where tokens are only estimated.
+/// Bytes of prose or code per token, used for estimates.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Turns requests for one model into tokens. Shared by `Arc`; every method can be called from any
-/// thread.
+/// Converter of requests for one model into tokens.
+///
+/// Shared by `Arc`; every method can be called from any thread.
 pub struct Encoder {
     tokens: SegmentTokenizer,
     template: Option<Template>,
-    /// Used instead when a request has tools.
+    /// Template used instead if a request has tools.
     tool_template: Option<Template>,
     special_tokens: Map<String, Value>,
     /// The model uses the harmony format: engines write its chats without a template.
@@ -33,20 +34,22 @@ pub struct Encoder {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedPrompt {
-    /// The tokens of the prompt, or of the beginning that was wanted; of a batch, those of the
-    /// first prompt.
+    /// Tokens of the prompt, or of the requested beginning.
+    ///
+    /// For a batch, these are the tokens of the first prompt.
     pub tokens: Vec<u32>,
-    /// About how many tokens follow in text that was not read because nobody wanted it.
+    /// Estimated tokens in the text that was not read because nobody asked for it.
     pub unread_tokens: u32,
-    /// False when the tokens stop before the first image, sound or video. The engine's last token
-    /// may then differ, because what follows can merge with it.
+    /// Whether the tokens are complete; false if they stop before the first image, sound or video.
+    ///
+    /// The engine's last token may then differ, because the following text can merge with it.
     pub is_whole: bool,
-    /// About how many tokens the further prompts of a batch have.
+    /// Estimated tokens of the further prompts of a batch.
     pub batch_tokens: u32,
 }
 
 impl Encoder {
-    /// `cache_bytes` bounds the cache of segments.
+    /// Creates an encoder. `cache_bytes` bounds the cache of segments.
     pub fn new(files: &ModelFiles, cache_bytes: usize) -> Result<Self, FilesError> {
         let config = TokenizerConfig::read(files)?;
         let tokens = SegmentTokenizer::new(&files.tokenizer, &config, cache_bytes)?;
@@ -65,18 +68,20 @@ impl Encoder {
         })
     }
 
-    /// The tokens that an engine with the Python front-end sees for this request.
+    /// Tokens that an engine with the Python front-end sees for this request.
     pub fn encode(&self, request: &PromptRequest) -> Result<EncodedPrompt, EncodeError> {
         self.encode_in(Dialect::Python, request)
     }
 
-    /// The tokens that an engine with this dialect sees for this request.
+    /// Tokens that an engine with this dialect sees for this request.
     pub fn encode_in(&self, dialect: Dialect, request: &PromptRequest) -> Result<EncodedPrompt, EncodeError> {
         self.encode_prefix(dialect, request, &mut |_| true)
     }
 
-    /// The same, or only the first tokens: `goes_on` is asked, at places where reading can stop,
-    /// whether more are wanted. A request that is truncated is read whole.
+    /// Like [`encode_in`](Self::encode_in), but may stop after the first tokens.
+    ///
+    /// At places where reading can stop, `goes_on` says whether to continue. A request that is
+    /// truncated is read whole.
     pub fn encode_prefix(
         &self,
         dialect: Dialect,
@@ -111,8 +116,8 @@ impl Encoder {
         self.tokens.stats()
     }
 
-    /// The tokens of a text as far as they are wanted, and about how many follow: as many per byte
-    /// as so far.
+    /// Tokens of a text as far as they are wanted, and an estimate of the rest from the rate per
+    /// byte so far.
     fn text(&self, text: &str, special_tokens: bool, goes_on: &mut ContinueReading<'_>) -> Result<(Vec<u32>, usize), EncodeError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(EncodeError::TooLong { bytes: text.len(), most: MAX_TEXT_BYTES });
@@ -122,7 +127,7 @@ impl Encoder {
         Ok((read.tokens, unread))
     }
 
-    /// The text of a conversation up to its first medium, and whether that is all of it.
+    /// Text of a conversation up to its first medium, and whether that is all of it.
     fn render(&self, dialect: Dialect, chat: &Chat) -> Result<(String, bool), EncodeError> {
         if self.harmony {
             return Err(EncodeError::Unsupported("messages in the harmony format"));
@@ -158,8 +163,8 @@ impl Encoder {
         }
         let mut certain = marked.find(MEDIA_MARKER).unwrap_or(marked.len());
         if rules.shape == ContentShape::Parts {
-            // A template may write an image's placeholder long before the text beside it: only what
-            // does not depend on the media is certain.
+            // A template may write an image's placeholder long before the text beside it. Only text
+            // that does not depend on the media is certain.
             let kept = messages::conversation(&chat.messages, MessageRules { media: MediaMode::Kept, ..rules })?;
             let kept = render_conversation(template, (dialect, chat), kept, &mut variables)?;
             certain = certain.min(common_prefix(&marked, &kept));
@@ -194,8 +199,8 @@ impl fmt::Debug for Encoder {
     }
 }
 
-/// As in `transformers`: the template gets the final message with this tag at its end, and what it
-/// writes after the tag is cut.
+/// Tag of `transformers` for a continued message: the template gets the final message with this tag
+/// at its end, and its output after the tag is cut.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 fn render_conversation(
@@ -243,7 +248,7 @@ fn last_text(content: &mut Value) -> Option<&mut String> {
     }
 }
 
-/// Length in bytes of the common prefix, cut at a character's end.
+/// Length in bytes of the common prefix, cut at a character boundary.
 fn common_prefix(one: &str, other: &str) -> usize {
     let equal = one.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
     (0..=equal).rev().find(|end| one.is_char_boundary(*end)).unwrap_or_default()

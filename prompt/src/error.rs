@@ -1,4 +1,4 @@
-//! What can go wrong with a request; it lies below all that reads one.
+//! Errors of a request. This module is below all modules that read one.
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {

@@ -1,19 +1,22 @@
-//! The files of a model that say how a request becomes tokens, and what is read from them besides the tokenizer itself. Agents deliver the
-//! files; nothing here opens one.
+//! Files of a model that determine how a request becomes tokens, and the values read from them
+//! besides the tokenizer itself.
+//!
+//! Agents deliver the files; nothing here opens one.
 
 use serde_json::{Map, Value};
 
-/// The files of a model, as an agent delivered them.
+/// Files of a model, as an agent delivered them.
 #[derive(Debug, Clone, Default)]
 pub struct ModelFiles {
-    /// `tokenizer.json`.
+    /// Content of `tokenizer.json`.
     pub tokenizer: Vec<u8>,
-    /// `tokenizer_config.json`.
+    /// Content of `tokenizer_config.json`.
     pub config: Option<Vec<u8>>,
-    /// `special_tokens_map.json`.
+    /// Content of `special_tokens_map.json`.
     pub special_tokens: Option<Vec<u8>>,
-    /// `chat_template.jinja`, or the template that the engine was started with. It takes precedence
-    /// over the config's.
+    /// Content of `chat_template.jinja`, or the template that the engine was started with.
+    ///
+    /// It takes precedence over the config's.
     pub template: Option<String>,
 }
 
@@ -30,14 +33,14 @@ pub enum FilesError {
 #[derive(Debug, Default)]
 pub(crate) struct TokenizerConfig {
     fields: Map<String, Value>,
-    /// `bos_token` and the like: the text of each, by the name that templates use.
+    /// Texts of `bos_token` and similar tokens, by the name that templates use.
     pub(crate) special_tokens: Map<String, Value>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct TemplateSources {
     pub(crate) default: Option<String>,
-    /// Used instead of the default when a request has tools.
+    /// Template used instead of the default if a request has tools.
     pub(crate) tool_use: Option<String>,
 }
 
@@ -73,7 +76,7 @@ impl TokenizerConfig {
         Ok(Self { fields, special_tokens })
     }
 
-    /// The templates of the config; `chat_template` is one, or a list of named ones.
+    /// Templates of the config; `chat_template` is a single one, or a list of named ones.
     pub(crate) fn templates(&self) -> TemplateSources {
         match self.fields.get("chat_template") {
             Some(Value::String(template)) => TemplateSources { default: Some(template.clone()), tool_use: None },
@@ -88,8 +91,7 @@ impl TokenizerConfig {
         }
     }
 
-    /// A switch (`add_bos_token`, `add_eos_token`) that, where it is set, replaces what
-    /// `tokenizer.json` says.
+    /// Value of a switch (`add_bos_token`, `add_eos_token`). If set, it overrides `tokenizer.json`.
     pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         self.fields.get(name).map(|value| value.as_bool().unwrap_or(false))
     }
@@ -98,7 +100,7 @@ impl TokenizerConfig {
         self.special_tokens.get(name)?.as_str()
     }
 
-    /// The tokens that the config declares, by ascending id, without invalid entries.
+    /// Tokens that the config declares, by ascending id, without invalid entries.
     pub(crate) fn declared_tokens(&self) -> Vec<DeclaredToken> {
         let Some(Value::Object(declared)) = self.fields.get("added_tokens_decoder") else { return Vec::new() };
         let mut tokens: Vec<(u32, DeclaredToken)> = declared
@@ -110,7 +112,7 @@ impl TokenizerConfig {
     }
 }
 
-/// A special token is a string, or an object whose `content` is.
+/// Text of a special token, which is a string, or an object whose `content` is one.
 fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }

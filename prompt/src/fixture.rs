@@ -5,7 +5,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use crate::{Encoder, ModelFiles};
 
-/// Each merges earlier pieces of the vocabulary.
+/// Merges, each of earlier pieces of the vocabulary.
 const MERGES: [&str; 24] = [
     "h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "i n", "e r", "Ġ t", "Ġt he", "Ġ Ġ", "Ċ Ċ", "a n", "d e",
     "u s", "us er", "s t", "1 2", "r e", "Ġ a", "' s",
@@ -13,7 +13,7 @@ const MERGES: [&str; 24] = [
 
 pub(crate) const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// A byte-level BPE tokenizer with three special tokens, as Qwen and Llama 3 have.
+/// A byte-level BPE tokenizer with three special tokens, like those of Qwen and Llama 3.
 pub(crate) fn byte_level() -> Value {
     let mut pieces: Vec<String> = ByteLevel::alphabet().into_iter().map(String::from).collect();
     pieces.sort();
@@ -37,7 +37,7 @@ pub(crate) fn byte_level() -> Value {
     })
 }
 
-/// The same with a token before every text, as Llama 3 has.
+/// A byte-level tokenizer that puts a token before every text, like that of Llama 3.
 pub(crate) fn with_first_token() -> Value {
     let mut tokenizer = byte_level();
     let id = tokenizer["added_tokens"][0]["id"].clone();
@@ -50,7 +50,7 @@ pub(crate) fn with_first_token() -> Value {
     tokenizer
 }
 
-/// Words begin with a mark, also at the beginning of a text, as in tokenizers made by
+/// A tokenizer whose words begin with a mark, also at the beginning of a text, like those made by
 /// SentencePiece.
 pub(crate) fn metaspace(prepend: &str) -> Value {
     let mut tokenizer = byte_level();

@@ -1,5 +1,8 @@
-//! The forms that a request's prompt has. Engines encode some forms in a way of their own while they agree about the others, so what a
-//! comparison has shown is known by form, and a request is encoded here only if all of its forms were agreed about.
+//! Forms of a request's prompt.
+//!
+//! Engines may encode some forms differently while they agree about the others, so the results of a
+//! comparison are kept by form. A request is encoded here only if all of its forms were agreed
+//! about.
 
 use std::fmt;
 
@@ -8,7 +11,7 @@ use serde_json::Value;
 use crate::PromptRequest;
 use crate::request::{Chat, Prompt};
 
-/// A property of a prompt that engines may treat in different ways.
+/// Property of a prompt that engines may treat in different ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptForm {
     /// The prompt of a completion.
@@ -26,11 +29,13 @@ pub enum PromptForm {
 }
 
 impl PromptForm {
-    /// All forms, the common ones first: if a prompt of several forms is not encoded as the engine
-    /// does it, the last one is to blame.
+    /// All forms, the common ones first.
+    ///
+    /// If a prompt of several forms is encoded differently from the engine, the last one is to
+    /// blame.
     pub const ALL: [Self; 6] = [Self::Texts, Self::Chats, Self::Closed, Self::Continued, Self::Parts, Self::Tools];
 
-    /// What requests of this form are, for people.
+    /// Description of requests of this form, for people.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {
@@ -78,17 +83,18 @@ impl PromptForms {
         self.0 & 1 << form as u8 != 0
     }
 
-    /// Its forms, the common ones first.
+    /// Forms of the prompt, the common ones first.
     pub fn iter(self) -> impl DoubleEndedIterator<Item = PromptForm> {
         PromptForm::ALL.into_iter().filter(move |form| self.has(*form))
     }
 
-    /// For operators: what is placed by text while only these forms are proved; empty when these
-    /// are all.
+    /// Remark for operators about requests placed by text while only these forms are proved.
+    ///
+    /// Empty if these are all forms.
     #[must_use]
     pub fn unproved_remark(self) -> String {
         let open = Self::ALL.without(self);
-        // Without chats, their special forms need not be named.
+        // If chats are missing, their special forms need not be named.
         let names: Vec<&str> = match open.has(PromptForm::Chats) {
             true => open.iter().filter(|form| matches!(form, PromptForm::Texts | PromptForm::Chats)).map(PromptForm::description).collect(),
             false => open.iter().map(PromptForm::description).collect(),
@@ -117,8 +123,8 @@ impl PromptRequest {
     #[must_use]
     pub fn forms(&self) -> PromptForms {
         match &self.prompt {
-            // Token ids use the route of texts, and nothing else is known of what the engine does
-            // there.
+            // Token ids use the route of texts, and nothing else is known about the engine's
+            // behaviour there.
             Prompt::Text { .. } | Prompt::Tokens { .. } => PromptForms::default().with(PromptForm::Texts),
             Prompt::Chat(chat) => forms_of_chat(chat),
         }

@@ -1,13 +1,18 @@
-//! From a request to the tokens its engine will see, exactly, for models with a Hugging Face tokenizer. The router calls it on a bounded
-//! pool of CPU threads; nothing here waits, and nothing here reads a file or the network.
+//! Exact conversion of a request into the tokens its engine will see, for models with a Hugging
+//! Face tokenizer.
 //!
-//! What must be equal to the engine's own work is the chat template (`template`), what the engine does to messages before the template
-//! sees them (`messages`) and the tokenizer (`tokens`). Engines differ in details between releases, and more between their two front-ends
-//! ([`Dialect`]); therefore an encoder is believed once [`proof`] has compared it with an engine that has the same files and front-end, and of
-//! the [`PromptForms`] of prompts that they agreed about.
+//! The router calls it on a bounded pool of CPU threads; nothing here waits, and nothing here reads
+//! a file or the network.
 //!
-//! Left to the engine, as errors: templates that a request brings, templates with `%` between texts, chats of models in the harmony format,
-//! truncation to a length that only the engine knows.
+//! Three steps must equal the engine's own work: the chat template (`template`), the changes to
+//! messages before the template sees them (`messages`) and the tokenizer (`tokens`). Engines differ
+//! in details between releases, and more between their two front-ends ([`Dialect`]). An encoder is
+//! therefore believed only once [`proof`] has compared it with an engine that has the same files
+//! and front-end, and only for the [`PromptForms`] about which they agreed.
+//!
+//! Some requests are left to the engine, as errors: templates that a request brings, templates with
+//! `%` between texts, chats of models in the harmony format, truncation to a length that only the
+//! engine knows.
 
 pub mod proof;
 

@@ -1,5 +1,7 @@
-//! What an engine makes of a conversation before the chat template sees it: only the fields that it knows, content in the shape that the
-//! template expects, arguments of tool calls as objects. The rules are those of both front-ends of vLLM 0.32.
+//! Changes of an engine to a conversation before the chat template sees it: only known fields,
+//! content in the shape that the template expects, arguments of tool calls as objects.
+//!
+//! The rules are those of both front-ends of vLLM 0.32.
 
 mod content;
 mod roles;
@@ -14,7 +16,7 @@ pub(crate) use tools::prepare_tools;
 use crate::template::ContentShape;
 use crate::{Dialect, EncodeError};
 
-/// The error for a conversation that no engine accepts.
+/// Creates the error for a conversation that no engine accepts.
 pub(crate) fn invalid(reason: impl Into<String>) -> EncodeError {
     EncodeError::Invalid(reason.into())
 }
@@ -28,11 +30,11 @@ pub(crate) struct MessageRules {
     pub(crate) renames_reasoning: bool,
 }
 
-/// The messages as a template gets them.
+/// Messages in the form that a template gets.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
-    /// Whether there is an image, sound or video in it.
+    /// Whether the conversation has an image, sound or video.
     pub(crate) has_media: bool,
 }
 

@@ -1,6 +1,9 @@
-//! Whether an encoder and an engine agree about tokens. The router sends [`samples`] to `POST /tokenize` of an engine that has become ready
-//! and believes the encoder for engines of its kind, as far as [`Coverage`] says: for the [`PromptForms`] of prompts about which the answers
-//! agree. What releases of engines do differently is found here, not by versions.
+//! Comparison of an encoder and an engine.
+//!
+//! The router sends [`samples`] to `POST /tokenize` of an engine that has become ready. It then
+//! believes the encoder for engines of the same kind, for the [`PromptForms`] of prompts about
+//! which the answers agree. The result is a [`ProofResult`]. Differences between releases of
+//! engines are found here, not by version.
 
 use std::fmt;
 
@@ -18,19 +21,20 @@ pub struct Difference {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum DifferenceKind {
-    /// The sample's body is no request for tokens.
+    /// The sample's body is not a request for tokens.
     NoRequest,
     /// The engine answered neither with tokens nor with a refusal.
     NoAnswer { status: u16 },
     /// Only the encoder refused.
     OnlyEngineEncodes { reason: String },
-    /// The first token that differs; `None` where one side has ended.
+    /// First token that differs; `None` if one side has ended.
     Token { position: usize, encoder: Option<u32>, engine: Option<u32> },
 }
 
 impl Difference {
-    /// Whether the engine did not answer about the sample. It may be busy or lack the route, so
-    /// that a later try may succeed.
+    /// Whether the engine did not answer about the sample.
+    ///
+    /// It may be busy or lack the route, so a later attempt may succeed.
     #[must_use]
     pub fn is_no_answer(&self) -> bool {
         matches!(self.what, DifferenceKind::NoAnswer { .. })
@@ -42,8 +46,9 @@ pub enum Agreement {
     Tokens,
     /// Both refuse the sample.
     Refusal,
-    /// Nothing: the engine refuses the sample, so there will be no such prompts. The Rust front-end
-    /// refuses a message without text.
+    /// The engine refuses the sample, so there will be no such prompts.
+    ///
+    /// The Rust front-end refuses a message without text.
     Nothing,
 }
 
@@ -57,17 +62,17 @@ pub struct Coverage {
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct ProofResult {
-    /// Prompts with these forms only are encoded as the engine encodes them.
+    /// Forms that are encoded as in the engine. A prompt must have only these.
     pub forms: PromptForms,
-    /// How many samples had the same tokens on both sides.
+    /// Number of samples with the same tokens on both sides.
     pub samples: usize,
-    /// Why some forms are missing, and what was seen.
+    /// Why some forms are missing, and the observed difference.
     pub doubt: Option<String>,
 }
 
 impl Coverage {
-    /// Records a comparison. It is attributed to the sample's last form: the others have samples of
-    /// their own.
+    /// Records a comparison, attributed to the sample's last form, because the others have separate
+    /// samples.
     pub fn record(&mut self, sample: &Value, compared: Result<Agreement, Difference>) {
         let request = PromptRequest::parse("/tokenize", sample.to_string().as_bytes());
         let Some(form) = request.and_then(|request| request.forms().iter().next_back()) else { return };
@@ -84,7 +89,7 @@ impl Coverage {
         }
     }
 
-    /// The forms with at least one agreement and no difference.
+    /// Forms with at least one agreement and no difference.
     ///
     /// # Errors
     /// Why neither plain texts nor plain chats are among them.
@@ -171,7 +176,7 @@ pub fn samples() -> Vec<Value> {
     ]
 }
 
-/// Compares the encoder with what an engine of this dialect answered (status and body) to this body
+/// Compares the encoder with the answer (status and body) of an engine of this dialect to this body
 /// of `POST /tokenize`.
 pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &[u8])) -> Result<Agreement, Difference> {
     #[derive(Deserialize)]
@@ -187,7 +192,7 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
             Err(_) => return differ(DifferenceKind::NoAnswer { status: 200 }),
         },
         (400 | 422, _) => None,
-        // The Rust front-end's answer when the chat template refuses.
+        // The Rust front-end answers like this if the chat template refuses.
         (500, _) if encoded.is_err() => None,
         (status, _) => return differ(DifferenceKind::NoAnswer { status }),
     };
@@ -197,7 +202,7 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
         (Ok(_), None) => Ok(Agreement::Nothing),
         (Ok(encoded), Some(engine)) => {
             // With media only the tokens before them are known, and the last of these may merge
-            // with what follows.
+            // with the following text.
             let known = if encoded.is_whole { encoded.tokens.len().max(engine.len()) } else { encoded.tokens.len().saturating_sub(1) };
             let position = (0..known).find(|position| encoded.tokens.get(*position) != engine.get(*position));
             match position {
@@ -212,7 +217,7 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
     }
 }
 
-/// The beginning of a body: samples differ there, and a log line must stay short.
+/// Beginning of a body: samples differ there, and a log line must stay short.
 fn shortened(body: &[u8]) -> String {
     const MOST: usize = 120;
     let text = String::from_utf8_lossy(body);

@@ -1,5 +1,7 @@
-//! What a request asks an engine to read, parsed from its body by its route. Only what decides about tokens is kept; whether messages and
-//! tools are well formed is found when they are encoded, because that costs time and most refusals are the engine's to word.
+//! Prompt of a request, parsed from its body by its route.
+//!
+//! Only values that determine tokens are kept. Whether messages and tools are well formed is found
+//! when they are encoded, because that costs time and the engine words most refusals.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,7 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::tree_size::check_tree_size;
 
-/// Of a longer prompt of token ids nothing is read. No model's context has half as many.
+/// Longest prompt of token ids that is read. No model's context has half as many.
 const MAX_TOKENS: usize = 4 * 1024 * 1024;
 
 #[derive(Debug, Clone)]
@@ -25,7 +27,7 @@ pub struct PromptRequest {
 #[derive(Debug, Clone)]
 pub(crate) enum Prompt {
     Chat(Box<Chat>),
-    /// One text, and the bytes of a batch's further texts.
+    /// Text of the prompt, and the bytes of a batch's further texts.
     Text {
         text: String,
         special_tokens: bool,
@@ -46,35 +48,37 @@ pub(crate) struct Chat {
     pub(crate) documents: Option<Value>,
     pub(crate) add_generation_prompt: bool,
     pub(crate) continue_final_message: bool,
-    /// `chat_template_kwargs`, and the request fields that engines merge into them.
+    /// Values of `chat_template_kwargs`, and the request fields that engines merge into them.
     pub(crate) variables: Map<String, Value>,
     pub(crate) special_tokens: bool,
-    /// Whether it came by the chat route, which renames messages' `reasoning_content` to
+    /// Whether the request came by the chat route, which renames messages' `reasoning_content` to
     /// `reasoning` and refuses an empty list of tools; `/tokenize` does neither.
     pub(crate) is_completion: bool,
     /// Whether no tool may be called: the Rust front-end then leaves tools out.
     pub(crate) forbids_tools: bool,
 }
 
-/// How many tokens of a prompt an engine keeps.
+/// Number of tokens of a prompt that an engine keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Truncation {
     pub(crate) tokens: usize,
     pub(crate) side: TruncationSide,
 }
 
-/// Which tokens of too long a prompt are kept.
+/// Tokens of too long a prompt that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TruncationSide {
-    /// The last ones, and the special tokens around them: the engines' default.
+    /// Last tokens, and the special tokens around them: the engines' default.
     Inner,
-    /// The last ones.
+    /// Last tokens.
     Last,
-    /// The first ones.
+    /// First tokens.
     First,
 }
 
 impl PromptRequest {
+    /// Parses a request.
+    ///
     /// `None` for routes and bodies whose prompts are not read here, and for bodies that no engine
     /// accepts, or whose values would take too much memory.
     #[must_use]
@@ -93,7 +97,9 @@ impl PromptRequest {
     }
 }
 
-/// The fields of all routes; each route reads its own. What is large is read by its route alone.
+/// Fields of all routes; each route reads only its fields.
+///
+/// Large fields are parsed only by their route.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct RequestFields<'a> {
@@ -125,7 +131,7 @@ struct RequestFields<'a> {
     kv_transfer_params: Option<&'a RawValue>,
 }
 
-/// A field's value, if it is there and what engines accept.
+/// Value of a field, if it is present and acceptable to engines.
 fn read<'a, T: Deserialize<'a>>(field: Option<&'a RawValue>) -> Option<Option<T>> {
     field.map(|value| serde_json::from_str(value.get())).transpose().ok()
 }
@@ -151,7 +157,7 @@ impl RequestFields<'_> {
                 variables.insert("reasoning_effort".to_owned(), Value::from(effort));
             }
         }
-        // Engines leave out what is null or "auto".
+        // Engines leave out values that are null or "auto".
         variables.retain(|_, value| !value.is_null() && value.as_str() != Some("auto"));
         if let Some(Value::Array(given)) = variables.remove("tools") {
             tools = Some(given);
@@ -229,8 +235,7 @@ struct TransferParams<'a> {
     prompt_token_ids: Option<&'a RawValue>,
 }
 
-/// The prompt of a completion. Placement goes by the first of several; the others only add to the
-/// work.
+/// Prompt of a completion. Placement goes by the first of several; the others only add to the work.
 enum PromptField {
     Text(String),
     /// A batch of texts, and the bytes of those after the first.
@@ -280,7 +285,7 @@ impl<'de> Visitor<'de> for PromptFieldVisitor {
             }
             Some(FirstItem::Ids(tokens)) => {
                 let mut more = 0;
-                // What is ignored has no size, so the list takes no memory.
+                // Ignored values have no size, so the list takes no memory.
                 while let Some(ids) = list.next_element::<Vec<IgnoredAny>>()? {
                     more += ids.len();
                 }
@@ -290,7 +295,7 @@ impl<'de> Visitor<'de> for PromptFieldVisitor {
     }
 }
 
-/// The first item of a prompt that is a list, which says what the list is.
+/// First item of a prompt that is a list, which determines the kind of list.
 enum FirstItem {
     Id(u32),
     Text(String),
@@ -325,7 +330,7 @@ impl<'de> Visitor<'de> for FirstItemVisitor {
     }
 }
 
-/// The ids of a list behind those that were read.
+/// Reads the remaining ids of a list.
 fn collect_ids<'de, A: SeqAccess<'de>>(first: Option<u32>, mut list: A) -> Result<Vec<u32>, A::Error> {
     let mut ids: Vec<u32> = first.into_iter().collect();
     while let Some(id) = list.next_element()? {

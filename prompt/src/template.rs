@@ -1,5 +1,7 @@
-//! The chat templates of a model, rendered as the `transformers` library renders them. What is Python's about them is in `python`; which
-//! shape of message a template expects is found by `content`.
+//! Chat templates of a model, rendered as in the `transformers` library.
+//!
+//! `python` has their Python features; `content` finds the shape of message that a template
+//! expects.
 
 mod content;
 mod python;
@@ -13,8 +15,9 @@ pub(crate) use content::ContentShape;
 
 use crate::{EncodeError, FilesError};
 
-/// Steps of the template engine per rendering: about a second of one core. Models' templates need
-/// some hundreds per message.
+/// Most steps of the template engine per rendering: about a second of one core.
+///
+/// Models' templates need some hundreds per message.
 const MAX_STEPS: u64 = 10_000_000;
 
 const NAME: &str = "chat";
@@ -29,7 +32,7 @@ pub(crate) struct Template {
 impl Template {
     pub(crate) fn new(source: &str) -> Result<Self, FilesError> {
         let wrong = |error: minijinja::Error| FilesError::Template(describe_error(&error));
-        // Jinja treats every kind of line end alike; the tag that marks generated text in training
+        // Jinja treats every kind of line end alike. The tag that marks generated text in training
         // data only opens a scope here.
         let source = without_generation_tags(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let mut environment = Environment::new();
@@ -43,13 +46,14 @@ impl Template {
         Ok(Self { environment, source, shape })
     }
 
-    /// The shape of a message's content that this template expects.
+    /// Shape of a message's content that this template expects.
     pub(crate) fn shape(&self) -> ContentShape {
         self.shape
     }
 
-    /// Whether the template contains this text. Engines find out in this way whether it knows a
-    /// role or a field.
+    /// Whether the template contains this text.
+    ///
+    /// Engines use this test for whether it knows a role or a field.
     pub(crate) fn contains(&self, words: &str) -> bool {
         self.source.contains(words)
     }
@@ -61,8 +65,8 @@ impl Template {
     }
 }
 
-/// The reason alone: the template's own message if it raised, without the surrounding lines, which
-/// contain users' text.
+/// Reason of an error only: the template's own message if it raised, without the surrounding lines,
+/// which contain users' text.
 fn describe_error(error: &minijinja::Error) -> String {
     let mut words = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     if let Some(line) = error.line() {
@@ -71,8 +75,7 @@ fn describe_error(error: &minijinja::Error) -> String {
     words
 }
 
-/// Turns `{% generation %}` and its end into `{% with %}`: both open a scope and write what is in
-/// them.
+/// Turns `{% generation %}` and its end into `{% with %}`. Both open a scope and write its content.
 fn without_generation_tags(source: &str) -> String {
     let mut rewritten = String::with_capacity(source.len());
     let mut rest = source;

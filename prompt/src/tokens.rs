@@ -1,8 +1,12 @@
-//! A text's tokens. Text between the added tokens of a tokenizer (`<|im_start|>` and its like) tokenizes independently of what is around it,
-//! so the tokens of such segments are kept: of a growing chat only the new messages are encoded. Long segments are cut between words, and
-//! their pieces kept likewise: so a text can be read from its beginning on, as far as anybody wants to know it.
+//! Tokens of a text.
 //!
-//! Whether segments and pieces are independent for this tokenizer is checked when it is read; where they are not, texts are encoded whole.
+//! Text between the added tokens of a tokenizer (such as `<|im_start|>`) tokenizes independently of
+//! its surroundings, so the tokens of such segments are kept: a growing chat needs only its new
+//! messages encoded. Long segments are cut between words, and their pieces are kept, too. So a text
+//! can be read from its beginning on, as far as anybody wants to know it.
+//!
+//! Whether segments and pieces are independent for this tokenizer is checked when it is read. If
+//! they are not, texts are encoded whole.
 
 mod cache;
 mod cutter;
@@ -33,14 +37,14 @@ pub struct EncoderStats {
 
 pub(crate) struct SegmentTokenizer {
     tokenizer: Tokenizer,
-    /// `None` when segments of this tokenizer are not independent.
+    /// Splitter; `None` if segments of this tokenizer are not independent.
     splitter: Option<Splitter>,
-    /// `None` when pieces of its segments are not independent.
+    /// Cutter; `None` if pieces of its segments are not independent.
     cutter: Option<Cutter>,
-    /// `None` when the special tokens around a text vary.
+    /// Special tokens around a text; `None` if they vary.
     surrounding: Option<SurroundingTokens>,
     cache: Mutex<SegmentCache>,
-    /// Random, so that nobody outside can construct two texts with the same key.
+    /// Random seed, so that nobody outside can construct two texts with the same key.
     seed: u64,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -50,20 +54,20 @@ pub(crate) struct SegmentTokenizer {
 /// How far a text has been read.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress<'a> {
-    /// The tokens so far; what follows does not change them.
+    /// Tokens so far; the following text does not change them.
     pub tokens: &'a [u32],
-    /// The bytes of the text that they stand for.
+    /// Bytes of the text that these tokens stand for.
     pub bytes: usize,
     /// Bytes of the whole text.
     pub total_bytes: usize,
 }
 
-/// Whether to read on; asked at each place where reading can stop.
+/// Callback that decides whether to read on, called at each place where reading can stop.
 pub type ContinueReading<'a> = dyn FnMut(Progress<'_>) -> bool + 'a;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PiecePosition {
-    /// At the beginning.
+    /// At the beginning of the text.
     First,
     /// After this added token.
     After(u32),
@@ -86,7 +90,7 @@ pub(crate) struct ReadText {
     pub(crate) bytes: usize,
 }
 
-/// The special tokens that a tokenizer puts around every text.
+/// Special tokens that a tokenizer puts around every text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct SurroundingTokens {
     before: Vec<u32>,
@@ -128,8 +132,9 @@ impl SegmentTokenizer {
         Ok(tokens)
     }
 
-    /// The tokens of a text, or of as much of its beginning as is wanted, with the tokenizer's
-    /// surrounding tokens if asked.
+    /// Tokens of a text, or of the wanted part of its beginning.
+    ///
+    /// With `special_tokens`, the tokenizer's surrounding tokens are included.
     pub(crate) fn read_text(&self, text: &str, special_tokens: bool, goes_on: &mut ContinueReading<'_>) -> Result<ReadText, EncodeError> {
         let around = match (&self.surrounding, special_tokens) {
             (_, false) => &SurroundingTokens::default(),
@@ -144,7 +149,7 @@ impl SegmentTokenizer {
         Ok(read)
     }
 
-    /// How many tokens the tokenizer puts before and after a text.
+    /// Numbers of tokens that the tokenizer puts before and after a text.
     pub(crate) fn surrounding_counts(&self) -> Option<(usize, usize)> {
         self.surrounding.as_ref().map(|around| (around.before.len(), around.after.len()))
     }
@@ -244,8 +249,10 @@ impl SegmentTokenizer {
 }
 
 impl SurroundingTokens {
-    /// From the config, which engines prefer to the file, if it says so; otherwise by comparing two
-    /// texts with and without special tokens.
+    /// Detects the special tokens around a text.
+    ///
+    /// The config decides, which engines prefer to the file, if it mentions them. Otherwise two
+    /// texts with and without special tokens are compared.
     fn detect(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Option<Self> {
         let switches = ["bos_token", "eos_token"].map(|name| (name, config.flag(&format!("add_{name}"))));
         if switches.iter().any(|(_, switch)| switch.is_some()) {
@@ -268,7 +275,7 @@ impl SurroundingTokens {
     }
 }
 
-/// Adds the tokens that only the config declares, as the library does that engines use.
+/// Adds the tokens that only the config declares, like the library that engines use.
 fn add_declared_tokens(tokenizer: &mut Tokenizer, config: &TokenizerConfig) -> tokenizers::Result<()> {
     let mut missing = Vec::new();
     for declared in config.declared_tokens() {

@@ -1,12 +1,15 @@
-//! What a JSON body takes in memory once it is parsed into values. A body of small values takes fifty
-//! times its size, so whoever parses bodies of strangers asks here first.
+//! Memory of a JSON body that is parsed into values.
+//!
+//! A body of small values takes fifty times its size, so parsers of untrusted bodies check here
+//! first.
 
-/// Bytes that a value, or a name of an object, takes while the list that it stands in grows. With
-/// names in their order `serde_json` has 72 bytes for a value and 104 for a field, and a growing list
-/// holds up to three times its items.
+/// Bytes that a value, or a name of an object, takes while its list grows.
+///
+/// With names in their order `serde_json` has 72 bytes for a value and 104 for a field, and a
+/// growing list holds up to three times its items.
 const VALUE_BYTES: usize = 256;
 
-/// Every body may take so much: 131,072 values and names.
+/// Allowance of every body: 131,072 values and names.
 const FREE_BYTES: usize = 32 * 1024 * 1024;
 
 /// A body has more values than are parsed.
@@ -19,13 +22,14 @@ pub struct TooManyValues {
 }
 
 /// Checks that the values of a JSON body take at most 32 MiB and twice its size, whatever they are.
-/// Their texts are not counted: those take no more than the body.
+///
+/// Their texts are not counted, because those take no more than the body.
 ///
 /// # Errors
 /// When they may take more.
 pub fn check_tree_size(body: &[u8]) -> Result<(), TooManyValues> {
     let most = (FREE_BYTES + 2 * body.len()) / VALUE_BYTES;
-    // Each value and name has a byte of its own, so short bodies need not be counted.
+    // Each value and name has at least one byte, so short bodies need not be counted.
     if body.len() <= most {
         return Ok(());
     }
@@ -33,7 +37,7 @@ pub fn check_tree_size(body: &[u8]) -> Result<(), TooManyValues> {
     if values <= most { Ok(()) } else { Err(TooManyValues { values, bytes: body.len(), most }) }
 }
 
-/// Values and names of a body that is JSON; for any other body some number.
+/// Number of values and names of a JSON body; any number for other bodies.
 fn count_values(body: &[u8]) -> usize {
     let mut count = 1;
     let mut rest = body;
@@ -46,7 +50,7 @@ fn count_values(body: &[u8]) -> usize {
     }
 }
 
-/// What follows a text that begins here.
+/// Rest after a text that begins here.
 fn after_text(mut rest: &[u8]) -> &[u8] {
     while let Some(at) = memchr::memchr2(b'"', b'\\', rest) {
         let is_escape = rest[at] == b'\\';

@@ -1,4 +1,7 @@
-//! Asks a router over gRPC: `cargo run --package hostler-proto --example inference -- http://127.0.0.1:8000 "Tell me about engines."`
+//! Client that asks a router over gRPC.
+//!
+//! `cargo run --package hostler-proto --example inference -- http://127.0.0.1:8000 "Tell me about
+//! engines."`
 
 #![allow(clippy::print_stdout, reason = "it is what an example is for")]
 
@@ -26,7 +29,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..GenerateRequest::default()
     });
     request.set_timeout(Duration::from_secs(60));
-    // Where the router wants a key: request.metadata_mut().insert("authorization", "Bearer KEY".parse()?);
+    // If the router wants a key: request.metadata_mut().insert("authorization", "Bearer
+    // KEY".parse()?);
 
     let mut events = client.generate_stream(request).await?.into_inner();
     // Dropping `events` before its end stops the generation in the engine.

@@ -1,11 +1,12 @@
-//! The gRPC contracts of Hostler, and the rules that both ends of a lane share.
+//! gRPC contracts of Hostler, and the rules that both ends of a lane share.
 //!
-//! The types here stop at the session, gRPC and lane files of router and agent; nothing behind those files names them.
+//! The types here stop at the session, gRPC and lane files of router and agent; nothing behind
+//! those files names them.
 
 pub mod lane;
 pub mod wire;
 
-/// Between agents and routers.
+/// Contract between agents and routers.
 #[allow(unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod agent {
     /// Version 1; see `agent/v1/agent.proto`.
@@ -14,7 +15,7 @@ pub mod agent {
     }
 }
 
-/// Between operators and routers.
+/// Contract between operators and routers.
 #[allow(unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod fleet {
     /// Version 1; see `fleet/v1/fleet.proto`.
@@ -23,20 +24,20 @@ pub mod fleet {
     }
 }
 
-/// Between applications and routers.
+/// Contract between applications and routers.
 #[allow(unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod inference {
     /// Version 1; see `inference/v1/inference.proto`.
     pub mod v1 {
         tonic::include_proto!("hostler.inference.v1");
 
-        /// The contract with its imports, for reflection: an encoded
+        /// Contract with its imports, for reflection: an encoded
         /// `google.protobuf.FileDescriptorSet`.
         pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("inference");
     }
 }
 
-/// Between nodes that join and routers.
+/// Contract between joining nodes and routers.
 #[allow(unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod join {
     /// Version 1; see `join/v1/join.proto`.
@@ -52,7 +53,7 @@ pub const PROTOCOL: u32 = 1;
 pub const TICKET_KEY: &str = "hostler-ticket-bin";
 
 impl agent::v1::Phase {
-    /// The word for people and scripts.
+    /// Word for people and scripts.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! How both ends tune the connection that carries everything, and how names of requests travel on it.
+//! Tuning of the connection that carries everything, and the names of requests on it.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ pub const HTTP2_WINDOW_BYTES: u32 = 16 * 1024 * 1024;
 /// HTTP/2 frames in bytes: a whole batch fits in one.
 pub const MAX_HTTP2_FRAME_BYTES: u32 = 256 * 1024;
 
-/// The largest message that is accepted, in bytes. A batch has at most 128 KiB and one more frame.
+/// Largest accepted message, in bytes. A batch has at most 128 KiB and one more frame.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Interval of pings, and the time in which a peer must answer one.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection with bytes unacknowledged for this long is dead, even if pings still wait to be
-/// sent.
+/// Time after which a connection with unacknowledged bytes counts as dead, even if pings still wait
+/// to be sent.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl From<u128> for Fingerprint {

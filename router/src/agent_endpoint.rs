@@ -1,4 +1,5 @@
-//! The gRPC service that agents dial: `Attach` goes to a fleet session, each `Carry` call becomes a lane.
+//! The gRPC service that agents dial: `Attach` goes to a fleet session, and each `Carry` call
+//! becomes a lane.
 
 use std::io;
 use std::pin::Pin;
@@ -32,18 +33,18 @@ use crate::tls::FleetAuthority;
 
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections that may be silent, or at their handshake, at once; further ones wait to be
+/// Most connections that are silent, or at their handshake, at once. Further ones wait to be
 /// accepted.
 const MAX_SILENT_CONNECTIONS: usize = 256;
 
-/// Simultaneous connections of agents that have no certificate yet and ask for one, and of other
-/// users in plain text. Agents that find no place try again.
+/// Most simultaneous connections of agents that have no certificate yet and ask for one, and of
+/// other users in plain text. Agents that find no place try again.
 const MAX_UNAUTHENTICATED_CONNECTIONS: usize = 64;
 
-/// Serves agents on `listener` until `end`, over TLS where there is an authority to admit them.
+/// Serves agents on `listener` until `end`, over TLS if there is an authority to admit them.
 ///
 /// # Errors
-/// When the listener fails.
+/// If the listener fails.
 pub(crate) async fn serve(
     listener: TcpListener,
     admitting: Option<FleetAuthority>,
@@ -85,7 +86,7 @@ where
         .await
 }
 
-/// Yields connections whose first byte has come: HTTP/2 has no deadline for it, so a port scanner
+/// Yields connections whose first byte has come. HTTP/2 has no deadline for it, so a port scanner
 /// would hold its place for ever.
 fn accept_connections(
     (listener, only_own_user): (TcpListener, bool),
@@ -118,13 +119,14 @@ fn accept_connections(
     spoken.buffer_unordered(MAX_SILENT_CONNECTIONS).filter_map(std::future::ready)
 }
 
-/// Whether the program at the other end is of this router's user, or root's.
+/// Whether the program at the other end belongs to this router's user, or to root.
 async fn is_of_own_user(stream: &TcpStream) -> bool {
     let peer = Peer { address: stream.peer_addr().ok(), local_address: stream.local_addr().ok(), member: None };
     check_user(&peer).await.is_ok()
 }
 
-/// Warns where somebody can act on the failure; port scanners that leave are for the debug log.
+/// Logs a failed handshake. Warns if somebody can act on it; port scanners that leave are only
+/// logged at debug level.
 fn log_failed_handshake(peer: Option<std::net::SocketAddr>, error: &io::Error) {
     match hostler_tls::describe_for_router(error) {
         Some(reason) => tracing::warn!(event = "agent_refused", ?peer, reason, "an agent's connection was refused"),
@@ -149,7 +151,7 @@ impl Drop for LaneGuard {
 struct AgentEndpoint {
     sessions: Arc<SessionDeps>,
     metrics: Arc<RouterMetrics>,
-    /// Agents need no certificate.
+    /// Whether agents need no certificate.
     is_anonymous_allowed: bool,
     /// Ends the agents' streams, which never end by themselves: the server would wait for them.
     end: CancellationToken,
@@ -157,8 +159,8 @@ struct AgentEndpoint {
 
 const NO_CERTIFICATE: &str = "this router serves nodes that have a certificate and are attached: join with a token (agent.join_token_file)";
 
-/// Lets an agent in that is of the router's own user, or root's: every user of the host reaches loopback,
-/// and would get the prompts of this one's fleet.
+/// Admits an agent of the router's own user, or of root. Every user of the host reaches loopback,
+/// and would otherwise get the prompts of this user's fleet.
 async fn check_user(peer: &Peer) -> Result<(), Status> {
     let (Some(address), Some(local)) = (peer.address, peer.local_address) else {
         return Err(Status::unavailable("the connection has gone"));
@@ -167,8 +169,8 @@ async fn check_user(peer: &Peer) -> Result<(), Status> {
     judge_user(found.map_err(|error| Status::internal(error.to_string()))?, geteuid().as_raw())
 }
 
-/// Whether an agent of the user that was `found` may enter. One whose user the kernel does not tell
-/// is anybody's.
+/// Decides whether an agent of the user that was `found` may enter. An agent whose user is unknown
+/// to the kernel could be anybody's.
 fn judge_user(found: io::Result<Option<u32>>, own: u32) -> Result<(), Status> {
     let whose = match found {
         Ok(Some(user)) if user == own || user == 0 => return Ok(()),

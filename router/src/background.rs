@@ -1,4 +1,4 @@
-//! The tasks that a router runs beside its requests. All end with it, and it waits for them.
+//! The tasks that a router runs beside its requests. All end with the router, which waits for them.
 
 use std::future::Future;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(crate) struct BackgroundTasks {
 }
 
 impl BackgroundTasks {
-    /// Starts a task. When all tasks are to end it is dropped at its next await point.
+    /// Starts a task. When all tasks must end, it is dropped at its next await point.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let end = self.end.clone();
         self.tasks.spawn(async move {
@@ -27,7 +27,7 @@ impl BackgroundTasks {
         });
     }
 
-    /// Cancelled when all tasks are to end.
+    /// Cancelled when all tasks must end.
     #[must_use]
     pub(crate) fn end(&self) -> &CancellationToken {
         &self.end

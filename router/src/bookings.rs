@@ -1,5 +1,6 @@
-//! Requests that were placed here and that their callers send themselves. What each will cost its replica is counted there until the caller releases
-//! the booking or it expires, so that the next request is placed as if this one were there. It is.
+//! Requests that were placed here but are sent by their callers. Each one's cost is counted at its
+//! replica until the caller releases the booking or it expires, so the next request is placed as if
+//! this one were running there, which it is.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,15 +17,14 @@ use crate::fleet::InFlight;
 use crate::keys::Caller;
 use crate::placement::RequestQueue;
 
-/// The requests that their callers send themselves. There are no more than admission lets in. Cheap
-/// to clone.
+/// The requests that their callers send themselves, bounded by admission. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Bookings(Arc<BookingsShared>);
 
 #[derive(Debug)]
 struct BookingsShared {
     table: Mutex<BookingTable>,
-    /// Notified when a booking ends, as there may be room for a queued request.
+    /// Notified when a booking ends, because a queued request may now have room.
     queue: RequestQueue,
     changed: Notify,
 }
@@ -32,7 +32,7 @@ struct BookingsShared {
 #[derive(Debug, Default)]
 struct BookingTable {
     by_id: FxHashMap<u64, ExternalBooking>,
-    /// When to look at each booking next; a booking stands here once.
+    /// When to look at each booking next. Each booking is here once.
     timers: BTreeSet<(Instant, u64)>,
 }
 
@@ -40,7 +40,7 @@ struct BookingTable {
 struct ExternalBooking {
     in_flight: InFlight,
     _permit: Permit,
-    /// The caller's key and tenant; no other caller may release it.
+    /// The caller's key and tenant. No other caller may release the booking.
     owner: (Arc<str>, Arc<str>),
     next_check: Instant,
     expires: Instant,
@@ -70,7 +70,7 @@ impl Bookings {
         self.0.changed.notify_one();
     }
 
-    /// Ends a booking of the caller's own; `false` when it has none with this id.
+    /// Ends a booking of the caller's own; `false` if it has none with this id.
     pub(crate) fn release(&self, id: u64, caller: &Caller) -> bool {
         let is_own = |booking: &ExternalBooking| booking.owner.0 == caller.key && booking.owner.1 == caller.tenant;
         let mut booked = self.0.table.lock();
@@ -113,7 +113,7 @@ impl BookingTable {
         Some(booking)
     }
 
-    /// Handles what is due. Returns when to look again, and the bookings that have ended.
+    /// Handles due bookings. Returns when to look again, and the bookings that have ended.
     fn process_due(&mut self, now: Instant) -> (Option<Instant>, Vec<ExternalBooking>) {
         let mut ended = Vec::new();
         while let Some((at, id)) = self.timers.first().copied() {
@@ -124,7 +124,7 @@ impl BookingTable {
             match self.by_id.get_mut(&id) {
                 Some(booking) if booking.expires > now => {
                     // Nobody tells the router that the answer has begun. It should have by now; if
-                    // it has not, that says nothing of the engine's speed.
+                    // not, that says nothing of the engine's speed.
                     booking.in_flight.start_answer();
                     booking.next_check = booking.expires;
                     let next = (booking.next_check, id);

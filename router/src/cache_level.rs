@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-/// How well a replica's cache is known for a request; each level is taken when the one above cannot
-/// be had.
+/// How well a replica's cache is known for a request. Each level is used if the one above is
+/// unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheLevel {
@@ -11,12 +11,12 @@ pub enum CacheLevel {
     Exact,
     /// The prompt's text, and what this router has sent to the replica.
     Text,
-    /// Nothing: only how busy the replica is.
+    /// Only how busy the replica is.
     Load,
 }
 
 impl CacheLevel {
-    /// All, each at its own number.
+    /// All levels, each at its own index.
     pub(crate) const ALL: [Self; 3] = [Self::Exact, Self::Text, Self::Load];
 
     #[must_use]

@@ -1,8 +1,9 @@
-//! How much is kept and written of what clients and agents name: a path, a model, an id of their own.
+//! Limits how much is kept and written of clients' and agents' names: a path, a model, an id of
+//! their own.
 
 const MAX_TEXT_BYTES: usize = 128;
 
-/// Its beginning.
+/// The beginning of `text`, within the limit.
 pub(crate) fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
 }

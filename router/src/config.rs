@@ -20,10 +20,10 @@ pub enum AccessFormat {
     Json,
 }
 
-/// A stolen certificate works for no longer, and a node may be out of reach for the last third of it.
+/// Bounds how long a stolen certificate works. A node may be out of reach for the last third of it.
 const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
-/// People read answers, and pause; a client that takes nothing for so long is gone.
+/// People read answers and pause, but a client that reads nothing for this long is gone.
 const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// When the metrics page needs an admin key, where there are keys at all.
@@ -43,67 +43,87 @@ pub enum NeedKey {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfig {
-    /// Address of the OpenAI-compatible edge. Beyond loopback, set `keys_file` or trust the network.
+    /// Address of the OpenAI-compatible edge. Beyond loopback, set `keys_file` or trust the
+    /// network.
     pub listen: String,
-    /// Address that agents dial; empty means `0.0.0.0:8001` with `tls_dir`, and `127.0.0.1:8001` without.
+    /// Address that agents dial; empty means `0.0.0.0:8001` with `tls_dir`, and `127.0.0.1:8001`
+    /// without.
     pub agents_listen: String,
-    /// Address of health and metrics pages. Operators' calls (`hostler ps`, `drain` and the like) are served here only to who shows an admin key.
+    /// Address of health and metrics pages. Operators' calls (`hostler ps`, `drain` and the like)
+    /// are served here only to who shows an admin key.
     pub admin_listen: String,
-    /// Unix socket for operators' calls without a key: only this router's user and root can connect. Empty means `router-PORT.sock`, where PORT
-    /// is that of `admin_listen`, in `$XDG_RUNTIME_DIR/hostler`, or in `/tmp/hostler-UID` where that is not to be had.
+    /// Unix socket for operators' calls without a key: only this router's user and root can
+    /// connect. Empty means `router-PORT.sock`, where PORT is that of `admin_listen`, in
+    /// `$XDG_RUNTIME_DIR/hostler`, or in `/tmp/hostler-UID` where that is not to be had.
     pub operators_socket: PathBuf,
-    /// File with the keys of those who may send requests, as `hostler keys create` makes it; it is read again when it changes. Empty: there
-    /// are no keys, and whoever reaches the edge may use the models.
+    /// File with the keys of those who may send requests, as `hostler keys create` makes it; it is
+    /// read again when it changes. Empty: there are no keys, and whoever reaches the edge may use
+    /// the models.
     pub keys_file: PathBuf,
-    /// Whether the metrics page needs an admin key, where there is a `keys_file`: `auto` when `admin_listen` is reached beyond loopback,
-    /// `always`, or `never`. Every user of a host reaches its loopback.
+    /// Whether the metrics page needs an admin key, where there is a `keys_file`: `auto` when
+    /// `admin_listen` is reached beyond loopback, `always`, or `never`. Every user of a host
+    /// reaches its loopback.
     pub metrics_need_key: NeedKey,
-    /// The edge's certificate, and those between it and its authority, in PEM; with `tls_key` it makes the edge speak TLS. It is read again when
-    /// it changes.
+    /// The edge's certificate, and those between it and its authority, in PEM; with `tls_key` it
+    /// makes the edge speak TLS. It is read again when it changes.
     pub tls_cert: PathBuf,
     /// The key of `tls_cert`, in PEM.
     pub tls_key: PathBuf,
-    /// Authorities of clients' certificates, in PEM. Where given, the edge takes only clients that have one.
+    /// Authorities of clients' certificates, in PEM. Where given, the edge takes only clients that
+    /// have one.
     pub tls_client_ca: PathBuf,
-    /// Folder of the fleet's authority, as `hostler init` makes it. Where given, agents join by a token and speak TLS; all routers of a fleet
-    /// share it.
+    /// Folder of the fleet's authority, as `hostler init` makes it. Where given, agents join by a
+    /// token and speak TLS; all routers of a fleet share it.
     pub tls_dir: PathBuf,
-    /// How long a node's certificate holds; agents renew it at two thirds of that. A constant for users: only tests have other ones.
+    /// How long a node's certificate holds; agents renew it at two thirds of that. A constant for
+    /// users: only tests have other ones.
     #[serde(skip)]
     pub certificate_lifetime: Duration,
-    /// Whether the edge and the agents' port may be reached from other hosts in plain text, and the agents' port by agents of other users of this host.
+    /// Whether the edge and the agents' port may be reached from other hosts in plain text, and the
+    /// agents' port by agents of other users of this host.
     pub allow_plain_text: bool,
-    /// Origins of web pages that may use the edge, such as `https://chat.example.org`, or `*` for all: their preflights are answered before
-    /// keys are asked for, and every answer says that the page may read it. Empty: the router's own answers are for no page, and of their own
-    /// answers engines decide (vLLM's `--allowed-origins`).
+    /// Origins of web pages that may use the edge, such as `https://chat.example.org`, or `*` for
+    /// all: their preflights are answered before keys are asked for, and every answer says that the
+    /// page may read it. Empty: the router's own answers are for no page, and of their own answers
+    /// engines decide (vLLM's `--allowed-origins`).
     pub allowed_origins: Vec<String>,
-    /// Largest request body in bytes; a larger one is refused with 413. Images in chats are a third larger there than as files.
+    /// Largest request body in bytes; a larger one is refused with 413. Images in chats are a third
+    /// larger there than as files.
     pub max_body_bytes: usize,
-    /// Most memory in bytes for request bodies, over all clients, from their first byte until an answer begins and the body is sent; further ones
-    /// are refused with 429. Tenants share it as they share `max_queued`. Bodies of 64 KiB and more take no more than seven eighths of it, which has to
-    /// be more than `max_body_bytes`, so that small ones find room. Raise it where many large ones (images, say) wait for engines at once.
+    /// Most memory in bytes for request bodies, over all clients, from their first byte until an
+    /// answer begins and the body is sent; further ones are refused with 429. Tenants share it as
+    /// they share `max_queued`. Bodies of 64 KiB and more take no more than seven eighths of it,
+    /// which has to be more than `max_body_bytes`, so that small ones find room. Raise it where
+    /// many large ones (images, say) wait for engines at once.
     pub max_buffered_body_bytes: usize,
-    /// Whether request bodies may come compressed (gzip or deflate); what they become is bounded by `max_body_bytes`, and by 200 times what
-    /// was sent. Otherwise they are refused with 415: engines take none either.
+    /// Whether request bodies may come compressed (gzip or deflate); what they become is bounded by
+    /// `max_body_bytes`, and by 200 times what was sent. Otherwise they are refused with 415:
+    /// engines take none either.
     pub decompress_bodies: bool,
-    /// How requests are logged when they have ended: `text` or `json`, one line each, or `off`. Lines have no prompts and no secrets.
+    /// How requests are logged when they have ended: `text` or `json`, one line each, or `off`.
+    /// Lines have no prompts and no secrets.
     pub access_log: AccessFormat,
-    /// Whether what engines have cached of one tenant's prompts is kept apart from others' prompts, so that nobody learns from the time that an
-    /// answer takes what somebody else has asked. Tenants are those of `keys_file`. Prefixes that all share are then computed once per tenant.
+    /// Whether what engines have cached of one tenant's prompts is kept apart from others' prompts,
+    /// so that nobody learns from the time that an answer takes what somebody else has asked.
+    /// Tenants are those of `keys_file`. Prefixes that all share are then computed once per tenant.
     pub isolate_tenants: bool,
-    /// The file with the secret for `isolate_tenants`, which the router makes where there is none; empty means
-    /// `$XDG_STATE_HOME/hostler/router.secret`, or `~/.local/state/hostler/router.secret`. Routers of one fleet need the same one.
+    /// The file with the secret for `isolate_tenants`, which the router makes where there is none;
+    /// empty means `$XDG_STATE_HOME/hostler/router.secret`, or
+    /// `~/.local/state/hostler/router.secret`. Routers of one fleet need the same one.
     pub secret_file: PathBuf,
-    /// Hosts that engines may fetch images, sounds and videos from when a request has a URL of one: `example.org`, `*.example.org` or `*` for all.
-    /// Requests with other URLs than these and `data:` are refused: engines stand inside the network, and would fetch anything there.
+    /// Hosts that engines may fetch images, sounds and videos from when a request has a URL of one:
+    /// `example.org`, `*.example.org` or `*` for all. Requests with other URLs than these and
+    /// `data:` are refused: engines stand inside the network, and would fetch anything there.
     pub media_hosts: Vec<String>,
-    /// The file of the access log; empty means standard error, with the other logs. Where it is moved away it is opened anew within a second.
+    /// The file of the access log; empty means standard error, with the other logs. Where it is
+    /// moved away it is opened anew within a second.
     pub access_log_file: PathBuf,
     /// Where traces go. It is no setting: OpenTelemetry's environment variables say so.
     #[serde(skip)]
     pub traces: Option<TraceSettings>,
-    /// Most requests in flight at once, those that callers of `Place` send themselves included; further ones are refused with 429. Where there
-    /// are keys, one tenant of weight 1 gets four fifths of what the others leave.
+    /// Most requests in flight at once, those that callers of `Place` send themselves included;
+    /// further ones are refused with 429. Where there are keys, one tenant of weight 1 gets four
+    /// fifths of what the others leave.
     pub max_in_flight: usize,
     /// Most client connections at once; further ones wait to be accepted.
     pub max_connections: usize,
@@ -111,7 +131,8 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub header_timeout: Duration,
-    /// How long a connection without a request is kept. A load balancer before the router should keep it for less.
+    /// How long a connection without a request is kept. A load balancer before the router should
+    /// keep it for less.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub keep_alive: Duration,
@@ -119,54 +140,66 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub body_timeout: Duration,
-    /// How long an engine may take until the first byte of its answer, queueing and a whole non-streaming generation included.
+    /// How long an engine may take until the first byte of its answer, queueing and a whole
+    /// non-streaming generation included.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub answer_timeout: Duration,
-    /// How often the client of an event stream gets a comment (over Anthropic's API a `ping`) while its request waits or its engine is silent, so that
-    /// no proxy takes the connection for dead. After the first one what goes wrong is told by an event, not by a status: docs/proxies.md. 0 turns it off.
+    /// How often the client of an event stream gets a comment (over Anthropic's API a `ping`) while
+    /// its request waits or its engine is silent, so that no proxy takes the connection for dead.
+    /// After the first one what goes wrong is told by an event, not by a status: docs/proxies.md. 0
+    /// turns it off.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub stream_keepalive: Duration,
-    /// Whether the stream of a chat or a completion whose engine is lost goes on from another one, where its parameters allow that
-    /// (docs/streams.md). Engines are then asked for the tokens of such streams.
+    /// Whether the stream of a chat or a completion whose engine is lost goes on from another one,
+    /// where its parameters allow that (docs/streams.md). Engines are then asked for the tokens of
+    /// such streams.
     pub resume_streams: bool,
     /// How long an answer that has begun may pause before it is given up.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of what is sent to it before its connection is closed; over HTTP/2, nothing of one answer before that
-    /// stream is reset. A constant for users: only tests have other ones.
+    /// How long a client may take nothing of what is sent to it before its connection is closed;
+    /// over HTTP/2, nothing of one answer before that stream is reset. A constant for users: only
+    /// tests have other ones.
     #[serde(skip)]
     pub client_stall_timeout: Duration,
-    /// Most requests that may wait in the router for a replica that has no room yet; further ones are refused with 429. Lower it where clients
-    /// would rather be refused at once than wait.
-    /// One that has as many as four times what is free gets no more, so one that floods leaves places to others: alone it has at most four
-    /// fifths of these.
+    /// Most requests that may wait in the router for a replica that has no room yet; further ones
+    /// are refused with 429. Lower it where clients would rather be refused at once than wait. One
+    /// that has as many as four times what is free gets no more, so one that floods leaves places
+    /// to others: alone it has at most four fifths of these.
     pub max_queued: usize,
-    /// A request whose first token is predicted to come later than this is refused with 429 instead of waiting for a replica. Where there is no
-    /// replica, requests wait for one that starts, that a controller expects, or whose agent was just lost, for no longer than this. So do streams
-    /// that have lost their engine (docs/streams.md). Raise it for batch jobs that can wait, lower it for people who cannot.
+    /// A request whose first token is predicted to come later than this is refused with 429 instead
+    /// of waiting for a replica. Where there is no replica, requests wait for one that starts, that
+    /// a controller expects, or whose agent was just lost, for no longer than this. So do streams
+    /// that have lost their engine (docs/streams.md). Raise it for batch jobs that can wait, lower
+    /// it for people who cannot.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub max_queue_wait: Duration,
-    /// Prompts for a replica with 64 requests in flight and more wait in the router and are given to it together, so often. Steps that read prompts take
-    /// longer than those that only generate, and not much longer for ten prompts than for one: small models on fast GPUs generate up to twice
-    /// as much with 200 ms, for about 100 ms more to a first token (docs/gpus.md). 0 sends each as soon as there is room; at most 5 s.
+    /// Prompts for a replica with 64 requests in flight and more wait in the router and are given
+    /// to it together, so often. Steps that read prompts take longer than those that only generate,
+    /// and not much longer for ten prompts than for one: small models on fast GPUs generate up to
+    /// twice as much with 200 ms, for about 100 ms more to a first token (docs/gpus.md). 0 sends
+    /// each as soon as there is room; at most 5 s.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub prefill_interval: Duration,
-    /// Threads that turn prompts into tokens; 0 means half of the cores. More where prompts are long and new.
+    /// Threads that turn prompts into tokens; 0 means half of the cores. More where prompts are
+    /// long and new.
     pub tokenizer_threads: usize,
-    /// Where models' tokenizers are kept between two lives of the router; empty means `$XDG_CACHE_HOME/hostler/router`, or
-    /// `~/.cache/hostler/router`. They come from the agents.
+    /// Where models' tokenizers are kept between two lives of the router; empty means
+    /// `$XDG_CACHE_HOME/hostler/router`, or `~/.cache/hostler/router`. They come from the agents.
     pub cache_dir: PathBuf,
-    /// A request that was in flight when two engines crashed is refused for this long after the first of the two crashes; 0 turns that off.
-    /// Agents remember crashes for ten minutes: a router that starts anew knows none that are older.
+    /// A request that was in flight when two engines crashed is refused for this long after the
+    /// first of the two crashes; 0 turns that off. Agents remember crashes for ten minutes: a
+    /// router that starts anew knows none that are older.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub crash_suspect_ttl: Duration,
-    /// How long an agent may be silent before its replicas become suspect and are used last; at least 500 ms.
+    /// How long an agent may be silent before its replicas become suspect and are used last; at
+    /// least 500 ms.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub lease: Duration,
@@ -232,7 +265,7 @@ impl RouterConfig {
         }
     }
 
-    /// Empty where no folder can be derived from the environment.
+    /// The cache folder; empty if none can be derived from the environment.
     pub(crate) fn cache_folder(&self) -> PathBuf {
         if !self.cache_dir.as_os_str().is_empty() {
             return self.cache_dir.clone();
@@ -256,7 +289,7 @@ impl RouterConfig {
 #[cfg(test)]
 mod tests;
 
-/// Empty where no folder can be derived from the environment.
+/// The default path of the secret; empty if none can be derived from the environment.
 fn default_secret_path() -> PathBuf {
     hostler_boot::home::state_dir().map(|state| state.join("hostler/router.secret")).unwrap_or_default()
 }

@@ -1,24 +1,35 @@
-//! Requests that crash engines: one that was in flight when an engine crashed is a *suspect*. It is tried again, alone among suspects on its replica until its
-//! engine has given the first tokens; with a second crash it is refused everywhere. So it is known which request is the cause, and which ones only ran beside it.
+//! Finds requests that crash engines: one that was in flight when an engine crashed is a *suspect*.
 //!
-//! Where the suspects that wait could not all be tried within seconds (`trials::TRIAL_START_TARGET`), several are on trial together. A crash then bans nobody, but
-//! each of them is tried among at most half as many the next time. What follows holds for a request of which only one copy runs, within `crash_suspect_ttl`, for
-//! any number of routers of which no two try suspects on one replica at the same moment:
+//! A suspect is tried again, alone among suspects on its replica until its engine has given the
+//! first tokens. With a second crash it is refused everywhere. This distinguishes the request that
+//! is the cause from those that only ran beside it.
 //!
-//! - one that kills before its first tokens kills two engines; where it is first tried among g, `2 + floor(log2 g)`, five at most;
-//! - one that kills later kills two, if nobody else is on trial or has passed there. Else it is spared, twice; then its trial lasts as long as its answer, up
-//!   to 30 s, and nobody is tried beside it: four, and where it strikes while it is tried among g, `floor(log2 g)` more, seven at most;
-//! - one that kills nothing is refused if it was there when four engines crashed, or two, of which the second had no other suspect to blame: it alone was on
-//!   trial, or there. No request that kills engines within its trial brings that about;
-//! - a trial begins within `TRIAL_START_TARGET` and the length of a trial, where the replicas that answer can try all who wait in that time, eight at once. One that was
-//!   there at further crashes may wait longer, since it is tried among fewer.
+//! If the waiting suspects could not all be tried within seconds (`trials::TRIAL_START_TARGET`),
+//! several are on trial together. A crash then bans nobody, but each of them is tried among at most
+//! half as many the next time. The following bounds hold for a request of which only one copy runs,
+//! within `crash_suspect_ttl`, for any number of routers of which no two try suspects on one
+//! replica at the same moment:
+//!
+//! - A request that kills before its first tokens kills two engines; if it is first tried among g,
+//!   `2 + floor(log2 g)`, five at most.
+//! - A request that kills later kills two, if nobody else is on trial or has passed there.
+//!   Otherwise it is spared, twice; then its trial lasts as long as its answer, up to 30 s, and
+//!   nobody is tried beside it: four, and if it strikes while it is tried among g, `floor(log2 g)`
+//!   more, seven at most.
+//! - A request that kills nothing is refused if it was there when four engines crashed, or two, of
+//!   which the second had no other suspect to blame: it alone was on trial, or there. No request
+//!   that kills engines within its trial causes that.
+//! - A trial begins within `TRIAL_START_TARGET` and the length of a trial, if the answering
+//!   replicas can try all waiting suspects in that time, eight at once. A suspect that was there at
+//!   further crashes may wait longer, because it is tried among fewer.
 //!
 //! A tenant whose requests have crashed three engines within that time is *confined*: all its
 //! requests for a model go to one replica (`tenant_crashes`).
 //!
-//! The tests prove it on a model of a fleet. The dispatch asks and records what it sees; sessions record what agents report, which is how several routers share
-//! what they know. An agent's word is believed so far: whatever number of crashes the agents of one node report, they are one crash of a request that this
-//! router has not sent there.
+//! The tests prove these bounds on a model of a fleet. The dispatch asks and records its
+//! observations; sessions record agents' reports, which is how several routers share their
+//! knowledge. An agent's word is believed only so far: however many crashes the agents of one node
+//! report, they are one crash of a request that this router has not sent there.
 
 mod standing;
 mod suspect_record;
@@ -46,10 +57,10 @@ pub(crate) use tenant_crashes::{Confinement, ConfinementChoices};
 use trials::TrialDemand;
 pub(crate) use trials::TrialEstimate;
 
-/// Suspects that may be queued for a trial; further ones are refused with 429.
+/// Most suspects queued for a trial; further ones are refused with 429.
 const MAX_QUEUED_SUSPECTS: usize = 4096;
 
-/// How often a waiting suspect looks for a place without being woken: replicas come back and trials
+/// How often a waiting suspect looks for a place without being woken. Replicas come back and trials
 /// time out silently.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -57,35 +68,39 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// poll.
 const MAX_WOKEN: usize = 2 * trials::MAX_CONCURRENT_TRIALS;
 
-/// About how many tokens end a stream's trial. A request kills an engine while the front-end or its
-/// grammar reads it, while its images are encoded, in its prefill, or in the first steps that
-/// sample from it. This is concluded from vLLM's source, not measured.
+/// About how many tokens end a stream's trial.
+///
+/// A request kills an engine while the front-end or its grammar reads it, while its images are
+/// encoded, in its prefill, or in the first steps that sample from it. This is concluded from
+/// vLLM's source, not measured.
 const TRIAL_TOKENS: usize = 3;
 
-/// Names a request by its tenant, in the upper half, and its content, so that no tenant can have
-/// another's request refused; `None` for one without a body, which asks nothing that kills. All
-/// routers with the same key file agree, since tenants are known by name.
+/// Names a request by its tenant, in the upper half, and its content.
+///
+/// Thus no tenant can have another's request refused. `None` for a request without a body, which
+/// asks nothing that kills. All routers with the same key file agree, because tenants are known by
+/// name.
 #[must_use]
 pub(crate) fn fingerprint(tenant: u64, path: &str, body: &[u8]) -> Option<Fingerprint> {
     let content = || xxh3_64_with_seed(body, xxh3_64_with_seed(path.as_bytes(), tenant));
     (!body.is_empty()).then(|| Fingerprint::from(tenant) << 64 | Fingerprint::from(content()))
 }
 
-/// The crash of an engine, as its agent reports it.
+/// An engine's crash as its agent reports it.
 #[derive(Debug)]
 pub(crate) struct ReportedCrash {
     pub epoch: u64,
     pub age: Duration,
-    /// The requests that were in flight; none where no request is to blame.
+    /// The requests that were in flight; none if no request is to blame.
     pub requests: Vec<Fingerprint>,
 }
 
 #[derive(Debug)]
 pub(crate) struct CrashSuspects {
     table: Mutex<SuspectTable>,
-    /// Records in the table; nobody looks further while there are none.
+    /// Records in the table. Nobody looks further while there are none.
     suspect_count: AtomicUsize,
-    /// Confined tenants; nobody looks further while there are none.
+    /// Confined tenants. Nobody looks further while there are none.
     confined_count: AtomicUsize,
     queued_count: AtomicUsize,
     /// Notified when a trial has ended or a suspect's standing has changed.
@@ -94,7 +109,7 @@ pub(crate) struct CrashSuspects {
 }
 
 impl CrashSuspects {
-    /// A record in which a crash counts for `ttl`; zero keeps none.
+    /// Creates a record in which a crash counts for `ttl`. Zero keeps no record.
     #[must_use]
     pub(crate) fn new(ttl: Duration) -> Arc<Self> {
         Arc::new(Self {
@@ -107,13 +122,13 @@ impl CrashSuspects {
         })
     }
 
-    /// An agent has reported the crash of one of `replica`'s engines.
+    /// Records an agent's report of the crash of one of `replica`'s engines.
     pub(crate) fn record_reported_crash(&self, replica: &str, crash: &ReportedCrash) {
         if self.ttl.is_zero() {
             return;
         }
         let now = Instant::now();
-        // A clock that began after that knows no such moment: then it was long ago, and too long.
+        // A clock that began later knows no such moment: the crash was too long ago.
         let Some(at) = now.checked_sub(crash.age) else { return };
         let life = EngineLife { replica: replica.into(), epoch: crash.epoch };
         if crash.requests.is_empty() {
@@ -124,13 +139,13 @@ impl CrashSuspects {
         refused.iter().for_each(|(fingerprint, ban)| log_ban(*fingerprint, ban));
     }
 
-    /// Requests with a crash to their name, for the metrics.
+    /// How many requests are charged with a crash, for the metrics.
     #[must_use]
     pub(crate) fn suspect_count(&self) -> usize {
         self.with_table(|table| table.suspect_count())
     }
 
-    /// Tenants whose requests go to one replica, for the metrics.
+    /// How many tenants are confined to one replica, for the metrics.
     #[must_use]
     pub(crate) fn confined_count(&self) -> usize {
         self.with_table(|table| table.confined_count(Instant::now()))
@@ -145,7 +160,7 @@ impl CrashSuspects {
         self.suspect_count.load(Ordering::Relaxed) > 0
     }
 
-    /// Reads or changes the table after removing what has expired.
+    /// Reads or changes the table after removing expired entries.
     fn with_table<T>(&self, inspect: impl FnOnce(&mut SuspectTable) -> T) -> T {
         let mut table = self.table.lock();
         table.sweep(Instant::now());
@@ -155,7 +170,7 @@ impl CrashSuspects {
         seen
     }
 
-    /// Changes the table, and wakes those who wait.
+    /// Changes the table, and wakes waiting suspects.
     fn update_table<T>(&self, change: impl FnOnce(&mut SuspectTable) -> T) -> T {
         let changed = self.with_table(change);
         let waiting = self.queued_count.load(Ordering::Relaxed);
@@ -178,16 +193,17 @@ fn log_ban(fingerprint: Fingerprint, ban: &Ban) {
 /// Whether a request may be sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clearance {
-    /// To any replica.
+    /// The request may go to any replica.
     Free,
-    /// Only to a replica where a trial may begin.
+    /// The request may go only to a replica where a trial may begin.
     NeedsTrial,
-    /// Not yet: the same request is on trial.
+    /// The request must wait: the same request is on trial.
     Wait,
 }
 
-/// Follows a request for the crash suspects, from before its first attempt to its last byte.
-/// Dropped on trial before its engine has answered anything, it keeps its place there for a while.
+/// Follows a request for the crash suspects, from before its first attempt to its last byte. A
+/// watch dropped on trial, before the engine has answered anything, keeps its place there for a
+/// while.
 #[derive(Debug)]
 pub(crate) struct CrashWatch {
     crash_suspects: Arc<CrashSuspects>,
@@ -209,13 +225,13 @@ impl CrashWatch {
         })
     }
 
-    /// Whether its tenant's requests may go to one replica alone.
+    /// Whether the tenant's requests may go only to one replica.
     pub(crate) fn is_confined(&self) -> bool {
         let fingerprint = self.fingerprint.filter(|_| self.crash_suspects.confined_count.load(Ordering::Relaxed) > 0);
         fingerprint.is_some_and(|fingerprint| self.crash_suspects.with_table(|table| table.is_confined(fingerprint, Instant::now())))
     }
 
-    /// Where it may go for this `model` if its tenant is confined.
+    /// Where the request may go for this `model` if its tenant is confined.
     pub(crate) fn confine(&self, model: Option<&str>, choices: &ConfinementChoices) -> Option<Confinement> {
         let fingerprint = self.fingerprint?;
         self.crash_suspects.with_table(|table| table.confine(fingerprint, model, choices, Instant::now()))
@@ -231,7 +247,7 @@ impl CrashWatch {
         self.crash_suspects.table.lock().trial_constraints(self.fingerprint.unwrap_or_default(), demand, now)
     }
 
-    /// Begins its trial at a replica; `false` if that is no longer possible.
+    /// Begins the request's trial at a replica; `false` if that is no longer possible.
     pub(crate) fn begin_trial(&mut self, life: &EngineLife, expected: TrialEstimate) -> bool {
         let Some(fingerprint) = self.fingerprint else { return true };
         self.trial_id = self.crash_suspects.table.lock().begin_trial(fingerprint, life, expected, Instant::now());
@@ -251,9 +267,9 @@ impl CrashWatch {
         self.is_answered = false;
     }
 
-    /// Records that its engine is lost: the connection broke, or the engine reports that its core
-    /// is dead. `true` when others are to blame: the request may then be retried, however often
-    /// this happens.
+    /// Records the loss of the request's engine: the connection broke, or the engine reports that
+    /// its core is dead. Returns `true` if others are to blame: the request may then be retried,
+    /// however often this happens.
     pub(crate) fn record_engine_loss(&mut self, life: &EngineLife) -> bool {
         let Some(fingerprint) = self.fingerprint else { return false };
         let now = Instant::now();
@@ -268,7 +284,7 @@ impl CrashWatch {
         blamed.is_excused
     }
 
-    /// Records that its engine has begun to answer, so it does not hang.
+    /// Records that the engine has begun to answer, so it does not hang.
     pub(crate) fn mark_answered(&mut self) {
         self.is_answered = true;
         if let Some(trial) = self.trial_id {
@@ -286,7 +302,7 @@ impl CrashWatch {
         })
     }
 
-    /// Records that it was answered to the end, so it is no suspect.
+    /// Records that the request was answered to the end, so it is no suspect.
     pub(crate) fn clear_suspicion(&mut self) {
         if let Some(fingerprint) = self.fingerprint.filter(|_| self.trial_id.is_some() || self.crash_suspects.has_suspects()) {
             let now = Instant::now();
@@ -330,7 +346,7 @@ pub(crate) struct TrialProgress {
 }
 
 impl TrialProgress {
-    /// Counts the tokens of a piece; `true` when the trial is over.
+    /// Counts the tokens of a piece. Returns `true` once the trial is over.
     pub(crate) fn observe_chunk(&mut self, piece: &[u8]) -> bool {
         if is_keep_alive_comment(piece) {
             return false;
@@ -353,7 +369,7 @@ impl TrialConstraints {
         self.required_engine.as_ref().map_or_else(is_open, |only| only == engine) && !self.crashed_engines.contains(engine)
     }
 
-    /// Whether requests run there of which one may still crash the engine.
+    /// Whether requests run there, one of which may still crash the engine.
     pub(crate) fn is_occupied(&self, replica: &Arc<str>) -> bool {
         self.required_engine.is_none() && self.occupied_replicas.contains(replica)
     }
@@ -362,7 +378,7 @@ impl TrialConstraints {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TrialQueueFull;
 
-/// A suspect that waits for its trial; it is counted until this is dropped.
+/// A suspect that waits for its trial, counted until this is dropped.
 #[derive(Debug)]
 pub(crate) struct TrialWaiter {
     crash_suspects: Arc<CrashSuspects>,
@@ -370,7 +386,7 @@ pub(crate) struct TrialWaiter {
 }
 
 impl TrialWaiter {
-    /// Waits until it may be worth asking again.
+    /// Waits until asking again may be worthwhile.
     pub(crate) async fn wait_for_change(&self) {
         let _ = timeout(POLL_INTERVAL, self.crash_suspects.change_notify.notified()).await;
     }

@@ -1,5 +1,5 @@
-//! The end of a router's requests: they may finish as long as there is time, and what cannot is cut off with a reason. `Router::run` calls it once,
-//! when no client is accepted any more.
+//! Ends a router's requests: they may finish while there is time, and the rest is cut off with a
+//! reason. `Router::run` calls this once, when no client is accepted any more.
 
 use std::time::Duration;
 
@@ -8,13 +8,16 @@ use tokio::time::sleep;
 
 use crate::shared_state::SharedState;
 
-/// How long the requests of a router may take whose place another one has taken. Nobody waits for them, so this is for those that never end.
+/// How long the requests of a replaced router may take. Nobody waits for them, so this is for
+/// requests that never end.
 const REPLACED_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// How long the error events of what is cut off may take. A connection has a fifth of a second for its last bytes; the rest is for a busy host.
+/// How long the error events of cut-off answers may take. A connection has a fifth of a second for
+/// its last bytes; the rest is for a busy host.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What of a grace the process needs after that: connections to agents and operators are closed.
+/// The part of a grace period that the process needs afterwards, to close connections to agents and
+/// operators.
 const CLOSE_MARGIN: Duration = Duration::from_secs(1);
 
 /// How long requests may take to finish.
@@ -22,12 +25,13 @@ const CLOSE_MARGIN: Duration = Duration::from_secs(1);
 pub(crate) struct EndTerms {
     /// `router.drain_timeout`.
     pub(crate) drain: Duration,
-    /// From a scheduler's SIGTERM until it kills this process; `None` where nobody does.
+    /// Time from a scheduler's SIGTERM until it kills this process; `None` if nothing does.
     pub(crate) kill_grace: Option<Duration>,
 }
 
 impl EndTerms {
-    /// The time from that SIGTERM until what still runs is cut off. A grace of few seconds is halved.
+    /// The time from that SIGTERM until the remaining requests are cut off. A grace of few seconds
+    /// is halved.
     fn hurried(self) -> Option<Duration> {
         let grace = self.kill_grace?;
         Some(self.drain.min(grace - (FAREWELL_TIMEOUT + CLOSE_MARGIN).min(grace / 2)))
@@ -43,7 +47,7 @@ impl EndTerms {
             }
             sleep(state.succession.time_to_finish().unwrap_or(self.drain)).await;
             if !was_replaced && state.succession.is_replaced() {
-                // A successor has come while it drained, so nobody waits for it.
+                // A successor has come during the drain, so nobody waits for it.
                 std::future::pending::<()>().await;
             }
         };
@@ -63,7 +67,8 @@ impl EndTerms {
     }
 }
 
-/// Waits until the running requests have ended. Once their time is over they are cut off; once the shutdown stops they are left.
+/// Waits until the running requests have ended. Once their time is over they are cut off; once the
+/// shutdown stops they are abandoned.
 pub(crate) async fn end_requests(state: &SharedState, shutdown: &Shutdown, terms: EndTerms) {
     let longest = state.succession.time_to_finish().map_or(REPLACED_DRAIN_TIMEOUT, |time| time.max(REPLACED_DRAIN_TIMEOUT));
     let has_ended = tokio::select! {

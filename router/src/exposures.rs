@@ -1,18 +1,19 @@
-//! What a router leaves open, one line each for whoever starts it: who gets in without a key, what travels in plain text.
+//! Lists what a router leaves open, one line each for the person who starts it: access without a
+//! key, and traffic in plain text.
 
 use std::net::SocketAddr;
 
-/// Something that is open to whoever reaches an address.
+/// Something that is open to anyone who reaches an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exposure {
-    /// The setting that closes it.
+    /// The setting that closes the exposure.
     pub setting: &'static str,
     pub address: SocketAddr,
     pub description: &'static str,
 }
 
 impl Exposure {
-    /// Whether other hosts can reach it, too.
+    /// Whether other hosts can reach the address too.
     #[must_use]
     pub fn is_remote(&self) -> bool {
         !self.address.ip().is_loopback()
@@ -24,15 +25,15 @@ pub(crate) struct Listeners {
     pub(crate) edge: SocketAddr,
     pub(crate) agents: SocketAddr,
     pub(crate) admin: SocketAddr,
-    /// Requests need a key, or their clients a certificate.
+    /// Whether requests need a key, or their clients a certificate.
     pub(crate) has_keys: bool,
     pub(crate) has_edge_tls: bool,
     pub(crate) has_admin_tls: bool,
-    /// Agents have to show a certificate, or to be of this user.
+    /// Whether agents must show a certificate, or belong to this user.
     pub(crate) checks_agents: bool,
 }
 
-/// What is open. Plain text within this host is not: only its root could listen.
+/// Lists the exposures. Plain text within this host is none: only the host's root could listen.
 pub(crate) fn find_exposures(doors: &Listeners) -> Vec<Exposure> {
     let Listeners { edge, agents, admin, .. } = *doors;
     let is_far = |address: SocketAddr| !address.ip().is_loopback();

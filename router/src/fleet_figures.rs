@@ -1,4 +1,5 @@
-//! The figures that are read from the router's state when its metrics page is asked for, one line of a table each.
+//! Figures that are read from the router's state when its metrics page is requested, one table line
+//! each.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::placement::{Placer, RequestQueue};
 use crate::prompt::PromptStats;
 use crate::tls::RouterTls;
 
-/// What the figures are read from.
+/// The sources of the figures.
 #[derive(Debug)]
 pub(crate) struct RouterCollector {
     pub(crate) fleet: Fleet,
@@ -48,16 +49,16 @@ impl Collector for RouterCollector {
     }
 }
 
-/// What is known of a node beside its replicas.
+/// Facts about a node, besides its replicas.
 #[derive(Debug)]
 struct NodeFacts {
-    /// Seconds.
+    /// Seconds until the node's agent leaves.
     leaves_in: Option<f64>,
     certificate_expires_at: Option<u64>,
 }
 
 impl RouterCollector {
-    /// Of each attached node.
+    /// The facts about each attached node.
     fn nodes(&self, view: &FleetView, now: Instant) -> Vec<(Vec<String>, NodeFacts)> {
         let newest = self.tls.agents.as_ref().map(|agents| &agents.newest);
         let facts = |node: &Node| {
@@ -69,7 +70,7 @@ impl RouterCollector {
         view.nodes.iter().filter(|node| node.is_attached).map(facts).collect()
     }
 
-    /// When those expire that are not renewed by themselves: Unix time in seconds.
+    /// Expiry of the certificates that are not renewed by themselves: Unix time in seconds.
     fn certificates(&self) -> Vec<(Vec<String>, Option<u64>)> {
         let edge = self.tls.edge.as_ref().map(|edge| ("edge", edge.expires_at()));
         let authority = self.tls.agents.as_ref().map(|agents| ("authority", agents.authority.expires_at()));
@@ -77,7 +78,7 @@ impl RouterCollector {
     }
 }
 
-/// Describes them.
+/// Describes the figures.
 pub(crate) fn describe(registry: &mut MetricRegistry) {
     registry.describe(&REPLICAS);
     registry.describe(&NODES);
@@ -163,7 +164,7 @@ const ROUTER: FigureTable<RouterCollector> = FigureTable {
     ],
 };
 
-/// How many models' encoders stand so.
+/// How many models' encoders have this status.
 fn model_count(prompts: &PromptStats, standing: &str) -> FigureValue {
     prompts.models.iter().find(|(word, _)| *word == standing).map_or(0, |(_, count)| *count).into()
 }

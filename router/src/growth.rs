@@ -1,33 +1,34 @@
-//! Whether what the router does with a body grows as the body does. Each part of a request that may
-//! be repeated is doubled twice, and the processor time of the two readings is compared.
+//! Tests that the router's work on a body grows only in proportion to the body. Each repeatable
+//! part of a request is doubled twice, and the processor times of the two readings are compared.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How much larger the larger body is. Doubled once, an allocator's step would look like growth.
+/// How much larger the larger body is. With a single doubling, an allocator's step would look like
+/// growth.
 const FACTOR: usize = 4;
 
-/// 2.5 for each doubling: in proportion is 2, with a square 4, and the rest is for logarithms and
-/// caches.
+/// Most growth in time: 2.5 for each doubling. Proportional growth is 2, quadratic 4; the rest is
+/// for logarithms and caches.
 const MAX_GROWTH: f64 = 2.5 * 2.5;
 
-/// Of the smaller body. The larger one is below every limit of those who read bodies, and comparing
-/// each name with all others is most of its time.
+/// Bytes of the smaller body. The larger one is below every limit of the body's readers, and
+/// comparing each name with all others would take most of its time.
 const BODY_BYTES: usize = 12 * 1024;
 
-/// Of parts that take long to parse, which would hide what grows.
+/// Bytes for parts that take long to parse, which would hide other growth.
 const LONG_BODY_BYTES: usize = 96 * 1024;
 
-/// The shortest time of so many readings counts, and of more where that grows too much: what else
-/// a machine does only adds.
+/// Fewest and most readings. The shortest time counts, and further readings are taken while growth
+/// looks too large: other work on the machine only adds time.
 const READINGS: usize = 2;
 const MAX_READINGS: usize = 40;
 
-/// A part of a request, `count` times.
+/// A part of a request, repeated `count` times.
 struct RepeatedPart {
     name: &'static str,
-    /// The field that it stands for; empty where it is none that a request needs.
+    /// The field that the part replaces; empty if no request needs it.
     field: &'static str,
     write: fn(count: usize) -> String,
     bytes: usize,
@@ -136,11 +137,11 @@ impl RepeatedPart {
     }
 }
 
-/// Asserts that four times a part of a body takes about four times the time to read. `needed` are
+/// Asserts that a body with four times a part takes about four times as long to read. `needed` are
 /// the fields without which a body of this kind is not read to its end.
 ///
 /// # Panics
-/// When it takes longer.
+/// If it takes longer.
 pub(crate) fn assert_linear(reading: &str, needed: &[(&str, &str)], read: impl Fn(&[u8])) {
     for part in PARTS {
         let count = part.bytes / part.bytes_of_one();
@@ -148,10 +149,10 @@ pub(crate) fn assert_linear(reading: &str, needed: &[(&str, &str)], read: impl F
     }
 }
 
-/// Asserts that four times `count` of what `write` writes takes about four times the time to read.
+/// Asserts that four times `count` of the output of `write` takes about four times as long to read.
 ///
 /// # Panics
-/// When it takes longer.
+/// If it takes longer.
 pub(crate) fn assert_proportional(what: &str, count: usize, write: impl Fn(usize) -> Vec<u8>, read: impl Fn(&[u8])) {
     let bodies = [count, FACTOR * count].map(write);
     let mut times = [Duration::MAX; 2];

@@ -1,10 +1,11 @@
-//! How many clients watch the router's health: they have no keys, so their number is bounded.
+//! Limits how many clients watch the router's health, because they have no keys.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Calls of `Watch` at once. A client that checks health has one for each of its connections.
+/// Most simultaneous calls of `Watch`. A client that checks health has one for each of its
+/// connections.
 pub(crate) const MAX_WATCHES: usize = 1024;
 
 #[derive(Debug, Clone)]

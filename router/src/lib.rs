@@ -1,7 +1,8 @@
-//! The router: takes requests of OpenAI clients, places each on a replica, relays the answer.
+//! The router: takes requests of OpenAI clients, places each on a replica, and relays the answer.
 //!
-//! A request comes by `edge` (HTTP) or `grpc`, and both send it through `inbound` → `admission` → `dispatch`, which has its `prompt` read and
-//! `placement` choose → `lanes`; state comes in through `agent_endpoint` → `fleet`.
+//! A request comes by `edge` (HTTP) or `grpc`. Both send it through `inbound` → `admission` →
+//! `dispatch`, which has `prompt` read it and `placement` choose a replica → `lanes`. State comes
+//! in through `agent_endpoint` → `fleet`.
 
 mod access_log;
 mod admission;
@@ -113,12 +114,13 @@ pub struct Router {
     origins: AllowedOrigins,
     media: MediaHosts,
     isolation: Option<Isolation>,
-    /// Where another router asks for this one's place; none where it is given to nobody.
+    /// The socket on which another router asks for this one's place; none if the place is not
+    /// offered.
     takeover: Option<PrivateSocket>,
-    /// The way to the router whose place this one takes.
+    /// The connection to the router whose place this one takes.
     successor: Option<Successor>,
     succession: Succession,
-    /// From a scheduler's SIGTERM until it kills this process; `None` where nobody does.
+    /// Time from a scheduler's SIGTERM until it kills this process; `None` if nothing does.
     kill_grace: Option<Duration>,
 }
 
@@ -127,18 +129,19 @@ pub struct Router {
 pub struct RouterPlace(Succession);
 
 impl RouterPlace {
-    /// Nobody is waited for: once the router drains, clients are refused at once.
+    /// Stops waiting for a successor: once the router drains, clients are refused at once.
     pub fn give_up(&self) {
         self.0.keep_place(false);
     }
 
-    /// Another router serves elsewhere: what this one has when it drains may take so long.
+    /// Sets how long this router's requests may take when it drains, because another router serves
+    /// elsewhere.
     pub fn finish_within(&self, time: Duration) {
         self.0.set_time_to_finish(time);
     }
 }
 
-/// What is on a router's metrics page, for the manual.
+/// The contents of a router's metrics page, for the manual.
 #[must_use]
 pub fn describe_metrics() -> MetricRegistry {
     let mut registry = MetricRegistry::default();
@@ -177,18 +180,21 @@ pub enum StartError {
 }
 
 impl Router {
-    /// Reads the keys and takes the addresses and the operators' socket, so that one in use is
-    /// known at once.
+    /// Reads the keys and takes the addresses and the operators' socket, so that conflicts show at
+    /// once.
     ///
     /// # Errors
-    /// When one of them cannot be had.
+    /// If one of them is unavailable.
     pub async fn bind(config: RouterConfig) -> Result<Self, StartError> {
         Self::open(config, false, |_| Ok(())).await
     }
 
-    /// As `bind`, for a router whose clients share its host with other users, who could listen where it has listened before. The edge speaks TLS: where
-    /// the settings name no certificate, the fleet's authority certifies it by these names, in memory. While it drains it keeps its place for another
-    /// one: clients that come wait for that one.
+    /// Binds a router whose clients share its host with other users, who could listen where it has
+    /// listened before.
+    ///
+    /// The edge speaks TLS. If the settings name no certificate, the fleet's authority certifies it
+    /// by these names, in memory. While the router drains, it keeps its place for another one, and
+    /// new clients wait for that one.
     ///
     /// # Errors
     /// As for `bind`, and without an authority.
@@ -196,10 +202,11 @@ impl Router {
         Self::open_on_shared_host(config, false, names).await
     }
 
-    /// As `bind_on_shared_host`, in the place of another router of this user, also of one that drains.
+    /// Binds as `bind_on_shared_host` does, in the place of another router of this user, even a
+    /// draining one.
     ///
     /// # Errors
-    /// As for `bind_on_shared_host`, and when the running router does not give its place up.
+    /// As for `bind_on_shared_host`, and if the running router does not give its place up.
     pub async fn follow_on_shared_host(config: RouterConfig, names: &[String]) -> Result<Self, StartError> {
         Self::open_on_shared_host(config, true, names).await
     }
@@ -210,7 +217,8 @@ impl Router {
         Ok(router)
     }
 
-    /// As `bind_on_shared_host`, for a router that clients and operators of other hosts reach: the admin listener speaks TLS, too.
+    /// Binds a router that clients and operators of other hosts reach: the admin listener speaks
+    /// TLS too.
     ///
     /// # Errors
     /// As for `bind`, and without an authority.
@@ -218,11 +226,11 @@ impl Router {
         Self::open(config, false, |tls| tls.certify_host(names)).await
     }
 
-    /// As `bind`, but another router of this user that has the place gives it up once this one runs
-    /// and the agents are here. Another one may then take this one's place.
+    /// Binds as `bind` does, but another router of this user that has the place gives it up once
+    /// this one runs and the agents are here. A further router may then take this one's place.
     ///
     /// # Errors
-    /// As for `bind`, and when the running router does not give its place up.
+    /// As for `bind`, and if the running router does not give its place up.
     pub async fn take_over(config: RouterConfig) -> Result<Self, StartError> {
         Ok(Self::open(config, true, |_| Ok(())).await?.offer_place().await)
     }
@@ -282,14 +290,16 @@ impl Router {
         self
     }
 
-    /// Has a hurried end fit this time, after which somebody kills the process.
+    /// Makes a hurried end fit into this time, after which somebody kills the process.
     #[must_use]
     pub fn with_kill_grace(self, kill_grace: Option<Duration>) -> Self {
         Self { kill_grace, ..self }
     }
 
-    /// Serves clients on a Unix socket, too, beside the operators' one: only this router's user and root can connect. They show their keys as at
-    /// the port. Where it cannot be had, there is the port alone.
+    /// Serves clients also on a Unix socket beside the operators' one.
+    ///
+    /// Only this router's user and root can connect, and they show their keys as at the port. If
+    /// the socket cannot be made, there is only the port.
     #[must_use]
     pub async fn open_edge_socket(mut self) -> Self {
         let name = format!("edge-{}.sock", self.admin_address().port());
@@ -300,7 +310,7 @@ impl Router {
         self
     }
 
-    /// Where clients of this user reach the edge, if there is such a place.
+    /// Where clients of this user reach the edge, if such a socket exists.
     #[must_use]
     pub fn edge_socket(&self) -> Option<&Path> {
         self.edge_socket.as_ref().map(|socket| socket.file().path())
@@ -326,13 +336,13 @@ impl Router {
         self.agents.1
     }
 
-    /// Where health and metrics are, and operators' calls with a key.
+    /// The address of health and metrics, and of operators' calls with a key.
     #[must_use]
     pub fn admin_address(&self) -> SocketAddr {
         self.admin.1
     }
 
-    /// Where operators need no key, if there is such a place.
+    /// Where operators need no key, if such a socket exists.
     #[must_use]
     pub fn operators_socket(&self) -> Option<&Path> {
         self.operators.1.as_ref().map(|socket| socket.file().path())
@@ -355,7 +365,7 @@ impl Router {
         AdminGuard::new(&self.config, page_sessions, &self.operator_key, self.admin.1.ip(), self.operators_socket())
     }
 
-    /// The place that this router has, for whoever knows that no successor comes.
+    /// The place that this router has, for callers that know that no successor comes.
     #[must_use]
     pub fn place(&self) -> RouterPlace {
         RouterPlace(self.succession.clone())
@@ -372,12 +382,13 @@ impl Router {
         &self.operator_key
     }
 
-    /// Takes the other router's place, if it is to. Then serves until the shutdown drains or another
-    /// router takes this one's place, and until the running requests have ended, their time has passed
-    /// or the shutdown stops.
+    /// Takes the other router's place, if asked to, then serves.
+    ///
+    /// The router serves until the shutdown drains or another router takes its place, and until the
+    /// running requests have ended, their time has passed or the shutdown stops.
     ///
     /// # Errors
-    /// When it does not get the other router's place.
+    /// If it does not get the other router's place.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), TakeoverError> {
         let page_sessions = PageSessions::new(self.keys.clone());
         let guard = self.guard(page_sessions.clone());
@@ -390,7 +401,7 @@ impl Router {
         let predecessor =
             self.takeover.as_ref().map(|_| state.predecessor(ListeningSockets::of([&self.edge.0, &self.agents.0, &self.admin.0])));
         if self.successor.is_some() {
-            // Whoever dials now is the other router's.
+            // New connections belong to the other router.
             state.succession.lend_agents_port();
         }
         let mut parts = vec![
@@ -400,7 +411,7 @@ impl Router {
         ];
         let prefill_windows = PrefillWindows::from_now(self.config.prefill_interval);
         let placer = Arc::new(Placer::new(fleet.clone(), state.index.clone(), prompts.clone(), metrics.clone(), prefill_windows));
-        // A router whose place was taken serves what it has as before, so it waits for replicas too.
+        // A replaced router serves its remaining requests as before, so it waits for replicas too.
         let waiting = if state.succession.keeps_place() { Shutdown::new() } else { shutdown.clone() };
         let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), tasks, waiting);
         let mut metric_registry = self.metric_registry;
@@ -456,7 +467,7 @@ impl Router {
     }
 }
 
-/// Where the operators' socket of a router with these settings is.
+/// The operators' socket of a router with these settings.
 fn operators_place(config: &RouterConfig) -> OperatorsSocket {
     let port = config.admin_listen.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
     OperatorsSocket { configured: config.operators_socket.clone(), port }
@@ -475,7 +486,7 @@ fn check_settings(config: &RouterConfig, keys: &Keys) -> Result<(), StartError> 
     Ok(())
 }
 
-/// Listens on an address, or goes on with the other router's listener.
+/// Listens on an address, or continues the other router's listener.
 async fn listen(
     address: &str,
     setting: &'static str,

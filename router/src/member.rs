@@ -1,6 +1,8 @@
-//! A node at the other end of a connection, as its certificate names it: which name it may attach by, and until when. A certificate that was
-//! copied is of little use: its node's name is taken while the node is attached, only who is attached gets the next certificate, and
-//! once there is a newer one the older is refused.
+//! A node at the other end of a connection, as its certificate identifies it: the name by which it
+//! may attach, and until when.
+//!
+//! A copied certificate is of little use. The node's name is taken while the node is attached, only
+//! an attached node gets the next certificate, and a newer certificate makes older ones refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,16 +13,16 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tonic::Status;
 
-/// How often an attachment's end is looked at: the clock may be set, and the host may sleep.
+/// How often an attachment's end is checked: the clock may be set, and the host may sleep.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Above this number of names, those whose certificates have expired are removed.
+/// Above this number of names, those with expired certificates are removed.
 const PRUNE_ABOVE_NODES: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Member {
     certificate: CertificateInfo,
-    /// When its newest certificate, perhaps renewed over this connection, expires: Unix time in
+    /// When the newest certificate, perhaps renewed over this connection, expires: Unix time in
     /// seconds.
     expires_at: AtomicU64,
     attachments: AtomicU32,
@@ -45,10 +47,10 @@ impl Member {
         self.expires_at.fetch_max(until, Ordering::Relaxed);
     }
 
-    /// Lets it attach by a name.
+    /// Lets the member attach by a name.
     ///
     /// # Errors
-    /// When the name is another node's, or its certificate has expired or is not its newest.
+    /// If the name is another node's, or the certificate has expired or is not the newest.
     pub(crate) fn attach(self: &Arc<Self>, node: &str) -> Result<MemberAttachment, Status> {
         let own = &self.certificate.node;
         if own != node {
@@ -108,13 +110,13 @@ impl NewestCertificates {
         *known = (known.0.max(certified.issued_at), known.1.max(certified.expires_at));
     }
 
-    /// When the newest one of this node expires: Unix time in seconds.
+    /// When the newest certificate of this node expires: Unix time in seconds.
     #[must_use]
     pub(crate) fn expires_at(&self, node: &str) -> Option<u64> {
         self.0.lock().get(node).map(|(_, until)| *until)
     }
 
-    /// Refuses one whose node has a newer one. Routers' clocks may differ by as much as
+    /// Refuses a certificate whose node has a newer one. Routers' clocks may differ by as much as
     /// certificates are backdated.
     fn admit(&self, certified: &CertificateInfo) -> Result<(), Status> {
         let newest = self.0.lock().get(&certified.node).map_or(0, |(issued, _)| *issued);

@@ -1,4 +1,5 @@
-//! Everything the router counts, declared in one place. Handles are resolved once; the request path only adds to them.
+//! All of the router's counters and histograms, declared in one place. Handles are resolved once;
+//! the request path only adds to them.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::outcome::{AnswerOutcome, RefusalReason};
 use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
 
-/// What the router itself counts.
+/// The router's own metrics.
 #[derive(Debug)]
 pub struct RouterMetrics {
     answers: [Counter; 3],
@@ -27,7 +28,8 @@ pub struct RouterMetrics {
     key_file_reads: [Counter; 2],
     /// Attempts beyond a request's first.
     pub retries: Counter,
-    /// Failures that clients got because the budget for retries of lost attempts was used up, and the same for refused ones.
+    /// Failures that clients got because the retry budget for lost attempts was used up, and those
+    /// for refused attempts.
     pub(crate) retries_denied: [Counter; 2],
     /// Frames of agents for requests that nobody knows any more.
     pub unknown_frames: Counter,
@@ -65,14 +67,14 @@ fn seconds() -> Histogram {
 }
 
 impl Default for RouterMetrics {
-    /// On no page.
+    /// Metrics that are shown on no page.
     fn default() -> Self {
         Self::register(&mut MetricRegistry::default())
     }
 }
 
 impl RouterMetrics {
-    /// Has `page` show them.
+    /// Registers the metrics on `page`.
     pub fn register(page: &mut MetricRegistry) -> Self {
         let levels = CacheLevel::ALL.map(CacheLevel::as_str);
         Self {
@@ -155,7 +157,8 @@ impl RouterMetrics {
         }
     }
 
-    /// A stream of this tier has lost its engine; `pause` is how long it took to go on, if it did.
+    /// Records the resumption of a stream of this tier that has lost its engine. `pause` is how
+    /// long it took to go on, if it did.
     pub(crate) fn record_resumption(&self, tier: ResumeTier, reason: &str, pause: Option<Duration>) {
         let Some(row) = ResumeTier::RESUMED.iter().position(|name| *name == tier.as_str()) else { return };
         self.resumptions[2 * row + usize::from(pause.is_some())].inc();
@@ -165,7 +168,7 @@ impl RouterMetrics {
         pause.inspect(|pause| self.resumption_pause.observe(pause.as_secs_f64()));
     }
 
-    /// Streams that have left an engine for this reason.
+    /// How many streams have left an engine for this reason.
     #[cfg(test)]
     pub(crate) fn resumptions(&self, reason: &str) -> u64 {
         BREAK_REASONS.iter().position(|known| *known == reason).map_or(0, |at| self.resumption_reasons[at].get())
@@ -193,7 +196,7 @@ impl RouterMetrics {
         self.queue_time.observe(time.as_secs_f64());
     }
 
-    /// Compares the seconds until a stream's first token with those that were predicted.
+    /// Compares the seconds until a stream's first token with the predicted seconds.
     pub fn observe_first_token(&self, predicted: f64, took: f64) {
         self.first_token.observe(took);
         self.first_token_ratio.observe(took / predicted.max(1e-6));

@@ -1,5 +1,5 @@
-//! The gRPC service that operators ask: list, expect, drain, restart, logs, explain, and a way into the page. It is served on their socket, and on the admin listener to who
-//! shows an admin key.
+//! The gRPC service for operators: list, expect, drain, restart, logs, explain, and a way into the
+//! page. The operators' socket needs no key; calls on the admin listener require an admin key.
 
 mod announcement;
 mod demand;
@@ -30,7 +30,7 @@ pub(crate) use first_tokens::first_token_quantiles;
 pub(crate) use socket::OperatorsSocket;
 pub use socket::find_operators_sockets;
 
-/// An agent keeps no more log lines.
+/// Most log lines that an agent keeps.
 const MAX_LOG_LINES: u32 = 200;
 
 #[derive(Debug, Clone)]
@@ -40,11 +40,11 @@ pub(crate) struct Operators {
     pub(crate) queue: RequestQueue,
     pub(crate) admission: Admission,
     pub(crate) page_sessions: PageSessions,
-    /// Where the page is.
+    /// The address of the page.
     pub(crate) admin_address: SocketAddr,
 }
 
-/// The latest decisions that are looked at for an answer. The router remembers more.
+/// How many of the latest decisions an answer looks at. The router remembers more.
 pub(crate) const MAX_DECISIONS: usize = 1000;
 
 const MAX_TENANTS: usize = 64;
@@ -91,7 +91,7 @@ impl fleet_server::Fleet for Operators {
         if path.is_empty() {
             let view = self.fleet.view();
             let known: Vec<&str> = view.models().into_iter().filter(|model| model.is_adapter).map(|model| model.id.as_str()).collect();
-            // One that no engine could load again is still to be had, as a finding says.
+            // An adapter that no engine could load again is still known, as a finding says.
             let lost = view.replicas.iter().flat_map(|replica| &replica.report.state).flat_map(|state| &state.findings);
             let is_lost = lost.filter(|finding| finding.kind == "adapter").any(|finding| finding.evidence.contains(&name));
             if !is_lost && !known.contains(&name.as_str()) {
@@ -137,8 +137,8 @@ impl fleet_server::Fleet for Operators {
 }
 
 impl Operators {
-    /// The operators' calls as routes. A gRPC call to an unknown path is answered by tonic, any
-    /// other by the server that these are merged into.
+    /// The operators' calls as routes. tonic answers a gRPC call to an unknown path, and the server
+    /// that these routes are merged into answers any other.
     pub(crate) fn routes(self) -> axum::Router {
         tonic::service::Routes::new(fleet_server::FleetServer::new(self)).prepare().into_axum_router()
     }
@@ -210,7 +210,8 @@ impl Operators {
     }
 }
 
-/// Where programs of this host reach a listener: one on all addresses is on loopback, too.
+/// The address at which programs of this host reach a listener. A listener on all addresses is on
+/// loopback too.
 fn reachable_here(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         let loopback = if address.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
@@ -225,13 +226,13 @@ struct NodeAnswer {
     replicas: Vec<String>,
 }
 
-/// Merges the answers of all nodes: the replicas concerned, or what went wrong where.
+/// Merges the answers of all nodes: the replicas concerned, or the failures by node.
 fn merge_answers(answers: Vec<NodeAnswer>) -> Result<Vec<String>, Status> {
     let (mut done, mut failed) = (Vec::new(), Vec::new());
     for NodeAnswer { node, answer, mut replicas } in answers {
         match answer {
             Ok(()) => done.append(&mut replicas),
-            // Such a message names the replicas already.
+            // The message of such a status already names the replicas.
             Err(status) if status.code() == Code::FailedPrecondition => failed.push(status.message().to_owned()),
             Err(status) => failed.push(format!("node {node}: {}", status.message())),
         }
@@ -243,7 +244,7 @@ fn merge_answers(answers: Vec<NodeAnswer>) -> Result<Vec<String>, Status> {
     }
 }
 
-/// How to reach the node of a target, and which replicas it means.
+/// Finds a target's node and replicas.
 fn find_target(view: &FleetView, name: &str) -> Result<(crate::fleet::Directives, Vec<u32>, Vec<String>), Status> {
     let replicas = view.replicas_of_target(name);
     let node = replicas.first().and_then(|replica| view.nodes.iter().find(|node| node.name == replica.node));

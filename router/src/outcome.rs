@@ -1,4 +1,4 @@
-//! How requests end, in the words that the metrics and the access log have in common.
+//! How requests end, in the words that the metrics and the access log share.
 
 /// How an answer that had begun ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub enum AnswerOutcome {
 }
 
 impl AnswerOutcome {
-    /// All, each at its own number.
+    /// All outcomes, each at its own index.
     pub(crate) const ALL: [Self; 3] = [Self::Complete, Self::Broken, Self::ClientLeft];
 
     pub(crate) fn as_str(self) -> &'static str {
@@ -27,7 +27,7 @@ impl AnswerOutcome {
 pub enum RefusalReason {
     /// The request itself: malformed, too large, or of an unknown model.
     Request,
-    /// Its path is none of the router's, or takes another method.
+    /// The request's path is none of the router's, or takes another method.
     NoRoute,
     NoKey,
     WrongKey,
@@ -35,12 +35,12 @@ pub enum RefusalReason {
     Limit,
     /// No replica could take it, or each attempt was lost.
     Fleet,
-    /// It crashes engines.
+    /// The request crashes engines.
     CrashSuspect,
 }
 
 impl RefusalReason {
-    /// All, each at its own number.
+    /// All reasons, each at its own index.
     pub(crate) const ALL: [Self; 8] =
         [Self::Request, Self::NoRoute, Self::NoKey, Self::WrongKey, Self::Full, Self::Limit, Self::Fleet, Self::CrashSuspect];
 

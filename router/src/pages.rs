@@ -1,4 +1,5 @@
-//! The router's own pages, the one for people among them, and operators' calls, on the admin listener and on the operators' socket.
+//! The router's own pages, including the one for people, and operators' calls, on the admin
+//! listener and on the operators' socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +16,10 @@ use crate::keys::{AdminGuard, guard_pages};
 use crate::operators::{Operators, OperatorsSocket};
 use crate::page::{Page, page_routes};
 
-/// As for connections of agents.
+/// Limit of a handshake, as for connections of agents.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Handshakes at once; further connections wait to be accepted.
+/// Most simultaneous handshakes. Further connections wait to be accepted.
 const MAX_HANDSHAKES: usize = 64;
 
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! Bytes of the system's random number generator, for secrets.
 
-/// As many as asked for; waits only while the system itself starts.
+/// Random bytes. Waits only while the system itself starts.
 ///
 /// # Errors
-/// When the system gives none.
+/// If the system gives none.
 pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
     let mut random = [0; N];
     let mut filled = 0;

@@ -1,22 +1,23 @@
-//! How well a stream could go on elsewhere if its engine died, in the words that `explain`, the access log, headers and metrics have in common.
+//! How well a stream could go on elsewhere if its engine died, in the words that `explain`, the
+//! access log, headers and metrics share.
 
 use std::fmt;
 
-/// What a client gets of a stream that was resumed.
+/// The quality of a resumed stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResumeTier {
-    /// The tokens that the lost engine would have given, but for numerics.
+    /// The tokens that the lost engine would have given, except for numerics.
     TokenExact,
-    /// Tokens that it could have given.
+    /// Tokens that the lost engine could have given.
     ValidContinuation,
-    /// The answer of the same request, sent again: what the client has got is compared with it.
+    /// The answer to the same request, sent again and compared with what the client has.
     Replay,
-    /// It is not resumed, for this reason.
+    /// The stream is not resumed, for this reason.
     None(&'static str),
 }
 
 impl ResumeTier {
-    /// Those in which a stream is resumed, each at its own number.
+    /// The tiers in which a stream is resumed, each at its own index.
     pub(crate) const RESUMED: [&'static str; 3] = ["token_exact", "valid_continuation", "replay"];
 
     #[must_use]

@@ -1,4 +1,5 @@
-//! What the parts of a running router share, and the parts that need nothing else. Made once, by `Router::run`.
+//! The state that the parts of a running router share, and the parts that need nothing else.
+//! `Router::run` makes it once.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,12 +26,14 @@ use crate::resumption::RecordMemory;
 use crate::succession::Succession;
 use crate::takeover::{ListeningSockets, Predecessor, SuccessorParts};
 
-/// Reports come every third of a lease; shorter leases would make each hiccup a suspicion.
+/// Shortest lease. Reports come every third of a lease, and shorter leases would turn each hiccup
+/// into a suspicion.
 const MIN_LEASE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(crate) struct SharedState {
-    /// The connections may be stopped when their time is over, while the process goes on.
+    /// The clients' connections, which may be stopped when their time is over while the process
+    /// goes on.
     pub(crate) serving: Shutdown,
     pub(crate) tasks: BackgroundTasks,
     pub(crate) succession: Succession,
@@ -40,7 +43,7 @@ pub(crate) struct SharedState {
     pub(crate) crash_suspects: Arc<CrashSuspects>,
     pub(crate) admission: Admission,
     pub(crate) response_affinity: ResponseAffinity,
-    /// Cancelled when operators are to be served no more.
+    /// Cancelled when operators are served no more.
     pub(crate) admin_end: CancellationToken,
     /// Cancelled when the last request has ended.
     pub(crate) requests_ended: CancellationToken,
@@ -92,7 +95,7 @@ impl SharedState {
         }
     }
 
-    /// What operators ask. The page has these sessions, and is on the listener at this address.
+    /// The operators' service. The page has these sessions, and is on the listener at this address.
     pub(crate) fn operators(&self, placer: &Arc<Placer>, queue: &RequestQueue, page: (PageSessions, SocketAddr)) -> Operators {
         let (page_sessions, admin_address) = page;
         Operators {
@@ -105,7 +108,7 @@ impl SharedState {
         }
     }
 
-    /// What sends requests to replicas.
+    /// The dispatch, which sends requests to replicas.
     pub(crate) fn dispatch(
         &self,
         config: &RouterConfig,
@@ -126,7 +129,7 @@ impl SharedState {
         })
     }
 
-    /// With the sockets that take the other router's names.
+    /// The parts for a takeover, with the sockets that take the other router's names.
     pub(crate) fn successor_parts<'a>(&'a self, sockets: [Option<&'a mut PrivateSocket>; 3]) -> SuccessorParts<'a> {
         SuccessorParts {
             tasks: &self.tasks,

@@ -1,5 +1,6 @@
-//! How far another router has taken this one's place: whose the agents' port is, and whether clients go to the other one. Written by
-//! `takeover`, read by whoever accepts connections. Whoever runs the router may have it keep its place while it drains.
+//! How far another router has taken this one's place: the owner of the agents' port, and whether
+//! clients go to the other router. `takeover` writes this, and the tasks that accept connections
+//! read it. The router's owner may have it keep its place while it drains.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,15 +11,15 @@ use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-/// Who accepts agents on the port that two routers share for a while. Both may, but agents that are
-/// told to dial again must reach the other one.
+/// The owner of the agents' port, which two routers share for a while. Both may accept agents, but
+/// agents that are told to dial again must reach the other router.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum AgentsPort {
     #[default]
     Ours,
-    /// The other router's, which may still fail to start.
+    /// The port is the other router's, which may still fail to start.
     Lent,
-    /// The other router's for good.
+    /// The port is the other router's for good.
     GivenAway,
 }
 
@@ -41,17 +42,17 @@ impl Succession {
         self.0.port_change.notify_waiters();
     }
 
-    /// Agents go to the other router from now on.
+    /// Sends agents to the other router from now on.
     pub(crate) fn lend_agents_port(&self) {
         self.set_port(AgentsPort::Lent);
     }
 
-    /// Agents come here: the other router has given its port away, or has failed to start.
+    /// Accepts agents here: the other router has given its port away, or has failed to start.
     pub(crate) fn take_agents_port(&self) {
         self.set_port(AgentsPort::Ours);
     }
 
-    /// The other router serves. What runs here finishes.
+    /// Records that the other router serves. Requests here finish.
     pub(crate) fn give_place(&self) {
         self.0.is_replaced.store(true, Ordering::Relaxed);
         self.set_port(AgentsPort::GivenAway);
@@ -63,7 +64,8 @@ impl Succession {
         self.0.is_replaced.load(Ordering::Relaxed)
     }
 
-    /// Whether this router keeps its place for a successor while it drains: clients that come wait for that one.
+    /// Sets whether this router keeps its place for a successor while it drains. New clients then
+    /// wait for the successor.
     pub(crate) fn keep_place(&self, keeps: bool) {
         self.0.keeps_place.store(keeps, Ordering::Relaxed);
     }
@@ -73,7 +75,8 @@ impl Succession {
         self.0.keeps_place.load(Ordering::Relaxed)
     }
 
-    /// Gives the requests that this router has so long from its drain on, in place of `router.drain_timeout`.
+    /// Sets how long this router's requests may take from its drain on, instead of
+    /// `router.drain_timeout`.
     pub(crate) fn set_time_to_finish(&self, time: Duration) {
         *self.0.time_to_finish.lock() = Some(time);
     }
@@ -83,21 +86,23 @@ impl Succession {
         *self.0.time_to_finish.lock()
     }
 
-    /// Whether a connection that there is when this router drains may ask once more: its next one reaches a successor.
+    /// Whether an existing connection may ask once more while this router drains. The client's next
+    /// connection reaches a successor.
     #[must_use]
     pub(crate) fn serves_connections(&self) -> bool {
         self.is_replaced() || self.keeps_place()
     }
 
-    /// For an agent's session, which begins now.
+    /// A watch for an agent's session, which begins now.
     #[must_use]
     pub(crate) fn watch_agents_port(&self) -> AgentsPortWatch {
         AgentsPortWatch { succession: self.clone(), is_ours: true }
     }
 
-    /// The next connection of an agent, as long as the port is this router's. It is closed here once
-    /// it is given away: a listener that nobody accepts from keeps agents waiting if the other router
-    /// dies.
+    /// The next connection of an agent, as long as the port is this router's.
+    ///
+    /// The listener is closed here once the port is given away: a listener that nobody accepts from
+    /// would keep agents waiting if the other router dies.
     pub(crate) async fn accept_agent(&self, listener: &mut Option<TcpListener>) -> TcpStream {
         loop {
             let mut change = pin!(self.0.port_change.notified());
@@ -120,7 +125,7 @@ impl Succession {
     }
 }
 
-/// What one agent's session has seen of the port.
+/// An agent session's view of the port.
 #[derive(Debug)]
 pub(crate) struct AgentsPortWatch {
     succession: Succession,

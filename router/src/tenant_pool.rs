@@ -1,5 +1,6 @@
-//! A bounded pool that tenants share, such as memory or places: one that takes all it can leaves the
-//! next one room, without anybody being put out. Body memory, record memory and admission have one.
+//! A bounded pool that tenants share, such as memory or places. A tenant that takes all it can
+//! leaves the next one room, without anybody being evicted. Body memory, record memory and
+//! admission have one.
 
 use std::sync::Arc;
 
@@ -16,11 +17,11 @@ pub(crate) struct TenantPool {
 #[derive(Debug, Default)]
 struct PoolUsage {
     total: usize,
-    /// Only of tenants that have something.
+    /// Use by tenant, only of those that hold something.
     tenants: FxHashMap<u64, usize>,
 }
 
-/// What one holder has of a pool, given back when it is dropped.
+/// The part of a pool that one holder has, returned when it is dropped.
 #[derive(Debug)]
 pub(crate) struct PoolShare {
     pool: Arc<TenantPool>,
@@ -77,8 +78,8 @@ impl PoolShare {
         &self.pool
     }
 
-    /// Grows to `amount`, as if the pool had no more than `capacity`. Where it may not, nothing
-    /// changes. What this holder has already does not count against the rest of it.
+    /// Grows to `amount`, as if the pool had no more than `capacity`. If that is not allowed,
+    /// nothing changes. The holder's present amount does not count against the rest of it.
     #[must_use]
     pub(crate) fn grow_to(&mut self, amount: usize, capacity: usize) -> bool {
         let more = amount.saturating_sub(self.amount);
@@ -97,7 +98,7 @@ impl PoolShare {
         true
     }
 
-    /// Gives back what it has beyond `amount`.
+    /// Returns everything beyond `amount`.
     pub(crate) fn shrink_to(&mut self, amount: usize) {
         let surplus = self.amount.saturating_sub(amount);
         if surplus == 0 {
@@ -114,7 +115,7 @@ impl PoolShare {
         }
     }
 
-    /// Moves all of it out of this.
+    /// Moves the whole share out of this holder.
     pub(crate) fn take(&mut self) -> Self {
         Self { pool: self.pool.clone(), tenant: self.tenant, weight: self.weight, amount: std::mem::take(&mut self.amount) }
     }

@@ -1,5 +1,5 @@
-//! What of the router speaks TLS, by its settings: the edge with the operator's certificate, the agents' port with the fleet's authority. And
-//! the rule that plain text stays on this host unless somebody has said otherwise.
+//! Sets up the router's TLS: the edge with the operator's certificate, the agents' port with the
+//! fleet's authority. Plain text stays on this host unless the settings permit otherwise.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub enum TlsSetupError {
 #[derive(Debug, Clone)]
 pub(crate) struct RouterTls {
     pub(crate) edge: Option<Arc<EdgeTls>>,
-    /// Of the admin listener, where operators of other hosts reach it.
+    /// TLS of the admin listener, if operators of other hosts reach it.
     pub(crate) admin: Option<Arc<EdgeTls>>,
     pub(crate) agents: Option<FleetAuthority>,
 }
@@ -64,14 +64,15 @@ impl RouterTls {
         Ok(Self { edge, admin: None, agents: agents.map_err(TlsSetupError::Agents)? })
     }
 
-    /// Has the fleet's authority certify this host by these names for the edge, where the settings name no certificate.
+    /// Makes the fleet's authority certify this host by these names for the edge, if the settings
+    /// name no certificate.
     pub(crate) fn certify_edge(&mut self, names: &[String]) -> Result<(), TlsSetupError> {
         let issued = self.issue(names)?;
         self.edge.get_or_insert(issued);
         Ok(())
     }
 
-    /// The same for edge and admin listener.
+    /// Certifies this host for the edge and the admin listener.
     pub(crate) fn certify_host(&mut self, names: &[String]) -> Result<(), TlsSetupError> {
         let issued = self.issue(names)?;
         self.edge.get_or_insert_with(|| issued.clone());
@@ -103,8 +104,8 @@ impl RouterTls {
         Ok(())
     }
 
-    /// Reloads the edge's certificate when its files change and keeps the agents' port's from
-    /// expiring, until `end`.
+    /// Reloads the edge's certificate when its files change, and renews the agents' port's before
+    /// it expires, until `end`.
     pub(crate) async fn renew_certificates(self, end: CancellationToken) {
         let edge = async {
             if let Some(edge) = self.edge {

@@ -1,5 +1,7 @@
-//! The LoRA adapters of the engine by name: loaded and unloaded at run time, and
-//! served beside the model. Nothing is read from their paths but whether they exist.
+//! LoRA adapters of the engine by name: loaded and unloaded at run time, and served beside the
+//! model.
+//!
+//! Their paths are only checked for existence.
 
 use std::path::Path;
 
@@ -11,7 +13,7 @@ pub(crate) struct Adapter {
     pub(crate) path: String,
 }
 
-/// All of them, in the order in which they were loaded.
+/// All adapters, in the order in which they were loaded.
 #[derive(Debug, Default)]
 pub(crate) struct Adapters {
     loaded: Mutex<Vec<Adapter>>,
@@ -42,7 +44,7 @@ impl Adapters {
         Ok(())
     }
 
-    /// Takes one away; whether it was there.
+    /// Removes an adapter, and returns whether it was there.
     pub(crate) fn unload(&self, name: &str) -> bool {
         let mut loaded = self.loaded.lock();
         let before = loaded.len();

@@ -1,6 +1,7 @@
-//! The command line of the simulated engine: the flags of `vllm serve` that an agent
-//! passes, and `--sim-*` flags for what only a simulation has. Flags that change
-//! nothing here are accepted and ignored, as the real engine accepts them.
+//! Command line of the simulated engine: the flags of `vllm serve` that an agent passes, and
+//! `--sim-*` flags that only a simulation has.
+//!
+//! Flags without effect here are accepted and ignored, as in the real engine.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,10 +117,12 @@ pub struct EngineArgs {
     /// Milliseconds from such a request to the death, in which its answer and others may begin.
     #[arg(long, default_value_t = 0)]
     pub sim_die_on_ms: u64,
-    /// Answer 500 when a request's body contains this text, as vLLM does to a grammar that it cannot compile.
+    /// Answer 500 when a request's body contains this text, as vLLM does to a grammar that it
+    /// cannot compile.
     #[arg(long, value_name = "TEXT")]
     pub sim_err_on: Option<String>,
-    /// Call the first tool where the request leaves the choice to the model, unless the last message is a tool's result.
+    /// Call the first tool where the request leaves the choice to the model, unless the last
+    /// message is a tool's result.
     #[arg(long)]
     pub sim_call_tools: bool,
     /// Fail while starting, with a Python traceback in the log.
@@ -141,8 +144,9 @@ impl Default for EngineArgs {
 }
 
 impl EngineArgs {
-    /// Parses flags as the command line would. For tests and embedded engines, whose flags are
-    /// written in code.
+    /// Parses flags as the command line would.
+    ///
+    /// For tests and embedded engines, whose flags are written in code.
     ///
     /// # Panics
     /// On flags that the command line would refuse.
@@ -152,7 +156,7 @@ impl EngineArgs {
         Alone::try_parse_from(words).expect("flags written in code are valid").args
     }
 
-    /// The name used in answers and metric labels.
+    /// Name used in answers and metric labels.
     #[must_use]
     pub fn served_name(&self) -> &str {
         self.served_model_name.first().unwrap_or(&self.model)
@@ -171,7 +175,7 @@ impl EngineArgs {
         self.max_model_len.unwrap_or_else(|| self.cache_tokens().min(16_384))
     }
 
-    /// The time of a step with this much work, before any fault slows it.
+    /// Time of a step with this much work, before any fault slows it.
     pub(crate) fn step_time(&self, prefill_tokens: usize, decodes: usize) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
         let micros = self.sim_step_ms * 1000.0 + self.sim_prefill_us * prefill_tokens as f64 + self.sim_decode_us * decodes as f64;

@@ -1,10 +1,11 @@
-//! What `--allowed-origins` lets web pages read, as the middleware of vLLM's Python front-end does it.
+//! Answers that `--allowed-origins` lets web pages read, as in the middleware of vLLM's Python
+//! front-end.
 
 use std::str::FromStr;
 
 use http::header::{self, HeaderMap, HeaderValue};
 
-/// The origins whose pages may read answers, as a list in JSON; `*` among them is every origin.
+/// Origins whose pages may read answers, as a list in JSON; `*` among them is every origin.
 #[derive(Clone, Debug)]
 pub struct AllowedOrigins(Vec<String>);
 
@@ -17,7 +18,7 @@ impl FromStr for AllowedOrigins {
 }
 
 impl AllowedOrigins {
-    /// What the answer to a request with these headers names, if its page may read it.
+    /// Allowed origin named in the answer to a request with these headers, if its page may read it.
     pub(crate) fn named(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
         let lists = |wanted: &[u8]| self.0.iter().any(|listed| listed.as_bytes() == wanted);

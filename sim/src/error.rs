@@ -1,12 +1,15 @@
-//! What can end the simulated engine early. Whoever calls `serve` reports it; errors of
-//! single requests are answers instead and live in `api::errors`.
+//! Errors that can end the simulated engine early.
+//!
+//! The caller of `serve` reports them; errors of single requests are answers instead and live in
+//! `api::errors`.
 
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another process has the port, or a socket file is left from an earlier run:
-    /// like vLLM, the engine never removes it.
+    /// Another process has the port, or a socket file is left from an earlier run.
+    ///
+    /// Like vLLM, the engine never removes it.
     #[error("OSError: [Errno 98] Address already in use: {address}; remove the socket file or choose another address")]
     AddressInUse { address: String },
     /// The address cannot be bound for another reason.
@@ -20,7 +23,7 @@ pub enum Error {
     Argument { argument: &'static str, reason: String },
     #[error("cannot open the KV event endpoint {endpoint}: {reason}")]
     KvEvents { endpoint: String, reason: String },
-    /// `--sim-fail-start` asked for it.
+    /// `--sim-fail-start` requested the failure.
     #[error("RuntimeError: Engine core initialization failed. See root cause above")]
     FailedStart,
     /// The `die` fault, or `--sim-die-after-ms`: the caller exits at once.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The body of `POST /sim/fault`.
+/// Body of `POST /sim/fault`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(crate) enum Fault {
@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     Hang,
     /// Steps take `factor` times as long.
     Slow {
-        /// Multiplies the step time; 10 when absent.
+        /// Factor for the step time; 10 if absent.
         #[serde(default = "default_factor")]
         factor: f64,
     },
@@ -33,7 +33,7 @@ fn default_factor() -> f64 {
     10.0
 }
 
-/// The switches. `ErrorEvent` is not one: it is a command to the stepping task.
+/// Switches for the faults. `ErrorEvent` has none, because it is a command to the stepping task.
 #[derive(Debug)]
 pub(crate) struct Faults {
     hung: watch::Sender<bool>,
@@ -70,11 +70,13 @@ impl Faults {
         }
     }
 
-    /// Returns when the engine does not hang, which is mostly at once. Has no deadline of its own:
-    /// a hang lasts until the fault ends or the engine stops, and `Engine::run` bounds the latter.
+    /// Returns when the engine does not hang, which is usually at once.
+    ///
+    /// Has no deadline of its own: a hang lasts until the fault ends or the engine stops, and
+    /// `Engine::run` bounds the latter.
     pub(crate) async fn wait_not_hung(&self) {
         let mut hung = self.hung.subscribe();
-        // The sender is `self`, so waiting cannot fail.
+        // `self` owns the sender, so waiting cannot fail.
         let _ = hung.wait_for(|hung| !hung).await;
     }
 

@@ -1,10 +1,9 @@
 //! A simulated vLLM engine.
 //!
-//! The engine answers on the wire as `vllm serve` 0.32 does (HTTP, server-sent
-//! events, metrics, KV events) without a GPU or a model, in steps of a settable
-//! length, so that demos, tests and benchmarks need no hardware. It is not a model
-//! of how well a GPU performs: its step time is a straight line in its batch. `hostler
-//! sim engine` and the tests of the other crates call it.
+//! The engine answers on the wire like `vllm serve` 0.32 (HTTP, server-sent events, metrics, KV
+//! events) without a GPU or a model, in steps of a settable length, so that demos, tests and
+//! benchmarks need no hardware. It does not model a GPU's performance: its step time is a straight
+//! line in its batch. `hostler sim engine` and the tests of the other crates call it.
 
 mod adapters;
 mod api;
@@ -35,5 +34,5 @@ pub use cross_origin::AllowedOrigins;
 pub use error::Error;
 pub use serve::{Address, Engine, serve};
 
-/// The vLLM release whose wire behaviour the engine has.
+/// vLLM release whose wire behaviour the engine has.
 pub const VLLM_VERSION: &str = "0.32.0";

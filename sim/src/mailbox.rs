@@ -1,7 +1,8 @@
-//! Where the stepping task leaves the tokens of one request and the request's
-//! connection takes them. Tokens that the connection has not taken yet are merged
-//! into one delta, as vLLM does, so a stalled client costs four bytes a token and
-//! never more than its token limit, and never holds up a step.
+//! Mailbox in which the stepping task leaves the tokens of one request for the request's
+//! connection.
+//!
+//! Tokens that the connection has not taken yet are merged into one delta, as in vLLM. So a stalled
+//! client costs four bytes a token and never more than its token limit, and never delays a step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -20,7 +21,7 @@ pub(crate) enum Finish {
 }
 
 impl Finish {
-    /// The value in `finish_reason` and in the metric label.
+    /// Value in `finish_reason` and in the metric label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -44,14 +45,14 @@ pub(crate) struct Delta {
 pub(crate) struct Mailbox {
     state: Mutex<MailboxState>,
     cancelled: AtomicBool,
-    /// Tokens that are worth an event; see `--stream-interval`.
+    /// Tokens that make an event; see `--stream-interval`.
     interval: usize,
 }
 
 #[derive(Debug, Default)]
 struct MailboxState {
     deltas: Vec<Delta>,
-    /// Whether `deltas` are to be sent now.
+    /// Whether `deltas` should be sent now.
     is_due: bool,
     cached_tokens: usize,
     waker: Option<Waker>,
@@ -62,7 +63,7 @@ impl Mailbox {
         Self { state: Mutex::default(), cancelled: AtomicBool::new(false), interval }
     }
 
-    /// Leaves a token; `first` says that it is the first one of its choice.
+    /// Leaves a token. `first` says that it is the first one of its choice.
     pub(crate) fn push(&self, choice: usize, token: u32, first: bool, finish: Option<Finish>) {
         let waker = {
             let mut state = self.state.lock();
@@ -90,7 +91,7 @@ impl Mailbox {
         }
     }
 
-    /// Moves what has arrived into `taken`, which is emptied before.
+    /// Moves arrived deltas into `taken`, which is emptied before.
     pub(crate) fn poll_deltas(&self, context: &mut Context<'_>, taken: &mut Vec<Delta>) -> Poll<()> {
         taken.clear();
         let mut state = self.state.lock();
@@ -110,12 +111,12 @@ impl Mailbox {
         self.state.lock().cached_tokens += tokens;
     }
 
-    /// Prompt tokens of all choices' first computation that were found in the cache.
+    /// Prompt tokens found in the cache at the first computation of all choices.
     pub(crate) fn cached_tokens(&self) -> usize {
         self.state.lock().cached_tokens
     }
 
-    /// The client is gone; the stepping task drops the sequences before its next step.
+    /// Marks the client as gone; the stepping task drops the sequences before its next step.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }

@@ -1,11 +1,12 @@
-//! The KV blocks of the engine: who holds them, which hash each one carries, and in
-//! which order idle ones are taken away. It knows hashes, not tokens. The scheduler
-//! owns it.
+//! KV blocks of the engine: the sequences that hold them, the hash of each block, and the order in
+//! which idle ones are reused.
 //!
-//! It follows vLLM in what a consumer of KV events can see: an idle block keeps its
-//! hash until it is needed again, least recently used first and the end of a prefix
-//! before its beginning, and two blocks may carry one hash (a prompt whose length is
-//! a whole number of blocks computes its last block again).
+//! The pool knows hashes, not tokens. The scheduler owns it.
+//!
+//! It behaves like vLLM's for a consumer of KV events. An idle block keeps its hash until it is
+//! needed again, least recently used first and the end of a prefix before its beginning. Two blocks
+//! may carry one hash (a prompt whose length is a whole number of blocks computes its last block
+//! again).
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ mod tests;
 
 pub(crate) type BlockId = usize;
 
-/// A fixed number of blocks.
+/// Pool with a fixed number of blocks.
 #[derive(Debug)]
 pub(crate) struct BlockPool {
     blocks: Vec<Block>,
@@ -55,7 +56,7 @@ impl BlockPool {
         self.idle.length
     }
 
-    /// The part of the pool that running sequences hold, from 0 to 1.
+    /// Share of the pool that running sequences hold, from 0 to 1.
     pub(crate) fn usage(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "block counts are far below 2^52")]
         let (held, all) = ((self.blocks.len() - self.idle.length) as f64, self.blocks.len() as f64);
@@ -67,7 +68,7 @@ impl BlockPool {
         hashes.iter().map_while(|hash| self.by_hash.get(hash)?.first().copied()).collect()
     }
 
-    /// How many of `blocks` are idle, so that to reference them shrinks `idle`.
+    /// Number of idle blocks among `blocks`, so that referencing them shrinks `idle`.
     pub(crate) fn idle_among(&self, blocks: &[BlockId]) -> usize {
         blocks.iter().filter(|block| self.blocks[**block].references == 0).count()
     }
@@ -81,8 +82,9 @@ impl BlockPool {
         }
     }
 
-    /// Takes `count` idle blocks into `held`, or none if there are fewer. A cached
-    /// block that is taken loses its hash, which `take_evicted` then reports.
+    /// Takes `count` idle blocks into `held`, or none if there are fewer.
+    ///
+    /// A cached block that is taken loses its hash, which `take_evicted` then reports.
     #[must_use]
     pub(crate) fn allocate(&mut self, count: usize, held: &mut Vec<BlockId>) -> bool {
         if count > self.idle.length {
@@ -115,12 +117,12 @@ impl BlockPool {
         }
     }
 
-    /// Hashes taken away since the last call, one for each block that carried one.
+    /// Takes the hashes removed since the last call, one for each block that carried one.
     pub(crate) fn take_evicted(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.evicted)
     }
 
-    /// Takes the hashes of all blocks away, if all are idle; false if they are not.
+    /// Removes the hashes of all blocks, if all are idle; `false` if they are not.
     pub(crate) fn clear(&mut self) -> bool {
         let all_idle = self.idle.length == self.blocks.len();
         if all_idle {

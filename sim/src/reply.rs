@@ -13,7 +13,7 @@ use crate::sse::EventStream;
 
 pub(crate) type Reply = Response<Payload>;
 
-/// A body that is known as a whole, or a stream of events.
+/// A body that is known completely, or a stream of events.
 #[derive(Debug)]
 pub(crate) enum Payload {
     Whole(Full<Bytes>),
@@ -57,7 +57,7 @@ pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     whole(status, "application/json", body)
 }
 
-/// An empty 200, as `/health` gives.
+/// An empty 200, as from `/health`.
 pub(crate) fn empty() -> Reply {
     Response::new(Payload::Whole(Full::new(Bytes::new())))
 }

@@ -1,4 +1,5 @@
-//! The responses that the engine keeps, as `/v1/responses` gives them: found by id, and ended while they run in the background.
+//! Responses that the engine keeps for `/v1/responses`: found by id, and ended while they run in
+//! the background.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,10 +7,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
-/// Responses that are kept at most. vLLM keeps all there ever were.
+/// Most responses that are kept. vLLM keeps all there ever were.
 const MAX_RESPONSES: usize = 1024;
 
-/// All that are kept. Cheap to clone.
+/// All kept responses. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ResponseStore(Arc<Mutex<VecDeque<StoredResponse>>>);
 
@@ -17,7 +18,7 @@ pub(crate) struct ResponseStore(Arc<Mutex<VecDeque<StoredResponse>>>);
 struct StoredResponse {
     id: String,
     json: String,
-    /// The task that computes it.
+    /// Task that computes the response.
     running: Option<AbortHandle>,
 }
 
@@ -25,7 +26,7 @@ struct StoredResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CancelError {
     Missing,
-    /// It does not run in the background, or it is complete.
+    /// The response does not run in the background, or it is complete.
     Complete,
 }
 
@@ -45,7 +46,7 @@ impl ResponseStore {
         push(&mut self.0.lock(), StoredResponse { id: id.to_owned(), json, running: None });
     }
 
-    /// Sets the task that computes it; no effect if it is complete by now.
+    /// Sets the task that computes a response; no effect if it is complete by now.
     pub(crate) fn set_task(&self, id: &str, task: AbortHandle) {
         if let Some(kept) = self.0.lock().iter_mut().find(|kept| kept.id == id && kept.json.contains(QUEUED)) {
             kept.running = Some(task);
@@ -56,7 +57,7 @@ impl ResponseStore {
         self.0.lock().iter().find(|kept| kept.id == id).map(|kept| kept.json.clone())
     }
 
-    /// Cancels one that runs in the background, and returns what is left of it.
+    /// Cancels a response that runs in the background, and returns its final state.
     pub(crate) fn cancel(&self, id: &str) -> Result<String, CancelError> {
         let mut kept = self.0.lock();
         let kept = kept.iter_mut().find(|kept| kept.id == id).ok_or(CancelError::Missing)?;
@@ -67,7 +68,7 @@ impl ResponseStore {
     }
 }
 
-/// The field of a response that waits or runs in the background.
+/// Field of a response that waits or runs in the background.
 pub(crate) const QUEUED: &str = r#""status":"queued""#;
 
 const CANCELLED: &str = r#""status":"cancelled""#;

@@ -19,16 +19,17 @@ use crate::tokens::{tokenizer_config_json, tokenizer_json};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The `traceparent` that a request came with. vLLM tells it to its collector; this is for tests.
+/// Header that echoes the request's `traceparent`. vLLM reports it to its collector; the echo is
+/// for tests.
 const TRACE_PARENT_ECHO: HeaderName = HeaderName::from_static("x-sim-traceparent");
 
-/// Largest body that is read. vLLM has no such bound; no test needs more.
+/// Largest accepted body. vLLM has no such bound; no test needs more.
 const MOST_BODY_BYTES: usize = 64 << 20;
 
-/// Why a request could not be read; it ends the connection.
+/// Why a request could not be read, which ends the connection.
 type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Every path with its method, as `allow` names it.
+/// Every path with its method, in the words of `allow`.
 const ROUTES: &[(&str, &str)] = &[
     ("/v1/chat/completions", "POST"),
     ("/v1/completions", "POST"),
@@ -58,7 +59,7 @@ const ROUTES: &[(&str, &str)] = &[
     ("/metrics/", "GET"),
 ];
 
-/// What vLLM's Rust front-end does not have, up to 0.33 at least, with all below it.
+/// Paths that vLLM's Rust front-end lacks, up to 0.33 at least, with everything below them.
 const RUST_LACKS: [&str; 5] = ["/v1/messages", "/v1/responses", "/v1/embeddings", "/invocations", "/ping"];
 
 pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Reply, BodyError> {
@@ -86,7 +87,7 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
     Ok(reply)
 }
 
-/// The answer to a page's question what it may send, which goes to no route.
+/// Answer to a page's preflight request, which reaches no route.
 fn preflight(method: &Method, headers: &HeaderMap, is_allowed: bool) -> Option<Reply> {
     let asked = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD).filter(|_| *method == Method::OPTIONS)?;
     let mut reply = match is_allowed {
@@ -114,7 +115,7 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
         return Ok(if api.args.sim_rust_front_end { rust_not_found() } else { not_found() });
     };
     if !allowed.split(", ").any(|method| method == request.method().as_str()) {
-        // The first route of a path is named, as FastAPI does.
+        // Name the first route of a path, as FastAPI does.
         return Ok(wrong_method(allowed.split(", ").next().unwrap_or(allowed)));
     }
     if request.method() == Method::GET || *path == "/ping" {
@@ -146,19 +147,19 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
     Ok(post(api, (path, &query), &body, id).await.unwrap_or_else(|error| error.reply()))
 }
 
-/// What vLLM's Rust front-end says of a route that it does not have.
+/// Answer of vLLM's Rust front-end for a route that it does not have.
 fn rust_not_found() -> Reply {
     let mut reply = empty();
     *reply.status_mut() = StatusCode::NOT_FOUND;
     reply
 }
 
-/// Routes that check the content type of a body.
+/// Whether a route checks the content type of a body.
 fn is_client_route(path: &str) -> bool {
     path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize" | "/invocations")
 }
 
-/// Routes that vLLM has only when it was started for them.
+/// Whether a route is enabled. vLLM has some routes only if it was started for them.
 fn is_enabled(api: &Api, path: &str) -> bool {
     match path {
         "/sleep" | "/wake_up" | "/is_sleeping" | "/collective_rpc" => api.args.sim_dev_mode,
@@ -213,14 +214,14 @@ fn get(api: &Api, path: &str, query: &str) -> Reply {
     }
 }
 
-/// The values of `name[]` in a query.
+/// Values of `name[]` in a query.
 fn requested_names(query: &str) -> Vec<String> {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     let pairs = pairs.map(|(key, value)| (percent_decode(key), percent_decode(value)));
     pairs.filter(|(key, _)| key == "name[]").map(|(_, value)| value).collect()
 }
 
-/// Undoes percent encoding; invalid escapes stay as they are.
+/// Undoes percent encoding; invalid escapes stay unchanged.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -244,7 +245,7 @@ fn apply_triggers(api: &Api, body: &[u8]) -> Result<(), ApiError> {
     if contains(&api.args.sim_die_on) {
         let (faults, delay) = (api.core.faults.clone(), Duration::from_millis(api.args.sim_die_on_ms));
         if delay.is_zero() {
-            // At once, before a busy machine lets it answer anything.
+            // Die at once, before a busy machine lets the engine answer anything.
             faults.set(Fault::Die);
         } else {
             api.deaths.lock().spawn(async move {
@@ -253,7 +254,7 @@ fn apply_triggers(api: &Api, body: &[u8]) -> Result<(), ApiError> {
             });
         }
     }
-    // vLLM's answer to a schema that refers to itself.
+    // This is vLLM's answer to a schema that refers to itself.
     if contains(&api.args.sim_err_on) { Err(ApiError::internal("maximum recursion depth exceeded")) } else { Ok(()) }
 }
 

@@ -1,5 +1,7 @@
-//! The simulated engine as a server: it binds, starts as slowly as it is told to,
-//! listens, and stops the way `vllm serve` does. `serve` is all of that in one call.
+//! The simulated engine as a server: it binds, starts as slowly as configured, listens, and stops
+//! like `vllm serve`.
+//!
+//! `serve` does all of that in one call.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -28,9 +30,9 @@ use crate::routes;
 
 /// Connections that may wait to be accepted; uvicorn's own number.
 const BACKLOG: u32 = 2048;
-/// How long connections may take to carry their last bytes away after a stop.
+/// Time limit for connections to send their last bytes after a stop.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
-/// Parts in which the weights seem to be loaded.
+/// Number of parts in which the weights appear to load.
 const SHARDS: u32 = 4;
 /// Longest path of a Unix socket on Linux.
 const SOCKET_PATH_BYTES: usize = 107;
@@ -51,8 +53,7 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// A socket that is bound and refuses connections until it listens, as a starting
-/// vLLM does.
+/// A bound socket that refuses connections until it listens, as in a starting vLLM.
 enum BoundSocket {
     Unix(UnixSocket),
     Tcp(TcpSocket),
@@ -77,13 +78,13 @@ pub struct Engine {
     kv_events: Option<KvEventsConfig>,
 }
 
-/// Runs an engine until `shutdown` completes and the requests in flight have ended as
-/// `--shutdown-timeout` says.
+/// Runs an engine until `shutdown` completes and the requests in flight have ended according to
+/// `--shutdown-timeout`.
 ///
 /// # Errors
 ///
-/// When it cannot start, and `Error::Died` at once when a fault lets it die; the
-/// process should exit then.
+/// When it cannot start, and `Error::Died` at once when a fault lets it die; the process should
+/// exit then.
 pub async fn serve(args: EngineArgs, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
     Engine::bind(args)?.run(shutdown).await
 }
@@ -124,7 +125,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As `serve`.
+    /// Same as `serve`.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
         let Self { api, stepping, bound, address, kv_events } = self;
         tokio::pin!(shutdown);
@@ -147,7 +148,7 @@ impl Engine {
     }
 }
 
-/// The log of a start, in vLLM's words and order, and its delay.
+/// Writes the log of a start, in vLLM's words and order, with its delay.
 async fn start_up(args: &EngineArgs) -> Result<(), Error> {
     let model = &args.model;
     let delay = Duration::from_millis(args.sim_start_ms);
@@ -184,7 +185,7 @@ struct Server {
     api: Arc<Api>,
     tasks: TaskTracker,
     connections: TaskTracker,
-    /// Ends connections after the answer under way.
+    /// Ends connections after the present answer.
     closing: CancellationToken,
     /// Ends everything now.
     killed: CancellationToken,
@@ -218,20 +219,20 @@ impl Server {
         }
     }
 
-    /// Serves every connection in a task of its own; never returns.
+    /// Serves every connection in a separate task; never returns.
     async fn accept(&self, listening: &Listener) {
         loop {
             match listening.accept().await {
                 Ok(Connection::Unix(stream)) => self.serve_connection(stream),
                 Ok(Connection::Tcp(stream)) => {
-                    // Otherwise small events wait for acknowledgements.
+                    // Without this setting, small events wait for acknowledgements.
                     if let Err(error) = stream.set_nodelay(true) {
                         debug!(%error, "cannot set TCP_NODELAY");
                     }
                     self.serve_connection(stream);
                 }
                 Err(error) => {
-                    // Mostly too many open files; closing connections will free some.
+                    // The usual cause is too many open files; closing connections will free some.
                     warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -259,12 +260,12 @@ impl Server {
         self.connections.spawn(killed.run_until_cancelled_owned(serving));
     }
 
-    /// Does what SIGTERM does to vLLM.
+    /// Stops like vLLM on SIGTERM.
     async fn stop(self, listening: Listener) {
-        // A hung engine ends no stream, so this needs a bound.
+        // A hung engine ends no stream, so the stop needs a bound.
         let grace = Duration::from_secs(self.api.args.shutdown_timeout) + FLUSH_TIMEOUT;
         tokio::select! {
-            // While it drains, an engine still takes connections and says it is healthy.
+            // A draining engine still accepts connections and reports that it is healthy.
             () = self.accept(&listening) => {}
             _ = tokio::time::timeout(grace, self.api.core.stop()) => {}
         }
@@ -275,7 +276,7 @@ impl Server {
         self.end().await;
     }
 
-    /// Does what SIGKILL does: connections break wherever they are.
+    /// Dies like a process on SIGKILL: connections break wherever they are.
     async fn die(self) -> Result<(), Error> {
         error!("the engine dies as it was told to");
         self.end().await;
@@ -292,7 +293,7 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// What runs in this process and is dropped ends as if it were killed.
+    /// Ends an engine dropped in this process as if it were killed.
     fn drop(&mut self) {
         self.killed.cancel();
     }

@@ -1,12 +1,14 @@
-//! Whether the engine sleeps, and what of its memory is back: what `/sleep` and
-//! `/wake_up` change and `/is_sleeping` tells. The stepping task is told separately.
+//! Sleep state of the engine and its memory, which `/sleep` and `/wake_up` change and
+//! `/is_sleeping` reports.
+//!
+//! The stepping task gets separate commands.
 
 use parking_lot::Mutex;
 
-/// The memory pools that vLLM puts to sleep and wakes by name.
+/// Memory pools that vLLM puts to sleep and wakes by name.
 const POOLS: [&str; 2] = ["weights", "kv_cache"];
 
-/// The state of one engine's memory.
+/// State of one engine's memory.
 #[derive(Debug, Default)]
 pub(crate) struct SleepState {
     state: Mutex<SleepFlags>,
@@ -18,12 +20,12 @@ struct SleepFlags {
     level: u8,
     /// Pools that sleep, in the order of `POOLS`.
     asleep: [bool; POOLS.len()],
-    /// Level 2 forgets the weights until they are read again.
+    /// The weights are lost: level 2 forgets them until they are read again.
     weights_lost: bool,
 }
 
 impl SleepState {
-    /// Everything goes to sleep at this level, 1 or 2.
+    /// Puts everything to sleep at this level, 1 or 2.
     pub(crate) fn sleep(&self, level: u8) {
         let mut state = self.state.lock();
         state.level = level;
@@ -31,7 +33,7 @@ impl SleepState {
         state.weights_lost |= level >= 2;
     }
 
-    /// Wakes these pools, or all; returns whether none sleeps any more.
+    /// Wakes these pools, or all, and returns whether none sleeps any more.
     pub(crate) fn wake(&self, tags: &[String]) -> bool {
         let mut state = self.state.lock();
         for (pool, asleep) in POOLS.iter().zip(&mut state.asleep) {
@@ -53,7 +55,7 @@ impl SleepState {
         self.state.lock().level
     }
 
-    /// Whether answers are made of forgotten weights, and therefore nonsense.
+    /// Whether answers come from forgotten weights, and are therefore nonsense.
     pub(crate) fn has_lost_weights(&self) -> bool {
         self.state.lock().weights_lost
     }

@@ -1,6 +1,7 @@
-//! The body of a streamed answer: it takes tokens from the mailbox and hands one
-//! event at a time to the server, which sends each as one HTTP chunk. What the events
-//! look like is decided by the writers of each API.
+//! Body of a streamed answer.
+//!
+//! It takes tokens from the mailbox and hands one event at a time to the server, which sends each
+//! as one HTTP chunk. The writers of each API decide the format of the events.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -11,22 +12,23 @@ use bytes::Bytes;
 use crate::engine::Generation;
 use crate::mailbox::{Delta, Finish};
 
-/// The last event of a stream.
+/// Last event of a stream.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// What vLLM sends, with Python's spacing, when the engine fails under a stream.
+/// Event that vLLM sends, with Python's spacing, when the engine fails under a stream.
 const ENGINE_FAILED: &[u8] = b"data: {\"error\": {\"message\": \"EngineCore encountered an issue. See stack trace (above) for the root cause.\", \"type\": \"InternalServerError\", \"param\": null, \"code\": 500}}\n\n";
 
-/// Turns tokens into the events of one API.
+/// Converter of tokens into the events of one API.
 pub(crate) trait WriteEvents: Debug + Send {
-    /// The events for one choice's new tokens, and for its end.
+    /// Writes the events for one choice's new tokens, and for its end.
     fn write(&mut self, delta: &Delta, cached_tokens: usize, events: &mut VecDeque<Bytes>);
 
-    /// The events after the end of all choices; none where the last choice's end is also the
-    /// stream's.
+    /// Writes the events after the end of all choices.
+    ///
+    /// There are none if the last choice's end is also the stream's.
     fn end(&mut self, _cached_tokens: usize, _events: &mut VecDeque<Bytes>) {}
 
-    /// What follows when the engine has failed.
+    /// Writes the events after a failure of the engine.
     fn fail(&mut self, events: &mut VecDeque<Bytes>) {
         events.extend([ENGINE_FAILED, DONE].map(Bytes::from_static));
     }

@@ -1,4 +1,4 @@
-//! `hostler simulate` as flags, and what it does: workloads, runs, a table and files.
+//! Flags of `hostler simulate`, and its work: workloads, runs, a table and files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ pub enum SimulateError {
     Write { file: PathBuf, source: std::io::Error },
 }
 
-/// Runs what the flags say; the table comes back, files are written.
+/// Runs the comparison that the flags describe, and returns the table; files are written.
 ///
 /// # Errors
 /// When a trace cannot be read, a request does not fit a replica, or a file cannot be written.
@@ -67,7 +67,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<String, SimulateError> {
         write(file, &csv(&outcomes))?;
     }
     if let Some(file) = &args.json {
-        // Our own numbers and strings can always be written as JSON.
+        // These numbers and strings can always be written as JSON.
         write(file, &(serde_json::to_string_pretty(&outcomes).unwrap_or_default() + "\n"))?;
     }
     if let Some(file) = &args.svg {

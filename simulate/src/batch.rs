@@ -1,5 +1,7 @@
-//! Several policies on several workloads: each run by itself on one thread, as many at once as there are cores. Which thread does which
-//! changes nothing in the results.
+//! Several policies on several workloads.
+//!
+//! Each run is on one thread, with as many at once as there are cores. The distribution over
+//! threads does not change the results.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -32,15 +34,16 @@ pub struct TooLong {
     kv_tokens: u32,
 }
 
-/// Whether progress is shown on standard error; never where that is not a terminal.
+/// Whether progress is shown on standard error; never if that is not a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     Shown,
     Hidden,
 }
 
-/// Runs every policy on every workload. Outcomes are in the order of the workloads, then of the
-/// policies.
+/// Runs every policy on every workload.
+///
+/// Outcomes are in the order of the workloads, then of the policies.
 ///
 /// # Errors
 /// When a request does not fit a replica.
@@ -68,7 +71,7 @@ pub fn compare(
                 while let Some((number, (workload, policy))) = next_job(jobs, next) {
                     let run = run::run(fleet, workload, policy.build(fleet, SEED), &|| bar.inc(1));
                     let measures = measure(&run, objectives);
-                    // The receiver is gone only when the whole comparison has been given up.
+                    // The receiver is gone only if the whole comparison has been given up.
                     let _ = sender.send((number, Outcome { workload: workload.name.clone(), policy: policy.name(), measures }));
                 }
             });
@@ -81,8 +84,9 @@ pub fn compare(
     Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
 }
 
-/// The seed of the policies' own few random decisions: near-ties and random choices. Workloads have
-/// a seed of their own.
+/// Seed of the policies' own few random decisions: near-ties and random choices.
+///
+/// Workloads have a separate seed.
 const SEED: u64 = 7;
 
 fn next_job<T: Copy>(jobs: &[T], next: &AtomicUsize) -> Option<(usize, T)> {

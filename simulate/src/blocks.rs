@@ -1,14 +1,17 @@
-//! One replica's KV cache: a fixed number of blocks, shared by key, where those that no sequence holds stay cached until they are needed
-//! for something else. The engine model is its only owner; it knows keys, no tokens.
+//! KV cache of one replica: a fixed number of blocks, shared by key.
 //!
-//! Cached blocks are always closed under prefixes: a sequence holds every block before the ones it holds, and gives them back from the end,
-//! so that the end of a chain is taken before its beginning. Real engines may hold two copies of a block that two sequences computed at
-//! once; here the second sequence takes over the first copy.
+//! Blocks that no sequence holds stay cached until they are needed for something else. The engine
+//! model is the only owner; it knows keys, not tokens.
+//!
+//! Cached blocks are always closed under prefixes: a sequence holds every block before the ones it
+//! holds, and gives them back from the end, so that the end of a chain is taken before its
+//! beginning. Real engines may hold two copies of a block that two sequences computed at once; here
+//! the second sequence takes over the first copy.
 
 use hostler_placement::block_keys::BlockKey;
 use rustc_hash::FxHashMap;
 
-/// A place for a block.
+/// Place for a block.
 pub(crate) type Slot = u32;
 
 const NONE: Slot = Slot::MAX;
@@ -17,7 +20,7 @@ const NONE: Slot = Slot::MAX;
 pub(crate) struct Blocks {
     cached: FxHashMap<BlockKey, Slot>,
     slots: Vec<BlockState>,
-    /// Slots that no sequence holds, as a list; the next one is taken from its front.
+    /// List of slots that no sequence holds; the next one is taken from its front.
     front: Slot,
     back: Slot,
     free: usize,
@@ -33,7 +36,7 @@ struct BlockState {
     after: Slot,
 }
 
-/// What was stored and removed since the last call.
+/// Keys stored and removed since the last call.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct CacheChanges {
     pub(crate) stored: Vec<BlockKey>,
@@ -51,25 +54,25 @@ impl Blocks {
         Self { cached: FxHashMap::default(), free: slots.len(), slots, front, back, changed: FxHashMap::default() }
     }
 
-    /// How many of the leading keys are cached.
+    /// Number of leading keys that are cached.
     pub(crate) fn matched(&self, keys: &[BlockKey]) -> usize {
         // The cached keys are a prefix, so bisection finds its end.
         keys.partition_point(|key| self.cached.contains_key(key))
     }
 
-    /// How many of these keys, all cached, no sequence holds.
+    /// Number of these keys, all cached, that no sequence holds.
     pub(crate) fn unheld(&self, keys: &[BlockKey]) -> usize {
-        // Held blocks are closed under prefixes too.
+        // Held blocks are closed under prefixes, too.
         let held = keys.partition_point(|key| self.cached.get(key).is_some_and(|slot| self.slots[*slot as usize].holders > 0));
         keys.len() - held
     }
 
-    /// Blocks that can be taken.
+    /// Number of blocks that can be taken.
     pub(crate) fn free(&self) -> usize {
         self.free
     }
 
-    /// The share of the blocks that sequences hold.
+    /// Share of the blocks that sequences hold.
     pub(crate) fn held_share(&self) -> f64 {
         (self.slots.len() - self.free) as f64 / self.slots.len().max(1) as f64
     }
@@ -95,8 +98,9 @@ impl Blocks {
         slot
     }
 
-    /// The block is full now. Returns the slot that holds it from here on: the cached copy, if
-    /// there is one.
+    /// Gives a full block its key.
+    ///
+    /// Returns the slot that holds it from here on: the cached copy, if there is one.
     pub(crate) fn assign_key(&mut self, slot: Slot, key: BlockKey) -> Slot {
         if let Some(&copy) = self.cached.get(&key) {
             self.hold(copy);
@@ -109,7 +113,7 @@ impl Blocks {
         slot
     }
 
-    /// A sequence releases this block. It releases its blocks from the end.
+    /// Releases a block of a sequence. A sequence releases its blocks from the end.
     pub(crate) fn give_back(&mut self, slot: Slot) {
         let state = &mut self.slots[slot as usize];
         state.holders -= 1;
@@ -122,7 +126,7 @@ impl Blocks {
             self.link(self.back, slot);
             self.link(slot, NONE);
         } else {
-            // It has no content to keep.
+            // The block has no content to keep.
             (state.before, state.after) = (NONE, self.front);
             let front = self.front;
             self.link(NONE, slot);
@@ -140,8 +144,7 @@ impl Blocks {
         *self = Self { changed, ..Self::new(count) };
     }
 
-    /// What has changed since the last call. A key that came and went in between is in neither
-    /// list.
+    /// Changes since the last call. A key that came and went in between is in neither list.
     pub(crate) fn changes(&mut self) -> CacheChanges {
         let mut changes = CacheChanges::default();
         for (key, was_cached) in self.changed.drain() {
@@ -164,7 +167,7 @@ impl Blocks {
         }
     }
 
-    /// Makes two neighbours in the list; `NONE` is its end on either side.
+    /// Links two neighbours in the list; `NONE` is its end on either side.
     fn link(&mut self, before: Slot, after: Slot) {
         match before {
             NONE => self.front = after,

@@ -1,7 +1,9 @@
-//! One replica as a model of discrete steps. A step computes one token for every sequence that has its prompt, and spends the rest of the
-//! token budget on prompts in the order in which they came; then its duration follows from what it computed. It schedules as vLLM
-//! does (chunked prefill, prefix caching, preemption by recomputing) and knows nothing of time but durations: the fleet asks for a step
-//! and says when it has ended.
+//! One replica as a model of discrete steps.
+//!
+//! A step computes one token for every sequence whose prompt is computed. It spends the rest of the
+//! token budget on prompts in the order in which they came, and its duration follows from the work.
+//! Scheduling follows vLLM (chunked prefill, prefix caching, preemption by recomputing). The model
+//! knows only durations: the fleet asks for a step and says when it has ended.
 
 use std::collections::VecDeque;
 
@@ -9,27 +11,33 @@ use crate::blocks::{Blocks, CacheChanges, Slot};
 use crate::flag_values::{not_negative, positive};
 use crate::request::{BLOCK_TOKENS, Request};
 
-/// What a replica is made of. The defaults stand for a model of 32 billion parameters (64 layers of 5,120, eight heads of keys and values)
-/// with weights in 8 bits, on two H100 with tensor parallelism. They are estimates, not measurements.
+/// What a replica is made of. The defaults stand for a model of 32 billion parameters (64 layers of
+/// 5,120, eight heads of keys and values) with weights in 8 bits, on two H100 with tensor
+/// parallelism. They are estimates, not measurements.
 #[derive(Debug, Clone, Copy, PartialEq, clap::Args)]
 pub struct Hardware {
-    /// Seconds of an empty step: reading 16.5 GB of weights per GPU at 80 % of 3.35 TB/s takes 6 ms; launches, scheduling and all-reduces
-    /// as much.
+    /// Seconds of an empty step: reading 16.5 GB of weights per GPU at 80 % of 3.35 TB/s takes 6
+    /// ms; launches, scheduling and all-reduces as much.
     #[arg(long, default_value_t = 0.012, value_name = "SECONDS", value_parser = positive)]
     pub step: f64,
-    /// Seconds per prompt token: 64 GFLOP at 940 TFLOP/s, a quarter of what two H100 can do in 8 bits.
+    /// Seconds per prompt token: 64 GFLOP at 940 TFLOP/s, a quarter of what two H100 can do in 8
+    /// bits.
     #[arg(long, default_value_t = 68e-6, value_name = "SECONDS", value_parser = not_negative)]
     pub prefill: f64,
-    /// Seconds per prompt token and token before it: 1.3 MFLOP (four per layer and width) at 690 TFLOP/s in 16 bits.
+    /// Seconds per prompt token and token before it: 1.3 MFLOP (four per layer and width) at 690
+    /// TFLOP/s in 16 bits.
     #[arg(long, default_value_t = 1.9e-9, value_name = "SECONDS", value_parser = not_negative)]
     pub attention: f64,
-    /// Seconds per sequence and step: a token's arithmetic, most of which hides behind the reading of weights, and its sampling.
+    /// Seconds per sequence and step: a token's arithmetic, most of which hides behind the reading
+    /// of weights, and its sampling.
     #[arg(long, default_value_t = 50e-6, value_name = "SECONDS", value_parser = not_negative)]
     pub decode: f64,
-    /// Seconds per step and token that the decoding sequences hold: 131 kB of keys and values per GPU at 80 % of 3.35 TB/s.
+    /// Seconds per step and token that the decoding sequences hold: 131 kB of keys and values per
+    /// GPU at 80 % of 3.35 TB/s.
     #[arg(long, default_value_t = 50e-9, value_name = "SECONDS", value_parser = not_negative)]
     pub context: f64,
-    /// Tokens that the KV cache holds: 105 of 160 GB are left beside weights and activations, at 262 kB a token.
+    /// Tokens that the KV cache holds: 105 of 160 GB are left beside weights and activations, at
+    /// 262 kB a token.
     #[arg(long, default_value_t = 400_000, value_name = "TOKENS")]
     pub kv_tokens: u32,
     /// Tokens that a step computes at most, as `--max-num-batched-tokens`.
@@ -64,17 +72,17 @@ struct EngineSequence {
     generated: u32,
     /// Tokens of prompt and answer that are computed, or are in this step.
     computed: u32,
-    /// Prompt tokens that were cached when it was first scheduled.
+    /// Prompt tokens that were cached when the sequence was first scheduled.
     cached: Option<u32>,
     slots: Vec<Slot>,
 }
 
-/// What one request got from a step, at its end.
+/// Output of a step for one request, at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepOutput {
-    /// The first token; this much of the prompt was cached.
+    /// First token of the answer; this much of the prompt was cached.
     FirstToken { id: usize, cached: u32 },
-    /// The last token.
+    /// Last token of the answer.
     LastToken { id: usize },
 }
 
@@ -86,7 +94,7 @@ pub(crate) struct EngineLoad {
 }
 
 impl SimulatedEngine {
-    /// A replica that has just started.
+    /// Creates a replica that has just started.
     pub(crate) fn new(hardware: Hardware) -> Self {
         let blocks = Blocks::new(hardware.kv_tokens / BLOCK_TOKENS);
         Self { hardware, blocks, running: Vec::new(), waiting: VecDeque::new(), preemptions: 0 }
@@ -96,23 +104,25 @@ impl SimulatedEngine {
         self.waiting.push_back(EngineSequence { id, request, generated: 0, computed: 0, cached: None, slots: Vec::new() });
     }
 
-    /// Its process ends and a new one begins, with an empty cache. Returns the requests that it had, and whether each has had a token.
+    /// Ends the process and begins a new one, with an empty cache.
+    ///
+    /// Returns the requests of the old process, and whether each has had a token.
     pub(crate) fn restart(&mut self) -> Vec<(usize, bool)> {
         self.blocks.clear();
         self.running.drain(..).chain(self.waiting.drain(..)).map(|sequence| (sequence.id, sequence.generated > 0)).collect()
     }
 
-    /// Nothing is to be done.
+    /// Whether there is no work.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// How often a sequence was preempted.
+    /// Number of preemptions.
     pub(crate) fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
-    /// What a metrics endpoint would report.
+    /// Load that a metrics endpoint would report.
     pub(crate) fn load(&self) -> EngineLoad {
         let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
         EngineLoad { running: count(self.running.len()), waiting: count(self.waiting.len()), kv_use: self.blocks.held_share() }
@@ -122,8 +132,7 @@ impl SimulatedEngine {
         self.blocks.changes()
     }
 
-    /// Begins a step and returns how long it takes. Blocks count as cached from here on, as in
-    /// vLLM.
+    /// Begins a step and returns its duration. Blocks count as cached from here on, as in vLLM.
     pub(crate) fn begin_step(&mut self) -> f64 {
         let mut work = StepWork { budget: self.hardware.budget, seconds: self.hardware.step };
         let preempted = self.schedule_running(&mut work);
@@ -149,7 +158,9 @@ impl SimulatedEngine {
         given
     }
 
-    /// True when a sequence had to be thrown out: nothing new begins in such a step.
+    /// Schedules the running sequences.
+    ///
+    /// `true` if a sequence had to be preempted: nothing new begins in such a step.
     fn schedule_running(&mut self, work: &mut StepWork) -> bool {
         let mut preempted = false;
         let mut index = 0;
@@ -191,7 +202,7 @@ impl SimulatedEngine {
         }
     }
 
-    /// Preempts the sequence that came last; it begins anew, ahead of all that wait.
+    /// Preempts the sequence that came last. It starts over, ahead of all waiting ones.
     fn preempt(&mut self) {
         if let Some(mut sequence) = self.running.pop() {
             sequence.slots.drain(..).rev().for_each(|slot| self.blocks.give_back(slot));
@@ -208,8 +219,9 @@ impl EngineSequence {
         self.request.prompt + self.generated
     }
 
-    /// Takes the blocks for this many more tokens. If there are too few, takes none and returns
-    /// false.
+    /// Takes the blocks for this many more tokens.
+    ///
+    /// If there are too few, takes none and returns `false`.
     fn extend(&mut self, tokens: u32, blocks: &mut Blocks) -> bool {
         let end = self.computed + tokens;
         let needed = (end.div_ceil(BLOCK_TOKENS) as usize).saturating_sub(self.slots.len());
@@ -229,7 +241,7 @@ impl EngineSequence {
     }
 }
 
-/// What a step may still compute, and its time so far.
+/// Remaining budget of a step, and its time so far.
 struct StepWork {
     budget: u32,
     seconds: f64,

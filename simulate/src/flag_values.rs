@@ -1,23 +1,23 @@
-//! Numbers that flags may have. Whatever passes here lets a run end.
+//! Numbers that flags may have. Every accepted value lets a run end.
 
 use std::str::FromStr;
 
-/// Above zero.
+/// Parses a number above zero.
 pub(crate) fn positive(text: &str) -> Result<f64, String> {
     number(text, |number| number > 0.0, "a number above zero is needed")
 }
 
-/// From zero up.
+/// Parses a number from zero up.
 pub(crate) fn not_negative(text: &str) -> Result<f64, String> {
     number(text, |number| number >= 0.0, "a number from zero up is needed")
 }
 
-/// Zero, or at least a second: otherwise a run would consist of ends.
+/// Parses zero, or at least a second: otherwise a run would consist of ends.
 pub(crate) fn zero_or_seconds(text: &str) -> Result<f64, String> {
     number(text, |number| number == 0.0 || number >= 1.0, "zero, or a second or more is needed")
 }
 
-/// From zero to one.
+/// Parses a number from zero to one.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     number(text, |number| (0.0..=1.0).contains(&number), "a share from 0 to 1 is needed")
 }

@@ -1,6 +1,9 @@
-//! What the cost must hold against: the router's own policy beside all others, on one real trace and on workloads from fixed seeds; and
-//! whether it spreads a light load over equal replicas, and keeps answers away from replicas that end before them.
-//! `make simulate-gates` runs it before a change of the placement crate lands.
+//! Gates for the cost: the router's own policy beside all others, on one real trace and on
+//! workloads from fixed seeds.
+//!
+//! Further gates check whether it spreads a light load over equal replicas, and keeps answers away
+//! from replicas that end before them. Run `make simulate-gates` before a change of the placement
+//! crate lands.
 
 mod deadlines;
 mod even_load;
@@ -15,11 +18,12 @@ use crate::policy::PolicyName;
 use crate::report::{by_workload, seconds, table};
 use crate::workload::{WorkloadKind, WorkloadShape};
 
-/// Upper bound of the mean time to first token over the best other policy's. A smaller difference
-/// is the luck of a seed.
+/// Upper bound of the mean time to first token over the best other policy's.
+///
+/// A smaller difference is the luck of a seed.
 const MAX_TTFT_RATIO: f64 = 1.03;
 
-/// Required speedup over approximate and load-only policies where the fleet is overloaded.
+/// Required speedup over approximate and load-only policies if the fleet is overloaded.
 const MIN_SPEEDUP: f64 = 2.0;
 
 /// Workload, rate, requests, and whether it overloads fleets that recompute too much.
@@ -33,11 +37,11 @@ const WORKLOADS: [(WorkloadKind, f64, usize, bool); 7] = [
     (WorkloadKind::NoSharing, 16.0, 6000, false),
 ];
 
-/// What one gate said.
+/// Result of one gate.
 #[derive(Debug)]
 struct GateResult {
     passed: bool,
-    /// What was measured, and what it was held against.
+    /// Measured value, and its limit.
     text: String,
 }
 
@@ -72,7 +76,9 @@ fn sum_up(outcomes: &[Outcome], results: &[GateResult]) -> Verdict {
     Verdict { text: format!("{}\n{lines}{} passed, {failed} failed\n", table(outcomes), results.len() - failed), failed }
 }
 
-/// `overloaded` says it of each workload, in their order.
+/// Judges the outcomes.
+///
+/// `overloaded` says for each workload, in order, whether it overloads the fleet.
 fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Vec<GateResult> {
     let mut results = Vec::new();
     let mut gate = |workload: &str, own: f64, most: f64, other: &Outcome, factor: f64| {

@@ -1,6 +1,9 @@
-//! A simulator of a fleet: the router's own placement code, and other ways to choose, on a model of engines. It answers what a change of
-//! the cost, or another policy, would do to time to first token, without a GPU. It is a model: its numbers compare policies, they
-//! predict no hardware. `hostler simulate` and `make simulate-gates` call it.
+//! Simulator of a fleet: the router's own placement code, and other ways to choose, on a model of
+//! engines.
+//!
+//! It shows how a change of the cost, or another policy, would affect the time to first token,
+//! without a GPU. It is a model: its numbers compare policies and predict no hardware. `hostler
+//! simulate` and `make simulate-gates` call it.
 
 mod args;
 mod batch;

@@ -1,4 +1,5 @@
-//! What a run was like for those who asked: times to the first token, times between tokens, hits, and how evenly the work was spread.
+//! Measures of a run from the users' view: times to the first token, times between tokens, hits,
+//! and the balance of the work.
 
 use serde::Serialize;
 
@@ -22,32 +23,32 @@ impl Default for Objectives {
     }
 }
 
-/// The measures of a run. Times are in seconds.
+/// Measures of a run. Times are in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measures {
     pub requests: usize,
     /// Time from a request's arrival to its first token: the mean and percentiles.
     pub ttft_mean: f64,
-    /// Half were faster.
+    /// Half of the requests were faster.
     pub ttft_p50: f64,
-    /// Nine of ten were faster.
+    /// Nine of ten requests were faster.
     pub ttft_p90: f64,
-    /// All but one of a hundred were faster.
+    /// All but one of a hundred requests were faster.
     pub ttft_p99: f64,
     /// Mean time per token after the first, over the answers of more than one.
     pub tpot_mean: f64,
     pub hit_rate: f64,
     /// Share of the requests that met both objectives.
     pub goodput: f64,
-    /// The busiest replica's time over the mean.
+    /// Busy time of the busiest replica over the mean.
     pub imbalance: f64,
     /// Share of the requests whose answers were cut by the end of a job.
     pub cut: f64,
-    /// Sequences that were thrown out of a full KV cache.
+    /// Sequences that were preempted from a full KV cache.
     pub preemptions: u64,
     /// Seconds until the last answer ended.
     pub makespan: f64,
-    /// Every time to the first token, in order: for plots.
+    /// Every time to the first token, in order, for plots.
     #[serde(skip)]
     pub ttfts: Vec<f64>,
 }
@@ -97,7 +98,7 @@ fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// The least value that this percentage of the values does not exceed.
+/// Least value that this percentage of the values does not exceed.
 pub(crate) fn percentile(sorted: &[f64], percent: usize) -> f64 {
     sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0)
 }

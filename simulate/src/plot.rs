@@ -1,5 +1,7 @@
-//! Times to the first token as an SVG picture: a panel for each workload, a bar for each policy. The bar ends at the mean, its whisker at
-//! the ninetieth percentile. Drawn by hand, so that it needs no library and opens anywhere.
+//! Times to the first token as an SVG picture: a panel for each workload, a bar for each policy.
+//!
+//! The bar ends at the mean, its whisker at the ninetieth percentile. It is drawn by hand, so that
+//! it needs no library and opens anywhere.
 
 use std::fmt::Write;
 
@@ -8,10 +10,10 @@ use crate::report::{by_workload, seconds};
 
 const WIDTH: f64 = 860.0;
 const ROW: f64 = 22.0;
-/// Above the bars of a panel: its title; below them: the axis.
+/// Space above the bars of a panel for its title, and below them for the axis.
 const TITLE: f64 = 40.0;
 const AXIS: f64 = 46.0;
-/// Where the bars begin and where they end at most; numbers stand to the right.
+/// Beginning and furthest end of the bars; numbers stand to the right.
 const LEFT: f64 = 150.0;
 const RIGHT: f64 = 720.0;
 
@@ -90,7 +92,7 @@ fn draw(text: &mut String, panel: &[Outcome], top: f64) {
     }
 }
 
-/// One, two or five times a power of ten: four to ten of them make `most`.
+/// One, two or five times a power of ten, so that four to ten of them make `most`.
 fn tick(most: f64) -> f64 {
     if !(most.is_finite() && most > 0.0) {
         return 0.0;
@@ -107,7 +109,7 @@ fn tick(most: f64) -> f64 {
         }
 }
 
-/// Without needless zeros.
+/// Formats a number without needless zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

@@ -1,5 +1,8 @@
-//! Ways to choose a replica: Hostler's own, which is the router's very code, and those of other routers, written anew from what they are
-//! known to do and with the numbers that they have by default. The fleet asks one of them for each run.
+//! Ways to choose a replica: Hostler's own, which is the router's very code, and those of other
+//! routers.
+//!
+//! The latter are rewritten from their known behaviour, with their default numbers. The fleet asks
+//! one of them for each run.
 
 mod block_holders;
 mod hostler;
@@ -12,25 +15,28 @@ use clap::ValueEnum;
 use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::request::Request;
 
-/// What a run asks of a policy and tells it.
+/// Interface of a policy for a run.
 pub(crate) trait Policy {
-    /// A request has come. `None` keeps it until [`Policy::release`] releases it.
+    /// Places a new request. `None` keeps it until [`Policy::release`] releases it.
     fn place(&mut self, id: usize, request: &Request, seen: &FleetState, now: f64) -> Option<usize>;
 
-    /// Called after every event until it returns `None`. Returns a kept request that may go now,
-    /// and its replica.
+    /// Releases a kept request that may go now, and its replica.
+    ///
+    /// Called after every event until it returns `None`.
     fn release(&mut self, _seen: &FleetState, _now: f64) -> Option<(usize, usize)> {
         None
     }
 
-    /// An engine's report has arrived.
+    /// Handles an engine's report.
     fn on_report(&mut self, _replica: usize, _report: &ReplicaReport) {}
 
     fn on_first_token(&mut self, _id: usize, _seen: &FleetState, _now: f64) {}
 
     fn on_last_token(&mut self, _id: usize, _seen: &FleetState, _now: f64) {}
 
-    /// A request's replica has ended. To most it looks as if the answer had.
+    /// Handles the end of a request's replica.
+    ///
+    /// To most policies it looks like the end of the answer.
     fn on_cut(&mut self, id: usize, had_tokens: bool, seen: &FleetState, now: f64) {
         if !had_tokens {
             self.on_first_token(id, seen, now);
@@ -96,7 +102,7 @@ impl PolicyName {
     }
 }
 
-/// The index with the least of something; at random among equals.
+/// Index of the least value; at random among equals.
 pub(crate) fn index_of_least(of: impl Iterator<Item = f64>, random: &mut fastrand::Rng) -> usize {
     let (mut best, mut value, mut equals) = (0, f64::INFINITY, 0);
     for (index, new) in of.enumerate() {

@@ -1,4 +1,4 @@
-//! What is random in workloads and fleets, from a seed.
+//! Random numbers of workloads and fleets, from a seed.
 
 pub(crate) struct Random(fastrand::Rng);
 
@@ -7,7 +7,7 @@ impl Random {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// From 0 up to 1.
+    /// Number from 0 up to 1.
     pub(crate) fn unit(&mut self) -> f64 {
         self.0.f64()
     }
@@ -16,18 +16,19 @@ impl Random {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// With this mean before it is bounded, and this deviation of the logarithm.
+    /// Log-normal number, bounded, with this mean before the bounds, and this deviation of the
+    /// logarithm.
     pub(crate) fn log_normal(&mut self, mean: f64, deviation: f64, least: f64, most: f64) -> u32 {
         whole((mean * self.factor(deviation)).clamp(least, most))
     }
 
-    /// Log-normal, 1 in the mean, with this deviation of the logarithm.
+    /// Log-normal factor, 1 in the mean, with this deviation of the logarithm.
     pub(crate) fn factor(&mut self, deviation: f64) -> f64 {
         let normal = (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos();
         (deviation * normal - deviation * deviation / 2.0).exp()
     }
 
-    /// An index, as often as its weight says.
+    /// Index drawn in proportion to its weight.
     pub(crate) fn one_of(&mut self, weights: &[f64]) -> usize {
         let mut left = self.unit() * weights.iter().sum::<f64>();
         weights

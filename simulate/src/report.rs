@@ -52,7 +52,7 @@ pub(crate) fn by_workload(outcomes: &[Outcome]) -> Vec<&[Outcome]> {
     outcomes.chunk_by(|one, other| one.workload == other.workload).collect()
 }
 
-/// The first cell to the left, numbers to the right.
+/// Writes a line with the first cell to the left, numbers to the right.
 fn line(text: &mut String, cells: &[impl AsRef<str>], widths: &[usize]) {
     for (column, (cell, width)) in cells.iter().zip(widths).enumerate() {
         let cell = cell.as_ref();
@@ -61,7 +61,7 @@ fn line(text: &mut String, cells: &[impl AsRef<str>], widths: &[usize]) {
     text.push('\n');
 }
 
-/// One line for each outcome, after one of headings. Times are in seconds.
+/// CSV with a line of headings and one for each outcome. Times are in seconds.
 #[must_use]
 pub fn csv(outcomes: &[Outcome]) -> String {
     let mut text =
@@ -88,7 +88,7 @@ pub fn csv(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// About three digits.
+/// Formats seconds with about three digits.
 pub(crate) fn seconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") }
 }

@@ -1,11 +1,13 @@
-//! A request as the simulator sees it: no text and no tokens, only the keys of its blocks and two lengths. Equal content means equal keys,
-//! so what requests share is all that matters here and all that is kept.
+//! A request as the simulator sees it: no text and no tokens, only the keys of its blocks and two
+//! lengths.
+//!
+//! Equal content means equal keys. Only shared content matters here, so nothing else is kept.
 
 use std::sync::Arc;
 
 use hostler_placement::block_keys::{BlockKey, KeyChain};
 
-/// Tokens in a block, as in vLLM's default.
+/// Tokens in a block, vLLM's default.
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 
 /// A request and the answer that it will get.
@@ -38,8 +40,8 @@ pub(crate) fn keys(segments: &[Segment]) -> Arc<[BlockKey]> {
     let total: u32 = segments.iter().map(|segment| segment.tokens).sum();
     let mut keys = Vec::with_capacity((total / BLOCK_TOKENS) as usize);
     let mut chain = KeyChain::new("", "");
-    // The pieces of segments in the block so far: the name in two halves, where the piece begins,
-    // how long it is.
+    // Pieces of segments in the block so far: the name in two halves, where the piece begins, how
+    // long it is.
     let mut block: Vec<u32> = Vec::new();
     let mut room = BLOCK_TOKENS;
     for segment in segments {

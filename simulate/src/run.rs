@@ -1,5 +1,7 @@
-//! A run: requests arrive, a policy sends them to replicas, replicas compute. Driven by events in the order of simulated time, so it waits
-//! for nothing and is the same each time.
+//! A run: requests arrive, a policy sends them to replicas, replicas compute.
+//!
+//! Events drive it in the order of simulated time, so it waits for nothing and gives equal results
+//! each time.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -11,10 +13,10 @@ use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::policy::Policy;
 use crate::workload::{ArrivalTime, Workload};
 
-/// How often a request is placed at most, as in the router.
+/// Most times that a request is placed, as in the router.
 const MAX_ATTEMPTS: u8 = 3;
 
-/// The outcome of a request. Times are seconds since the run began.
+/// Outcome of a request. Times are seconds since the run began.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RequestRecord {
     pub(crate) arrived: f64,
@@ -28,10 +30,10 @@ pub(crate) struct RequestRecord {
     pub(crate) cut: bool,
 }
 
-/// The outcomes of all requests.
+/// Outcomes of all requests.
 #[derive(Debug)]
 pub(crate) struct RunResult {
-    /// In the order of the workload.
+    /// Records in the order of the workload.
     pub(crate) records: Vec<RequestRecord>,
     /// Seconds that each replica computed.
     pub(crate) busy: Vec<f64>,
@@ -41,13 +43,13 @@ pub(crate) struct RunResult {
 #[derive(Debug)]
 enum SimEvent {
     Arrives(usize),
-    /// On this replica, in this life of its engine.
+    /// A step ends on this replica, in this life of its engine.
     StepEnds(usize, u32),
     Reported(usize, ReplicaReport),
     JobEnds(usize),
 }
 
-/// An event at its time; of those at the same time, the one that was made first comes first.
+/// An event at its time. Among events at the same time, the one created first comes first.
 #[derive(Debug)]
 struct TimedEvent {
     time: f64,
@@ -83,7 +85,7 @@ struct Simulation<'a> {
     policy: Box<dyn Policy>,
     engines: Vec<SimulatedEngine>,
     stepping: Vec<bool>,
-    /// How many engines each replica has had before.
+    /// Number of engines that each replica has had before.
     lives: Vec<u32>,
     /// How often each request was placed.
     attempts: Vec<u8>,
@@ -92,7 +94,7 @@ struct Simulation<'a> {
     seen: FleetState,
     events: BinaryHeap<TimedEvent>,
     next_sequence: u64,
-    /// Which requests follow whose answer, and how long after.
+    /// Requests that follow each request's answer, and how long after.
     followers: FxHashMap<usize, Vec<(usize, f64)>>,
     run: RunResult,
 }
@@ -137,7 +139,7 @@ pub(crate) fn run(fleet: &SimulatedFleet, workload: &Workload, policy: Box<dyn P
         match event {
             SimEvent::Arrives(id) => world.on_arrival(id, time),
             SimEvent::StepEnds(replica, life) if world.lives[replica] == life => world.end_step(replica, time, done),
-            // It ended with the job of its engine.
+            // The step ended with the job of its engine.
             SimEvent::StepEnds(..) => {}
             SimEvent::JobEnds(replica) => world.end_job(replica, time, done),
             SimEvent::Reported(replica, report) => {
@@ -227,7 +229,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Answers that have begun are cut, requests that nothing has come for are placed again, and another job's engine takes over.
+    /// Ends a job: begun answers are cut, unanswered requests are placed again, and another job's
+    /// engine takes over.
     fn end_job(&mut self, replica: usize, now: f64, done: &dyn Fn()) {
         if self.open == 0 {
             return;

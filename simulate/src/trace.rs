@@ -1,5 +1,8 @@
-//! Recorded traces in the format that Mooncake's authors published theirs in: one JSON object a line, with an id for each 512 tokens of the
-//! prompt instead of its text. Equal ids are equal content after an equal beginning. The simulator makes blocks of them, `hostler bench` words.
+//! Recorded traces in the format in which Mooncake's authors published theirs: one JSON object a
+//! line, with an id for each 512 tokens of the prompt instead of its text.
+//!
+//! Equal ids are equal content after an equal beginning. The simulator turns them into blocks,
+//! `hostler bench` into words.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -36,19 +39,19 @@ pub enum TraceError {
 /// One request, as it was recorded.
 #[derive(Debug, Deserialize)]
 pub struct TraceRequest {
-    /// When it came, in milliseconds.
+    /// Arrival time in milliseconds.
     pub timestamp: f64,
     #[serde(rename = "input_length")]
     pub input: u32,
     #[serde(rename = "output_length")]
     pub output: u32,
-    /// The prompt's content: an id per 512 tokens; the last one may stand for fewer.
+    /// Content of the prompt: an id per 512 tokens; the last one may stand for fewer.
     #[serde(rename = "hash_ids")]
     pub ids: Box<[u64]>,
 }
 
 impl TraceRequest {
-    /// Its ids, each with the number of its tokens in this prompt.
+    /// Ids of the prompt, each with the number of its tokens in this prompt.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, u32)> {
         let mut left = self.input;
         self.ids.iter().map(move |id| {
@@ -59,10 +62,10 @@ impl TraceRequest {
     }
 }
 
-/// The requests of a file, in its order, read lazily.
+/// Reads the requests of a file, in its order, lazily.
 ///
 /// # Errors
-/// When it cannot be opened. An item is an error where a line cannot be read or is not in the
+/// When the file cannot be opened. An item is an error if a line cannot be read or is not in the
 /// format.
 pub fn read_requests(file: &Path) -> Result<impl Iterator<Item = Result<TraceRequest, TraceError>>, TraceError> {
     let unreadable = {

@@ -1,5 +1,7 @@
-//! What the fleet is asked for: a list of requests, each with the moment at which it comes. All of it is decided before a run begins, from
-//! a seed or a trace, so that every policy meets exactly the same requests.
+//! Workload of the fleet: a list of requests with their arrival times.
+//!
+//! Everything is decided before a run begins, from a seed or a trace, so that every policy meets
+//! exactly the same requests.
 
 mod mooncake;
 mod synthetic;
@@ -17,14 +19,14 @@ pub(crate) use synthetic::unrelated;
 #[derive(Debug, Clone)]
 pub struct Workload {
     pub name: String,
-    /// Its requests; those of a conversation in their order.
+    /// Requests of the workload; those of a conversation in their order.
     pub arrivals: Vec<Arrival>,
 }
 
 #[derive(Debug, Clone)]
 pub struct Arrival {
     pub request: Request,
-    /// When it comes.
+    /// When the request comes.
     pub start: ArrivalTime,
 }
 
@@ -61,11 +63,13 @@ impl WorkloadKind {
 /// The numbers behind a workload.
 #[derive(Debug, Clone, PartialEq, Args)]
 pub struct WorkloadShape {
-    /// Trace file (JSON lines: `timestamp` in ms, `input_length`, `output_length`, `hash_ids` of 512-token blocks), for `mooncake`.
+    /// Trace file (JSON lines: `timestamp` in ms, `input_length`, `output_length`, `hash_ids` of
+    /// 512-token blocks), for `mooncake`.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// How fast: the factor by which a trace is sped up, or the conversations, requests or bursts per second. Each workload has a default
-    /// of its own (mooncake 1.5, agentic 3.4, hot-prefix 24, bursts 0.8, no-sharing 16).
+    /// How fast: the factor by which a trace is sped up, or the conversations, requests or bursts
+    /// per second. Each workload has a default of its own (mooncake 1.5, agentic 3.4, hot-prefix
+    /// 24, bursts 0.8, no-sharing 16).
     #[arg(long, value_name = "NUMBER", value_parser = positive)]
     pub rate: Option<f64>,
     /// Requests, at most.
@@ -99,7 +103,7 @@ impl Default for WorkloadShape {
 }
 
 impl WorkloadShape {
-    /// The workload of this kind.
+    /// Creates the workload of this kind.
     ///
     /// # Errors
     /// When a trace is needed and cannot be read.
@@ -124,7 +128,7 @@ impl WorkloadShape {
 }
 
 impl Workload {
-    /// Tokens of its longest prompt with its answer.
+    /// Tokens of the longest prompt with its answer.
     #[must_use]
     pub fn max_tokens(&self) -> u32 {
         self.arrivals.iter().map(|arrival| arrival.request.prompt + arrival.request.output).max().unwrap_or(0)

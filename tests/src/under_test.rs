@@ -1,5 +1,7 @@
-//! The `hostler` program as tests run it, also as the simulated engine of in-process agents. What it has more than `hostler`: tests say by
-//! the environment how long clients may stall, because `tests/hardening` cannot wait for 5 min each time.
+//! The `hostler` program as tests run it, also as the simulated engine of in-process agents.
+//!
+//! In addition to `hostler`, an environment variable sets how long clients may stall, because
+//! `tests/hardening` cannot wait for 5 min each time.
 
 use std::time::Duration;
 

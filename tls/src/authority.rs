@@ -1,5 +1,7 @@
-//! The authority of a fleet: a key that signs the certificates of its routers and nodes, in a folder that all its routers share. And a
-//! node's own key with its request to be signed for.
+//! Authority of a fleet: a key that signs the certificates of its routers and nodes, in a folder
+//! that all its routers share.
+//!
+//! A node's own key and its signing request are here, too.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -19,7 +21,9 @@ use crate::{BACKDATE_SECONDS, CertificateInfo, Fingerprint, ROUTER_NAME, TlsErro
 /// File name of the authority's certificate, which anybody may read.
 const CERTIFICATE: &str = "ca.crt";
 
-/// File name of its key. Whoever has the key can pose as any router or node of the fleet.
+/// File name of the authority's key.
+///
+/// Whoever has the key can pose as any router or node of the fleet.
 const KEY: &str = "ca.key";
 
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -38,7 +42,7 @@ pub struct IssuedCertificate {
     pub info: CertificateInfo,
 }
 
-/// A certificate for clients to see, and its key, both in PEM.
+/// A certificate for the edge's clients, and its key, both in PEM.
 pub struct EdgeCertificate {
     pub certificate: String,
     pub key: String,
@@ -48,7 +52,7 @@ impl Authority {
     /// Creates the authority of a new fleet in `folder`.
     ///
     /// # Errors
-    /// When there is one already, the name is invalid, or the folder cannot be written.
+    /// When an authority already exists, the name is invalid, or the folder cannot be written.
     pub fn create(folder: &Path, fleet: &str) -> Result<Self, TlsError> {
         check_name(fleet)?;
         make_folder(folder)?;
@@ -63,7 +67,7 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         set_validity(&mut params, AUTHORITY_LIFETIME);
         let certificate = params.self_signed(&key)?;
-        // The key first: a folder with only a key is no authority yet, and the key has signed
+        // Write the key first: a folder with only a key is no authority yet, and the key has signed
         // nothing.
         write_new(&folder.join(KEY), key.serialize_pem().as_bytes())?;
         write_public(&folder.join(CERTIFICATE), certificate.pem().as_bytes())?;
@@ -73,7 +77,7 @@ impl Authority {
     /// Loads the authority in `folder`.
     ///
     /// # Errors
-    /// When it is missing or damaged, or others may read its key.
+    /// When the authority is missing or damaged, or others may read its key.
     pub fn load(folder: &Path) -> Result<Self, TlsError> {
         let (certificate_file, key_file) = (folder.join(CERTIFICATE), folder.join(KEY));
         if !certificate_file.exists() || !key_file.exists() {
@@ -101,7 +105,7 @@ impl Authority {
         &self.fleet
     }
 
-    /// The fingerprint that agents know it by.
+    /// Fingerprint by which agents know the authority.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of_key(&self.issuer.key().subject_public_key_info())
@@ -112,14 +116,16 @@ impl Authority {
         &self.certificate
     }
 
-    /// When its certificate expires, and with it all that it has signed: Unix time in seconds.
+    /// When the authority's certificate expires, and with it all that it has signed: Unix time in
+    /// seconds.
     #[must_use]
     pub fn expires_at(&self) -> Option<u64> {
         expires_at(&self.certificate)
     }
 
-    /// Signs a node's certificate. Of the request only the key counts; the caller has decided who
-    /// the node is.
+    /// Signs a node's certificate.
+    ///
+    /// Only the key in the request counts; the caller has decided the node's name.
     ///
     /// # Errors
     /// When the request is damaged, does not prove that its sender has the key, or a name cannot
@@ -142,7 +148,7 @@ impl Authority {
         Ok(IssuedCertificate { certificate, info: certified })
     }
 
-    /// The fingerprint of the key in a signing request.
+    /// Fingerprint of the key in a signing request.
     ///
     /// # Errors
     /// When the request is damaged, or does not prove that its sender has the key.
@@ -150,16 +156,18 @@ impl Authority {
         Ok(Fingerprint::of_key(&parse_request(request)?.public_key.subject_public_key_info()))
     }
 
-    /// Signs a certificate under which an edge is reached, for as long as an authority holds: its clients trust `ca.crt`.
+    /// Signs a certificate for the edge under these names, valid as long as an authority.
+    ///
+    /// Its clients trust `ca.crt`.
     ///
     /// # Errors
-    /// When a name is neither an address nor of ASCII, or the cryptographic library fails.
+    /// When a name is neither an address nor ASCII, or the cryptographic library fails.
     pub fn issue_edge(&self, names: &[String]) -> Result<EdgeCertificate, TlsError> {
         let (certificate, key) = self.issue_server("edge", names.to_vec(), AUTHORITY_LIFETIME)?;
         Ok(EdgeCertificate { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// The same for a process that keeps it in memory, where nobody renews it.
+    /// Signs an edge certificate for a process that keeps it in memory, where nobody renews it.
     pub(crate) fn issue_edge_in_memory(
         &self,
         names: &[String],
@@ -168,10 +176,10 @@ impl Authority {
         Ok((vec![certificate.der().clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
     }
 
-    /// A certificate for a router, with its key.
+    /// Issues a certificate for a router, with its key.
     pub(crate) fn issue_router(&self, lifetime: Duration) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
         let (certificate, key) = self.issue_server("router", vec![ROUTER_NAME.to_owned()], lifetime)?;
-        // With the authority's own certificate, since a joining agent has only its fingerprint.
+        // Include the authority's own certificate, since a joining agent has only its fingerprint.
         Ok((vec![certificate.der().clone(), self.certificate.clone()], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
     }
 
@@ -193,7 +201,7 @@ fn parse_request(request: &[u8]) -> Result<CertificateSigningRequestParams, TlsE
         .map_err(|error| TlsError::Request(error.to_string()))
 }
 
-/// Valid from a little before now until `lifetime` from now.
+/// Sets the validity from a little before now until `lifetime` from now.
 fn set_validity(params: &mut CertificateParams, lifetime: Duration) {
     let now = SystemTime::now();
     params.not_before = (now - Duration::from_secs(BACKDATE_SECONDS)).into();
@@ -212,8 +220,8 @@ impl NodeKey {
         if !path.exists() {
             path.parent().map_or(Ok(()), make_folder)?;
             let pem = KeyPair::generate()?.serialize_pem();
-            // Another process of this node may be first; its key counts then. Where there are no
-            // hard links, the last one counts.
+            // Another process of this node may be first; then its key counts. If there are no hard
+            // links, the last key counts.
             if write_new(path, pem.as_bytes()).is_err() && !path.exists() {
                 write_private(path, pem.as_bytes())?;
             }
@@ -226,7 +234,7 @@ impl NodeKey {
         Ok(Self(KeyPair::from_pem(&pem).map_err(damaged)?))
     }
 
-    /// A certificate signing request in DER, which proves that its sender has the key.
+    /// Creates a certificate signing request in DER, which proves that its sender has the key.
     ///
     /// # Errors
     /// When the cryptographic library fails.
@@ -234,7 +242,7 @@ impl NodeKey {
         Ok(CertificateParams::default().serialize_request(&self.0)?.der().to_vec())
     }
 
-    /// The fingerprint of its public key.
+    /// Fingerprint of the public key.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of_key(&self.0.subject_public_key_info())

@@ -1,4 +1,5 @@
-//! What a node's certificate says: which node of which fleet its holder is, by which token it joined, and for how long that holds.
+//! Content of a node's certificate: its node and fleet, the token by which it joined, and its
+//! validity.
 
 use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
@@ -10,7 +11,7 @@ use crate::{BACKDATE_SECONDS, TlsError, hex};
 pub struct Fingerprint(pub(crate) [u8; 32]);
 
 impl Fingerprint {
-    /// The fingerprint of a certificate's public key; `None` where it cannot be read.
+    /// Fingerprint of a certificate's public key; `None` if it cannot be parsed.
     #[must_use]
     pub fn of_certificate(certificate: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
@@ -23,7 +24,7 @@ impl Fingerprint {
     }
 }
 
-/// When a certificate expires: Unix time in seconds; `None` where it cannot be read.
+/// When a certificate expires: Unix time in seconds; `None` if it cannot be parsed.
 pub(crate) fn expires_at(certificate: &[u8]) -> Option<u64> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     u64::try_from(certificate.validity().not_after.timestamp()).ok()
@@ -35,15 +36,15 @@ impl std::fmt::Display for Fingerprint {
     }
 }
 
-/// The content of a node's certificate, which the handshake has verified.
+/// Content of a node's certificate, which the handshake has verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateInfo {
     pub node: String,
     pub token: String,
     pub key: Fingerprint,
-    /// When it was issued: Unix time in seconds by the issuing router's clock.
+    /// Time of issue: Unix time in seconds by the issuing router's clock.
     pub issued_at: u64,
-    /// When it expires: Unix time in seconds.
+    /// Time of expiry: Unix time in seconds.
     pub expires_at: u64,
 }
 
@@ -73,15 +74,15 @@ impl CertificateInfo {
 
 const SCHEME: &str = "hostler://";
 
-/// The longest name of a node or fleet, in bytes; a file name has at most 255.
+/// Longest name of a node or fleet, in bytes; a file name has at most 255.
 const MAX_NAME_BYTES: usize = 200;
 
-/// The URI in a certificate that names its node.
+/// URI in a certificate that names its node.
 pub(crate) fn node_uri(fleet: &str, node: &str) -> String {
     format!("{SCHEME}{fleet}/node/{node}")
 }
 
-/// The URI in a certificate that names the node's join token.
+/// URI in a certificate that names the node's join token.
 pub(crate) fn token_uri(fleet: &str, token: &str) -> String {
     format!("{SCHEME}{fleet}/token/{token}")
 }
@@ -89,7 +90,7 @@ pub(crate) fn token_uri(fleet: &str, token: &str) -> String {
 /// Checks that a name can stand in such a URI without escapes, and be a folder's name.
 ///
 /// # Errors
-/// When it cannot.
+/// When the name cannot.
 pub fn check_name(name: &str) -> Result<(), TlsError> {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
     if !name.is_empty() && !name.starts_with('.') && name.len() <= MAX_NAME_BYTES && name.chars().all(fits) {

@@ -1,5 +1,7 @@
-//! The client's side of TLS: what it trusts, and the handshake with a router. Agents know routers by the fleet's authority; before an agent has
-//! that, by the fingerprint in its token. Operators know a router by the same authority and the name of its host.
+//! The client's side of TLS: its trust, and the handshake with a router.
+//!
+//! Agents know routers by the fleet's authority, or by the fingerprint in their token before they
+//! have that. Operators know a router by the same authority and the name of its host.
 
 use std::io;
 use std::path::Path;
@@ -18,8 +20,10 @@ use crate::files::read;
 use crate::server::certificates;
 use crate::{Fingerprint, NodeKey, ROUTER_NAME, Stream, TlsError, provider};
 
-/// What an agent without a certificate trusts: the authority with this fingerprint, which the
-/// router sends beside its own certificate.
+/// Verifier for an agent without a certificate.
+///
+/// It trusts the authority with this fingerprint, which the router sends beside its own
+/// certificate.
 #[derive(Debug)]
 pub struct EnrollmentVerifier {
     authority: Fingerprint,
@@ -27,7 +31,7 @@ pub struct EnrollmentVerifier {
 }
 
 impl EnrollmentVerifier {
-    /// The TLS settings of a connection that asks for a certificate.
+    /// TLS settings of a connection that asks for a certificate.
     ///
     /// # Errors
     /// When the cryptographic library fails.
@@ -79,7 +83,7 @@ impl ServerCertVerifier for EnrollmentVerifier {
     }
 }
 
-/// The TLS settings of a node with a certificate. `from` names the source in errors.
+/// TLS settings of a node with a certificate. `from` names the source in errors.
 ///
 /// # Errors
 /// When the authority or the certificate cannot be used, or the key does not belong to the
@@ -96,10 +100,13 @@ pub fn member_config(authority: &[u8], certificate: &[u8], key: &NodeKey, from: 
     Ok(finish(config.map_err(|error| wrong(format!("its certificate and key cannot be used ({error})")))?))
 }
 
-/// Does the client's part of a handshake with a listener of the router that has the fleet's certificate for this host, which is a name or an address.
+/// Does the client's part of a handshake with a router's listener that has the fleet's certificate
+/// for this host.
+///
+/// The host is a name or an address.
 ///
 /// # Errors
-/// When the authority's file cannot be read, and when the handshake fails.
+/// When the authority's file cannot be read, or the handshake fails.
 pub async fn connect_to_host(stream: TcpStream, authority: &Path, host: &str, protocol: &[u8]) -> io::Result<Stream> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(authority, &read(authority).map_err(io::Error::other)?).map_err(io::Error::other)? {
@@ -119,11 +126,12 @@ fn finish(mut config: ClientConfig) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Does the client's part of a handshake with a router, and waits for the router's first bytes:
-/// only they show that it accepted the client's certificate.
+/// Does the client's part of a handshake with a router, and waits for the router's first bytes.
+///
+/// Only they show that it accepted the client's certificate.
 ///
 /// # Errors
-/// When it fails; `describe_for_agent` says why.
+/// When the handshake fails; `describe_for_agent` explains why.
 pub async fn connect(stream: TcpStream, config: Arc<ClientConfig>) -> io::Result<Stream> {
     let name = ServerName::try_from(ROUTER_NAME).map_err(io::Error::other)?;
     let mut stream = TlsConnector::from(config).connect(name, stream).await?;

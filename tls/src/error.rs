@@ -1,4 +1,4 @@
-//! What goes wrong with files, certificates and handshakes, in sentences that say what to do.
+//! Errors of files, certificates and handshakes, in sentences that name the remedy.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ impl From<rustls::Error> for TlsError {
     }
 }
 
-/// The TLS library's error among the causes of another.
+/// Finds the TLS library's error among the causes of another.
 fn tls_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -79,7 +79,8 @@ pub fn is_alert_about_certificate(error: &(dyn Error + 'static)) -> bool {
     )
 }
 
-/// For an agent: why its connection to a router failed in TLS; `None` if it failed otherwise.
+/// Explains to an agent why its connection to a router failed in TLS; `None` if it failed
+/// otherwise.
 #[must_use]
 pub fn describe_for_agent(error: &(dyn Error + 'static)) -> Option<String> {
     use AlertDescription as Alert;
@@ -120,7 +121,7 @@ pub fn describe_for_agent(error: &(dyn Error + 'static)) -> Option<String> {
     Some(sentence)
 }
 
-/// For a router: why an agent's connection failed in TLS; `None` if it failed otherwise.
+/// Explains to a router why an agent's connection failed in TLS; `None` if it failed otherwise.
 #[must_use]
 pub fn describe_for_router(error: &(dyn Error + 'static)) -> Option<String> {
     use AlertDescription as Alert;

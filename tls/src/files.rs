@@ -1,4 +1,5 @@
-//! Files with secrets: written whole and readable by their owner alone, and refused where others may read them.
+//! Files with secrets: written whole and readable by their owner alone, and refused if others may
+//! read them.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
@@ -7,8 +8,9 @@ use std::path::Path;
 
 use crate::{TlsError, hex, provider};
 
-/// The largest file with a key, a certificate or a token that is read, in bytes; a chain of a few
-/// certificates has some kilobytes.
+/// Largest file with a key, a certificate or a token that is read, in bytes.
+///
+/// A chain of a few certificates has some kilobytes.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// Creates a folder and its parents, for their owner alone.
@@ -16,10 +18,10 @@ pub(crate) fn make_folder(path: &Path) -> Result<(), TlsError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| TlsError::Write { path: path.to_owned(), source })
 }
 
-/// Writes a file that only its owner may read, atomically; replaces an existing one.
+/// Writes a file that only its owner may read, atomically. Replaces an existing file.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the file cannot be written.
 pub fn write_private(path: &Path, content: &[u8]) -> Result<(), TlsError> {
     write(path, content, 0o600, true)
 }
@@ -31,7 +33,7 @@ pub(crate) fn write_public(path: &Path, content: &[u8]) -> Result<(), TlsError> 
 /// Creates a file that only its owner may read.
 ///
 /// # Errors
-/// When it exists already, or cannot be written.
+/// When the file already exists, or cannot be written.
 pub(crate) fn write_new(path: &Path, content: &[u8]) -> Result<(), TlsError> {
     write(path, content, 0o600, false)
 }
@@ -39,15 +41,15 @@ pub(crate) fn write_new(path: &Path, content: &[u8]) -> Result<(), TlsError> {
 fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), TlsError> {
     let failed = |source| TlsError::Write { path: path.to_owned(), source };
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    // Not the process id: in two containers that share the folder both may be 1, and each would
-    // overwrite the other's draft.
+    // Do not use the process id: in two containers that share the folder both may be 1, and each
+    // would overwrite the other's draft.
     let mut random = [0; 8];
     provider().secure_random.fill(&mut random).map_err(|_| TlsError::Crypto("the system has no randomness for a file's name".into()))?;
     name.push(format!(".{}.new", hex(&random)));
     let unfinished = path.with_file_name(name);
     let written = (|| {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&unfinished)?;
-        // Independent of the user's umask.
+        // Set the mode independently of the user's umask.
         file.set_permissions(fs::Permissions::from_mode(mode))?;
         file.write_all(content)?;
         file.sync_all()?;
@@ -72,7 +74,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 /// Reads a file with a secret.
 ///
 /// # Errors
-/// When it cannot be read, or others than its owner may read it.
+/// When the file cannot be read, or others than its owner may read it.
 pub fn read_private(path: &Path) -> Result<Vec<u8>, TlsError> {
     let found = fs::metadata(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
     let mode = found.permissions().mode() & 0o777;

@@ -1,5 +1,7 @@
-//! TLS for Hostler: the authority that signs for a fleet, the tokens by which nodes join it, what a certificate says of its holder, and the
-//! settings of both ends of a connection. Router, agent and command line use it; nothing here knows of requests or replicas.
+//! TLS for Hostler: the authority that signs for a fleet, the tokens by which nodes join it, the
+//! content of certificates, and the settings of both ends of a connection.
+//!
+//! Router, agent and command line use it; nothing here knows of requests or replicas.
 
 mod authority;
 mod certificate_info;
@@ -27,15 +29,17 @@ pub use stream::{Handshake, Stream, accept};
 pub use token::JoinToken;
 pub use token_store::{JoinRequest, TokenError, TokenInfo, TokenScope, TokenStore, UseLimit};
 
-/// The TLS settings of one kind of client, ready to be used.
+/// TLS settings of one kind of client, ready to be used.
 pub use tokio_rustls::rustls::ClientConfig;
 
-/// The name in routers' certificates. Agents ask for it whatever address they dialled: the fleet's
-/// authority identifies a router, not the place where it runs.
+/// Name in routers' certificates.
+///
+/// Agents ask for it whatever address they dialled: the fleet's authority identifies a router, not
+/// the place where it runs.
 const ROUTER_NAME: &str = "router.hostler.internal";
 
-/// How long before its issue a certificate is already valid, in seconds: clocks may differ by as
-/// much.
+/// How long before its issue a certificate is already valid, in seconds, because clocks may differ
+/// by as much.
 pub const BACKDATE_SECONDS: u64 = 300;
 
 fn provider() -> Arc<CryptoProvider> {
@@ -49,13 +53,13 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Lower case, two digits per byte.
+/// Formats bytes in lower case, two digits per byte.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes of a lower-case hexadecimal text; `None` unless it has exactly `N`.
+/// Parses a lower-case hexadecimal text; `None` unless it has exactly `N` bytes.
 #[must_use]
 pub fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits: Option<Vec<u8>> =
@@ -68,7 +72,7 @@ pub fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// A Unix time in seconds, for people.
+/// Formats a Unix time in seconds for people.
 fn format_time(seconds: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + std::time::Duration::from_secs(seconds)).to_string()
 }

@@ -1,5 +1,8 @@
-//! Whose a node's name is: the key that was first admitted by it, as `NAME.json` in the folder `nodes` beside the fleet's authority. Another key gets the
-//! name only by an operator's word, so that nobody takes it while its owner is away. Files are written as those of tokens are.
+//! Owners of nodes' names.
+//!
+//! A name belongs to the key that was first admitted by it, as `NAME.json` in the folder `nodes`
+//! beside the fleet's authority. Only an operator can give a node's name to another key, so nobody
+//! takes it while its owner is away. Files are written like those of tokens.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,13 +18,14 @@ pub(crate) struct NodeNames {
     folder: PathBuf,
 }
 
-/// What `NAME.json` holds.
+/// Content of `NAME.json`.
 #[derive(Debug, Deserialize)]
 struct NameOwner {
     /// SHA-256 of the key.
     key: String,
-    /// Since when the name is this key's: Unix time in seconds. If missing, later than any other
-    /// time.
+    /// When the name became this key's: Unix time in seconds.
+    ///
+    /// If missing, later than any other time.
     #[serde(default = "never")]
     since: u64,
 }
@@ -30,12 +34,12 @@ fn never() -> u64 {
     u64::MAX
 }
 
-/// The owner of a name, relative to one key.
+/// Owner of a name, relative to one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameHolder {
     Nobody,
     ThisKey,
-    /// Another key has had it since then.
+    /// Another key has had the name since then.
     Another(u64),
 }
 
@@ -57,10 +61,10 @@ impl NodeNames {
         Ok(if owner.key == key.to_string() { NameHolder::ThisKey } else { NameHolder::Another(owner.since) })
     }
 
-    /// Gives a free name to this key. Returns whose the name is now: this key's, or another's.
+    /// Gives a free name to this key, and returns the present owner: this key, or another.
     pub(crate) fn claim(&self, node: &str, key: Fingerprint, since: u64) -> Result<NameHolder, TlsError> {
-        // A node that renews its certificate already has its name; this is checked first, so that
-        // the folder is written to once per node.
+        // A node that renews its certificate already has its name. Check that first, so that the
+        // folder is written to once per node.
         match self.holder(node, key)? {
             NameHolder::Nobody => {}
             holder => return Ok(holder),

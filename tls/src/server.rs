@@ -1,5 +1,8 @@
-//! The router's TLS listeners: the edge, whose certificate an operator keeps in files that are read again when they change, or the fleet's
-//! authority issues in memory, and the agents' port, whose certificate the router makes for itself. Connections that are open are never touched by a change.
+//! The router's TLS listeners: the edge and the agents' port.
+//!
+//! The edge's certificate is in an operator's files, which are read again when they change, or the
+//! fleet's authority issues it in memory. The router makes the certificate of the agents' port
+//! itself. A change never touches open connections.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,16 +23,16 @@ use crate::{Authority, Handshake, TlsError, provider};
 /// How often the edge's three small files are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Prefers HTTP/2 to HTTP/1.1.
+/// ALPN protocols, with HTTP/2 preferred to HTTP/1.1.
 const ALPN_PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 #[derive(Debug, Clone)]
 pub struct EdgeFiles {
-    /// The certificate and the intermediate ones, in PEM.
+    /// Certificate and intermediate ones, in PEM.
     pub certificate: PathBuf,
-    /// Its key, in PEM.
+    /// Key of the certificate, in PEM.
     pub key: PathBuf,
-    /// The authorities of clients' certificates, in PEM. If given, every client needs one.
+    /// Authorities of clients' certificates, in PEM. If given, every client needs a certificate.
     pub client_authority: Option<PathBuf>,
 }
 
@@ -42,14 +45,14 @@ struct EdgeFileBytes {
 #[derive(Debug)]
 pub struct EdgeTls {
     current: ArcSwap<LoadedCertificate>,
-    /// Where it is read again from; none where the fleet's authority has issued it.
+    /// Files to read again; `None` if the fleet's authority has issued the certificate.
     files: Option<EdgeFiles>,
 }
 
 #[derive(Debug)]
 struct LoadedCertificate {
     settings: Handshake,
-    /// Of the files when they were read last.
+    /// Digest of the files when they were last read.
     digest: [u8; 32],
     expires_at: Option<u64>,
 }
@@ -65,13 +68,15 @@ impl EdgeTls {
     /// Reads the files.
     ///
     /// # Errors
-    /// When one cannot be read or is invalid, or key and certificate do not belong together.
+    /// When a file cannot be read or is invalid, or key and certificate do not belong together.
     pub fn load(files: EdgeFiles) -> Result<Self, TlsError> {
         let current = ArcSwap::from_pointee(files.load(&files.read()?)?);
         Ok(Self { current, files: Some(files) })
     }
 
-    /// With a certificate of the fleet's authority for these names and addresses. It and its key are in memory alone.
+    /// Issues a certificate of the fleet's authority for these names and addresses.
+    ///
+    /// The certificate and its key are only in memory.
     ///
     /// # Errors
     /// When a name cannot stand in a certificate, or the cryptographic library fails.
@@ -83,7 +88,7 @@ impl EdgeTls {
         Ok(Self { current: ArcSwap::from_pointee(LoadedCertificate::new(settings, [0; 32], expires_at)), files: None })
     }
 
-    /// The settings for the next handshake.
+    /// Settings for the next handshake.
     #[must_use]
     pub fn handshake(&self) -> Handshake {
         self.current.load().settings.clone()
@@ -95,8 +100,9 @@ impl EdgeTls {
         self.current.load().expires_at
     }
 
-    /// Reads the files again whenever they change, until `end`. Invalid files are logged once, and
-    /// the last good certificate stays in use.
+    /// Reads the files again whenever they change, until `end`.
+    ///
+    /// Invalid files are logged once, and the last good certificate stays in use.
     pub async fn reload_on_change(self: Arc<Self>, end: CancellationToken) {
         let Some(files) = &self.files else { return };
         let mut mentioned = String::new();
@@ -145,8 +151,8 @@ impl EdgeFiles {
     fn read(&self) -> Result<EdgeFileBytes, TlsError> {
         Ok(EdgeFileBytes {
             certificate: read(&self.certificate)?,
-            // The operator decides who else may read the key: secrets are mounted with modes of all
-            // kinds.
+            // The operator decides who else may read the key, because secrets are mounted with
+            // modes of all kinds.
             key: read(&self.key)?,
             client_authority: self.client_authority.as_deref().map(read).transpose()?,
         })
@@ -194,7 +200,7 @@ fn first_expiry(certificates: &[CertificateDer<'_>]) -> Option<u64> {
     certificates.iter().filter_map(|certificate| expires_at(certificate)).min()
 }
 
-/// The certificates in a file, at least one.
+/// Certificates in a file, at least one.
 pub(crate) fn certificates(path: &std::path::Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
@@ -211,7 +217,7 @@ pub struct AgentsTls {
 }
 
 impl AgentsTls {
-    /// Makes the router's first certificate, valid for `lifetime`.
+    /// Creates the router's first certificate, valid for `lifetime`.
     ///
     /// # Errors
     /// When the cryptographic library fails.
@@ -220,7 +226,7 @@ impl AgentsTls {
         Ok(Self { authority, lifetime, current })
     }
 
-    /// The settings for the next handshake.
+    /// Settings for the next handshake.
     #[must_use]
     pub fn handshake(&self) -> Handshake {
         self.current.load_full()
@@ -245,14 +251,14 @@ fn agents_server_config(authority: &Authority, lifetime: Duration) -> Result<Arc
     let (certificates, key) = authority.issue_router(lifetime)?;
     let mut roots = RootCertStore::empty();
     roots.add(authority.certificate().clone())?;
-    // A node without a certificate may connect to ask for one.
+    // A node without a certificate may connect to request one.
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).allow_unauthenticated().build();
     let mut settings = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&version::TLS13])?
         .with_client_cert_verifier(verifier.map_err(|error| TlsError::Crypto(error.to_string()))?)
         .with_single_cert(certificates, key)?;
     settings.alpn_protocols = vec![ALPN_PROTOCOLS[0].to_vec()];
-    // A resumed session would go on with a certificate that has expired meanwhile.
+    // A resumed session would continue with a certificate that has expired meanwhile.
     settings.session_storage = Arc::new(NoServerSessionStorage {});
     settings.send_tls13_tickets = 0;
     Ok(Arc::new(settings))

@@ -1,4 +1,4 @@
-//! A TCP connection with or without TLS upon it, as one type for what is above.
+//! A TCP connection with or without TLS, as one type for the layers above.
 
 use std::io;
 use std::pin::Pin;
@@ -17,13 +17,13 @@ pub enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// The TLS settings of one handshake.
+/// TLS settings of one handshake.
 pub type Handshake = Arc<ServerConfig>;
 
 /// Does the server's part of a handshake.
 ///
 /// # Errors
-/// When it fails or takes longer than `limit`.
+/// When the handshake fails or takes longer than `limit`.
 pub async fn accept(stream: TcpStream, handshake: Handshake, limit: Duration) -> io::Result<Stream> {
     let done = tokio::time::timeout(limit, TlsAcceptor::from(handshake).accept(stream)).await;
     let stream = done.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake took too long"))??;
@@ -31,7 +31,7 @@ pub async fn accept(stream: TcpStream, handshake: Handshake, limit: Duration) ->
 }
 
 impl Stream {
-    /// The peer's certificate, if it has sent one.
+    /// Certificate of the peer, if it has sent one.
     #[must_use]
     pub fn certificate(&self) -> Option<&[u8]> {
         let Self::Tls(stream) = self else { return None };

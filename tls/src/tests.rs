@@ -1,4 +1,4 @@
-//! Tokens, the authority's folder, and handshakes in which one side is not what it should be.
+//! Tokens, the authority's folder, and handshakes with an invalid side.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -143,7 +143,7 @@ fn a_single_use_token_admits_one_of_many_concurrent_nodes() {
 
 #[test]
 fn a_draft_of_another_container_is_left_alone() {
-    // Two processes with the same id, each in a container of its own, share the folder.
+    // Two processes with the same id, each in a different container, share the folder.
     let fleet = fleet();
     let token = fleet.token("", UseLimit::Count(1));
     let use_of = |name: String| fleet.folder.path().join("fleet/tokens").join(name);
@@ -206,7 +206,7 @@ fn an_interrupted_hand_over_is_repeated_by_the_same_key() {
     let note = fleet.folder.path().join("fleet/nodes/n.json");
     let before = std::fs::read(&note).unwrap();
     redeem(&word, "second", NOW + 1).unwrap();
-    // As if the use had been recorded and the name had not.
+    // Simulate a recorded use without the recorded name.
     std::fs::write(&note, before).unwrap();
     assert!(redeem(&word, "third", NOW + 2).unwrap_err().contains("has been used already"));
     redeem(&word, "second", NOW + 2).unwrap();
@@ -217,7 +217,7 @@ fn an_interrupted_hand_over_is_repeated_by_the_same_key() {
 fn an_uncounted_token_admits_though_nothing_can_be_written() {
     let fleet = fleet();
     let token = fleet.token("12", UseLimit::EveryNodeOfItsJob);
-    // No folder can be made where a dangling link is; file modes would not stop root.
+    // A folder cannot be created over a dangling link; file modes would not stop root.
     std::os::unix::fs::symlink("nowhere", fleet.folder.path().join("fleet/nodes")).unwrap();
     fleet.redeem(&token, "n", "12", NOW).unwrap();
 }
@@ -268,7 +268,7 @@ fn a_certificate_names_its_holder_and_damaged_requests_get_none() {
     assert_eq!(CertificateInfo::parse(fleet.authority.certificate()), None);
 }
 
-/// One handshake and each side's result.
+/// Does a handshake, and returns each side's result.
 async fn shake(server: Handshake, client: Arc<ClientConfig>) -> (Result<Option<String>, String>, Result<(), String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -279,7 +279,7 @@ async fn shake(server: Handshake, client: Arc<ClientConfig>) -> (Result<Option<S
             .map_err(|error| describe_for_router(&error).unwrap_or_else(|| error.to_string()))?;
         tokio::io::AsyncWriteExt::write_all(&mut stream, b"a first word").await.unwrap();
         let node = stream.certificate().and_then(CertificateInfo::parse).map(|certified| certified.node);
-        // Until the other side has closed.
+        // Wait until the other side has closed.
         let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 1]).await;
         Ok(node)
     });

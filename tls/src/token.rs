@@ -1,4 +1,6 @@
-//! A join token's text: `ID.SECRET#FINGERPRINT`. Its holder may become a node of the fleet, so it is never shown by accident.
+//! Text of a join token: `ID.SECRET#FINGERPRINT`.
+//!
+//! Its holder may become a node of the fleet, so it is never shown by accident.
 
 use sha2::{Digest, Sha256};
 
@@ -6,15 +8,15 @@ use crate::{Fingerprint, TlsError, hex, parse_hex, provider};
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken {
-    /// Its name in lists and logs.
+    /// Name of the token in lists and logs.
     pub id: String,
     secret: [u8; 32],
-    /// The fingerprint of its fleet's authority.
+    /// Fingerprint of the fleet's authority.
     pub fleet: Fingerprint,
 }
 
 impl JoinToken {
-    /// A new token for the fleet of this authority.
+    /// Creates a token for the fleet of this authority.
     ///
     /// # Errors
     /// When the system gives no random numbers.
@@ -29,7 +31,7 @@ impl JoinToken {
     /// Parses a token's text, without white space around it.
     ///
     /// # Errors
-    /// When it is invalid.
+    /// When the text is invalid.
     pub fn parse(text: &str) -> Result<Self, TlsError> {
         let parts = || {
             let (id, rest) = text.trim().split_once('.')?;
@@ -40,13 +42,13 @@ impl JoinToken {
         parts().ok_or(TlsError::NotAToken)
     }
 
-    /// The whole token, to be shown once.
+    /// The whole token as text, to be shown once.
     #[must_use]
     pub fn text(&self) -> String {
         format!("{}.{}#{}", self.id, hex(&self.secret), self.fleet)
     }
 
-    /// Proves to a router that the sender has the token.
+    /// Secret that proves to a router that the sender has the token.
     #[must_use]
     pub fn secret(&self) -> [u8; 32] {
         self.secret
@@ -64,7 +66,7 @@ pub(crate) fn is_id(id: &str) -> bool {
     parse_hex::<8>(id).is_some()
 }
 
-/// The hash of a secret that is stored.
+/// Hash of a secret, which is stored.
 pub(crate) fn hash(secret: &[u8]) -> [u8; 32] {
     Sha256::digest(secret).into()
 }

@@ -1,6 +1,8 @@
-//! The join tokens of a fleet, as files beside its authority: what was promised (`ID.json`), who has used it (`ID.use-N`), and whether it was
-//! taken back (`ID.revoked`). Files are only ever added, each made where nothing was, so that several routers and people may share the folder
-//! without locks, on a network file system too.
+//! Join tokens of a fleet, as files beside its authority: the promise (`ID.json`), its uses
+//! (`ID.use-N`), and its revocation (`ID.revoked`).
+//!
+//! Files are only ever added, and none replaces another. So several routers and people may share
+//! the folder without locks, even on a network file system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use crate::node_names::{NameHolder, NodeNames};
 use crate::token::{hash, is_id};
 use crate::{Authority, Fingerprint, JoinToken, TlsError, check_name, format_time, hex, parse_hex, read_private, write_private};
 
-/// The largest count of uses; the job of a larger fleet has a token without a count.
+/// Largest count of uses; the job of a larger fleet has a token without a count.
 const MAX_USES: u32 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,18 +27,19 @@ pub enum UseLimit {
 
 #[derive(Debug, Clone)]
 pub struct TokenScope {
-    /// Until it expires, from now.
+    /// Time until the token expires, from now.
     pub expires_in: Duration,
     /// The scheduler's job that nodes must run in; empty for any.
     pub job: String,
     pub uses: UseLimit,
-    /// The node name that it admits; empty for any free name. A named one is handed over, whoever
-    /// had it.
+    /// Node name that the token admits; empty for any free name.
+    ///
+    /// A named one is handed over, whoever had it.
     pub node: String,
 }
 
 impl TokenScope {
-    /// For nodes of any name and job.
+    /// Scope for nodes of any name and job.
     #[must_use]
     pub fn new(expires_in: Duration, uses: UseLimit) -> Self {
         Self { expires_in, job: String::new(), uses, node: String::new() }
@@ -46,7 +49,7 @@ impl TokenScope {
 #[derive(Debug, Clone)]
 pub struct JoinRequest {
     pub node: String,
-    /// The job that it runs in; empty outside of any.
+    /// Job that the node runs in; empty outside of any.
     pub job: String,
     pub key: Fingerprint,
 }
@@ -87,39 +90,40 @@ fn in_job(job: &str) -> String {
 #[derive(Debug, Clone, Serialize)]
 pub struct TokenInfo {
     pub id: String,
-    /// When it expires: Unix time in seconds.
+    /// Time of expiry: Unix time in seconds.
     pub expires: u64,
-    /// Its job; empty for any.
+    /// Job of the token; empty for any.
     pub job: String,
-    /// The node that it is for; empty for any.
+    /// Node of the token; empty for any.
     pub node: String,
-    /// How many nodes may use it; 0 for every node of its job.
+    /// Number of nodes that may use the token; 0 for every node of its job.
     pub uses: u32,
-    /// Nodes that have used it, where uses are counted.
+    /// Nodes that have used the token, if uses are counted.
     pub used_by: Vec<String>,
     pub revoked: bool,
 }
 
-/// The content of `ID.json`.
+/// Content of `ID.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredToken {
     /// SHA-256 of the secret.
     secret: String,
     expires: u64,
     job: String,
-    /// 0 means that uses are not counted.
+    /// Number of uses; 0 means that uses are not counted.
     uses: u32,
-    /// Empty for any.
+    /// Name of the node; empty for any.
     #[serde(default)]
     node: String,
 }
 
-/// The content of `ID.use-N`.
+/// Content of `ID.use-N`.
 #[derive(Debug, Serialize, Deserialize)]
 struct TokenUse {
     node: String,
-    /// The key of the node. With the same key it may use the token again, since the first answer
-    /// may have been lost.
+    /// Key of the node.
+    ///
+    /// The same key may use the token again, since the first answer may have been lost.
     key: String,
     at: u64,
 }
@@ -131,7 +135,7 @@ pub struct TokenStore {
 }
 
 impl TokenStore {
-    /// The token store beside the authority in this folder.
+    /// Token store beside the authority in this folder.
     #[must_use]
     pub fn in_folder(authority: &Path) -> Self {
         Self { folder: authority.join("tokens"), names: NodeNames::in_folder(authority) }
@@ -140,7 +144,7 @@ impl TokenStore {
     /// Creates a token.
     ///
     /// # Errors
-    /// When its scope makes no sense, or the folder cannot be written.
+    /// When the scope makes no sense, or the folder cannot be written.
     pub fn create(&self, authority: &Authority, scope: &TokenScope, now: u64) -> Result<JoinToken, TlsError> {
         let uses = match scope.uses {
             UseLimit::Count(uses) if (1..=MAX_USES).contains(&uses) => uses,
@@ -193,22 +197,23 @@ impl TokenStore {
         if !promise.node.is_empty() && promise.node != *node {
             return Err(TokenError::OtherNode { id: id.to_owned(), wanted: promise.node, found: node.clone() });
         }
-        // Checked before the token is used.
+        // Check the name before the token is used.
         let holder = self.names.holder(node, key)?;
         if matches!(holder, NameHolder::Another(_)) && promise.node.is_empty() {
             return Err(TokenError::NameTaken(node.clone()));
         }
         let earlier = self.record_use(id, &promise, applicant, now)?;
         match (holder, earlier) {
-            // A name is handed over only once: a node that got it by this token and lost it since
-            // does not get it back. If another key has had the name since before the use, that use
-            // was interrupted.
+            // A name is handed over only once: a node that got it by this token and has lost it
+            // since does not get it back. If another key has had the name since before the use,
+            // that use was interrupted.
             (NameHolder::Another(since), Some(used)) if since >= used => Err(TokenError::NameTaken(node.clone())),
             (NameHolder::Another(_), _) => Ok(self.names.hand_over(node, key, now)?),
             _ => match self.names.claim(node, key, now) {
                 Ok(NameHolder::Another(_)) => Err(TokenError::NameTaken(node.clone())),
                 Ok(_) => Ok(()),
-                // Such a token needs no record, so it admits even where the folder is read-only.
+                // A token without a count needs no record, so it admits even if the folder is
+                // read-only.
                 Err(error @ TlsError::Write { .. }) if promise.uses == 0 => {
                     tracing::warn!(node, %error, "whose the node's name is cannot be written down");
                     Ok(())
@@ -218,12 +223,13 @@ impl TokenStore {
         }
     }
 
-    /// Records that a free name is this node's with this key. If the record names another key, the
-    /// one whose certificate was `issued` later has it: a router with a folder of its own may have
-    /// handed the name over.
+    /// Records that a free name belongs to this node with this key.
+    ///
+    /// If the record names another key, the key whose certificate was `issued` later gets the name:
+    /// a router with a separate folder may have handed it over.
     ///
     /// # Errors
-    /// When the name is another key's.
+    /// When the name belongs to another key.
     pub fn claim(&self, node: &str, key: Fingerprint, issued: u64) -> Result<(), TokenError> {
         match self.names.claim(node, key, issued)? {
             NameHolder::Another(since) if since >= issued => Err(TokenError::NameTaken(node.to_owned())),
@@ -240,7 +246,7 @@ impl TokenStore {
         self.names.release(node)
     }
 
-    /// When this node has used the token before, if it has.
+    /// Records the use, and returns the time of this node's earlier use of the token, if any.
     fn record_use(&self, id: &str, promise: &StoredToken, applicant: &JoinRequest, now: u64) -> Result<Option<u64>, TokenError> {
         if promise.uses == 0 {
             return Ok(None);
@@ -269,7 +275,7 @@ impl TokenStore {
         is_id(id) && self.folder.join(format!("{id}.revoked")).exists()
     }
 
-    /// Revokes a token; `false` where there is none.
+    /// Revokes a token; `false` if it does not exist.
     ///
     /// # Errors
     /// When the folder cannot be read or written.
@@ -309,15 +315,15 @@ impl TokenStore {
 
     fn stored_token(&self, id: &str) -> Result<Option<StoredToken>, TlsError> {
         let path = self.folder.join(format!("{id}.json"));
-        // This file must be private too: a hash does not let anybody guess the secret, but its
-        // expiry is relied on.
+        // This file must be private, too. A hash does not let anybody guess the secret, but the
+        // expiry must be trustworthy.
         if path.exists() {
             read_private(&path)?;
         }
         self.read(&format!("{id}.json"))
     }
 
-    /// The content of a file; `None` where there is none.
+    /// Content of a file; `None` if it does not exist.
     fn read<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TlsError> {
         let path = self.folder.join(name);
         match read(&path) {
@@ -335,8 +341,9 @@ impl TokenStore {
     }
 }
 
-/// Whether a node in job `found` is in the job that was meant. Schedulers name one part of an array
-/// job `1234[7].server`, and the whole `1234[].server`.
+/// Whether a node in job `found` is in the wanted job.
+///
+/// Schedulers name one part of an array job `1234[7].server`, and the whole `1234[].server`.
 fn job_matches(wanted: &str, found: &str) -> bool {
     let whole = |job: &str| match (job.find('['), job.find(']')) {
         (Some(open), Some(close)) if open < close => Some(format!("{}[]{}", &job[..open], &job[close + 1..])),

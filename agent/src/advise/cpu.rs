@@ -1,12 +1,14 @@
-//! How busy the process is that speaks HTTP for an engine. vLLM's Python front-end can use one core, whatever the host has, so its share of a core says how near it is to its limit.
+//! CPU use of the processes that serve HTTP for an engine. vLLM's Python front-end can use only one
+//! core of the host, so its share of a core says how near it is to its limit.
 
 use std::fs;
 
 use rustc_hash::FxHashMap;
 use tokio::time::Instant;
 
-/// The names of further front-end processes, which vLLM gives them with `--api-server-count`; the
-/// kernel cuts a name at 15 bytes.
+/// Name of the further front-end processes that vLLM starts with `--api-server-count`.
+///
+/// The kernel cuts a name at 15 bytes.
 const API_SERVER_PROCESS: &str = "VLLM::APIServer";
 
 /// Remembers the CPU time of each process, to compute what it has used since.
@@ -16,9 +18,11 @@ pub(super) struct FrontEndCpu {
 }
 
 impl FrontEndCpu {
-    /// The share of a core that the busiest front-end process of this engine has used since the
-    /// last reading; `leader` is its first process. A few small files of `/proc`: too little to
-    /// leave the thread for.
+    /// Share of a core that this engine's busiest front-end process has used since the last
+    /// reading.
+    ///
+    /// `leader` is the engine's first process. Reads a few small files in `/proc`, too little to
+    /// justify another thread.
     pub(super) fn read(&mut self, leader: u32, now: Instant) -> Option<f32> {
         let further =
             child_pids(leader).into_iter().filter(|child| read_name(*child).is_some_and(|name| name.starts_with(API_SERVER_PROCESS)));
@@ -48,15 +52,17 @@ fn read_name(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok()
 }
 
-/// The children of the first thread of this process. Kernels without this file name none, and only
-/// the leader is watched.
+/// Children of the first thread of this process.
+///
+/// Kernels without this file list no children, so only the leader is watched.
 fn child_pids(pid: u32) -> Vec<u32> {
     let listed = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     listed.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
-/// User and system time in a line of `/proc/PID/stat`: the name in parentheses may contain
-/// anything, so fields count from the last one.
+/// User and system time in a line of `/proc/PID/stat`.
+///
+/// The name in parentheses may contain anything, so fields are counted from the last parenthesis.
 fn parse_cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)

@@ -1,4 +1,7 @@
-//! What costs an engine speed, or keeps it from what it should serve: findings, each with what was seen and the flag to change. A task for each replica looks at its engine once a second and publishes what `rules` finds in the last minute.
+//! Findings: what slows an engine down or keeps it from serving what it should.
+//!
+//! Each finding has its evidence and the flag to change. A task for each replica observes its
+//! engine once a second and publishes what `rules` finds in the last minute.
 
 mod cpu;
 mod rules;
@@ -21,8 +24,9 @@ use crate::vllm::FrontEndInUse;
 /// How often an engine is observed.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the text of standing findings is renewed. Their metrics change every second, and each
-/// change is a report to every router.
+/// How often the text of standing findings is renewed.
+///
+/// Their metrics change every second, and each change sends a report to every router.
 const EVIDENCE_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct AdvisedReplica<'a> {
@@ -62,7 +66,7 @@ pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Gp
             }
         }
         window.push(now.epoch, observation);
-        // Read before it is written: the channel's lock must be free by then.
+        // Read this before writing: the channel's lock must be free by then.
         let standing = kinds(&findings.borrow());
         let told = RuntimeFacts { lost_adapters: engine.missing_adapters(), ..runtime_facts(&now) };
         let found = evaluate_rules(&window, setup, &told, &standing);
@@ -90,7 +94,8 @@ fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
     findings.iter().map(|finding| finding.kind).collect()
 }
 
-/// Publishes new and ended findings at once, and new metrics of standing ones now and then.
+/// Publishes new and ended findings at once, and refreshes the evidence of standing ones now and
+/// then.
 fn publish(findings: &watch::Sender<Vec<Finding>>, found: Vec<Finding>, renewed: &mut Instant) {
     findings.send_if_modified(|told| {
         if kinds(told) == kinds(&found) && (renewed.elapsed() < EVIDENCE_REFRESH_INTERVAL || *told == found) {

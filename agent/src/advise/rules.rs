@@ -1,8 +1,12 @@
-//! From what was seen of an engine to what would make it faster. Pure: each rule looks at the last minute and says nothing, or a finding.
+//! Rules that turn an engine's observations into findings.
 //!
-//! Most rules count the seconds in which a sign was seen. A finding appears when that was half of the last minute, so that a burst is no finding,
-//! and goes when it was less than a sixth, so that one near the border does not come and go. An engine without work shows no sign. What follows
-//! from how the engine was started stands from its first half minute of work until its life ends.
+//! Rules are pure: each looks at the last minute and returns at most one finding.
+//!
+//! Most rules count the seconds in which a sign was seen. A finding appears when the sign was there
+//! for half of the last minute, so a burst is no finding. It goes when the sign was there for less
+//! than a sixth, so a finding near the threshold does not flap. An idle engine shows no sign.
+//! Findings about how the engine was started stand from its first half minute of work until its
+//! life ends.
 
 use super::window::{EngineSetup, Observation, RuntimeFacts, WINDOW_SECONDS, Window};
 
@@ -12,39 +16,44 @@ const SECONDS_TO_RAISE: usize = 30;
 /// A finding goes when fewer seconds than this show its sign.
 const SECONDS_TO_CLEAR: usize = 10;
 
-/// A cache that is emptier than this is not what requests wait for. At 10 % there is room for ten
-/// times the batch.
+/// A cache with a smaller free share may be what requests wait for.
+///
+/// At 10 % there is room for ten times the batch.
 const MIN_FREE_KV_SHARE: f64 = 0.10;
 
-/// Where requests wait for less than this, a larger batch would gain nobody anything: each waits for the step that runs, also on an idle engine.
+/// Shorter queue times are no reason for a larger batch: even on an idle engine, each request waits
+/// for the running step.
 const MIN_QUEUE_SECONDS: f64 = 0.1;
 
-/// Preemptions in a minute, for a finding: one in ten seconds. Fewer belong to bursts that pass.
+/// Preemptions in a minute that make a finding: one in ten seconds. Fewer belong to short bursts.
 const MIN_PREEMPTIONS: u64 = 6;
 
-/// At least one in this many of the requests that ended meanwhile: among thousands, a few
-/// preemptions do not matter.
+/// A finding needs at least one preemption in this many requests that ended meanwhile.
+///
+/// Among thousands of requests, a few preemptions do not matter.
 const MAX_REQUESTS_PER_PREEMPTION: u64 = 100;
 
-/// Python computes on one core at a time. What is missing to a whole core is waiting for the lock
+/// Share of a core from which a front-end counts as saturated.
+///
+/// Python computes on one core at a time; the rest of the core's time goes to waiting for the lock
 /// and the socket.
 const SATURATED_CORE_SHARE: f32 = 0.90;
 
-/// Tokens this many times farther apart than without guided requests are their doing: more than
-/// batches of one size differ among themselves, which is a factor of two at most in size and much
-/// less in time.
+/// Guided requests are blamed when tokens are this many times farther apart than without them.
+///
+/// Batches of one size class differ by at most a factor of two in size, and by much less in time.
 const SLOWDOWN_TO_RAISE: f64 = 1.5;
 
 /// The finding stands while tokens are at least this many times farther apart.
 const SLOWDOWN_TO_CLEAR: f64 = 1.25;
 
-/// Requests needed to know what is usual.
+/// Requests needed before the usual size is known.
 const MIN_REQUESTS: u64 = 200;
 
-/// A limit this many times what is used is far over it.
+/// A limit this many times above actual use is far too high.
 const EXCESS_FACTOR: u64 = 4;
 
-/// What is wrong, the gravest first.
+/// Kinds of findings, the gravest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FindingKind {
     /// An adapter that an operator had loaded could not be loaded again.
@@ -59,11 +68,11 @@ pub enum FindingKind {
     BatchLimit,
     /// Requests wait for their grammar, or make each step slow.
     GuidedDecoding,
-    /// Neither compiled nor with CUDA graphs.
+    /// The engine neither compiles nor uses CUDA graphs.
     Eager,
     /// A small model is spread over GPUs that are slow to reach each other.
     TensorParallel,
-    /// One request may take most of the cache, and none needs to.
+    /// A single request may take most of the cache, and no request needs that much.
     Context,
 }
 
@@ -96,7 +105,7 @@ impl FindingKind {
     }
 }
 
-/// Something that costs an engine speed, or that it does not serve.
+/// Something that slows an engine down, or that the engine does not serve.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub kind: FindingKind,
@@ -110,7 +119,7 @@ struct RuleInput<'a> {
     facts: &'a RuntimeFacts,
 }
 
-/// The findings about an engine, the gravest first. `standing` are those of a second ago.
+/// Findings about an engine, the gravest first. `standing` are the findings of a second ago.
 pub(crate) fn evaluate_rules(window: &Window, setup: &EngineSetup, facts: &RuntimeFacts, standing: &[FindingKind]) -> Vec<Finding> {
     let case = RuleInput { window, setup, facts };
     let finding = |kind: FindingKind| {
@@ -191,7 +200,7 @@ impl RuleInput<'_> {
              {most} of them running",
             fullest * 100.0
         );
-        // A batch that fitted most of the time is below the largest one that was tried.
+        // A batch that fitted most of the time is smaller than the largest one tried.
         let lower = (most > 1).then(|| format!("lower --max-num-seqs to about {}", u64::from(most) * 8 / 10));
         let memory = if self.setup.gpus.is_empty() {
             "give the KV cache more memory (VLLM_CPU_KVCACHE_SPACE)"
@@ -228,7 +237,7 @@ impl RuleInput<'_> {
             Some(interval) if interval > 1 => {}
             _ => ways.push("--stream-interval 4 (fewer events, each of more tokens)".to_owned()),
         }
-        // Each front-end process knows only the adapters that it was itself told to load.
+        // Each front-end process knows only the adapters that it was told to load.
         if !self.setup.has_flag("--enable-lora") {
             ways.push(format!("--api-server-count {}", self.setup.flag_value("--api-server-count").unwrap_or(1) + 1));
         }
@@ -265,7 +274,7 @@ impl RuleInput<'_> {
         let advice = match self.setup.flag_value("--max-num-seqs") {
             // The batch had its full size.
             Some(limit) if u64::from(running) >= limit => format!("raise --max-num-seqs (now {limit}), to {}", limit * 2),
-            // It had not: the steps were full of prompts.
+            // The batch was below its full size, so the steps were full of prompts.
             Some(_) => match self.setup.flag_value("--max-num-batched-tokens") {
                 Some(limit) => format!("raise --max-num-batched-tokens (now {limit}), to {}", limit * 2),
                 None => "raise --max-num-batched-tokens".to_owned(),
@@ -275,14 +284,15 @@ impl RuleInput<'_> {
         Some((evidence, advice))
     }
 
-    /// Either of its two costs: compiling a grammar before a request may run, or keeping to it in
-    /// each step.
+    /// Either cost of guided decoding: compiling a grammar before a request may run, or following
+    /// it in each step.
     fn guided_decoding(&self, stands: bool) -> Advice {
         self.compiling_grammars(stands).or_else(|| self.slow_steps(stands))
     }
 
-    /// Tokens of all requests of a batch come later while some of them are guided. Compared are
-    /// seconds of one life with batches of one size.
+    /// Guided requests delay the tokens of the whole batch.
+    ///
+    /// Compares seconds of one life with batches of one size.
     fn slow_steps(&self, stands: bool) -> Advice {
         let (seconds, with, without) = self.window.guided_gaps();
         let factor = if stands { SLOWDOWN_TO_CLEAR } else { SLOWDOWN_TO_RAISE };
@@ -301,9 +311,10 @@ impl RuleInput<'_> {
         Some((evidence, advice.to_owned()))
     }
 
-    /// vLLM reports requests that wait for something other than room, but not for what. Where
-    /// neither adapters nor block transfers are in use, they wait for a grammar that is being
-    /// compiled.
+    /// Requests wait for a grammar to compile. vLLM reports requests that wait for something other
+    /// than room, but not for what.
+    ///
+    /// If neither adapters nor block transfers are in use, the grammar is the only reason left.
     fn compiling_grammars(&self, stands: bool) -> Advice {
         if self.setup.has_flag("--enable-lora") || self.setup.has_flag("--kv-transfer-config") {
             return None;
@@ -349,9 +360,11 @@ impl RuleInput<'_> {
         Some((evidence, format!("--tp 1: {count} replicas of one GPU each, between which requests are spread")))
     }
 
-    /// A long limit costs nothing by itself: blocks are taken as they are needed. It matters where
-    /// so few requests of the full length fit that one stray request pushes the others out of the
-    /// cache.
+    /// The context limit is far above what requests use.
+    ///
+    /// A high limit costs nothing by itself, because blocks are taken as they are needed. It
+    /// matters if so few requests of full length fit that one stray request pushes the others out
+    /// of the cache.
     fn context(&self) -> Advice {
         let details = self.window.details.filter(|details| details.requests >= MIN_REQUESTS)?;
         let limit = self.facts.max_model_len.filter(|limit| *limit > 0)?;
@@ -372,7 +385,7 @@ impl RuleInput<'_> {
     }
 }
 
-/// Why a GPU's clocks are held down, except by the power limit: at full load that is normal.
+/// Why a GPU's clocks are held down, except for the power limit, which is normal at full load.
 fn throttle_reasons(gpu: &crate::gpu::GpuReading) -> impl Iterator<Item = &'static str> + '_ {
     gpu.throttled.iter().copied().filter(|reason| *reason != "power limit")
 }

@@ -1,4 +1,4 @@
-//! Publishing: what is new or gone at once, new figures now and then.
+//! Publishing: new and ended findings at once, new figures now and then.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! What the advisor has seen of one engine: the last minute second by second, and a few totals of this life.
+//! The advisor's observations of one engine: the last minute second by second, and a few totals of
+//! this life.
 
 use std::collections::VecDeque;
 
@@ -7,19 +8,21 @@ use crate::gpu::{Gpu, GpuReading};
 use crate::probe::{EngineDetails, EngineMetrics};
 use crate::vllm::arguments::{is_given, value_of};
 
-/// How many observations are looked back at, one a second: long enough that a burst of requests is
-/// not taken for the rule, short enough that a change of a setting shows while one watches.
+/// Number of observations kept, one a second.
+///
+/// Long enough that a burst of requests is not mistaken for the rule, short enough that a changed
+/// setting shows while an operator watches.
 pub(super) const WINDOW_SECONDS: usize = 60;
 
-/// One observation of an engine. What could not be learned is absent.
+/// One observation of an engine; unknown values are absent.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Observation {
     pub metrics: Option<EngineMetrics>,
-    /// What is read only while it is busy.
+    /// Details read only while the engine is busy.
     pub details: Option<EngineDetails>,
     /// Requests in flight whose answer follows a schema or grammar.
     pub guided: u32,
-    /// Share of a core that its busiest front-end process used.
+    /// Share of a core that the engine's busiest front-end process used.
     pub front_end_cpu: Option<f32>,
     pub gpus: Vec<GpuReading>,
 }
@@ -34,14 +37,14 @@ impl Observation {
 pub struct EngineSetup {
     /// The simulated engine has no front-end process.
     pub simulated: bool,
-    /// Why the Rust front-end is not used; empty where it is, until it fails to start.
+    /// Why the Rust front-end is not used. Empty if it is used, until it fails to start.
     pub python_front_end_reason: String,
     pub profile: &'static str,
     /// GPUs that one replica computes on; 1 on CPU.
     pub tensor_parallel: u32,
-    /// Its GPUs, none on CPU.
+    /// GPUs of the engine, none on CPU.
     pub gpus: Vec<Gpu>,
-    /// Every pair of its GPUs is connected over NVLink.
+    /// Every pair of the engine's GPUs is connected over NVLink.
     pub has_nvlink_mesh: bool,
     pub weights_bytes: Option<u64>,
     pub arguments: Vec<String>,
@@ -59,13 +62,13 @@ impl EngineSetup {
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct RuntimeFacts {
-    /// vLLM's Python front-end serves it.
+    /// vLLM's Python front-end serves the engine.
     pub python: bool,
-    /// It neither compiles nor captures graphs.
+    /// The engine neither compiles nor captures graphs.
     pub eager: bool,
     pub max_model_len: Option<u64>,
     pub kv_tokens: Option<u64>,
-    /// The adapters that operators had loaded and that it could not load again.
+    /// Adapters that operators had loaded and that the engine could not load again.
     pub lost_adapters: Vec<LoraAdapter>,
 }
 
@@ -74,16 +77,15 @@ pub(crate) struct RuntimeFacts {
 pub(crate) struct Window {
     epoch: u64,
     observations: VecDeque<Observation>,
-    /// Seconds of this life in which it had work.
+    /// Seconds of this life in which the engine had work.
     pub(super) busy_seconds: u32,
     /// The last details that were read in this life.
     pub(super) details: Option<EngineDetails>,
-    /// How far apart tokens were lately without guided requests, by the size of the batch in powers
-    /// of two.
+    /// Mean token distance without guided requests, by the size of the batch in powers of two.
     unguided_gaps: [TokenGapMean; 16],
 }
 
-/// Seconds in which the distance of tokens was seen, and the sum of these distances.
+/// Seconds in which a token distance was seen, and the sum of these distances.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct TokenGapMean {
     seconds: u32,
@@ -91,8 +93,9 @@ pub(super) struct TokenGapMean {
 }
 
 impl TokenGapMean {
-    /// Adds one more second. Old seconds count less and less, because contexts grow, and the
-    /// distance of tokens with them.
+    /// Adds one more second.
+    ///
+    /// Old seconds lose weight, because contexts grow and token distances grow with them.
     fn add(&mut self, gap: f64) {
         const MOST: u32 = 120;
         if self.seconds == MOST {
@@ -101,7 +104,7 @@ impl TokenGapMean {
         *self = Self { seconds: self.seconds + 1, sum: self.sum + gap };
     }
 
-    /// Their mean, once there are enough of them to believe it.
+    /// Mean distance, once enough seconds back it.
     fn mean(self) -> Option<f64> {
         const ENOUGH: u32 = 10;
         (self.seconds >= ENOUGH).then(|| self.sum / f64::from(self.seconds))
@@ -109,7 +112,7 @@ impl TokenGapMean {
 }
 
 impl Window {
-    /// Takes in the next second. A new life begins with nothing seen.
+    /// Adds the next second. A new life starts with an empty window.
     pub(crate) fn push(&mut self, epoch: u64, observation: Observation) {
         if self.epoch != epoch {
             *self = Self { epoch, ..Self::default() };
@@ -138,7 +141,7 @@ impl Window {
         signs.into_iter()
     }
 
-    /// The metrics of the seconds that have any, oldest first.
+    /// Metrics of the seconds that have any, oldest first.
     pub(super) fn metrics(&self) -> impl DoubleEndedIterator<Item = EngineMetrics> + '_ {
         self.observations.iter().filter_map(|observation| observation.metrics)
     }
@@ -154,9 +157,10 @@ impl Window {
         figures.next_back().map_or(0, |last| counter(&last).saturating_sub(first))
     }
 
-    /// About this minute's seconds with guided requests whose batch size was also seen without
-    /// them: how many there were, how far apart tokens were in them, and how far without guided
-    /// requests.
+    /// Seconds of this minute with guided requests whose batch size was also seen without them.
+    ///
+    /// Returns the number of such seconds, their mean token distance, and the mean distance without
+    /// guided requests.
     pub(super) fn guided_gaps(&self) -> (usize, f64, f64) {
         let pairs = self.observations.iter().zip(self.observations.iter().skip(1)).filter(|(_, now)| now.guided > 0);
         let compared = pairs.filter_map(|(before, now)| {
@@ -173,7 +177,7 @@ impl Window {
         self.first_and_last_details().map_or(0, |(first, last)| last.requests.saturating_sub(first.requests))
     }
 
-    /// Mean time in the engine's queue, of the requests that began to run within the minute.
+    /// Mean queue time of the requests that began to run within the minute.
     pub(super) fn mean_queue_seconds(&self) -> Option<f64> {
         let (first, last) = self.first_and_last_details()?;
         let queued = u32::try_from(last.queued.checked_sub(first.queued)?).ok().filter(|queued| *queued > 0)?;
@@ -192,8 +196,8 @@ impl Window {
     }
 }
 
-/// The size of the batch in one second as a power of two, and how far apart the tokens of an answer
-/// were in it.
+/// Size of the batch in one second as a power of two, and the distance between tokens of an answer
+/// in it.
 fn token_gap(before: &Observation, now: &Observation) -> Option<(usize, f64)> {
     let running = now.metrics?.running.checked_ilog2()?;
     let (before, now) = (before.details?, now.details?);

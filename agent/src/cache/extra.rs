@@ -1,12 +1,15 @@
-//! What the content of a block depends on besides its tokens, in whatever form an engine puts it: read and kept as it is, since only equality
-//! matters. `kv_event` reads it as part of an event; `mirror` knows which of it is an adapter or a cache salt.
+//! Extra keys: what a block's content depends on besides its tokens, in the form an engine sends
+//! it.
+//!
+//! They are stored unchanged, since only equality matters. `kv_event` reads them from an event;
+//! `mirror` knows which of them is an adapter or a cache salt.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// Something that a block's content depends on, as the engine put it.
+/// A value that a block's content depends on, as the engine sent it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ExtraKey {
     Null,
@@ -15,12 +18,12 @@ pub(crate) enum ExtraKey {
     Float(f64),
     Text(String),
     Bytes(Vec<u8>),
-    /// Several; a map is a list of its keys and values in turn.
+    /// Several values; a map becomes a list of alternating keys and values.
     List(Vec<Self>),
 }
 
 impl ExtraKey {
-    /// Appends bytes that are the same for equal values only.
+    /// Appends an encoding that is equal only for equal values.
     pub(crate) fn write_canonical(&self, out: &mut Vec<u8>) {
         let mut tagged = |tag: u8, content: &[u8]| {
             out.push(tag);

@@ -1,5 +1,8 @@
-//! vLLM's messages about its cache, decoded: frames of the live and of the replay socket, and the batches of events in them, in every
-//! encoding since 0.11. What later releases add is passed over. Nothing here knows a socket or keeps anything.
+//! Decoder for vLLM's cache messages.
+//!
+//! Covers frames of the live and replay sockets and the event batches in them, in every encoding
+//! since 0.11. Additions of later releases are skipped. This module knows no sockets and keeps no
+//! state.
 
 use std::fmt;
 
@@ -24,11 +27,11 @@ pub(crate) enum KvEvent {
     Stored(Box<BlocksStored>),
     Removed(BlocksRemoved),
     Cleared,
-    /// An event kind that this release of Hostler does not know.
+    /// An event kind unknown to this release of Hostler.
     Unknown,
 }
 
-/// Blocks of one sequence that follow each other.
+/// Consecutive blocks of one sequence.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct BlocksStored {
     /// The engine's hashes, 64 bits of each.
@@ -43,7 +46,7 @@ pub(crate) struct BlocksStored {
     pub lora_name: Option<String>,
     /// Which memory: `GPU`, `CPU`, `STORAGE`.
     pub medium: Option<String>,
-    /// For each block, what its content depends on besides its tokens; since 0.17.
+    /// Extra keys of each block, on which its content depends besides its tokens; since 0.17.
     pub extra_keys: Vec<ExtraKey>,
     /// Number of the cache group, since 0.20.
     pub group: Option<u32>,
@@ -62,15 +65,15 @@ pub(crate) struct BlocksRemoved {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ReplayMessage {
-    /// A message as it was sent before.
+    /// A message that was sent before.
     Batch(u64, Bytes),
     End,
 }
 
-/// The sequence number and the batch in a live message: `[topic, sequence, batch]`.
+/// Sequence number and batch of a live message: `[topic, sequence, batch]`.
 ///
 /// # Errors
-/// When it is not one.
+/// When the frames are no such message.
 pub(crate) fn parse_live(frames: &[Bytes]) -> Result<(u64, Bytes), KvEventError> {
     match frames {
         [_topic, sequence, payload] => Ok((parse_sequence(sequence)?, payload.clone())),
@@ -78,11 +81,13 @@ pub(crate) fn parse_live(frames: &[Bytes]) -> Result<(u64, Bytes), KvEventError>
     }
 }
 
-/// What a message of the replay socket says: `["", sequence, batch]` up to vLLM 0.25, with the
-/// topic before the sequence from 0.26 on. The number -1 marks the end.
+/// Parses a message of the replay socket.
+///
+/// Its frames are `["", sequence, batch]` up to vLLM 0.25; since 0.26 the topic comes before the
+/// sequence. Sequence number -1 marks the end.
 ///
 /// # Errors
-/// When it is not one.
+/// When the frames are no such message.
 pub(crate) fn parse_replay(frames: &[Bytes]) -> Result<ReplayMessage, KvEventError> {
     let (sequence, payload) = match frames {
         [_empty, sequence, payload] | [_empty, _, sequence, payload] => (parse_sequence(sequence)?, payload),
@@ -96,10 +101,10 @@ fn parse_sequence(frame: &Bytes) -> Result<u64, KvEventError> {
     Ok(u64::from_be_bytes(bytes))
 }
 
-/// The events of a batch: `[time, [event…], rank]`.
+/// Events of a batch: `[time, [event…], rank]`.
 ///
 /// # Errors
-/// When it is not one.
+/// When the payload is no such batch.
 pub(crate) fn parse_events(payload: &[u8]) -> Result<Vec<KvEvent>, KvEventError> {
     let EventBatch(events) = rmp_serde::from_slice(payload)?;
     Ok(events)
@@ -141,7 +146,7 @@ impl<'de> Deserialize<'de> for KvEvent {
     }
 }
 
-/// Names and order of the fields where events are arrays, after the tag.
+/// Names and order of the fields after the tag, for events encoded as arrays.
 const STORED_FIELDS: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
@@ -266,8 +271,10 @@ impl<'de> DeserializeSeed<'de> for EventField<'_> {
     }
 }
 
-/// 64 bits of an engine's hash. Where the engine sends the whole digest, its last eight bytes: that
-/// is the number it sends otherwise.
+/// 64 bits of an engine's hash.
+///
+/// If the engine sends the whole digest, these are its last eight bytes: the number that it sends
+/// otherwise.
 struct EngineHash(u64);
 
 impl<'de> Deserialize<'de> for EngineHash {

@@ -1,5 +1,7 @@
-//! The blocks that an engine has cached, as sessions with routers read them: everything once, then what changed. One subscriber
-//! writes; each reader has a cursor of its own and never holds up the writer or another reader.
+//! Log of the blocks that an engine has cached, read by sessions with routers.
+//!
+//! A reader gets everything once, then only changes. One subscriber writes; each reader has its own
+//! cursor and never holds up the writer or another reader.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,11 +15,10 @@ use super::kv_event::KvEvent;
 use super::mirror::{BlockMirror, CacheDigest, Change, Effects};
 use super::{CacheCounters, CacheStatus};
 
-/// Changes that are kept for readers; one that is further behind reads everything again. 16 bytes
-/// each.
+/// Changes kept for readers, 16 bytes each. A reader that is further behind reads everything again.
 const MAX_CHANGES: usize = 64 * 1024;
 
-/// What one replica's engine has cached, over all its lives.
+/// Blocks that one replica's engine has cached, over all its lives.
 #[derive(Debug)]
 pub struct CacheLog {
     inner: Mutex<Inner>,
@@ -29,14 +30,15 @@ struct Inner {
     /// The present life; 0 before the first.
     epoch: u64,
     is_alive: bool,
-    /// Something of this life was missed. Blocks that are still cached are not reported again, and
-    /// blocks that continue them cannot be placed. So the mirror stays incomplete until the engine
-    /// clears its cache.
+    /// Something of this life was missed.
+    ///
+    /// Blocks that are still cached are not reported again, and blocks that continue them cannot be
+    /// placed, so the mirror stays incomplete until the engine clears its cache.
     is_incomplete: bool,
     mirror: BlockMirror,
     /// The latest changes, oldest first.
     changes: VecDeque<(BlockKey, ChangeKind)>,
-    /// Number of the first of them, counted from the beginning of the log and never set back.
+    /// Number of the first change, counted from the beginning of the log and never reset.
     first_number: u64,
     counters: CacheCounters,
 }
@@ -47,11 +49,11 @@ enum ChangeKind {
     Removed,
 }
 
-/// How far one reader has come. A new one reads everything first.
+/// Position of one reader. A new reader reads everything first.
 #[derive(Debug, Default)]
 pub struct Cursor {
     position: Option<LogPosition>,
-    /// The part of a snapshot that was not read yet.
+    /// Part of a snapshot that was not read yet.
     snapshot: Option<Snapshot>,
 }
 
@@ -70,16 +72,16 @@ struct Snapshot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheDelta {
     pub epoch: u64,
-    /// Everything that was read before is void.
+    /// Everything read before is void.
     pub is_snapshot: bool,
     /// The reader must read the rest at once. Until then the count and the digest do not hold.
     pub is_partial: bool,
     pub stored: Vec<BlockKey>,
-    /// Blocks that no longer are; none of them is among the stored.
+    /// Blocks that are no longer cached; none of them is among the stored.
     pub removed: Vec<BlockKey>,
     /// Blocks cached after this delta.
     pub count: u64,
-    /// The XOR of their keys.
+    /// XOR of the block keys.
     pub xor: u64,
 }
 
@@ -88,7 +90,7 @@ impl Cursor {
         *self = Self::default();
     }
 
-    /// Whether the changes that the log holds continue what this cursor has read.
+    /// Whether the log's changes continue what this cursor has read.
     fn is_current(&self, inner: &Inner) -> bool {
         self.position.is_some_and(|place| place.epoch == inner.epoch && place.next >= inner.first_number)
     }
@@ -117,8 +119,9 @@ impl CacheLog {
         self.watch.subscribe()
     }
 
-    /// What is new since this cursor was last read, with at most `most` blocks. `None` when nothing
-    /// is, or before the engine's first life.
+    /// Changes since this cursor was last read, with at most `most` blocks.
+    ///
+    /// `None` if nothing has changed, or before the engine's first life.
     pub fn read(&self, cursor: &mut Cursor, most: usize) -> Option<CacheDelta> {
         let most = most.max(1);
         let inner = self.inner.lock();
@@ -144,8 +147,9 @@ impl CacheLog {
         self.inner.lock().counters
     }
 
-    /// Another life of the engine begins, with nothing cached. Only the writer returned last can
-    /// write.
+    /// Begins another life of the engine, with nothing cached.
+    ///
+    /// Only the writer returned last can write.
     pub(crate) fn begin_life(self: &Arc<Self>, epoch: u64) -> CacheLogWriter {
         let mut inner = self.inner.lock();
         inner.epoch = epoch;
@@ -157,8 +161,9 @@ impl CacheLog {
         CacheLogWriter { log: Arc::clone(self), epoch }
     }
 
-    /// The engine has emptied its cache, but reports that only later. From now on only what it
-    /// stores is cached.
+    /// The engine has emptied its cache but will report that later.
+    ///
+    /// From now on only blocks that it stores are cached.
     pub(crate) fn clear(&self) {
         let mut inner = self.inner.lock();
         inner.forget();
@@ -172,8 +177,9 @@ impl CacheLog {
         self.publish(&inner, |watch| (watch.exact, watch.reason) = (false, NOT_READY.to_owned()));
     }
 
-    /// Notifies the readers while the lock is held. Otherwise an older state could be published
-    /// last.
+    /// Notifies the readers while the lock is held.
+    ///
+    /// Otherwise an older state could be published last.
     fn publish(&self, inner: &Inner, change: impl FnOnce(&mut CacheStatus)) {
         self.watch.send_if_modified(|watch| {
             let before = watch.clone();
@@ -196,7 +202,7 @@ pub(crate) struct CacheLogWriter {
 }
 
 impl CacheLogWriter {
-    /// From now on the blocks are known exactly, unless something was missed.
+    /// Marks the blocks as exactly known, unless something was missed.
     pub(crate) fn mark_exact(&self) {
         self.write(
             |_| {},
@@ -208,7 +214,7 @@ impl CacheLogWriter {
         );
     }
 
-    /// The blocks are not known, and no longer reported.
+    /// Marks the blocks as unknown and no longer reported.
     pub(crate) fn mark_unknown(&self, because: &str) {
         self.write(Inner::forget, |_, watch| (watch.exact, watch.reason) = (false, because.to_owned()));
     }
@@ -226,7 +232,7 @@ impl CacheLogWriter {
         }
     }
 
-    /// Forgets every block: the engine reports its cache from the beginning.
+    /// Forgets every block, because the engine reports its cache from the beginning.
     pub(crate) fn restart(&self) {
         let restart = |inner: &mut Inner| {
             inner.forget();
@@ -235,7 +241,7 @@ impl CacheLogWriter {
         self.write(restart, |_, _| {});
     }
 
-    /// Forgets every block: what is known may be wrong, and later events will not be complete.
+    /// Forgets every block: known blocks may be wrong, and later events will be incomplete.
     pub(crate) fn reset(&self, because: &str) {
         let reset = |inner: &mut Inner| {
             inner.forget();
@@ -289,7 +295,7 @@ impl Inner {
         self.changes.push_back((key, direction));
     }
 
-    /// Every reader begins again; that is shorter than one removal for each block.
+    /// Restarts every reader, which is shorter than one removal for each block.
     fn clear(&mut self) {
         self.first_number = self.next_number() + 1;
         self.changes.clear();
@@ -300,7 +306,7 @@ impl Inner {
         self.clear();
     }
 
-    /// The net effect of the next changes.
+    /// Net effect of the next changes.
     fn next_changes(&self, place: &mut LogPosition, most: usize) -> Option<CacheDelta> {
         let begin = usize::try_from(place.next - self.first_number).unwrap_or(usize::MAX).min(self.changes.len());
         let end = begin.saturating_add(most).min(self.changes.len());
@@ -310,7 +316,7 @@ impl Inner {
         place.next = self.first_number + end as u64;
         let mut net: FxHashMap<BlockKey, ChangeKind> = FxHashMap::default();
         for &(key, direction) in self.changes.range(begin..end) {
-            // A block comes and goes in turns, so two changes in a row cancel each other.
+            // Stores and removals of a block alternate, so two changes in a row cancel each other.
             if net.remove(&key).is_none() {
                 net.insert(key, direction);
             }
@@ -330,7 +336,7 @@ impl Inner {
 }
 
 impl Cursor {
-    /// The next part of a snapshot; what is left of it stays here.
+    /// Next part of a snapshot; the rest stays at the cursor.
     fn next_part(&mut self, mut snapshot: Snapshot, first: bool, most: usize) -> CacheDelta {
         let stored = snapshot.keys.split_off(snapshot.keys.len().saturating_sub(most));
         let digest = snapshot.digest;

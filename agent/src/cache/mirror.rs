@@ -1,5 +1,8 @@
-//! The blocks that one life of an engine has cached, kept up to date by its events. Pure: it knows neither sockets nor time, and `CacheLog`
-//! owns it. It translates the engine's hashes, which differ between releases, into keys that a router can compute from a prompt.
+//! Mirror of the blocks that one life of an engine has cached, updated by the engine's events.
+//!
+//! The mirror is pure: it knows neither sockets nor time, and `CacheLog` owns it. It translates the
+//! engine's hashes, which differ between releases, into keys that a router can compute from a
+//! prompt.
 
 use std::cmp::Ordering;
 use std::collections::hash_map::Entry;
@@ -9,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};
 
-/// The number of keys, and the XOR of them.
+/// Number of keys, and their XOR.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CacheDigest {
     pub count: u64,
@@ -18,9 +21,9 @@ pub(crate) struct CacheDigest {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It was not there before.
+    /// The block was not cached before.
     Stored(BlockKey),
-    /// It was there before.
+    /// The block was cached before.
     Removed(BlockKey),
     Cleared,
 }
@@ -41,14 +44,14 @@ pub(crate) struct Effects {
 #[derive(Debug)]
 pub(crate) struct BlockMirror {
     group: Option<CacheGroup>,
-    /// There are several groups, and the engine does not say of what kind: the mirrored one may be
-    /// any.
+    /// The engine has several groups and does not name their kinds, so the mirrored one may be any.
     has_unnamed_groups: bool,
     block_size: u32,
-    /// By the engine's hash.
+    /// Blocks by the engine's hash.
     blocks: FxHashMap<u64, MirroredBlock>,
-    /// How many of the engine's hashes stand for a key: an adapter that was loaded again from
-    /// another path has the same name and other hashes.
+    /// Number of engine hashes that stand for a key.
+    ///
+    /// An adapter loaded again from another path has the same name and other hashes.
     keys: FxHashMap<BlockKey, u32>,
     xor: u64,
 }
@@ -59,7 +62,7 @@ struct MirroredBlock {
     copies: u32,
 }
 
-/// The cache group that is mirrored. Models with several kinds of attention keep a cache for each.
+/// The mirrored cache group. Models with several kinds of attention keep a cache for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct CacheGroup {
     index: Option<u32>,
@@ -70,16 +73,16 @@ struct CacheGroup {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttentionSpan {
     Everything,
-    /// Blocks before the window are let go while later ones stay.
+    /// Blocks before the window are dropped while later ones stay.
     Window,
-    /// Not a cache of tokens that continue each other.
+    /// A cache whose tokens do not continue each other.
     Other,
 }
 
 impl AttentionSpan {
     fn of(kind: Option<&str>) -> Self {
         match kind {
-            // Releases that do not name the kind: nearly all models have one group.
+            // Releases that do not name the kind fall here: nearly all their models have one group.
             None | Some("full_attention" | "mla_attention" | "sink_full_attention") => Self::Everything,
             Some("sliding_window" | "sliding_window_mla" | "chunked_local_attention") => Self::Window,
             Some(_) => Self::Other,
@@ -115,7 +118,7 @@ impl BlockMirror {
         self.has_unnamed_groups || self.group.is_some_and(|group| group.reach == AttentionSpan::Window)
     }
 
-    /// Forgets all blocks, but not what they are like.
+    /// Forgets all blocks, but keeps the block size and the group.
     pub(crate) fn clear(&mut self) {
         self.blocks.clear();
         self.keys.clear();
@@ -146,8 +149,8 @@ impl BlockMirror {
                 effects.malformed += 1;
                 return;
             }
-            // A group with a window may report the tokens of blocks that it did not keep, and does
-            // not say which of them have a hash.
+            // A group with a window may report the tokens of blocks that it did not keep, without
+            // saying which of them have a hash.
             Some(Ordering::Greater) => {
                 effects.ignored += 1;
                 return;
@@ -166,8 +169,8 @@ impl BlockMirror {
             effects.orphans += blocks as u64;
             return;
         };
-        // Not before: the odd ends that some caches report have another size, and no parent that is
-        // known.
+        // Set the size only now: the odd ends that some caches report have another size and no
+        // known parent.
         self.block_size = stored.block_size;
         for (number, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
             let more = extra_key_bytes(stored, number);
@@ -176,13 +179,15 @@ impl BlockMirror {
         }
     }
 
-    /// `is_copy`: the event stores a known block once more. That does not count in an event without
-    /// a parent. Any client may have an engine report again which blocks of its prompt were cached
-    /// (`kv_cache_report_mode`, since vLLM 0.26), and those are not removed more often for it. A
-    /// first block that really has two copies is therefore given up with the first of them.
+    /// Stores one block. `is_copy` means that the event stores a known block again.
+    ///
+    /// Copies are not counted in an event without a parent. Any client may make an engine report
+    /// the cached blocks of its prompt again (`kv_cache_report_mode`, since vLLM 0.26), and the
+    /// engine does not remove those blocks more often. A first block that really has two copies is
+    /// therefore dropped when its first copy is removed.
     fn store_block(&mut self, hash: u64, key: BlockKey, is_copy: bool, effects: &mut Effects) {
         match self.blocks.entry(hash) {
-            // The first key stays: blocks stored after it continue that one.
+            // Keep the first key: blocks stored after it continue that key.
             Entry::Occupied(mut block) => {
                 let block = block.get_mut();
                 block.copies = block.copies.saturating_add(u32::from(is_copy));
@@ -213,8 +218,8 @@ impl BlockMirror {
 
     fn remove_block(&mut self, hash: u64, effects: &mut Effects) {
         let Entry::Occupied(mut block) = self.blocks.entry(hash) else { return };
-        // A prompt that was computed twice stores its last block twice, and both copies are removed
-        // one by one.
+        // A prompt that was computed twice stores its last block twice, and the engine removes the
+        // copies one by one.
         if block.get().copies > 1 {
             block.get_mut().copies -= 1;
             return;
@@ -230,8 +235,10 @@ impl BlockMirror {
         }
     }
 
-    /// Whether this event is about the mirrored group. The first events choose it: a group that
-    /// looks back at everything or, in a model without one, a group with a window.
+    /// Whether this event is about the mirrored group.
+    ///
+    /// The first events choose the group: one that looks back at everything or, in a model without
+    /// such a group, one with a window.
     fn is_mirrored(&mut self, stored: &BlocksStored, effects: &mut Effects) -> bool {
         let seen = CacheGroup { index: stored.group, reach: AttentionSpan::of(stored.kind.as_deref()) };
         match (self.group, seen.reach) {
@@ -256,7 +263,7 @@ impl BlockMirror {
     }
 }
 
-/// An absent medium is the only one that the oldest releases have.
+/// Whether the medium is the GPU. The oldest releases have only this medium and do not name it.
 fn is_gpu(medium: Option<&str>) -> bool {
     medium.is_none_or(|medium| medium.eq_ignore_ascii_case("GPU"))
 }
@@ -264,16 +271,17 @@ fn is_gpu(medium: Option<&str>) -> bool {
 fn seed_chain(stored: &BlocksStored) -> KeyChain {
     let lora = match (&stored.lora_name, stored.lora_id) {
         (Some(name), _) => name.clone(),
-        // Releases that do not report the name: a router cannot ask for this, and it must not look
-        // like the model without adapter.
+        // Some releases do not report the name. Routers cannot ask for this adapter, and its blocks
+        // must not look like the model's own.
         (None, Some(id)) => format!("\0{id}"),
         (None, None) => String::new(),
     };
     KeyChain::new(&lora, salt(stored).unwrap_or_default())
 }
 
-/// The cache salt: a bare string or, since vLLM 0.31, a string with a tag, among what the first
-/// block depends on.
+/// Cache salt among the extra keys of the first block.
+///
+/// The salt is a bare string or, since vLLM 0.31, a string with a tag.
 fn salt(stored: &BlocksStored) -> Option<&str> {
     if stored.parent.is_some() {
         return None;
@@ -295,8 +303,9 @@ fn parse_salt(extra: &ExtraKey) -> Option<&str> {
     }
 }
 
-/// What the content of a block depends on besides its tokens, the adapter and the salt, as bytes;
-/// empty as a rule. Images, for example, have equal tokens and unequal content.
+/// Extra keys of a block as bytes, without the adapter and the salt.
+///
+/// Usually empty. Images, for example, have equal tokens and unequal content.
 fn extra_key_bytes(stored: &BlocksStored, block: usize) -> Vec<u8> {
     let is_salted = block == 0 && salt(stored).is_some();
     let mut bytes = Vec::new();
@@ -306,7 +315,7 @@ fn extra_key_bytes(stored: &BlocksStored, block: usize) -> Vec<u8> {
     bytes
 }
 
-/// The keys of one block without the adapter's name, which stands there once.
+/// Extra keys of one block without the adapter's name, which occurs there once.
 fn without_lora(stored: &BlocksStored, block: usize) -> Vec<&ExtraKey> {
     let mut keys: Vec<&ExtraKey> = match stored.extra_keys.get(block) {
         None | Some(ExtraKey::Null) => Vec::new(),

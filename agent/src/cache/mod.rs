@@ -1,5 +1,7 @@
-//! What an engine has cached, block by block, learned from its own events. `kv_event` decodes them, `mirror` keeps count of the blocks,
-//! `subscriber` listens to one life of an engine, and `CacheLog` is what the sessions with routers read.
+//! Blocks that an engine has cached, learned from its own events.
+//!
+//! `kv_event` decodes the events, `mirror` keeps count of the blocks, `subscriber` listens to one
+//! life of an engine, and sessions with routers read `CacheLog`.
 
 mod extra;
 pub(crate) mod kv_event;
@@ -16,11 +18,11 @@ pub(crate) use self::subscriber::{FollowFrom, follow};
 /// How well the blocks of an engine are known, and whether that has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStatus {
-    /// Which life of the engine; 0 before the first.
+    /// Epoch of the engine's life; 0 before the first.
     pub epoch: u64,
-    /// Whether the blocks reported by `CacheLog::read` are those that are cached.
+    /// Whether the blocks reported by `CacheLog::read` are exactly the cached ones.
     pub exact: bool,
-    /// Why not, in a sentence; empty when exact.
+    /// Why the blocks are not exact, in a sentence; empty if they are.
     pub reason: String,
     /// Tokens that a block holds; 0 before it is known.
     pub block_size: u32,
@@ -30,15 +32,15 @@ pub struct CacheStatus {
     pub version: u64,
 }
 
-/// What became of an engine's events, over all its lives.
+/// Counters for an engine's events, over all its lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     /// Events of known kinds.
     pub events: u64,
     pub gaps: u64,
-    /// Gaps that the engine could fill by sending again.
+    /// Gaps that the engine could fill by sending messages again.
     pub replays: u64,
-    /// Times that all was forgotten, because what was known could have been wrong.
+    /// Times that all blocks were forgotten, because the known ones could have been wrong.
     pub resets: u64,
     /// Blocks stored after a block that is not known.
     pub orphans: u64,
@@ -49,11 +51,11 @@ pub struct CacheCounters {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEventSource {
-    /// From sockets that the engine binds.
+    /// Sockets that the engine binds.
     Sockets {
-        /// Where events are sent as they happen.
+        /// Socket that sends events as they happen.
         live: PathBuf,
-        /// Where they are sent again on request.
+        /// Socket that sends events again on request.
         replay: PathBuf,
     },
     Nothing {

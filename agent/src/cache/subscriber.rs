@@ -1,5 +1,7 @@
-//! Listens to the events of one life of an engine and keeps a `CacheLog` up to date. Missing messages are asked for again; when the engine
-//! cannot send them again, everything is forgotten and the cache counts as unknown. It ends with the task that runs it, which is the supervisor's.
+//! Subscriber to the cache events of one life of an engine, which updates a `CacheLog`.
+//!
+//! It requests missing messages again. If the engine cannot resend them, everything is forgotten
+//! and the cache counts as unknown. The subscriber ends with the supervisor's task that runs it.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -15,29 +17,32 @@ use super::KvEventSource;
 use super::kv_event::{self, KvEventError, ReplayMessage};
 use super::log::CacheLogWriter;
 
-/// How long it may take to reach an engine that has said it is ready.
+/// Time limit for connecting to an engine that has reported itself ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the engine may take to send again what was missed. It looks at the replay socket at
-/// least every tenth of a second.
+/// Time limit for the engine to send missed messages again.
+///
+/// The engine polls the replay socket at least every tenth of a second.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(2);
 
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// Between two warnings of one life.
+/// Minimum time between two warnings of one life.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// From when on the events of an engine are to be known.
+/// Point from which an engine's events must be known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FollowFrom {
-    /// It has just begun, and has stored nothing yet.
+    /// The life has just begun, and has stored nothing yet.
     Now,
-    /// It has been followed by another agent, which is dead.
+    /// Another agent followed the engine before and has died.
     FirstEvent,
 }
 
-/// Follows one life of an engine for as long as it is polled. Sends `joined` as soon as no event
-/// can be missed unnoticed, or when that is known to be impossible. The log says which.
+/// Follows one life of an engine for as long as it is polled.
+///
+/// Sends `joined` once no event can be missed unnoticed, or once that is known to be impossible;
+/// the log says which.
 pub(crate) async fn follow(source: &KvEventSource, log: CacheLogWriter, engine: u32, since: FollowFrom, joined: oneshot::Sender<()>) {
     let (live, replay) = match source {
         KvEventSource::Sockets { live, replay } => (live, replay),
@@ -52,7 +57,7 @@ pub(crate) async fn follow(source: &KvEventSource, log: CacheLogWriter, engine: 
                 if since == FollowFrom::FirstEvent && joined.is_some() {
                     subscriber.replay_all().await;
                 }
-                // The supervisor has gone when this fails, and ends this task.
+                // If this fails, the supervisor has gone and ends this task.
                 let _ = joined.take().map(|joined| joined.send(()));
                 subscriber.run(connection).await
             }
@@ -61,10 +66,10 @@ pub(crate) async fn follow(source: &KvEventSource, log: CacheLogWriter, engine: 
         };
         let because = format!("the engine's cache events cannot be had: {because}");
         subscriber.log.mark_unknown(&because);
-        // With the next message, the engine is asked to send everything again.
+        // The next message makes the subscriber request everything again.
         subscriber.next = 0;
         drop(joined.take());
-        // The engine may have died; then this task is about to be ended, and no warning is due.
+        // The engine may have died. Then this task is about to end, and no warning is due.
         sleep(RECONNECT_DELAY).await;
         subscriber.warn(&format!("{because}; requests are placed without them"));
     }
@@ -84,10 +89,10 @@ impl EventConnection {
         Ok(Self { socket, fate })
     }
 
-    /// The next message, or why there will be none.
+    /// Next message, or the reason why there will be none.
     async fn next(&mut self) -> Result<ZmqMessage, String> {
         loop {
-            // Both can be cancelled without losing anything.
+            // Both can be cancelled without losing a message.
             tokio::select! {
                 biased;
                 message = self.socket.recv() => return message.map_err(|error| error.to_string()),
@@ -108,7 +113,7 @@ struct Subscriber<'a> {
     log: CacheLogWriter,
     replay: &'a Path,
     engine: u32,
-    /// Sequence number of the next message to take into account.
+    /// Sequence number of the next message to apply.
     next: u64,
     last_live: Option<u64>,
     resets: u64,
@@ -129,7 +134,8 @@ impl Subscriber<'_> {
     async fn receive_live(&mut self, message: ZmqMessage) {
         let (sequence, payload) = match kv_event::parse_live(&message.into_vec()) {
             Ok(live) => live,
-            // Its number is not known either: if it had one, the next message shows the gap.
+            // The sequence number is unknown, too. If the message had one, the next message shows
+            // the gap.
             Err(error) => return self.count_malformed(&error),
         };
         let repeated = self.last_live.replace(sequence) == Some(sequence);
@@ -148,8 +154,7 @@ impl Subscriber<'_> {
         }
     }
 
-    /// Takes the message with the number that comes next, or a later one when those between are
-    /// lost.
+    /// Applies the message with the next number, or a later one if the messages between are lost.
     fn apply_message(&mut self, sequence: u64, payload: &Bytes) {
         if sequence > self.next {
             self.reset_log("cache events are lost");
@@ -164,8 +169,10 @@ impl Subscriber<'_> {
         }
     }
 
-    /// Requests what is missing before the message `until`. Meanwhile live messages wait in the
-    /// engine's queue. That is bounded, and what it drops is the next gap.
+    /// Requests the messages missing before `until`.
+    ///
+    /// Meanwhile live messages wait in the engine's queue, which is bounded; the messages it drops
+    /// are the next gap.
     async fn fill_gap(&mut self, until: u64) {
         self.log.count(|counters| counters.gaps += 1);
         let before = self.resets;
@@ -180,12 +187,13 @@ impl Subscriber<'_> {
         }
     }
 
-    /// Asks for everything that the engine still has, from its first message on. Live messages wait
-    /// meanwhile.
+    /// Requests everything that the engine still has, from its first message on.
+    ///
+    /// Live messages wait meanwhile.
     async fn replay_all(&mut self) {
         let because = match timeout(REPLAY_TIMEOUT, self.request_replay(u64::MAX)).await {
-            // Where the engine keeps less than all, the first message shows the gap, and all is
-            // forgotten.
+            // If the engine keeps only some messages, the first one shows the gap, and all blocks
+            // are forgotten.
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "they were not sent in time".to_owned(),
@@ -193,8 +201,8 @@ impl Subscriber<'_> {
         self.reset_log(&format!("earlier cache events cannot be had: {because}"));
     }
 
-    /// Each question has its own socket, so that a late answer to an earlier one is not mistaken
-    /// for an answer to this one.
+    /// Each request has its own socket, so that a late answer to an earlier one is not mistaken for
+    /// its own.
     async fn request_replay(&mut self, until: u64) -> Result<(), ReplayError> {
         let mut socket = DealerSocket::new();
         socket.connect(&endpoint(self.replay)).await?;
@@ -218,7 +226,7 @@ impl Subscriber<'_> {
         self.warn(&format!("the engine sent {error}"));
     }
 
-    /// A cache report that may be wrong is worse than none.
+    /// Forgets all blocks. A wrong cache report is worse than none.
     fn reset_log(&mut self, because: &str) {
         self.log.reset(&format!("{because}: what is cached is not known until the engine clears its cache or starts anew"));
         self.resets += 1;

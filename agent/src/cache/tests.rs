@@ -1,4 +1,4 @@
-//! Recorded messages, and a shorthand for events, for the tests of this folder.
+//! Recorded messages, and a shorthand for events, shared by the tests of this folder.
 
 use bytes::Bytes;
 use serde_json::Value;

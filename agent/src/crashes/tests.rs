@@ -1,4 +1,4 @@
-//! What is remembered of crashes, for how long, and who is notified.
+//! Which crashes are remembered, for how long, and who is notified.
 
 use super::*;
 
@@ -49,7 +49,7 @@ async fn a_crash_that_is_excused_is_reported_again() {
     let (news, version) = crashes.crashes_since(reported);
     assert_eq!((epochs(&news), &*news[0].requests, news[0].at.elapsed()), (vec![1], &[][..], Duration::from_secs(3)));
     assert_eq!(epochs(&crashes.recent_crashes()), [2, 1]);
-    // It is no news a second time, nor of a life that has not crashed, nor so long after.
+    // Nothing is news a second time, for a life that has not crashed, or so long after the crash.
     tokio::time::advance(Duration::from_secs(3)).await;
     assert!(!crashes.excuse(1) && !crashes.excuse(3) && !crashes.excuse(2));
     assert_eq!(crashes.version(), version);

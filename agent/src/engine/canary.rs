@@ -1,4 +1,7 @@
-//! A test completion of one token: after a time without requests it shows that the engine still can, and the watchdog asks for one where it is not sure. It goes to the engine's own socket, past the counts of requests.
+//! Test completions of one token.
+//!
+//! After a time without requests they show that the engine still works, and the watchdog runs one
+//! if it is unsure. They go to the engine's own socket and bypass the request counters.
 
 use std::time::Duration;
 
@@ -13,13 +16,13 @@ use crate::engine_client::{ApiClient, FetchError};
 use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 use crate::traffic::Traffic;
 
-/// How long the one token may take.
+/// Time limit for the one token.
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the first one of a life may take: the first use of a kernel or a shape may compile it.
+/// Time limit for the first test of a life: the first use of a kernel or a shape may compile it.
 const FIRST_TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Failures in a row that end an engine's life.
+/// Consecutive failures that end an engine's life.
 const MAX_FAILURES: u32 = 2;
 
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -28,11 +31,11 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub(super) enum CanaryOutcome {
     /// The engine computed a token.
     Computed,
-    /// The engine takes no such requests, as pooling models do not, so tests say nothing.
+    /// The engine takes no completions, as with pooling models, so tests are meaningless.
     Unsupported(StatusCode),
     Failed(String),
     TimedOut(Duration),
-    /// The time passed while this program and the engine were suspended, so it says nothing.
+    /// This program and the engine were suspended during the test, so it is meaningless.
     Suspended,
 }
 
@@ -47,13 +50,13 @@ impl Canary {
         Self { client: ApiClient::new(&subject.socket), has_answered: false }
     }
 
-    /// Asks once, and waits for as long as a completion may take.
+    /// Runs one test, and waits as long as a completion may take.
     pub(super) async fn run_test(&mut self, model: &str) -> CanaryOutcome {
         let deadline = if self.has_answered { TEST_TIMEOUT } else { FIRST_TEST_TIMEOUT };
         self.run_test_within(model, deadline).await
     }
 
-    /// Asks once, and waits that long.
+    /// Runs one test with this deadline.
     pub(super) async fn run_test_within(&mut self, model: &str, deadline: Duration) -> CanaryOutcome {
         // Every vocabulary has a token 1, and a prompt of tokens needs no tokenizer.
         let body = json!({"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0}).to_string();
@@ -71,7 +74,9 @@ impl Canary {
     }
 }
 
-/// Asks a ready engine whenever it has had no request for a while; says why when it is to be given up. Waits for ever where it must not or cannot ask.
+/// Tests a ready engine whenever it has had no request for a while, and returns why to give it up.
+///
+/// Waits forever if the engine must not or cannot be tested.
 pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
     let mut canary = Canary::new(subject);
     let mut tally = CanaryFailures::default();
@@ -83,7 +88,7 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
         let outcome = canary.run_test(&model).await;
         let activity = ProcessSnapshot::take(subject.process_group()).await.activity_since(&before, asked.elapsed());
         let moved = subject.work_counters() != progress;
-        // It may have been drained or put to sleep meanwhile.
+        // The engine may have been drained or put to sleep meanwhile.
         if subject.model_if_ready().is_none() {
             continue;
         }
@@ -98,13 +103,13 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
     std::future::pending().await
 }
 
-/// Resolves when no request has been in flight for that long.
+/// Resolves once no request has been in flight for that long.
 async fn await_idle(traffic: &Traffic, interval: Duration) {
     loop {
         traffic.wait_idle().await;
         let served = traffic.served_total();
         let busy = timeout(interval, traffic.wait_busy()).await.is_ok();
-        // Some requests are too short to be seen.
+        // Some requests are too short to be observed in flight.
         if !busy && traffic.served_total() == served {
             return;
         }
@@ -115,12 +120,14 @@ async fn await_idle(traffic: &Traffic, interval: Duration) {
 struct CanaryFailures(u32);
 
 impl CanaryFailures {
-    /// Takes an outcome into account; says why the engine is to be given up after too many failures. `moved` says whether anything came out of the engine meanwhile.
+    /// Records an outcome, and returns why to give the engine up after too many failures.
+    ///
+    /// `moved` says whether the engine made any progress meanwhile.
     fn record(&mut self, outcome: &CanaryOutcome, moved: bool, activity: &ProcessActivity) -> Option<EndCause> {
         let failed = match outcome {
             CanaryOutcome::Computed | CanaryOutcome::Unsupported(_) | CanaryOutcome::Suspended => None,
             CanaryOutcome::Failed(reason) => Some(reason.clone()),
-            // A process at work may just be slow. The watchdog takes care of requests that wait.
+            // A busy process may just be slow. The watchdog handles requests that wait.
             CanaryOutcome::TimedOut(_) if moved || matches!(activity, ProcessActivity::Computing | ProcessActivity::Unknown) => None,
             CanaryOutcome::TimedOut(deadline) => Some(format!("no answer within {} s", deadline.as_secs())),
         };

@@ -1,4 +1,8 @@
-//! What operators order of one living engine over its own control routes: sleep and wake, load and unload a LoRA adapter. One task per engine carries the orders out, one after another and each within deadlines; it alone knows which adapters the next life of the engine must have again.
+//! Operator requests for one living engine over its own control routes: sleep, wake, load and
+//! unload a LoRA adapter.
+//!
+//! One task per engine executes them in order, each within deadlines. Only this task knows which
+//! adapters the engine's next life must have again.
 
 mod desired_adapters;
 mod routes;
@@ -15,17 +19,20 @@ use self::routes::{NO_SLEEP_ROUTE, SLEEP_TIMEOUT, parse_adapter};
 use super::{Engine, EngineShared, EngineStatus, Phase};
 use crate::engine_client::{ApiClient, FetchError};
 
-/// Control requests that wait behind the one at work.
+/// Control requests that may wait behind the running one.
 const MAX_QUEUED_REQUESTS: usize = 8;
 
-/// How long it may take until an order's effect is noted. The supervisor notes in microseconds; the models are read from the engine, whose front-end
-/// may be busy.
+/// Time limit for noting an order's effect.
+///
+/// The supervisor notes it within microseconds; the models are read from the engine, whose
+/// front-end may be busy.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 const WAKE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Between the last report of an adapter and its unloading. Reports leave every 10 ms, and requests
-/// that were placed before are still on their way.
+/// Delay between the last report of an adapter and its unloading.
+///
+/// Reports leave every 10 ms, and requests placed before are still on their way.
 const UNLOAD_DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +44,7 @@ pub struct LoraAdapter {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlRequest {
-    /// Finish what runs, then give the memory back.
+    /// Finish running requests, then give the memory back.
     Sleep {
         /// 1 keeps the weights in host memory, 2 forgets them.
         level: u8,
@@ -62,7 +69,7 @@ pub enum ControlError {
     Unreachable(#[source] FetchError),
     #[error("{0}")]
     NoEffect(&'static str),
-    /// What was ordered may have come about without being seen here.
+    /// The order may have taken effect without being seen here.
     #[error("the agent has not noted the change within {} s; `hostler ps` shows the state", STATUS_TIMEOUT.as_secs())]
     NotNoted,
     #[error("the engine ended or left service meanwhile")]
@@ -80,12 +87,13 @@ pub(super) struct PendingRequest {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ControlConfig {
     pub(super) index: u32,
-    /// It was started with the routes for sleeping. Where only the agent's environment unlocks
-    /// them, an engine obeys but frees nothing.
+    /// The engine was started with the routes for sleeping.
+    ///
+    /// If only the agent's environment unlocks them, an engine obeys but frees nothing.
     pub(super) may_sleep: bool,
-    /// How long running requests may take before it sleeps.
+    /// How long running requests may take before the engine sleeps.
     pub(super) drain_timeout: Duration,
-    /// How long the reading of its weights may take.
+    /// How long reading the weights may take.
     pub(super) startup_timeout: Duration,
 }
 
@@ -104,7 +112,7 @@ impl Engine {
     /// Executes a request and waits until it has succeeded or failed; each step has a deadline.
     ///
     /// # Errors
-    /// With what an operator can do about it.
+    /// With what an operator can do about the failure.
     pub async fn execute(&self, order: ControlRequest) -> Result<(), ControlError> {
         let (outcome, done) = oneshot::channel();
         self.shared.control_requests.try_send(PendingRequest { request: order, outcome }).map_err(|error| match error {
@@ -116,7 +124,8 @@ impl Engine {
 }
 
 impl ControlTask {
-    /// A task that does not run yet, the sender for its requests, and the adapters that it wants.
+    /// Creates a task that does not run yet, the sender for its requests, and the adapters that it
+    /// wants.
     pub(super) fn new(terms: ControlConfig) -> (Self, mpsc::Sender<PendingRequest>, watch::Receiver<DesiredAdapters>) {
         let (sender, orders) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let wanted = watch::Sender::new(DesiredAdapters::default());
@@ -136,7 +145,7 @@ impl ControlTask {
                     None
                 }
             };
-            // Kept while something is done only: the last handle's end is the engine's.
+            // Keep the engine only while a request runs: the last handle's end is the engine's end.
             let Some(shared) = engine.upgrade() else { return };
             let engine = Engine { shared };
             match ordered {
@@ -154,8 +163,9 @@ impl ControlTask {
         }
     }
 
-    /// A life that this task has not seen may be one that another agent began: its adapters are to
-    /// be kept.
+    /// Adopts the adapters of a life that this task has not seen.
+    ///
+    /// Another agent may have begun that life, and its adapters must be kept.
     fn adopt_adapters(&mut self, engine: &Engine) {
         let (epoch, models) = {
             let status = engine.status();
@@ -222,7 +232,7 @@ impl ControlTask {
             )));
         }
         let mut client = ApiClient::new(engine.socket());
-        // Asked before requests are turned away for nothing.
+        // Check the route first, so that no request is turned away for nothing.
         is_asleep(&mut client).await?;
         engine.fall_asleep(format!("an operator has put it to sleep, level {level}; `hostler wake` brings it back"));
         await_status(engine, |status| status.phase == Phase::Sleeping).await?;
@@ -235,8 +245,8 @@ impl ControlTask {
         }
         let asked = routes::sleep(&client, level).await;
         let failed = match (asked, is_asleep(&mut client).await) {
-            // An engine that answers late may sleep all the same. One that accepted the request is
-            // believed.
+            // An engine that answers late may sleep all the same. An engine that accepted the
+            // request is believed.
             (_, Ok(true)) | (Ok(()), Err(_)) => {
                 self.sleeping_life = Some((epoch, level));
                 // The engine reports its emptied cache only with its next step, after it was woken.
@@ -279,13 +289,14 @@ impl ControlTask {
                 let (name, path) = (loaded.name, loaded.path);
                 return Err(ControlError::Conflict(format!("{name} is loaded from {path}; `hostler lora unload {name}` comes first")));
             }
-            // Loading again after some replicas have failed must not fail on the others.
+            // Some replicas may have failed: loading again must not fail on the others.
             Some(Some(_)) => {}
             None => routes::load(&ApiClient::new(engine.socket()), &adapter).await?,
         }
         self.desired_adapters.send_modify(|_| ());
         let noted = await_status(engine, |status| status.models.iter().any(|model| model.id == adapter.name)).await;
-        // Only once the engine is known to have it, or it would count as missing for a moment.
+        // Add the adapter only once the engine is known to have it, or it would count as missing
+        // for a moment.
         self.add_adapter(adapter);
         noted
     }
@@ -300,7 +311,7 @@ impl ControlTask {
             Some(None) => return Err(ControlError::Conflict(format!("{name} is the model itself, not an adapter"))),
             Some(Some(_)) => {}
         }
-        // Routers place no request for it here once it is no longer reported.
+        // Routers stop placing requests for the adapter here once it is no longer reported.
         self.desired_adapters.send_modify(|wanted| wanted.unloading = Some(name.clone()));
         let unloaded = async {
             await_status(engine, |status| status.models.iter().all(|model| model.id != name)).await?;
@@ -350,7 +361,7 @@ async fn await_status(engine: &Engine, is: impl FnMut(&EngineStatus) -> bool) ->
     }
 }
 
-/// Resolves when the life of this epoch takes no requests any more.
+/// Resolves once the life of this epoch takes no requests any more.
 async fn await_life_end(mut status: watch::Receiver<EngineStatus>, epoch: u64) {
     // A supervisor that is gone ends the life, too.
     let _ = status.wait_for(|status| status.epoch != epoch || !matches!(status.phase, Phase::Ready | Phase::Sleeping)).await;

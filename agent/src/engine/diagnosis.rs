@@ -1,6 +1,8 @@
-//! What an engine died of and what to do about it: one sentence with the engine's own key words, and one that names a flag or a command.
-//! Decided from how it ended and from what it printed; the supervisor asks once for each crash. What the sentences are read from is in
-//! `failure_patterns`, which knows what vLLM, PyTorch and the libraries below them print.
+//! Diagnosis of an engine's death: one sentence with the engine's own key words, and one that names
+//! a flag or a command.
+//!
+//! The diagnosis depends on how the engine ended and what it printed; the supervisor asks once for
+//! each crash. `failure_patterns` knows what vLLM, PyTorch and the libraries below them print.
 
 mod end_cause;
 mod failure_patterns;
@@ -11,34 +13,35 @@ use std::os::unix::process::ExitStatusExt;
 pub(crate) use self::end_cause::EndCause;
 use super::crash_output::{FinalLines, message};
 
-/// The longest cause, in characters: a few lines of a terminal.
+/// Longest cause in characters: a few lines of a terminal.
 const CAUSE_CAP: usize = 400;
 
 /// How a life ended.
 #[derive(Debug, Clone)]
 pub(crate) struct LifeEnd {
-    /// What we have seen ourselves.
+    /// End that the agent itself has seen.
     pub(crate) cause: EndCause,
     pub(crate) was_ready: bool,
-    /// Whether the kernel killed a process for want of memory during this life; `None` where it does not tell.
+    /// Whether the kernel killed a process for lack of memory during this life; `None` if the
+    /// kernel does not tell.
     pub(crate) oom_killed: Option<bool>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FailureKind {
-    /// The program cannot be started at all.
+    /// The program cannot be started.
     Program,
-    /// The directory of its sockets cannot be made, or was removed under it.
+    /// The directory of the engine's sockets cannot be made, or was removed while it was in use.
     RunDir,
-    /// A flag that this release does not have, or one that is missing.
+    /// A flag is missing, or this release does not have it.
     BadFlag,
-    /// A flag's value, or several that do not go together.
+    /// A flag has a bad value, or several values do not go together.
     BadValue,
     /// There is no such model, or a part of it is missing.
     ModelMissing,
     /// The model is not on this host and may not or cannot be fetched.
     HubOffline,
-    /// The model hub wants a token or an accepted licence.
+    /// The model hub requires a token or an accepted licence.
     HubForbidden,
     CorruptWeights,
     UnsupportedModel,
@@ -46,7 +49,7 @@ pub enum FailureKind {
     KvTooSmall,
     GpuInUse,
     GpuMemory,
-    /// There is no GPU, or not the one that was named.
+    /// There is no GPU, or not the named one.
     NoGpu,
     /// The GPU or its driver is too old, or does not match this build.
     GpuUnsupported,
@@ -62,7 +65,7 @@ pub enum FailureKind {
     SharedMemory,
     /// Too few files may be open at once.
     FileLimit,
-    /// There is no compiler, or not all that it needs.
+    /// There is no compiler, or a part that it needs is missing.
     Compiler,
     /// vLLM's installation lacks something.
     Installation,
@@ -134,7 +137,7 @@ impl Diagnosis {
 
 /// Finds the cause in how the engine ended and the lines of its life, oldest first.
 pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
-    // What we ourselves decided is the cause, whatever the engine printed meanwhile.
+    // A decision of the agent is the cause, whatever the engine printed meanwhile.
     if let Some(ours) = diagnose_decision(&ended.cause) {
         return ours;
     }
@@ -172,7 +175,7 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     Diagnosis::new(FailureKind::Unknown, cause, remedies::UNKNOWN)
 }
 
-/// What is known without a line of the engine's, because we ourselves have decided that the life ends.
+/// Diagnosis that needs no engine output, because the agent itself decided that the life ends.
 pub(crate) fn diagnose_decision(cause: &EndCause) -> Option<Diagnosis> {
     let (kind, remedy) = match cause {
         EndCause::NotStarted(reason) => (FailureKind::Program, remedies::remedy_for_program(reason)),
@@ -185,7 +188,7 @@ pub(crate) fn diagnose_decision(cause: &EndCause) -> Option<Diagnosis> {
     Some(Diagnosis::new(kind, cause.to_string(), remedy))
 }
 
-/// A deadline of ours that passed; what the engine printed before may say why.
+/// Diagnoses a deadline of the agent that passed. Earlier output of the engine may say why.
 fn diagnose_timeout(ended: &LifeEnd, exception: Option<&str>) -> Option<Diagnosis> {
     let (kind, remedy) = match ended.cause {
         EndCause::NotReadyWithin(_) => (FailureKind::StartupTimeout, remedies::STARTUP_TIMEOUT),
@@ -199,7 +202,9 @@ fn diagnose_timeout(ended: &LifeEnd, exception: Option<&str>) -> Option<Diagnosi
     Some(Diagnosis::new(kind, cause, remedy))
 }
 
-/// A process that a signal ended. `who` is separate because we see only the first process's end.
+/// Diagnoses a process that a signal ended.
+///
+/// `who` is separate because the agent sees only the first process's end.
 fn diagnose_signal(who: &str, signal: i32, ended: &LifeEnd) -> Diagnosis {
     const SIGILL: i32 = 4;
     const SIGBUS: i32 = 7;
@@ -240,21 +245,22 @@ fn signal_name(signal: i32) -> String {
     }
 }
 
-/// The front-end exits with code 0 when a process behind it died, so this is a crash whatever the
-/// code.
+/// Diagnoses the death of a process behind the front-end.
+///
+/// The front-end then exits with code 0, so this is a crash whatever the code.
 fn diagnose_core_death(who: Option<&str>, ended: &LifeEnd) -> Diagnosis {
     let who = who.unwrap_or("a process behind the front-end");
     if ended.oom_killed == Some(true) {
         let cause = format!("{who} died; the kernel's out-of-memory killer ended a process at that time");
         return Diagnosis::new(FailureKind::HostMemory, cause, remedies::HOST_MEMORY);
     }
-    // A conclusion from silence: what was seen comes first.
+    // This is a conclusion from silence, so the observation comes first.
     let cause = format!("{}: {who} died without saying why, so it was probably killed", ended.cause);
     let remedy = if ended.oom_killed.is_some() { remedies::CORE_DIED } else { remedies::CORE_DIED_PERHAPS_BY_KERNEL };
     Diagnosis::new(FailureKind::CoreDied, cause, remedy)
 }
 
-/// Cut at a word, and on one line.
+/// Cuts a cause at a word, and puts it on one line.
 fn shorten(cause: &str) -> String {
     let one_line = cause.split_whitespace().collect::<Vec<_>>().join(" ");
     match one_line.char_indices().nth(CAUSE_CAP) {

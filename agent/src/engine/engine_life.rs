@@ -1,4 +1,5 @@
-//! One life of an engine: what its keeper tells and what it prints, sorted for the supervisor, and all that begins and ends with it.
+//! One life of an engine: its keeper's notices and its output, sorted for the supervisor, and
+//! everything that begins and ends with the life.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -21,7 +22,7 @@ use crate::keeper::wire::{KeeperFrame, KeeperNotice, PROTOCOL};
 use crate::process::LeaderProcess;
 use crate::process::oom_watch::OomWatch;
 
-/// What the keeper told, as far as the supervisor decides about it.
+/// Notices of the keeper that the supervisor acts on.
 #[derive(Debug)]
 pub(super) enum KeeperEvent {
     Started(LeaderProcess),
@@ -36,43 +37,44 @@ pub(super) enum KeeperEvent {
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct StartupLog {
-    /// How far the start is; `None` before the first line that says so.
+    /// Progress of the start; `None` before the first line that reports it.
     pub(super) progress: Option<StartupProgress>,
     pub(super) facts: LogFacts,
 }
 
-/// What belongs to one life of the engine and ends with it.
+/// State that belongs to one life of the engine and ends with it.
 pub(super) struct EngineLife {
     pub(super) spawned: Instant,
     pub(super) leader: Option<u32>,
-    /// The keeper is gone, so the agent does its part itself.
+    /// The keeper is gone, so the agent does the keeper's part itself.
     pub(super) is_keeper_lost: bool,
     pub(super) models: Arc<[ModelCard]>,
-    /// What clients may ask for and its front-end does not have, once that is known.
+    /// Routes that clients may ask for and the engine's front-end lacks, once known.
     pub(super) missing_routes: Option<Arc<[&'static str]>>,
     pub(super) ready_in: Option<Duration>,
-    /// Begun by an agent that has died.
+    /// An agent that has died began this life.
     pub(super) is_adopted: bool,
     pub(super) was_found_asleep: bool,
     pub(super) keeper_events: mpsc::Receiver<KeeperEvent>,
     pub(super) health_events: mpsc::Receiver<HealthEvent>,
     pub(super) startup_log: watch::Receiver<StartupLog>,
     pub(super) log_parser: Arc<Mutex<StartupLogParser>>,
-    /// Tells what the kernel kills for want of memory.
+    /// Reports which processes the kernel kills for lack of memory.
     pub(super) oom_watch: OomWatch,
-    /// When it first said that it cannot go on.
+    /// Time when the engine first said that it cannot go on.
     pub(super) gave_up_at: Arc<OnceLock<Instant>>,
-    /// How the first of the processes ended in which it computes, and when, if that was seen.
+    /// How and when the first of the computing processes ended, if that was seen.
     pub(super) core_exit: Arc<OnceLock<(ExitStatus, Instant)>>,
-    /// Waits for that.
+    /// Task that waits for that end.
     pub(super) core_watch: Option<AbortOnDropHandle<()>>,
     pub(super) _follower: AbortOnDropHandle<()>,
     pub(super) _health: AbortOnDropHandle<()>,
     pub(super) probe: Option<AbortOnDropHandle<()>>,
-    /// For the task that follows the engine's cache, which begins with the engine's readiness.
+    /// Writer for the task that follows the engine's cache, which begins with the engine's
+    /// readiness.
     pub(super) cache: Option<cache::CacheLogWriter>,
     pub(super) cache_follower: Option<AbortOnDropHandle<()>>,
-    /// The engine answers, and its cache is about to be followed.
+    /// Signals that the engine answers and its cache is about to be followed.
     pub(super) cache_joined: Option<oneshot::Receiver<()>>,
 }
 
@@ -137,7 +139,7 @@ impl KeeperReader {
 
     fn parse_line(&self, line: &str) {
         if is_loading_marker(line) {
-            // Full or closed: it is past loading.
+            // A full or closed channel means that loading is over.
             let _ = self.health_events.try_send(HealthEvent::Loading);
         }
         if is_fatal(line) {

@@ -1,4 +1,6 @@
-//! Whether one life of an engine is ready, stays healthy, and which models it serves: what its socket says, sent to the supervisor as events.
+//! Health of one life of an engine: whether it is ready, stays healthy, and which models it serves.
+//!
+//! The answers of its socket go to the supervisor as events.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,36 +21,39 @@ use crate::engine_client::{ApiClient, ApiReply, FetchError};
 use crate::process::activity::ProcessSnapshot;
 use crate::vllm::FrontEndInUse;
 
-/// How often an engine that starts is asked. A refused connection costs microseconds.
+/// How often a starting engine is asked. A refused connection costs microseconds.
 const STARTING_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often a ready engine is asked for its health.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a health answer may take. vLLM's front-end tokenizes where it answers: 1.1 s were seen
-/// for a prompt of 20 MB.
+/// Time limit for a health answer. vLLM's front-end tokenizes where it answers: 1.1 s were seen for
+/// a prompt of 20 MB.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bad answers in a row that end an engine's life.
+/// Consecutive bad answers that end an engine's life.
 const MAX_BAD_ANSWERS: u32 = 3;
 
-/// How often the models are read again: adapters come and go at run time.
+/// How often the models are read again, because adapters come and go at run time.
 const MODELS_INTERVAL: Duration = Duration::from_secs(10);
 
 const MODELS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the engine may take to answer whether it has a route. It is ready, so this takes a
-/// moment. An engine that takes longer counts as having the route.
+/// Time limit for the engine to answer whether it has a route.
+///
+/// The engine is ready, so an answer takes a moment. A slower engine counts as having the route.
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The route that shows which tokens the engine makes of a prompt.
+/// Route that shows which tokens the engine makes of a prompt.
 const TOKENIZE: &str = "/tokenize";
 
-/// Routes that a front-end must have, and for what.
+/// Routes that a front-end must have, and their purpose.
 const REQUIRED_ROUTES: [(&str, &str); 2] =
     [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
 
-/// Routes for clients that releases of the Rust front-end lack; the Python one has those that its model can answer.
+/// Client routes that releases of the Rust front-end lack.
+///
+/// The Python front-end has those that its model can answer.
 const CLIENT_ROUTES: [&str; 22] = [
     "/v1/messages",
     "/v1/responses",
@@ -77,20 +82,22 @@ const CLIENT_ROUTES: [&str; 22] = [
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HealthEvent {
     Loading,
-    /// It has given its memory back, but it still answers. Sent before it is ready.
+    /// The engine has given its memory back, but still answers. Sent before it is ready.
     Asleep,
     Ready(Vec<ModelCard>),
     Models(Vec<ModelCard>),
-    /// It does not serve any more.
+    /// The engine no longer serves.
     Unhealthy(EndCause),
-    /// Its front-end lacks these routes, which are for clients. Told before it is ready.
+    /// The engine's front-end lacks these client routes. Sent before it is ready.
     MissingRoutes(Vec<&'static str>),
-    /// Its front-end lacks a route that is needed, so another front-end is wanted, where there is
+    /// The engine's front-end lacks a required route, so another front-end is wanted, if there is
     /// one.
     LacksRoute(String),
 }
 
-/// Watches one life until it turns unhealthy or nobody receives the events. The start has no deadline here; the supervisor has one.
+/// Watches one life until it turns unhealthy or nobody receives the events.
+///
+/// The supervisor, not this task, has the deadline for the start.
 pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEvent>) {
     let mut client = ApiClient::new(&subject.socket);
     let mut wanted = subject.desired_adapters.clone();
@@ -109,8 +116,8 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
             return;
         }
     }
-    // Another agent may have put it to sleep, and requests that reach it now would wait until it is
-    // woken.
+    // Another agent may have put the engine to sleep. Requests that reach it now would wait until
+    // it is woken.
     let asleep = subject.may_sleep && control::is_asleep(&mut client).await.is_ok_and(|asleep| asleep);
     if (asleep && news.send(HealthEvent::Asleep).await.is_err()) || news.send(HealthEvent::Ready(models)).await.is_err() {
         return;
@@ -126,7 +133,7 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
     }
 }
 
-/// Asks until the engine is healthy and names its models; `None` when nobody listens any more.
+/// Polls until the engine is healthy and names its models; `None` once nobody listens any more.
 async fn await_ready(
     client: &mut ApiClient,
     socket: &Path,
@@ -136,7 +143,7 @@ async fn await_ready(
     let mut bound = false;
     let mut complained = String::new();
     loop {
-        // vLLM binds its socket when its imports are done and listens when all is loaded.
+        // vLLM binds its socket after its imports and listens once everything is loaded.
         if !bound && socket.exists() {
             bound = true;
             news.send(HealthEvent::Loading).await.ok()?;
@@ -147,8 +154,8 @@ async fn await_ready(
         match client.get("/health", HEALTH_TIMEOUT).await {
             Ok(reply) if reply.status == StatusCode::OK => match read_all_models(client, socket, wanted).await {
                 Ok(models) => return Some(models),
-                // An engine that is healthy but names no model will not become ready by waiting:
-                // say why, once.
+                // An engine that is healthy but names no model will not become ready by waiting, so
+                // log the reason once.
                 Err(reason) if reason != complained => {
                     tracing::warn!(socket = %socket.display(), %reason, "engine is healthy but not ready");
                     complained = reason;
@@ -161,11 +168,11 @@ async fn await_ready(
     }
 }
 
-/// A route that is needed beside those that told that the engine is ready, if its front-end does not have it.
+/// First required route that the front-end lacks, besides those that showed the engine to be ready.
 async fn missing_route(client: &mut ApiClient, front_end: FrontEndInUse) -> Option<String> {
     for (route, purpose) in REQUIRED_ROUTES {
-        // The Python front-end has always had it. Other engines are not asked for what only exact
-        // placement needs.
+        // The Python front-end has always had it. Other engines are spared the check for a route
+        // that only exact placement needs.
         if route == TOKENIZE && front_end == FrontEndInUse::Python {
             continue;
         }
@@ -186,14 +193,16 @@ async fn missing_client_routes(client: &mut ApiClient) -> Vec<&'static str> {
     missing
 }
 
-/// Whether the engine's front-end lacks a route. Both of vLLM's answer a GET of a route that they do not have with 404, and of one that wants
-/// POST with 405.
+/// Whether the engine's front-end lacks a route.
+///
+/// Both front-ends of vLLM answer a GET with 404 if they lack the route, and with 405 if the route
+/// wants POST.
 async fn is_missing(client: &mut ApiClient, route: &str) -> bool {
-    // Whether it answers at all is the health check's to see.
+    // The health check decides whether the engine answers at all.
     client.get(route, ROUTE_TIMEOUT).await.is_ok_and(|reply| reply.status == StatusCode::NOT_FOUND)
 }
 
-/// The models of an engine that has become healthy, with the adapters that it had in its last life.
+/// Models of an engine that has become healthy, with the adapters that it had in its last life.
 async fn read_all_models(
     client: &mut ApiClient,
     socket: &Path,
@@ -208,8 +217,9 @@ async fn read_all_models(
     read_models(client).await.map(|models| now.visible_models(models))
 }
 
-/// Asks a ready engine for its health and its models. Returns why it is to be given up, or `None`
-/// when nobody listens any more.
+/// Polls health and models of a ready engine.
+///
+/// Returns why to give the engine up, or `None` once nobody listens any more.
 async fn await_unhealthy(
     client: &mut ApiClient,
     subject: &MonitoredEngine,
@@ -227,7 +237,7 @@ async fn await_unhealthy(
                 if let Some(cause) = tally.record(&answer) {
                     return Some(cause);
                 }
-                // Whose core has ended will not answer well again: there is nothing to be patient for.
+                // An engine whose core has ended will not recover, so patience is pointless.
                 if let Some(health) = health_error(&answer)
                     && let Some(process) = ProcessSnapshot::take(subject.process_group()).await.process_lost_since(&when_ready)
                 {
@@ -253,7 +263,7 @@ async fn await_unhealthy(
 struct HealthFailures(u32);
 
 impl HealthFailures {
-    /// Takes an answer into account; says why the engine is to be given up when there have been too many bad ones.
+    /// Records an answer, and returns why to give the engine up after too many bad ones.
     fn record(&mut self, answer: &Result<ApiReply, FetchError>) -> Option<EndCause> {
         let Some(reason) = health_error(answer) else {
             self.0 = 0;

@@ -1,18 +1,22 @@
-//! What one engine prints: its last lines kept in memory, to be shown with a failure. All of it goes to a rotated file, which the engine's keeper writes.
+//! Output of one engine: its last lines stay in memory, to be shown with a failure.
+//!
+//! The engine's keeper writes all of it to a rotated file.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Lines kept in memory. A failed start of vLLM prints up to 500, its cause first: each of its
-/// processes adds the tracebacks of the one before.
+/// Lines kept in memory.
+///
+/// A failed start of vLLM prints up to 500, its cause first: each process adds the tracebacks of
+/// the one before.
 const TAIL_LINES: usize = 1_000;
 
-/// Bytes kept of one line in memory; the file has all of it.
+/// Bytes of one line kept in memory; the file has the whole line.
 const MAX_LINE_BYTES: usize = 2_000;
 
-/// What vLLM prints when it is past its imports and starts to build the engine.
+/// Messages of vLLM after its imports, when it starts to build the engine.
 const LOADING_MARKERS: [&str; 2] = ["Initializing a V1 LLM engine", "Starting to load model"];
 
 pub(crate) fn is_loading_marker(line: &str) -> bool {
@@ -26,7 +30,7 @@ pub(crate) struct EngineLog {
 }
 
 impl EngineLog {
-    /// Writes a line of the agent's own, which begins a new life.
+    /// Writes a line of the agent itself, which begins a new life.
     pub(crate) fn begin_life(&self, line: &str) {
         let mut tail = self.tail.lock();
         tail.note(line);
@@ -37,23 +41,23 @@ impl EngineLog {
         self.tail.lock().note(line);
     }
 
-    /// Takes output as it comes, cut anywhere; calls `on_line` for each whole line, and for each
-    /// state of a progress bar.
+    /// Takes output in arbitrary pieces, and calls `on_line` for each whole line and each state of
+    /// a progress bar.
     pub(crate) fn push_output(&self, output: &[u8], on_line: &mut impl FnMut(&str)) {
         self.tail.lock().push_output(output, on_line);
     }
 
-    /// The engine prints no more: what it printed last is a line.
+    /// Ends the unfinished line, because the engine prints no more.
     pub(crate) fn finish_line(&self) {
         self.tail.lock().finish_line();
     }
 
-    /// The last lines, oldest first.
+    /// Last lines, oldest first.
     pub(crate) fn last_lines(&self, count: usize) -> Vec<String> {
         self.tail.lock().last_lines(count)
     }
 
-    /// The last lines of the present life, oldest first.
+    /// Last lines of the present life, oldest first.
     pub(crate) fn last_lines_of_life(&self, count: usize) -> Vec<String> {
         let tail = self.tail.lock();
         tail.last_lines(count.min(tail.lines_of_life))
@@ -64,13 +68,13 @@ impl EngineLog {
 struct LogTail {
     lines: VecDeque<String>,
     unfinished: Vec<u8>,
-    /// What comes next replaces the unfinished line, as a progress bar does it.
+    /// The next output replaces the unfinished line, as in a progress bar.
     has_carriage_return: bool,
     lines_of_life: usize,
 }
 
 impl LogTail {
-    /// Takes bytes as they come, cut anywhere.
+    /// Takes output in arbitrary pieces.
     fn push_output(&mut self, bytes: &[u8], on_line: &mut impl FnMut(&str)) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
@@ -85,7 +89,7 @@ impl LogTail {
         self.push_after_return(rest, on_line);
     }
 
-    /// What comes after a carriage return replaces what was before it, unless it was half of a
+    /// Output after a carriage return replaces the line before it, unless the return was half of a
     /// Windows line end.
     fn push_after_return(&mut self, bytes: &[u8], on_line: &mut impl FnMut(&str)) {
         if self.has_carriage_return && !bytes.is_empty() {
@@ -109,7 +113,7 @@ impl LogTail {
         self.unfinished.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// Ends the unfinished line; false if there was nothing in it.
+    /// Ends the unfinished line; `false` if it was empty.
     fn finish_line(&mut self) -> bool {
         self.has_carriage_return = false;
         if self.unfinished.is_empty() {

@@ -1,4 +1,7 @@
-//! One engine under supervision: started, watched, drained, restarted after a crash and stopped for good, with never a process left behind. `Engine` is the handle that the rest of the agent holds; a task of its own does the work.
+//! One engine under supervision: started, watched, drained, restarted after a crash and stopped for
+//! good, without ever leaving a process behind.
+//!
+//! `Engine` is the handle that the rest of the agent holds; its own task does the work.
 
 mod canary;
 pub(crate) mod control;
@@ -47,11 +50,13 @@ use crate::vllm::command_line::{cache_source, command_line};
 use crate::vllm::directory::{prepare, socket_path};
 use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, VllmVersion};
 
-/// Commands waiting for the supervisor, which never waits long for anything else.
+/// Commands that may wait for the supervisor, which never waits long for anything else.
 const MAX_QUEUED_COMMANDS: usize = 16;
 
-/// A timer that fires so much too late tells that this program did not run meanwhile, and neither
-/// did the engine: the job was suspended. On busy machines delays of a second were seen.
+/// A timer this late shows that neither this program nor the engine ran meanwhile: the job was
+/// suspended.
+///
+/// Delays of a second were seen on busy machines.
 const SUSPENDED_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone)]
@@ -62,17 +67,18 @@ pub struct EngineSpec {
     pub version: Option<VllmVersion>,
     /// The engine's own directory; emptied before each life.
     pub directory: PathBuf,
-    /// What it is in, which is made again before a life if somebody has removed it.
+    /// Parents of the engine's directory, which are created again before a life if somebody has
+    /// removed them.
     pub(crate) run_dirs: Option<Arc<HeldDirectories>>,
-    /// Where its output goes, in a directory that exists.
+    /// File for the engine's output, in a directory that exists.
     pub log: PathBuf,
-    /// From a spawn until the engine is ready.
+    /// Time limit from a spawn until the engine is ready.
     pub startup_timeout: Duration,
-    /// For running requests when the engine is drained.
+    /// Time limit for running requests when the engine is drained.
     pub drain_timeout: Duration,
-    /// From SIGTERM until the group is killed, where requests run.
+    /// Time from SIGTERM until the group is killed, while requests run.
     pub stop_grace: Duration,
-    /// Between two readings of a busy engine's metrics.
+    /// Interval between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
     pub cache: cache::KvEventSource,
     /// How the keepers between the agent and its engines are started.
@@ -80,21 +86,23 @@ pub struct EngineSpec {
     pub if_agent_dies: AgentDeathPolicy,
     /// Where the engine's processes may run; `None` leaves it to the kernel.
     pub cpu_binding: Option<CpuBinding>,
-    /// Tells before each start whether its GPUs are free.
+    /// Check before each start whether the engine's GPUs are free.
     pub gpu_availability: Option<GpuAvailability>,
-    /// Run instead of `command` once that has failed to become ready, or lacks a route.
+    /// Command line used once `command` has failed to become ready, or lacks a route.
     pub fallback: Option<CommandLine>,
     pub start_order: Arc<StartOrder>,
-    /// How long an engine with work may show no progress, at least, until it counts as hung.
+    /// Minimum time that an engine with work may show no progress before it counts as hung.
     pub stall_timeout: Duration,
-    /// After this time without requests the engine is asked for one token; zero turns it off.
+    /// Time without requests after which the engine is tested with one token; zero turns the test
+    /// off.
     pub canary_interval: Duration,
 }
 
 impl EngineSpec {
-    /// The engine that the configuration describes. What the agent as a whole decides has its
-    /// default: the engine ends with the agent, is not bound to cores, has one command line and
-    /// starts at once. Fails as `command_line` does.
+    /// The engine that the configuration describes.
+    ///
+    /// Decisions of the agent as a whole have defaults: the engine ends with the agent, is not
+    /// bound to cores, has one command line and starts at once. Fails as `command_line` does.
     pub fn new(launch: &LaunchContext<'_>, log: PathBuf, keepers: KeeperSource) -> Result<Self, HostError> {
         Ok(Self {
             node: launch.config.node.clone(),
@@ -121,22 +129,22 @@ impl EngineSpec {
     }
 }
 
-/// Where an engine is, as others see it.
+/// Phase of an engine, as others see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// The process exists.
     Starting,
     Loading,
     Ready,
-    /// It finishes what runs, or is being stopped.
+    /// The engine finishes running requests, or is being stopped.
     Draining,
     /// There is no process, and none is wanted.
     Stopped,
-    /// It crashed; the next life begins after a pause.
+    /// The engine crashed; the next life begins after a pause.
     Failed,
-    /// It stays out of service until it is released.
+    /// The engine stays out of service until it is released.
     Quarantined,
-    /// It has given its memory back until it is woken.
+    /// The engine has given its memory back until it is woken.
     Sleeping,
 }
 
@@ -158,41 +166,42 @@ impl From<EngineState> for Phase {
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineStatus {
     pub phase: Phase,
-    /// Which life this is: the time of its spawn in microseconds since 1970, made to increase. 0
-    /// before the first.
+    /// Identifies this life: the time of its spawn in microseconds since 1970, forced to increase.
+    ///
+    /// 0 before the first.
     pub epoch: u64,
-    /// Why it is where it is, in a sentence; after a crash also its last lines.
+    /// Reason for the phase, in a sentence; after a crash also the engine's last lines.
     pub reason: String,
-    /// Its first process, which leads its group.
+    /// First process of the engine, which leads its group.
     pub pid: Option<u32>,
     /// Lives after the first.
     pub restarts: u32,
     /// Lives under this agent that ended in a hang.
     pub hangs: u32,
-    /// How often this agent has failed to start it, until it is ready for the first time.
+    /// Failed starts under this agent, counted until the engine is ready for the first time.
     pub failed_starts: u32,
     pub version: Option<VllmVersion>,
-    /// What it serves; empty until it is ready.
+    /// Models that the engine serves; empty until it is ready.
     pub models: Arc<[ModelCard]>,
     pub ready_in: Option<Duration>,
-    /// Seconds until it serves again, where it had served and starts again by itself.
+    /// Seconds until the engine serves again, if it has served and restarts by itself.
     pub returns_in: Option<u32>,
-    /// How far the start has come; `None` unless it starts or loads.
+    /// Progress of the start; `None` unless the engine starts or loads.
     pub progress: Option<StartupProgress>,
-    /// What the last life died of; `None` once the engine is ready again.
+    /// Cause of the last life's death; `None` once the engine is ready again.
     pub failure: Option<Diagnosis>,
     pub facts: LogFacts,
-    /// Which front-end this life has, or the next one will have.
+    /// Front-end of this life, or of the next one.
     pub front_end: FrontEndInUse,
-    /// Routes for clients that this front-end was found to lack.
+    /// Client routes that this front-end was found to lack.
     pub missing_routes: Arc<[&'static str]>,
 }
 
-/// What the supervisor is asked to do.
+/// A command to the supervisor.
 #[derive(Debug)]
 struct EngineCommand {
     event: EngineEvent,
-    /// Why, for what the status says; may be empty.
+    /// Reason for the status; may be empty.
     reason: String,
 }
 
@@ -226,20 +235,21 @@ struct EngineShared {
     process_handle: Arc<Mutex<ProcessHandle>>,
 }
 
-/// A supervised engine. Cheap to clone; when the last clone is gone the engine is stopped.
+/// A supervised engine. Cheap to clone; dropping the last clone stops the engine.
 #[derive(Debug, Clone)]
 pub struct Engine {
     shared: Arc<EngineShared>,
 }
 
 impl Engine {
-    /// Begins to supervise an engine; its task ends after `stop`.
+    /// Starts to supervise an engine; its task ends after `stop`.
     pub fn start(spec: EngineSpec, tracker: &TaskTracker) -> Self {
         Self::supervise(spec, None, tracker)
     }
 
-    /// As `start`, but with the life that another agent began, if any. The directory in `spec` is
-    /// then that life's.
+    /// Like `start`, but with the life that another agent began, if any.
+    ///
+    /// The directory in `spec` is then that life's.
     pub(crate) fn supervise(spec: EngineSpec, adopted: Option<AdoptedLife>, tracker: &TaskTracker) -> Self {
         let (commands, queued_commands) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let traffic = Traffic::new();
@@ -290,7 +300,7 @@ impl Engine {
         self.shared.status.clone()
     }
 
-    /// The engine's load, as it changes; `None` until this life was read for the first time.
+    /// The engine's load as it changes; `None` until this life was read for the first time.
     pub fn samples(&self) -> watch::Receiver<Option<LoadSample>> {
         self.shared.samples.clone()
     }
@@ -307,12 +317,12 @@ impl Engine {
         &self.shared.traffic
     }
 
-    /// The requests in flight at each crash of this engine.
+    /// Requests in flight at each crash of this engine.
     pub fn crashes(&self) -> &Arc<CrashLog> {
         &self.shared.crashes
     }
 
-    /// The last lines that the engine printed, oldest first, over all its lives; 1,000 at most.
+    /// Last lines that the engine printed over all its lives, oldest first; at most 1,000.
     pub fn log_tail(&self, count: usize) -> Vec<String> {
         self.shared.log.last_lines(count)
     }
@@ -323,51 +333,60 @@ impl Engine {
         self.send(EngineEvent::Drain);
     }
 
-    /// As `drain`, for an agent that is leaving: no `restart` revives the engine, and it is gone in time.
+    /// Like `drain`, for an agent that is leaving: no `restart` revives the engine, and it is gone
+    /// in time.
+    ///
     /// May be called again with less time.
     pub(crate) fn retire(&self, deadlines: LeaveDeadlines) {
         self.send(EngineEvent::Retire(deadlines));
     }
 
-    /// As `retire`, but the engine lives on for the next agent, unless it is to end with its agent.
+    /// Like `retire`, but the engine lives on for the next agent, unless it is to end with its
+    /// agent.
     pub fn hand_over(&self) {
         self.send(EngineEvent::HandOver);
     }
 
-    /// Drains the engine and starts it again; brings back a stopped or failed one at once.
+    /// Drains the engine and starts it again, or brings back a stopped or failed one at once.
     pub fn restart(&self) {
         self.send(EngineEvent::Restart);
     }
 
-    /// Takes the engine out of service until `release`, and says why. With `at_once` its processes
-    /// are killed now; else running requests may finish first, within the drain timeout.
+    /// Takes the engine out of service until `release`, for this reason.
+    ///
+    /// With `at_once` its processes are killed now; otherwise running requests may finish within
+    /// the drain timeout.
     pub fn quarantine(&self, reason: String, at_once: bool) {
         self.send_with_reason(if at_once { EngineEvent::QuarantineNow } else { EngineEvent::Quarantine }, reason);
     }
 
-    /// Ends this life as a crash with this cause: its processes are killed, and the next life
-    /// follows after the usual pause.
+    /// Ends this life as a crash with this cause.
+    ///
+    /// Its processes are killed, and the next life follows after the usual pause.
     pub fn fail(&self, reason: String) {
         self.send_with_reason(EngineEvent::Fail, reason);
     }
 
-    /// Starts a quarantined, failed or stopped engine again now, its crashes forgotten; one that drains goes on serving.
+    /// Starts a quarantined, failed or stopped engine again now, and forgets its crashes.
+    ///
+    /// An engine that drains continues to serve.
     pub fn release(&self) {
         self.send(EngineEvent::Release);
     }
 
-    /// Notes that a ready engine is about to give its memory back, and why; the phase changes at
-    /// once.
+    /// Records that a ready engine is about to give its memory back, and why.
+    ///
+    /// The phase changes at once.
     pub fn fall_asleep(&self, reason: String) {
         self.send_with_reason(EngineEvent::FallAsleep, reason);
     }
 
-    /// Notes that a sleeping engine has its memory again.
+    /// Records that a sleeping engine has its memory again.
     pub fn wake_up(&self) {
         self.send(EngineEvent::WakeUp);
     }
 
-    /// The adapters that operators had loaded and that it could not load again.
+    /// Adapters that operators had loaded and that the engine could not load again.
     pub(crate) fn missing_adapters(&self) -> Vec<LoraAdapter> {
         let status = self.shared.status.borrow();
         if status.phase == Phase::Ready {
@@ -377,17 +396,19 @@ impl Engine {
         }
     }
 
-    /// Stops the engine for good, without waiting for its requests. Resolves when no process of it
-    /// is left: after the stop grace and, as a rule, milliseconds more, but not while a killed
-    /// process does not die. The caller sets the deadline.
+    /// Stops the engine for good, without waiting for its requests.
+    ///
+    /// Resolves when none of its processes is left: after the stop grace and usually milliseconds
+    /// more, but not while a killed process does not die. The caller sets the deadline.
     pub async fn stop(&self) {
-        // A supervisor that is gone has stopped.
+        // A closed channel means that the supervisor has stopped.
         let _ = self.shared.commands.send(EngineCommand { event: EngineEvent::Stop, reason: String::new() }).await;
         self.shared.commands.closed().await;
     }
 
-    /// Kills every process of the engine and prevents further ones, without waiting. For the exit
-    /// after a second signal.
+    /// Kills every process of the engine and prevents further ones, without waiting.
+    ///
+    /// Used for the exit after a second signal.
     pub fn kill_now(&self) {
         self.shared.process_handle.lock().close();
     }
@@ -417,7 +438,7 @@ enum LaunchError {
 }
 
 impl ProcessHandle {
-    /// Creates a keeper, and through it an engine, unless that is over.
+    /// Creates a keeper, and through it an engine, unless the engine was closed.
     fn start(
         &mut self,
         keepers: &KeeperSource,
@@ -441,7 +462,7 @@ impl ProcessHandle {
         }
     }
 
-    /// Ends the engine, and no further one begins.
+    /// Ends the engine and prevents further ones.
     fn close(&mut self) {
         self.is_closed = true;
         self.send(&KeeperRequest::Kill);

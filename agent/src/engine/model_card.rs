@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelCard {
-    /// The name that requests use.
+    /// Name that requests use.
     pub id: String,
     /// The engine's own JSON object, unchanged.
     pub raw: Bytes,

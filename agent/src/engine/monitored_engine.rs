@@ -1,4 +1,4 @@
-//! One engine as those see it who watch its health, and what changes when it gets on.
+//! View of one engine for the tasks that watch its health, and the counters that show its progress.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,22 +16,25 @@ use crate::traffic::Traffic;
 pub(crate) struct MonitoredEngine {
     pub(crate) socket: PathBuf,
     pub(crate) traffic: Arc<Traffic>,
-    /// The load that it reports.
+    /// Load that the engine reports.
     pub(crate) samples: watch::Receiver<Option<LoadSample>>,
-    /// What the supervisor says of it.
+    /// Status from the supervisor.
     pub(crate) status: watch::Receiver<EngineStatus>,
-    /// It counts as hung after at least this time with work and without progress.
+    /// Minimum time with work and without progress after which the engine counts as hung.
     pub(crate) stall_timeout: Duration,
-    /// After this time without requests it is asked for one token; zero turns it off.
+    /// Time without requests after which the engine is tested with one token; zero turns the test
+    /// off.
     pub(crate) canary_interval: Duration,
     pub(super) desired_adapters: watch::Receiver<DesiredAdapters>,
     pub(super) uses_gpus: bool,
     pub(super) may_sleep: bool,
 }
 
-/// Changes whenever an engine makes progress: the answers that moved last, and its own counters of
-/// steps, prompt tokens and generated tokens. A long prefill in pieces, or an answer that does not
-/// stream, shows only in the counters.
+/// Counters that change whenever an engine makes progress: the answers that moved last, and its own
+/// counters of steps, prompt tokens and generated tokens.
+///
+/// A long prefill in pieces, or an answer that does not stream, shows only in the engine's
+/// counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WorkCounters {
     last_progress: u64,
@@ -47,8 +50,9 @@ impl MonitoredEngine {
         }
     }
 
-    /// Whether the engine itself says that it has requests. One that hung before they came says
-    /// that it has none.
+    /// Whether the engine itself reports requests.
+    ///
+    /// An engine that hung before they arrived reports none.
     pub(super) fn has_requests(&self) -> bool {
         self.samples.borrow().is_some_and(|sample| sample.metrics.has_requests())
     }
@@ -57,8 +61,9 @@ impl MonitoredEngine {
         self.status.borrow().pid
     }
 
-    /// A model for a test, while the engine serves. One that starts, drains or sleeps need not make
-    /// progress.
+    /// Model for a test, while the engine serves.
+    ///
+    /// An engine that starts, drains or sleeps need not make progress.
     pub(super) fn model_if_ready(&self) -> Option<String> {
         let status = self.status.borrow();
         status.models.first().filter(|_| status.phase == Phase::Ready).map(|model| model.id.clone())

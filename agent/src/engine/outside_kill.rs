@@ -1,6 +1,8 @@
-//! Whether a life was ended from outside: by a SIGKILL that neither this agent nor the kernel's
-//! memory killer has sent. No request can send one, so none is to blame. Pure; the supervisor asks
-//! once for each crash. Whatever is not known speaks against it.
+//! Detection of kills from outside: a SIGKILL sent neither by this agent nor by the kernel's OOM
+//! killer.
+//!
+//! No request can send one, so none is to blame. This module is pure; the supervisor asks once for
+//! each crash. Anything unknown speaks against an outside kill.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -9,28 +11,30 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::time::Instant;
 
-/// What one end brings about comes within this time. An engine that fails by itself may kill
-/// processes of its own that do not end: vLLM waits 4 s for workers and 5 s for its core.
+/// Time within which the consequences of one end appear.
+///
+/// An engine that fails by itself may kill processes of its own that do not end: vLLM waits 4 s for
+/// workers and 5 s for its core.
 const SAME_END: Duration = Duration::from_secs(1);
 
-/// What is known of the end of a life.
+/// Evidence about the end of a life.
 #[derive(Debug, Clone)]
 pub(super) struct EndEvidence {
-    /// How its first process ended, if it has.
+    /// How the first process ended, if it has.
     pub(super) leader: Option<ExitStatus>,
-    /// How the first of the processes ended in which it computes, and when, where that was seen.
+    /// How and when the first of the computing processes ended, if that was seen.
     pub(super) core: Option<(ExitStatus, Instant)>,
-    /// Whether the kernel has killed for want of memory during this life; `None` where it does not
-    /// tell.
+    /// Whether the kernel killed a process for lack of memory during this life; `None` if the
+    /// kernel does not tell.
     pub(super) oom_killed: Option<bool>,
-    /// Since when it fails: an answer broke off, or it said so itself.
+    /// When the engine began to fail: an answer broke off, or the engine said so itself.
     pub(super) failing_since: Option<Instant>,
 }
 
 impl EndEvidence {
-    /// Whether it was killed from outside, with what is known `now`.
+    /// Whether the engine was killed from outside, with the evidence known `now`.
     pub(super) fn is_outside_kill(&self, now: Instant) -> bool {
-        // Where one of those that compute has ended first, the first process only follows it.
+        // If a computing process ended first, the end of the first process is only a consequence.
         let Some((status, at)) = self.core.or(self.leader.map(|status| (status, now))) else { return false };
         let had_failed = self.failing_since.is_some_and(|since| since + SAME_END < at);
         status.signal() == Some(Signal::KILL.as_raw()) && self.oom_killed == Some(false) && !had_failed

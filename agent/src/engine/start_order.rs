@@ -1,7 +1,9 @@
-//! Who may start now: of the engines of one node, the first warms the compile cache alone and the others then follow together, except
-//! that engines which share a GPU start one after another, because each measures what memory is free. One `StartOrder` serves
-//! all supervisors of an agent. A supervisor waits for its start permit before each spawn, and gives it up when its engine is ready or has
-//! failed.
+//! Order of engine starts on one node.
+//!
+//! The first engine warms the compile cache alone, and the others then follow together. Engines
+//! that share a GPU start one after another, because each measures the free memory. One
+//! `StartOrder` serves all supervisors of an agent. A supervisor waits for its start permit before
+//! each spawn, and gives it up when its engine is ready or has failed.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -15,12 +17,13 @@ use tokio::time::{Instant, sleep_until};
 use crate::host::{EngineProgram, ReplicaPlan};
 use crate::vllm::CommandLine;
 
-/// How long the others wait for the one that warms the compile cache. Loading and compiling take
-/// one to three minutes; a model that takes longer spends the time on reading weights, where
-/// waiting gains nothing more.
+/// How long the others wait for the engine that warms the compile cache.
+///
+/// Loading and compiling take one to three minutes. A model that takes longer spends the time on
+/// reading weights, where waiting gains nothing more.
 const MAX_WARM_WAIT: Duration = Duration::from_secs(5 * 60);
 
-/// The start permits of one agent's engines.
+/// Start permits of one agent's engines.
 #[derive(Debug)]
 pub struct StartOrder {
     shared: Arc<StartOrderShared>,
@@ -32,7 +35,7 @@ struct StartOrderShared {
     changed: Notify,
 }
 
-/// Lets an engine start; given up when dropped.
+/// Permission for an engine to start, given up when dropped.
 #[derive(Debug)]
 pub(crate) struct StartPermit {
     shared: Arc<StartOrderShared>,
@@ -40,8 +43,11 @@ pub(crate) struct StartPermit {
 }
 
 impl StartOrder {
-    /// The order of replicas whose GPUs these are, by any name that is the same for the same GPU. With `warm_first`, one of them starts
-    /// alone until the compile cache is warm. `limit` is how long a start may take: an older permit holds nobody up.
+    /// Creates the order for replicas on these GPUs.
+    ///
+    /// The names only have to be equal for the same GPU. With `warm_first`, one replica starts
+    /// alone until the compile cache is warm. `limit` is how long a start may take: an older permit
+    /// blocks nobody.
     pub fn new(devices: Vec<Vec<String>>, warm_first: bool, limit: Duration) -> Self {
         let order = StartQueue {
             devices,
@@ -52,7 +58,9 @@ impl StartOrder {
         Self { shared: Arc::new(StartOrderShared { queue: Mutex::new(order), changed: Notify::new() }) }
     }
 
-    /// The order of a node's engines. Warming up alone is for several engines that compile; simulated ones share nothing.
+    /// Creates the order for a node's engines.
+    ///
+    /// Warming alone is for several engines that compile; simulated ones share nothing.
     pub fn for_replicas(engine: &EngineProgram, replicas: &[ReplicaPlan], command: Option<&CommandLine>, limit: Duration) -> Self {
         if matches!(engine, EngineProgram::Simulated { .. }) {
             return Self::unordered();
@@ -63,7 +71,7 @@ impl StartOrder {
         Self::new(devices.collect(), compiles && replicas.len() > 1, limit)
     }
 
-    /// Permits without a wait, for engines that share nothing.
+    /// Grants permits without a wait, for engines that share nothing.
     pub fn unordered() -> Self {
         Self::new(Vec::new(), false, Duration::MAX)
     }
@@ -71,10 +79,10 @@ impl StartOrder {
     /// Waits until this replica may start. Fair: first come, first served.
     pub(crate) async fn acquire(&self, index: u32) -> StartPermit {
         let ticket = self.shared.queue.lock().push(index);
-        // From here on the ticket is given back however this ends.
+        // From here on the ticket is given back, however this ends.
         let permit = StartPermit { shared: Arc::clone(&self.shared), ticket };
         loop {
-            // Registered before the check, so that no change is missed between the two.
+            // Register before the check, so that no change is missed between the two.
             let changed = self.shared.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -93,20 +101,20 @@ impl StartOrder {
         permit
     }
 
-    /// What a replica that waits for its permit waits for, in words; `None` if it does not wait.
+    /// Obstacle for a replica that waits for its permit, in words; `None` if it does not wait.
     pub(crate) fn blocked_by(&self, index: u32) -> Option<String> {
         self.shared.queue.lock().blocked_by(index)
     }
 }
 
 impl StartPermit {
-    /// The compile cache is warm: the others need not wait for it any longer.
+    /// Marks the compile cache as warm, so the others need not wait any longer.
     pub(crate) fn mark_cache_warm(&self) {
         self.shared.queue.lock().compile_cache = CompileCacheState::Warm;
         self.shared.changed.notify_waiters();
     }
 
-    /// The engine is ready, so the cache is warm, too; gives the permit up.
+    /// Gives the permit up, because the engine is ready; the cache is then warm, too.
     pub(crate) fn finish(self) {
         self.mark_cache_warm();
     }
@@ -121,16 +129,16 @@ impl Drop for StartPermit {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum CompileCacheState {
-    /// Nobody has warmed it yet.
+    /// No engine has warmed the cache yet.
     Cold,
-    /// The engine with this ticket warms it.
+    /// The engine with this ticket warms the cache.
     WarmedBy(u64),
-    /// Nobody waits for it.
+    /// No engine waits for the cache.
     #[default]
     Warm,
 }
 
-/// Who waits and who starts. It reads no clock and waits for nothing.
+/// Queue of waiting and starting engines. The queue reads no clock and waits for nothing.
 #[derive(Debug, Default)]
 struct StartQueue {
     devices: Vec<Vec<String>>,
@@ -162,7 +170,7 @@ impl StartQueue {
         ticket
     }
 
-    /// Lets a waiting replica start if nothing speaks against it.
+    /// Lets a waiting replica start if nothing is in the way.
     fn try_start(&mut self, ticket: u64, now: Instant) -> bool {
         self.remove_expired(now);
         let Some(at) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) else {
@@ -191,7 +199,7 @@ impl StartQueue {
         }
     }
 
-    /// A permit beyond its limit holds nobody up: whoever has it has forgotten it, or its engine hangs.
+    /// Drops permits beyond their limit: the holder has forgotten the permit, or its engine hangs.
     fn remove_expired(&mut self, now: Instant) {
         let limit = self.limit;
         self.starting.retain(|starting| now.duration_since(starting.since) < limit);
@@ -204,14 +212,14 @@ impl StartQueue {
         }
     }
 
-    /// When the next permit expires.
+    /// Time when the next permit expires.
     fn next_expiry(&self) -> Option<Instant> {
         let limit = if matches!(self.compile_cache, CompileCacheState::WarmedBy(_)) { self.limit.min(MAX_WARM_WAIT) } else { self.limit };
         self.starting.iter().filter_map(|starting| starting.since.checked_add(limit)).min()
     }
 
-    /// The replica that starts, or waits for longer, on a GPU that the one at this place of the
-    /// queue needs.
+    /// Replica that starts, or has waited longer, on a GPU that the one at this place of the queue
+    /// needs.
     fn conflicting_replica(&self, at: usize) -> Option<u32> {
         let index = self.waiting[at].index;
         let starting = self.starting.iter().map(|starting| starting.index);

@@ -1,16 +1,18 @@
-//! How far an engine's start has come, read from the lines that vLLM prints: the stage in words, the share of the whole start, the time
-//! left, and the facts on the way that others need. The supervisor feeds it each line of a life until the engine is ready.
+//! Progress of an engine's start, read from the lines that vLLM prints: the stage in words, the
+//! share of the whole start, the time left, and facts on the way that others need.
+//!
+//! The supervisor passes each line of a life until the engine is ready.
 
 use std::str::FromStr;
 use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartupProgress {
-    /// What the engine does now, such as `loading weights`.
+    /// Present stage, such as `loading weights`.
     pub stage: String,
     /// Percent of the whole start, 0 to 99. An engine that serves is at 100.
     pub percent: u8,
-    /// Until the engine serves, where that can be told.
+    /// Time until the engine serves, if it can be estimated.
     pub seconds_left: Option<u32>,
 }
 
@@ -20,15 +22,16 @@ pub struct LogFacts {
     pub max_model_len: Option<u64>,
     pub eager: bool,
     pub weights_seconds: Option<f32>,
-    /// What the model takes of the GPU's memory, in GiB.
+    /// GPU memory that the model takes, in GiB.
     pub weights_gib: Option<f32>,
-    /// Whether the compiled model is there, from the cache or compiled now. The others need not
-    /// wait for it any longer.
+    /// Whether the compiled model exists, from the cache or compiled now.
+    ///
+    /// The other engines need not wait for it any longer.
     pub compiled: bool,
-    /// How long `torch.compile` took, also where it only read its cache.
+    /// How long `torch.compile` took, even if it only read its cache.
     pub compile_seconds: Option<f32>,
     pub graph_seconds: Option<f32>,
-    /// Whether prefixes are cached, where the engine said so.
+    /// Whether prefixes are cached, if the engine said so.
     pub prefix_caching: Option<bool>,
     /// How many requests of the longest context fit into the cache at once.
     pub max_concurrency: Option<f32>,
@@ -36,9 +39,10 @@ pub struct LogFacts {
     pub address: Option<String>,
 }
 
-/// What an engine does while it starts, in order. Each stage begins at a share of the whole start.
-/// The shares are rough, from starts of models of 0.01 to 30 GB with vLLM 0.24 and 0.32, and good
-/// enough for a bar.
+/// Stages of an engine's start, in order.
+///
+/// Each stage begins at a share of the whole start. The shares are rough, from starts of models of
+/// 0.01 to 30 GB with vLLM 0.24 and 0.32, and good enough for a bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StartupStage {
     Imports,
@@ -71,7 +75,7 @@ impl StartupStage {
         }
     }
 
-    /// Where the stage ends if it tells its own progress.
+    /// Where the stage ends if it reports its own progress.
     fn end_percent(self) -> f32 {
         match self {
             Self::Weights => WEIGHTS_END_PERCENT,
@@ -97,19 +101,21 @@ impl StartupStage {
     }
 }
 
-/// Shares of the whole start, in percent. What lies outside of them takes about as long for every
-/// model.
+/// Shares of the whole start, in percent.
+///
+/// The parts outside of them take about as long for every model.
 const WEIGHTS_START_PERCENT: f32 = 30.0;
 const WEIGHTS_END_PERCENT: f32 = 60.0;
 
-/// Before this share is reached the rate so far says nothing: imports take as long for every model.
+/// Below this share the rate so far says nothing: imports take as long for every model.
 const MIN_RATE_PERCENT: f32 = WEIGHTS_START_PERCENT;
 
-/// A smaller share of the weights says little about the rate of reading.
+/// Below this share of the weights the rate of reading is uncertain.
 const MIN_WEIGHTS_RATE_PERCENT: f32 = 5.0;
 
-/// Lines that begin a stage. Compilation can follow the measuring of memory in some releases; a
-/// stage never goes back.
+/// Lines that begin a stage.
+///
+/// In some releases compilation can follow the measuring of memory, but a stage never goes back.
 const STAGE_MARKERS: [(&str, StartupStage); 20] = [
     ("non-default args", StartupStage::Configuration),
     ("Resolved architecture", StartupStage::Configuration),
@@ -148,7 +154,7 @@ pub(crate) struct StartupLogParser {
     expected_duration: Option<Duration>,
     stage: StartupStage,
     percent: f32,
-    /// Of the present stage, where the engine tells it.
+    /// Progress of the present stage, if the engine reports it.
     stage_percent: Option<f32>,
     weights_since: Option<Duration>,
     weights_duration: Duration,
@@ -156,8 +162,9 @@ pub(crate) struct StartupLogParser {
 }
 
 impl StartupLogParser {
-    /// A reader for a start that has just begun; `expected` is how long an earlier start of this
-    /// engine took.
+    /// Reader for a start that has just begun.
+    ///
+    /// `expected` is how long an earlier start of this engine took.
     pub(crate) fn new(expected: Option<Duration>) -> Self {
         Self {
             expected_duration: expected,
@@ -170,8 +177,10 @@ impl StartupLogParser {
         }
     }
 
-    /// Takes a line that was printed `elapsed` after the spawn; returns the progress if the line
-    /// changes it. A progress bar rewrites its line with carriage returns; its last version counts.
+    /// Parses a line that was printed `elapsed` after the spawn, and returns the progress if the
+    /// line changes it.
+    ///
+    /// A progress bar rewrites its line with carriage returns; the last version counts.
     pub(crate) fn parse_line(&mut self, line: &str, elapsed: Duration) -> Option<StartupProgress> {
         let mut changed = false;
         for writing in line.split('\r').filter(|writing| !writing.is_empty()) {
@@ -181,7 +190,7 @@ impl StartupLogParser {
         changed.then(|| self.progress(elapsed))
     }
 
-    /// The progress at this time, which goes on between two lines.
+    /// Progress at this time, which advances between two lines, too.
     pub(crate) fn progress(&self, elapsed: Duration) -> StartupProgress {
         let stage = self.stage.describe().to_owned();
         StartupProgress { stage, percent: to_percent(self.percent).min(99), seconds_left: self.seconds_left(elapsed) }
@@ -223,8 +232,10 @@ impl StartupLogParser {
         self.percent = self.percent.max(stage.start_percent());
     }
 
-    /// From an earlier start, if there was one and this one is not slower. Otherwise from the rate
-    /// so far: one rate for reading the weights, another for the rest.
+    /// Time left, from an earlier start if there was one and this one is not slower.
+    ///
+    /// Otherwise it follows from the rate so far: one rate for reading the weights, another for the
+    /// rest.
     fn seconds_left(&self, elapsed: Duration) -> Option<u32> {
         if let Some(left) = self.expected_duration.and_then(|expected| expected.checked_sub(elapsed)) {
             return Some(to_seconds(left.as_secs_f32()));
@@ -266,22 +277,24 @@ impl StartupLogParser {
         if let Some((_, after)) = line.split_once("Maximum concurrency for ") {
             replace_if_some(&mut facts.max_concurrency, number_after(after, "per request: "));
         }
-        // One line holds the whole configuration; the other, what differs from the defaults.
+        // One of these lines holds the whole configuration; the other holds the differences from
+        // the defaults.
         replace_if_some(&mut facts.max_model_len, number_after(line, "max_seq_len="));
         replace_if_some(&mut facts.prefix_caching, bool_after(line, "enable_prefix_caching="));
         facts.eager |= line.contains("enforce_eager=True") || line.contains("'enforce_eager': True");
     }
 }
 
-/// The latest value counts.
+/// Replaces a fact, because the latest value counts.
 fn replace_if_some<T>(fact: &mut Option<T>, told: Option<T>) {
     if told.is_some() {
         *fact = told;
     }
 }
 
-/// The number that follows these words; it may have commas between thousands, and a unit or a full
-/// stop behind it.
+/// Number after these words.
+///
+/// It may have commas between thousands, and a unit or a full stop behind it.
 fn number_after<T: FromStr>(line: &str, words: &str) -> Option<T> {
     let (_, after) = line.split_once(words)?;
     let is_part = |character: char| character.is_ascii_digit() || matches!(character, '.' | ',');

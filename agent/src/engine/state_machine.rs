@@ -1,4 +1,7 @@
-//! The life of one engine as a pure state machine: which event leads where, and what must be done about it. It waits for nothing, reads no clock and touches no process; the supervisor feeds it events and carries out its actions.
+//! Life of one engine as a pure state machine: which event leads where, and which actions follow.
+//!
+//! The machine waits for nothing, reads no clock and touches no process. The supervisor feeds it
+//! events and carries out its actions.
 
 mod events;
 
@@ -8,35 +11,37 @@ use tokio::time::Instant;
 
 pub(crate) use self::events::{EngineEvent, LeaveDeadlines, SupervisorAction};
 
-/// The first pause after a crash; each further crash doubles it.
+/// First pause after a crash; each further crash doubles it.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 
-/// The longest pause between two starts.
+/// Longest pause between two starts.
 const MAX_BACKOFF: Duration = Duration::from_secs(5 * 60);
 
 /// An engine that was ready this long has recovered: its next crash counts as its first.
 const RECOVERED_AFTER: Duration = Duration::from_secs(10 * 60);
 
-/// How long an engine that is still starting may take to obey SIGTERM. vLLM swallows the signal
-/// during its start-up, so waiting longer gains nothing.
+/// Time for a starting engine to obey SIGTERM. vLLM swallows the signal during its start-up, so
+/// waiting longer gains nothing.
 const STARTING_GRACE: Duration = Duration::from_secs(2);
 
-/// How long an engine without requests may take to obey SIGTERM. It has nothing to finish; vLLM's own clearing up takes ten seconds and more on busy
-/// cores, and whatever it would free goes with its processes.
+/// Time for an engine without requests to obey SIGTERM. Such an engine has nothing to finish.
+/// vLLM's own cleanup takes ten seconds and more on busy cores, and the resources it would free go
+/// with its processes.
 const IDLE_GRACE: Duration = Duration::from_secs(3);
 
-/// How long an engine that had been ready may take to answer the agent that adopts it. It has
-/// nothing left to load; an answer takes milliseconds.
+/// Time for an engine that had been ready to answer the agent that adopts it.
+///
+/// The engine has nothing left to load; an answer takes milliseconds.
 const ADOPTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long each part of an engine's life may take.
+/// Time limits of each part of an engine's life.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PhaseTimeouts {
     /// From the spawn until the engine is ready.
     pub(crate) startup: Duration,
     /// From the beginning of a drain until the engine is stopped although requests still run.
     pub(crate) drain: Duration,
-    /// From SIGTERM until the process group is killed, where requests run.
+    /// From SIGTERM until the process group is killed, while requests run.
     pub(crate) grace: Duration,
 }
 
@@ -51,7 +56,7 @@ pub(crate) enum AfterExit {
 }
 
 impl AfterExit {
-    /// What the engine does then.
+    /// Describes what the engine does next.
     pub(crate) fn describe(self) -> &'static str {
         match self {
             Self::Stop => "stays stopped",
@@ -68,16 +73,16 @@ pub(crate) enum LiveStage {
     Starting,
     Loading,
     Ready,
-    /// It has given its memory back until it is woken.
+    /// The engine has given its memory back until it is woken.
     Sleeping,
 }
 
 /// A drain under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Drain {
-    /// What a release goes back to.
+    /// Stage to which a release returns.
     pub(crate) from: LiveStage,
-    /// What follows.
+    /// Next step after the drain.
     pub(crate) then: AfterExit,
     /// When SIGTERM is sent even though requests run.
     pub(crate) until: Instant,
@@ -85,13 +90,13 @@ pub(crate) struct Drain {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineState {
-    /// No process, and none wanted.
+    /// No process exists, and none is wanted.
     Stopped,
-    /// No process, and none allowed until it is released.
+    /// No process exists, and none is allowed until the engine is released.
     Quarantined,
-    /// No process; the next one starts with a start permit.
+    /// No process exists; the next one starts with a start permit.
     Waiting,
-    /// A process that is wanted.
+    /// A process exists and is wanted.
     Alive(LiveStage),
     /// Running requests may finish.
     Draining(Drain),
@@ -99,32 +104,34 @@ pub(crate) enum EngineState {
     Stopping { then: AfterExit, until: Instant },
     /// The group was killed, and some of its processes may still exist.
     Killing { then: AfterExit },
-    /// No process; the next one starts at `until`.
+    /// No process exists; the next one starts at `until`.
     BackingOff { until: Instant },
 }
 
-/// One engine's state with the little it must remember between states.
+/// State of one engine, and the little it must remember between states.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineStateMachine {
     timeouts: PhaseTimeouts,
     state: EngineState,
     ready_by: Option<Instant>,
-    /// Since when the present life is ready.
+    /// When the present life became ready.
     ready_since: Option<Instant>,
     /// Crashes since the engine last recovered.
     crashes: u32,
-    /// There is another command line, to be used once this one has failed to serve.
+    /// Another command line exists, to be used once this one has failed to serve.
     may_fall_back: bool,
-    /// Only `Release` brings it back.
+    /// Only `Release` brings the engine back.
     quarantined: bool,
-    /// `Retire`, `HandOver` or `Stop` was seen: no further life.
+    /// `Retire`, `HandOver` or `Stop` was seen, so there is no further life.
     closing: bool,
-    /// Until when a drain may last because the agent leaves.
+    /// Latest end of a drain, because the agent leaves.
     drained_by: Option<Instant>,
 }
 
 impl EngineStateMachine {
-    /// A stopped engine; `EngineEvent::Start` begins its first life. `may_fall_back` says that it has a second command line.
+    /// A stopped engine; `EngineEvent::Start` begins its first life.
+    ///
+    /// `may_fall_back` says that it has a second command line.
     pub(crate) fn new(limits: PhaseTimeouts, may_fall_back: bool) -> Self {
         Self {
             timeouts: limits,
@@ -147,9 +154,10 @@ impl EngineStateMachine {
         self.quarantined
     }
 
-    /// Whether it is known that something else may end the engine: its agent leaves, perhaps with
-    /// its job, or its GPU has failed. Requests that are yet to be placed do not come here any
-    /// more.
+    /// Whether something else is known to be able to end the engine: its agent leaves, perhaps with
+    /// its job, or its GPU has failed.
+    ///
+    /// New requests are no longer placed here.
     pub(crate) fn is_on_its_way_out(&self) -> bool {
         self.closing || self.quarantined
     }
@@ -171,7 +179,10 @@ impl EngineStateMachine {
         }
     }
 
-    /// How long it takes at most until an engine that is down, or about to be, is started again by itself; `None` where it is not. It may come sooner.
+    /// Longest time until an engine that is down, or about to be, restarts by itself; `None` if it
+    /// does not.
+    ///
+    /// The restart may come sooner.
     pub(crate) fn time_until_next_start(&self, now: Instant) -> Option<Duration> {
         let until = match self.state {
             EngineState::Draining(Drain { then: AfterExit::Spawn, until, .. })
@@ -184,13 +195,15 @@ impl EngineStateMachine {
         (!self.is_on_its_way_out()).then(|| until.saturating_duration_since(now))
     }
 
-    /// Gives an engine that starts this much more time: so long neither it nor this program ran.
+    /// Extends the deadline of a starting engine by the time in which neither it nor this program
+    /// ran.
     pub(crate) fn postpone_readiness(&mut self, by: Duration) {
         self.ready_by = self.ready_by.map(|at| at + by);
     }
 
-    /// Takes one event into account and returns what must be done, in order. An event that means
-    /// nothing in the present state is ignored.
+    /// Processes one event and returns the required actions, in order.
+    ///
+    /// An event that means nothing in the present state is ignored.
     pub(crate) fn handle(&mut self, event: EngineEvent, now: Instant) -> Vec<SupervisorAction> {
         let event = self.record_intent(event, now);
         match self.state {
@@ -204,8 +217,8 @@ impl EngineStateMachine {
         }
     }
 
-    /// Records what holds for every later state: whether the engine may live again, and at whose
-    /// request.
+    /// Records the part of an event that holds in every later state: whether the engine may live
+    /// again, and at whose request.
     fn record_intent(&mut self, event: EngineEvent, now: Instant) -> EngineEvent {
         match event {
             EngineEvent::Retire(deadlines) => {
@@ -224,7 +237,7 @@ impl EngineStateMachine {
         event
     }
 
-    /// What is under way, or comes, ends by these deadlines if it would last longer.
+    /// Applies these deadlines to the present and later phases that would last longer.
     fn shorten(&mut self, deadlines: LeaveDeadlines, now: Instant) {
         self.timeouts.grace = self.timeouts.grace.min(deadlines.stop);
         self.drained_by = Some(self.drained_by.map_or(deadlines.drained_by, |by| by.min(deadlines.drained_by)));
@@ -304,7 +317,7 @@ impl EngineStateMachine {
             EngineEvent::Exited | EngineEvent::Unhealthy | EngineEvent::Fail => self.crash(then, now),
             EngineEvent::Stop => self.terminate(AfterExit::Stop, self.timeouts.grace, now),
             EngineEvent::QuarantineNow => self.kill(self.amend(then, event)),
-            // What a quarantine was for ends with a new life only.
+            // The reason for a quarantine ends only with a new life.
             EngineEvent::Release if then != AfterExit::Quarantine && self.may_start() => self.enter(EngineState::Alive(from)),
             _ => {
                 let then = self.amend(then, event);
@@ -348,11 +361,13 @@ impl EngineStateMachine {
         }
     }
 
-    /// The last request counts. But nothing revives an engine that was stopped for good, and only
+    /// Combines the planned next step with a new event.
+    ///
+    /// The last request counts, but nothing revives an engine that was stopped for good, and only
     /// `Release` revives one in quarantine.
     fn amend(&self, then: AfterExit, event: EngineEvent) -> AfterExit {
         match event {
-            // A leaving agent that is pressed says it again.
+            // A leaving agent that is pressed for time sends the event again.
             EngineEvent::HandOver if then == AfterExit::Detach => AfterExit::Detach,
             // An engine that was to end is not left to the next agent.
             EngineEvent::Drain | EngineEvent::HandOver | EngineEvent::Stop => AfterExit::Stop,
@@ -362,7 +377,7 @@ impl EngineStateMachine {
         }
     }
 
-    /// Only an engine that serves can have requests to finish.
+    /// Drains or stops the engine: only an engine that serves can have requests to finish.
     fn drain_or_terminate(&mut self, stage: LiveStage, then: AfterExit, now: Instant) -> Vec<SupervisorAction> {
         if !matches!(stage, LiveStage::Ready | LiveStage::Sleeping) {
             return self.terminate(then, STARTING_GRACE, now);
@@ -381,12 +396,14 @@ impl EngineStateMachine {
         vec![SupervisorAction::Terminate]
     }
 
-    /// A life that never served is put down to its command line where there is another one to try.
+    /// Handles a life that never served.
+    ///
+    /// If there is another command line to try, the first one gets the blame.
     fn handle_failed_start(&mut self, now: Instant) -> Vec<SupervisorAction> {
         if self.may_fall_back && self.ready_since.is_none() { self.fall_back() } else { self.crash(AfterExit::BackOff, now) }
     }
 
-    /// Tried once: when the other command line fails as well, the usual pauses follow.
+    /// Switches to the other command line, once. If that fails as well, the usual pauses follow.
     fn fall_back(&mut self) -> Vec<SupervisorAction> {
         self.may_fall_back = false;
         let mut actions = vec![SupervisorAction::FallBack];
@@ -407,7 +424,7 @@ impl EngineStateMachine {
         vec![SupervisorAction::KillGroup]
     }
 
-    /// A long healthy life wipes out the crashes before it, however it ends.
+    /// Forgets earlier crashes after a long healthy life, however it ends.
     fn reset_crashes_if_recovered(&mut self, now: Instant) {
         if self.ready_since.take().is_some_and(|since| now.saturating_duration_since(since) >= RECOVERED_AFTER) {
             self.crashes = 0;

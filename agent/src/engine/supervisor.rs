@@ -1,4 +1,7 @@
-//! The task behind one engine: waits for commands, its keeper, news and deadlines, feeds them to the state machine, carries out what it says and publishes the status. All decisions are the machine's; all waiting is here.
+//! The task behind one engine: waits for commands, its keeper, events and deadlines, feeds them to
+//! the state machine, carries out the actions and publishes the status.
+//!
+//! The machine makes all decisions; all waiting is here.
 
 mod lifecycle;
 mod phases;
@@ -33,10 +36,10 @@ use crate::traffic::Traffic;
 use crate::vllm::FrontEndInUse;
 use crate::vllm::directory::socket_path;
 
-/// How often the progress of a start, and what an engine waits for, is published.
+/// How often the progress of a start, or its obstacle, is published.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the supervisor is made of.
+/// Dependencies of the supervisor.
 pub(super) struct SupervisorDeps {
     pub(super) spec: EngineSpec,
     pub(super) commands: mpsc::Receiver<EngineCommand>,
@@ -46,7 +49,7 @@ pub(super) struct SupervisorDeps {
     pub(super) cache: Arc<CacheLog>,
     pub(super) log: EngineLog,
     pub(super) process_handle: Arc<Mutex<ProcessHandle>>,
-    /// The adapters that every life is to have.
+    /// Adapters that every life should have.
     pub(super) desired_adapters: watch::Receiver<control::DesiredAdapters>,
     pub(super) tasks: TaskTracker,
     pub(super) adopted: Option<AdoptedLife>,
@@ -60,19 +63,19 @@ pub(super) struct Supervisor {
     start_wait: StartWait,
     pending_work: PendingWork,
     failure: FailureState,
-    /// Lives so far.
+    /// Number of lives so far.
     life_count: u32,
-    /// Those of this agent that ended in a hang.
+    /// Lives under this agent that ended in a hang.
     hang_count: u32,
     last_epoch: u64,
     /// How long the last start took.
     last_start_duration: Option<Duration>,
-    /// The life before this one had served.
+    /// The previous life had served.
     has_last_life_served: bool,
-    /// Why the engine is out of service, or asleep.
+    /// Why the engine is out of service or asleep.
     out_of_service_reason: String,
     uses_fallback: bool,
-    /// Starts that failed; `None` once one did not.
+    /// Failed starts; `None` once one has succeeded.
     failed_starts: Option<u32>,
     /// Every handle is gone.
     has_no_handles: bool,
@@ -137,7 +140,7 @@ impl Supervisor {
                 self.discount_suspension(waited_since.elapsed());
             }
             match event {
-                // It has just been postponed.
+                // The deadline was just postponed.
                 Some(EngineEvent::Tick) if self.machine.next_deadline().is_some_and(|at| at > Instant::now()) => {}
                 Some(event) => self.apply(event).await,
                 None => {}
@@ -145,8 +148,9 @@ impl Supervisor {
         }
     }
 
-    /// The time for which a job was suspended is not the start's. While an engine starts, something
-    /// happens each second.
+    /// Excludes the time for which the job was suspended from the start.
+    ///
+    /// While an engine starts, something happens each second.
     fn discount_suspension(&mut self, waited: Duration) {
         let held_up = waited.saturating_sub(PROGRESS_INTERVAL);
         if held_up > SUSPENDED_AFTER {
@@ -159,7 +163,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits for the next thing to happen; `None` if it concerned the status only.
+    /// Waits for the next event; `None` if it concerned only the status.
     async fn next_event(&mut self) -> Option<EngineEvent> {
         let state = self.machine.state();
         if matches!(state, EngineState::Killing { .. }) && self.life.is_none() {
@@ -173,13 +177,14 @@ impl Supervisor {
             }
             None => (None, None, None, None),
         };
-        // What the keeper tells comes before what the health check found: a refused connection is the consequence of an exit.
+        // Read the keeper before the health check: a refused connection is the consequence of an
+        // exit.
         tokio::select! {
             biased;
             command = self.deps.commands.recv(), if !self.has_no_handles => self.handle_command(command),
             event = recv_or_pend(keeper_events) => self.handle_keeper_event(event),
             event = recv_or_pend(health_events) => self.handle_health_event(event),
-            // Whether or not the cache could be joined, the engine serves then.
+            // The engine serves from now on, whether or not the cache could be joined.
             _ = await_or_pend(cache_joined) => self.become_ready(),
             () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining(_)) => {
                 let computes = self.deps.samples.borrow().is_some_and(|sample| sample.metrics.has_requests());
@@ -220,7 +225,8 @@ impl Supervisor {
                     SupervisorAction::Detach => self.detach_keeper(),
                     SupervisorAction::ReportCrash => {
                         self.failure.mark_crashed();
-                        // Before its streams break: they tell their clients why.
+                        // Publish before the streams break, because they tell their clients the
+                        // reason.
                         self.publish(Some(self.state_reason()));
                         self.record_crash(now).await;
                     }
@@ -253,7 +259,7 @@ impl Supervisor {
             self.has_no_handles = true;
             return Some(EngineEvent::Stop);
         };
-        // Only a fault of a GPU brings these.
+        // Only a GPU fault causes these events.
         if matches!(event, EngineEvent::Quarantine | EngineEvent::QuarantineNow | EngineEvent::Fail) {
             self.excuse_recent_crash();
         }
@@ -261,7 +267,7 @@ impl Supervisor {
             EngineEvent::Quarantine | EngineEvent::QuarantineNow => {
                 tracing::warn!(event = "engine_quarantined", engine = self.deps.spec.index, reason, "quarantined");
                 self.out_of_service_reason = reason;
-                // Also where the state stays the same, the reason may be new.
+                // The reason may be new even if the state stays the same.
                 if self.machine.state() == EngineState::Quarantined {
                     self.publish(Some(self.quarantine_reason()));
                 }
@@ -303,6 +309,8 @@ impl Supervisor {
         }
     }
 
+    /// Handles the outcome of the wait for a start.
+    ///
     /// An engine whose GPUs are not free waits as after a crash, and then they are checked again.
     fn handle_start_decision(&mut self, decision: StartDecision) -> EngineEvent {
         match decision {
@@ -313,7 +321,7 @@ impl Supervisor {
             Err(StartObstacle { in_use, cause, remedy }) => {
                 self.start_wait = StartWait::None;
                 let kind = if in_use { FailureKind::GpuInUse } else { FailureKind::Hardware };
-                // The output of the previous life is not shown with this.
+                // Do not show the output of the previous life with this.
                 self.deps.log.begin_life(&format!("hostler: the engine is not started: {cause}"));
                 self.failure = FailureState::Diagnosed(Diagnosis { kind, cause, remedy });
                 self.count_failed_start();
@@ -350,7 +358,7 @@ impl Supervisor {
                 Some(if alive { EngineEvent::SpawnFailed } else { EngineEvent::Exited })
             }
             KeeperEvent::Exited(status) => {
-                // Nobody but a stranger removes the directory of an engine that lives.
+                // Only a third party removes the directory of a living engine.
                 let is_removed = !self.deps.spec.directory.exists();
                 self.failure.suspect(if is_removed { self.directory_removed() } else { EndCause::Exited(status) });
                 Some(EngineEvent::Exited)
@@ -391,7 +399,7 @@ impl Supervisor {
     }
 
     fn handle_health_event(&mut self, event: HealthEvent) -> Option<EngineEvent> {
-        // What a dying engine still says must not be told as its state.
+        // Do not publish reports of a dying engine as its state.
         if !matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining(_)) {
             return None;
         }
@@ -430,7 +438,7 @@ impl Supervisor {
 }
 
 impl Drop for Supervisor {
-    /// However the task ends, its processes end with it.
+    /// Ends the processes together with the task, however it ends.
     fn drop(&mut self) {
         let mut processes = self.deps.process_handle.lock();
         processes.close();
@@ -444,7 +452,7 @@ async fn recv_or_pend<T>(messages: Option<&mut mpsc::Receiver<T>>) -> T {
     {
         return message;
     }
-    // When all senders are gone, there is nothing to wait for.
+    // All senders are gone, so there is nothing to wait for.
     pending().await
 }
 
@@ -457,7 +465,7 @@ async fn await_change(log: Option<&mut watch::Receiver<StartupLog>>) {
     pending::<()>().await;
 }
 
-/// Awaits the future; never resolves where there is none.
+/// Awaits the future; never resolves if there is none.
 async fn await_or_pend<T>(wait: Option<impl Future<Output = T>>) -> T {
     match wait {
         Some(wait) => wait.await,

@@ -1,4 +1,4 @@
-//! Whole engines: shells as processes, and a scripted socket in place of what they would serve.
+//! Whole engines: shells as processes, and a scripted socket as their HTTP side.
 
 use std::ffi::OsString;
 
@@ -87,7 +87,7 @@ impl Fixture {
         )
     }
 
-    /// Waits until a stubborn engine is all there and ignores SIGTERM.
+    /// Waits until every process of a stubborn engine exists and ignores SIGTERM.
     async fn all_processes(&mut self) -> Vec<i32> {
         self.until(|status| status.pid.is_some()).await;
         loop {
@@ -196,7 +196,7 @@ async fn an_answer_complete_before_the_crash_blames_nobody() {
     fixture.engine.stop().await;
 }
 
-/// Kills a process of an engine that a request is at, and returns what is told of the crash.
+/// Kills a process of an engine that handles a request, and returns the report of the crash.
 async fn crash_by(fixture: &Fixture, victim: i32, signal: Signal) -> Crash {
     let request = fixture.engine.traffic().enter(RouterKey(1));
     request.mark_sent(fixture.status.borrow().epoch, RequestFingerprint(1));
@@ -239,7 +239,7 @@ async fn an_engine_that_ends_while_its_agent_leaves_blames_nobody() {
     let _request = fixture.engine.traffic().enter(RouterKey(1));
     fixture.engine.retire(LeaveDeadlines { drained_by: now + Duration::from_secs(60), stop: Duration::from_secs(1) });
     fixture.phase(Phase::Draining).await;
-    // As a scheduler that ends the job ends all its processes.
+    // Terminate all processes, as a scheduler does at the end of a job.
     let crash = crash_by(&fixture, ready.pid.unwrap().cast_signed(), Signal::TERM).await;
     assert_eq!(*crash.requests, []);
     fixture.engine.stop().await;
@@ -407,7 +407,7 @@ async fn engines_awaiting_a_permit_name_the_blocker_and_can_stop() {
     let mut fixture = start_with("exec sleep 600", |spec| {
         spec.index = 1;
         spec.start_order = Arc::clone(&start_order);
-        // Counted from the spawn, not from the wait.
+        // The limit counts from the spawn, not from the wait.
         spec.startup_timeout = Duration::from_millis(300);
     });
     let waiting = fixture.until(|status| status.reason.contains("replica 0")).await;

@@ -1,4 +1,7 @@
-//! Whether an engine with work gets on with it. A vLLM core that hangs answers `/health` with 200 and shows frozen gauges, so what counts is what comes out: bytes of answers, and counters that move. The decision is `judge`; what is around it waits and looks.
+//! Detection of engines that have work but make no progress.
+//!
+//! A hung vLLM core answers `/health` with 200 and shows frozen gauges, so only its output counts:
+//! bytes of answers, and counters that move. `judge` decides; the rest waits and observes.
 
 use std::time::Duration;
 
@@ -10,46 +13,52 @@ use super::diagnosis::EndCause;
 use super::monitored_engine::{MonitoredEngine, WorkCounters};
 use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 
-/// How often it is checked whether anything has moved.
+/// How often progress is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The most time that one check may add to a stall: time in which this program itself did not run
-/// is not the engine's.
+/// Most time that one check may add to a stall.
+///
+/// Time in which this program itself did not run does not count against the engine.
 const MAX_STALL_PER_CHECK: Duration = Duration::from_secs(1);
 
-/// The limit of a stall is at least this many times the pause that 99 % of the pauses do not
-/// exceed.
+/// The stall limit is at least this many times the 99th percentile of pauses.
 const P99_FACTOR: u32 = 20;
 
+/// Upper bound of the stall limit.
+///
 /// Streams that usually pause for more than six seconds are of no use to anybody, so the limit
 /// stays below twenty times that.
 const MAX_STALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// An engine that computes gets this many times the limit. One long step moves nothing: a prefill
-/// on a CPU, a kernel that is compiled for a new shape. But a hang may compute too, collectives of
-/// NCCL wait at 100 % of a core, so it must end at some time.
+/// An engine that computes gets this many times the limit.
+///
+/// One long step moves no counter: a prefill on a CPU, or a kernel compiled for a new shape. But a
+/// hung engine may compute, too: collectives of NCCL wait at 100 % of a core. So the wait must end
+/// at some time.
 const BUSY_FACTOR: u32 = 6;
 
-/// The same for an engine without GPUs. It has no kernels to compile and no NCCL to wait in, but a
-/// step of 2,048 prompt tokens of a model with 3 billion parameters takes two cores four minutes.
+/// Factor for a computing engine without GPUs.
+///
+/// There are no kernels to compile and no NCCL to wait in, but a step of 2,048 prompt tokens of a
+/// model with 3 billion parameters takes two cores four minutes.
 const BUSY_FACTOR_ON_CPU: u32 = 60;
 
-/// How long a test completion may take that decides about a stall. The engine does nothing else
-/// then.
+/// Time limit for a test completion that decides about a stall. The engine does nothing else then.
 const CANARY_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum StallVerdict {
-    /// It may still move.
+    /// The engine may still move.
     Wait,
-    /// A test completion decides. It looks as if the requests had not reached the core, as while
-    /// the front-end fetches an image.
+    /// A test completion decides.
+    ///
+    /// The requests seem not to have reached the core, as while the front-end fetches an image.
     RunCanary,
-    /// It does not move any more, for this reason.
+    /// The engine does not move any more, for this reason.
     Hung(String),
 }
 
-/// How long an engine may show no progress.
+/// How long an engine may make no progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StallLimits {
     idle: Duration,
@@ -57,7 +66,7 @@ struct StallLimits {
 }
 
 impl StallLimits {
-    /// For an engine whose streams usually pause for `p99`.
+    /// Limits for an engine whose streams usually pause for `p99`.
     fn new(stall_timeout: Duration, p99: Option<Duration>, on_gpus: bool) -> Self {
         let usual = p99.unwrap_or_default().saturating_mul(P99_FACTOR).min(MAX_STALL_LIMIT);
         let idle = stall_timeout.max(usual);
@@ -65,8 +74,10 @@ impl StallLimits {
     }
 }
 
-/// What to do about a stall that has lasted this long. `holds` says whether the engine itself knows
-/// of requests in it, `testable` whether it takes test completions.
+/// Decides about a stall that has lasted this long.
+///
+/// `holds` says whether the engine itself reports requests, `testable` whether it takes test
+/// completions.
 fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, activity: &ProcessActivity) -> StallVerdict {
     if lasted < limits.idle {
         return StallVerdict::Wait;
@@ -83,8 +94,10 @@ fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, act
     }
 }
 
-/// For how long requests have waited without any progress. Time in which no request waits neither
-/// counts nor clears: an engine that hangs does not move because its clients gave up.
+/// How long requests have waited without any progress.
+///
+/// Time in which no request waits neither counts nor clears the stall: a hung engine does not move
+/// because its clients gave up.
 #[derive(Debug)]
 struct StallTimer {
     counters: WorkCounters,
@@ -97,7 +110,7 @@ impl StallTimer {
         Self { counters: progress, checked_at: now, duration: Duration::ZERO }
     }
 
-    /// Adds what is seen now, and returns how long the stall has lasted.
+    /// Adds an observation, and returns how long the stall has lasted.
     fn update(&mut self, waiting: u32, progress: WorkCounters, now: Instant) -> Duration {
         let passed = now.saturating_duration_since(self.checked_at).min(MAX_STALL_PER_CHECK);
         self.checked_at = now;
@@ -110,13 +123,13 @@ impl StallTimer {
     }
 }
 
-/// Watches a ready engine until it hangs; says why it is to be given up.
+/// Watches a ready engine until it hangs, and returns why to give it up.
 pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
     let flow = subject.traffic.flow();
     let mut tests = Canary::new(subject);
     let mut testable = true;
     let mut stall = StallTimer::new(subject.work_counters(), Instant::now());
-    // The last snapshot of the processes, and how long the stall had lasted then.
+    // Last snapshot of the processes, and how long the stall had lasted then.
     let mut looked: Option<(ProcessSnapshot, Duration)> = None;
     let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -126,8 +139,8 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
         let waited_since = Instant::now();
         ticks.tick().await;
         if waited_since.elapsed() > SUSPENDED_AFTER {
-            // The job was suspended. Its engine goes on a moment after this program, and must not be
-            // judged by what it did in between.
+            // The job was suspended. Its engine resumes a moment after this program, and that gap
+            // must not count against it.
             looked = None;
         }
         let Some(model) = subject.model_if_ready() else {
@@ -142,7 +155,7 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
             looked = None;
             continue;
         }
-        // The processes are examined after half of the time, and again each time that as much has
+        // Examine the processes after half of the time, and again each time that as much has
         // passed.
         let Some((earlier, before)) = &looked else {
             looked = Some((ProcessSnapshot::take(subject.process_group()).await, lasted));
@@ -187,8 +200,8 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
                 CanaryOutcome::TimedOut(deadline) => format!("a test completion got no answer within {} s", deadline.as_secs()),
             },
         };
-        // Examining and testing took time, in which it may have made progress after all, or been
-        // told to stop.
+        // Examining and testing took time. Meanwhile the engine may have made progress after all,
+        // or been told to stop.
         if subject.work_counters() == stall.counters && subject.model_if_ready().is_some() {
             return EndCause::Stalled { lasted, waiting, why };
         }

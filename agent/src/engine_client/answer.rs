@@ -10,9 +10,11 @@ use hostler_http1::{BodyFraming, Connection, Framing};
 use super::outgoing::OutgoingRequest;
 use super::{EngineClient, RequestError};
 
-/// A piece up to this size, as events are, is copied out of its read buffer. Otherwise it would
-/// hold the whole buffer until it has left, and each event of a step would need a buffer of its
-/// own. Getting those from the operating system cost a fifth of the agent's work for an event.
+/// Pieces up to this size, such as events, are copied out of the read buffer.
+///
+/// Otherwise a piece would hold the whole buffer until it has left, and each event of a step would
+/// need its own buffer. Getting those buffers from the operating system cost a fifth of the agent's
+/// work for an event.
 const MAX_COPIED_BYTES: usize = 2048;
 
 /// The body of an answer. Dropped before its end, it closes the connection.
@@ -21,7 +23,7 @@ pub(crate) struct EngineResponse<'a> {
     client: &'a EngineClient,
     connection: Connection,
     body: BodyFraming,
-    /// The rest of the request, where the engine answers before it has all of it.
+    /// Rest of the request, if the engine answers before it has all of it.
     unsent_request: Option<Box<OutgoingRequest>>,
     /// Why the router broke off the request.
     request_error: Option<RequestError>,
@@ -33,26 +35,26 @@ impl<'a> EngineResponse<'a> {
         Self { client, connection, body, unsent_request: rest, request_error: None }
     }
 
-    /// The next piece, a chunk where the answer has chunks; nothing after the last.
+    /// Next piece, which is a chunk if the answer has chunks; `None` after the last.
     pub(crate) async fn next_chunk(&mut self) -> Option<Result<Bytes, RequestError>> {
         poll_fn(|context| self.poll_chunk(context).map(Result::transpose)).await
     }
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, RequestError>> {
         self.send(context);
-        // The engine would wait for the rest of the request and never end its answer.
+        // Otherwise the engine would wait for the rest of the request and never end its answer.
         if let Some(broken) = self.request_error.take() {
             return Poll::Ready(Err(broken));
         }
         Poll::Ready(Ok(ready!(self.connection.poll_piece(context, &mut self.body.framing, copy_out))?))
     }
 
-    /// Whether the last piece was there, as far as is known without reading on.
+    /// Whether the last piece has arrived, as far as is known without reading on.
     pub(crate) fn is_complete(&self) -> bool {
         self.body.framing == Framing::Complete
     }
 
-    /// Goes on sending the request while nobody takes the answer.
+    /// Continues to send the request while nobody takes the answer.
     pub(crate) async fn keep_sending(&mut self) -> Infallible {
         poll_fn(|context| {
             self.send(context);
@@ -61,7 +63,7 @@ impl<'a> EngineResponse<'a> {
         .await
     }
 
-    /// All of it was read: the connection may be used again.
+    /// Returns the connection for reuse, after the whole answer was read.
     pub(crate) fn recycle(self) {
         if self.body.keeps_alive && self.unsent_request.is_none() {
             self.client.put_back(self.connection);
@@ -79,7 +81,7 @@ impl<'a> EngineResponse<'a> {
     }
 }
 
-/// Copies this many of the bytes read, so that little more memory is held.
+/// Copies this many of the bytes read, to hold little more memory than that.
 fn copy_out(read: &mut BytesMut, length: usize) -> Bytes {
     if length > MAX_COPIED_BYTES {
         return read.split_to(length).freeze();

@@ -1,4 +1,6 @@
-//! The client for an engine's health, models, metrics and control routes: whole answers, a deadline and a cap on each. Requests of users do not come this way.
+//! Client for an engine's health, models, metrics and control routes.
+//!
+//! Answers are read whole, each with a deadline and a cap. Users' requests take another path.
 
 use std::io;
 use std::path::Path;
@@ -9,12 +11,12 @@ use http::StatusCode;
 
 use super::{CONNECT_TIMEOUT, EngineClient, OutgoingRequest, RequestError};
 
-/// The most that is read of one reply. vLLM's whole metrics page is 66 KB.
+/// Most bytes read of one reply. vLLM's whole metrics page is 66 KB.
 const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct ApiReply {
-    /// The status, whatever it is.
+    /// Status code, whatever it is.
     pub(crate) status: StatusCode,
     pub(crate) body: Bytes,
 }
@@ -32,7 +34,7 @@ pub enum FetchError {
 impl From<RequestError> for FetchError {
     fn from(error: RequestError) -> Self {
         match error {
-            // Its accept queue is full: somebody listens, and takes too long.
+            // The engine's accept queue is full: a process listens, but takes too long.
             RequestError::Connect(error) if error.kind() == io::ErrorKind::WouldBlock => Self::Timeout(CONNECT_TIMEOUT),
             RequestError::Connect(error) => Self::Connect(error),
             error => Self::Broken(error.to_string()),
@@ -40,8 +42,8 @@ impl From<RequestError> for FetchError {
     }
 }
 
-/// A client of one engine's API. It keeps one connection for what it reads; after any error it
-/// connects anew.
+/// Client of one engine's API. Reads share one connection; after any error the client connects
+/// anew.
 #[derive(Debug)]
 pub(crate) struct ApiClient {
     client: EngineClient,
@@ -52,14 +54,16 @@ impl ApiClient {
         Self { client: EngineClient::new(socket.to_owned()) }
     }
 
-    /// Reads one page, connecting first if need be, all within `deadline`.
+    /// Reads one page, connecting first if necessary, all within `deadline`.
     pub(crate) async fn get(&mut self, path: &str, deadline: Duration) -> Result<ApiReply, FetchError> {
         let request = OutgoingRequest::get(path).ok_or_else(|| invalid_path(path))?;
         tokio::time::timeout(deadline, exchange(&self.client, request)).await.map_err(|_| FetchError::Timeout(deadline))?
     }
 
-    /// Posts a JSON body, which may be empty, all within `deadline`. It has a connection of its own
-    /// and is never sent twice: the engine may have obeyed although its answer is lost.
+    /// Posts a JSON body, which may be empty, all within `deadline`.
+    ///
+    /// A post has its own connection and is never sent twice: the engine may have obeyed although
+    /// its answer is lost.
     pub(crate) async fn post(&self, path: &str, json: impl Into<Bytes>, deadline: Duration) -> Result<ApiReply, FetchError> {
         let request = OutgoingRequest::post_json(path, json.into()).ok_or_else(|| invalid_path(path))?;
         let own = EngineClient::new(self.client.socket.clone());

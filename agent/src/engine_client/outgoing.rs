@@ -1,4 +1,5 @@
-//! A request on its way from the lane to the engine: its head as bytes, and its body with the length that the router announced.
+//! A request on its way from the lane to the engine: its head as bytes, and its body with the
+//! length that the router announced.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -17,18 +18,20 @@ use crate::lane::RequestBody;
 pub(crate) struct OutgoingRequest {
     head: Bytes,
     piece: Bytes,
-    /// Where more of the body comes from; `None` for a request that was whole from the start.
+    /// Source of the rest of the body; `None` for a request that was whole from the start.
     body: Option<RequestBody>,
     /// Bytes of the body that have not come from the router.
     remaining_bytes: u64,
     is_head: bool,
     is_untouched: bool,
-    /// All of a request for a page, which changes nothing at the engine, so that it may see it twice.
+    /// The whole request for a page.
+    ///
+    /// Such a request changes nothing at the engine, so the engine may see it twice.
     page: Option<Bytes>,
 }
 
 impl OutgoingRequest {
-    /// The request of this head; `None` when HTTP does not allow it.
+    /// Creates the request of this head; `None` if HTTP does not allow it.
     pub(crate) fn new(head: RequestHead, body: RequestBody) -> Option<Self> {
         let method = Method::from_bytes(head.method.as_bytes()).ok()?;
         let path = PathAndQuery::try_from(head.path).ok()?;
@@ -36,7 +39,7 @@ impl OutgoingRequest {
         for part in [method.as_str(), " ", path.as_str(), " HTTP/1.1\r\nhost: engine\r\n"] {
             text.extend_from_slice(part.as_bytes());
         }
-        // These types are the proof that no line breaks are in them.
+        // These types prove that no header contains a line break.
         for (name, value) in head.headers.into_iter().map(|header| header.parse()).collect::<Option<Vec<_>>>()? {
             if !matches!(name, header::HOST | header::CONNECTION | header::CONTENT_LENGTH | header::TRANSFER_ENCODING) {
                 for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
@@ -65,7 +68,7 @@ impl OutgoingRequest {
         Some(Self { page: Some(request.head.clone()), ..request })
     }
 
-    /// A request of the agent itself with a JSON body, which may be empty.
+    /// Creates a request of the agent itself with a JSON body, which may be empty.
     pub(super) fn post_json(path: &str, json: Bytes) -> Option<Self> {
         let headers = format!("content-type: application/json\r\ncontent-length: {}\r\n", json.len());
         Self::whole("POST", path, &headers, json)
@@ -77,7 +80,8 @@ impl OutgoingRequest {
         Some(Self { head: head.into(), piece: body, body: None, remaining_bytes: 0, is_head: false, is_untouched: true, page: None })
     }
 
-    /// Makes it ready for another connection, if that cannot do harm: an engine has seen nothing of it, or it is for a page of which nothing has come.
+    /// Prepares the request for another connection, if that is harmless: no engine has seen any of
+    /// it, or it asks for a page of which nothing has arrived.
     pub(super) fn rewind(&mut self, is_answered: bool) -> bool {
         if let Some(page) = self.page.as_ref().filter(|_| !is_answered) {
             self.head = page.clone();
@@ -86,12 +90,14 @@ impl OutgoingRequest {
         self.is_untouched
     }
 
-    /// Whether an engine has all of it.
+    /// Whether an engine has the whole request.
     pub(super) fn is_sent(&self) -> bool {
         self.remaining_bytes == 0 && self.head.is_empty() && self.piece.is_empty()
     }
 
-    /// Sends itself and waits for the head of the answer, when some of it may be left to send.
+    /// Sends the request and waits for the head of the answer.
+    ///
+    /// Some of the request may be left to send then.
     pub(super) async fn send_and_await_head(
         &mut self,
         connection: &mut Connection,
@@ -103,10 +109,10 @@ impl OutgoingRequest {
                 sent();
             }
             let broken = match sending {
-                // A request that the router broke off is not sent on.
+                // Stop sending a request that the router broke off.
                 Poll::Ready(Err(error @ RequestError::Request(_))) => return Poll::Ready(Err(error)),
-                // An engine that closes while we write may have answered before. Either its answer
-                // or the end of the stream can be read.
+                // An engine that closes during the write may have answered before. Either its
+                // answer or the end of the stream can be read.
                 Poll::Ready(Err(error)) => Some(error),
                 _ => None,
             };
@@ -117,7 +123,7 @@ impl OutgoingRequest {
         .await
     }
 
-    /// Sends what has arrived; ready when all of it has been sent.
+    /// Sends the bytes that have arrived; ready once the whole request has been sent.
     pub(super) fn poll_send(&mut self, connection: &mut Connection, context: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
         while !self.is_sent() {
             if self.piece.is_empty()

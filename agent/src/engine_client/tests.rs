@@ -20,12 +20,12 @@ struct Fixture {
     client: Arc<EngineClient>,
     listener: UnixListener,
     lane: Arc<Lane>,
-    /// The requests begun, which the router has not cancelled.
+    /// Requests begun, which the router has not cancelled.
     requests: Vec<RequestStream>,
     _directory: tempfile::TempDir,
 }
 
-/// What became of a request: its status and all of its body.
+/// Outcome of a request: its status and its whole body.
 type Outcome = tokio::task::JoinHandle<Result<(u16, Vec<u8>), String>>;
 
 impl Fixture {
@@ -37,7 +37,7 @@ impl Fixture {
         Self { client, listener, lane: Lane::new(Counter::default()), requests: Vec::new(), _directory: directory }
     }
 
-    /// A request that announces this length, of which the router has sent this much.
+    /// A request that announces this length, of which the router has sent these bytes.
     fn outgoing(&mut self, method: &str, announced: u64, body: &'static [u8]) -> OutgoingRequest {
         let id = self.requests.len() as u64 + 1;
         let headers = vec![Header { name: "x-a".into(), value: "1".into() }, Header { name: "Content-Length".into(), value: "77".into() }];
@@ -63,7 +63,7 @@ impl Fixture {
         })
     }
 
-    /// A request of which the engine has read what the router has sent.
+    /// A request whose bytes sent so far the engine has read.
     async fn taken(&mut self, announced: u64, body: &'static str) -> (Outcome, UnixStream) {
         let outcome = self.ask("POST", announced, body.as_bytes());
         let mut engine = self.accept().await;
@@ -80,7 +80,7 @@ impl Fixture {
     }
 }
 
-/// The engine reads until this comes.
+/// The engine reads until this end appears.
 async fn read_to(engine: &mut UnixStream, end: &str) -> String {
     let mut read = Vec::new();
     while !read.ends_with(end.as_bytes()) {

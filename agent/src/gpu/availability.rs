@@ -1,5 +1,7 @@
-//! Whether the GPUs of an engine are free enough for it. Asked before each start: an engine beside a leftover process fails minutes later for
-//! want of memory, with words that do not name the process.
+//! Whether an engine's GPUs are free enough for it.
+//!
+//! Checked before each start: an engine beside a leftover process fails minutes later for lack of
+//! memory, in words that do not name the process.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,18 +15,18 @@ use super::nvml::{self, GpuHealth, GpuProcess, GpuUsage};
 use super::{Gpu, GpuDriver};
 use crate::sizes::{format_gib, scaled};
 
-/// How long an ending process may take until its memory is free. The driver frees tens of GiB
-/// within a second or two.
+/// Time for an ending process to free its memory.
+///
+/// The driver frees tens of GiB within a second or two.
 const RELEASE_GRACE: Duration = Duration::from_secs(3);
 
-/// Between two checks.
+/// Interval between two checks.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Processes that are named; there may be many.
+/// Most processes that a message names; there may be many.
 const MAX_NAMED_PROCESSES: usize = 4;
 
-/// The kernel's inode of the first PID namespace, where processes have the ids that the driver
-/// reports.
+/// Kernel inode of the first PID namespace, where processes have the ids that the driver reports.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 #[derive(Debug, Clone)]
@@ -35,17 +37,19 @@ pub struct GpuAvailability {
 }
 
 impl GpuAvailability {
-    /// For an engine on these GPUs, to itself, that uses this part of their memory: vLLM does not
-    /// start where less than that is free.
+    /// Check for an engine that has these GPUs to itself and uses this share of their memory. vLLM
+    /// does not start if less than that is free.
     #[must_use]
     pub fn new(driver: GpuDriver, gpus: Vec<Gpu>, utilization: f64) -> Self {
         Self { driver, gpus, utilization }
     }
 
-    /// Whether an engine may start now. Waits `RELEASE_GRACE` for processes that are about to end.
+    /// Checks whether an engine may start now.
+    ///
+    /// Waits `RELEASE_GRACE` for processes that are about to end.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The obstacle to a start.
     pub async fn check(&self) -> Result<(), StartObstacle> {
         let until = Instant::now() + RELEASE_GRACE;
         loop {
@@ -79,8 +83,8 @@ impl GpuAvailability {
                 let occupants: Vec<GpuOccupant> = found.processes.into_iter().map(GpuOccupant::new).collect();
                 return Err(in_use_obstacle(gpu, &occupants, free, needed));
             }
-            // Either a display, a monitor or the MPS server, or a process that will compute at the
-            // same time.
+            // The occupants are a display, a monitor or the MPS server, or a process that will
+            // compute at the same time.
             if !found.processes.is_empty() {
                 let who = list_occupants(&found.processes.into_iter().map(GpuOccupant::new).collect::<Vec<_>>());
                 tracing::warn!(gpu = index, who, "not alone on the GPU, and started all the same: enough of its memory is free");
@@ -90,8 +94,10 @@ impl GpuAvailability {
     }
 }
 
-/// Free and needed memory, where more is needed; this is vLLM's own condition. Where the driver
-/// does not know the memory, as where a GPU shares its host's, the engine finds out itself.
+/// Free and needed memory if too little is free, by vLLM's own condition.
+///
+/// If the driver does not know the memory, as on a GPU that shares its host's, the engine finds out
+/// itself.
 fn memory_shortfall(found: &GpuUsage, utilization: f64) -> Option<(u64, u64)> {
     let (total, used) = found.memory?;
     let (free, needed) = (total.saturating_sub(used), scaled(total, utilization));
@@ -100,18 +106,18 @@ fn memory_shortfall(found: &GpuUsage, utilization: f64) -> Option<(u64, u64)> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartObstacle {
-    /// Another process is in the way; else the GPU itself does not work.
+    /// Whether another process is in the way; otherwise the GPU itself does not work.
     pub in_use: bool,
     pub cause: String,
     pub remedy: String,
 }
 
-/// A process on a GPU, as people know it.
+/// A process on a GPU, in an operator's terms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct GpuOccupant {
     pid: u32,
     bytes: Option<u64>,
-    /// Name and owner; `None` when it cannot be seen from here.
+    /// Name and owner; `None` if they cannot be seen from here.
     who: Option<(String, String)>,
 }
 
@@ -136,7 +142,9 @@ impl GpuOccupant {
     }
 }
 
-/// In a container the driver's process ids are not those of the container, and the same id may be
+/// Whether this process is in the first PID namespace.
+///
+/// In a container the driver's process ids differ from the container's, and the same id may be
 /// another process.
 fn is_in_first_pid_namespace() -> bool {
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST_PID_NAMESPACE)
@@ -162,7 +170,7 @@ fn list_occupants(occupants: &[GpuOccupant]) -> String {
 
 fn in_use_obstacle(gpu: &Gpu, occupants: &[GpuOccupant], free: u64, needed: u64) -> StartObstacle {
     let what = if gpu.slice.is_some() { format!("the slice {} of GPU {}", gpu.uuid, gpu.index) } else { format!("GPU {}", gpu.index) };
-    // In a container the driver may show none of the others.
+    // In a container the driver may show no other processes.
     let who = if occupants.is_empty() { "processes that are not visible from here".to_owned() } else { list_occupants(occupants) };
     let them = if occupants.len() == 1 { "it" } else { "them" };
     StartObstacle {

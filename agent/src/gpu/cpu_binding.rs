@@ -1,4 +1,6 @@
-//! Which CPU cores each engine gets: those next to its GPUs, as far as this process may use them, divided among the engines that share them.
+//! CPU cores for each engine: those next to its GPUs, as far as this process may use them, divided
+//! among the engines that share them.
+//!
 //! The division is pure; the rest reads sysfs.
 
 use std::collections::BTreeMap;
@@ -7,20 +9,22 @@ use std::fs;
 use super::locality::{GpuLocality, parse_cpu_list};
 use super::{Gpu, GpuDriver};
 
-/// Cores that an engine of vLLM wants beside one for each of its GPUs: its front-end and its
-/// scheduler.
+/// Cores that a vLLM engine wants beside one for each of its GPUs: its front-end and its scheduler.
 const CORES_BESIDE_GPUS: usize = 2;
 
-/// Where an engine's whole process tree runs. Its memory comes from the same NUMA node: the kernel
-/// takes it from where it is first used.
+/// CPUs for an engine's whole process tree.
+///
+/// Its memory comes from the same NUMA node, because the kernel allocates memory where it is first
+/// used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuBinding {
-    /// CPUs by their number in the kernel, ascending; never empty.
+    /// CPU numbers of the kernel, ascending; never empty.
     pub cpus: Vec<u32>,
 }
 
-/// What each replica's engine is bound to, in the order of `replicas`, which are given by their
-/// GPUs. The log explains which are not bound.
+/// CPU bindings of the replicas' engines, in the order of `replicas`, each given by its GPUs.
+///
+/// The log explains which engines are not bound.
 pub(crate) fn plan_cpu_bindings(driver: &GpuDriver, replicas: &[Vec<Gpu>]) -> Vec<Option<CpuBinding>> {
     let near: Vec<Vec<GpuLocality>> = replicas.iter().map(|gpus| gpus.iter().map(|gpu| driver.locality(gpu)).collect()).collect();
     let bound = divide_cores(&near, &cores(&allowed_cpus()));
@@ -35,9 +39,10 @@ pub(crate) fn plan_cpu_bindings(driver: &GpuDriver, replicas: &[Vec<Gpu>]) -> Ve
     bound.into_iter().map(Result::ok).collect()
 }
 
-/// Divides cores, each given by its CPUs, among replicas, each given by the locality of its GPUs. A
-/// core goes to one of the replicas that are next to it, so that replicas with the same neighbours
-/// get equal parts.
+/// Divides cores, each given by its CPUs, among replicas, each given by the locality of its GPUs.
+///
+/// A core goes to one of the replicas next to it, so that replicas with the same neighbours get
+/// equal parts.
 fn divide_cores(near: &[Vec<GpuLocality>], cores: &[Vec<u32>]) -> Vec<Result<CpuBinding, String>> {
     let is_near = |gpus: &[GpuLocality], core: &[u32]| gpus.iter().any(|gpu| core.iter().any(|cpu| gpu.cpus.contains(cpu)));
     let mut classes: BTreeMap<Vec<usize>, Vec<&Vec<u32>>> = BTreeMap::new();
@@ -48,7 +53,7 @@ fn divide_cores(near: &[Vec<GpuLocality>], cores: &[Vec<u32>]) -> Vec<Result<Cpu
     let mut parts: Vec<Vec<&Vec<u32>>> = vec![Vec::new(); near.len()];
     for (claims, cores) in &classes {
         for (at, &replica) in claims.iter().enumerate() {
-            // Neighbouring cores stay together: they share caches.
+            // Neighbouring cores stay together because they share caches.
             let (from, to) = (at * cores.len() / claims.len(), (at + 1) * cores.len() / claims.len());
             parts[replica].extend(&cores[from..to]);
         }
@@ -72,13 +77,13 @@ fn bind_near(gpus: &[GpuLocality], part: &[&Vec<u32>]) -> Result<CpuBinding, Str
     Ok(CpuBinding { cpus })
 }
 
-/// The CPUs that this process may use: those of its cgroup, less what else it was bound to.
+/// CPUs that this process may use: those of its cgroup, minus those that other bindings exclude.
 fn allowed_cpus() -> Vec<u32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(parse_cpu_list).unwrap_or_default()
 }
 
-/// The cores that these CPUs are threads of, each with those of its CPUs that are among them.
+/// Cores of these CPUs. Each core lists only those of its CPUs that are among them.
 fn cores(cpus: &[u32]) -> Vec<Vec<u32>> {
     let mut cores: Vec<Vec<u32>> = Vec::new();
     for &cpu in cpus {
@@ -88,14 +93,14 @@ fn cores(cpus: &[u32]) -> Vec<Vec<u32>> {
         match core.first() {
             None => cores.push(vec![cpu]),
             Some(&first) if first == cpu => cores.push(core),
-            // Already added with its first thread.
+            // The core was already added with its first thread.
             Some(_) => {}
         }
     }
     cores
 }
 
-/// The opposite of `parse_cpu_list`.
+/// Formats a list that `parse_cpu_list` reads.
 fn format_cpu_list(cpus: &[u32]) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for &cpu in cpus {

@@ -1,5 +1,7 @@
-//! NVIDIA's driver as the rest of the agent knows it: what it found when it was opened, and a place for further questions. A call into it
-//! may hang for ever; it holds up a thread of its own and nothing else.
+//! Interface to NVIDIA's driver for the rest of the agent: the results of opening it, and a place
+//! for further questions.
+//!
+//! A call into the driver may hang forever; it then blocks only its own thread.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +15,8 @@ use super::locality::GpuLocality;
 use super::nvml::{self, LibraryError};
 use super::{Gpu, GpuReadings, NvlinkTopology};
 
+/// Time limit for opening the driver.
+///
 /// The driver normally answers within 20 ms; with a lost GPU it may never answer.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -21,13 +25,13 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Why the driver names no GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DriverError {
-    /// There is none, so this is a host without GPUs.
+    /// There is no driver, so this host has no GPUs.
     Absent,
-    /// There is one that does not work: to go on without GPUs would be a guess.
+    /// A driver exists but does not work. Continuing without GPUs would be a guess.
     Broken(String),
 }
 
-/// The driver with what it found when it was opened. Cheap to clone.
+/// The driver and the results of opening it. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct GpuDriver {
     shared: Arc<DriverShared>,
@@ -42,7 +46,7 @@ struct DriverShared {
     readings: watch::Sender<Arc<GpuReadings>>,
 }
 
-/// A whole GPU with the thread for questions about it.
+/// A whole GPU with the thread that asks the driver about it.
 #[derive(Debug)]
 pub(crate) struct WholeGpu {
     pub(crate) gpu: Gpu,
@@ -51,14 +55,15 @@ pub(crate) struct WholeGpu {
 }
 
 impl GpuDriver {
-    /// Loads the driver's library, or another one in its place, and looks for GPUs, within `OPEN_TIMEOUT`.
+    /// Loads the driver's library, or another one in its place, and finds GPUs, within
+    /// `OPEN_TIMEOUT`.
     ///
     /// # Errors
     /// When there is no driver, or it does not work.
     pub async fn open(library: Option<&Path>) -> Result<Self, DriverError> {
         let library: PathBuf = library.map_or_else(|| LIBRARY.into(), Path::to_owned);
         let (answer, answered) = oneshot::channel();
-        // Not a thread of the runtime: the program waits for those when it exits.
+        // Avoid a thread of the runtime, because the program waits for those when it exits.
         let asked = std::thread::Builder::new().name("gpu-discovery".to_owned()).spawn(move || {
             let _ = answer.send(discover(&library));
         });
@@ -77,19 +82,19 @@ impl GpuDriver {
         &self.shared.version
     }
 
-    /// Every GPU that describes itself, or its slices where it is divided, in PCI order.
+    /// Every GPU that describes itself, in PCI order. A divided GPU is represented by its slices.
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.shared.gpus
     }
 
-    /// Which of them reach each other over NVLink.
+    /// NVLink connections between the GPUs.
     #[must_use]
     pub fn links(&self) -> &NvlinkTopology {
         &self.shared.links
     }
 
-    /// How the GPUs do that are watched, once a second.
+    /// Readings of the watched GPUs, once a second.
     #[must_use]
     pub fn readings(&self) -> watch::Receiver<Arc<GpuReadings>> {
         self.shared.readings.subscribe()
@@ -99,19 +104,19 @@ impl GpuDriver {
         &self.shared.readings
     }
 
-    /// The whole GPU with this UUID.
+    /// Whole GPU with this UUID.
     pub(crate) fn whole_gpu(&self, uuid: &str) -> Option<&WholeGpu> {
         self.shared.whole_gpus.iter().find(|whole| whole.gpu.uuid == uuid)
     }
 
-    /// Where a GPU is on this host.
+    /// Locality of a GPU on this host.
     pub(super) fn locality(&self, gpu: &Gpu) -> GpuLocality {
         self.whole_gpu(gpu.whole_uuid()).map(|whole| whole.locality.clone()).unwrap_or_default()
     }
 }
 
 impl WholeGpu {
-    /// Asks about this GPU; `DriverTimeout` when the driver does not answer in time.
+    /// Asks the driver about this GPU; `DriverTimeout` if the driver does not answer in time.
     pub(crate) async fn ask<T: Send + 'static>(&self, question: impl FnOnce(&Arc<Nvml>) -> T + Send + 'static) -> Result<T, DriverTimeout> {
         self.thread.call(question).await
     }
@@ -134,8 +139,8 @@ fn discover(library: &Path) -> Result<DriverShared, DriverError> {
                 wholes.push(WholeGpu { gpu: whole, locality: neighbourhood, thread });
                 gpus.append(&mut visible);
             }
-            // One lost GPU must not hide the others. If it was asked for by name, `select` says
-            // that it is missing.
+            // One lost GPU must not hide the others. If it was requested by name, `select` reports
+            // it as missing.
             Err(error) => tracing::warn!(gpu = index, %error, "a GPU does not describe itself and is left out"),
         }
     }

@@ -1,5 +1,5 @@
-//! One thread for the questions to the driver about one GPU. A question that the driver never answers holds up this thread alone; who asked
-//! is told after `CALL_TIMEOUT`.
+//! One thread for the driver calls about one GPU. A call that the driver never answers blocks only
+//! this thread; the caller gets an error after `CALL_TIMEOUT`.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,10 +9,10 @@ use nvml_wrapper::Nvml;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long the driver may take to answer. It takes milliseconds; beyond this it hangs.
+/// Time limit for a driver call. Calls take milliseconds; beyond this the driver hangs.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Questions that wait while the driver hangs.
+/// Calls that may queue while the driver hangs.
 const MAX_QUEUED_CALLS: usize = 4;
 
 type DriverCall = Box<dyn FnOnce(&Arc<Nvml>) + Send>;
@@ -47,7 +47,7 @@ impl DriverThread {
             let _ = answer.send(question(driver));
         });
         self.calls.try_send(question).map_err(|_| DriverTimeout)?;
-        // Only a question that panicked sends no answer.
+        // Only a call that panicked sends no answer.
         timeout(CALL_TIMEOUT, answered).await.ok().and_then(Result::ok).ok_or(DriverTimeout)
     }
 }

@@ -1,8 +1,8 @@
-//! Which GPUs reach each other over NVLink. Layouts ask: a replica of several GPUs stays within one NVLink domain.
+//! NVLink topology. Layouts need it: a replica of several GPUs stays within one NVLink domain.
 
 use super::Gpu;
 
-/// The pairs of GPUs that are joined by NVLink, directly or through switches.
+/// Pairs of GPUs that are joined by NVLink, directly or through switches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvlinkTopology {
     /// UUIDs of whole GPUs, the lesser first.
@@ -10,15 +10,16 @@ pub struct NvlinkTopology {
 }
 
 impl NvlinkTopology {
-    /// Links between these pairs of whole GPUs, by UUID.
+    /// Creates links between these pairs of whole GPUs, by UUID.
     #[must_use]
     pub fn between(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
         let ordered = |(one, other): (String, String)| if one <= other { (one, other) } else { (other, one) };
         Self { pairs: pairs.into_iter().map(ordered).collect() }
     }
 
-    /// Whether each of these GPUs reaches each other one over NVLink. A single GPU does; slices
-    /// never do, not even those of one GPU.
+    /// Whether all these GPUs reach each other over NVLink.
+    ///
+    /// A single GPU does; slices never do, not even those of one GPU.
     #[must_use]
     pub fn is_one_domain(&self, gpus: &[Gpu]) -> bool {
         let joined = |one: &Gpu, other: &Gpu| {

@@ -1,4 +1,4 @@
-//! Which CPU cores are next to a GPU, as the driver or sysfs says.
+//! CPU cores next to a GPU, according to the driver or sysfs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ pub(super) struct GpuLocality {
 }
 
 impl GpuLocality {
-    /// The CPUs that the driver names, else those of sysfs.
+    /// CPUs that the driver names, or those of sysfs if it names none.
     pub(super) fn of(pci: &str, named: Vec<u32>) -> Self {
         let list = Path::new("/sys/bus/pci/devices").join(pci).join("local_cpulist");
         let listed = || fs::read_to_string(list).ok().filter(|_| !pci.is_empty()).map(|list| parse_cpu_list(&list)).unwrap_or_default();
@@ -19,7 +19,7 @@ impl GpuLocality {
     }
 }
 
-/// A list as the kernel writes it: `0-3,8,10-11`.
+/// Parses a list in the kernel's format: `0-3,8,10-11`.
 pub(super) fn parse_cpu_list(text: &str) -> Vec<u32> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,5 +1,7 @@
-//! The GPUs of this host: what they are, which of them this process may use, and how they do. All
-//! talk with NVIDIA's driver is in here, on threads of its own; nothing on the path of a request asks it anything.
+//! GPUs of this host: their properties, which of them this process may use, and their state.
+//!
+//! All communication with NVIDIA's driver is in this module, on its own threads. Nothing on the
+//! path of a request calls the driver.
 
 mod availability;
 mod cpu_binding;
@@ -20,26 +22,26 @@ pub(crate) use readings::{GpuReading, GpuReadings};
 /// One GPU, or one slice of a GPU, as the driver describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gpu {
-    /// Position in PCI order, which is the driver's order and not CUDA's default one; a slice has
-    /// its GPU's.
+    /// Position in PCI order, which is the driver's order and not CUDA's default one.
+    ///
+    /// A slice has the position of its GPU.
     pub index: u32,
     /// The driver's name for this one device, `GPU-…` or `MIG-…`.
     pub uuid: String,
     pub name: String,
-    /// Its memory; 0 where the driver does not say.
+    /// Memory of the device; 0 if the driver does not report it.
     pub memory_bytes: u64,
-    /// Its address on the PCI bus as sysfs writes it, `0000:1b:00.0`; empty where the driver does
-    /// not say.
+    /// PCI bus address as sysfs writes it, `0000:1b:00.0`; empty if the driver does not report it.
     pub pci: String,
     /// CUDA compute capability, major and minor.
     pub compute: Option<(u32, u32)>,
-    /// What it is a slice of; `None` for a whole GPU.
+    /// Slice of a divided GPU; `None` for a whole GPU.
     pub slice: Option<MigSlice>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MigSlice {
-    /// The UUID of the GPU that was sliced.
+    /// UUID of the GPU that was sliced.
     pub parent: String,
     pub position: u32,
 }
@@ -52,11 +54,13 @@ pub struct MigSliceNeedsUuid {
 }
 
 impl Gpu {
-    /// What an engine gets in `CUDA_VISIBLE_DEVICES` for it. `takes_uuid` is whether the engine
-    /// reads anything but numbers there; the number holds with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    /// Entry for this device in an engine's `CUDA_VISIBLE_DEVICES`.
+    ///
+    /// `takes_uuid` says whether the engine accepts anything but numbers there. The number is valid
+    /// with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     ///
     /// # Errors
-    /// For a slice where it would have to be a number.
+    /// For a slice that would need a number.
     pub fn visible_entry(&self, takes_uuid: bool) -> Result<String, MigSliceNeedsUuid> {
         match (&self.slice, takes_uuid) {
             (_, true) => Ok(self.uuid.clone()),
@@ -65,8 +69,9 @@ impl Gpu {
         }
     }
 
-    /// The UUID of the whole GPU that this is or is a slice of. Faults, links and CPUs are those of
-    /// the whole.
+    /// UUID of the whole GPU that this is or is a slice of.
+    ///
+    /// Faults, links and CPUs belong to the whole GPU.
     #[must_use]
     pub fn whole_uuid(&self) -> &str {
         self.slice.as_ref().map_or(&self.uuid, |slice| &slice.parent)

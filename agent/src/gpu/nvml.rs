@@ -1,5 +1,5 @@
-//! The questions to NVIDIA's driver, through its library NVML. All of them block, and each may do so for ever: they are asked on threads
-//! of their own (`thread`).
+//! Calls to NVIDIA's driver through its library NVML. Each call blocks, perhaps forever, so calls
+//! run on their own threads (`driver_thread`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,28 +19,31 @@ use tokio::sync::mpsc;
 use super::links::NvlinkTopology;
 use super::{Gpu, GpuReading, MigSlice};
 
-/// How long one call waits for an event. The driver may spin meanwhile: with 580.159 on H200s,
-/// threads that waited took a whole core all the time. So calls only collect past events, which
-/// stay in their set until they are taken.
+/// How long one call waits for an event.
+///
+/// The driver may spin meanwhile: with 580.159 on H200s, waiting threads took a whole core all the
+/// time. So calls only collect past events, which stay in their set until they are read.
 const EVENT_WAIT_MS: u32 = 1;
 
-/// How often events are collected, and how often it is checked whether anybody still wants them.
+/// How often events are collected, and how often it is checked whether anybody still listens.
 const EVENT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// XIDs, uncorrected memory errors, and two that the wrapper has no name for: the GPU is
-/// unavailable, its recovery action has changed. What they mean is read from the GPU.
+/// Watched events: XIDs, uncorrected memory errors, and two that the wrapper does not name: the GPU
+/// is unavailable, and its recovery action has changed.
+///
+/// The agent reads their meaning from the GPU.
 const EVENTS: u64 = EventTypes::CRITICAL_XID_ERROR.bits() | EventTypes::DOUBLE_BIT_ECC_ERROR.bits() | 0x4000 | 0x8000;
 
-/// The events that drivers of all ages report.
+/// Events that drivers of all ages report.
 const BASIC_EVENTS: u64 = EventTypes::CRITICAL_XID_ERROR.bits() | EventTypes::DOUBLE_BIT_ECC_ERROR.bits();
 
-/// CPUs in one word of the mask that the driver gives.
+/// CPUs in one word of the driver's mask.
 const CPUS_PER_MASK_WORD: usize = 64;
 
-/// CPUs that a host has at most.
+/// Most CPUs of a host.
 const MAX_CPUS: usize = 4096;
 
-/// The kernel's part of the driver, where it is loaded and this process may see it.
+/// Kernel part of the driver, if it is loaded and this process may see it.
 const DRIVER_DEVICE: &str = "/dev/nvidiactl";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,9 +57,10 @@ pub(super) fn load(library: &Path) -> Result<Nvml, LibraryError> {
     loaded.map_err(|error| classify_load_error(&error, library.is_absolute(), Path::new(DRIVER_DEVICE).exists()))
 }
 
-/// What it means that the library does not load. Hosts without GPUs, such as login nodes, may have
-/// the library all the same. A container with GPUs may lack it, and running on the CPU there would
-/// be a surprise.
+/// Interprets a failure to load the library.
+///
+/// Hosts without GPUs, such as login nodes, may have the library anyway. A container with GPUs may
+/// lack it, and running on the CPU there would be a surprise.
 fn classify_load_error(error: &NvmlError, named: bool, has_driver: bool) -> LibraryError {
     match error {
         NvmlError::LibloadingError(_) if has_driver && !named => {
@@ -72,7 +76,7 @@ fn classify_load_error(error: &NvmlError, named: bool, has_driver: bool) -> Libr
     }
 }
 
-/// A whole GPU with its slices. Slices are listed in its place.
+/// A whole GPU with its slices, which are listed in its place.
 pub(super) fn describe(driver: &Nvml, index: u32) -> Result<(Gpu, Vec<Gpu>), NvmlError> {
     let device = driver.device_by_index(index)?;
     let compute = device.cuda_compute_capability().ok();
@@ -110,12 +114,13 @@ fn slices(device: &Device<'_>, whole: &Gpu) -> Vec<Gpu> {
     (0..places).filter_map(slice).collect()
 }
 
-/// `None` for a GPU that shares its host's memory, because it has none of its own.
+/// Memory of a GPU; `None` for a GPU that shares its host's memory, because it has none of its own.
 fn memory(device: &Device<'_>) -> Option<u64> {
     device.memory_info().ok().map(|memory| memory.total)
 }
 
-/// The driver writes the PCI domain with eight digits, sysfs with four.
+/// Address in the format of sysfs, which writes the PCI domain with four digits; the driver uses
+/// eight.
 pub(super) fn sysfs_address(bus_id: &str) -> String {
     let address = bus_id.to_lowercase();
     match address.split_once(':') {
@@ -124,7 +129,7 @@ pub(super) fn sysfs_address(bus_id: &str) -> String {
     }
 }
 
-/// Which of these whole GPUs are joined by NVLink, directly or through switches.
+/// Pairs of these whole GPUs that are joined by NVLink, directly or through switches.
 pub(super) fn links(driver: &Nvml, wholes: &[Gpu]) -> NvlinkTopology {
     let device = |gpu: &Gpu| driver.device_by_index(gpu.index).ok();
     let joined = |one: &Gpu, other: &Gpu| {
@@ -138,7 +143,7 @@ pub(super) fn links(driver: &Nvml, wholes: &[Gpu]) -> NvlinkTopology {
     NvlinkTopology::between(pairs)
 }
 
-/// The CPUs next to a GPU, by the driver; none where it does not say.
+/// CPUs next to a GPU according to the driver; empty if it does not say.
 pub(super) fn read_local_cpus(driver: &Nvml, index: u32) -> Vec<u32> {
     let Ok(words) = driver.device_by_index(index).and_then(|device| device.cpu_affinity(MAX_CPUS / CPUS_PER_MASK_WORD)) else {
         return Vec::new();
@@ -149,19 +154,21 @@ pub(super) fn read_local_cpus(driver: &Nvml, index: u32) -> Vec<u32> {
     cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect()
 }
 
-/// How a whole GPU is beyond its figures.
+/// Condition of a whole GPU beyond its figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GpuHealth {
-    /// It can be asked.
+    /// The GPU answers.
     Reachable,
-    /// It has fallen off the bus.
+    /// The GPU has fallen off the bus.
     Lost,
-    /// It does not work until it is reset.
+    /// The GPU does not work until it is reset.
     NeedsReset,
 }
 
-/// Reads a whole GPU and gives a reading to each of `gpus`, which is itself or its slices. The last
-/// XID is not known here.
+/// Reads a whole GPU and creates a reading for each of `gpus`, which are the GPU itself or its
+/// slices.
+///
+/// The last XID is not known here.
 pub(crate) fn read(driver: &Nvml, index: u32, gpus: &[Gpu]) -> (GpuHealth, Vec<GpuReading>) {
     let mut standing = GpuHealth::Reachable;
     let whole = match driver.device_by_index(index) {
@@ -176,7 +183,7 @@ pub(crate) fn read(driver: &Nvml, index: u32, gpus: &[Gpu]) -> (GpuHealth, Vec<G
         if let Some(slice) = &gpu.slice {
             let device = driver.device_by_index(index).and_then(|whole| whole.mig_device_by_index(slice.position)?.memory_info());
             reading.memory_used_bytes = device.ok().map(|memory| memory.used);
-            // The driver measures it for whole GPUs only.
+            // The driver measures utilisation only for whole GPUs.
             reading.utilisation = None;
         }
         reading
@@ -214,8 +221,7 @@ fn read_whole(device: &Device<'_>, standing: &mut GpuHealth) -> GpuReading {
     }
 }
 
-/// The reasons that cost speed, in words. An idle GPU's clocks are low because nothing asks for
-/// more.
+/// Reasons that cost speed, in words. An idle GPU has low clocks only because nothing demands more.
 fn throttle_reasons(reasons: ThrottleReasons) -> Vec<&'static str> {
     let words = [
         (ThrottleReasons::SW_POWER_CAP, "power limit"),
@@ -229,7 +235,8 @@ fn throttle_reasons(reasons: ThrottleReasons) -> Vec<&'static str> {
     words.into_iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, word)| word).collect()
 }
 
-/// Whether rows of its memory wait for a reset to be replaced, and whether one could not be.
+/// Whether rows of the GPU's memory wait for a reset to be replaced, and whether one could not be
+/// replaced.
 fn row_remap_state(device: &Device<'_>) -> (bool, bool) {
     let fields = [FieldId(NVML_FI_DEV_REMAPPED_PENDING), FieldId(NVML_FI_DEV_REMAPPED_FAILURE)];
     let values = device.field_values_for(&fields).unwrap_or_default();
@@ -248,15 +255,15 @@ fn row_remap_state(device: &Device<'_>) -> (bool, bool) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GpuProcess {
     pub(super) pid: u32,
-    /// What it holds, where the driver knows.
+    /// Memory that the process holds, if the driver knows.
     pub(super) bytes: Option<u64>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct GpuUsage {
-    /// The processes that compute there, as far as the driver shows them.
+    /// Processes that compute there, as far as the driver shows them.
     pub(super) processes: Vec<GpuProcess>,
-    /// All available memory, and how much of it is in use by any process.
+    /// All available memory, and the part in use by any process.
     pub(super) memory: Option<(u64, u64)>,
 }
 
@@ -272,7 +279,7 @@ pub(super) fn read_usage(driver: &Nvml, gpu: &Gpu) -> (GpuHealth, GpuUsage) {
         update_health(&error, &mut standing);
         None
     });
-    // What the driver keeps for itself counts as neither.
+    // Memory reserved by the driver counts as neither available nor used.
     let memory =
         device.and_then(|device| device.memory_info().ok()).map(|memory| (memory.total.saturating_sub(memory.reserved), memory.used));
     let bytes = |memory: UsedGpuMemory| match memory {
@@ -286,12 +293,13 @@ pub(super) fn read_usage(driver: &Nvml, gpu: &Gpu) -> (GpuHealth, GpuUsage) {
     (standing, GpuUsage { processes: found.unwrap_or_default().into_iter().map(process).collect(), memory })
 }
 
-/// What the driver reports by itself: an XID, or that something has changed.
+/// An event that the driver reports unasked: an XID, or another change.
 pub(crate) type GpuEvent = Option<u64>;
 
-/// Forwards the events of one GPU until nobody listens. A set of events belongs to one thread, so
-/// each GPU has a thread for this. The thread also identifies the GPU, which a lost one may not be
-/// able to.
+/// Forwards the events of one GPU until nobody listens.
+///
+/// A set of events belongs to one thread, so each GPU has a thread for this. The thread also
+/// identifies the GPU, which a lost GPU may not be able to do itself.
 pub(crate) fn forward_events(driver: &Arc<Nvml>, index: u32, events: &mpsc::Sender<GpuEvent>) {
     let set = match register_events(driver, index, EVENTS).or_else(|_| register_events(driver, index, BASIC_EVENTS)) {
         Ok(set) => set,
@@ -320,7 +328,7 @@ pub(crate) fn forward_events(driver: &Arc<Nvml>, index: u32, events: &mpsc::Send
                 None
             }
         };
-        // When many events wait already, one more says nothing new.
+        // If the queue is full of events, one more adds no information.
         let _ = events.try_send(event);
     }
 }

@@ -1,4 +1,6 @@
-//! What `CUDA_VISIBLE_DEVICES` allows, read as CUDA reads it: that is how batch systems give GPUs to a job. Pure.
+//! GPUs that `CUDA_VISIBLE_DEVICES` allows, read as CUDA reads it.
+//!
+//! Batch systems assign GPUs to a job through this variable. This module is pure.
 
 use super::Gpu;
 
@@ -15,29 +17,31 @@ pub enum VisibleDevicesError {
     Ambiguous { entry: String },
 }
 
-/// The GPUs that a value of the variable allows.
+/// GPUs that a value of the variable allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuSelection {
-    /// In the variable's order; all when it is not set.
+    /// GPUs in the variable's order; all if it is not set.
     pub gpus: Vec<Gpu>,
-    /// The entry that matches nothing here, where the list ends; for the log.
+    /// Entry that matches no GPU here and ends the list; for the log.
     pub unknown_entry: Option<String>,
 }
 
-/// The GPUs that a value of `CUDA_VISIBLE_DEVICES` allows. Entries are positions in PCI order or
-/// beginnings of UUIDs, also of MIG slices. The list ends where CUDA ends it: at an empty entry, a
-/// negative one, or one that is not here. A divided GPU stands for all its slices. CUDA would show
-/// one process only the first, but each engine is a process of its own.
+/// GPUs that a value of `CUDA_VISIBLE_DEVICES` allows.
+///
+/// Entries are positions in PCI order or prefixes of UUIDs, including those of MIG slices. The list
+/// ends where CUDA ends it: at an entry that is empty, negative or not here. A divided GPU stands
+/// for all its slices. CUDA would show a process only the first slice, but each engine is its own
+/// process.
 ///
 /// # Errors
-/// When it allows none, or begins with what is not there.
+/// When the value allows no GPU, or begins with one that does not exist.
 pub(crate) fn select(devices: &[Gpu], visible: Option<&str>) -> Result<GpuSelection, VisibleDevicesError> {
     let Some(visible) = visible else {
         return Ok(GpuSelection { gpus: devices.to_vec(), unknown_entry: None });
     };
     let mut gpus: Vec<Gpu> = Vec::new();
     for entry in visible.split(',').map(str::trim) {
-        // `NoDevFiles` is what Slurm writes for a job without GPUs.
+        // Slurm writes `NoDevFiles` for a job without GPUs.
         if entry.is_empty() || entry.starts_with('-') || entry == "NoDevFiles" {
             break;
         }
@@ -60,7 +64,7 @@ pub(crate) fn select(devices: &[Gpu], visible: Option<&str>) -> Result<GpuSelect
     Ok(GpuSelection { gpus, unknown_entry: None })
 }
 
-/// What one entry means: a GPU, a slice, or all slices of a GPU.
+/// Devices that one entry means: a GPU, a slice, or all slices of a GPU.
 fn find<'a>(devices: &'a [Gpu], entry: &str) -> Result<Vec<&'a Gpu>, VisibleDevicesError> {
     let position = entry.parse::<u32>().ok();
     let is_meant = |gpu: &Gpu| match position {

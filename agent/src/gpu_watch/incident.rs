@@ -1,26 +1,27 @@
-//! What can happen to a GPU, and what becomes of the engines on it. The decision is pure; the words are for operators, who read them in
-//! `hostler ps`.
+//! Incidents of a GPU and the response of the engines on it.
+//!
+//! The decision is pure; the sentences are for operators, who read them in `hostler ps`.
 
 use super::xid::{self, XidClass};
 
-/// What the driver reported.
+/// A report of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IncidentKind {
-    /// It reported a fault, once.
+    /// The GPU reported a fault, once.
     Xid(u64),
     /// The GPU cannot be reached. Reported again with each reading.
     Lost,
     /// The GPU does not work until it is reset. Reported again with each reading.
     NeedsReset,
-    /// A row of its memory could not be replaced. Reported again with each reading.
+    /// A row of the GPU's memory could not be replaced. Reported again with each reading.
     RemapFailed,
-    /// Rows of its memory now wait for a reset to be replaced; they did not before.
+    /// Rows of the GPU's memory now wait for a reset to be replaced; they did not before.
     RemapPending,
     Silent,
     Answers,
 }
 
-/// Something that happened to a whole GPU.
+/// An incident of a whole GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GpuIncident {
     pub(super) whole_uuid: String,
@@ -28,23 +29,25 @@ pub(super) struct GpuIncident {
     pub(super) kind: IncidentKind,
 }
 
-/// What becomes of one engine on the GPU.
+/// Response for one engine on the GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum IncidentResponse {
-    /// Nothing but a line in the log.
+    /// Only write a line to the log.
     Log(String),
-    /// It is restarted.
+    /// Restart the engine.
     Fail(String),
-    /// It stays out of service.
+    /// Take the engine out of service.
     Quarantine {
         reason: String,
-        /// Without waiting for what it runs.
+        /// Do so without waiting for running requests.
         at_once: bool,
     },
 }
 
-/// What to do with an engine that uses this GPU or a slice of it. A quarantine's reason ends with
-/// what must be done first; that `hostler release` ends it is added to every quarantine.
+/// Response for an engine that uses this GPU or a slice of it.
+///
+/// A quarantine's reason ends with the step that must come first. Every quarantine also says that
+/// `hostler release` ends it.
 pub(super) fn respond(incident: &GpuIncident, on_slice: bool) -> IncidentResponse {
     let gpu = incident.index;
     let at_once = |reason: String| IncidentResponse::Quarantine { reason, at_once: true };
@@ -56,8 +59,8 @@ pub(super) fn respond(incident: &GpuIncident, on_slice: bool) -> IncidentRespons
             let told = format!("XID {number} on GPU {gpu}: {meaning}");
             match class {
                 XidClass::Logged => IncidentResponse::Log(told),
-                // The fault is in one slice, but the driver's library does not say in which. The
-                // engine that it hit gets an error and ends.
+                // The fault is in one slice, but the driver's library does not say which. The
+                // affected engine gets an error and ends.
                 XidClass::RestartEngine if on_slice => IncidentResponse::Log(told),
                 XidClass::RestartEngine => {
                     IncidentResponse::Fail(format!("{told}: the engine is restarted; reset the GPU when convenient"))

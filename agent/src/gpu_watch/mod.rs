@@ -1,5 +1,7 @@
-//! Watches the GPUs that engines run on: reads each once a second, listens for faults, and has the engines on a GPU that fails restarted or
-//! taken out of service. Only engines on that GPU are touched.
+//! Watch over the GPUs that engines run on.
+//!
+//! The watch reads each GPU once a second, listens for faults, and restarts or quarantines the
+//! engines on a failing GPU. Engines on other GPUs are not touched.
 
 mod incident;
 mod xid;
@@ -17,15 +19,16 @@ use crate::engine::{Engine, Phase};
 use crate::gpu::nvml::{self, GpuEvent, GpuHealth};
 use crate::gpu::{Gpu, GpuDriver, GpuReading, GpuReadings};
 
-/// Between two readings of a GPU. A GPU that is lost without an XID is noticed within this time.
+/// Interval between two readings of a GPU. A GPU that is lost without an XID is noticed within this
+/// time.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Incidents and events that wait. They are dealt with at once.
+/// Incidents and events that may queue, although they are handled at once.
 const MAX_QUEUED_EVENTS: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct WatchedReplica {
-    /// Its name in the fleet, `node/index`.
+    /// Name of the replica in the fleet, `node/index`.
     pub name: String,
     pub gpus: Vec<Gpu>,
     pub engine: Engine,
@@ -36,7 +39,7 @@ pub(crate) async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end:
     let unread = |gpu: &Gpu| GpuReading { uuid: gpu.uuid.clone(), ..GpuReading::default() };
     driver.readings_sender().send_replace(Arc::new(GpuReadings { readings: used.iter().map(unread).collect() }));
     let (incidents, mut happened) = mpsc::channel(MAX_QUEUED_EVENTS);
-    // Dropped with this task, and its tasks with it.
+    // Dropping this task drops its child tasks.
     let mut watching = JoinSet::new();
     let mut wholes: Vec<String> = used.iter().map(|gpu| gpu.whole_uuid().to_owned()).collect();
     wholes.sort();
@@ -60,8 +63,10 @@ pub(crate) async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end:
     }
 }
 
-/// Makes the engine of one replica respond. `told` is the life that was quarantined last. A lasting
-/// fault is reported with each reading, but the first reason is the one to show.
+/// Makes the engine of one replica respond.
+///
+/// `told` is the life that was quarantined last: a lasting fault is reported with each reading, but
+/// the first reason is the one to show.
 fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) {
     let Some(gpu) = replica.gpus.iter().find(|gpu| gpu.whole_uuid() == incident.whole_uuid) else { return };
     match respond(incident, gpu.slice.is_some()) {
@@ -168,7 +173,7 @@ impl GpuWatch {
     }
 }
 
-/// What the previous reading said.
+/// State at the previous reading.
 #[derive(Debug, Default)]
 struct PreviousReading {
     silent: bool,
@@ -176,7 +181,7 @@ struct PreviousReading {
 }
 
 impl PreviousReading {
-    /// The incidents in a reading; `None` is a driver that did not answer.
+    /// Incidents in a reading; `None` means that the driver did not answer.
     fn detect_incidents(&mut self, answer: Option<&(GpuHealth, Vec<GpuReading>)>) -> Vec<IncidentKind> {
         let Some((standing, readings)) = answer else {
             let is_news = !std::mem::replace(&mut self.silent, true);

@@ -1,4 +1,4 @@
-//! What a reading says beyond its figures.
+//! Incidents that a reading reveals beyond its figures.
 
 use super::*;
 

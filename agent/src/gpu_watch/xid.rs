@@ -1,23 +1,25 @@
-//! What each XID, the number under which NVIDIA's driver reports a fault, means for the engine on that GPU. A table.
+//! Meaning of each XID for the engine on that GPU. An XID is the number under which NVIDIA's driver
+//! reports a fault.
 //!
-//! Source: NVIDIA's XID catalog for Ampere and newer (docs.nvidia.com/deploy/xid-errors, column "Immediate Action"), and the notes below it.
-//! It departs from the catalog where its "restart the application" is for the application's own faults (13, 31, 43 and their like): the
-//! number does not say which process on the GPU it was, and one whose context is broken gets an error from CUDA, ends, and is restarted
-//! because it has ended.
+//! Source: NVIDIA's XID catalog for Ampere and newer (docs.nvidia.com/deploy/xid-errors, column
+//! "Immediate Action"), and the notes below it. This table departs from the catalog where its
+//! "restart the application" is for the application's own faults (13, 31, 43 and similar). The
+//! number does not say which process on the GPU it was. A process with a broken context gets an
+//! error from CUDA, ends, and is therefore restarted.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum XidClass {
     /// The fault of a process, a consequence of another fault, or a note.
     Logged,
-    /// The GPU goes on; what ran on it is damaged.
+    /// The GPU keeps working, but its running processes are damaged.
     RestartEngine,
-    /// The GPU must be reset, but what runs may finish.
+    /// The GPU must be reset, but running requests may finish.
     ResetSoon,
-    /// The GPU does not work, or what it computes cannot be trusted.
+    /// The GPU does not work, or its results cannot be trusted.
     ResetNow,
 }
 
-/// Class and meaning of an XID; one that is not in the table is logged.
+/// Class and meaning of an XID. An XID that is not in the table is logged.
 pub(super) fn classify(xid: u64) -> (XidClass, &'static str) {
     use XidClass::{Logged, ResetNow, ResetSoon, RestartEngine};
     match xid {
@@ -28,13 +30,14 @@ pub(super) fn classify(xid: u64) -> (XidClass, &'static str) {
         63 => (Logged, "a memory row will be replaced at the next reset"),
         69 => (Logged, "a process used the GPU wrongly"),
         92 => (Logged, "many memory errors are being corrected"),
-        // Reported beside faults that have their own number.
+        // The driver reports 154 beside faults that have their own number.
         154 => (Logged, "the recovery that the driver recommends has changed"),
         32 => (RestartEngine, "corrupted commands to the GPU"),
         94 => (RestartEngine, "a contained memory error"),
-        // A row that cannot be replaced damages nothing before its memory fails again.
+        // A row that cannot be replaced does no damage before its memory fails again.
         64 => (ResetSoon, "a memory row could not be replaced"),
-        // Engines on one GPU do not notice; those on several hang, and their watchdog ends them.
+        // Engines on one GPU do not notice. Engines on several GPUs hang, and their watchdog ends
+        // them.
         74 => (ResetSoon, "an NVLink error"),
         136 => (ResetSoon, "NVLink could not be trained"),
         156 => (ResetSoon, "a part of the GPU was taken out of use"),

@@ -1,4 +1,5 @@
-//! When the job ends, read again and again, because users shorten jobs; and when the agent has to leave, so that it is gone before.
+//! End of the batch job, read repeatedly because users shorten jobs, and the time when the agent
+//! has to leave, so that it is gone before.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,48 +12,56 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{GRACE_MARGIN, Job, MIN_GRACE, default_grace};
 
-/// A job that still runs so long after its end has another end than its scheduler says: Slurm may let jobs go on (`OverTimeLimit`), and PBS
-/// may not say how long one was suspended. Both end a job within a minute otherwise.
+/// Overtime after which the end reported by the scheduler counts as wrong.
+///
+/// Slurm may let jobs go on (`OverTimeLimit`), and PBS may not say how long a job was suspended.
+/// Otherwise both end a job within a minute.
 const MAX_OVERTIME: Duration = Duration::from_secs(10 * 60);
 
-/// While so much more is left, the end is read less often: an hour before it each minute, twelve hours before it each twelve minutes.
+/// Divisor of the time left that gives the pause between readings.
+///
+/// An hour before its end a job is read each minute, twelve hours before it each twelve minutes.
 const READINGS_LEFT: u32 = 60;
 
-/// Users shorten jobs, and an agent should know of that soon.
+/// Longest pause between readings. Users shorten jobs, and an agent should soon know.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
 
-/// Ends that differ by less are the same, read by clocks of which one was set.
+/// Ends that differ by less are the same, read by clocks one of which was set.
 const SAME_END: Duration = Duration::from_secs(1);
 
-/// What is known of a job's present run.
+/// Facts about a job's present run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobFacts {
-    /// Counts from 1.
+    /// Number of the run, counted from 1.
     pub(crate) run: u32,
-    /// When the scheduler ends it, as far as that is known.
+    /// When the scheduler ends the job, as far as known.
     pub(crate) ends: Option<Instant>,
     /// When the agent begins to leave.
     pub(crate) leaves: Option<Instant>,
 }
 
-/// The job, its scheduler's grace and what is known of its end.
+/// The job, its scheduler's grace and the facts about its end.
 #[derive(Debug)]
 pub(crate) struct JobClock {
     job: Job,
     /// How long the agent may live after the scheduler's SIGTERM.
     pub(crate) grace: Duration,
     time_to_leave: Duration,
-    /// What the job had left when its end was first read.
+    /// Time that the job had left when its end was first read.
     first_left: OnceLock<Duration>,
     facts: watch::Sender<JobFacts>,
-    /// The run that the scheduler named first. It is this process's: a later one has another agent, even if this one still asks.
+    /// Run that the scheduler named first, which is this process's run.
+    ///
+    /// A later run has another agent, even if this one still asks.
     run: OnceLock<u32>,
     /// The scheduler did not answer last time, and the log says so.
     is_failing: AtomicBool,
 }
 
 impl JobClock {
-    /// The clock of the batch job that this process runs in. `time_to_leave` is how long before the job's end the agent begins to leave.
+    /// Clock of the batch job that this process runs in.
+    ///
+    /// `time_to_leave` is how long before the job's end the agent begins to leave.
     pub(crate) async fn of_environment(time_to_leave: Duration) -> Option<Arc<Self>> {
         let job = Job::detect(|name| std::env::var(name).ok())?;
         Some(Arc::new(Self::start(job, time_to_leave).await))
@@ -87,7 +96,8 @@ impl JobClock {
 
     /// Waits until the agent has to leave, and reads the job's end again at every `interval`.
     async fn wait_to_leave(&self, interval: Duration) {
-        // The agents of an array begin together, and should not all ask together ever after.
+        // The agents of an array start together, and should not all query the scheduler together
+        // ever after.
         let mut next_reading = Instant::now() + interval.mul_f64(fastrand::f64());
         loop {
             let leaves = self.facts.borrow().leaves;
@@ -102,7 +112,7 @@ impl JobClock {
             }
             let read = tokio::select! {
                 read = self.job.scheduler.read_job(&self.job.id) => Some(read),
-                // A scheduler that is slow does not keep the agent.
+                // A slow scheduler does not delay the agent.
                 () = wait_until(leaves), if !is_due => None,
             };
             if let Some(read) = read {
@@ -113,7 +123,7 @@ impl JobClock {
         }
     }
 
-    /// Takes a reading in. The last known end stays where there is none.
+    /// Applies a reading. Without a new end the last known one stays.
     fn take(&self, read: Result<JobReading, CommandError>) {
         let reading = match read {
             Ok(reading) => reading,
@@ -145,12 +155,14 @@ impl JobClock {
     }
 }
 
-/// How long to wait before the end of a job is read again that has so much left; `None` where it has no end, or none is known.
+/// Pause before the end of a job with this time left is read again.
+///
+/// `left` is `None` if the job has no end, or none is known.
 fn pause_between_readings(interval: Duration, left: Option<Duration>) -> Duration {
     left.map_or(interval, |left| (left / READINGS_LEFT).min(LONGEST_PAUSE).max(interval))
 }
 
-/// Drains before the job ends, if there is one that has an end.
+/// Drains before the job ends, if there is a job with an end.
 pub(crate) async fn drain_in_time(clock: Option<Arc<JobClock>>, interval: Duration, shutdown: Shutdown) {
     if let Some(clock) = clock {
         clock.wait_to_leave(interval).await;
@@ -159,7 +171,7 @@ pub(crate) async fn drain_in_time(clock: Option<Arc<JobClock>>, interval: Durati
 }
 
 impl JobFacts {
-    /// What a reading says to the clocks of this host.
+    /// Converts a reading to the clocks of this host.
     fn of(reading: JobReading, known_run: u32, now: (Instant, SystemTime), time_to_leave: Duration) -> Self {
         let ends = reading.ends.and_then(|ends| match ends.duration_since(now.1) {
             Ok(left) => now.0.checked_add(left),
@@ -181,12 +193,13 @@ impl JobFacts {
     }
 }
 
-/// The time to leave of an agent whose job had so much left when it began: a quarter of that at most, so that a short job serves too.
+/// Caps the time to leave at a quarter of the job's time at the start, so that a short job serves,
+/// too.
 fn cap(time_to_leave: Duration, first_left: Duration) -> Duration {
     time_to_leave.min(first_left / 4)
 }
 
-/// How long after SIGTERM the scheduler lets the agent live.
+/// How long the scheduler lets the agent live after SIGTERM.
 pub(crate) async fn read_grace(scheduler: Scheduler) -> Duration {
     match scheduler.read_kill_wait().await {
         Ok(Some(kill_wait)) => kill_wait.saturating_sub(GRACE_MARGIN).max(MIN_GRACE),

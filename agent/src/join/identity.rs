@@ -1,5 +1,7 @@
-//! What makes an agent a node of a fleet: a certificate that names it, and the authority that signed it. As files: `node.der` and `ca.der` beside
-//! the node's key.
+//! Identity of an agent as a node of a fleet: a certificate that names the node, and the authority
+//! that signed it.
+//!
+//! The files are `node.der` and `ca.der` beside the node's key.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ impl Identity {
         Ok(Self { certified, fleet, config, authority: authority.to_vec(), certificate: certificate.to_vec() })
     }
 
-    /// The identity that an earlier life has saved, if this node can use it with this key.
+    /// Loads the identity that an earlier life has saved, if this node can use it with this key.
     pub(super) fn load(folder: &Path, node: &str, key: &NodeKey) -> Option<Self> {
         let (authority, certificate) = (std::fs::read(folder.join(AUTHORITY)).ok()?, std::fs::read(folder.join(CERTIFICATE)).ok()?);
         match Self::new(&authority, &certificate, key, folder) {
@@ -40,7 +42,7 @@ impl Identity {
         }
     }
 
-    /// Saves it for the agent's next life.
+    /// Saves the identity for the agent's next life.
     pub(super) fn save(&self, folder: &Path) -> Result<(), TlsError> {
         write_private(&folder.join(AUTHORITY), &self.authority)?;
         write_private(&folder.join(CERTIFICATE), &self.certificate)
@@ -50,7 +52,7 @@ impl Identity {
         self.certified.expires_at > hostler_tls::now()
     }
 
-    /// With another certificate of the same authority.
+    /// Replaces the certificate by another one of the same authority.
     pub(super) fn with_certificate(&self, certificate: &[u8], key: &NodeKey, folder: &Path) -> Result<Self, TlsError> {
         Self::new(&self.authority, certificate, key, folder)
     }

@@ -1,5 +1,7 @@
-//! The node's part in a fleet: its key and certificate, got for a join token from the first router that answers, kept in a folder, renewed over
-//! each router's connection, and got anew where they are lost or too old.
+//! Membership of the node in a fleet: its key and certificate.
+//!
+//! The first router that answers issues them for a join token. They are kept in a folder, renewed
+//! over each router's connection, and requested again if they are lost or too old.
 
 mod identity;
 mod renewal;
@@ -32,32 +34,32 @@ pub enum JoinError {
     Tls(#[from] TlsError),
     #[error("there is no home directory to keep the node's key in: name a folder with --identity-dir")]
     NoFolder,
-    /// Nothing on standard input.
+    /// Standard input is empty.
     #[error("the join token cannot be read from standard input: {0}")]
     Input(#[source] std::io::Error),
     /// The router has no place or cannot be reached.
     #[error("{0}")]
     Unreachable(String),
-    /// The router says no, or is not of the fleet.
+    /// The router refuses, or is not part of the fleet.
     #[error("{0}")]
     Refused(String),
 }
 
-/// How the agent speaks with routers.
+/// How the agent communicates with routers.
 #[derive(Debug, Clone)]
 pub enum RouterAccess {
     Plain {
-        /// With routers on other hosts, too.
+        /// Whether plain text is allowed with routers on other hosts, too.
         beyond_host: bool,
     },
-    /// Over TLS, as a node of a fleet.
+    /// Access over TLS, as a node of a fleet.
     Fleet(Arc<Membership>),
 }
 
 #[derive(Debug)]
 pub struct Membership {
     node: String,
-    /// The scheduler's job that the agent runs in; empty outside of any.
+    /// Scheduler's job that the agent runs in; empty outside of any.
     job: String,
     folder: PathBuf,
     token: Arc<TokenSource>,
@@ -70,7 +72,7 @@ pub struct Membership {
 #[derive(Debug)]
 enum TokenSource {
     File(PathBuf),
-    /// It came by standard input.
+    /// The token came from standard input.
     Stdin(JoinToken),
 }
 
@@ -97,11 +99,11 @@ impl TokenSource {
 }
 
 impl RouterAccess {
-    /// As the settings have it.
+    /// Opens the access that the settings describe.
     ///
     /// # Errors
-    /// When a node of a fleet has neither a certificate that holds nor a token to get one with, or
-    /// no place for its key.
+    /// When a node of a fleet has neither a valid certificate nor a token to get one, or has no
+    /// place for its key.
     pub async fn open(config: &AgentConfig, node: &str) -> Result<Self, JoinError> {
         if config.join_token_file.as_os_str().is_empty() {
             return Ok(Self::Plain { beyond_host: config.allow_plain_text });
@@ -113,7 +115,7 @@ impl RouterAccess {
         Ok(Self::Fleet(Arc::new(opened.expect("opening a folder does not panic")?)))
     }
 
-    /// What a connection to the router at `address` needs: nothing in plain text, else a
+    /// Identity for a connection to the router at `address`: none in plain text, otherwise a
     /// certificate, which that router may have to sign first.
     pub(crate) async fn identity(&self, address: SocketAddr) -> Result<Option<Arc<Identity>>, JoinError> {
         match self {
@@ -126,7 +128,7 @@ impl RouterAccess {
         }
     }
 
-    /// A router refuses this certificate: the next connection gets another one.
+    /// Discards a certificate that a router refuses: the next connection gets another one.
     pub(crate) fn discard(&self, identity: &Identity) {
         if let Self::Fleet(membership) = self {
             let mut known = membership.identity.lock();
@@ -143,7 +145,7 @@ impl Membership {
         let key = NodeKey::load_or_create(&folder.join("node.key"))?;
         let found = token.token();
         let identity = Identity::load(&folder, &node, &key).map(Arc::new);
-        // A token of another fleet means that the node is to move there.
+        // A token of another fleet means that the node should move there.
         let identity =
             identity.filter(|identity| identity.is_valid() && found.as_ref().map_or(true, |token| token.fleet == identity.fleet));
         if identity.is_none() {
@@ -188,8 +190,9 @@ impl Membership {
         Ok(self.store(identity).await)
     }
 
-    /// Uses a new certificate, and saves it for the agent's next life. One that cannot be saved
-    /// still serves this life.
+    /// Uses a new certificate, and saves it for the agent's next life.
+    ///
+    /// A certificate that cannot be saved still serves this life.
     async fn store(&self, identity: Identity) -> Arc<Identity> {
         let identity = Arc::new(identity);
         let (folder, saved) = (self.folder.clone(), identity.clone());
@@ -203,8 +206,7 @@ impl Membership {
     }
 }
 
-/// A router that is busy may sign later; one that refuses does not.
-/// What a router that signs has answered.
+/// Waits for a router to sign. A busy router may sign later; a router that refuses does not.
 async fn await_signature<T>(call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>) -> Result<T, JoinError> {
     let late = |_| JoinError::Unreachable(format!("the router did not sign within {} s", SIGN_TIMEOUT.as_secs()));
     let answer = timeout(SIGN_TIMEOUT, call).await.map_err(late)?;
@@ -229,7 +231,7 @@ fn identity_folder(configured: &Path) -> Result<PathBuf, JoinError> {
     Ok(run_dir::state_home().ok_or(JoinError::NoFolder)?.join("hostler/identity"))
 }
 
-/// The settings of a connection with this certificate, or with none.
+/// Connection settings with this certificate, or without one.
 pub(crate) fn tls_config(identity: Option<&Arc<Identity>>) -> Option<Arc<ClientConfig>> {
     identity.map(|identity| identity.config.clone())
 }

@@ -1,4 +1,6 @@
-//! Renews the node's certificate over the connection on which it is attached, at two thirds of its life, so that the attachment goes on.
+//! Renewal of the node's certificate at two thirds of its life.
+//!
+//! It uses the connection on which the node is attached, so the attachment continues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +13,13 @@ use tonic::transport::Channel;
 
 use super::{Identity, JoinError, Membership, RouterAccess, await_signature};
 
-/// How often the clock is read: it may be set, and the host may sleep.
+/// How often the clock is read, because it may be set and the host may sleep.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 impl RouterAccess {
     /// Renews the certificate of this connection before it expires, while this future is polled.
-    /// Other connections renew theirs.
+    ///
+    /// Other connections renew their own.
     pub(crate) async fn keep_renewed(self, channel: Channel, identity: Option<Arc<Identity>>) {
         match (self, identity) {
             (Self::Fleet(membership), Some(identity)) => membership.keep_renewed(channel, identity).await,
@@ -66,12 +69,12 @@ impl Membership {
     }
 }
 
-/// When a certificate is to be renewed, in seconds since 1970.
+/// When a certificate should be renewed, in seconds since 1970.
 fn renewal_time(certified: &CertificateInfo) -> u64 {
     certified.issued_at + certified.expires_at.saturating_sub(certified.issued_at) * 2 / 3
 }
 
-/// How long to wait after a renewal that failed: a third of a life has some six of them.
+/// Delay after a failed renewal. A third of a certificate's life has about six of them.
 fn retry_delay(certified: &CertificateInfo) -> Duration {
     Duration::from_secs(certified.expires_at.saturating_sub(certified.issued_at) / 20)
         .clamp(Duration::from_millis(300), Duration::from_secs(600))

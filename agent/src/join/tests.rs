@@ -1,4 +1,4 @@
-//! Where the token comes from, what an earlier life has left, and what plain text is for.
+//! Sources of the token, leftovers of an earlier life, and the use of plain text.
 
 use std::os::unix::fs::PermissionsExt;
 

@@ -1,4 +1,7 @@
-//! A keeper's end of the connection to an agent. What the agent does not read in time is dropped, if it is output: the engine must not wait for anybody.
+//! A keeper's end of the connection to an agent.
+//!
+//! Output that the agent does not read in time is dropped, because the engine must not wait for
+//! anybody.
 
 use std::future::pending;
 use std::io;
@@ -12,7 +15,7 @@ use tokio::time::timeout;
 
 use super::wire::{self, KeeperNotice, KeeperRequest, LaunchSpec};
 
-/// Bytes waiting for the agent, beyond which output is dropped.
+/// Bytes that may wait for the agent, beyond which output is dropped.
 const MAX_UNSENT_BYTES: usize = 1024 * 1024;
 
 #[derive(Debug)]
@@ -40,7 +43,7 @@ impl AgentConnection {
         Self { reader, input: BytesMut::new(), writer, out: BytesMut::new(), lost_bytes: 0 }
     }
 
-    /// Both halves, to be waited for at the same time.
+    /// Both halves, to wait for at the same time.
     pub(super) fn split(&mut self) -> (AgentReader<'_>, AgentWriter<'_>) {
         (AgentReader(&mut self.reader, &mut self.input), AgentWriter(&mut self.writer, &mut self.out))
     }
@@ -72,9 +75,9 @@ impl AgentConnection {
         }
     }
 
-    /// Sends what is queued, if the agent reads it within the limit.
+    /// Sends the queued bytes, if the agent reads them within the limit.
     pub(super) async fn flush(&mut self, limit: Duration) {
-        // An agent that has gone needs nothing any more.
+        // An agent that is gone needs nothing any more.
         let _ = timeout(limit, self.writer.write_all_buf(&mut self.out)).await;
     }
 }
@@ -85,8 +88,9 @@ impl AgentWriter<'_> {
     }
 }
 
-/// The agent's next request; `None` when it has gone. Never without an agent. Loses nothing when it
-/// is dropped.
+/// Reads the agent's next request; `None` once the agent is gone.
+///
+/// Never resolves without an agent. Loses nothing when dropped.
 pub(super) async fn read_request(reader: Option<AgentReader<'_>>) -> io::Result<Option<KeeperRequest>> {
     let Some(AgentReader(reader, input)) = reader else { return pending().await };
     loop {
@@ -99,7 +103,7 @@ pub(super) async fn read_request(reader: Option<AgentReader<'_>>) -> io::Result<
     }
 }
 
-/// Sends some of what is queued. Loses nothing when it is dropped.
+/// Sends some of the queued bytes. Loses nothing when dropped.
 pub(super) async fn write_queued(writer: Option<AgentWriter<'_>>) -> io::Result<()> {
     let Some(AgentWriter(writer, out)) = writer else { return pending().await };
     writer.write_buf(out).await.map(|_| ())

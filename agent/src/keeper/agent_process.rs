@@ -1,6 +1,7 @@
-//! The agent's process as its keeper watches it: does it run, was it stopped, is it gone? The kernel
-//! tells of a stop only the parent of the process, and no descriptor becomes readable by one. So the
-//! keeper looks.
+//! The agent's process as its keeper watches it: running, stopped or gone.
+//!
+//! The kernel reports a stop only to the parent of the process, and no descriptor becomes readable
+//! by one, so the keeper polls.
 
 use std::fs::File;
 use std::future::pending;
@@ -15,20 +16,23 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::process::table::ProcessStat;
 
-/// How long an engine may compute in a job that was suspended, or rest in one that goes on. A look
-/// reads one line of the kernel: 5 µs, as measured on a process with 47 threads.
+/// How long an engine may compute in a suspended job, or rest in one that continues.
+///
+/// A poll reads one line of the kernel: 5 µs, as measured on a process with 47 threads.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A line of `/proc/PID/stat` has 52 numbers and a name of 15 bytes.
+/// Buffer for a line of `/proc/PID/stat`, which has 52 numbers and a name of 15 bytes.
 const MAX_STAT_BYTES: usize = 2048;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AgentState {
     Running,
-    /// SIGSTOP, SIGTSTP or a batch system's suspension.
+    /// The agent was stopped by SIGSTOP, SIGTSTP or a batch system's suspension.
     Suspended,
-    /// It has ended. As a rule the connection has told that already, unless another process holds
-    /// the agent's end of it: one that the agent was starting when it was killed.
+    /// The agent has ended.
+    ///
+    /// Usually the connection shows that first, unless another process holds the agent's end of it:
+    /// a process that the agent was starting when it was killed.
     Gone,
 }
 
@@ -36,13 +40,13 @@ pub(super) enum AgentState {
 #[derive(Debug)]
 pub(super) struct AgentProcess {
     pid: i32,
-    /// `/proc/PID/stat`. An open one never becomes that of another process with the same id.
+    /// Open `/proc/PID/stat`, which never becomes that of another process with the same id.
     stat: File,
     looks: Interval,
 }
 
 impl AgentProcess {
-    /// The process that has made the connection.
+    /// Finds the process that made the connection.
     pub(super) fn of_peer(connection: &impl AsFd) -> io::Result<Self> {
         Self::open(socket_peercred(connection)?.pid.as_raw_nonzero().get())
     }
@@ -53,7 +57,7 @@ impl AgentProcess {
         Ok(Self { pid, stat: File::open(format!("/proc/{pid}/stat"))?, looks })
     }
 
-    /// Looks now; `None` when that cannot be told.
+    /// Polls the state now; `None` if it cannot be read.
     fn state(&self) -> Option<AgentState> {
         let mut line = [0; MAX_STAT_BYTES];
         match self.stat.read_at(&mut line, 0) {
@@ -71,8 +75,9 @@ impl AgentProcess {
     }
 }
 
-/// Resolves at a look that finds the agent not `Running`, or `Running` again after it was
-/// suspended. Never without an agent. Loses nothing when it is dropped.
+/// Resolves when a poll finds the agent not `Running`, or `Running` again after it was suspended.
+///
+/// Never resolves without an agent. Loses nothing when dropped.
 pub(super) async fn watch(agent: Option<&mut AgentProcess>, was_suspended: bool) -> AgentState {
     let Some(agent) = agent else { return pending().await };
     loop {

@@ -1,4 +1,5 @@
-//! The agent's end of the connection to a keeper: starting one, finding one that a dead agent left, telling it what to do, reading what it tells.
+//! The agent's end of the connection to a keeper: starts a keeper, finds one that a dead agent
+//! left, sends it requests and reads its notices.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -22,17 +23,18 @@ use crate::process::{KEEPER_OF, LeaderProcess};
 use crate::vllm::directory::socket_path as engine_socket_in;
 use crate::vllm::{CommandLine, VllmVersion};
 
-/// How long a keeper may take to say who it is. It does nothing else that takes time.
+/// Time limit for a keeper to identify itself. It does nothing else that takes time.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long sending the launch spec may take; it fits into the socket's buffer.
+/// Time limit for sending the launch spec, which fits into the socket's buffer.
 const LAUNCH_SPEC_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes read from a keeper at once.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
-/// Sends requests to a keeper, from anywhere and without waiting. When the last clone and the
-/// `KeeperNotices` are gone, the keeper takes its agent for dead.
+/// Sends requests to a keeper, from anywhere and without waiting.
+///
+/// Once the last clone and the `KeeperNotices` are gone, the keeper considers its agent dead.
 #[derive(Debug, Clone)]
 pub(crate) struct KeeperClient {
     stream: Arc<StdStream>,
@@ -46,8 +48,10 @@ pub(crate) struct KeeperNotices {
 }
 
 impl KeeperClient {
-    /// Sends a request. They are few and short: the socket's buffer holds thousands, so it is never
-    /// full but for a keeper that does not run.
+    /// Sends a request.
+    ///
+    /// Requests are few and short. The socket's buffer holds thousands, so it fills up only if the
+    /// keeper does not run.
     pub(crate) fn send(&self, request: &KeeperRequest) {
         let mut out = BytesMut::new();
         wire::write_message(request, &mut out);
@@ -65,8 +69,9 @@ impl KeeperClient {
 }
 
 impl KeeperNotices {
-    /// The next frame from the keeper; `None` when it is gone. Cancel safe: nothing is lost when it
-    /// is dropped.
+    /// Next frame from the keeper; `None` once the keeper is gone.
+    ///
+    /// Cancel safe: dropping it loses nothing.
     pub(crate) async fn next(&mut self) -> io::Result<Option<KeeperFrame>> {
         loop {
             if let Some(frame) = wire::parse_keeper_frame(&mut self.input)? {
@@ -86,7 +91,7 @@ fn connect(stream: StdStream, input: BytesMut, keeper: Option<Pid>) -> io::Resul
     Ok((KeeperClient { stream: Arc::new(stream), keeper }, KeeperNotices { stream: reader, input }))
 }
 
-/// Starts a keeper, and has it start the engine.
+/// Starts a keeper, and makes it start the engine.
 pub(crate) fn start(source: &KeeperSource, order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotices)> {
     let (ours, theirs) = StdStream::pair()?;
     #[cfg(feature = "engines-in-process")]
@@ -96,11 +101,11 @@ pub(crate) fn start(source: &KeeperSource, order: LaunchSpec) -> io::Result<(Kee
     }
     let mut command = Command::new(source.program());
     command.arg("keeper").env(KEEPER_OF, &order.directory).env(ALLOCATOR_SETTING.0, ALLOCATOR_SETTING.1);
-    // It leaves this session by itself, which the leader of a process group could not.
+    // The keeper leaves this session by itself, which the leader of a process group could not.
     command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn()?;
-    // Dropping the command drops our copy of the keeper's end. The runtime reaps the child whenever
-    // it ends.
+    // Dropping the command drops the agent's copy of the keeper's end. The runtime reaps the child
+    // whenever it ends.
     drop(command);
     let keeper = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
     ours.set_write_timeout(Some(LAUNCH_SPEC_TIMEOUT))?;
@@ -113,10 +118,10 @@ pub(crate) fn start(source: &KeeperSource, order: LaunchSpec) -> io::Result<(Kee
 /// An engine whose agent has died and whose keeper waits for the next one.
 #[derive(Debug)]
 pub(crate) struct SurvivingEngine {
-    /// Its directory, which stays where it is.
+    /// Directory of the engine, which stays where it is.
     pub(crate) directory: PathBuf,
     pub(crate) leader: LeaderProcess,
-    /// What the dead agent has recorded about it.
+    /// The dead agent's record about the engine.
     pub(crate) life_record: LifeRecord,
     stream: StdStream,
     input: BytesMut,
@@ -126,13 +131,13 @@ pub(crate) struct SurvivingEngine {
 /// Why an engine cannot be taken over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AdoptionError {
-    /// No keeper answers for it.
+    /// No keeper answers for the engine.
     #[error("it has no keeper that answers: {0}")]
     NoKeeper(String),
-    /// It is another node's.
+    /// The engine belongs to another node.
     #[error("it belongs to node {0}")]
     OtherNode(String),
-    /// Its keeper answers, but its processes cannot be seen from here.
+    /// The keeper answers, but the engine's processes cannot be seen from here.
     #[error("it lives in another container")]
     OtherPidNamespace,
     /// The keeper is of another build.
@@ -141,22 +146,23 @@ pub(crate) enum AdoptionError {
     /// Keeper, record and kernel do not agree.
     #[error("its first process is not the one that was recorded")]
     OtherProcess,
-    /// It was ready, but nothing listens on its socket now.
+    /// The engine was ready, but nothing listens on its socket now.
     #[error("nobody listens at its socket")]
     NoSocket,
 }
 
 impl SurvivingEngine {
-    /// Asks the keeper in an engine's directory. Believes it only if it is this node's, and the
-    /// record in the directory, the kernel and the engine's socket agree. Blocks for a second at
-    /// most.
+    /// Finds the keeper in an engine's directory.
+    ///
+    /// The keeper is believed only if it belongs to this node, and the record in the directory, the
+    /// kernel and the engine's socket agree. Blocks for a second at most.
     pub(crate) fn find(directory: &Path, node: &str) -> Result<Self, AdoptionError> {
         let no_keeper = |error: io::Error| AdoptionError::NoKeeper(error.to_string());
         let stream = StdStream::connect(socket_path(directory)).map_err(no_keeper)?;
         stream.set_read_timeout(Some(HELLO_TIMEOUT)).map_err(no_keeper)?;
         let mut input = BytesMut::new();
         let (leader, life) = match read_hello(&stream, &mut input).map_err(no_keeper)? {
-            // Before anything else: an engine that cannot be verified is ended, but only by its own
+            // Check this first: an engine that cannot be verified is ended, but only by its own
             // node.
             (_, Some((_, life))) if life.node != node => return Err(AdoptionError::OtherNode(life.node)),
             (PROTOCOL, Some(running)) => running,
@@ -175,7 +181,9 @@ impl SurvivingEngine {
         Ok(Self { directory: directory.to_owned(), leader, life_record: life, stream, input, keeper })
     }
 
-    /// Whether it is what this agent would start. `Some(true)` means with the second command line.
+    /// Whether the engine is the one that this agent would start.
+    ///
+    /// `Some(true)` means with the second command line.
     pub(crate) fn matches_command(
         &self,
         command: &CommandLine,
@@ -189,7 +197,9 @@ impl SurvivingEngine {
         fallback.is_some_and(is).then_some(true)
     }
 
-    /// Takes the engine over. What becomes of it when this agent dies is `fate`, whatever the agent before it had wanted.
+    /// Takes the engine over.
+    ///
+    /// `fate` decides what happens when this agent dies, whatever the previous agent wanted.
     pub(crate) fn adopt(self, fate: AgentDeathPolicy) -> io::Result<(KeeperClient, KeeperNotices)> {
         let (link, notices) = connect(self.stream, self.input, self.keeper)?;
         link.send(&KeeperRequest::Adopt { wait_seconds: fate.wait_seconds() });
@@ -202,7 +212,7 @@ impl SurvivingEngine {
     }
 }
 
-/// Reads the keeper's first message: its protocol, and what it keeps.
+/// Reads the keeper's first message: its protocol, and the engine it keeps.
 fn read_hello(mut stream: &StdStream, input: &mut BytesMut) -> io::Result<(u32, Option<(LeaderProcess, LifeRecord)>)> {
     let mut chunk = [0; 4096];
     loop {

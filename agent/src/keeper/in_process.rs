@@ -1,4 +1,5 @@
-//! Engines as tasks of the agent's own process, of which the agent hears what a keeper would tell it.
+//! Engines as tasks of the agent's own process, which sends the agent the notices of a keeper.
+//!
 //! For tests with tokio's paused clock, which other processes do not have.
 
 use std::collections::BTreeMap;
@@ -22,22 +23,25 @@ use tokio_util::task::TaskTracker;
 use super::wire::{self, KeeperNotice, KeeperRequest, LaunchSpec, PROTOCOL};
 use crate::process::LeaderProcess;
 
-/// Beyond the greatest process id of Linux (2^22), so that no process is ever taken for an engine.
+/// First id, beyond the greatest process id of Linux (2^22), so that no process is ever mistaken
+/// for an engine.
 const FIRST_ID: u32 = 5_000_000;
 
 /// The engine that a keeper would have started.
 #[derive(Debug)]
 pub struct EngineLaunch {
     pub arguments: Vec<OsString>,
-    /// Variables that are set for it.
+    /// Variables that are set for the engine.
     pub set: Vec<(OsString, OsString)>,
 }
 
-/// An engine's life, until it ends by itself or some time after the token is cancelled, as after
-/// SIGTERM. `false` is a failure. A killed one is dropped.
+/// Life of an engine, until it ends by itself or some time after the token is cancelled, as after
+/// SIGTERM. `false` is a failure.
+///
+/// A killed engine is dropped.
 type RunEngine = fn(EngineLaunch, CancellationToken) -> BoxFuture<'static, bool>;
 
-/// The engines that run in this process.
+/// Engines that run in this process.
 #[derive(Debug)]
 pub struct InProcessEngines {
     run: RunEngine,
@@ -58,12 +62,12 @@ impl InProcessEngines {
         Arc::new(Self { run, next_id: AtomicU32::new(FIRST_ID), running: Mutex::default(), tasks: TaskTracker::new() })
     }
 
-    /// Kills the engine that has this id in the agent's reports, as a stranger's SIGKILL would.
+    /// Kills the engine with this id in the agent's reports, as SIGKILL from a third party would.
     pub fn kill(&self, id: u32) {
         self.running.lock().get(&id).inspect(|engine| engine.kill.cancel());
     }
 
-    /// Asks the engine that has this id to end, as SIGTERM from a stranger would.
+    /// Asks the engine with this id to end, as SIGTERM from a third party would.
     pub fn terminate(&self, id: u32) {
         self.running.lock().get(&id).inspect(|engine| engine.terminate.cancel());
     }
@@ -73,17 +77,17 @@ impl InProcessEngines {
         self.running.lock().contains_key(&id)
     }
 
-    /// Starts an engine, to be told of and ordered over `agent`.
+    /// Starts an engine that sends notices and receives requests over `agent`.
     pub(super) fn start(self: &Arc<Self>, agent: StdStream, launch: LaunchSpec) -> io::Result<()> {
         agent.set_nonblocking(true)?;
         let (id, agent) = (self.next_id.fetch_add(1, Ordering::Relaxed), UnixStream::from_std(agent)?);
         let signals = EngineSignals::default();
         self.running.lock().insert(id, signals.clone());
         let engines = self.clone();
-        // Ends when the agent's end of the connection does.
+        // This task ends when the agent's end of the connection does.
         self.tasks.spawn(async move {
             let kept = KeptEngine { agent, signals, input: BytesMut::new() };
-            // The agent is gone.
+            // An error means that the agent is gone.
             let _ = kept.run(&engines, id, launch).await;
             engines.running.lock().remove(&id);
         });
@@ -143,7 +147,7 @@ impl KeptEngine {
     }
 }
 
-/// How an engine ends; never where there is none.
+/// Exit status of an engine; never resolves without an engine.
 async fn life(engine: Option<&mut BoxFuture<'static, bool>>, kill: &CancellationToken) -> ExitStatus {
     let Some(engine) = engine else { return std::future::pending().await };
     tokio::select! {

@@ -1,4 +1,5 @@
-//! How a keeper creates its engine: on its CPUs, in a process group of its own, with its output in a pipe and its record in the directory.
+//! Creation of the engine by its keeper: on its CPUs, in its own process group, with its output in
+//! a pipe and its record in the directory.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,9 +15,10 @@ use super::wire::LaunchSpec;
 use crate::process::record::ProcessRecord;
 use crate::process::{KEEPER_OF, LeaderProcess};
 
-/// Restricts this process, and all that it starts, to these CPUs. Memory then comes from the
-/// nearest node by itself, because Linux takes it where it is first touched. A memory policy cannot
-/// be set safely, nor is one needed.
+/// Restricts this process, and everything it starts, to these CPUs.
+///
+/// Memory then comes from the nearest node by itself, because Linux allocates it where it is first
+/// touched. A memory policy cannot be set safely, and is not needed.
 pub(super) fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
@@ -28,7 +30,7 @@ pub(super) fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Creates the engine through `exec`, in a group of its own and in the keeper's session.
+/// Creates the engine through `exec`, in its own group and in the keeper's session.
 pub(super) fn spawn(order: &LaunchSpec) -> io::Result<(LeaderProcess, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new(&order.keeper);
@@ -38,12 +40,13 @@ pub(super) fn spawn(order: &LaunchSpec) -> io::Result<(LeaderProcess, pipe::Rece
         command.env_remove(name);
     }
     command.env_remove(KEEPER_OF).env_remove(ALLOCATOR_SETTING.0).envs(order.set.iter().map(|(name, value)| (name, value)));
-    // Also takes signals back to their defaults, except those that the agent was started to ignore.
+    // Spawning also resets signals to their defaults, except those that the agent was started to
+    // ignore.
     let child = command.process_group(0).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
-    // The command holds our copies of the writing end. When they are gone, the pipe ends with the
-    // engine.
+    // The command holds this process's copies of the writing end. Once they are gone, the pipe ends
+    // with the engine.
     drop(command);
-    // Our child, and not yet reaped, so it is there even if it has ended.
+    // The child is not yet reaped, so its record exists even if it has ended.
     let record = ProcessRecord::of(child.id().cast_signed())?;
     record.write(Path::new(&order.directory))?;
     Ok((record.leader(), pipe::Receiver::from_owned_fd(reader.into())?))

@@ -1,5 +1,7 @@
-//! The file of one engine's output: rotated, and written by a thread of its own, so that a disk that is slow, full or gone never stops the engine.
-//! A file has one writer: where another engine's keeper holds it, this one takes the next name.
+//! Rotated file of one engine's output.
+//!
+//! Its own thread writes it, so a slow, full or missing disk never stops the engine. A file has one
+//! writer: if another engine's keeper holds it, this one takes the next name.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,29 +15,31 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tokio::sync::{mpsc, oneshot};
 
-/// Size of one log file; with the two before it a log takes at most 48 MiB.
+/// Size of one log file. With two rotated files a log takes at most 48 MiB.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Older files kept, as `NAME.1` and `NAME.2`.
 const MAX_ROTATED_FILES: u32 = 2;
 
-/// Chunks waiting for the disk, 2 MiB in all; what comes while it is full is not written to the
-/// file.
+/// Chunks that may wait for the disk, 2 MiB in all.
+///
+/// Output that comes while the queue is full is not written to the file.
 const MAX_QUEUED_CHUNKS: usize = 128;
 
-/// How long to wait for a file that another keeper holds: the one of the engine's last life may not have written its last lines.
+/// How long to wait for a file that another keeper holds: the keeper of the engine's last life may
+/// still write its last lines.
 const LOCK_WAIT: Duration = Duration::from_secs(3);
 
-/// Between two attempts to lock a file.
+/// Interval between two attempts to lock a file.
 const LOCK_RETRY: Duration = Duration::from_millis(50);
 
-/// Names that are tried for one file.
+/// Most names that are tried for one file.
 const MAX_NAMES: u32 = 9;
 
-/// Error messages that wait to be reported.
+/// Error messages that may wait to be reported.
 const MAX_QUEUED_ERRORS: usize = 8;
 
-/// The file as the keeper holds it; dropping it ends the thread once all is written.
+/// Handle of the keeper on the file. Dropping it ends the thread once everything is written.
 #[derive(Debug)]
 pub(super) struct LogFileWriter {
     chunks: SyncSender<Bytes>,
@@ -43,17 +47,17 @@ pub(super) struct LogFileWriter {
     lost_bytes: usize,
 }
 
-/// What the file's thread reports.
+/// Reports of the file's thread.
 #[derive(Debug)]
 pub(super) struct LogFileThread {
     /// Why the file cannot be written, once for each reason in a row.
     pub(super) errors: mpsc::Receiver<String>,
-    /// Resolves when the output was dropped and everything is written.
+    /// Resolves once the output was dropped and everything is written.
     pub(super) written: oneshot::Receiver<()>,
 }
 
 impl LogFileWriter {
-    /// Begins the thread.
+    /// Starts the thread.
     pub(super) fn open(path: PathBuf) -> io::Result<(Self, LogFileThread)> {
         let (chunks, waiting) = sync_channel(MAX_QUEUED_CHUNKS);
         let (complain, complaints) = mpsc::channel(MAX_QUEUED_ERRORS);
@@ -66,8 +70,10 @@ impl LogFileWriter {
         Ok((Self { chunks, lost_bytes: 0 }, LogFileThread { errors: complaints, written }))
     }
 
-    /// Hands a chunk to the thread. If the disk is slower than the engine's output, the engine
-    /// matters more; the file then says how much it lacks.
+    /// Hands a chunk to the thread.
+    ///
+    /// If the disk is slower than the engine's output, the engine matters more; the file then
+    /// records how much it lacks.
     pub(super) fn write(&mut self, chunk: Bytes) {
         if self.lost_bytes > 0 {
             let notice = format!("\n[{} bytes of output are missing here]\n", self.lost_bytes);
@@ -134,7 +140,9 @@ impl LogFile {
         Ok(())
     }
 
-    /// Takes the first of its names that no other process writes to. Fails, with why, where that is another name than it was given.
+    /// Takes the first name that no other process writes to.
+    ///
+    /// Returns an error with the reason if that is not the given name.
     #[expect(clippy::disallowed_methods, reason = "the thread has nothing else to do, and what is to be written waits in its queue")]
     fn choose_name(&mut self, wait: Duration) -> Result<(), String> {
         let given = self.path.clone();
@@ -148,7 +156,7 @@ impl LogFile {
                     self.path = numbered(&given, number);
                 }
                 opened => {
-                    // What else is wrong is reported with the first line.
+                    // Other errors are reported with the first line.
                     self.open = opened.ok();
                     break;
                 }
@@ -157,11 +165,13 @@ impl LogFile {
         if self.path == given { Ok(()) } else { Err(format!("another engine's keeper writes to the log {}", given.display())) }
     }
 
-    /// Opens for appending, so that a restarted agent goes on where the last one was. A log may
-    /// have prompts in it, so nobody else may read it.
+    /// Opens the file for appending, so that a restarted agent continues it.
+    ///
+    /// A log may contain prompts, so nobody else may read it.
     fn append(&self) -> io::Result<(File, u64)> {
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
-        // Another error is let pass: some parallel filesystems have no locks, and names differ by host and node there.
+        // Ignore other errors: some parallel filesystems have no locks, and names differ by host
+        // and node there.
         if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -186,7 +196,7 @@ impl LogFile {
     }
 }
 
-/// `n0-e0.log` as `n0-e0-2.log`.
+/// Numbers a name: `n0-e0.log` becomes `n0-e0-2.log`.
 fn numbered(path: &Path, number: u32) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_owned();
     name.push(format!("-{number}.log"));

@@ -1,14 +1,19 @@
-//! The keeper: a small process between the agent and one engine. `server` is that process; `client` is how the agent talks to it; `wire` is what
-//! they say. It is there because an agent that is killed can do nothing any more: its keepers then end the engines with all their processes, or
-//! keep them for the next agent, as they were told.
+//! The keeper: a small process between the agent and one engine.
 //!
-//! Keeper and engine are in a session of their own (decision 20). So a signal to all of the agent's session, by which batch systems ask a job to
-//! end, reaches the agent alone, which drains. What such a signal would have done otherwise, the keeper does: the engine ends with its agent, and is
-//! stopped while its agent is.
+//! `server` is that process, `client` is the agent's end, and `wire` is their protocol. A killed
+//! agent cannot act any more. Its keepers then end the engines with all their processes, or keep
+//! them for the next agent, as they were told.
 //!
-//! A keeper is a child subreaper, so every process of the engine stays its descendant, however it forks. If the keeper itself is killed, the
-//! engine's first process goes with it (`exec` asks the kernel for that), and the agent ends the others. It has two threads: all waiting is on
-//! the one, files are written by the other, because a disk may hang and the engine's output must still be read.
+//! Keeper and engine are in their own session (decision 20). Batch systems ask a job to end with a
+//! signal to the agent's whole session; this signal thus reaches only the agent, which drains. The
+//! keeper does the rest of such a signal's work: the engine ends with its agent, and is stopped
+//! while its agent is stopped.
+//!
+//! A keeper is a child subreaper, so every process of the engine stays its descendant, however it
+//! forks. If the keeper itself is killed, the engine's first process goes with it (`exec` asks the
+//! kernel for that), and the agent ends the others. The keeper has two threads. One does all the
+//! waiting and the other writes files, because a disk may hang and the engine's output must still
+//! be read.
 
 mod agent_connection;
 mod agent_process;
@@ -46,7 +51,7 @@ use crate::vllm::version::VllmVersion;
 /// How keepers are started.
 #[derive(Debug, Clone)]
 pub enum KeeperSource {
-    /// The program that has the subcommand `keeper`.
+    /// Program that has the subcommand `keeper`.
     Program(PathBuf),
     #[cfg(feature = "engines-in-process")]
     InProcess(std::sync::Arc<InProcessEngines>),
@@ -59,7 +64,7 @@ impl From<PathBuf> for KeeperSource {
 }
 
 impl KeeperSource {
-    /// The program that becomes the engine in a last step; errors name it.
+    /// Program that becomes the engine in a last step; errors name it.
     pub(crate) fn program(&self) -> &Path {
         match self {
             Self::Program(program) => program,
@@ -71,17 +76,18 @@ impl KeeperSource {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentDeathPolicy {
-    /// Nothing of it survives.
+    /// The engine ends completely with its agent.
     Kill,
-    /// It lives on for the next agent.
+    /// The engine lives on for the next agent.
     Keep { wait: Duration },
 }
 
 impl AgentDeathPolicy {
-    /// What a setting means for a process with this environment. `auto` keeps engines only under
-    /// systemd, which restarts the agent. In a batch job or a terminal no other agent would come.
-    /// Every program that a service starts inherits its variables, so only the service's first
-    /// process counts.
+    /// Policy that a setting means for a process with this environment.
+    ///
+    /// `auto` keeps engines only under systemd, which restarts the agent. In a batch job or a
+    /// terminal no other agent would come. Every program that a service starts inherits its
+    /// variables, so only the service's first process counts.
     pub(crate) fn of(setting: IfAgentDies, wait: Duration, variable: impl Fn(&str) -> Option<String>) -> Self {
         let own_id = std::process::id().to_string();
         let is_first = variable("SYSTEMD_EXEC_PID").is_none_or(|first| first == own_id);
@@ -94,7 +100,7 @@ impl AgentDeathPolicy {
         }
     }
 
-    /// How many seconds an engine lives on without an agent; `None` where it ends with the agent.
+    /// How many seconds an engine lives on without an agent; `None` if it ends with the agent.
     pub(crate) fn wait_seconds(self) -> Option<u64> {
         match self {
             Self::Kill => None,
@@ -103,16 +109,22 @@ impl AgentDeathPolicy {
     }
 }
 
-/// The name under which process lists show keepers; 15 bytes are shown. It does not begin with the
-/// program's own name, so that killing the program by name leaves the keepers to do their work.
+/// Name of keepers in process lists, which show 15 bytes.
+///
+/// The name does not begin with the program's own name, so killing the program by name leaves the
+/// keepers to do their work.
 const PROCESS_NAME: &std::ffi::CStr = c"engine-keeper";
 
-/// Makes the allocator take memory only as needed. Otherwise the first small allocation takes 8 MiB
-/// of huge pages, as was seen, for a keeper that needs 2.
+/// Makes the allocator take memory only as needed.
+///
+/// Otherwise the first small allocation was seen to take 8 MiB of huge pages, for a keeper that
+/// needs 2.
 const ALLOCATOR_SETTING: (&str, &str) = ("MIMALLOC_ARENA_EAGER_COMMIT", "0");
 
-/// The kernel takes one such write in 100 ms, from all of a host's users together. So the keepers of
-/// 16 engines that start at once all get their turn.
+/// Attempts to write the autogroup.
+///
+/// The kernel accepts one such write in 100 ms, from all of a host's users together, so the keepers
+/// of 16 engines that start at once all get their turn.
 const AUTOGROUP_ATTEMPTS: u32 = 20;
 const AUTOGROUP_PAUSE: Duration = Duration::from_millis(100);
 
@@ -123,19 +135,21 @@ const FINGERPRINT_IGNORED: [&str; 2] = ["VLLM_CPU_KVCACHE_SPACE", "PYTHONPATH"];
 /// Inherited variables with these prefixes make two engines different.
 const FINGERPRINT_PREFIXES: [&[u8]; 3] = [b"VLLM_", b"CUDA_", b"NCCL_"];
 
-/// Where the keeper of an engine with this directory waits for the next agent.
+/// Socket on which the keeper of an engine with this directory waits for the next agent.
 fn socket_path(directory: &Path) -> PathBuf {
     directory.join("keeper.sock")
 }
 
-/// Where the `exec` step writes why there is no engine.
+/// File to which the `exec` step writes why there is no engine.
 fn exec_error_path(directory: &Path) -> PathBuf {
     directory.join("not-started")
 }
 
-/// The subcommand `keeper` of the program, with its arguments. Without any it is the keeper itself,
-/// whose agent is at its standard input. The step that becomes the engine gets `exec`, its keeper's
-/// process id, the engine's directory, the program and its arguments.
+/// Runs the subcommand `keeper` of the program.
+///
+/// Without arguments it is the keeper itself, whose agent is at its standard input. The step that
+/// becomes the engine gets `exec`, its keeper's process id, the engine's directory, the program and
+/// its arguments.
 #[must_use]
 pub fn run_subcommand(arguments: &[OsString]) -> ExitCode {
     let ended = match arguments {
@@ -145,13 +159,13 @@ pub fn run_subcommand(arguments: &[OsString]) -> ExitCode {
         }
         _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the agent starts keepers, nobody else")),
     };
-    // Nobody reads a message here: the agent sees that the connection ends.
+    // Nobody reads a message here, because the agent sees that the connection ends.
     if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn run_keeper() -> io::Result<()> {
-    // Before anything else: until then a signal to the agent's session or terminal ends this
-    // process, and with it the start of an engine that the agent would drain anyway.
+    // Do this first. Until then a signal to the agent's session or terminal ends this process, and
+    // with it the start of an engine that the agent would drain anyway.
     setsid()?;
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let _ = rustix::thread::set_name(PROCESS_NAME);
@@ -163,10 +177,12 @@ fn run_keeper() -> io::Result<()> {
     })
 }
 
-/// Gives the new session the agent's niceness. Linux makes a scheduling group of each session, in
-/// which a process's own niceness counts against that session alone (sched(7), "The autogroup
-/// feature"): engines of an agent that was started with `nice` would take as much as anyone. Where
-/// the kernel has no such groups, there is nothing to do.
+/// Gives the new session the agent's niceness.
+///
+/// Linux makes a scheduling group of each session, in which a process's own niceness counts against
+/// that session alone (sched(7), "The autogroup feature"). Engines of an agent that was started
+/// with `nice` would otherwise take as much as anyone. If the kernel has no such groups, there is
+/// nothing to do.
 async fn carry_niceness_over() {
     let Ok(niceness @ (..=-1 | 1..)) = getpriority_process(None) else { return };
     for _ in 0..AUTOGROUP_ATTEMPTS {
@@ -177,25 +193,26 @@ async fn carry_niceness_over() {
     }
 }
 
-/// Becomes the engine's first process, which the kernel kills when its keeper dies. Returns only if
-/// that fails.
+/// Becomes the engine's first process, which the kernel kills when its keeper dies.
+///
+/// Returns only if that fails.
 fn exec_engine(keeper: &OsString, directory: &Path, program: &OsString, arguments: &[OsString]) -> io::Error {
     let keeper = keeper.to_str().and_then(|id| Pid::from_raw(id.parse().ok()?));
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return error.into();
     }
-    // The keeper may have died before the kernel knew; then another process is our parent by now.
+    // The keeper may have died before the kernel knew; then this process has another parent by now.
     if keeper.is_none() || getppid() != keeper {
         return io::ErrorKind::BrokenPipe.into();
     }
     let error = Command::new(program).args(arguments).exec();
-    // If the disk is full too, the exit code is all that is left.
+    // If the disk is full too, only the exit code remains.
     let _ = std::fs::write(exec_error_path(directory), launch::describe_start_error(program, &error));
     error
 }
 
-/// Names a command line in a given directory with this release of vLLM. Equal fingerprints mean
-/// that the same engine would be started again.
+/// Fingerprint of a command line in a given directory with this release of vLLM. Equal fingerprints
+/// mean that the same engine would be started again.
 pub(crate) fn fingerprint(line: &CommandLine, version: Option<VllmVersion>) -> String {
     let mut hash = Sha256::new();
     let mut add = |part: &[u8]| {
@@ -208,7 +225,8 @@ pub(crate) fn fingerprint(line: &CommandLine, version: Option<VllmVersion>) -> S
         add(name.as_bytes());
         add(value.as_encoded_bytes());
     }
-    // A scheduler's limit, and settings of the service, reach the engine through what it inherits.
+    // A scheduler's limit, and settings of the service, reach the engine through inherited
+    // variables.
     let mut inherited: Vec<_> = std::env::vars_os()
         .filter(|(name, _)| FINGERPRINT_PREFIXES.iter().any(|prefix| name.as_encoded_bytes().starts_with(prefix)))
         .collect();

@@ -1,4 +1,5 @@
-//! What an engine has printed, as far as the next agent needs it: the beginning, which tells how the start went, and the end.
+//! Engine output kept for the next agent: the beginning, which shows how the start went, and the
+//! end.
 
 use std::collections::VecDeque;
 
@@ -12,12 +13,12 @@ const MAX_TAIL_BYTES: usize = 48 * 1024;
 pub(super) struct OutputReplay {
     head: Vec<u8>,
     tail: VecDeque<u8>,
-    /// Bytes between the two that are gone.
+    /// Bytes dropped between the two.
     dropped_bytes: usize,
 }
 
 impl OutputReplay {
-    /// Takes what was printed next.
+    /// Adds the next output.
     pub(super) fn push(&mut self, piece: &[u8]) {
         let (head, rest) = piece.split_at(piece.len().min(MAX_HEAD_BYTES - self.head.len()));
         self.head.extend_from_slice(head);
@@ -27,11 +28,11 @@ impl OutputReplay {
         self.dropped_bytes += over;
     }
 
-    /// Everything that is kept, in pieces, oldest first.
+    /// All kept output in pieces, oldest first.
     pub(super) fn chunks(&self) -> Vec<Vec<u8>> {
         let mut tail: Vec<u8> = self.tail.iter().copied().collect();
         if self.dropped_bytes > 0 {
-            // The rest of a line that was cut is not a line.
+            // The rest of a cut line is not a line.
             let cut = tail.iter().position(|byte| *byte == b'\n').map_or(tail.len(), |end| end + 1);
             tail.drain(..cut);
             let notice = format!("\n[{} bytes of output are in the log file only]\n", self.dropped_bytes + cut);

@@ -1,4 +1,7 @@
-//! The keeper's own process: starts the engine, reads what it prints for as long as it lives, obeys the agent, and leaves only when no process of the engine is left.
+//! The keeper's own process.
+//!
+//! It starts the engine, reads its output for as long as it lives, obeys the agent, and exits only
+//! when no process of the engine is left.
 
 use std::future::pending;
 use std::io;
@@ -26,29 +29,33 @@ use super::{exec_error_path, socket_path};
 use crate::process::leftovers::SharedMemoryLeftovers;
 use crate::process::{LeaderProcess, STUCK_AFTER, table};
 
-/// How long the agent that started this keeper may take to send the launch spec.
+/// Time limit for the starting agent to send the launch spec.
 const LAUNCH_SPEC_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the rest of a dead engine's output may take to be read. A process that went to another
-/// parent may hold the pipe open; its output does not matter.
+/// Time limit for reading the rest of a dead engine's output.
+///
+/// A process that went to another parent may hold the pipe open; its output does not matter.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long the last notices may take to reach the agent, and the last lines the disk.
+/// Time limit for the last notices to reach the agent, and the last lines the disk.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Processes that outlive SIGKILL by this time are stuck in the kernel and die when it releases
-/// them. An agent that waits for them is told so again and again instead of losing its keeper:
-/// otherwise it would take the engine's memory for free.
+/// Time after which processes that outlive SIGKILL count as stuck in the kernel; they die when it
+/// releases them.
+///
+/// An agent that waits for them gets repeated reports instead of losing its keeper: otherwise it
+/// would take the engine's memory for free.
 const MAX_KILL_WAIT: Duration = Duration::from_secs(5 * 60);
 
-/// Pauses between two checks of a killed group, the first and the longest.
+/// First and longest pause between two checks of a killed group.
 const KILL_RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
-/// How long a kill waits while the engine's shared memory is listed: milliseconds as a rule,
-/// forever while a driver holds a process.
+/// How long a kill waits while the engine's shared memory is listed.
+///
+/// Listing usually takes milliseconds, but forever while a driver holds a process.
 const LEFTOVERS_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Between two attempts to accept a connection when there are no file descriptors.
+/// Pause between two attempts to accept a connection when there are no file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const READ_CHUNK_BYTES: usize = 16 * 1024;
@@ -56,13 +63,13 @@ const READ_CHUNK_BYTES: usize = 16 * 1024;
 #[derive(Debug)]
 struct Keeper {
     agent: Option<AgentConnection>,
-    /// The agent's process, where it can be watched.
+    /// The agent's process, if it can be watched.
     agent_process: Option<AgentProcess>,
     suspension: Suspension,
-    /// For the next agent; `None` where the engine ends with this one.
+    /// Listener for the next agent; `None` if the engine ends with this one.
     listener: Option<UnixListener>,
     adoption_timeout: Option<Duration>,
-    /// When that time is over; `None` while an agent has it.
+    /// When the wait for an agent ends; `None` while an agent has the engine.
     adoption_deadline: Option<Instant>,
     life_record: LifeRecord,
     leader: LeaderProcess,
@@ -78,13 +85,13 @@ struct Keeper {
     directory: PathBuf,
 }
 
-/// The end of the engine under way.
+/// Progress of ending the engine.
 #[derive(Debug)]
 struct KillProgress {
     since: Instant,
     next_attempt: Instant,
     pause: Duration,
-    /// When the agent is next told what is left.
+    /// When the agent next gets a report of remaining processes.
     next_report: Instant,
 }
 
@@ -101,8 +108,9 @@ enum KeeperStep {
     Nothing,
 }
 
-/// Keeps one engine, for the agent at the other end of `agent`. Returns when nothing is left of the
-/// engine.
+/// Keeps one engine for the agent at the other end of `agent`.
+///
+/// Returns when nothing is left of the engine.
 pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()> {
     let process = AgentProcess::of_peer(&agent);
     let mut agent = AgentConnection::new(agent)?;
@@ -112,7 +120,7 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
         Ok(Err(error)) => return Err(error),
         Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, "no order came")),
     };
-    // Before the engine exists, because the exit of a process would be missed without a listener.
+    // Register before the engine exists: the exit of a process would be missed without a listener.
     // The engine does not inherit the handlers.
     let mut children = unix::signal(SignalKind::child())?;
     let mut signals = [unix::signal(SignalKind::terminate())?, unix::signal(SignalKind::interrupt())?, unix::signal(SignalKind::hangup())?];
@@ -190,7 +198,7 @@ impl Keeper {
         let listener = self.listener.as_ref().filter(|_| accepts);
         let (reader, writer) = self.agent.as_mut().map(AgentConnection::split).unzip();
         let writer = writer.filter(AgentWriter::has_work);
-        // The agent that has the engine; what is killed needs no stop.
+        // Watch only an agent that has the engine. An engine being killed needs no stop.
         let watched = self.agent_process.as_mut().filter(|_| self.adoption_deadline.is_none() && self.killing.is_none());
         let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);
         tokio::select! {
@@ -233,8 +241,8 @@ impl Keeper {
             KeeperStep::ChildEnded => {
                 self.reap();
             }
-            // While an agent is there, it decides: a batch system's signal to all processes must
-            // not cut short what the agent drains.
+            // While an agent is connected, it decides: a batch system's signal to all processes
+            // must not cut short the agent's drain.
             KeeperStep::Signalled if self.agent.is_none() => self.kill(),
             KeeperStep::Tick if self.killing.is_none() => self.kill(),
             KeeperStep::Sent(Ok(())) | KeeperStep::Signalled | KeeperStep::Tick | KeeperStep::Nothing => {}
@@ -255,15 +263,16 @@ impl Keeper {
             }
             KeeperRequest::Note(life) => {
                 self.life_record = life;
-                // Record it now that it is ready; later all of it may be killed at once.
+                // Record the mappings now that the engine is ready; later everything may be killed
+                // at once.
                 self.leftovers.record_mappings(self.processes(), Duration::ZERO);
             }
             KeeperRequest::Terminate if self.is_leader_unreaped => {
-                // If it has just ended, its exit is about to be seen.
+                // If the process has just ended, its exit is about to be seen.
                 let _ = kill_process(self.group, Signal::TERM);
             }
             KeeperRequest::Kill => self.kill(),
-            // Only the first agent sends a launch spec, and it has.
+            // Only the first agent sends a launch spec, and it has already done so.
             KeeperRequest::Terminate | KeeperRequest::Start(_) => {}
         }
     }
@@ -285,7 +294,8 @@ impl Keeper {
 
     fn forward_output(&mut self, chunk: Bytes) {
         self.replay.push(&chunk);
-        // An agent that has not taken the engine over yet gets this with the replay when it does.
+        // An agent that has not taken the engine over yet gets this output with the replay when it
+        // does.
         if let Some(agent) = self.agent.as_mut().filter(|_| self.adoption_deadline.is_none()) {
             agent.queue_output(&chunk);
         }
@@ -294,9 +304,10 @@ impl Keeper {
         }
     }
 
-    /// Collects every process that has ended, adopted ones included. Returns whether any is left.
-    /// Every living one has an ancestor here, so this is certain; a look at `/proc` is not while
-    /// processes are made and adopted.
+    /// Reaps every process that has ended, adopted ones included, and returns whether any is left.
+    ///
+    /// Every living process has an ancestor here, so the result is certain. Reading `/proc` is not
+    /// certain while processes are created and adopted.
     fn reap(&mut self) -> bool {
         loop {
             let (pid, status) = match rustix::process::wait(WaitOptions::NOHANG) {
@@ -332,18 +343,19 @@ impl Keeper {
         });
     }
 
-    /// Kills what is left, and breaks when nothing is. All of the engine's processes are
-    /// descendants, even those that left their group or parent, because orphans come to this
-    /// process.
+    /// Kills the remaining processes, and breaks when there are none.
+    ///
+    /// All of the engine's processes are descendants, even those that left their group or parent,
+    /// because orphans come to this process.
     fn retry_kill(&mut self) -> ControlFlow<()> {
         if self.is_leader_unreaped {
-            // The whole group at once, so that no member can start another one meanwhile.
+            // Kill the whole group at once, so that no member can start another one meanwhile.
             let _ = kill_process_group(self.group, Signal::KILL);
         }
         let any = self.reap();
         let left = self.processes();
         for pid in left.iter().filter_map(|pid| Pid::from_raw(*pid)) {
-            // One that is already gone is fine.
+            // A process that is already gone is fine.
             let _ = kill_process(pid, Signal::KILL);
         }
         let Some(killing) = &mut self.killing else { return ControlFlow::Continue(()) };
@@ -361,7 +373,7 @@ impl Keeper {
         ControlFlow::Continue(())
     }
 
-    /// The engine's processes, those that left its group among them.
+    /// Processes of the engine, including those that left its group.
     fn processes(&self) -> Vec<i32> {
         table::descendants(own_id()).iter().map(|process| process.pid).collect()
     }
@@ -382,7 +394,7 @@ impl Keeper {
         if let Some(agent) = &mut self.agent {
             agent.flush(FLUSH_TIMEOUT).await;
         }
-        // A disk that is slower than this loses the last lines, not the shutdown.
+        // A disk that is slower than this loses the last lines, but does not delay the shutdown.
         let _ = timeout(FLUSH_TIMEOUT, &mut self.log_thread.written).await;
     }
 
@@ -409,7 +421,9 @@ async fn read_output(output: Option<&mut pipe::Receiver>, chunk: &mut BytesMut) 
     }
 }
 
-/// Accepts an agent. Others cannot reach the directory anyway; this check is for a directory that
+/// Accepts an agent.
+///
+/// Others cannot reach the directory anyway; this check is for a directory whose permissions
 /// somebody has opened.
 fn check_agent(accepted: io::Result<UnixStream>) -> KeeperStep {
     let Ok(stream) = accepted else { return KeeperStep::Nothing };
@@ -422,8 +436,9 @@ fn check_agent(accepted: io::Result<UnixStream>) -> KeeperStep {
     }
 }
 
-/// The agent's process. One that cannot be watched is told so: its end is seen by its connection
-/// all the same.
+/// The agent's process, if it can be watched.
+///
+/// Otherwise the agent gets a warning; its end still shows on its connection.
 fn watchable(process: io::Result<AgentProcess>, agent: &mut AgentConnection) -> Option<AgentProcess> {
     let warn = |error: &io::Error| {
         agent.queue_notice(&KeeperNotice::Warning(format!(

@@ -1,12 +1,16 @@
-//! Stops an engine's processes while its agent is stopped, and has them go on with it. A batch
-//! system suspends a job by stopping every process of its session; the engine is in another one.
+//! Stops an engine's processes while its agent is stopped, and resumes them with it.
+//!
+//! A batch system suspends a job by stopping every process of its session, but the engine is in
+//! another session.
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::table;
 
-/// Looks in a row that must find nothing to stop. One is not enough: a process may be made while
-/// the kernel's list is read, by one that is stopped before the list comes to it.
+/// Consecutive passes that must find nothing to stop.
+///
+/// One pass is not enough: while the kernel's list is read, a process may be created by one that is
+/// stopped before the list reaches it.
 const QUIET_LOOKS: u8 = 2;
 
 /// Whether the descendants of a process are stopped.
@@ -14,9 +18,9 @@ const QUIET_LOOKS: u8 = 2;
 pub(super) enum Suspension {
     #[default]
     Off,
-    /// They are being stopped, and some may still run.
+    /// The processes are being stopped, and some may still run.
     Stopping { quiet_looks: u8 },
-    /// None can run, so none can be made either.
+    /// No process can run, so none can be created either.
     Stopped,
 }
 
@@ -25,8 +29,9 @@ impl Suspension {
         !matches!(self, Self::Off)
     }
 
-    /// Stops whatever descends from `root` and runs. To be called again and again while the
-    /// suspension lasts: it costs nothing once all are stopped.
+    /// Stops every running descendant of `root`.
+    ///
+    /// The caller repeats this while the suspension lasts: it costs nothing once all are stopped.
     pub(super) fn enforce(&mut self, root: i32) {
         let quiet_looks = match self {
             Self::Off => 0,
@@ -44,7 +49,7 @@ impl Suspension {
         };
     }
 
-    /// Has all that descends from `root` go on, also what somebody else had stopped: a batch
+    /// Resumes all descendants of `root`, even those that somebody else had stopped: a batch
     /// system's resumption does the same.
     pub(super) fn end(&mut self, root: i32) {
         if self.is_on() {
@@ -56,7 +61,7 @@ impl Suspension {
 
 fn signal(pid: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid) {
-        // One that is already gone is fine.
+        // A process that is already gone is fine.
         let _ = kill_process(pid, signal);
     }
 }
@@ -70,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// A shell with a child, and one in a session of its own.
+    /// A shell with a child, and one in its own session.
     struct Family(Child);
 
     impl Family {

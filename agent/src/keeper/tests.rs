@@ -1,15 +1,16 @@
-//! Keepers as they run under an agent. This test program plays the keeper's part, so that they are the real thing in processes of their own.
+//! Keepers as they run under an agent.
+//!
+//! This test program plays the keeper, so the keepers are real and in their own processes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 
 use super::*;
 
-/// A program that is a keeper as `hostler keeper` is, written into this directory.
+/// Writes a program into this directory that is a keeper like `hostler keeper`.
 pub(crate) fn program(directory: &Path) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
-    // The test harness prints a line of its own before it begins a test, which must not look like
-    // the engine's.
+    // The test harness prints its own line before each test, which must not look like the engine's.
     let script = format!(
         "#!/bin/sh\nexec 3>&1 >/dev/null\nexec '{}' --ignored --exact --nocapture --test-threads 1 keeper::tests::this_binary_plays_the_keeper -- \"$@\"\n",
         tests.display()
@@ -35,7 +36,7 @@ fn this_binary_plays_the_keeper() {
 
 /// A keeper and its engine, which must end however the test does.
 struct Kept {
-    /// `None` once the agent is gone.
+    /// Connection to the keeper; `None` once the agent is gone.
     connection: Option<(KeeperClient, KeeperNotices)>,
     directory: PathBuf,
     output: Vec<u8>,
@@ -88,7 +89,7 @@ impl Kept {
         tokio::time::timeout(Duration::from_secs(20), notices.next()).await.expect("the keeper says nothing").unwrap()
     }
 
-    /// The next notice besides output.
+    /// Next notice besides output.
     async fn told(&mut self) -> Option<wire::KeeperNotice> {
         loop {
             match self.next().await? {
@@ -330,12 +331,12 @@ async fn a_kept_engine_is_adopted_only_when_it_proves_itself() {
     let life = wire::LifeRecord { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: Some(5) };
     kept.say(&wire::KeeperRequest::Note(life));
     kept.connection = None;
-    // It was ready, so it must listen.
+    // The engine was ready, so it must listen.
     assert_eq!(SurvivingEngine::find(&kept.directory, "n0").unwrap_err(), AdoptionError::NoSocket);
     let _listens = UnixListener::bind(kept.directory.join("engine.sock")).unwrap();
     assert!(SurvivingEngine::find(&kept.directory, "n0").is_ok());
     let record = kept.directory.join("engine.pid");
-    // One that is in order, and another node's.
+    // A valid engine of another node.
     assert_eq!(SurvivingEngine::find(&kept.directory, "n1").unwrap_err(), AdoptionError::OtherNode("n0".to_owned()));
     std::fs::write(&record, format!("1 1 1 {}", crate::process::table::boot_and_namespace())).unwrap();
     assert_eq!(SurvivingEngine::find(&kept.directory, "n0").unwrap_err(), AdoptionError::OtherProcess);

@@ -1,4 +1,6 @@
-//! What agent and keeper say to each other: frames of a length, a kind and a body. Words are JSON, the engine's output is as it was printed.
+//! Protocol between agent and keeper: frames of a length, a kind and a body.
+//!
+//! Messages are JSON; the engine's output is unchanged.
 
 use std::ffi::OsString;
 use std::io;
@@ -8,11 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::LeaderProcess;
 
-/// Grows when an agent and a keeper of different builds would misunderstand each other; such a keeper is ended, not adopted.
+/// Protocol version.
+///
+/// It grows when an agent and a keeper of different builds would misunderstand each other; such a
+/// keeper is ended, not adopted.
 pub(crate) const PROTOCOL: u32 = 2;
 
-/// The longest frame. A launch spec with all its arguments has some kilobytes, a piece of output 16
-/// KiB.
+/// Longest frame.
+///
+/// A launch spec with all its arguments has some kilobytes, a piece of output 16 KiB.
 const MAX_FRAME_BYTES: usize = 4 * 1024 * 1024;
 
 const MESSAGE_FRAME: u8 = 0;
@@ -20,7 +26,7 @@ const OUTPUT_FRAME: u8 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LaunchSpec {
-    /// The program that has the subcommand `keeper`, for the step before the engine.
+    /// Program that has the subcommand `keeper`, for the step before the engine.
     pub(crate) keeper: OsString,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
@@ -33,9 +39,9 @@ pub(crate) struct LaunchSpec {
     /// How many seconds the engine lives on without an agent; `None` means that it ends with the
     /// agent.
     pub(crate) wait_seconds: Option<u64>,
-    /// CPUs for the whole tree; empty leaves it to the kernel.
+    /// CPUs for the whole process tree; empty leaves the choice to the kernel.
     pub(crate) cpus: Vec<u32>,
-    /// What the next agent must know.
+    /// Record for the next agent.
     pub(crate) life: LifeRecord,
 }
 
@@ -44,12 +50,12 @@ pub(crate) struct LaunchSpec {
 pub(crate) struct LifeRecord {
     pub(crate) node: String,
     pub(crate) index: u32,
-    /// Names what is run and how, see `fingerprint`.
+    /// Identifies the command and how it is run, see `fingerprint`.
     pub(crate) fingerprint: String,
     pub(crate) epoch: u64,
-    /// Lives so far, this one included.
+    /// Number of lives so far, including this one.
     pub(crate) lives: u32,
-    /// How long it took to become ready; `None` while it is not.
+    /// Time until the engine was ready; `None` while it is not.
     pub(crate) ready_in_ms: Option<u64>,
 }
 
@@ -58,7 +64,7 @@ pub(crate) enum KeeperRequest {
     Start(Box<LaunchSpec>),
     /// This agent takes the running engine over.
     Adopt {
-        /// As in `LaunchSpec`, from now on.
+        /// Same meaning as in `LaunchSpec`, from now on.
         wait_seconds: Option<u64>,
     },
     /// The life's record has changed.
@@ -70,21 +76,21 @@ pub(crate) enum KeeperRequest {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum KeeperNotice {
-    /// The first of all.
+    /// First notice of all.
     Hello {
         protocol: u32,
-        /// The engine that runs, if one does.
+        /// Running engine, if there is one.
         running: Option<(LeaderProcess, LifeRecord)>,
     },
     Started(LeaderProcess),
     StartFailed(String),
-    /// Something is not as requested, but the engine runs all the same.
+    /// Something differs from the request, but the engine runs all the same.
     Warning(String),
-    /// Bytes of output that this agent does not get: it read too slowly.
+    /// Bytes of output that this agent does not get, because it read too slowly.
     Lost(usize),
     /// The first process has ended with this wait status.
     Exited(i32),
-    /// These processes do not die although they were killed.
+    /// These processes were killed but do not die.
     Stuck(Vec<i32>),
     Empty,
 }
@@ -120,7 +126,7 @@ pub(crate) fn parse_request(buffer: &mut BytesMut) -> io::Result<Option<KeeperRe
     }
 }
 
-/// Takes the next whole frame, if there is one, as a keeper's.
+/// Takes the next whole frame, if there is one, as a keeper's frame.
 pub(crate) fn parse_keeper_frame(buffer: &mut BytesMut) -> io::Result<Option<KeeperFrame>> {
     match split_frame(buffer)? {
         Some((MESSAGE_FRAME, body)) => parse_message(&body).map(|notice| Some(KeeperFrame::Notice(notice))),

@@ -1,5 +1,8 @@
-//! How an agent leaves: its answers may finish, what cannot is cut off with a reason, its engines stop, and all of that before whoever ends it
-//! loses patience. `Agent::run` calls it once; `plan` divides the time.
+//! How an agent leaves.
+//!
+//! Answers may finish, unfinished ones are cut off with a reason, and the engines stop, all before
+//! the party that ends the agent loses patience. `Agent::run` calls this once; `plan` divides the
+//! time.
 
 mod plan;
 
@@ -14,26 +17,28 @@ use crate::engine::{Engine, LeaveDeadlines, Phase};
 use crate::job::{Job, JobClock, default_grace};
 use crate::node::NodeState;
 
-/// Pieces are sent as soon as they come; a busy machine takes milliseconds for it.
+/// Time to flush pieces.
+///
+/// They are sent as soon as they come; a busy machine takes milliseconds for it.
 const FLUSH_TIME: Duration = Duration::from_millis(30);
 
 /// How long an agent has for leaving, and in whose name it leaves.
 #[derive(Debug, Clone)]
 pub(crate) struct LeaveTerms {
-    /// Where nobody kills the agent, or not soon.
+    /// Plan if nobody kills the agent, or not soon.
     at_leisure: LeavePlan,
-    /// After the SIGTERM of somebody who kills; `None` where nobody does.
+    /// Plan after SIGTERM from a sender that will kill; `None` if nobody does.
     hurried: Option<(Duration, LeavePlan)>,
     job: Option<String>,
 }
 
 impl LeaveTerms {
-    /// The terms of a running agent, whose scheduler has said how long it waits.
+    /// Terms of a running agent, whose scheduler has said how long it waits.
     pub(crate) fn in_job(config: &AgentConfig, clock: Option<&JobClock>) -> Self {
         Self::within(config, clock.map(JobClock::job), config.leave_grace.or_else(|| Some(clock?.grace)))
     }
 
-    /// The terms as far as they are known without the scheduler.
+    /// Terms as far as they are known without the scheduler.
     pub(crate) fn new(config: &AgentConfig, job: Option<&Job>) -> Self {
         Self::within(config, job, grace(config, job))
     }
@@ -51,7 +56,7 @@ impl LeaveTerms {
         self.hurried.filter(|_| is_hurried).map_or(self.at_leisure, |(_, plan)| plan)
     }
 
-    /// What clients are told whose answers are cut off.
+    /// Message to clients whose answers are cut off.
     fn describe(&self, node: &str, is_hurried: bool) -> String {
         match &self.job {
             Some(job) if is_hurried => format!("the {job} is being ended by its scheduler: the answer was not complete in time"),
@@ -60,7 +65,7 @@ impl LeaveTerms {
         }
     }
 
-    /// The terms for people, a sentence each; none where nobody kills the agent.
+    /// Terms in words, a sentence each; none if nobody kills the agent.
     pub(crate) fn sentences(&self) -> Vec<String> {
         let Some((grace, plan)) = self.hurried else { return Vec::new() };
         let place = self.job.as_ref().map(|job| format!("{job}: ")).unwrap_or_default();
@@ -77,12 +82,12 @@ impl LeaveTerms {
     }
 }
 
-/// The time from SIGTERM until the agent is killed; `None` where nobody kills it.
+/// Time from SIGTERM until the agent is killed; `None` if nobody kills it.
 pub(crate) fn grace(config: &AgentConfig, job: Option<&Job>) -> Option<Duration> {
     config.leave_grace.or_else(|| job.map(|job| default_grace(job.scheduler)))
 }
 
-/// An agent on its way out.
+/// An agent that is leaving.
 pub(crate) struct Leaving<'a> {
     pub(crate) terms: &'a LeaveTerms,
     pub(crate) node: &'a str,
@@ -93,20 +98,22 @@ pub(crate) struct Leaving<'a> {
     pub(crate) hands_over: bool,
 }
 
-/// What came of leaving.
+/// Outcome of leaving.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Left {
     /// Requests that were cut off.
     pub(crate) cut_off: u32,
     /// When killed processes should be gone.
     pub(crate) deadline: Instant,
-    /// How long the last reports may take then.
+    /// Time limit for the last reports after that.
     pub(crate) farewell: Duration,
 }
 
 impl Leaving<'_> {
-    /// Tells the routers, lets the engines finish, and waits until all have stopped, or nothing may be waited for any longer. When the shutdown
-    /// stops meanwhile, the engines are killed.
+    /// Tells the routers, lets the engines finish, and waits until all have stopped or no time is
+    /// left.
+    ///
+    /// If the shutdown stops meanwhile, the engines are killed.
     pub(crate) async fn run(&self) -> Left {
         let mut is_hurried = self.shutdown.is_hurried();
         let mut plan = self.terms.plan(is_hurried);
@@ -132,11 +139,12 @@ impl Leaving<'_> {
                     self.retire(plan, moments);
                 }
                 () = sleep_until(moments.drained_by), if cut_off.is_none() => cut_off = Some(self.cut_off(is_hurried)),
-                // The engines keep to the same deadlines; this is for processes that cannot be killed.
+                // The engines keep the same deadlines; this one is for processes that cannot be
+                // killed.
                 () = sleep_until(moments.gone_by) => break,
             }
         }
-        // The last pieces of answers leave before the connections do.
+        // Let the last pieces of answers leave before the connections do.
         sleep(FLUSH_TIME).await;
         // An engine that is handed over does not end its answers.
         if self.hands_over && cut_off.is_none() && self.in_flight() > 0 {
@@ -146,7 +154,10 @@ impl Leaving<'_> {
         Left { cut_off: cut_off.unwrap_or(0), deadline, farewell: plan.farewell }
     }
 
-    /// The engines get a moment more, so that what is left is cut off before they stop.
+    /// Retires the engines.
+    ///
+    /// They get a moment more than the drain, so that running answers are cut off before the
+    /// engines stop.
     fn retire(&self, plan: LeavePlan, moments: LeaveMoments) {
         if self.hands_over {
             self.engines.iter().for_each(Engine::hand_over);
@@ -156,7 +167,7 @@ impl Leaving<'_> {
         self.engines.iter().for_each(|engine| engine.retire(deadlines));
     }
 
-    /// Ends the answers that still run, each with its reason. Returns how many they were.
+    /// Ends the running answers, each with its reason, and returns their number.
     fn cut_off(&self, is_hurried: bool) -> u32 {
         let count = self.in_flight();
         if count > 0 {

@@ -1,47 +1,55 @@
-//! How the time to leave is divided: what answers get to finish, engines to stop, and killed processes and last reports to be gone.
+//! Division of the time to leave: for answers to finish, for engines to stop, and for killed
+//! processes and last reports.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Where it fits, engines have at least this long to stop by themselves, so that vLLM can remove what it keeps in shared memory.
+/// Minimum time for engines to stop by themselves, if it fits, so that vLLM can clean up its shared
+/// memory.
 const MIN_STOP: Duration = Duration::from_millis(500);
 
-/// How long a killed process may take to be gone where nothing presses; one in a GPU driver's call takes seconds.
+/// Time limit for a killed process if there is no hurry.
+///
+/// A process in a GPU driver's call takes seconds.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most of a grace that killed processes get. What is not gone then dies with the job.
+/// Most of a grace that killed processes get. Processes left after that die with the job.
 const MAX_KILL: Duration = Duration::from_secs(1);
 
-/// How long the last reports may take to reach the routers where nothing presses.
+/// Time limit for the last reports to the routers if there is no hurry.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The most of a grace that the last reports get; a round trip takes a millisecond.
+/// Most of a grace that the last reports get; a round trip takes a millisecond.
 const MAX_FAREWELL: Duration = Duration::from_millis(250);
 
-/// No wait of a leaving agent is longer: a clock has no moment for every duration that can be set.
+/// Longest wait of a leaving agent, because a clock cannot represent every duration that can be
+/// set.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The parts of leaving, one after the other.
+/// Parts of leaving, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LeavePlan {
-    /// For running answers. What has not ended then is cut off.
+    /// Time for running answers. Unfinished ones are then cut off.
     pub(crate) drain: Duration,
-    /// From the engines' SIGTERM to their SIGKILL.
+    /// Time from the engines' SIGTERM to their SIGKILL.
     pub(crate) stop: Duration,
-    /// For killed processes to be gone.
+    /// Time for killed processes to be gone.
     pub(crate) kill: Duration,
-    /// For the last reports.
+    /// Time for the last reports.
     pub(crate) farewell: Duration,
 }
 
 impl LeavePlan {
-    /// Where nobody kills the agent.
+    /// Plan if nobody kills the agent.
     pub(crate) fn at_leisure(drain_timeout: Duration, stop_grace: Duration) -> Self {
         Self { drain: drain_timeout.min(LONGEST), stop: stop_grace.min(LONGEST), kill: KILL_TIMEOUT, farewell: FAREWELL_TIMEOUT }
     }
 
-    /// Everything within `grace`. Answers get what the rest does not need: an eighth is for the engines to stop, as much for killed processes.
+    /// Plan with everything inside `grace`.
+    ///
+    /// Answers get the time that the rest does not need: an eighth is for the engines to stop, as
+    /// much for killed processes.
     pub(crate) fn within(grace: Duration, drain_timeout: Duration, stop_grace: Duration) -> Self {
         let grace = grace.min(LONGEST);
         let farewell = MAX_FAREWELL.min(grace / 8);
@@ -55,9 +63,9 @@ impl LeavePlan {
 /// When the parts of an agent's leaving are over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LeaveMoments {
-    /// What has not been answered then is cut off.
+    /// Unfinished answers are cut off then.
     pub(crate) drained_by: Instant,
-    /// The engines are gone, or cannot be killed.
+    /// The engines are then gone, or cannot be killed.
     pub(crate) gone_by: Instant,
 }
 
@@ -67,8 +75,10 @@ impl LeaveMoments {
         Self { drained_by, gone_by: drained_by + plan.stop + plan.kill }
     }
 
-    /// The same for an agent that is told to hurry now. Nothing takes longer than it would have, and engines that are being stopped have the
-    /// new plan's time for that from now.
+    /// Shortened moments of an agent that must hurry now.
+    ///
+    /// No part takes longer than before, and engines that are being stopped have the new plan's
+    /// time for that from now.
     pub(crate) fn hurry(self, plan: LeavePlan, now: Instant) -> Self {
         let drained_by = self.drained_by.min(now + plan.drain);
         Self { drained_by, gone_by: self.gone_by.min(drained_by.max(now) + plan.stop + plan.kill) }
@@ -102,7 +112,7 @@ mod tests {
         assert_eq!((pbs.drain, pbs.stop), (Duration::from_millis(4375), Duration::from_millis(625)));
         let slurm = LeavePlan::within(25 * SECOND, drain, stop);
         assert!(slurm.drain > 20 * SECOND && slurm.stop > 2 * SECOND, "{slurm:?}");
-        // More than is needed is not used.
+        // Time beyond the need is not used.
         let long = LeavePlan::within(300 * SECOND, drain, stop);
         assert_eq!((long.drain, long.stop), (drain, stop));
     }
@@ -112,7 +122,7 @@ mod tests {
         let plan = LeavePlan::at_leisure(30 * SECOND, 10 * SECOND);
         let hurried = LeavePlan { drain: 4 * SECOND, stop: SECOND, kill: SECOND, farewell: Duration::ZERO };
         let begun = Instant::now();
-        // The second of the hurry, and those of both moments then.
+        // Columns: the second of the hurry, and both moments after it.
         for (second, drained_by, gone_by) in
             [(0, 4, 6), (10, 14, 16), (28, 30, 32), (30, 30, 32), (35, 30, 37), (48, 30, 50), (49, 30, 50), (60, 30, 50)]
         {

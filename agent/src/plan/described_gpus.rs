@@ -1,13 +1,16 @@
-//! GPUs that are described instead of found, so that a login node can plan for a compute node: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG
-//! slices, and several kinds are separated by commas.
+//! GPUs that are described instead of found, so that a login node can plan for a compute node.
+//!
+//! `4x80` is four of 80 GiB, `2x3g.40gb` two MIG slices, and commas separate several kinds.
 
 use crate::gpu::{Gpu, MigSlice, NvlinkTopology};
 use crate::sizes::scaled;
 
-/// A slice's name rounds its memory up: `1g.10gb` has 9.5 to 9.75 GiB, `3g.40gb` 39.2 to 39.6.
+/// Share of the memory in a slice's name that it really has.
+///
+/// The name rounds up: `1g.10gb` has 9.5 to 9.75 GiB, `3g.40gb` 39.2 to 39.6.
 const SLICE_MEMORY_FACTOR: f64 = 0.95;
 
-/// More GPUs than one host has.
+/// Most GPUs in a description, more than one host has.
 const MAX_GPUS: u32 = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,18 +19,19 @@ pub struct DescribedGpus {
     pub links: NvlinkTopology,
 }
 
-/// A description that cannot be read.
+/// A description that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{part:?} describes no GPUs: write COUNTxGIB, as 4x80, or COUNTxSLICE, as 2x3g.40gb; several kinds are separated by commas")]
 pub struct GpuDescriptionError {
     pub part: String,
 }
 
-/// Reads a description. GPUs of one kind are joined by NVLink in domains of this size; 0 or 1 joins
-/// none.
+/// Parses a description.
+///
+/// GPUs of one kind are joined by NVLink in domains of this size; 0 or 1 joins none.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the description cannot be parsed.
 pub fn parse_gpus(text: &str, domain: u32) -> Result<DescribedGpus, GpuDescriptionError> {
     let mut gpus: Vec<Gpu> = Vec::new();
     let mut pairs = Vec::new();
@@ -55,7 +59,7 @@ pub fn parse_gpus(text: &str, domain: u32) -> Result<DescribedGpus, GpuDescripti
     Ok(DescribedGpus { gpus, links: NvlinkTopology::between(pairs) })
 }
 
-/// GiB, and whether it is a slice: `80`, `80GB`, `80GiB`, `3g.40gb`.
+/// Parses a size, and returns its GiB and whether it is a slice: `80`, `80GB`, `80GiB`, `3g.40gb`.
 fn parse_size(text: &str) -> Option<(f64, bool)> {
     let lower = text.to_lowercase();
     let (number, sliced) = match lower.split_once("g.") {

@@ -1,4 +1,4 @@
-//! Why there is no plan, each reason with its arithmetic and what to do.
+//! Reasons why there is no plan, each with its arithmetic and a remedy.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -25,18 +25,19 @@ pub enum PlanError {
     SlicesTogether { tp: u32 },
     #[error("--tp {tp} cannot be: this host has no GPU; leave --tp out to serve on the CPU")]
     NoGpus { tp: u32 },
-    /// The model is a path, and nothing is there.
+    /// The model is a path that does not exist.
     #[error(
         "--model {path}: there is no such file or folder{}",
         nearest.as_ref().map(|path| format!("; the nearest is {}", path.display())).unwrap_or_default()
     )]
     NoSuchModel {
-        /// The path.
+        /// Path of the model.
         path: String,
-        /// What exists and is named most alike, else the deepest folder of the path that exists.
+        /// Existing path with the most similar name, otherwise the deepest folder of the path that
+        /// exists.
         nearest: Option<PathBuf>,
     },
-    /// The Rust front-end was asked for and is not there.
+    /// The Rust front-end was requested but is not installed.
     #[error("--front-end rust cannot be: {because}; use --front-end auto")]
     NoRustFrontEnd { because: String },
 }
@@ -52,19 +53,19 @@ fn list(numbers: &[u32]) -> String {
     numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The arithmetic of a model that does not fit.
+/// Arithmetic of a model that does not fit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelDoesNotFit {
     pub(super) gpu: Gpu,
-    /// How many of them there are.
+    /// Number of these GPUs.
     pub(super) gpus: u32,
-    /// The largest size that was tried.
+    /// Largest replica size that was tried.
     pub(super) tp: u32,
     pub(super) weight_bytes: u64,
     pub(super) format: String,
-    /// The context that was wanted.
+    /// Context that was wanted.
     pub(super) context: u32,
-    /// The longest that would fit, as far as cache goes.
+    /// Longest context that would fit, as far as the cache goes.
     pub(super) max_context: u32,
     pub(super) sliced: bool,
     pub(super) min_cache: u64,
@@ -76,17 +77,17 @@ pub struct ModelDoesNotFit {
 pub enum Alternative {
     /// The model in a smaller format on these GPUs.
     Format { name: &'static str, weight_bytes: u64, tp: u32 },
-    /// The model as it is on more such GPUs.
+    /// The model unchanged on more such GPUs.
     Gpus {
-        /// How many of them, joined by NVLink.
+        /// Number of GPUs, joined by NVLink.
         tp: u32,
-        /// The memory of each.
+        /// Memory of each GPU.
         gib: u64,
     },
 }
 
 impl ModelDoesNotFit {
-    /// All memory of the GPUs that were tried.
+    /// Total memory of the GPUs that were tried.
     pub(super) fn group_bytes(&self) -> u64 {
         self.gpu.memory_bytes * u64::from(self.gpus)
     }

@@ -1,5 +1,8 @@
-//! The flags of an engine: which of them the agent gives, which are this release's defaults already, which the user has given, and why each.
-//! What a release does not know is not given to it: an unknown flag costs an engine thirteen seconds and its life.
+//! Flags of an engine: those that the agent gives, those that are this release's defaults already,
+//! and those that the user has given, each with its reason.
+//!
+//! A flag unknown to the release is not given: it would cost an engine thirteen seconds and its
+//! life.
 
 use super::setup::EnginePlanSetup;
 use crate::config::Profile;
@@ -12,22 +15,22 @@ use crate::vllm::releases::{
 use crate::vllm::traces::TRACES_FLAG;
 use crate::vllm::{EngineTraces, FrontEndInUse};
 
-/// A lower limit would refuse bursts that a single replica can well hold.
+/// Minimum queue limit. A lower one would refuse bursts that a single replica can well hold.
 const MIN_QUEUE_LIMIT: u64 = 256;
 
-/// What the flags of one replica depend on, besides the setup.
+/// Context for the flags of one replica, besides the setup.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReplicaContext<'a> {
     pub(super) gpu: Option<&'a Gpu>,
     pub(super) tp: u32,
-    /// The shorter context that it gets because the model's own does not fit.
+    /// Shorter context used because the model's own does not fit.
     pub(super) shortened_context: Option<u32>,
     pub(super) front_end: FrontEndInUse,
-    /// There is room for a process around its model.
+    /// There is room for a separate process around the model.
     pub(super) has_workers: bool,
 }
 
-/// The flags of one replica, in the order of the command line.
+/// Flags of one replica, in the order of the command line.
 pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) -> Vec<FlagChoice> {
     let mut list = FlagList { given: EngineArguments(&setup.arguments), choices: Vec::new() };
     if !setup.simulated {
@@ -48,7 +51,7 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
     list.choices
 }
 
-/// Collects flags; a flag that the user gave stays as it is.
+/// Collector of flags; a flag that the user gave stays unchanged.
 struct FlagList<'a> {
     given: EngineArguments<'a>,
     choices: Vec<FlagChoice>,
@@ -77,7 +80,8 @@ fn add_shutdown_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
     }
 }
 
-/// On two CPUs, vLLM 0.32 compiled a small model for more than ten minutes before it served.
+/// Adds flags for engines on CPU. On two CPUs, vLLM 0.32 compiled a small model for more than ten
+/// minutes before it served.
 fn add_cpu_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
     if !setup.decides_about_graphs() {
         let because = "on a CPU, compiling the model takes minutes; `-- --no-enforce-eager` has it compiled";
@@ -123,8 +127,8 @@ fn add_step_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu, f
     list.add("--max-num-batched-tokens", steps.tokens.to_string(), origin(steps.tokens != default.tokens), small);
     let limited = setup.profile != Profile::Conservative && setup.is_at_least(QUEUE_LIMIT_SINCE) && front_end == FrontEndInUse::Python;
     if limited && steps.sequences > 0 {
-        // As many again as run: a burst waits, and requests beyond it are better off at another
-        // replica.
+        // The limit is twice the batch: a burst waits, and requests beyond it are better off at
+        // another replica.
         let most = (2 * u64::from(steps.sequences)).max(MIN_QUEUE_LIMIT).to_string();
         list.add(
             "--max-num-queued-reqs",
@@ -180,7 +184,7 @@ fn add_graph_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu) 
     }
 }
 
-/// With several GPUs the engine has such processes anyway.
+/// Adds the executor flag. With several GPUs the engine has such processes anyway.
 fn add_executor_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &ReplicaContext<'_>) {
     if setup.profile == Profile::Throughput && place.tp == 1 && place.has_workers {
         list.add(
@@ -192,9 +196,10 @@ fn add_executor_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &R
     }
 }
 
-/// The numbers of tokens for which there are graphs; a step takes the next larger one. Eight for
-/// each doubling, so that at most an eighth of a step is padding: up to 4,096 tokens that makes 59,
-/// where vLLM makes 51 up to 512, in the same four seconds (H200, 1.7B).
+/// Token counts for which there are graphs; a step takes the next larger one.
+///
+/// There are eight for each doubling, so at most an eighth of a step is padding. Up to 4,096 tokens
+/// that makes 59, where vLLM makes 51 up to 512, in the same four seconds (H200, 1.7B).
 fn graph_sizes(most: u32) -> Vec<u32> {
     let fine = (8..=64).step_by(8);
     let coarse =
@@ -202,7 +207,7 @@ fn graph_sizes(most: u32) -> Vec<u32> {
     [1, 2, 4].into_iter().chain(fine).chain(coarse).filter(|size| *size < most).chain([most]).collect()
 }
 
-/// Every engine has these, the simulated one too.
+/// Adds the flags that every engine has, including the simulated one.
 fn add_reporting_flags(list: &mut FlagList<'_>) {
     list.add("--disable-uvicorn-access-log", "", FlagOrigin::Hostler, "requests are logged and counted by the router");
     list.add("--enable-prompt-tokens-details", "", FlagOrigin::Hostler, "routers learn how much of a prompt was cached");

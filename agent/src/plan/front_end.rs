@@ -1,5 +1,8 @@
-//! Decides which of vLLM's HTTP front-ends the engines of a node get. The Rust one gives 1.6 times the tokens a second of the Python one where the
-//! front-end is the limit (a model of 1.7 billion parameters, 512 streams, one H200), and lacks some of its flags and routes.
+//! Choice of vLLM's HTTP front-end for the engines of a node.
+//!
+//! If the front-end is the limit, the Rust one gives 1.6 times the tokens a second of the Python
+//! one (a model of 1.7 billion parameters, 512 streams, one H200). It lacks some of the Python
+//! one's flags and routes.
 
 use std::path::{Path, PathBuf};
 
@@ -14,20 +17,20 @@ use crate::vllm::arguments::EngineArguments;
 use crate::vllm::front_end::{RUST_FLAGS_SINCE, RUST_UNSUPPORTED_FLAGS};
 use crate::vllm::releases::RUST_TOKENIZE_SINCE;
 
-/// The front-end of all engines of a node.
+/// Front-end of all engines of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrontEndChoice {
     pub in_use: FrontEndInUse,
-    /// Ends a sentence.
+    /// Reason, which ends a sentence.
     pub because: String,
-    /// Whether an engine where it does not start gets the Python one.
+    /// Whether an engine gets the Python front-end if the Rust one does not start.
     pub may_fall_back: bool,
 }
 
 /// Chooses the front-end. `binary` is the Rust front-end of the installed vLLM, if it has one.
 ///
 /// # Errors
-/// When the Rust one was asked for and is not there.
+/// When the Rust front-end was requested but is not installed.
 pub(super) fn choose(
     setting: FrontEnd,
     binary: Option<&Path>,
@@ -78,7 +81,7 @@ fn rust_obstacle(setup: &EnginePlanSetup, model: &ModelInfo) -> Option<String> {
     Some(format!("the Rust one serves text generation only, and {} is something else", other.architecture))
 }
 
-/// The Rust front-end that this process's environment names in place of the installed one.
+/// Rust front-end that this process's environment names in place of the installed one.
 #[must_use]
 pub(super) fn binary_from_environment(variable: Option<std::ffi::OsString>) -> Option<PathBuf> {
     let path = PathBuf::from(variable?);

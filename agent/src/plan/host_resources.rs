@@ -1,27 +1,37 @@
-//! What a host has for engines besides its GPUs, and whether that is enough for a process of its own around each model.
+//! Resources of a host for engines besides its GPUs, and whether they allow a separate process
+//! around each model.
 //!
-//! vLLM runs the model of an engine on one GPU in its core's process. In a process of its own (`--distributed-executor-backend mp`, as it always has
-//! with several GPUs or data parallelism) the core plans the next step meanwhile: 1.15 times the tokens a second (eight pairs of loads, 1.07 to 1.20, without
-//! cache events, on two H200s with 512 streams each and a model of 1.7 billion parameters; with events 1.24, seven pairs, 1.13 to 1.39), 1.1 to 1.2 with 64
-//! streams, and the same with one stream or where the GPU is the limit. The slowest tokens come later then (28 and 36 ms, p99, of 512 streams). It takes 3.6
-//! CPUs for each busy GPU instead of 1.7, since its threads spin while there is work, 0.6 GiB more of memory, and some 10 s more to start. docs/gpus.md has
-//! the measurements.
+//! vLLM runs the model of an engine on one GPU in its core's process. In a separate process
+//! (`--distributed-executor-backend mp`, which it always uses with several GPUs or data
+//! parallelism) the core plans the next step meanwhile. That gives 1.15 times the tokens a second
+//! (eight pairs of loads, 1.07 to 1.20, without cache events, on two H200s with 512 streams each
+//! and a model of 1.7 billion parameters; with events 1.24, seven pairs, 1.13 to 1.39). The factor
+//! is 1.1 to 1.2 with 64 streams, and there is no change with one stream or if the GPU is the
+//! limit. The slowest tokens come later then (28 and 36 ms, p99, of 512 streams). The process takes
+//! 3.6 CPUs for each busy GPU instead of 1.7, since its threads spin while there is work, 0.6 GiB
+//! more of memory, and some 10 s more to start. docs/gpus.md has the measurements.
 
 use std::num::NonZero;
 
-/// CPUs for each engine from which on it may have the second process. It keeps 3.6 of them busy, front-end included, and router and agent share
-/// one; with fewer the spinning threads would take them from the front-end. Only 16 were measured.
+/// CPUs per engine from which it may have the second process.
+///
+/// It keeps 3.6 of them busy, front-end included, and router and agent share one. With fewer CPUs
+/// the spinning threads would take them from the front-end. Only 16 were measured.
 pub(super) const CPUS_PER_ENGINE: usize = 8;
 
-/// Shared memory for each engine. vLLM 0.32 refuses to start the second process with less free than its queues could take at most (400 MiB), of which it uses
-/// little unless there are images; a container has 64 MiB unless it was given more.
+/// Shared memory for each engine. vLLM 0.32 refuses to start the second process with less free than
+/// its queues could take at most (400 MiB).
+///
+/// It uses little of that unless there are images. A container has 64 MiB unless it was given more.
 pub(super) const SHARED_BYTES_PER_ENGINE: u64 = 512 << 20;
 
 #[derive(Debug, Clone, Copy)]
 pub struct HostResources {
     pub cpus: usize,
-    /// Size of `/dev/shm`, free or not. What is free changes, but an agent that restarts beside its
-    /// engines must plan what they were started with.
+    /// Size of `/dev/shm`, free or not.
+    ///
+    /// The free part changes, but an agent that restarts beside its engines must repeat the plan
+    /// they were started with.
     pub shared_bytes: u64,
 }
 
@@ -35,13 +45,13 @@ impl HostResources {
         }
     }
 
-    /// The resources of a host that is only described: as much as anybody could want.
+    /// Unlimited resources, for a host that is only described.
     #[must_use]
     pub fn unlimited() -> Self {
         Self { cpus: usize::MAX, shared_bytes: u64::MAX }
     }
 
-    /// Whether so many engines may have one process more each.
+    /// Whether this many engines may each have one more process.
     pub(super) fn allows_workers(self, engines: usize) -> bool {
         self.cpus / CPUS_PER_ENGINE >= engines && self.shared_bytes / SHARED_BYTES_PER_ENGINE >= engines as u64
     }

@@ -1,4 +1,6 @@
-//! What a plan needs to know of this host, asked for: which vLLM is installed, and what the model's folder says. The waiting around `plan`.
+//! Inventory of this host for a plan: the installed vLLM, and the contents of the model's folder.
+//!
+//! This module does the waiting around `plan`.
 
 use std::path::{Path, PathBuf};
 
@@ -17,8 +19,9 @@ use crate::vllm::EngineTraces;
 use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
 
-/// Which vLLM a program is. `None` for the simulated engine, and for a vLLM that does not report
-/// its version. Takes seconds.
+/// Finds out which vLLM a program is.
+///
+/// `None` for the simulated engine, and for a vLLM that does not report its version. Takes seconds.
 ///
 /// # Errors
 /// When the program cannot be started.
@@ -34,11 +37,11 @@ pub async fn probe_installed(engine: &EngineProgram) -> Result<Option<InstalledV
     }
 }
 
-/// What there is to run engines with, or what a preview assumes.
+/// Resources for engines, found here or assumed by a preview.
 #[derive(Debug)]
 pub struct Inventory {
     pub engine: EngineProgram,
-    /// The installed vLLM, if it is one and said what it is.
+    /// Installed vLLM, if the program is one and reported its version.
     pub installed: Option<InstalledVllm>,
     pub gpus: Vec<Gpu>,
     pub links: NvlinkTopology,
@@ -46,11 +49,10 @@ pub struct Inventory {
     pub resources: HostResources,
 }
 
-/// Reads the model's folder and plans, on a thread of its own, because the folder may be on a slow
-/// disk.
+/// Reads the model's folder and plans, on its own thread, because the folder may be on a slow disk.
 ///
 /// # Errors
-/// When the model does not fit, or what the settings ask for cannot be.
+/// When the model does not fit, or the settings ask for the impossible.
 pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Plan, PlanError> {
     let planned = tokio::task::spawn_blocking(move || {
         let Inventory { engine, installed, gpus, links, resources: room } = found;
@@ -75,27 +77,27 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
     planned.await.expect("planning does not panic")
 }
 
-/// What a preview assumes instead of what is here.
+/// Assumptions of a preview in place of this host.
 #[derive(Debug, Clone, Default)]
 pub struct PreviewRequest {
     pub described_gpus: Option<DescribedGpus>,
-    /// A release of vLLM. It is taken to have the Rust front-end where such releases have it.
+    /// Release of vLLM. It is assumed to have the Rust front-end if such releases have it.
     pub version: Option<VllmVersion>,
 }
 
-/// A plan from which nothing is started.
+/// A plan that starts nothing.
 #[derive(Debug, Clone)]
 pub struct PlanPreview {
     pub plan: Plan,
-    /// What it assumes, a sentence each.
+    /// Assumptions of the preview, a sentence each.
     pub assumptions: Vec<String>,
 }
 
-/// Plans as the agent would, also on a host that lacks vLLM or GPUs.
+/// Plans as the agent would, even on a host without vLLM or GPUs.
 ///
 /// # Errors
-/// As the agent's start: when nothing can be run, the model does not fit, or what the settings ask
-/// for cannot be.
+/// Same as the agent's start: when nothing can be run, the model does not fit, or the settings ask
+/// for the impossible.
 pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<PlanPreview, AgentError> {
     let mut supposes = Vec::new();
     if supposed.described_gpus.is_some() && config.model.is_empty() && config.engine != EngineKind::Simulated {
@@ -136,7 +138,9 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
     })
 }
 
-/// A release as it comes for GPUs, which has OpenTelemetry with it by now. Where its Rust front-end lies does not matter to a plan.
+/// Assumes a release built for GPUs, which includes OpenTelemetry by now.
+///
+/// The location of its Rust front-end does not matter to a plan.
 fn assume_installed(version: VllmVersion) -> InstalledVllm {
     let rust_front_end = (version >= RUST_FRONT_END_SINCE).then(|| Path::new("vllm-rs").to_owned());
     InstalledVllm { version, rust_front_end, has_opentelemetry: true }

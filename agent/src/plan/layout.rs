@@ -1,5 +1,8 @@
-//! Which GPUs make a replica: the smallest number of them, within one NVLink domain, that leaves room for the model's context, and as many
-//! replicas as there are GPUs. Pure: what is known of the model and the host is in the question, and so is what the user has decided.
+//! Assignment of GPUs to replicas.
+//!
+//! A replica gets the smallest number of GPUs, within one NVLink domain, that leaves room for the
+//! model's context, and there are as many replicas as fit. This module is pure: the request
+//! contains the facts about the model and the host, and the user's decisions.
 
 use super::error::{Alternative, ModelDoesNotFit, PlanError};
 use super::memory::MemoryBudget;
@@ -9,20 +12,22 @@ use super::weights::quantized_sizes;
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::sizes::GIB;
 
-/// The shortest context with which a model is started where its own does not fit.
+/// Shortest context with which a model is started if its own does not fit.
 const MIN_CONTEXT: u32 = 8_192;
 
-/// A cache of less than a tenth of the memory serves so few requests at once that a quantized
-/// model, or one more GPU, gives many times more.
+/// A cache of less than a tenth of the memory is too small.
+///
+/// It serves so few requests at once that a quantized model, or one more GPU, gives many times
+/// more.
 const MIN_CACHE_DIVISOR: u64 = 10;
 
-/// A cache that holds this many full contexts is large enough, whatever its part of the memory.
+/// A cache that holds this many full contexts is large enough, whatever its share of the memory.
 const AMPLE_CONTEXTS: u64 = 4;
 
-/// GPUs of one replica, at most: hosts have no more that are joined.
+/// Most GPUs of one replica: hosts have no more that are joined.
 const MAX_GPUS_PER_REPLICA: u32 = 16;
 
-/// Contexts that are chosen here are multiples of this.
+/// Shortened contexts are multiples of this.
 const CONTEXT_STEP: u32 = 1_024;
 
 #[derive(Debug, Clone, Copy)]
@@ -30,52 +35,52 @@ pub(super) struct LayoutRequest<'a> {
     pub(super) model: &'a ModelInfo,
     pub(super) gpus: &'a [Gpu],
     pub(super) links: &'a NvlinkTopology,
-    /// GPUs of one replica, when the user has decided; 0 otherwise.
+    /// GPUs of one replica, if the user has decided; 0 otherwise.
     pub(super) tp: u32,
-    /// Number of replicas, when the user has decided; 0 otherwise.
+    /// Number of replicas, if the user has decided; 0 otherwise.
     pub(super) replicas: u32,
     pub(super) setup: &'a EnginePlanSetup,
 }
 
-/// How all GPUs are used.
+/// Use of all GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuLayout {
-    /// One for each kind of GPU that is used.
+    /// Layouts, one for each kind of GPU in use.
     pub shares: Vec<GpuGroupLayout>,
     /// GPUs that no replica uses, and why.
     pub spare: Vec<UnusedGpu>,
 }
 
-/// How the GPUs of one kind are used.
+/// Use of the GPUs of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuGroupLayout {
-    /// The GPUs of each replica, in the order of its ranks. They are all of one size.
+    /// GPUs of each replica, in the order of its ranks. All replicas have the same size.
     pub replicas: Vec<Vec<Gpu>>,
     pub tp: u32,
-    /// Why this many.
+    /// Reason for this number of GPUs.
     pub why: SizeReason,
-    /// Where each GPU's memory goes; `None` where the model or the memory is unknown.
+    /// Memory budget of each GPU; `None` if the model or the memory is unknown.
     pub memory: Option<MemoryBudget>,
-    /// The longest context of a request; `None` where the model is unknown.
+    /// Longest context of a request; `None` if the model is unknown.
     pub context: Option<u32>,
-    /// Whether `context` was chosen here because the model's own does not fit.
+    /// Whether `context` was shortened because the model's own does not fit.
     pub is_context_shortened: bool,
     /// Whether the GPUs of a replica are not all joined by NVLink.
     pub over_pcie: bool,
-    /// The arithmetic of half as many GPUs, where that is why there are this many.
+    /// Arithmetic of half as many GPUs, if that decided the number.
     pub rejected: Option<MemoryBudget>,
 }
 
-/// Why a replica has so many GPUs.
+/// Reasons for a replica's number of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeReason {
-    /// It is the smallest number that leaves room for the cache.
+    /// The number is the smallest that leaves room for the cache.
     Smallest,
-    /// The user said so.
+    /// The user requested the number.
     Requested,
     /// The model or its memory is unknown.
     Unknown,
-    /// They are slices of GPUs, which cannot work together.
+    /// The devices are slices of GPUs, which cannot work together.
     Slices,
 }
 
@@ -83,22 +88,22 @@ pub enum SizeReason {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusedGpu {
     pub gpu: Gpu,
-    /// Ends a sentence.
+    /// Reason, which ends a sentence.
     pub because: String,
 }
 
 /// Whether a size of a replica fits.
 enum SizeFit {
-    /// It fits with this context, which may be shorter than the model's own.
+    /// The size fits with this context, which may be shorter than the model's own.
     Context { tokens: u32, shortened: bool },
-    /// Not, or hardly.
+    /// The size does not fit, or hardly.
     Not,
 }
 
-/// Lays out the replicas over the GPUs.
+/// Distributes the replicas over the GPUs.
 ///
 /// # Errors
-/// When the model does not fit, or what the user asked for cannot be.
+/// When the model does not fit, or the user asked for the impossible.
 pub(super) fn plan_layout(question: &LayoutRequest<'_>) -> Result<GpuLayout, PlanError> {
     let mut whole = GpuLayout::default();
     let mut misfit: Option<ModelDoesNotFit> = None;
@@ -157,7 +162,9 @@ fn limit_replicas(layout: &mut GpuLayout, question: &LayoutRequest<'_>) -> Resul
     Ok(())
 }
 
-/// GPUs of one name and size, in the order of the first of each. Slices go together by their size.
+/// Groups GPUs by name and size, in the order of the first of each.
+///
+/// Slices are grouped by their size.
 fn group_gpus(gpus: &[Gpu]) -> Vec<Vec<Gpu>> {
     let mut groups: Vec<Vec<Gpu>> = Vec::new();
     for gpu in gpus {
@@ -200,7 +207,7 @@ fn plan_group(question: &LayoutRequest<'_>, group: &[Gpu]) -> Result<GpuGroupLay
     Ok(share)
 }
 
-/// One GPU a replica, or as many as were asked for, with nothing computed.
+/// Layout with one GPU per replica, or as many as were requested, without any arithmetic.
 fn plan_without_facts(question: &LayoutRequest<'_>, group: &[Gpu], why: SizeReason) -> GpuGroupLayout {
     let tp = question.tp.max(1);
     let (replicas, over_pcie) = match partition(group, tp, Some(question.links)) {
@@ -211,7 +218,7 @@ fn plan_without_facts(question: &LayoutRequest<'_>, group: &[Gpu], why: SizeReas
     GpuGroupLayout { replicas, tp, why, memory: None, context, is_context_shortened: false, over_pcie, rejected: None }
 }
 
-/// The sizes that a replica may have on one kind of GPU.
+/// Search for a replica size on one kind of GPU.
 struct SizeSearch<'a> {
     question: &'a LayoutRequest<'a>,
     group: &'a [Gpu],
@@ -229,7 +236,7 @@ impl SizeSearch<'_> {
 
     fn fit(&self, memory: &MemoryBudget) -> SizeFit {
         let context = self.context();
-        // Nothing is cached by token: a model that only has states.
+        // Nothing is cached by token: the model only has states.
         let Some(contexts) = memory.requests_of(u64::from(context)) else {
             return if memory.missing == 0 { SizeFit::Context { tokens: context, shortened: false } } else { SizeFit::Not };
         };
@@ -238,15 +245,15 @@ impl SizeSearch<'_> {
             return SizeFit::Context { tokens: context, shortened: false };
         }
         let longest = memory.max_request_tokens(context) / CONTEXT_STEP * CONTEXT_STEP;
-        // What the user has decided is not changed.
+        // The user's own context is not changed.
         if roomy && longest >= MIN_CONTEXT.min(context) && self.question.setup.context().is_none() {
             return SizeFit::Context { tokens: longest, shortened: true };
         }
         SizeFit::Not
     }
 
-    /// The smallest size that fits: first with the whole context and NVLink, then with a shorter
-    /// one, and over PCIe only when all that fails.
+    /// Smallest size that fits: first with the whole context and NVLink, then with a shorter one,
+    /// and over PCIe only if both fail.
     fn smallest(&self) -> Result<GpuGroupLayout, PlanError> {
         let slices = self.group[0].slice.is_some();
         let sizes: Vec<u32> = self.candidate_sizes().take_while(|tp| !slices || *tp == 1).collect();
@@ -276,8 +283,9 @@ impl SizeSearch<'_> {
         Err(PlanError::DoesNotFit(Box::new(self.misfit(sizes.last().copied().unwrap_or(1)))))
     }
 
-    /// What the user asked for, unless the weights do not fit. The rest is only an estimate, which
-    /// the user may overrule.
+    /// Layout that the user asked for, unless the weights do not fit.
+    ///
+    /// The rest is only an estimate, which the user may overrule.
     fn plan_requested(&self) -> Result<GpuGroupLayout, PlanError> {
         let tp = self.question.tp;
         let in_group = u32::try_from(self.group.len()).unwrap_or(u32::MAX);
@@ -308,7 +316,7 @@ impl SizeSearch<'_> {
         })
     }
 
-    /// Powers of two that divide the model's heads, as many as there are GPUs.
+    /// Powers of two that divide the model's heads, up to the number of GPUs.
     fn candidate_sizes(&self) -> impl Iterator<Item = u32> {
         let in_group = u32::try_from(self.group.len()).unwrap_or(u32::MAX);
         (0..)
@@ -334,7 +342,8 @@ impl SizeSearch<'_> {
         }
     }
 
-    /// What would fit: the model in smaller formats on these GPUs, or as it is on more of them.
+    /// Alternatives that would fit: the model in smaller formats on these GPUs, or unchanged on
+    /// more of them.
     fn would_fit(&self) -> Vec<Alternative> {
         let mut found = Vec::new();
         let formats = if self.facts.format.is_unquantized() { quantized_sizes(self.facts.parameters).to_vec() } else { Vec::new() };
@@ -356,16 +365,18 @@ impl SizeSearch<'_> {
     }
 }
 
-/// Whether vLLM can divide the model by this number: query heads evenly, key and value heads evenly
-/// or each to an equal number of GPUs.
+/// Whether vLLM can divide the model by this number.
+///
+/// Query heads must divide evenly, key and value heads evenly or each to an equal number of GPUs.
 fn is_divisible(facts: &ModelFacts, tp: u32) -> bool {
     let shape = &facts.shape;
     let shared = shape.latent.is_some() || shape.kv_heads.is_multiple_of(tp) || tp.is_multiple_of(shape.kv_heads);
     tp > 0 && shape.heads.is_multiple_of(tp) && shared
 }
 
-/// Disjoint sets of this many GPUs, each within one NVLink domain if `links` are given, in the
-/// order of the GPUs.
+/// Disjoint sets of this many GPUs, in the order of the GPUs.
+///
+/// If `links` are given, each set is within one NVLink domain.
 fn partition(group: &[Gpu], size: u32, links: Option<&NvlinkTopology>) -> Vec<Vec<Gpu>> {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     let mut left: Vec<&Gpu> = group.iter().collect();
@@ -385,7 +396,7 @@ fn partition(group: &[Gpu], size: u32, links: Option<&NvlinkTopology>) -> Vec<Ve
             left.retain(|gpu| !set.contains(gpu));
             sets.push(set);
         } else {
-            // This one finds no partners; the others may.
+            // This GPU finds no partners; the others may.
             left.remove(0);
         }
     }

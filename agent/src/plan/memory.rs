@@ -1,4 +1,6 @@
-//! What of a GPU's memory goes where, and how many tokens the rest can cache. Arithmetic only; `layout` asks it for each size of a replica.
+//! Budget of a GPU's memory, and the tokens that the rest can cache.
+//!
+//! Arithmetic only; `layout` computes it for each size of a replica.
 
 use super::model::ModelFacts;
 use super::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
@@ -6,24 +8,26 @@ use super::shape::ModelShape;
 use crate::gpu::Gpu;
 use crate::sizes::{GIB, scaled};
 
-/// CUDA's context, the libraries' workspaces, fragmentation and CUDA graphs: 1.5 GiB. An estimate
-/// on the safe side: contexts and workspaces take half to three quarters of a GiB, vLLM's graphs of
-/// small and large models 0.3 to 0.8; the driver also counts half a GiB as memory of the GPU that
-/// it does not give out.
+/// Memory for CUDA's context, the libraries' workspaces, fragmentation and CUDA graphs: 1.5 GiB.
+/// This is an estimate on the safe side.
+///
+/// Contexts and workspaces take half to three quarters of a GiB, vLLM's graphs of small and large
+/// models 0.3 to 0.8. The driver also counts half a GiB as memory of the GPU that it does not give
+/// out.
 const RUNTIME_BYTES: u64 = 3 * GIB / 2;
 
-/// Buffers of NCCL and of the direct all-reduce, on each GPU of a replica that has several.
+/// Buffers of NCCL and of the direct all-reduce, on each GPU of a replica with several.
 const EXCHANGE_BYTES: u64 = GIB / 2;
 
-/// Copies of a token's hidden state that are alive at once in a layer, and of its feed-forward
-/// state: residual, input, attention's query, key, value and output; gate, up and their product.
+/// Copies of a token's hidden state that a layer holds at once, and of its feed-forward state:
+/// residual, input, attention's query, key, value and output; gate, up and their product.
 const HIDDEN_COPIES: u64 = 6;
 const FEED_FORWARD_COPIES: u64 = 3;
 
 /// Bytes of one logit while the sampler works: 32 bits, twice.
 const LOGIT_BYTES: u64 = 8;
 
-/// Where the memory of one GPU goes, for one size of a replica.
+/// Memory budget of one GPU, for one size of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryBudget {
     pub total: u64,
@@ -33,9 +37,9 @@ pub struct MemoryBudget {
     pub runtime: u64,
     /// Activations of one step.
     pub activations: u64,
-    /// What is left for the KV cache; 0 when nothing is.
+    /// Memory left for the KV cache; 0 if none is left.
     pub cache: u64,
-    /// How much memory is missing before anything could be cached.
+    /// Memory that is missing before anything could be cached.
     pub missing: u64,
     tp: u64,
     shape: ModelShape,
@@ -44,7 +48,7 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// The arithmetic for one GPU of a replica of `tp`.
+    /// Computes the budget of one GPU in a replica of `tp`.
     pub(super) fn new(facts: &ModelFacts, gpu: &Gpu, tp: u32, setup: &EnginePlanSetup) -> Self {
         let (total, steps) = (gpu.memory_bytes, setup.steps(Some(gpu)));
         let parts = u64::from(tp);
@@ -68,7 +72,7 @@ impl MemoryBudget {
         }
     }
 
-    /// What one request of this many tokens takes of one GPU's cache.
+    /// Bytes that one request of this many tokens takes in one GPU's cache.
     #[must_use]
     pub fn context_bytes(&self, tokens: u64) -> u64 {
         let layer = self.layer_token_bytes();
@@ -77,20 +81,22 @@ impl MemoryBudget {
         if !self.format.limits_windowed_layers {
             return (full + windowed) * layer * tokens;
         }
-        // The blocks of a window are freed when a step has passed them.
+        // The blocks of a window are freed once a step has passed them.
         let in_window = tokens.min(u64::from(self.shape.window) + u64::from(self.step));
         full * layer * tokens + windowed * layer * in_window
     }
 
-    /// What one more token of a long request takes, over all layers of one GPU.
+    /// Bytes that one more token of a long request takes, over all layers of one GPU.
     #[must_use]
     pub fn token_bytes(&self) -> u64 {
         let kept = if self.format.limits_windowed_layers { 0 } else { self.shape.windowed_layers };
         u64::from(self.shape.full_layers + kept) * self.layer_token_bytes()
     }
 
-    /// Bytes of one token in one layer on one GPU. A key or value head that more GPUs need than
-    /// there are heads is kept by each of them, as is what latent attention keeps.
+    /// Bytes of one token in one layer on one GPU. If more GPUs need a key or value head than there
+    /// are heads, each of them keeps a copy.
+    ///
+    /// The same applies to latent attention.
     fn layer_token_bytes(&self) -> u64 {
         let elements = match self.shape.latent {
             Some(latent) => u64::from(latent),
@@ -99,7 +105,7 @@ impl MemoryBudget {
         elements * self.format.element_bytes
     }
 
-    /// Requests of this many tokens whose cache fits at once; `None` when nothing is cached by
+    /// Requests of this many tokens that the cache holds at once; `None` if nothing is cached by
     /// token.
     #[must_use]
     pub fn requests_of(&self, tokens: u64) -> Option<u64> {
@@ -114,7 +120,7 @@ impl MemoryBudget {
         u64::try_from(tokens).ok()
     }
 
-    /// The longest request that fits, up to `limit`.
+    /// Longest request that fits, up to `limit`.
     #[must_use]
     pub fn max_request_tokens(&self, limit: u32) -> u32 {
         let (mut fits, mut too_long) = (0_u32, limit.saturating_add(1));

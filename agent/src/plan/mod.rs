@@ -1,5 +1,7 @@
-//! What this node shall run, and why: replicas on GPUs, the flags of their engines, and the front-end. `hostler plan` prints it and the agent
-//! runs it; both call `plan`. The decisions are pure; what they know of the model is read from the disk first.
+//! Plan of a node and its reasons: replicas on GPUs, the flags of their engines, and the front-end.
+//!
+//! `hostler plan` prints it and the agent runs it; both call `plan`. The decisions are pure; the
+//! facts about the model are read from the disk first.
 
 pub mod described_gpus;
 mod error;
@@ -42,37 +44,37 @@ const SIMULATED_REPLICAS: u32 = 2;
 pub struct PlanInput<'a> {
     pub engine: &'a EngineProgram,
     pub version: Option<crate::vllm::version::VllmVersion>,
-    /// Its Rust front-end, if it has one.
+    /// Rust front-end of the installed vLLM, if it has one.
     pub rust_front_end: Option<&'a Path>,
     pub gpus: &'a [Gpu],
     pub links: &'a NvlinkTopology,
     /// CPUs and shared memory for engines.
     pub resources: HostResources,
     pub traces: &'a EngineTraces,
-    /// Where downloaded models are.
+    /// Folder of downloaded models.
     pub downloads: &'a Path,
 }
 
-/// What a node runs, and why.
+/// Engines that a node runs, and why.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The model as it was named; empty for the simulated engine's own.
+    /// Model name as given; empty for the simulated engine's own.
     pub name: String,
     pub replicas: Vec<ReplicaPlan>,
     pub model: ModelInfo,
     pub layout: Option<GpuLayout>,
     pub front_end: FrontEndChoice,
     pub setup: EnginePlanSetup,
-    /// Each engine has room for a process around its model.
+    /// Each engine has room for a separate process around its model.
     pub has_workers: bool,
-    /// What somebody should know before it runs, a sentence each.
+    /// Warnings to read before the plan runs, a sentence each.
     pub warnings: Vec<String>,
 }
 
 /// Makes the plan. Reads the model's folder, which may take a while on a network disk.
 ///
 /// # Errors
-/// When the model does not fit, or what the settings ask for cannot be.
+/// When the model does not fit, or the settings ask for the impossible.
 pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, PlanError> {
     let setup = EnginePlanSetup { traces: ground.traces.clone(), ..EnginePlanSetup::new(ground.engine, ground.version, config) };
     let model = if setup.simulated {
@@ -84,7 +86,7 @@ pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, P
     plan_for_model(ground, config, setup, model)
 }
 
-/// As `make_plan`, for a model that was read before.
+/// Like `make_plan`, for a model that was read before.
 fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePlanSetup, model: ModelInfo) -> Result<Plan, PlanError> {
     let setup = setup.for_model(&model);
     let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
@@ -120,13 +122,13 @@ fn plan_cpu_replicas(config: &AgentConfig, setup: &EnginePlanSetup) -> Result<Ve
 }
 
 impl Plan {
-    /// How the GPUs of this replica's kind are used; `None` on the CPU.
+    /// Layout of the GPUs of this replica's kind; `None` on the CPU.
     #[must_use]
     pub fn share(&self, replica: &ReplicaPlan) -> Option<&GpuGroupLayout> {
         self.layout.as_ref()?.shares.iter().find(|share| share.replicas.contains(&replica.gpus))
     }
 
-    /// The flags of a replica with that front-end, in the order of its command line.
+    /// Flags of a replica with that front-end, in the order of its command line.
     #[must_use]
     pub fn choices(&self, replica: &ReplicaPlan, front_end: FrontEndInUse) -> Vec<FlagChoice> {
         let share = self.share(replica);
@@ -140,19 +142,19 @@ impl Plan {
         flags::choose_flags(&self.setup, &place)
     }
 
-    /// Tokens that an engine computes in one step at most; 0 when that is not known.
+    /// Most tokens that an engine computes in one step; 0 if unknown.
     #[must_use]
     pub fn token_budget(&self, replica: &ReplicaPlan) -> u32 {
         self.setup.token_budget(replica.gpus.first())
     }
 
-    /// The plan in one paragraph, for the log.
+    /// Plan in one paragraph, for the log.
     #[must_use]
     pub fn summary(&self) -> String {
         text::summary(self)
     }
 
-    /// The plan for people: GPUs, layout, flags, front-end, warnings, each with its reason.
+    /// Plan for people: GPUs, layout, flags, front-end, warnings, each with its reason.
     #[must_use]
     pub fn page(&self) -> String {
         text::page(self)

@@ -1,5 +1,7 @@
-//! What a model's own folder tells of its size and shape: `config.json`, the index of its weights and the sizes of their files. Reads the
-//! disk and nothing else; `plan` asks it once, before the first engine starts.
+//! Size and shape of a model, from its own folder: `config.json`, the index of its weights and the
+//! sizes of their files.
+//!
+//! Only reads the disk; `plan` calls it once, before the first engine starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +14,13 @@ use crate::prompt_files;
 use crate::sizes::scaled;
 use crate::vllm::arguments::value_of;
 
-/// What is known of the model that shall be served.
+/// Knowledge of the model to be served.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelInfo {
     Known(Box<ModelFacts>),
-    /// Nothing is known, for this reason; one GPU per replica is assumed then.
+    /// Nothing is known, for this reason; one GPU per replica is then assumed.
     Unknown {
-        /// Ends a sentence.
+        /// Reason, which ends a sentence.
         because: String,
     },
 }
@@ -35,40 +37,41 @@ impl ModelInfo {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelFacts {
-    /// The class that implements it, as `LlamaForCausalLM`; empty where none is named.
+    /// Class that implements the model, such as `LlamaForCausalLM`; empty if none is named.
     pub architecture: String,
-    /// All of its parameters.
+    /// Number of all parameters.
     pub parameters: u64,
-    /// What its weights take in memory, over all GPUs of a replica.
+    /// Memory of the weights, over all GPUs of a replica.
     pub weight_bytes: u64,
     pub size_source: WeightSizeSource,
-    /// How its weights are kept.
+    /// Format of the weights.
     pub format: WeightFormat,
-    /// Its layers and their widths.
+    /// Layers and their widths.
     pub shape: ModelShape,
-    /// The longest context that it was made for.
+    /// Longest context that the model was made for.
     pub context: u32,
 }
 
-/// Where the size of the weights comes from.
+/// Source of the weights' size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightSizeSource {
     Index,
     Files,
-    /// The shapes in `config.json`: there are no weight files.
+    /// Shapes in `config.json`, because there are no weight files.
     Shapes,
 }
 
 impl ModelFacts {
-    /// Whether it generates text, as far as its class tells.
+    /// Whether the model generates text, as far as its class tells.
     #[must_use]
     pub fn is_generative(&self) -> bool {
         let ends = ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"];
         self.architecture.is_empty() || ends.iter().any(|end| self.architecture.ends_with(end))
     }
 
-    /// Reads a model's folder, or its place in the cache of downloaded ones. `arguments` are the
-    /// engine's: some change what is loaded.
+    /// Reads a model's folder, or its place in the cache of downloaded ones.
+    ///
+    /// `arguments` are the engine's, because some change what is loaded.
     #[must_use]
     pub fn read(model: &str, arguments: &[String], downloads: &Path) -> ModelInfo {
         let revision = value_of(arguments, "--revision");
@@ -93,10 +96,12 @@ impl ModelFacts {
         Self::from_config(&config, on_disk, arguments).ok_or_else(|| format!("{} does not name the model's shapes", path.display()))
     }
 
-    /// The facts of a `config.json`, with the size of the weights on disk where there are any.
-    /// `None` when it lacks what is needed.
+    /// Extracts the facts of a `config.json`, with the size of the weights on disk if there are
+    /// any.
+    ///
+    /// `None` if required values are missing.
     pub(super) fn from_config(config: &Value, on_disk: Option<(u64, WeightSizeSource)>, arguments: &[String]) -> Option<Self> {
-        // Models that see or hear keep their language model's shapes one level down.
+        // Models with vision or audio keep their language model's shapes one level down.
         let nested =
             ["text_config", "llm_config", "language_config"].iter().find_map(|name| config.get(*name).filter(|part| part.is_object()));
         let text = TextConfig(nested.unwrap_or(config));
@@ -105,8 +110,8 @@ impl ModelFacts {
         let by_shape = weights::count_parameters(text.0, &shape);
         let (weight_bytes, parameters, measured) = match on_disk {
             Some((bytes, measured)) => {
-                // An unquantized model has as many parameters as its bytes say, whatever the model
-                // is.
+                // The bytes of an unquantized model give its number of parameters, whatever the
+                // model is.
                 let parameters = if format.is_plain() { bytes / format.stored_bytes() } else { by_shape.total() };
                 (format.loaded_bytes(bytes, &by_shape), parameters, measured)
             }
@@ -125,7 +130,7 @@ impl ModelFacts {
     }
 }
 
-/// The part of a `config.json` that describes the language model.
+/// Part of a `config.json` that describes the language model.
 struct TextConfig<'a>(&'a Value);
 
 impl TextConfig<'_> {
@@ -163,7 +168,7 @@ impl TextConfig<'_> {
         })
     }
 
-    /// How many layers keep all tokens, a window of them, or a state.
+    /// Numbers of layers that keep all tokens, a window of them, or a state.
     fn layer_kinds(&self, layers: u32) -> (u32, u32, u32) {
         let window = self.number_u32(&["sliding_window"]).filter(|window| *window > 0);
         let window = window.filter(|_| self.0.get("use_sliding_window").and_then(Value::as_bool) != Some(false));
@@ -192,15 +197,17 @@ impl TextConfig<'_> {
         }
         match (window, self.number_u32(&["sliding_window_pattern"]).filter(|pattern| *pattern > 0)) {
             (Some(_), Some(pattern)) => (layers / pattern, layers - layers / pattern, 0),
-            // Before layer types were written down, Gemma 2 had them only in its code.
+            // Before configurations listed layer types, Gemma 2 had them only in its code.
             (Some(_), None) if self.0.get("model_type").and_then(Value::as_str) == Some("gemma2") => (layers / 2, layers - layers / 2, 0),
             (Some(_), None) => (0, layers, 0),
             (None, _) => (layers, 0, 0),
         }
     }
 
-    /// As vLLM derives it: the length that the model was trained for, times a scaling of its
-    /// positions unless the number includes it. A tokenizer's limit is ignored.
+    /// Context as vLLM derives it: the length that the model was trained for, times a scaling of
+    /// its positions unless the number includes it.
+    ///
+    /// A tokenizer's limit is ignored.
     fn context(&self) -> u32 {
         let names = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length"];
         let made_for = self.number_u32(&names).unwrap_or(2_048);
@@ -208,7 +215,7 @@ impl TextConfig<'_> {
         let kind = scaling.and_then(|scaling| scaling.get("rope_type").or_else(|| scaling.get("type"))).and_then(Value::as_str);
         match kind {
             Some("longrope") => self.number_u32(&["original_max_position_embeddings"]).unwrap_or(made_for),
-            // Gemma 3 has its scaling in the number already.
+            // For Gemma 3 the number already includes the scaling.
             Some("linear" | "dynamic") if !self.0.get("model_type").and_then(Value::as_str).is_some_and(|kind| kind.contains("gemma3")) => {
                 let factor = scaling.and_then(|scaling| scaling.get("factor")?.as_f64()).unwrap_or(1.0);
                 u32::try_from(scaled(u64::from(made_for), factor)).unwrap_or(u32::MAX)
@@ -218,8 +225,8 @@ impl TextConfig<'_> {
     }
 }
 
-/// The bytes of the weights in a folder: what their index says, else the sizes of the files that
-/// the engine would load.
+/// Bytes of the weights in a folder, from their index or else from the sizes of the files that the
+/// engine would load.
 fn weight_files(folder: &Path) -> Option<(u64, WeightSizeSource)> {
     for index in ["model.safetensors.index.json", "pytorch_model.bin.index.json"] {
         let text = fs::read_to_string(folder.join(index)).ok();
@@ -232,7 +239,7 @@ fn weight_files(folder: &Path) -> Option<(u64, WeightSizeSource)> {
     let sum = |prefix: &str, suffix: &str| -> u64 {
         let named = |path: &&PathBuf| {
             path.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
-                // Mistral's own copy of the same weights lies beside the others.
+                // Mistral keeps its own copy of the same weights beside the others.
                 name.starts_with(prefix) && name.ends_with(suffix) && (!name.starts_with("consolidated") || prefix == "consolidated")
             })
         };

@@ -1,15 +1,16 @@
-//! Whether a model that the settings name by a path is there, before anything is planned for it.
+//! Check that a model named by a path exists, before anything is planned for it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::error::PlanError;
 
-/// Names less alike than this are of different things.
+/// Minimum similarity; names less similar are different things.
 const MIN_SIMILARITY: f64 = 0.7;
 
-/// Whether there is something where a model that is named by a path lies. Hugging Face's names are `name` or `owner/name`, and begin with neither
-/// a slash nor a dot.
+/// Checks that a model named by a path exists.
+///
+/// Hugging Face's names are `name` or `owner/name`, and begin with neither a slash nor a dot.
 pub(crate) fn check_model_path(model: &str) -> Result<(), PlanError> {
     let path = Path::new(model);
     if !model.starts_with(['/', '.', '~']) || path.exists() {

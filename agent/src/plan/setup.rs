@@ -1,5 +1,7 @@
-//! What an engine makes of its profile, its release and the user's own arguments: how much memory it uses, how large its steps are, how it
-//! keeps its cache. The user's arguments come first, then the profile, then the release's defaults.
+//! Engine setup from the profile, the release and the user's own arguments: memory use, step size,
+//! and cache format.
+//!
+//! The user's arguments come first, then the profile, then the release's defaults.
 
 use std::time::Duration;
 
@@ -14,14 +16,15 @@ use crate::vllm::arguments::{expand_config_file, value_of};
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::VllmVersion;
 
-/// By default vLLM makes graphs for steps of at most this many tokens.
+/// Default limit of vLLM for steps with graphs, in tokens.
 const DEFAULT_GRAPH_TOKENS: u32 = 512;
 
-/// Steps with more tokens than this take so long to compute that the time to start their kernels is
-/// hidden behind it.
+/// Largest step with a graph.
+///
+/// Larger steps take so long to compute that the time to start their kernels is hidden behind it.
 const MAX_GRAPH_TOKENS: u32 = 4_096;
 
-/// A user who gives an argument that begins like this decides about graphs, or about something that graphs must fit.
+/// Prefixes of arguments that decide about graphs, or about something that graphs must fit.
 const GRAPH_ARGUMENTS: [&str; 10] = [
     "--enforce-eager",
     "--no-enforce-eager",
@@ -35,22 +38,23 @@ const GRAPH_ARGUMENTS: [&str; 10] = [
     "-sc",
 ];
 
-/// The share of a GPU that the conservative profile uses: room for another process, or for a model
-/// that vLLM measures too small.
+/// Share of a GPU that the conservative profile uses.
+///
+/// The rest is room for another process, or for a model that vLLM measures too small.
 const CONSERVATIVE_UTILIZATION: f64 = 0.85;
 
 const SIMULATED_STEPS: StepLimits = StepLimits { tokens: 8_192, sequences: 256 };
 
 const CPU_STEPS: StepLimits = StepLimits { tokens: 2_048, sequences: 128 };
 
-/// How the engines of a node are set up.
+/// Setup of the engines of a node.
 #[derive(Debug, Clone)]
 pub struct EnginePlanSetup {
     pub simulated: bool,
-    /// vLLM's release; unknown counts as older than every one.
+    /// Release of vLLM; unknown counts as older than every one.
     pub version: Option<VllmVersion>,
     pub profile: Profile,
-    /// The user's own arguments for the engines, those of their `--config` file included.
+    /// User's own arguments for the engines, including those of their `--config` file.
     pub arguments: Vec<String>,
     /// Whether the engine decides the size of a step, because of the model. See `for_model`.
     pub leaves_steps_to_engine: bool,
@@ -60,7 +64,7 @@ pub struct EnginePlanSetup {
     pub traces: EngineTraces,
 }
 
-/// The most work of one step of an engine.
+/// Most work in one step of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepLimits {
     /// Tokens in one step, `--max-num-batched-tokens`.
@@ -69,17 +73,18 @@ pub struct StepLimits {
     pub sequences: u32,
 }
 
-/// How the cache is kept.
+/// Format of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheFormat {
     pub element_bytes: u64,
-    /// Whether layers with a window keep no more than that. Some releases cannot while they send KV
-    /// events.
+    /// Whether layers with a window keep only their window.
+    ///
+    /// Some releases cannot while they send KV events.
     pub limits_windowed_layers: bool,
 }
 
 impl EnginePlanSetup {
-    /// As the agent's settings say.
+    /// Creates the setup from the agent's settings.
     #[must_use]
     pub fn new(engine: &EngineProgram, version: Option<VllmVersion>, config: &AgentConfig) -> Self {
         Self {
@@ -94,9 +99,10 @@ impl EnginePlanSetup {
         }
     }
 
-    /// The same for this model. A model with states has room for only so many requests, and the
-    /// engine does not start if it is to take more. A model that generates no text reads prompts
-    /// whole, however long they are.
+    /// Adapts the setup to this model.
+    ///
+    /// A model with states has room for only so many requests, and the engine does not start if it
+    /// must take more. A model that generates no text reads prompts whole, however long they are.
     #[must_use]
     pub(super) fn for_model(self, model: &ModelInfo) -> Self {
         let own_steps = model.facts().is_some_and(|facts| facts.shape.recurrent_layers > 0 || !facts.is_generative());
@@ -114,7 +120,7 @@ impl EnginePlanSetup {
         value_of(&self.arguments, "--max-model-len").and_then(parse_human_number).filter(|tokens| *tokens > 0)
     }
 
-    /// The part of a GPU's memory that an engine may use.
+    /// Share of a GPU's memory that an engine may use.
     #[must_use]
     pub fn utilization(&self) -> f64 {
         let given = value_of(&self.arguments, "--gpu-memory-utilization").and_then(|given| given.trim().parse::<f64>().ok());
@@ -125,13 +131,13 @@ impl EnginePlanSetup {
         }
     }
 
-    /// The release's own default of it.
+    /// Default share of the release.
     #[must_use]
     pub fn default_utilization(&self) -> f64 {
         if self.is_at_least(GRAPHS_COUNTED_SINCE) { 0.92 } else { 0.9 }
     }
 
-    /// How much of its part of the weights each GPU keeps in host memory, as the user set it.
+    /// Bytes of its weights that each GPU keeps in host memory, as the user set it.
     #[must_use]
     pub fn offloaded_bytes(&self) -> u64 {
         let gib = value_of(&self.arguments, "--cpu-offload-gb").and_then(|given| given.trim().parse::<f64>().ok());
@@ -143,16 +149,18 @@ impl EnginePlanSetup {
         let chosen = self.profile_steps(gpu);
         let wanted = chosen.unwrap_or_else(|| self.default_steps(gpu));
         let given = |flag, otherwise| value_of(&self.arguments, flag).map_or(otherwise, |value| parse_human_number(value).unwrap_or(0));
-        // No step has more requests than tokens: the engine does not start with that. The user's
-        // own values are not changed.
+        // No step has more requests than tokens, because the engine does not start with that. The
+        // user's own values are not changed.
         let least = if chosen.is_some() { given("--max-num-seqs", 0) } else { 0 };
         let tokens = given("--max-num-batched-tokens", wanted.tokens.max(least));
         let most = if tokens == 0 { u32::MAX } else { tokens };
         StepLimits { tokens, sequences: given("--max-num-seqs", wanted.sequences.min(most)) }
     }
 
-    /// What the profile makes of it. `None` leaves it to the engine, as does a file or a mode of
-    /// the user's own that may say otherwise.
+    /// Step limits of the profile.
+    ///
+    /// `None` leaves them to the engine, as does a file or a mode of the user that may set other
+    /// limits.
     #[must_use]
     pub fn profile_steps(&self, gpu: Option<&Gpu>) -> Option<StepLimits> {
         let gpu = gpu.filter(|gpu| !self.simulated && gpu.memory_bytes > 0)?;
@@ -164,9 +172,9 @@ impl EnginePlanSetup {
             return None;
         }
         let default = self.default_steps(Some(gpu));
-        // 1,024 is vLLM's own on 70 GiB and more, except on an A100, where it found larger steps to
-        // be slower and says nothing of more requests. The doubled and the latency profile's
-        // numbers are choices, not measured.
+        // 1,024 is vLLM's own value on 70 GiB and more, except on an A100. There it found larger
+        // steps to be slower and says nothing of more requests. The doubled number and the latency
+        // profile's are choices, not measured.
         match (self.profile, gpu.memory_bytes / GIB) {
             (Profile::Conservative, _) => None,
             (Profile::Latency, _) => Some(StepLimits { tokens: default.tokens.min(2_048), sequences: 128 }),
@@ -176,15 +184,16 @@ impl EnginePlanSetup {
         }
     }
 
-    /// Whether the user's own arguments say what is compiled or made into graphs.
+    /// Whether the user's own arguments decide what is compiled or made into graphs.
     pub(super) fn decides_about_graphs(&self) -> bool {
         let decides = |argument: &String| GRAPH_ARGUMENTS.iter().any(|beginning| argument.replace('_', "-").starts_with(beginning));
         self.arguments.iter().any(decides)
     }
 
-    /// Most tokens of a step for which there is a CUDA graph, where that is not left to the engine:
-    /// a release that counts the graphs' memory and a profile and user that leave the steps to the
-    /// agent.
+    /// Largest step with a CUDA graph, in tokens, if the agent decides it.
+    ///
+    /// That needs a release that counts the graphs' memory, and a profile and a user that leave the
+    /// steps to the agent.
     #[must_use]
     pub fn graph_tokens(&self, gpu: Option<&Gpu>) -> Option<u32> {
         if self.profile != Profile::Throughput || !self.is_at_least(GRAPHS_COUNTED_SINCE) || self.decides_about_graphs() {
@@ -194,7 +203,7 @@ impl EnginePlanSetup {
         Some(self.steps(gpu).tokens.min(MAX_GRAPH_TOKENS)).filter(|tokens| *tokens > DEFAULT_GRAPH_TOKENS)
     }
 
-    /// The release's own default. vLLM's changes for models with unusual limits are not followed.
+    /// Default of the release. vLLM's changes for models with unusual limits are not followed.
     #[must_use]
     pub fn default_steps(&self, gpu: Option<&Gpu>) -> StepLimits {
         if self.simulated {
@@ -211,7 +220,7 @@ impl EnginePlanSetup {
         StepLimits { tokens: factor * tokens, sequences: factor * sequences }
     }
 
-    /// Tokens that an engine computes in one step at most; 0 when that is not known.
+    /// Most tokens that an engine computes in one step; 0 if unknown.
     #[must_use]
     pub fn token_budget(&self, gpu: Option<&Gpu>) -> u32 {
         let in_file = value_of(&self.arguments, "--config").is_some() && value_of(&self.arguments, "--max-num-batched-tokens").is_none();
@@ -228,8 +237,8 @@ impl EnginePlanSetup {
     }
 }
 
-/// A number as vLLM's arguments take it: plain, in thousands (`8k`, `2.5k`) or in 1,024s (`8K`),
-/// and so on for millions.
+/// Parses a number in the format of vLLM's arguments: plain, in thousands (`8k`, `2.5k`) or in
+/// 1,024s (`8K`), and so on for millions.
 pub(super) fn parse_human_number(text: &str) -> Option<u32> {
     let text = text.trim();
     let (number, factor) = match text.char_indices().last()? {
@@ -240,8 +249,8 @@ pub(super) fn parse_human_number(text: &str) -> Option<u32> {
         _ => return text.parse().ok(),
     };
     let number = number.parse::<f64>().ok()? * factor;
-    // Truncated as the engine does it. A number that is negative, or too large for a budget, counts
-    // as none.
+    // Truncated as in the engine. A number that is negative, or too large for a budget, counts as
+    // none.
     format!("{:.0}", number.trunc()).parse().ok()
 }
 

@@ -1,4 +1,4 @@
-//! The numbers of a model that its memory depends on.
+//! Numbers of a model that determine its memory.
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelShape {
@@ -6,7 +6,7 @@ pub struct ModelShape {
     pub hidden: u64,
     /// Width inside a dense layer's feed-forward part.
     pub intermediate: u64,
-    /// The same for what one token passes through: all experts that it is routed to.
+    /// Feed-forward width that one token passes through, over all experts that it is routed to.
     pub active: u64,
     /// Size of the vocabulary.
     pub vocabulary: u64,
@@ -18,7 +18,7 @@ pub struct ModelShape {
     pub full_layers: u32,
     /// Layers whose cache holds no more than `window` tokens.
     pub windowed_layers: u32,
-    /// See `windowed_layers`.
+    /// Tokens in the window; see `windowed_layers`.
     pub window: u32,
     /// Layers with a state instead of a cache (Mamba, linear attention, convolution).
     pub recurrent_layers: u32,

@@ -1,4 +1,4 @@
-//! A plan in words: a page for people, a paragraph for the log, and what they should be warned of.
+//! A plan in words: a page for people, a paragraph for the log, and warnings.
 
 pub(super) mod json;
 
@@ -12,19 +12,20 @@ use crate::sizes::format_gib;
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::{FlagChoice, FlagOrigin, FrontEndInUse};
 
-/// Tokens of a usual request, prompt and answer, for the number of those that fit at once.
+/// Tokens of a usual request, prompt and answer, used to say how many fit at once.
 const TYPICAL_REQUEST_TOKENS: u64 = 2_048;
 
 /// GPUs of this compute capability and newer have bfloat16.
 const BFLOAT16_SINCE: (u32, u32) = (8, 0);
 
-/// A model of up to this many bytes, on a GPU of at least this size, makes more tokens than the
-/// Python front-end can send. Measured with 1.7 billion parameters on an H200, where it sent two
-/// thirds of them.
+/// Largest model that outruns the Python front-end on a GPU of at least this size.
+///
+/// Measured with 1.7 billion parameters on an H200, where the front-end sent two thirds of the
+/// tokens.
 const FAST_MODEL_BYTES: u64 = 8 << 30;
 const FAST_GPU_BYTES: u64 = 70 << 30;
 
-/// A part of the memory with less than this cached is worth a warning.
+/// A cache smaller than this part of the memory is worth a warning.
 const SMALL_CACHE_PART: u64 = 10;
 
 pub(super) fn page(plan: &Plan) -> String {
@@ -132,7 +133,7 @@ fn device_noun(gpu: &Gpu) -> &'static str {
     if gpu.slice.is_some() { "MIG slice of GPU" } else { "GPU" }
 }
 
-/// How the GPUs are used, and why.
+/// Use of the GPUs, and the reasons.
 fn layout(plan: &Plan) -> Vec<String> {
     let Some(layout) = &plan.layout else {
         return vec![format!("{} on the CPU", count(plan.replicas.len(), "replica"))];
@@ -202,7 +203,7 @@ fn parts(memory: &MemoryBudget) -> String {
     )
 }
 
-/// How much each replica can hold at once.
+/// Capacity of each replica.
 fn cache(plan: &Plan) -> Vec<String> {
     let shares = plan.layout.iter().flat_map(|layout| &layout.shares);
     let sequences = |share: &GpuGroupLayout| plan.setup.steps(share.replicas[0].first()).sequences;
@@ -224,7 +225,7 @@ fn describe_capacity(memory: &MemoryBudget, context: u32, sequences: u32) -> Str
     )
 }
 
-/// One line for each flag; several kinds of GPU have one list each.
+/// Lines of the flags, one for each; several kinds of GPU have one list each.
 fn flags(plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     let mut told: Vec<Vec<FlagChoice>> = Vec::new();
@@ -247,7 +248,7 @@ fn flags(plan: &Plan) -> Vec<String> {
     lines
 }
 
-/// What somebody should know before it runs.
+/// Warnings to read before the plan runs.
 pub(super) fn warnings(plan: &Plan) -> Vec<String> {
     let mut warnings = Vec::new();
     for share in plan.layout.iter().flat_map(|layout: &GpuLayout| &layout.shares) {
@@ -314,14 +315,14 @@ fn count(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// 1234567 as 1,234,567.
+/// Formats 1234567 as 1,234,567.
 pub(super) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).expect("digits are ASCII")).collect();
     groups.join(",")
 }
 
-/// In billions with one digit after the point, below that in millions.
+/// Formats a number in billions with one digit after the point, or below that in millions.
 fn billions(number: u64) -> String {
     match number {
         0..1_000_000_000 => format!("{} million", (number + 500_000) / 1_000_000),

@@ -1,4 +1,7 @@
-//! How many bytes a model's weights take: its parameters counted from its shapes, and the formats in which they are kept. Arithmetic only.
+//! Bytes of a model's weights: its parameters counted from its shapes, and the formats in which
+//! they are kept.
+//!
+//! Arithmetic only.
 
 use serde_json::Value;
 
@@ -10,13 +13,13 @@ use crate::vllm::arguments::value_of;
 /// for each group of 128.
 const FOUR_BIT_BITS: f64 = 4.25;
 
-/// A model's parameters, by whether quantization takes them.
+/// A model's parameters, by whether quantization applies to them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ParameterCounts {
-    /// Token embeddings and output head: they keep 16 bits.
+    /// Token embeddings and output head, which keep 16 bits.
     pub(super) embeddings: u64,
     pub(super) attention: u64,
-    /// The feed-forward parts of all layers, all experts included.
+    /// Feed-forward parts of all layers, all experts included.
     pub(super) feed_forward: u64,
 }
 
@@ -26,16 +29,16 @@ impl ParameterCounts {
     }
 }
 
-/// How weights are kept in memory.
+/// Format of weights in memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WeightFormat {
-    /// What it is called: `bf16`, `fp8`, `awq`…
+    /// Name of the format: `bf16`, `fp8`, `awq`…
     pub name: String,
-    /// Bytes of a parameter that is not quantized, in memory.
+    /// Bytes of an unquantized parameter in memory.
     pub plain_bytes: u64,
-    /// The same on disk.
+    /// Bytes of an unquantized parameter on disk.
     stored_bytes: u64,
-    /// Bits of a quantized parameter; `None` where nothing is quantized.
+    /// Bits of a quantized parameter; `None` if nothing is quantized.
     bits: Option<f64>,
     /// Whether only the feed-forward part is quantized, as in `mxfp4` checkpoints.
     experts_only: bool,
@@ -44,7 +47,7 @@ pub struct WeightFormat {
 }
 
 impl WeightFormat {
-    /// The format of a checkpoint, as its `config.json` and the engine's arguments say.
+    /// Format of a checkpoint, from its `config.json` and the engine's arguments.
     pub(super) fn of(config: &Value, text: &Value, arguments: &[String]) -> Self {
         let named = |value: &Value| ["dtype", "torch_dtype"].iter().find_map(|name| value.get(*name)?.as_str().map(str::to_owned));
         let stored = named(text).or_else(|| named(config)).unwrap_or_else(|| "bfloat16".to_owned());
@@ -86,7 +89,7 @@ impl WeightFormat {
         self.stored_bytes
     }
 
-    /// What this many bytes on disk take in memory.
+    /// Memory that this many bytes on disk take.
     pub(super) fn loaded_bytes(&self, on_disk: u64, parameters: &ParameterCounts) -> u64 {
         match self.bits {
             Some(_) if self.online => self.bytes_of(parameters),
@@ -95,7 +98,7 @@ impl WeightFormat {
         }
     }
 
-    /// The memory for parameters that are nowhere on disk.
+    /// Memory for parameters that are nowhere on disk.
     pub(super) fn bytes_of(&self, parameters: &ParameterCounts) -> u64 {
         let Some(bits) = self.bits else { return parameters.total() * self.plain_bytes };
         let kept = parameters.embeddings + if self.experts_only { parameters.attention } else { 0 };
@@ -103,7 +106,7 @@ impl WeightFormat {
     }
 }
 
-/// What the weights would take in the two usual formats for a model that does not fit: one byte a
+/// Sizes of the weights in the two usual formats for a model that does not fit: one byte a
 /// parameter, and four bits.
 pub(super) fn quantized_sizes(parameters: u64) -> [(&'static str, u64); 2] {
     [("fp8", parameters), ("4-bit (AWQ or GPTQ)", scaled(parameters, FOUR_BIT_BITS / 8.0))]
@@ -129,30 +132,28 @@ fn parse_quantization(config: &Value) -> Option<(String, f64)> {
         "compressed-tensors" => parse_compressed_bits(config).unwrap_or(8.0),
         "modelopt" | "modelopt_fp4" if text("quant_algo").is_some_and(|name| name.contains("FP4")) => 4.5,
         "modelopt" => 8.0,
-        // Scales and zero points go with each group of four-bit weights; eight bits hardly have
-        // any.
+        // Each group of four-bit weights has scales and zero points; eight bits hardly have any.
         _ => bits.map_or(FOUR_BIT_BITS, |bits| if bits < 8.0 { bits + 0.25 } else { bits }),
     };
     Some((method, bits))
 }
 
-/// The widest weights of a `compressed-tensors` checkpoint.
+/// Widest weights of a `compressed-tensors` checkpoint.
 fn parse_compressed_bits(config: &Value) -> Option<f64> {
     let groups = config.get("config_groups")?.as_object()?;
     groups.values().filter_map(|group| group.get("weights")?.get("num_bits")?.as_f64()).reduce(f64::max)
 }
 
-/// Parameters from shapes. Norms and biases are left out: less than one in a thousand.
+/// Counts parameters from shapes. Norms and biases are left out: less than one in a thousand.
 pub(super) fn count_parameters(config: &Value, shape: &ModelShape) -> ParameterCounts {
     let number = |names: &[&str]| names.iter().find_map(|name| config.get(*name)?.as_u64());
-    // Gemma's configurations do not say that theirs are tied. Others count as not tied, on the safe
-    // side.
+    // Gemma's configurations do not say that their embeddings are tied. Others count as not tied,
+    // on the safe side.
     let gemma = || config.get("model_type").and_then(Value::as_str).is_some_and(|kind| kind.starts_with("gemma"));
     let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or_else(gemma);
     let layers = u64::from(shape.layers);
     let experts = number(&["num_local_experts", "n_routed_experts", "num_experts"]).unwrap_or(0);
-    // Gate, up and down. Old models have no gate; theirs comes out half too large, on the safe
-    // side.
+    // Gate, up and down. Old models have no gate; their result is half too large, on the safe side.
     let gated = |width: u64| 3 * shape.hidden * width;
     let feed_forward = if experts == 0 {
         layers * gated(shape.intermediate)
@@ -171,8 +172,10 @@ pub(super) fn count_parameters(config: &Value, shape: &ModelShape) -> ParameterC
     }
 }
 
-/// The attention of one layer. A layer with a state in place of attention is counted alike; its
-/// parameters are of the same order.
+/// Attention of one layer.
+///
+/// A layer with a state in place of attention is counted alike; its parameters are of the same
+/// order.
 fn count_attention(config: &Value, shape: &ModelShape) -> u64 {
     let number = |name: &str| config.get(name).and_then(Value::as_u64);
     let (heads, hidden) = (u64::from(shape.heads), shape.hidden);

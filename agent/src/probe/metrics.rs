@@ -1,15 +1,20 @@
-//! Reads the few metrics that placement and the advisor need out of an engine's Prometheus text, by exact sample names and summed over label sets. Pure; unknown names, odd values and absent ones are no error.
+//! Parser for the few metrics that placement and the advisor need from an engine's Prometheus text.
+//!
+//! Samples are matched by exact name and summed over label sets. The parser is pure; unknown names,
+//! odd values and absent ones are no error.
 
-/// The metrics of one engine at one moment. What the engine does not say stays at zero or `None`.
+/// Metrics of one engine at one moment.
+///
+/// Values that the engine does not report stay at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EngineMetrics {
     /// Requests in the running batch.
     pub running: u32,
-    /// Requests waiting for room in it.
+    /// Requests waiting for room in the batch.
     pub waiting: u32,
-    /// Part of the KV blocks in use, from 0 to 1.
+    /// Share of the KV blocks in use, from 0 to 1.
     pub kv_use: f64,
-    /// KV blocks that the engine has; not reported by vLLM's Rust front-end.
+    /// Number of KV blocks; not reported by vLLM's Rust front-end.
     pub kv_blocks: Option<u64>,
     /// Tokens in one KV block; not reported by vLLM's Rust front-end.
     pub block_size: Option<u32>,
@@ -17,25 +22,27 @@ pub struct EngineMetrics {
     pub prompt_tokens: u64,
     /// Tokens generated since the engine started.
     pub generation_tokens: u64,
-    /// Engine steps since it started; they show that it makes progress.
+    /// Engine steps since the engine started, which show its progress.
     pub steps: u64,
     /// Requests preempted for lack of blocks since the engine started.
     pub preemptions: u64,
     /// Prompt tokens looked up in the prefix cache since the engine started.
     pub prefix_queries: u64,
-    /// Prompt tokens found there.
+    /// Prompt tokens found in the prefix cache.
     pub prefix_hits: u64,
 }
 
 impl EngineMetrics {
-    /// Whether the engine itself knows of requests.
+    /// Whether the engine itself reports requests.
     pub(crate) fn has_requests(&self) -> bool {
         self.running + self.waiting > 0
     }
 }
 
-/// The names of the changing metrics. Where two are given, the second is that of old releases, and
-/// the first counts where both are present.
+/// Names of the changing metrics.
+///
+/// If there are two names, the second is that of old releases, and the first counts if both are
+/// present.
 const NAMES: [(EngineMetric, &str, Option<&str>); 9] = [
     (EngineMetric::Running, "vllm:num_requests_running", None),
     (EngineMetric::Waiting, "vllm:num_requests_waiting", None),
@@ -69,8 +76,10 @@ struct SampleSum {
     samples: u32,
 }
 
-/// The path that asks for the metrics alone: 0.4 ms of the engine's time instead of 5 ms for the
-/// whole page. The trailing slash is needed.
+/// Path that requests only these metrics: 0.4 ms of the engine's time instead of 5 ms for the whole
+/// page.
+///
+/// The trailing slash is needed.
 pub(crate) fn filtered_path() -> String {
     path_of(NAMES.iter().flat_map(|(_, name, older)| [Some(*name), *older]).flatten().chain([CACHE_CONFIG]))
 }
@@ -85,7 +94,7 @@ fn path_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
     path
 }
 
-/// Reads a page. Lines that are not samples are skipped.
+/// Parses a page. Lines that are not samples are skipped.
 pub(crate) fn parse_metrics(page: &str) -> EngineMetrics {
     let mut figures = EngineMetrics::default();
     let mut sums = [(SampleSum::default(), SampleSum::default()); NAMES.len()];
@@ -130,7 +139,7 @@ impl SampleSum {
     }
 }
 
-/// The nearest count; a negative one is none.
+/// Nearest count; 0 for a negative value.
 #[expect(clippy::cast_possible_truncation, reason = "the cast saturates, and no counter comes near the limit")]
 fn round_count(value: f64) -> u64 {
     value.max(0.0).round() as u64
@@ -164,7 +173,7 @@ impl EngineMetrics {
 #[derive(Debug, PartialEq)]
 struct PrometheusSample<'a> {
     name: &'a str,
-    /// What stands between the braces.
+    /// Text between the braces.
     labels: &'a str,
     value: f64,
 }
@@ -189,7 +198,7 @@ impl<'a> PrometheusSample<'a> {
         Some(Self { name, labels, value })
     }
 
-    /// The value of a label; escapes in it are left as they are, numbers have none.
+    /// Value of a label. Escapes are left unchanged; numbers have none.
     fn label(&self, wanted: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         loop {
@@ -203,7 +212,7 @@ impl<'a> PrometheusSample<'a> {
     }
 }
 
-/// Where the labels end: at the first brace that is not inside of a quoted text.
+/// End of the labels: the first brace outside of quoted text.
 fn end_of_labels(labels: &str) -> Option<usize> {
     let mut position = 0;
     loop {
@@ -215,7 +224,7 @@ fn end_of_labels(labels: &str) -> Option<usize> {
     }
 }
 
-/// Where a quoted text ends, given what follows its opening quote.
+/// End of a quoted text, given the text after its opening quote.
 fn end_of_quoted(text: &str) -> Option<usize> {
     let mut escaped = false;
     text.bytes().position(|byte| {

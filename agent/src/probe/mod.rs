@@ -1,4 +1,5 @@
-//! Watches how loaded one engine is: reads its metrics over its own socket, often while it works and rarely while it is idle, and publishes the latest sample.
+//! Load of one engine: the probe reads its metrics over its own socket, often while it works and
+//! rarely while it is idle, and publishes the latest sample.
 
 mod metrics;
 
@@ -23,7 +24,7 @@ const IDLE_FACTOR: u32 = 10;
 pub struct LoadSample {
     pub metrics: EngineMetrics,
     pub at: Instant,
-    /// A later reading failed; these are the last known metrics.
+    /// A later reading failed, so these are the last known metrics.
     pub is_stale: bool,
 }
 
@@ -33,8 +34,10 @@ impl LoadSample {
     }
 }
 
-/// Reads one engine until dropped. `interval` is the time between two readings of a busy engine.
-/// When a request comes to an idle one, the next reading follows at once.
+/// Reads one engine until dropped.
+///
+/// `interval` is the time between two readings of a busy engine. When a request reaches an idle
+/// one, the next reading follows at once.
 pub(crate) async fn watch(socket: &Path, traffic: &Arc<Traffic>, interval: Duration, samples: &watch::Sender<Option<LoadSample>>) {
     let mut reader = MetricsReader::new(socket, metrics::filtered_path());
     let mut failing = false;
@@ -55,7 +58,7 @@ pub(crate) async fn watch(socket: &Path, traffic: &Arc<Traffic>, interval: Durat
         tokio::time::sleep(interval).await;
         if !busy && traffic.in_flight() == 0 {
             let rest = interval * (IDLE_FACTOR - 1);
-            // Either ends the pause: the time, or a request.
+            // The pause ends with the time or with a request.
             let _ = tokio::time::timeout(rest, traffic.wait_busy()).await;
         }
     }
@@ -105,7 +108,7 @@ impl MetricsReader {
     async fn read(&mut self) -> Result<String, ReadError> {
         const WHOLE: &str = "/metrics";
         let mut reply = self.client.get(&self.path, READ_TIMEOUT).await?;
-        // vLLM's Rust front-end has the whole page only.
+        // vLLM's Rust front-end has only the whole page.
         if reply.status == StatusCode::NOT_FOUND && self.path != WHOLE {
             reply = self.client.get(WHOLE, READ_TIMEOUT).await?;
             if reply.status == StatusCode::OK {
@@ -129,13 +132,13 @@ impl DetailReader {
         Self { reader: MetricsReader::new(socket, metrics::detailed_path()) }
     }
 
-    /// The details now; `None` when the engine does not report them, which `watch` logs.
+    /// Reads the details now; `None` if the engine does not report them, which `watch` logs.
     pub(crate) async fn read(&mut self) -> Option<EngineDetails> {
         self.reader.read().await.ok().map(|page| metrics::parse_details(&page))
     }
 
-    /// To be called when another life of the engine begins: it may have the other front-end, and
-    /// other pages.
+    /// Resets the reader when another life of the engine begins, because it may have the other
+    /// front-end, and other pages.
     pub(crate) fn reset(&mut self) {
         self.reader.path = metrics::detailed_path();
     }

@@ -1,4 +1,5 @@
-//! The probe against an engine that answers by a script, under a clock that only moves when all is quiet.
+//! The probe against an engine that answers by a script, under a clock that only moves when every
+//! task is idle.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -38,7 +39,7 @@ impl Probed {
         found.unwrap().unwrap().unwrap()
     }
 
-    /// Readings from now on, over a span of time.
+    /// Number of readings from now on, over a span of time.
     async fn readings_in(&mut self, span: Duration) -> usize {
         let before = self.engine.asked.lock().len();
         tokio::time::sleep(span).await;

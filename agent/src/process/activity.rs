@@ -1,4 +1,7 @@
-//! What an engine's processes do while nothing comes out of it: whether one was stopped, and whether its core computes. Read from `/proc`, twice, for the watchdog, which must tell an engine that hangs from one that is at a long step.
+//! Activity of an engine's processes while it produces nothing: whether one was stopped, and
+//! whether its core computes.
+//!
+//! The watchdog must tell an engine that hangs from one in a long step. So `/proc` is read twice.
 
 use std::fs;
 use std::io::Read;
@@ -6,28 +9,31 @@ use std::time::Duration;
 
 use super::table;
 
-/// The processes in which vLLM schedules and computes begin with these names, as the kernel cuts
-/// them, at 15 bytes. With tensor parallelism the core may sleep while its workers compute.
+/// Name prefixes of the processes in which vLLM schedules and computes, as the kernel cuts them at
+/// 15 bytes.
+///
+/// With tensor parallelism the core may sleep while its workers compute.
 const CORE_PROCESS_NAMES: [&str; 2] = ["VLLM::EngineCor", "VLLM::Worker"];
 
-/// Linux counts CPU time for user space in hundredths of a second, on every architecture that vLLM
-/// runs on (USER_HZ, proc(5)).
+/// Ticks per second of Linux's CPU time for user space: hundredths of a second on every
+/// architecture that vLLM runs on (USER_HZ, proc(5)).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// A core that uses less of a CPU than this does nothing. An idle vLLM core was seen at 0 to 1 %.
+/// A core that uses less of a CPU than this is idle. An idle vLLM core was seen at 0 to 1 %.
 const CORE_BUSY_SHARE: f64 = 0.05;
 
-/// A front-end that uses more of a CPU than this may be at a request that has not reached the core
-/// yet, as with a long video. Answering probes alone costs it up to a tenth: 20 metrics pages a
-/// second of 5 ms each.
+/// A front-end that uses more of a CPU than this may be working on a request that has not reached
+/// the core yet, as with a long video.
+///
+/// Answering probes alone costs it up to a tenth: 20 metrics pages a second of 5 ms each.
 const FRONT_END_BUSY_SHARE: f64 = 0.5;
 
-/// What the processes of an engine do.
+/// Activity of an engine's processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ProcessActivity {
-    /// This one was stopped, by SIGSTOP as a rule, and does nothing before it is continued.
+    /// This process was stopped, usually by SIGSTOP, and rests until it is continued.
     Stopped(String),
-    /// Its core, or what comes before it, computes.
+    /// The core, or a stage before it, computes.
     Computing,
     /// No process computes.
     Idle,
@@ -40,22 +46,24 @@ struct ProcessSample {
     started: u64,
     name: String,
     stopped: bool,
-    /// It waits for a disk or a driver, as while it reads an adapter from a filesystem far away.
+    /// The process waits for a disk or a driver, as while it reads an adapter from a remote
+    /// filesystem.
     blocked: bool,
     ticks: u64,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessSnapshot {
-    /// The first process of the group.
+    /// First process of the group.
     leader: i32,
     processes: Vec<ProcessSample>,
 }
 
 impl ProcessSnapshot {
-    /// Examines the process group of an engine and all that descends from its leader, because
-    /// compilers, for example, may have groups of their own. Runs on a thread of its own: on a
-    /// large host `/proc` has tens of thousands of entries.
+    /// Examines the process group of an engine and all descendants of its leader, because
+    /// compilers, for example, may have their own groups.
+    ///
+    /// Runs on its own thread: on a large host `/proc` has tens of thousands of entries.
     pub(crate) async fn take(group: Option<u32>) -> Self {
         let leader = group.and_then(|group| i32::try_from(group).ok()).unwrap_or(0);
         let read = move || {
@@ -66,13 +74,15 @@ impl ProcessSnapshot {
         Self { leader, processes }
     }
 
-    /// The processes in which vLLM schedules or computes: their ids, and when they started.
+    /// Processes in which vLLM schedules or computes: their ids and start times.
     pub(crate) fn cores(&self) -> Vec<(i32, u64)> {
         self.processes.iter().filter(|process| process.is_core()).map(|process| (process.pid, process.started)).collect()
     }
 
     /// A process in which vLLM schedules or computes that was in an earlier snapshot and has ended
-    /// since. An engine does not live on without it.
+    /// since.
+    ///
+    /// An engine does not survive its loss.
     pub(crate) fn process_lost_since(&self, earlier: &Self) -> Option<String> {
         let is_here =
             |lost: &ProcessSample| self.processes.iter().any(|process| (process.pid, process.started) == (lost.pid, lost.started));
@@ -80,8 +90,10 @@ impl ProcessSnapshot {
         Some(format!("{} (pid {})", lost.name, lost.pid))
     }
 
-    /// What the processes did since an earlier snapshot, within `elapsed` of work. If they also
-    /// rested in between, they seem to have done more than they did, never less.
+    /// Activity of the processes since an earlier snapshot, within `elapsed` of work.
+    ///
+    /// If they also rested in between, the result overstates their activity, but never understates
+    /// it.
     pub(crate) fn activity_since(&self, earlier: &Self, elapsed: Duration) -> ProcessActivity {
         if let Some(stopped) = self.processes.iter().find(|process| process.stopped) {
             return ProcessActivity::Stopped(format!("{} (pid {})", stopped.name, stopped.pid));
@@ -89,14 +101,14 @@ impl ProcessSnapshot {
         let others = |process: &&ProcessSample| process.pid != self.leader;
         let (has_core, has_others) =
             (self.processes.iter().any(ProcessSample::is_core), self.processes.iter().any(|process| others(&process)));
-        // Without the names, the processes that the first one has started. If there are none, the
-        // first one.
+        // Without the names, these are the processes that the first one has started. If there are
+        // none, it is the first one.
         let is_core = |process: &&ProcessSample| if has_core { process.is_core() } else { !has_others || others(process) };
         let share = |process: &ProcessSample| process.cpu_share_since(&earlier.processes, elapsed);
         let computes = |process: &ProcessSample| match share(process) {
             _ if process.blocked && is_core(&process) => true,
-            // An engine that hangs starts nothing; one that compiles a kernel starts one compiler
-            // after another.
+            // A hung engine starts no process; one that compiles a kernel starts one compiler after
+            // another.
             None => true,
             Some(share) => share >= if is_core(&process) { CORE_BUSY_SHARE } else { FRONT_END_BUSY_SHARE },
         };
@@ -112,7 +124,7 @@ impl ProcessSample {
     fn read(pid: i32, started: u64) -> Option<Self> {
         let sample = Self::parse(pid, started, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
         let mut title = Vec::new();
-        // A process that sets its title need not set the kernel's name as well.
+        // A process that sets its title may leave the kernel's name unchanged.
         let titled = fs::File::open(format!("/proc/{pid}/cmdline")).and_then(|file| file.take(64).read_to_end(&mut title)).is_ok();
         let title = String::from_utf8_lossy(&title);
         let title = title.split(['\0', ' ']).next().unwrap_or_default();
@@ -120,7 +132,7 @@ impl ProcessSample {
         Some(Self { name, ..sample })
     }
 
-    /// Reads a line of `/proc/PID/stat`; the name in parentheses may contain anything.
+    /// Parses a line of `/proc/PID/stat`; the name in parentheses may contain anything.
     fn parse(pid: i32, started: u64, line: &str) -> Option<Self> {
         let (before, after) = (line.find('(')?, line.rfind(')')?);
         let fields: Vec<&str> = line[after + 1..].split_whitespace().collect();
@@ -139,7 +151,7 @@ impl ProcessSample {
         is_core_name(&self.name)
     }
 
-    /// The share of a CPU that it has used; none of one that was not there earlier.
+    /// Share of a CPU that the process has used; `None` for a process that did not exist earlier.
     fn cpu_share_since(&self, earlier: &[Self], elapsed: Duration) -> Option<f64> {
         let same = |other: &&Self| (other.pid, other.started) == (self.pid, self.started);
         let before = earlier.iter().find(same)?.ticks;

@@ -1,7 +1,8 @@
-//! How a process ends in which an engine computes. Its parent is the engine's front-end, and only a
-//! parent is told. But the kernel shows the status of a process that has ended until its parent
-//! takes it, and whoever waits for the end sees it then, unless the parent was faster. The
-//! supervisor wants it to tell a kill from a crash.
+//! Exit status of a process in which an engine computes.
+//!
+//! Its parent is the engine's front-end, and only a parent is told. But the kernel shows the status
+//! of an ended process until its parent reaps it. A waiter for the end sees the status then, unless
+//! the parent was faster. The supervisor uses it to tell a kill from a crash.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -15,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::activity::ProcessSnapshot;
 
-/// A process, and what becomes readable when it ends.
+/// A process, and the descriptor that becomes readable when it ends.
 #[derive(Debug)]
 struct WatchedProcess {
     pid: i32,
@@ -23,11 +24,11 @@ struct WatchedProcess {
     end: AsyncFd<OwnedFd>,
 }
 
-/// What is seen of a process.
+/// Observed end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProcessEnd {
     Lives,
-    /// It is gone, and so is its status.
+    /// The process is gone, and so is its status.
     Unknown,
     Seen(ExitStatus),
 }
@@ -37,21 +38,23 @@ enum ProcessEnd {
 pub(crate) struct CoreWatch(Vec<WatchedProcess>);
 
 impl CoreWatch {
-    /// Of the engine of this group; empty where it has no such process, or the kernel is older than
-    /// Linux 5.3.
+    /// Begins to watch the engine of this group.
+    ///
+    /// Empty if it has no such process, or the kernel is older than Linux 5.3.
     pub(crate) async fn begin(leader: u32) -> Self {
         let cores = ProcessSnapshot::take(Some(leader)).await.cores();
         Self(cores.into_iter().filter_map(|(pid, started)| WatchedProcess::new(pid, started).ok()).collect())
     }
 
-    /// Waits for the first end of one, and returns its status; `None` where its parent was faster,
-    /// and at once where there is none. Of several that have ended together, one that was not
-    /// killed says most.
+    /// Waits for the first process to end, and returns its status.
+    ///
+    /// `None` if its parent was faster, or at once if there is no process. If several have ended
+    /// together, one that was not killed says most.
     pub(crate) async fn first_exit(self) -> Option<ExitStatus> {
         if self.0.is_empty() {
             return None;
         }
-        // Which of them it was is read from all, in case others have ended as well.
+        // Read the status of all, in case others have ended as well.
         let _ = select_all(self.0.iter().map(|process| Box::pin(process.end.readable()))).await;
         let mut killed = None;
         let mut is_unknown = false;
@@ -83,8 +86,10 @@ impl WatchedProcess {
 }
 
 impl ProcessEnd {
-    /// Reads a line of `/proc/PID/stat`, of which the kernel hides the status from those who may
-    /// not trace the process. One of zero says no more than a hidden one.
+    /// Parses a line of `/proc/PID/stat`.
+    ///
+    /// The kernel hides the status from those who may not trace the process, and a status of zero
+    /// says no more than a hidden one.
     fn parse(line: &str, started: u64) -> Self {
         let fields: Vec<&str> = line.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());

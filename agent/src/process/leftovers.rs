@@ -1,5 +1,8 @@
-//! What an engine leaves in shared memory when it is killed: segments and semaphores that Python's resource tracker would have removed, had it
-//! not been killed with the others. The keeper notes what the engine's processes have mapped while they live, and removes it once none does.
+//! Shared memory that a killed engine leaves behind: segments and semaphores that Python's resource
+//! tracker would have removed, had it not been killed with the others.
+//!
+//! The keeper records the mappings of the engine's processes while they live, and removes them once
+//! none does.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,14 +18,16 @@ use parking_lot::Mutex;
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Prefixes of names that only libraries generate, for one group of processes: segments and
-/// semaphores of Python, segments of NCCL and PyTorch. Other files may be a user's model, or a
-/// cache that engines share.
+/// semaphores of Python, segments of NCCL and PyTorch.
+///
+/// Other files may be a user's model, or a cache that engines share.
 const GENERATED_PREFIXES: [&str; 4] = ["psm_", "sem.mp-", "nccl-", "torch_"];
 
-/// How much older than the engine a file may seem: the kernel's clock for files goes in ticks.
+/// How much older than the engine a file may seem, because the kernel's clock for files goes in
+/// ticks.
 const CLOCK_TICK: Duration = Duration::from_millis(20);
 
-/// What one life of an engine has in shared memory, as far as recorded.
+/// Recorded shared memory of one life of an engine.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedMemoryLeftovers {
     directory: PathBuf,
@@ -40,8 +45,10 @@ impl SharedMemoryLeftovers {
         Self { directory: directory.to_owned(), since: SystemTime::now(), seen: Arc::default() }
     }
 
-    /// Records what these processes have mapped. Runs on a thread of its own and waits for it for
-    /// `patience`: the kernel lets nobody read the mappings of a process while a driver holds it.
+    /// Records the mappings of these processes.
+    ///
+    /// Runs on its own thread and waits for it for `patience`: the kernel lets nobody read the
+    /// mappings of a process while a driver holds it.
     pub(crate) fn record_mappings(&self, pids: Vec<i32>, patience: Duration) {
         let (done, looked) = channel::<()>();
         let leftovers = self.clone();
@@ -53,12 +60,14 @@ impl SharedMemoryLeftovers {
             drop(done);
         });
         if thread.is_ok() {
-            // Either end is fine: only what was recorded by then is removed.
+            // Either outcome is fine: only files recorded by then are removed.
             let (Ok(()) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected)) = looked.recv_timeout(patience);
         }
     }
 
-    /// Removes the recorded files that are ours and were made during this life; returns how many.
+    /// Removes the recorded files that this user owns and that were made during this life, and
+    /// returns their number.
+    ///
     /// Call it when no process is left.
     pub(crate) fn remove(&self) -> usize {
         let seen = std::mem::take(&mut *self.seen.lock());
@@ -87,13 +96,13 @@ fn has_generated_name(path: &Path) -> bool {
     name.is_some_and(|name| GENERATED_PREFIXES.iter().any(|beginning| name.starts_with(beginning)))
 }
 
-/// The inodes of the files directly in this directory that a process has mapped.
+/// Inodes of the files directly in this directory that a process has mapped.
 fn mapped_inodes(pid: i32, directory: &Path) -> BTreeSet<u64> {
     let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else { return BTreeSet::new() };
     BufReader::new(maps).lines().map_while(Result::ok).filter_map(|line| parse_inode(&line, directory)).collect()
 }
 
-/// Reads `address rights offset device inode path`.
+/// Parses `address rights offset device inode path`.
 fn parse_inode(line: &str, directory: &Path) -> Option<u64> {
     let mut words = line.split_ascii_whitespace();
     let inode = words.nth(4)?.parse().ok()?;

@@ -1,5 +1,7 @@
-//! Processes as the kernel shows them: which there are, what they do, which of them are an engine's, and what they leave behind. The
-//! keeper and the supervision of engines stand on it.
+//! Processes as the kernel shows them: which exist, what they do, which belong to an engine, and
+//! what they leave behind.
+//!
+//! The keeper and the supervision of engines build on this.
 
 pub(crate) mod activity;
 pub(crate) mod core_exit;
@@ -13,19 +15,21 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Every keeper has this variable in its environment, with its engine's directory. A later agent
-/// finds the keeper by it.
+/// Environment variable of every keeper, with its engine's directory.
+///
+/// A later agent finds the keeper by it.
 pub(crate) const KEEPER_OF: &str = "HOSTLER_KEEPER_OF";
 
-/// How long to wait for killed processes before they are called stuck. A process inside a GPU
-/// driver call can take seconds to die.
+/// How long to wait for killed processes before they are called stuck.
+///
+/// A process inside a GPU driver call can take seconds to die.
 pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// The engine's first process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeaderProcess {
-    /// Its id, which is also its group's.
+    /// Process id, which is also the group's id.
     pub(crate) pid: i32,
-    /// When it started, in clock ticks since the machine did.
+    /// Start time in clock ticks since boot.
     pub(crate) started: u64,
 }

@@ -1,4 +1,6 @@
-//! The processes of an engine whose agent or keeper is dead: found by the record in the engine's directory and by their environment, and ended.
+//! Processes of an engine whose agent or keeper is dead.
+//!
+//! They are found by the record in the engine's directory and by their environment, and ended.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,8 +11,8 @@ use super::record::ProcessRecord;
 use super::table::ProcessStat;
 use super::{KEEPER_OF, STUCK_AFTER};
 
-/// The living processes of an engine whose agent is dead, found by the record in its directory and
-/// by the environment that every engine is given.
+/// Living processes of an engine whose agent is dead, found by the record in its directory and by
+/// the environment that every engine gets.
 pub(crate) fn orphans(directory: &Path) -> Vec<i32> {
     let mut found = ProcessRecord::read(directory).map_or_else(Vec::new, |record| record.members());
     let mark = format!("VLLM_RPC_BASE_PATH={}", directory.display());
@@ -23,7 +25,7 @@ pub(crate) fn orphans(directory: &Path) -> Vec<i32> {
     ids
 }
 
-/// The keepers of the engine with this directory; there should be one at most.
+/// Keepers of the engine with this directory; there should be at most one.
 pub(crate) fn keepers_of(directory: &Path) -> Vec<i32> {
     let mark = format!("{KEEPER_OF}={}", directory.display());
     let mut marked = ProcessStat::all();
@@ -31,7 +33,10 @@ pub(crate) fn keepers_of(directory: &Path) -> Vec<i32> {
     marked.into_iter().map(|process| process.pid).collect()
 }
 
-/// Kills the processes of an engine whose agent or keeper is dead, and its keeper. Blocks until none lives, `STUCK_AFTER` at most; returns how many it found, keepers apart, or those that are left.
+/// Kills the processes of an engine whose agent or keeper is dead, and its keeper.
+///
+/// Blocks until none lives, `STUCK_AFTER` at most. Returns the number of processes found without
+/// keepers, or the remaining ones.
 #[expect(clippy::disallowed_methods, reason = "it runs where blocking is allowed, before the agent has any engine")]
 pub(crate) fn end_orphans(directory: &Path) -> Result<usize, Vec<i32>> {
     let deadline = std::time::Instant::now() + STUCK_AFTER;
@@ -46,10 +51,10 @@ pub(crate) fn end_orphans(directory: &Path) -> Result<usize, Vec<i32>> {
             return Err([orphans, keepers].concat());
         }
         found = found.max(orphans.len());
-        // The engine first: when a keeper dies, only the first process dies with it.
+        // Kill the engine first: when a keeper dies, only the engine's first process dies with it.
         for pid in orphans.into_iter().chain(keepers) {
             if let Some(pid) = Pid::from_raw(pid) {
-                // One that is already gone is fine.
+                // A process that is already gone is fine.
                 let _ = kill_process(pid, Signal::KILL);
             }
         }

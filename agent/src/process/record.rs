@@ -1,5 +1,5 @@
-//! The record in an engine's directory that lets an agent find the engine's processes when neither their keeper nor the agent that started them
-//! lives any more.
+//! Record in an engine's directory by which an agent finds the engine's processes when neither
+//! their keeper nor the agent that started them lives any more.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::LeaderProcess;
 use super::table::{self, ProcessStat};
 
-/// What the engine's directory says about its group, for an agent that did not start it.
+/// Record of an engine's process group, for an agent that did not start it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessRecord {
     pub(super) leader: i32,
@@ -18,7 +18,7 @@ pub(crate) struct ProcessRecord {
 }
 
 impl ProcessRecord {
-    /// The record of a first process that is there, even if it has ended.
+    /// Creates the record of an existing first process, even if it has ended.
     pub(crate) fn of(leader: i32) -> io::Result<Self> {
         let process = ProcessStat::read(leader).ok_or_else(|| io::Error::other("cannot read /proc, which an agent needs"))?;
         Ok(Self { leader, started: process.started, session: process.session, boot_and_namespace: table::boot_and_namespace() })
@@ -54,19 +54,20 @@ impl ProcessRecord {
         lives && self.leader() == leader && !self.is_foreign()
     }
 
-    /// Whether its ids mean nothing here: of an earlier run of the machine, or of another
+    /// Whether the ids mean nothing here, because they are from an earlier boot or another
     /// container.
     pub(crate) fn is_foreign(&self) -> bool {
         self.boot_and_namespace != table::boot_and_namespace()
     }
 
-    /// The living members of the recorded group, and nothing else that may have its id by now.
+    /// Living members of the recorded group, without unrelated processes that may have its id by
+    /// now.
     pub(super) fn members(&self) -> Vec<ProcessStat> {
         if self.is_foreign() {
             return Vec::new();
         }
-        // The id of a group is not reused while it has members: another process under the leader's
-        // id proves that the group ended.
+        // A group's id is not reused while it has members. So another process under the leader's id
+        // proves that the group ended.
         match ProcessStat::read(self.leader) {
             Some(leader) if leader.started != self.started => return Vec::new(),
             _ => {}

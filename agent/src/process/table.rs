@@ -1,4 +1,7 @@
-//! What Linux tells about processes in `/proc`: group, session, state, start time. Used to see whether an engine's processes are really gone and to recognise an engine whose agent died.
+//! Process data from Linux's `/proc`: group, session, state, start time.
+//!
+//! Used to see whether an engine's processes are really gone and to recognise an engine whose agent
+//! died.
 
 use std::fs;
 use std::io::Read;
@@ -9,14 +12,18 @@ pub(crate) struct ProcessStat {
     pub(crate) parent: i32,
     pub(crate) group: i32,
     pub(crate) session: i32,
-    /// When it started, in clock ticks since the machine did. Together with the id it names one
-    /// process for as long as the machine is up.
+    /// Start time in clock ticks since boot.
+    ///
+    /// Together with the id it identifies one process for as long as the machine is up.
     pub(crate) started: u64,
-    /// It has ended and waits to be reaped. Where nothing reaps orphans, as in some containers, it
-    /// stays so forever.
+    /// The process has ended and waits to be reaped.
+    ///
+    /// If nothing reaps orphans, as in some containers, it stays so forever.
     pub(crate) is_zombie: bool,
-    /// A signal has stopped it (state T). What a debugger stops or strace looks at (state t) does
-    /// not count: that lasts for the moment of each system call.
+    /// A signal has stopped the process (state T).
+    ///
+    /// A stop by a debugger or strace (state t) does not count, because it lasts only for the
+    /// moment of each system call.
     pub(crate) is_stopped: bool,
 }
 
@@ -32,8 +39,9 @@ impl ProcessStat {
         entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter_map(Self::read).collect()
     }
 
-    /// Reads a line of `/proc/PID/stat`: the name in parentheses may contain anything, so fields
-    /// count from the last parenthesis.
+    /// Parses a line of `/proc/PID/stat`.
+    ///
+    /// The name in parentheses may contain anything, so fields count from the last parenthesis.
     pub(crate) fn parse(pid: i32, line: &str) -> Option<Self> {
         let fields: Vec<&str> = line[line.rfind(')')? + 1..].split_whitespace().collect();
         let state = *fields.first()?;
@@ -65,7 +73,7 @@ pub(crate) fn members(group: i32) -> Vec<ProcessStat> {
     processes
 }
 
-/// The living processes of a group, and all that descend from its leader.
+/// Living processes of a group, and all descendants of its leader.
 pub(crate) fn tree(leader: i32) -> Vec<ProcessStat> {
     let mut processes = ProcessStat::all();
     let family = with_descendants(leader, &processes);
@@ -73,7 +81,7 @@ pub(crate) fn tree(leader: i32) -> Vec<ProcessStat> {
     processes
 }
 
-/// The living processes that this one has started, and those that they have started.
+/// Living descendants of this process.
 pub(crate) fn descendants(of: i32) -> Vec<ProcessStat> {
     let mut processes = ProcessStat::all();
     let family = with_descendants(of, &processes);
@@ -81,7 +89,7 @@ pub(crate) fn descendants(of: i32) -> Vec<ProcessStat> {
     processes
 }
 
-/// The ids of a process and its descendants among these.
+/// Ids of a process and its descendants among these.
 fn with_descendants(of: i32, processes: &[ProcessStat]) -> Vec<i32> {
     let mut family = vec![of];
     // A child may have a smaller id than its parent, because ids wrap around. So each generation
@@ -99,8 +107,9 @@ fn with_descendants(of: i32, processes: &[ProcessStat]) -> Vec<i32> {
     }
 }
 
-/// Names this boot of the machine and this process-id namespace. Ids and start times mean nothing
-/// outside of them.
+/// Identifies this boot of the machine and this process-id namespace.
+///
+/// Ids and start times mean nothing outside of them.
 pub(crate) fn boot_and_namespace() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();

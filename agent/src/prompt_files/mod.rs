@@ -1,7 +1,11 @@
-//! What turns a request into the tokens that an engine sees: its model's tokenizer and chat template, read as they are and packed into
-//! one bundle for the routers. Nothing here understands them.
+//! Prompt files: a model's tokenizer and chat template, which turn a request into the tokens that
+//! an engine sees.
 //!
-//! The node's state loads them whenever an engine becomes ready; sessions send them to routers that ask.
+//! They are read unchanged and packed into one bundle for the routers. Nothing here interprets
+//! them.
+//!
+//! The node's state loads them whenever an engine becomes ready; sessions send them to routers that
+//! ask.
 
 mod tokenizer_spec;
 
@@ -23,26 +27,26 @@ use crate::config::AgentConfig;
 use crate::engine_client::ApiClient;
 use crate::host::EngineProgram;
 
-/// The files of a bundle, in their order there, so that equal files make equal bundles.
+/// Files of a bundle, in a fixed order, so that equal files make equal bundles.
 const BUNDLE_FILES: [&str; 4] = [TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE];
 
-/// Without this one there is no bundle.
+/// Tokenizer file, without which there is no bundle.
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// The chat template, where it is a file of its own.
+/// Chat template, if it is a separate file.
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 
-/// The most that a bundle may hold. The largest tokenizers have some 30 MB.
+/// Most bytes of a bundle. The largest tokenizers have some 30 MB.
 const MAX_BUNDLE_BYTES: u64 = 64 * 1024 * 1024;
 
-/// How long reading may take. A cold parallel filesystem needs seconds.
+/// Time limit for reading. A cold parallel filesystem needs seconds.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, PartialEq, Eq)]
 pub struct Bundle {
     /// SHA-256 of the bytes.
     pub hash: Bytes,
-    /// An encoded `PromptBundle`.
+    /// Encoded `PromptBundle`.
     pub bytes: Bytes,
 }
 
@@ -59,10 +63,10 @@ impl Bundle {
     }
 }
 
-/// Why there is no bundle. The replica serves requests all the same.
+/// Reasons why there is no bundle. The replica serves requests all the same.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptFilesError {
-    /// The model has another kind of tokenizer, or is not there.
+    /// The model has another kind of tokenizer, or does not exist.
     #[error("no {TOKENIZER_FILE} in {place}")]
     NoTokenizer { place: String },
     #[error("{model} is neither a folder nor downloaded to {}", cache.display())]
@@ -70,7 +74,7 @@ pub enum PromptFilesError {
     /// The engine handles text in a way that no file describes.
     #[error("the engine runs with {argument}, and only a Hugging Face tokenizer can be shared with routers")]
     OtherTokenizer { argument: String },
-    /// More than an agent sends or a router keeps.
+    /// The files are larger than an agent sends or a router keeps.
     #[error("the tokenizer's files in {place} hold more than {} MiB", MAX_BUNDLE_BYTES >> 20)]
     TooLarge { place: String },
     #[error("cannot read {}: {source}", path.display())]
@@ -89,20 +93,20 @@ impl PromptFilesError {
     }
 }
 
-/// Where the prompt files of an engine are.
+/// Location of an engine's prompt files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptFileSource(SourceKind);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SourceKind {
-    /// Where vLLM itself reads them.
+    /// Files that vLLM itself reads.
     Disk(TokenizerSpec),
-    /// The simulated engine has them in itself.
+    /// Files inside the simulated engine.
     Engine,
 }
 
 impl PromptFileSource {
-    /// The source for the engines of this configuration.
+    /// Source for the engines of this configuration.
     #[must_use]
     pub fn new(engine: &EngineProgram, config: &AgentConfig) -> Self {
         match engine {
@@ -111,8 +115,9 @@ impl PromptFileSource {
         }
     }
 
-    /// Reads the files for the engine that listens at `socket` and has just become ready; takes a
-    /// minute at most.
+    /// Reads the files for the engine that listens at `socket` and has just become ready.
+    ///
+    /// Takes a minute at most.
     ///
     /// # Errors
     /// When the model has no tokenizer that can be shared, or it cannot be read.
@@ -131,7 +136,7 @@ impl PromptFileSource {
     }
 }
 
-/// Asks the simulated engine, which has a tokenizer and a configuration and nothing else.
+/// Asks the simulated engine, which has only a tokenizer and a configuration.
 async fn fetch_from_engine(socket: &Path) -> Result<Bundle, PromptFilesError> {
     let mut client = ApiClient::new(socket);
     let mut files = Vec::new();

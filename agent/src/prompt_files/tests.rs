@@ -22,7 +22,7 @@ fn arguments(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The names and contents of a model's files, or what is wrong with them.
+/// Names and contents of a model's files, or the error.
 fn read(model: &str, arguments: &[String], cache: &Path) -> Result<Vec<(String, String)>, String> {
     let text = |file: wire::PromptFile| (file.name, String::from_utf8(file.content.to_vec()).unwrap());
     let files = TokenizerSpec::new(model, arguments).read(cache).map_err(|error| error.to_string())?;

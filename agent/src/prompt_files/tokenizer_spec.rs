@@ -1,4 +1,6 @@
-//! Where vLLM finds the tokenizer of its model, and which of its arguments change that. Blocks on the disk; called on a thread of its own.
+//! Where vLLM finds the tokenizer of its model, and which of its arguments change that.
+//!
+//! This module blocks on the disk, so callers use a separate thread.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -11,23 +13,23 @@ use hostler_proto::agent::v1::PromptFile;
 use super::{BUNDLE_FILES, MAX_BUNDLE_BYTES, PromptFilesError, TEMPLATE_FILE, TOKENIZER_FILE};
 use crate::vllm::arguments::{is_given, value_of};
 
-/// Modes in which vLLM takes the model's Hugging Face tokenizer.
+/// Modes in which vLLM uses the model's Hugging Face tokenizer.
 const HF_TOKENIZER_MODES: [&str; 3] = ["auto", "hf", "slow"];
 
 /// A model as the engine's arguments name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TokenizerSpec {
-    /// Path or Hugging Face id of its tokenizer.
+    /// Path or Hugging Face id of the tokenizer.
     tokenizer: String,
     revision: Option<String>,
     /// Path of a chat template, or the template itself.
     template: Option<String>,
-    /// An argument that makes the engine take something else than a Hugging Face tokenizer.
+    /// Argument that makes the engine use something else than a Hugging Face tokenizer.
     unsupported_argument: Option<String>,
 }
 
 impl TokenizerSpec {
-    /// The model of these engine arguments.
+    /// Creates the spec from these engine arguments.
     pub(super) fn new(model: &str, arguments: &[String]) -> Self {
         let value = |flag| value_of(arguments, flag);
         let mode = value("--tokenizer-mode").filter(|mode| !HF_TOKENIZER_MODES.contains(mode));
@@ -40,7 +42,7 @@ impl TokenizerSpec {
         }
     }
 
-    /// Its files, in the order of a bundle. `cache` is where downloaded models are.
+    /// Reads the files, in the order of a bundle. `cache` is the folder of downloaded models.
     pub(super) fn read(&self, cache: &Path) -> Result<Vec<PromptFile>, PromptFilesError> {
         if let Some(argument) = &self.unsupported_argument {
             return Err(PromptFilesError::OtherTokenizer { argument: argument.clone() });
@@ -66,15 +68,14 @@ impl TokenizerSpec {
         Ok(files)
     }
 
-    /// The folder that the tokenizer is in: itself one, or a snapshot of a downloaded repository.
+    /// Folder of the tokenizer: a path itself, or a snapshot of a downloaded repository.
     fn folder(&self, cache: &Path) -> Result<PathBuf, PromptFilesError> {
         resolve_folder(&self.tokenizer, self.revision.as_deref(), cache)
             .ok_or_else(|| PromptFilesError::NotDownloaded { model: self.tokenizer.clone(), cache: cache.to_owned() })
     }
 }
 
-/// The folder of a model, or of its tokenizer: itself one, or a snapshot of a downloaded
-/// repository.
+/// Folder of a model or its tokenizer: a path itself, or a snapshot of a downloaded repository.
 pub(crate) fn resolve_folder(named: &str, revision: Option<&str>, cache: &Path) -> Option<PathBuf> {
     let itself = PathBuf::from(named);
     if itself.is_dir() {
@@ -88,7 +89,7 @@ pub(crate) fn resolve_folder(named: &str, revision: Option<&str>, cache: &Path) 
     snapshot.is_dir().then_some(snapshot)
 }
 
-/// What `--chat-template` names: a file, or else the template itself, as vLLM takes it.
+/// Reads the value of `--chat-template`: a file, or else the template itself, as in vLLM.
 fn read_template(template: &str) -> Result<Bytes, PromptFilesError> {
     match read_file(Path::new(template)) {
         Ok(Some(content)) => Ok(content),
@@ -98,10 +99,10 @@ fn read_template(template: &str) -> Result<Bytes, PromptFilesError> {
     }
 }
 
-/// A whole file; `None` when there is none.
+/// Reads a whole file; `None` if it does not exist.
 fn read_file(path: &Path) -> Result<Option<Bytes>, PromptFilesError> {
     let unreadable = |source| PromptFilesError::Unreadable { path: path.to_owned(), source };
-    // Checked before it is opened, because opening a pipe waits for its writer.
+    // Check before opening, because opening a pipe waits for its writer.
     match fs::metadata(path) {
         Ok(about) if about.is_file() => {}
         Ok(_) => return Err(unreadable(std::io::Error::other("not a file"))),
@@ -113,7 +114,7 @@ fn read_file(path: &Path) -> Result<Option<Bytes>, PromptFilesError> {
     Ok(Some(content.into()))
 }
 
-/// Where Hugging Face's own library keeps what it downloads, by the same variables.
+/// Cache folder of Hugging Face's own library, by the same variables.
 pub(crate) fn hub_cache(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = || {

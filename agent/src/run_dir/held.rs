@@ -1,5 +1,7 @@
-//! The directories that a living agent holds, each with its lock. Cleaners of `/tmp` remove what looks old, whoever uses it. Then the directory and
-//! its lock are made again, by the engine that starts next or by the agent's pages, whichever notices first.
+//! Directories that a living agent holds, each with its lock.
+//!
+//! Cleaners of `/tmp` remove old files, whoever uses them. Then the engine that starts next or the
+//! agent's pages, whichever notices first, restore the directory and its lock.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -11,13 +13,15 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{LOCK, RunDirError, check_private, lock_file, make_private, unusable_error};
 
-/// How often to try against an agent that starts at the same moment and clears the directory away before it is locked.
+/// Attempts against an agent that starts at the same moment and clears the directory away before it
+/// is locked.
 const ATTEMPTS: u32 = 3;
 
 #[derive(Debug)]
 pub(crate) struct HeldDirectories {
     base: PathBuf,
-    /// A lock is held as long as the agent lives; the kernel releases it however the agent ends.
+    /// Locks that are held as long as the agent lives; the kernel releases them however the agent
+    /// ends.
     held: Mutex<Vec<(PathBuf, File)>>,
 }
 
@@ -26,7 +30,7 @@ impl HeldDirectories {
         Self { base, held: Mutex::new(held.into_iter().collect()) }
     }
 
-    /// Makes again what somebody has removed. Looks at one file each as a rule.
+    /// Restores removed directories. Usually looks at one file each.
     pub(crate) fn restore(&self) -> Result<(), RunDirError> {
         for (path, lock) in self.held.lock().iter_mut().filter(|(path, lock)| !is_lock_of(path, lock)) {
             *lock = self.make_again(path)?;
@@ -38,7 +42,7 @@ impl HeldDirectories {
         Ok(())
     }
 
-    /// Nothing is made again from now on.
+    /// Stops all further restoring.
     pub(super) fn release(&self) {
         self.held.lock().clear();
     }
@@ -61,7 +65,7 @@ impl HeldDirectories {
     }
 }
 
-/// Whether this open file is the directory's lock, and not one that was removed.
+/// Whether this open file is the directory's current lock, and not a removed one.
 fn is_lock_of(path: &Path, lock: &File) -> bool {
     let (Ok(found), Ok(held)) = (fs::symlink_metadata(path.join(LOCK)), lock.metadata()) else { return false };
     (found.dev(), found.ino()) == (held.dev(), held.ino())

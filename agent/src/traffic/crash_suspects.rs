@@ -1,4 +1,5 @@
-//! Which requests one replica's engine has, by their content, with those that it broke off a moment ago: the suspects of a crash of the engine.
+//! Suspects of a crash: the requests that one replica's engine has, by their content, with those
+//! that it broke off a moment ago.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,16 +14,16 @@ use crate::crashes::RequestFingerprint;
 /// streams when its core is gone, and exits 2 to 5 s later.
 const FAILED_RETENTION: Duration = Duration::from_secs(10);
 
-/// The most requests that are remembered after they ended badly.
+/// Most requests that are remembered after they ended badly.
 const MAX_FAILED: usize = 4096;
 
 /// How a request of the engine has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestEnd {
     Answered,
-    /// Its client left before there was an answer.
+    /// The client left before there was an answer.
     Abandoned,
-    /// Its answer broke off, or was an error as a dying engine gives it.
+    /// The answer broke off, or was an error as from a dying engine.
     Failed,
 }
 
@@ -33,7 +34,7 @@ struct TrackedRequest {
     fingerprint: RequestFingerprint,
 }
 
-/// The requests of one replica that have fingerprints.
+/// Fingerprinted requests of one replica.
 #[derive(Debug, Default)]
 pub(super) struct SuspectTracker(Mutex<SuspectState>);
 
@@ -41,13 +42,14 @@ pub(super) struct SuspectTracker(Mutex<SuspectState>);
 struct SuspectState {
     next: u64,
     open: FxHashMap<u64, TrackedRequest>,
-    /// Oldest first.
+    /// Failed requests, oldest first.
     recently_failed: VecDeque<(Instant, RequestEnd, TrackedRequest)>,
 }
 
 impl SuspectTracker {
-    /// The engine of this life has received the request. The returned number, never zero, is for
-    /// `untrack`.
+    /// Adds a request that the engine of this life has received.
+    ///
+    /// The returned number, never zero, is for `untrack`.
     pub(super) fn track(&self, epoch: u64, fingerprint: RequestFingerprint) -> u64 {
         let mut state = self.0.lock();
         state.next += 1;
@@ -56,7 +58,7 @@ impl SuspectTracker {
         number
     }
 
-    /// The request has ended.
+    /// Removes a request that has ended.
     pub(super) fn untrack(&self, number: u64, end: RequestEnd) {
         let mut state = self.0.lock();
         let Some(sent) = state.open.remove(&number) else { return };
@@ -73,7 +75,7 @@ impl SuspectTracker {
         state.recently_failed.push_back((now, end, sent));
     }
 
-    /// The requests of this life of the engine, which has just ended; each once.
+    /// Requests of this life of the engine, which has just ended; each once.
     pub(super) fn crash_suspects(&self, epoch: u64) -> Vec<RequestFingerprint> {
         let now = Instant::now();
         let state = self.0.lock();
@@ -86,7 +88,7 @@ impl SuspectTracker {
         found
     }
 
-    /// When the first of the requests of this life failed that have failed of late.
+    /// Time of the first recent failure among the requests of this life.
     pub(super) fn failing_since(&self, epoch: u64) -> Option<Instant> {
         let now = Instant::now();
         let state = self.0.lock();

@@ -1,4 +1,7 @@
-//! Whether answers flow: how many requests wait on the engine right now, when one of them last got something, and how long streams pause. Relays write it once an event, without a lock; the watchdog reads it.
+//! Flow of answers: how many requests wait on the engine right now, when any of them last got data,
+//! and how long streams pause.
+//!
+//! Relays write it once an event, without a lock; the watchdog reads it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -9,7 +12,7 @@ use tokio::time::Instant;
 
 use super::gaps::GapHistogram;
 
-/// The answers of one replica's engine, over all its lives.
+/// Answers of one replica's engine, over all its lives.
 #[derive(Debug)]
 pub struct ResponseFlow {
     origin: Instant,
@@ -26,13 +29,15 @@ impl Default for ResponseFlow {
 }
 
 impl ResponseFlow {
-    /// Requests that wait for the engine. Those whose body is still on its way, or whose client
-    /// does not read what is there, are not counted.
+    /// Number of requests that wait for the engine.
+    ///
+    /// Requests whose body is still on its way, or whose client does not read the available data,
+    /// do not count.
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    /// A number that changes when an answer has moved on.
+    /// Number that changes whenever an answer has moved on.
     pub fn last_progress(&self) -> u64 {
         self.last_progress.load(Ordering::Relaxed)
     }
@@ -42,12 +47,12 @@ impl ResponseFlow {
     }
 }
 
-/// One request's wait for its engine; dropping it, for whatever reason, ends the wait.
+/// Wait of one request for its engine; dropping it, for whatever reason, ends the wait.
 #[derive(Debug)]
 pub struct EngineWait<'a> {
     flow: &'a ResponseFlow,
     is_waiting: bool,
-    /// When its last event came; `None` if it was held up since.
+    /// When the last event came; `None` if the request was held up since.
     last: Option<Instant>,
 }
 
@@ -56,7 +61,7 @@ impl<'a> EngineWait<'a> {
         Self { flow, is_waiting: false, last: None }
     }
 
-    /// The engine has all that it needs.
+    /// Begins the wait: the engine has all that it needs.
     pub fn begin(&mut self) {
         if !std::mem::replace(&mut self.is_waiting, true) {
             self.flow.waiting.fetch_add(1, Ordering::Relaxed);
@@ -69,7 +74,7 @@ impl<'a> EngineWait<'a> {
         }
     }
 
-    /// The engine sent something.
+    /// Records that the engine sent something.
     pub fn record_progress(&mut self) {
         let now = Instant::now();
         let micros = now.saturating_duration_since(self.flow.origin).as_micros();
@@ -79,8 +84,10 @@ impl<'a> EngineWait<'a> {
         }
     }
 
-    /// Passes something on. While the receiver does not take it, the request does not wait for the
-    /// engine, and the pause is not the engine's.
+    /// Pauses the wait while `passing` hands something on.
+    ///
+    /// While the receiver does not take it, the request does not wait for the engine, and the pause
+    /// does not count as the engine's.
     pub async fn pause_during<F: Future>(&mut self, passing: F) -> F::Output {
         let mut passing = pin!(passing);
         if let std::task::Poll::Ready(output) = poll!(passing.as_mut()) {

@@ -1,19 +1,19 @@
-//! How long an engine's streams pause between two events: a histogram that many tasks write at once, without locks, and that forgets as it goes on.
+//! Pauses of an engine's streams between two events: a histogram that many tasks write at once,
+//! without locks, and that forgets over time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Each doubling of the time has this many buckets, as a power of two: their bounds are 19 to 25 %
-/// apart.
+/// Buckets for each doubling of the time, as a power of two. The bounds are 19 to 25 % apart.
 const SUB_BUCKET_BITS: u32 = 2;
 
-/// Gaps from 2^36 µs on, 19 hours, share the last bucket.
+/// Number of buckets. Gaps from 2^36 µs on, 19 hours, share the last one.
 const BUCKETS: usize = 36 << SUB_BUCKET_BITS;
 
 /// Fewer gaps than this say nothing about the slowest hundredth.
 const MIN_SAMPLES: u32 = 100;
 
-/// With this many gaps half of each bucket is forgotten: a few seconds of a busy engine, some
+/// Number of gaps at which half of each bucket is forgotten: a few seconds of a busy engine, some
 /// minutes of a single stream.
 const DECAY_THRESHOLD: u32 = 20_000;
 
@@ -33,7 +33,7 @@ impl GapHistogram {
         self.buckets[bucket_of(gap)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The gap that 99 % of all gaps do not exceed, rounded up to a bucket's bound; `None` before
+    /// The gap that 99 % of all gaps do not exceed, rounded up to a bucket's bound; `None` until
     /// there are enough.
     pub fn p99(&self) -> Option<Duration> {
         let counts: [u32; BUCKETS] = std::array::from_fn(|index| self.buckets[index].load(Ordering::Relaxed));
@@ -50,20 +50,20 @@ impl GapHistogram {
         index.map(bucket_end)
     }
 
-    /// Halves the counts when there are many. To be called now and then.
+    /// Halves the counts when there are many. Call this now and then.
     pub fn decay(&self) {
         let total: u32 = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).sum();
         if total < DECAY_THRESHOLD {
             return;
         }
         for bucket in &self.buckets {
-            // Rounded up, so that a single odd gap goes too. What is counted meanwhile stays.
+            // Round up, so that a single odd gap goes, too. Gaps counted meanwhile stay.
             bucket.fetch_sub(bucket.load(Ordering::Relaxed).div_ceil(2), Ordering::Relaxed);
         }
     }
 }
 
-/// The bucket of a gap: the position of the highest bit of its microseconds, and the bits after it.
+/// Bucket of a gap: the position of the highest bit of its microseconds, and the bits after it.
 fn bucket_of(gap: Duration) -> usize {
     let micros = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX).max(1 << SUB_BUCKET_BITS);
     let highest = micros.ilog2();

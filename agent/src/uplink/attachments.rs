@@ -1,5 +1,7 @@
-//! Whether a router has this agent, and why not. An agent of a batch job that nobody wants gives its node back instead of holding it until the job
-//! ends. Sessions record, `Agent::run` waits.
+//! Attachment of this agent to routers, and the reasons if there is none.
+//!
+//! In a batch job, an agent that no router accepts gives its node back instead of holding it until
+//! the job ends. Sessions record the state, and `Agent::run` waits for it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,22 +14,25 @@ use tokio::time::{Instant, sleep_until};
 use super::target::RouterTarget;
 use crate::config::AgentConfig;
 
-/// Where nothing is configured, an agent in a job waits so long for its first router.
+/// Default time that an agent in a job waits for its first router.
 const JOB_ATTACH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// Where nothing is configured, an agent in a job whose routers have all gone waits so long for another one.
+/// Default time that an agent in a job whose routers have all gone waits for another one.
 const JOB_ROUTER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// How long a refusal may last. A node that died is taken to be attached until its connection is found dead and its lease has lapsed; that takes
-/// half a minute.
+/// How long a refusal may last.
+///
+/// A node that died counts as attached until its connection is found dead and its lease has lapsed,
+/// which takes half a minute.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// When an agent that is attached to no router gives up; `None` where it tries for as long as it lives.
+/// When an agent that is attached to no router gives up; `None` if it tries for as long as it
+/// lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AttachLimits {
-    /// Since the agent's start, where it has never attached.
+    /// Limit since the agent's start, if it has never attached.
     attach: Option<Duration>,
-    /// Since the last router was lost.
+    /// Limit since the last router was lost.
     lost: Option<Duration>,
 }
 
@@ -38,7 +43,7 @@ impl AttachLimits {
     }
 }
 
-/// How the attempts to attach have ended so far.
+/// Results of the attempts to attach so far.
 #[derive(Debug)]
 pub struct Attachments {
     record: watch::Sender<AttachRecord>,
@@ -49,18 +54,18 @@ struct AttachRecord {
     /// The agent's start, or when the last router was lost.
     since: Instant,
     has_attached: bool,
-    /// How many routers have it now.
+    /// Number of routers that have this agent now.
     routers: usize,
-    /// The routers that refuse this agent, since when, and what they say.
+    /// Routers that refuse this agent, since when, and their message.
     refusals: FxHashMap<SocketAddr, (Instant, String)>,
-    /// How the last attempt ended.
+    /// Reason of the last failed attempt.
     last_failure: String,
 }
 
-/// What is to be done about an agent that may not be attached.
+/// Decision about an agent that may not be attached.
 #[derive(Debug, PartialEq, Eq)]
 enum AttachVerdict {
-    /// A router has it, or it may try for ever.
+    /// A router has the agent, or the agent may try forever.
     TryOn,
     WaitUntil(Instant),
     GiveUp(String),
@@ -80,7 +85,7 @@ impl Default for Attachments {
 }
 
 impl Attachments {
-    /// A router has this agent, until the guard is dropped.
+    /// Records that a router has this agent, until the guard is dropped.
     pub(super) fn record_attached(self: &Arc<Self>) -> AttachedGuard {
         self.record.send_modify(|record| {
             record.has_attached = true;
@@ -97,7 +102,7 @@ impl Attachments {
         });
     }
 
-    /// An attempt failed for a reason that may pass.
+    /// Records a failed attempt whose reason may pass.
     pub(super) fn record_failure(&self, router: SocketAddr, reason: &str) {
         self.record.send_modify(|record| {
             record.refusals.remove(&router);
@@ -105,24 +110,24 @@ impl Attachments {
         });
     }
 
-    /// It is not known where a router is.
+    /// Records that a router's address is unknown.
     pub(super) fn record_unresolved(&self, target: &RouterTarget, reason: &str) {
         self.record.send_modify(|record| record.last_failure = format!("{target}: {reason}"));
     }
 
-    /// No target has this router any longer, so its refusal says nothing.
+    /// Forgets a router that no target has any longer, so that its refusal does not count.
     pub(super) fn forget(&self, router: SocketAddr) {
         self.record.send_if_modified(|record| record.refusals.remove(&router).is_some());
     }
 
-    /// Resolves, with the reason, when an agent that no router wants is to give up.
+    /// Resolves with the reason when an agent that no router accepts should give up.
     pub(crate) async fn wait_given_up(&self, limits: AttachLimits) -> String {
         let mut changes = self.record.subscribe();
         loop {
             let verdict = changes.borrow_and_update().judge(limits, Instant::now());
             match verdict {
                 AttachVerdict::GiveUp(reason) => return reason,
-                // The sender is this one's.
+                // The channel cannot close, because this object owns the sender.
                 AttachVerdict::TryOn => drop(changes.changed().await),
                 AttachVerdict::WaitUntil(deadline) => tokio::select! {
                     () = sleep_until(deadline) => {}
@@ -174,9 +179,11 @@ impl AttachRecord {
         AttachVerdict::WaitUntil(refused_until.map_or(ends_at, |until| until.min(ends_at)))
     }
 
-    /// A refusal does not count here: the routers that wanted it once may be back.
+    /// Decides about an agent that has lost its routers.
+    ///
+    /// Refusals do not count here: the routers that accepted it once may be back.
     fn judge_lost(&self, limit: Option<Duration>, now: Instant) -> AttachVerdict {
-        // A clock has no moment for every duration that can be set.
+        // A clock cannot represent every duration that can be set.
         let Some((limit, ends_at)) = limit.and_then(|limit| Some((limit, self.since.checked_add(limit)?))) else {
             return AttachVerdict::TryOn;
         };

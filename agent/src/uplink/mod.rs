@@ -1,4 +1,5 @@
-//! The agent's connections to its routers: one session per router, each with its own attachment and lanes, all over the same engines.
+//! Connections of the agent to its routers: one session per router, each with its own attachment
+//! and lanes, all over the same engines.
 
 mod attachments;
 mod backoff;
@@ -30,28 +31,33 @@ use crate::join::RouterAccess;
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
 
-/// How often names are resolved and files read again: a router that was added to a name is served after this time. A file is read more often while no
-/// router has this agent.
+/// How often names are resolved and files read again.
+///
+/// A router that was added to a name is served after this time. While no router has this agent,
+/// files are read more often.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Lanes per router: the work of very many streams is spread over as many tasks. HTTP/2 servers allow some 200 streams a connection.
+/// Lanes per router.
+///
+/// They spread the work of very many streams over as many tasks. HTTP/2 servers allow some 200
+/// streams a connection.
 pub const LANES: u32 = 4;
 
-/// What all sessions share.
+/// State shared by all sessions.
 #[derive(Debug)]
 pub struct Uplink {
-    /// The node's engines and what is reported about them.
+    /// Engines of the node and the reports about them.
     pub state: Arc<NodeState>,
     pub node: String,
     pub life: u64,
-    /// How routers are spoken with.
+    /// How the agent communicates with routers.
     pub access: RouterAccess,
     pub metrics: Arc<AgentMetrics>,
-    /// The requests being relayed.
+    /// Requests being relayed.
     pub requests: TaskTracker,
-    /// Lives of the routers that are served now: two addresses of one router must not both attach.
+    /// Lives of the routers served now. Two addresses of one router must not both attach.
     pub attached_routers: watch::Sender<FxHashSet<u64>>,
-    /// Whether any router has ever wanted this agent.
+    /// Results of the attempts to attach to routers.
     pub attachments: Arc<Attachments>,
 }
 
@@ -109,15 +115,17 @@ impl Uplink {
         self.attachments.forget(address);
     }
 
-    /// Waits until the targets are to be looked at again. A router that is found by a file is looked for as soon as none is attached, since
-    /// its file is where another one is to be known.
+    /// Waits until the targets should be resolved again.
+    ///
+    /// A router named by a file is looked up as soon as none is attached, because its file will
+    /// name the next one.
     async fn wait_resolve(&self, targets: &[RouterTarget], redial: &mut Backoff) {
         let mut attached = self.attached_routers.subscribe();
         if !attached.borrow().is_empty() {
             *redial = Backoff::default();
         }
         let unattached = targets.iter().any(RouterTarget::is_file).then_some(async {
-            // The sender is this uplink's.
+            // The channel cannot close, because this uplink owns the sender.
             let _ = attached.wait_for(FxHashSet::is_empty).await.map(drop);
             sleep(redial.next_delay()).await;
         });
@@ -128,17 +136,17 @@ impl Uplink {
     }
 }
 
-/// An address that is served, and the number of the target that has it.
+/// An address that is served, and the number of its target.
 struct RouterSession {
     target: usize,
     ends: SessionEnds,
 }
 
-/// When the session with a router ends.
+/// Ends of the session with a router.
 #[derive(Debug, Clone)]
 struct SessionEnds {
     now: CancellationToken,
-    /// When the router ends it. It is not dialled again.
+    /// The router ends the session, and is not dialled again.
     with_router: CancellationToken,
 }
 
@@ -153,8 +161,11 @@ impl SessionEnds {
 }
 
 impl RouterSession {
-    /// Its target no longer has the address; `false`, for `retain`. A file names the router of the newest controller, and the one before may have
-    /// streams still.
+    /// Ends the session because its target no longer has the address; returns `false`, for
+    /// `retain`.
+    ///
+    /// A session from a file ends only with its router: the file names the router of the newest
+    /// controller, and the previous router may still have streams.
     fn leave(&self, is_file: bool) -> bool {
         let end = if is_file { &self.ends.with_router } else { &self.ends.now };
         end.cancel();

@@ -1,4 +1,6 @@
-//! Orders of operators to engines, as a session got them: given to each of the replicas at once, and one answer made of what became of them.
+//! Orders of operators to engines, as a session got them.
+//!
+//! Each replica gets the order at once, and their results make one answer.
 
 use std::sync::Arc;
 
@@ -11,8 +13,9 @@ use crate::engine::Phase;
 use crate::engine::control::{ControlRequest, LoraAdapter, phase_label};
 use crate::node::Replica;
 
-/// Carries an order out on all of its replicas and answers when the last is done. Each engine has
-/// deadlines of its own. It goes on even if the session that waits here ends.
+/// Executes an order on all of its replicas and answers when the last is done.
+///
+/// Each engine has its own deadlines. Execution continues even if the session that waits here ends.
 pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Order) -> wire::Answer {
     let Some((order, replicas)) = parse_order(order) else {
         return wire::Answer { id, error: "the order is not known here".to_owned(), log_lines: Vec::new() };
@@ -26,7 +29,7 @@ pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Orde
     wire::Answer { id, error, log_lines: Vec::new() }
 }
 
-/// Lets those start again that do not run, and those go on that drain; says why none was.
+/// Restarts replicas that do not run, and lets draining ones continue; says why if there was none.
 pub(super) fn release(uplink: &Uplink, replicas: &wire::Replicas) -> String {
     let phase = |replica: &Replica| replica.engine.status().borrow().phase;
     let (down, up): (Vec<_>, Vec<_>) = uplink.state.select(&replicas.indices).partition(|replica| waits_for_release(phase(replica)));
@@ -58,7 +61,7 @@ fn replica_name(uplink: &Uplink, replica: &Replica) -> String {
     format!("{}/{}", uplink.node, replica.index)
 }
 
-/// Which replicas failed and why, and which did not; empty when none failed.
+/// Describes which replicas failed and why, and which did not; empty if none failed.
 fn summarize_failures(outcomes: &[(String, Result<(), String>)]) -> String {
     let failed: Vec<String> = outcomes.iter().filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.as_ref().err()?))).collect();
     let done: Vec<&str> = outcomes.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(name, _)| name.as_str()).collect();

@@ -1,4 +1,7 @@
-//! Sessions with the router at one address: dialled again when one ends, two at a time while another router takes the first one's place.
+//! Sessions with the router at one address.
+//!
+//! They are dialled again when one ends, and there are two while another router takes the first
+//! one's place.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,12 +17,13 @@ use super::backoff::{Backoff, MAX_DELAY};
 use super::session::{SessionEnd, attach};
 use super::{SessionEnds, Uplink};
 
-/// The pause after a refusal that will probably last.
+/// Pause after a refusal that will probably last.
 const REFUSED_DELAY: Duration = Duration::from_secs(10);
 
-/// Keeps a session with the router at `address` until it ends. A router that is away is dialled again
-/// and again, but logged once. While another router takes its place there are two sessions: the one
-/// with the first ends when that router leaves.
+/// Keeps a session with the router at `address` until it ends.
+///
+/// An absent router is dialled repeatedly, but logged once. While another router takes its place
+/// there are two sessions; the session with the first ends when that router leaves.
 pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, name: String, ends: SessionEnds) {
     let mut redial = Backoff::default();
     let mut mentioned = String::new();
@@ -54,8 +58,8 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
             SessionEnd::Refused(_) => uplink.attachments.record_refusal(address, &reason),
             _ => uplink.attachments.record_failure(address, &reason),
         }
-        // One log line per outage, whatever further symptoms follow. But a refusal needs somebody
-        // to act.
+        // Log one line per outage, whatever further symptoms follow. A refusal is logged again,
+        // because somebody must act.
         if mentioned.is_empty() || (matches!(ended, SessionEnd::Refused(_)) && reason != mentioned) {
             match &ended {
                 SessionEnd::Duplicate => tracing::debug!(router = name, %address, reason),
@@ -73,7 +77,7 @@ pub(super) async fn maintain_session(uplink: Arc<Uplink>, address: SocketAddr, n
         tokio::select! {
             () = sleep(redial.next_delay_up_to(longest)) => {}
             () = successor.notified() => redial = Backoff::default(),
-            // Where no successor came, this was the only session.
+            // If no successor came, this was the only session.
             Some(ended) = replaced.next() => {
                 log_replaced(&name, address, ended.as_ref());
                 redial = Backoff::default();
@@ -92,7 +96,7 @@ fn log_replaced(name: &str, address: SocketAddr, ended: Option<&SessionEnd>) {
     }
 }
 
-/// One session, from the dialling on. `None` when `end` has come.
+/// Runs one session, starting with the dialling. `None` if `end` has come.
 async fn run_session(
     uplink: Arc<Uplink>,
     address: SocketAddr,

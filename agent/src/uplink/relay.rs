@@ -1,4 +1,4 @@
-//! One request from a lane to its engine, and the engine's answer back, byte for byte.
+//! Relay of one request from a lane to its engine, and of the answer back, byte for byte.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,8 +19,9 @@ use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
 use crate::traffic::{EngineWait, InFlight, PromptEstimate, RouterKey};
 
-/// Serves one request to its end, or until the router cancels it. A cancel drops the connection to
-/// the engine, and the engine aborts.
+/// Serves one request to its end, or until the router cancels it.
+///
+/// A cancel drops the connection to the engine, and the engine aborts.
 pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, router: RouterKey, metrics: Arc<AgentMetrics>) {
     let IncomingRequest { head, stream } = incoming;
     let is_counted = !head.aside;
@@ -52,8 +53,8 @@ pub(super) async fn serve(incoming: IncomingRequest, node: Arc<NodeState>, route
 
 async fn relay(mut head: RequestHead, serving: &RequestStream, node: &NodeState, router: RouterKey) -> Result<(), StreamFault> {
     let replica = node.replica(head.replica).ok_or_else(|| not_ready(format!("this node has no replica {}", head.replica)))?;
-    // Counted before the phase is read, so that either a drain sees this request or this request
-    // sees the drain.
+    // Count the request before the phase is read, so that either a drain sees this request or this
+    // request sees the drain.
     let prompt = PromptEstimate { tokens: head.prompt_tokens, uncached: head.uncached_tokens };
     let in_flight = (!head.aside).then(|| replica.engine.traffic().enter_with(router, prompt));
     let (phase, epoch) = {
@@ -92,16 +93,16 @@ struct Exchange<'a> {
     client: &'a EngineClient,
     serving: &'a RequestStream,
     in_flight: Option<&'a InFlight>,
-    /// For a request whose answer needs the engine's core.
+    /// Wait of a request whose answer needs the engine's core.
     wait: Option<EngineWait<'a>>,
-    /// The engine's life and the request's fingerprint, until it is sent.
+    /// The engine's life and the request's fingerprint, until the request is sent.
     fingerprint: Option<(u64, RequestFingerprint)>,
-    /// The engine has received all of it.
+    /// The engine has received the whole request.
     is_sent: bool,
 }
 
 impl<'a> Exchange<'a> {
-    /// Sends the request to the engine and its answer back; returns why there is none.
+    /// Sends the request to the engine and its answer back, or returns why there is no answer.
     async fn run(&mut self, request: OutgoingRequest) -> Result<(), RequestError> {
         let (status, mut answer) = self.send_request(request).await?;
         // A body of known length ends with its last byte. The end then leaves in the same batch,
@@ -145,15 +146,16 @@ impl<'a> Exchange<'a> {
         if status.is_success() {
             self.wait.as_mut().map(EngineWait::record_progress);
         }
-        // This is how vLLM's front-end ends its streams when its core has died, each event in a
-        // piece of its own. The process exits seconds later.
+        // vLLM's front-end ends its streams like this when its core has died, each event in a
+        // separate piece. The process exits seconds later.
         if piece.starts_with(b"data: {\"error\"") {
             self.in_flight.inspect(|in_flight| in_flight.mark_failed());
         }
     }
 
-    /// Passes a piece on. While the router has no room for it, the rest of the request goes on to
-    /// the engine.
+    /// Passes a piece on.
+    ///
+    /// While the router has no room for it, the rest of the request continues to the engine.
     async fn forward(&mut self, piece: Bytes, answer: &mut EngineResponse<'_>) {
         let sending = async {
             tokio::select! {
@@ -169,8 +171,9 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Counts the prompt as computed after `prefill_estimate`, unless that is zero: an answer that does
-/// not stream shows its first byte with its last.
+/// Counts the prompt as computed after `prefill_estimate`, unless that is zero.
+///
+/// An answer that does not stream shows its first byte with its last.
 async fn assume_prefilled_after(in_flight: Option<&InFlight>, prefill_estimate: Duration) -> Infallible {
     if !prefill_estimate.is_zero() {
         tokio::time::sleep(prefill_estimate).await;
@@ -193,8 +196,12 @@ fn not_ready(message: String) -> StreamFault {
     StreamFault { fault: Fault::NotReady, message }
 }
 
-/// The engine could not be reached or broke off: of itself, or because it was ordered to stop. In the latter case its life ended as it should, and
-/// nothing is wrong with the request; nor is where the engine never got all of it. Of an engine that hung, `failure` knows more than the connection.
+/// Fault for an engine that could not be reached or broke off, by itself or because it was ordered
+/// to stop.
+///
+/// An ordered stop ends the life as it should, and nothing is wrong with the request. The request
+/// is also fine if the engine never got all of it. About an engine that hung, `failure` knows more
+/// than the connection.
 fn classify_break(index: u32, phase: Phase, failure: Option<&Diagnosis>, is_sent: bool, cause: &str) -> StreamFault {
     match phase {
         Phase::Draining | Phase::Stopped | Phase::Quarantined | Phase::Sleeping => {

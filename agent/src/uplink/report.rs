@@ -1,4 +1,6 @@
-//! The reports to the routers about this node's engines: whole at first, then what changed. Wire types of `Attach` begin here.
+//! Reports to the routers about this node's engines: whole at first, then only changes.
+//!
+//! The wire types of `Attach` begin here.
 
 use hostler_proto::agent::v1 as wire;
 use tokio::time::Instant;
@@ -14,7 +16,7 @@ use crate::prompt_files::Bundle;
 use crate::traffic::RouterKey;
 use crate::vllm::FrontEndInUse;
 
-/// Makes one router's reports.
+/// Builder of one router's reports.
 #[derive(Debug)]
 pub(super) struct Reporter {
     router: RouterKey,
@@ -37,19 +39,19 @@ impl Reporter {
         Self { router, sequence: 0, last_reports: Vec::new(), last_job: None }
     }
 
-    /// Everything, as if nothing had been reported before.
+    /// Report of everything, as if nothing had been reported before.
     pub(super) fn snapshot(&mut self, node: &NodeState) -> wire::Report {
         self.last_reports = vec![ReplicaSnapshot::default(); node.replicas().len()];
         (self.sequence, self.last_job) = (0, None);
         wire::Report { snapshot: true, ..self.report(node) }
     }
 
-    /// The life of a replica's engine that the router last got a report of; 0 before the first.
+    /// Life of a replica's engine in the last report to the router; 0 before the first.
     pub(super) fn reported_epoch(&self, index: usize) -> u64 {
         self.last_reports.get(index).map_or(0, |reported| reported.epoch)
     }
 
-    /// What has changed since the last report, which may be nothing.
+    /// Report of the changes since the last one, which may be empty.
     pub(super) fn report(&mut self, node: &NodeState) -> wire::Report {
         let mut replicas = Vec::new();
         for (replica, reported) in node.replicas().iter().zip(&mut self.last_reports) {
@@ -74,7 +76,7 @@ impl Reporter {
         wire::Report { sequence, snapshot: false, replicas, job: self.job_news(node.job()) }
     }
 
-    /// The job, where more is known of it than the router was told.
+    /// Job data, if more is known than the router has been told.
     fn job_news(&mut self, job: Option<&JobClock>) -> Option<wire::Job> {
         let job = job?;
         let facts = *job.facts().borrow();
@@ -82,7 +84,7 @@ impl Reporter {
     }
 }
 
-/// The job as it is now: hosts' clocks differ, so its end is told as the time that is left.
+/// Present state of the job. Hosts' clocks differ, so its end is sent as the time left.
 pub(super) fn job(clock: &JobClock) -> wire::Job {
     let (job, JobFacts { run, ends, leaves }) = (clock.job(), *clock.facts().borrow());
     let now = Instant::now();
@@ -107,7 +109,7 @@ fn engine_crash(crash: &Crash) -> wire::EngineCrash {
 
 fn current_snapshot(replica: &Replica, router: RouterKey) -> ReplicaSnapshot {
     let status = replica.engine.status().borrow().clone();
-    // A reading that could not be renewed says nothing any more; the agent's own counts stay valid.
+    // A stale reading says nothing any more; the agent's own counts stay valid.
     let sample = replica.engine.samples().borrow().filter(|sample| !sample.is_stale);
     let counts = replica.engine.traffic().subscribe();
     let counts = counts.borrow();
@@ -191,7 +193,7 @@ fn gpu(gpu: &Gpu) -> wire::Gpu {
     wire::Gpu { index, uuid, name, memory_bytes }
 }
 
-/// Nothing on CPU.
+/// Readings for the wire; `None` on CPU.
 fn gpu_readings(readings: &[GpuReading]) -> Option<wire::GpuReadings> {
     let reading = |reading: &GpuReading| wire::GpuReading {
         uuid: reading.uuid.clone(),
@@ -230,10 +232,11 @@ fn finding(finding: &Finding) -> wire::Finding {
     wire::Finding { kind: kind.as_str().to_owned(), evidence, advice }
 }
 
-/// Without the version of the blocks, so that their changes alone do not send the state again.
+/// Cache state without the version of the blocks, so that block changes alone do not send the state
+/// again.
 fn cache_watch(watched: &CacheStatus, epoch: u64) -> wire::CacheWatch {
     if watched.epoch != epoch {
-        // For a moment it still reports the life before.
+        // For a moment the cache still reports the previous life.
         return wire::CacheWatch { reason: "the engine has just started".into(), ..wire::CacheWatch::default() };
     }
     let CacheStatus { exact, reason, block_size, has_holes, .. } = watched.clone();

@@ -1,4 +1,6 @@
-//! One router's session: dialled, attached, reporting, serving lanes, until it ends. `redial` begins the next one.
+//! One router's session: dialled, attached, reporting, serving lanes, until it ends.
+//!
+//! `redial` begins the next one.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -36,17 +38,18 @@ use crate::traffic::RouterKey;
 
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the last report may take.
+/// Time limit for the last report.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The shortest interval of empty reports, whatever the router's lease.
+/// Shortest interval of empty reports, whatever the router's lease.
 const MIN_HEARTBEAT: Duration = Duration::from_millis(100);
 
 /// Reports and answers that may wait for the connection.
 const QUEUE_CAPACITY: usize = 16;
 
-/// Places in the queue that transfers leave free. A report then waits for a few parts of a transfer
-/// at most, and never for a place.
+/// Places in the queue that transfers leave free.
+///
+/// A report then waits for at most a few parts of a transfer, and never for a place.
 const TRANSFER_RESERVE: usize = 12;
 
 #[derive(Debug, thiserror::Error)]
@@ -108,20 +111,22 @@ pub(super) struct Session {
     from_router: Streaming<wire::AttachResponse>,
     reporter: Reporter,
     transfers: TransferQueue,
-    /// An empty report goes out this often.
+    /// Interval of empty reports.
     heartbeat: Duration,
+    /// Lane tasks.
+    ///
     /// The end of one lane ends the session, because a lane is lost only with its connection.
     /// Without a status the router closed it.
     lanes: Vec<AbortOnDropHandle<Option<Status>>>,
-    /// Orders being carried out, to be answered when they are done.
+    /// Orders being executed, to be answered when they are done.
     orders: FuturesUnordered<BoxFuture<'static, wire::Answer>>,
-    /// Told when another router takes this one's place.
+    /// Notified when another router takes this one's place.
     successor: Arc<Notify>,
     /// Keeps the connection's certificate from expiring.
     _renewal: AbortOnDropHandle<()>,
 }
 
-/// A connection to the router, with the certificate that was shown on it.
+/// Connects to the router, and returns the certificate that was shown.
 async fn connect(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<(Channel, Option<Arc<Identity>>), SessionEnd> {
     let identity = uplink.access.identity(address).await?;
     let dialled = dial(address, join::tls_config(identity.as_ref())).await;
@@ -135,7 +140,9 @@ async fn connect(uplink: &Arc<Uplink>, address: SocketAddr) -> Result<(Channel, 
     Ok((channel, identity))
 }
 
-/// Dials the router and attaches: its welcome is there, the first report is sent, the lanes are open.
+/// Dials the router and attaches.
+///
+/// Afterwards its welcome has arrived, the first report is sent, and the lanes are open.
 pub(super) async fn attach(uplink: &Arc<Uplink>, address: SocketAddr, successor: Arc<Notify>) -> Result<Session, SessionEnd> {
     let (channel, identity) = connect(uplink, address).await?;
     let (to_router, messages) = mpsc::channel(QUEUE_CAPACITY);
@@ -234,7 +241,9 @@ impl Drop for LaneGuard {
 }
 
 impl Session {
-    /// Runs until the session is lost; `None` when it was to end, and the router has the last report.
+    /// Runs until the session is lost.
+    ///
+    /// `None` if it was told to end, and the router has the last report.
     pub(super) async fn run(mut self, end: &CancellationToken) -> Option<SessionEnd> {
         let uplink = self.claim.uplink.clone();
         let mut state = uplink.state.changed();
@@ -268,12 +277,12 @@ impl Session {
                     self.report().await
                 }
                 _ = heartbeat.tick() => self.report().await,
-                // One part per turn, and only while the queue is nearly empty, so that no branch
-                // above waits for long.
+                // Send one part per turn, and only while the queue is nearly empty, so that no
+                // branch above waits for long.
                 room = room, if self.transfers.is_due() => match (room, self.transfers.next(|index| self.reporter.reported_epoch(index))) {
                     (Err(ended), _) => Err(ended),
                     (Ok(()), None) => Ok(()),
-                    // Nobody else sends, so the room is still there.
+                    // This is the only sender, so the room is still there.
                     (Ok(()), Some(part)) => send(&self.to_router, part).await,
                 },
                 Some(answer) = self.orders.next() => self.answer_order(answer).await,
@@ -291,8 +300,10 @@ impl Session {
         }
     }
 
-    /// Reports what has changed last. The router ends its side when it has read ours to the end, so
-    /// nothing that was sent is lost with the connection.
+    /// Sends the last changes.
+    ///
+    /// The router ends its side when it has read this one to the end, so no report is lost with the
+    /// connection.
     async fn bid_farewell(mut self) {
         let farewell = async {
             let _ = self.report().await;
@@ -310,7 +321,7 @@ impl Session {
         send(&self.to_router, ToRouter::Report(report)).await
     }
 
-    /// Answers an order that is done or has failed. What it changed is reported first.
+    /// Answers an order that is done or has failed, after reporting its changes.
     async fn answer_order(&mut self, answer: wire::Answer) -> Result<(), SessionEnd> {
         self.report().await?;
         send(&self.to_router, ToRouter::Answer(answer)).await
@@ -359,8 +370,8 @@ impl Session {
                 self.successor.notify_one();
                 return Ok(());
             }
-            // These take seconds or minutes. They are answered when they are done, and the session
-            // goes on meanwhile.
+            // These orders take seconds or minutes. They are answered when they are done, and the
+            // session continues meanwhile.
             Some(order @ (Order::Sleep(_) | Order::Wake(_) | Order::Lora(_))) => {
                 self.orders.push(Box::pin(orders::execute(uplink, answer.id, order)));
                 return Ok(());

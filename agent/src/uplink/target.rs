@@ -1,4 +1,6 @@
-//! Where an agent finds its routers: names that are looked up, or a file that says where the router is. `Uplink` asks it again and again.
+//! Where an agent finds its routers: names that are looked up, or a file that names the router.
+//!
+//! `Uplink` resolves them repeatedly.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,19 +17,19 @@ use crate::config::AgentConfig;
 
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a controller writes has less than a kilobyte.
+/// Largest file that is read. A controller writes less than a kilobyte.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
 
-/// One of the things that `agent.router` and `agent.router_file` name.
+/// An entry of `agent.router` or `agent.router_file`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouterTarget {
-    /// `HOST:PORT`.
+    /// Name as `HOST:PORT`.
     Name(String),
-    /// A file with such a name as `agents`. It is replaced when the router is elsewhere.
+    /// File whose `agents` entry is such a name. It is replaced when the router moves.
     File(PathBuf),
 }
 
-/// Why it is not known where a router is. Whoever tells it names the target.
+/// Why a router's address is unknown. The caller names the target.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TargetError {
     #[error("{0}")]
@@ -44,14 +46,14 @@ pub(super) enum TargetError {
     Content(#[from] serde_json::Error),
 }
 
-/// What of the file is read. It may have more in it.
+/// Part of the file that is read. The file may contain more.
 #[derive(Debug, Deserialize)]
 struct RouterFile {
     agents: String,
 }
 
 impl RouterTarget {
-    /// Those of the settings. A file stands in place of all names.
+    /// Targets of the settings. A file replaces all names.
     #[must_use]
     pub fn of(config: &AgentConfig) -> Vec<Self> {
         if !config.router_file.as_os_str().is_empty() {
@@ -65,14 +67,16 @@ impl RouterTarget {
         matches!(self, Self::File(_))
     }
 
-    /// The addresses of its routers: a name with several addresses means a router at each. Loopback names are the exception: their addresses are
-    /// one host's.
+    /// Addresses of the target's routers: a name with several addresses means a router at each.
+    ///
+    /// Loopback names are the exception, because their addresses belong to one host.
     pub(super) async fn resolve(&self) -> Result<Vec<SocketAddr>, TargetError> {
         match self {
             Self::Name(name) => look_up(name).await,
             Self::File(path) => {
                 let path = path.clone();
-                // Without a deadline: a file system that hangs holds this one thread, and no further one.
+                // There is no deadline: a file system that hangs blocks this one thread, and no
+                // further one.
                 let name = tokio::task::spawn_blocking(move || read_name(&path)).await.expect("reading a file does not panic")?;
                 look_up(&name).await.map_err(|source| TargetError::OfFile { name, source: Box::new(source) })
             }

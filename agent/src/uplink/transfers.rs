@@ -1,5 +1,7 @@
-//! What one session sends in parts, between its reports: which blocks its replicas' engines have cached, and the prompt files that its
-//! router asked for. Decides what the next part is; the session sends it when there is room.
+//! Data that one session sends in parts between its reports: the cached blocks of its replicas'
+//! engines, and the prompt files that its router asked for.
+//!
+//! The queue decides the next part; the session sends it when there is room.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -16,12 +18,12 @@ const MAX_BLOCKS_PER_MESSAGE: usize = 32 * 1024;
 
 const MAX_FILE_BYTES_PER_MESSAGE: usize = 256 * 1024;
 
-/// What waits to be sent to one router.
+/// Transfers that wait for one router.
 #[derive(Debug)]
 pub(super) struct TransferQueue {
     caches: CacheTransfers,
     files: FileTransfers,
-    /// Whether files go next when both have something to send.
+    /// Whether files go next if both have something to send.
     files_next: bool,
 }
 
@@ -35,8 +37,10 @@ impl TransferQueue {
         !self.files.sending.is_empty() || self.caches.are_due()
     }
 
-    /// A report goes out. Blocks may follow what it announces, and every change of a cache comes
-    /// with a report.
+    /// Marks the caches as due when a report goes out.
+    ///
+    /// Blocks may follow the report that announces them, and every change of a cache comes with a
+    /// report.
     pub(super) fn mark_caches_due(&mut self) {
         self.caches.replicas.iter_mut().for_each(|cache| cache.is_due = true);
     }
@@ -56,8 +60,9 @@ impl TransferQueue {
         self.files.push(bundle);
     }
 
-    /// The next part, if there is one. `reported_epoch` is the life of each replica in the last
-    /// report to the router.
+    /// Next part, if there is one.
+    ///
+    /// `reported_epoch` is the life of each replica in the last report to the router.
     pub(super) fn next(&mut self, reported_epoch: impl Fn(usize) -> u64) -> Option<Message> {
         let Self { caches, files, files_next } = self;
         *files_next = !*files_next;
@@ -67,21 +72,21 @@ impl TransferQueue {
     }
 }
 
-/// The caches of all replicas, in turn.
+/// Caches of all replicas, in turn.
 #[derive(Debug)]
 struct CacheTransfers {
     replicas: Vec<CacheTransfer>,
     next_replica: usize,
 }
 
-/// How far the router has come with one replica's cache.
+/// Progress of the router with one replica's cache.
 #[derive(Debug)]
 struct CacheTransfer {
     log: Arc<CacheLog>,
     cursor: Cursor,
-    /// There may be something to read.
+    /// There may be new changes to read.
     is_due: bool,
-    /// Its life has not been reported to the router yet.
+    /// Delta of a life that has not been reported to the router yet.
     deferred: Option<CacheDelta>,
 }
 
@@ -95,8 +100,9 @@ impl CacheTransfers {
         self.replicas.iter().any(|cache| cache.is_due)
     }
 
-    /// The next cache report. `reported_epoch` is the life of each replica in the last report to
-    /// the router.
+    /// Next cache report.
+    ///
+    /// `reported_epoch` is the life of each replica in the last report to the router.
     fn next(&mut self, reported_epoch: impl Fn(usize) -> u64) -> Option<wire::CacheReport> {
         for _ in 0..self.replicas.len() {
             let at = self.next_replica;
@@ -128,7 +134,7 @@ impl CacheTransfer {
                     self.is_due = delta.is_partial;
                     return Some(delta);
                 }
-                // The next report announces it.
+                // The next report announces the life.
                 Ordering::Greater => (self.deferred, self.is_due) = (Some(delta), false),
             }
         }
@@ -142,7 +148,7 @@ fn cache_report(index: usize, delta: CacheDelta) -> wire::CacheReport {
     wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest: xor }
 }
 
-/// The bundles that are being sent, each once: as many as this node has at most.
+/// Bundles being sent, each once: at most as many as this node has.
 #[derive(Debug, Default)]
 struct FileTransfers {
     sending: VecDeque<FileTransfer>,

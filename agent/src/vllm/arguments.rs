@@ -1,8 +1,9 @@
-//! Reads what somebody has said to the engine in its arguments, by the engine's own rules: `--flag value` or `--flag=value`, dashes or underscores, and the last one counts.
+//! Parser for engine arguments, by the engine's own rules: `--flag value` or `--flag=value`, dashes
+//! or underscores, and the last one counts.
 
 use std::fs;
 
-/// The value that the last `flag` (with dashes, as `--max-model-len`) was given.
+/// Value of the last `flag` (with dashes, such as `--max-model-len`).
 pub(crate) fn value_of<'a>(arguments: &'a [String], flag: &str) -> Option<&'a str> {
     let at = arguments.iter().rposition(|argument| is_flag(argument, flag))?;
     match arguments[at].split_once('=') {
@@ -21,9 +22,10 @@ fn is_flag(argument: &str, flag: &str) -> bool {
     name.starts_with('-') && name.replace('_', "-") == flag
 }
 
-/// The arguments, with those of the file that `--config` names. The engine puts the file's
-/// arguments before the others. Of nested entries only the names are used. A file that cannot be
-/// read adds nothing: the engine will report it.
+/// Arguments together with those of the file that `--config` names.
+///
+/// The engine puts the file's arguments before the others. Only the names of nested entries are
+/// used. An unreadable file adds nothing: the engine will report it.
 pub(crate) fn expand_config_file(arguments: &[String]) -> Vec<String> {
     let text = value_of(arguments, "--config").and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
     let argument = |line: &str| {
@@ -58,8 +60,8 @@ impl EngineArguments<'_> {
         self.0.iter().any(|argument| argument.replace('_', "-") == negated)
     }
 
-    /// The value that a flag was given: empty where it takes none, `off` where it was negated,
-    /// `None` where it was not given.
+    /// Value of a flag: empty if the flag takes none, `off` if it was negated, `None` if it was not
+    /// given.
     pub(crate) fn display_value(&self, flag: &str) -> Option<String> {
         if self.negates(flag) {
             return Some("off".to_owned());

@@ -1,4 +1,7 @@
-//! The command line of one engine: program, arguments and environment for a vLLM of a given version, or for the simulated engine. Pure; the process is created elsewhere.
+//! Command line of one engine: program, arguments and environment for a vLLM of a given version, or
+//! for the simulated engine.
+//!
+//! This module is pure; the process is created elsewhere.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -15,21 +18,23 @@ use crate::cache::KvEventSource;
 use crate::config::{AgentConfig, Profile};
 use crate::host::{EngineProgram, HostError, ReplicaPlan};
 
-/// What the simulated engine serves when no model is named.
+/// Model of the simulated engine if none is named.
 pub const SIMULATED_MODEL: &str = "simulated";
 
-/// Messages about its cache that an engine keeps to send again if some were missed, one per step.
-/// vLLM's own default.
+/// Cache messages, one per step, that an engine keeps to send again if some were missed.
+///
+/// This is vLLM's own default.
 const REPLAY_BUFFER_EVENTS: u32 = 10_000;
 
-/// How long vLLM keeps an idle connection, in seconds. Its default of 5 would close pooled
-/// connections just as they are used.
+/// How long vLLM keeps an idle connection, in seconds.
+///
+/// Its default of 5 would close pooled connections just as they are used.
 const KEEP_ALIVE_SECONDS: &str = "3600";
 
-/// Unlocks the engine's routes for sleeping, among others.
+/// Variable that unlocks the engine's routes for sleeping, among others.
 const SLEEP_ROUTES_VARIABLE: &str = "VLLM_SERVER_DEV_MODE";
 
-/// Whether vLLM serves with its Rust front-end. Releases without one do not read it.
+/// Variable that selects vLLM's Rust front-end. Releases without one do not read it.
 const RUST_FRONT_END_VARIABLE: &str = "VLLM_USE_RUST_FRONTEND";
 
 /// Arguments that only the agent may give.
@@ -50,28 +55,31 @@ const RESERVED_ARGUMENTS: [(&str, &str); 13] = [
 ];
 
 /// Inherited variables that would change an engine although nobody asked for it: a port from
-/// Kubernetes, a key that locks the agent out, a key for operators. `CUDA_VISIBLE_DEVICES` is kept
-/// where the agent sets none, because it may be a scheduler's limit.
+/// Kubernetes, a key that locks the agent out, a key for operators.
+///
+/// `CUDA_VISIBLE_DEVICES` is kept if the agent sets none, because it may be a scheduler's limit.
 const NOT_INHERITED: [&str; 3] = ["VLLM_PORT", "VLLM_API_KEY", "HOSTLER_ADMIN_KEY"];
 
-/// Everything the command line depends on.
+/// Inputs of the command line.
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchContext<'a> {
     pub engine: &'a EngineProgram,
-    /// vLLM's version; unknown counts as older than every release.
+    /// Version of vLLM; unknown counts as older than every release.
     pub version: Option<VllmVersion>,
     pub replica: &'a ReplicaPlan,
-    /// CPU cores for an engine without a GPU that shares this host with other engines: its part of
-    /// them. `None` leaves the whole host to it.
+    /// CPU cores for an engine without a GPU that shares this host with other engines.
+    ///
+    /// `None` leaves the whole host to it.
     pub cores: Option<u32>,
-    /// GiB of memory for the KV cache of an engine without a GPU; `None` leaves it to the engine.
+    /// GiB of memory for the KV cache of an engine without a GPU; `None` leaves the choice to the
+    /// engine.
     pub kv_cache_gib: Option<u64>,
-    /// The engine's own directory, see `RunDir::engine`.
+    /// Directory of the engine, see `RunDir::engine`.
     pub directory: &'a Path,
     pub config: &'a AgentConfig,
     pub choices: &'a [FlagChoice],
     pub front_end: FrontEndInUse,
-    /// The agent's own `PYTHONPATH`; empty where it has none.
+    /// The agent's own `PYTHONPATH`; empty if it has none.
     pub python_path: &'a OsStr,
 }
 
@@ -85,19 +93,19 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Whether it starts the engine with the routes for sleeping.
+    /// Whether the command starts the engine with the routes for sleeping.
     #[must_use]
     pub(crate) fn unlocks_sleep(&self) -> bool {
         self.set_variable(SLEEP_ROUTES_VARIABLE).is_some()
     }
 
-    /// Whether the engine is to load the agent's plugin.
+    /// Whether the engine should load the agent's plugin.
     #[must_use]
     pub(crate) fn has_plugin(&self) -> bool {
         self.set_variable(plugin::SWITCH_INTERVAL_VARIABLE).is_some()
     }
 
-    /// Which front-end it starts the engine with.
+    /// Front-end with which the command starts the engine.
     #[must_use]
     pub fn front_end(&self) -> FrontEndInUse {
         match self.set_variable(RUST_FRONT_END_VARIABLE).is_some_and(|value| value == "1") {
@@ -111,8 +119,10 @@ impl CommandLine {
     }
 }
 
-/// Where the engine sends KV events: on Unix sockets in its own directory, where no other user of
-/// the host can read prompts in the events or forge them.
+/// Sockets to which the engine sends KV events.
+///
+/// They are Unix sockets in its own directory, where no other user of the host can read prompts in
+/// the events or forge them.
 pub fn cache_source(launch: &LaunchContext<'_>) -> KvEventSource {
     match cache_events_obstacle(launch) {
         Some(because) => KvEventSource::Nothing { because },
@@ -143,7 +153,7 @@ fn cache_events_obstacle(launch: &LaunchContext<'_>) -> Option<String> {
     }
 }
 
-/// The flag that makes the engine send KV events, if it is to.
+/// Flag that makes the engine send KV events, if they are wanted.
 fn cache_event_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
     let KvEventSource::Sockets { live, replay } = cache_source(launch) else { return Vec::new() };
     let config = serde_json::json!({
@@ -157,8 +167,9 @@ fn cache_event_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
     vec!["--kv-events-config".into(), config.to_string().into()]
 }
 
-/// The command line for one engine. Fails when the configured engine arguments contain one that
-/// only the agent may give.
+/// Creates the command line for one engine.
+///
+/// Fails if the configured engine arguments contain one that only the agent may give.
 pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError> {
     let given = expand_config_file(&launch.config.engine_args);
     check_reserved(&EngineArguments(&given))?;
@@ -184,7 +195,7 @@ fn simulated_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
     vec!["sim".into(), "engine".into(), model.into(), "--uds".into(), socket_path(launch.directory).into()]
 }
 
-/// `all_given` are the user's arguments with those of their file.
+/// Environment of the engine. `all_given` are the user's arguments with those of their file.
 fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(&'static str, OsString)>, HostError> {
     let mut set: Vec<(&'static str, OsString)> = vec![
         ("VLLM_RPC_BASE_PATH", launch.directory.into()),
@@ -193,7 +204,7 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
         ("VLLM_NO_USAGE_STATS", "1".into()),
     ];
     // The routes behind `hostler sleep` and `hostler lora`. They are reachable only through the
-    // engine's socket, which is this user's.
+    // engine's socket, which belongs to this user.
     let given = EngineArguments(&launch.config.engine_args);
     for (flag, unlocks) in [("--enable-sleep-mode", SLEEP_ROUTES_VARIABLE), ("--enable-lora", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")] {
         if given.has(flag) && !given.negates(flag) {
@@ -210,9 +221,8 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
             set.push(("CUDA_VISIBLE_DEVICES", entries.join(",").into()));
         }
         ([], Some(cores)) => {
-            // By default each engine binds one thread to every core, so that all engines of a host
-            // would sit on the same cores. A batch system's value counts the cores of the whole
-            // job.
+            // By default each engine binds one thread to every core, so all engines of a host would
+            // sit on the same cores. A batch system's value counts the cores of the whole job.
             set.push(("OMP_NUM_THREADS", cores.max(1).to_string().into()));
             set.push(("VLLM_CPU_OMP_THREADS_BIND", "nobind".into()));
         }
@@ -226,7 +236,7 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
     if launch.choices.iter().any(|choice| choice.flag == TRACES_FLAG && choice.origin == FlagOrigin::Hostler) {
         set.extend(TRACES_ENVIRONMENT.map(|(name, value)| (name, value.into())));
     }
-    // Always set to one or the other, so that an inherited variable does not decide.
+    // Always set the variable, so that an inherited one does not decide.
     set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
     if matches!(launch.engine, EngineProgram::Vllm { .. }) && needs_plugin(launch, all_given) {
         set.extend(plugin::environment(launch.directory, launch.python_path).into_iter().flatten());
@@ -234,9 +244,11 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
     Ok(set)
 }
 
-/// Whether the plugin makes the threads of the engine's core take turns. It does where one of them
-/// sends events and none runs the model. A thread of the core runs the model in an engine with a
-/// single GPU and no process around its model; that case was not measured.
+/// Whether to load the plugin that makes the threads of the engine's core take turns.
+///
+/// It helps if one of them sends events and none runs the model. A thread of the core runs the
+/// model in an engine with a single GPU and no process around its model; that case was not
+/// measured.
 fn needs_plugin(launch: &LaunchContext<'_>, all_given: &[String]) -> bool {
     let config = launch.config;
     let planned = || launch.choices.iter().find(|choice| choice.flag == EXECUTOR_FLAG).map(|choice| choice.value.as_str());
@@ -244,7 +256,7 @@ fn needs_plugin(launch: &LaunchContext<'_>, all_given: &[String]) -> bool {
     config.profile != Profile::Conservative && apart && matches!(cache_source(launch), KvEventSource::Sockets { .. })
 }
 
-/// Refuses what the agent alone may give.
+/// Refuses arguments that only the agent may give.
 fn check_reserved(given: &EngineArguments<'_>) -> Result<(), HostError> {
     match RESERVED_ARGUMENTS.iter().find(|(flag, _)| given.has(flag)) {
         Some((flag, because)) => Err(HostError::ReservedArgument { argument: (*flag).to_owned(), because }),

@@ -1,4 +1,4 @@
-//! An engine's directory: where its socket and its temporary files are, and what it finds there at its start.
+//! Directory of an engine: its socket, its temporary files, and the files it needs at its start.
 
 use std::fs;
 use std::io;
@@ -14,9 +14,10 @@ pub(crate) fn temporary_path(directory: &Path) -> PathBuf {
     directory.join("tmp")
 }
 
-/// Empties the directory. Sockets of an earlier life would make vLLM fail, and vLLM never removes
-/// its temporary files. Leaves a folder for new ones, and the plugin if the engine's environment
-/// names it.
+/// Empties the directory.
+///
+/// Sockets of an earlier life would make vLLM fail, and vLLM never removes its temporary files.
+/// Leaves a folder for new ones, and the plugin if the engine's environment names it.
 pub(crate) fn prepare(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     match fs::remove_dir_all(directory) {

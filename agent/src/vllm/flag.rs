@@ -1,10 +1,10 @@
-//! One flag of an engine: its value, who decided about it, and why.
+//! One flag of an engine: its value, its origin, and the reason.
 
-/// Whether the model of an engine on one GPU runs in its core's process (`uni`) or in one of its
-/// own (`mp`).
+/// Flag for whether the model of an engine on one GPU runs in its core's process (`uni`) or in a
+/// separate one (`mp`).
 pub(crate) const EXECUTOR_FLAG: &str = "--distributed-executor-backend";
 
-/// Who decided.
+/// Origin of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlagOrigin {
     /// The agent: the flag is on the command line.
@@ -26,19 +26,19 @@ impl FlagOrigin {
     }
 }
 
-/// One flag, who decided about it, and why.
+/// One flag with its origin and reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlagChoice {
-    /// With its dashes.
+    /// Name with its dashes.
     pub flag: &'static str,
-    /// Several values are separated by spaces; empty for a flag without a value.
+    /// Value, empty for a flag without one. Several values are separated by spaces.
     pub value: String,
     pub origin: FlagOrigin,
     pub because: String,
 }
 
 impl FlagChoice {
-    /// The flag for display: of many values the first and the last.
+    /// The flag for display; of many values only the first and the last.
     #[must_use]
     pub fn display_short(&self) -> String {
         let shown = match *self.value.split(' ').collect::<Vec<_>>() {
@@ -48,7 +48,7 @@ impl FlagChoice {
         shown.trim_end().to_owned()
     }
 
-    /// The words on the command line; none for what the agent does not give.
+    /// Words on the command line; empty for a flag that the agent does not give.
     pub fn to_arguments(&self) -> impl Iterator<Item = &str> {
         let given = self.origin == FlagOrigin::Hostler;
         std::iter::once(self.flag).chain(self.value.split(' ')).filter(move |word| given && !word.is_empty())

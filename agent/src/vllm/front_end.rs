@@ -1,22 +1,26 @@
-//! vLLM's two HTTP front-ends, and what the Rust one lacks.
+//! vLLM's two HTTP front-ends, and the features that the Rust one lacks.
 //!
-//! That was found by running the binary of vLLM 0.32 with an engine on the CPU, and in the sources of 0.22 to 0.33. It has what the agent and the
-//! routers need: the Unix socket, `/health`, `/v1/models`, `/tokenize` (since 0.24), `/metrics` (whole only: `name[]` is answered 404), events about
-//! the cache, request ids in headers, cached tokens in the usage, adapters, sleep. It has no `/v1/responses`, `/v1/messages`, `/invocations`, embeddings
-//! or other pooling routes, and no limit of its queue. It turns some messages into other text than the Python one does, which routers know.
+//! These were found by running the binary of vLLM 0.32 with an engine on the CPU, and in the
+//! sources of 0.22 to 0.33. The Rust front-end has everything that the agent and the routers need:
+//! the Unix socket, `/health`, `/v1/models`, `/tokenize` (since 0.24), `/metrics` (whole only:
+//! `name[]` is answered 404), events about the cache, request ids in headers, cached tokens in the
+//! usage, adapters, sleep. It has no `/v1/responses`, `/v1/messages`, `/invocations`, embeddings or
+//! other pooling routes, and no limit of its queue. It turns some messages into other text than the
+//! Python one does, which routers know.
 
 use super::version::VllmVersion;
 
-/// Which of its HTTP front-ends an engine runs with.
+/// HTTP front-end of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FrontEndInUse {
-    /// Every release has it, and so does the simulated engine.
+    /// Python front-end, which every release has, and the simulated engine, too.
     #[default]
     Python,
     Rust,
 }
 
-/// Flags with which it refuses to start, up to 0.33 at least, or which mean nothing to it.
+/// Flags with which the Rust front-end refuses to start, up to 0.33 at least, or which mean nothing
+/// to it.
 pub(crate) const RUST_UNSUPPORTED_FLAGS: [&str; 44] = [
     "--aggregate-engine-logging",
     "--allowed-local-media-path",
@@ -64,8 +68,9 @@ pub(crate) const RUST_UNSUPPORTED_FLAGS: [&str; 44] = [
     "--uvicorn-log-level",
 ];
 
-/// Flags with which it refuses to start before these releases. Releases 0.24, 0.26 to 0.29, 0.32
-/// and 0.33 were examined.
+/// Flags with which the Rust front-end refuses to start before these releases.
+///
+/// Releases 0.24, 0.26 to 0.29, 0.32 and 0.33 were examined.
 pub(crate) const RUST_FLAGS_SINCE: [(&str, VllmVersion); 11] = [
     ("--limit-mm-per-prompt", VllmVersion::new(0, 27)),
     ("--generation-config", VllmVersion::new(0, 29)),

@@ -1,5 +1,8 @@
-//! What the agent knows of vLLM: its releases and what each can do, its flags and front-ends, the command line and the directory of an engine. It rots with
-//! each release, so it stands in one place; what is decided with it stands in `plan`, `engine` and `keeper`.
+//! Knowledge about vLLM: its releases and their features, its flags and front-ends, the command
+//! line and the directory of an engine.
+//!
+//! This knowledge rots with each release, so it is in one place. The decisions based on it are in
+//! `plan`, `engine` and `keeper`.
 
 pub(crate) mod arguments;
 pub mod command_line;

@@ -1,11 +1,13 @@
-//! What came with which release of vLLM, and what is planned for where none is installed. A new release is looked at here first.
+//! Features by release of vLLM, and the release assumed if none is installed.
+//!
+//! Start here when a new release comes out.
 
 use super::version::VllmVersion;
 
-/// Since this release we can read the encoding of KV events.
+/// First release whose encoding of KV events the agent can read.
 pub(crate) const CACHE_EVENTS_SINCE: VllmVersion = VllmVersion::new(0, 11);
 
-/// Since this release at the latest the only engine that vLLM has sends spans (vllm#20372).
+/// Release since which, at the latest, vLLM's only engine sends spans (vllm#20372).
 pub(crate) const TRACES_SINCE: VllmVersion = VllmVersion::new(0, 11);
 
 /// Before this release `--async-scheduling` does not support structured outputs and is called
@@ -15,38 +17,40 @@ pub(crate) const ASYNC_SINCE: VllmVersion = VllmVersion::new(0, 12);
 /// Since this release the engine itself decides about asynchronous scheduling.
 pub(crate) const ASYNC_AUTO_SINCE: VllmVersion = VllmVersion::new(0, 14);
 
-/// `--stream-interval`.
+/// First release with `--stream-interval`.
 pub(crate) const STREAM_INTERVAL_SINCE: VllmVersion = VllmVersion::new(0, 12);
 
-/// `--performance-mode`.
+/// First release with `--performance-mode`.
 pub(crate) const PERFORMANCE_MODE_SINCE: VllmVersion = VllmVersion::new(0, 17);
 
-/// `--shutdown-timeout`.
+/// First release with `--shutdown-timeout`.
 pub(crate) const SHUTDOWN_TIMEOUT_SINCE: VllmVersion = VllmVersion::new(0, 18);
 
-/// From this release on vLLM counts CUDA graphs as memory that it uses, and uses 0.92 of a GPU by
+/// Since this release vLLM counts CUDA graphs as memory that it uses, and uses 0.92 of a GPU by
 /// default instead of 0.9.
 pub(crate) const GRAPHS_COUNTED_SINCE: VllmVersion = VllmVersion::new(0, 20);
 
 /// Before this release an engine that sends KV events keeps whole contexts in layers with a window.
 pub(crate) const WINDOWS_WITH_EVENTS_SINCE: VllmVersion = VllmVersion::new(0, 20);
 
-/// The first release that ships the Rust front-end, in its builds for GPUs.
+/// First release that ships the Rust front-end, in its builds for GPUs.
 pub(crate) const RUST_FRONT_END_SINCE: VllmVersion = VllmVersion::new(0, 22);
 
-/// The first release whose Rust front-end has `/tokenize`, without which routers do not place by
-/// the exact prompt.
+/// First release whose Rust front-end has `/tokenize`, without which routers do not place by the
+/// exact prompt.
 pub(crate) const RUST_TOKENIZE_SINCE: VllmVersion = VllmVersion::new(0, 24);
 
-/// `CUDA_VISIBLE_DEVICES` may hold a UUID since this release; earlier ones read every entry as a
+/// Since this release `CUDA_VISIBLE_DEVICES` may hold a UUID; earlier ones read every entry as a
 /// number and crash.
 pub(crate) const GPU_UUID_SINCE: VllmVersion = VllmVersion::new(0, 24);
 
-/// GPUs of 160 GiB and more have larger steps by default since this release.
+/// Since this release GPUs of 160 GiB and more have larger steps by default.
 pub(crate) const LARGE_STEPS_SINCE: VllmVersion = VllmVersion::new(0, 28);
 
-/// `--max-num-queued-reqs`. The Rust front-end refuses to start with it, up to 0.33 at least.
+/// First release with `--max-num-queued-reqs`.
+///
+/// The Rust front-end refuses to start with it, up to 0.33 at least.
 pub(crate) const QUEUE_LIMIT_SINCE: VllmVersion = VllmVersion::new(0, 29);
 
-/// The release that is assumed where none is installed: the newest whose flags were examined.
+/// Release assumed if none is installed: the newest whose flags were examined.
 pub(crate) const NEWEST_KNOWN: VllmVersion = VllmVersion::new(0, 33);

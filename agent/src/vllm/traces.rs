@@ -1,25 +1,31 @@
-//! Whether engines send spans of their own, and where. vLLM 0.32 was examined, in its sources and by running it: with `--otlp-traces-endpoint` its Python
-//! front-end sends one span for each request, `llm_request`, below the `traceparent` that the request came with, over gRPC without TLS. It needs packages that
-//! not every installation has, and does not start with the flag where they are absent. Its Rust front-end has no such flag.
+//! Spans of engines, and their destination. vLLM 0.32 was examined, in its sources and by running
+//! it.
+//!
+//! With `--otlp-traces-endpoint` its Python front-end sends one span for each request,
+//! `llm_request`, below the `traceparent` that the request came with, over gRPC without TLS. It
+//! needs packages that not every installation has, and does not start with the flag if they are
+//! absent. Its Rust front-end has no such flag.
 
 use hostler_boot::{CollectorSettingsError, TraceSettings};
 
 use super::releases::TRACES_SINCE;
 use super::version::InstalledVllm;
 
-/// The flag that has an engine send spans.
+/// Flag that makes an engine send spans.
 pub(crate) const TRACES_FLAG: &str = "--otlp-traces-endpoint";
 
-/// Variables of an engine that sends spans. Routers decide which requests have a trace; the agent's own test completions have none.
+/// Variables of an engine that sends spans.
+///
+/// Routers decide which requests have a trace; the agent's own test completions have none.
 pub(crate) const TRACES_ENVIRONMENT: [(&str, &str); 2] = [("OTEL_SERVICE_NAME", "vllm"), ("OTEL_TRACES_SAMPLER", "parentbased_always_off")];
 
-/// What becomes of engines' spans.
+/// Destination of engines' spans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum EngineTraces {
-    /// Nobody has asked for any.
+    /// Nobody has asked for spans.
     #[default]
     Unasked,
-    /// They go to the collector at this URL.
+    /// Spans go to the collector at this URL.
     SentTo(String),
     Impossible {
         because: String,
@@ -27,7 +33,7 @@ pub enum EngineTraces {
 }
 
 impl EngineTraces {
-    /// What can become of them with the vLLM that is installed, as the agent's environment asks.
+    /// Possible destination with the installed vLLM, as the agent's environment asks.
     pub(crate) fn of(asked: Result<Option<TraceSettings>, CollectorSettingsError>, installed: Option<&InstalledVllm>) -> Self {
         let settings = match asked {
             Ok(None) => return Self::Unasked,

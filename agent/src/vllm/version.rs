@@ -1,4 +1,7 @@
-//! Which vLLM is installed: its version, whether it has the Rust front-end, and whether it can send traces, read once before the first engine starts, because an unknown flag costs an engine thirteen seconds and its life.
+//! Installed vLLM: its version, whether it has the Rust front-end, and whether it can send traces.
+//!
+//! It is read once before the first engine starts, because an unknown flag costs an engine thirteen
+//! seconds and its life.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -10,17 +13,20 @@ use std::time::Duration;
 use hostler_boot::program::run_to_end;
 use tokio::process::Command;
 
-/// `vllm --version` imports all of vLLM: 17 s on two slow cores, more on a cold parallel
-/// filesystem.
+/// Time limit for `vllm --version`, which imports all of vLLM: 17 s on two slow cores, more on a
+/// cold parallel filesystem.
 const FULL_PROBE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Reading the installed package's version imports nothing of vLLM: 0.1 s on the same machine.
+/// Time limit for reading the installed package's version, which imports nothing of vLLM: 0.1 s on
+/// the same machine.
 const QUICK_PROBE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A vLLM release. Suffixes such as `rc1` or `+cpu` are left out: flags do not depend on them.
+/// A vLLM release.
+///
+/// Suffixes such as `rc1` or `+cpu` are left out, because flags do not depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VllmVersion {
-    /// Always 0 so far.
+    /// Major version, always 0 so far.
     pub major: u32,
     pub minor: u32,
     pub patch: u32,
@@ -31,7 +37,7 @@ impl VllmVersion {
         Self { major, minor, patch: 0 }
     }
 
-    /// Finds the version in the output of `vllm --version`: the last line that is one, since
+    /// Finds the version in the output of `vllm --version`: the last line that is a version, since
     /// warnings come before it.
     pub fn parse(output: &str) -> Option<Self> {
         output.lines().rev().find_map(|line| Self::parse_word(line.trim()))
@@ -74,14 +80,15 @@ pub enum VllmVersionError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledVllm {
     pub version: VllmVersion,
-    /// The Rust front-end that came with it.
+    /// Rust front-end shipped with this vLLM.
     pub rust_front_end: Option<PathBuf>,
     /// Whether its Python has the packages without which it sends no traces.
     pub has_opentelemetry: bool,
 }
 
-/// Prints the package's folder, whether it can send traces, then its version. Imports nothing of vLLM: a
-/// package's place is found without running it.
+/// Script that prints the package's folder, whether it can send traces, then its version.
+///
+/// It imports nothing of vLLM: a package's place is found without running it.
 const VERSION_SCRIPT: &str = "\
 import importlib.metadata as m, importlib.util as u
 for folder in getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or []:
@@ -94,8 +101,10 @@ except m.PackageNotFoundError:
     pass
 print(m.version('vllm'))";
 
-/// Asks the vLLM behind `program`: first through the Python that its first line names, else by
-/// `program --version`, which says nothing of a front-end. Takes up to 135 s.
+/// Asks the vLLM behind `program`, first through the Python that its first line names, else by
+/// `program --version`, which says nothing of a front-end.
+///
+/// Takes up to 135 s.
 pub async fn probe(program: &Path) -> Result<InstalledVllm, VllmVersionError> {
     if let Some(interpreter) = read_interpreter(program) {
         let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(VERSION_SCRIPT)], QUICK_PROBE_TIMEOUT).await;
@@ -111,7 +120,7 @@ pub async fn probe(program: &Path) -> Result<InstalledVllm, VllmVersionError> {
     Ok(InstalledVllm { version, rust_front_end: None, has_opentelemetry: false })
 }
 
-/// The Rust front-end in the folders that the script printed, if there is one that may be run.
+/// Rust front-end in the folders that the script printed, if there is an executable one.
 fn find_rust_front_end(output: &str) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let folders = output.lines().filter_map(|line| line.strip_prefix("folder "));
@@ -124,7 +133,7 @@ fn last_line(output: &str) -> &str {
     lines.find(|line| !line.is_empty()).unwrap_or_default()
 }
 
-/// The Python in the first line of an installed console script, when it is named there directly.
+/// Python in the first line of an installed console script, if it is named there directly.
 fn read_interpreter(program: &Path) -> Option<PathBuf> {
     use std::io::Read;
     let mut head = [0_u8; 512];
@@ -136,7 +145,7 @@ fn read_interpreter(program: &Path) -> Option<PathBuf> {
     (is_python && path.is_absolute()).then(|| path.to_owned())
 }
 
-/// Runs a program and returns how it ended and what it printed, standard output last.
+/// Runs a program, and returns how it ended and its output, standard output last.
 async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VllmVersionError> {
     let mut command = Command::new(program);
     command.args(arguments);

@@ -1,4 +1,4 @@
-//! Whole batches, against targets that answer everything alike.
+//! Whole batches, against targets that answer all requests alike.
 
 use std::fs;
 use std::path::PathBuf;

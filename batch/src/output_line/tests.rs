@@ -1,4 +1,4 @@
-//! Answers and failures, as their lines tell them.
+//! Answers and failures in their lines.
 
 use serde_json::{Value, json};
 

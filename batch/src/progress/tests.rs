@@ -1,4 +1,4 @@
-//! What progress says.
+//! Texts of the progress.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn at(seconds: u64, answered: usize, tokens: u64) -> Progress {
 fn the_time_left_follows_from_the_last_minute() {
     let mut rates = RateWindow::default();
     for second in 0..=100 {
-        // A fleet that came late, to a batch of which 400 were answered before.
+        // A fleet that came late, to a batch with 400 earlier answers.
         let answered = usize::try_from(second).unwrap().saturating_sub(40) * 2;
         rates.add(&at(second, 400 + answered, answered as u64 * 50));
     }

@@ -1,4 +1,4 @@
-//! Lines that are requests, and lines that are none.
+//! Lines that are requests, and lines that are not.
 
 use proptest::prelude::*;
 

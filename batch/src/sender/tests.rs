@@ -10,11 +10,11 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(3_600);
 
-/// A target that answers every request with this head and body, and one who sends it a request.
+/// A target that answers every request with this head and body, and a sender of requests to it.
 struct Scene {
     head: &'static str,
     body: &'static str,
-    /// Most time for a request.
+    /// Time limit of a request.
     request: Duration,
     was_served: bool,
     shutdown: Shutdown,
@@ -50,7 +50,7 @@ impl Scene {
         sent
     }
 
-    /// Sends a request and stops the batch as soon as that waits for another attempt, for this
+    /// Sends a request, and stops the batch as soon as it waits for another attempt, for this
     /// reason.
     async fn send_until_waiting(&self, reason: &str) -> Sent {
         let mut seen = self.waiting.subscribe();

@@ -1,5 +1,7 @@
-//! A connection to a target, and the request on it: what is still to be sent, and how its answer ends. The task that waits for the answer sends
-//! and reads by itself, so that an event costs one wake, and events are looked at where they were read.
+//! A connection to a target with its request: the unsent part, and the end of its answer.
+//!
+//! The task that waits for the answer sends and reads by itself, so an event costs one wake, and
+//! events are examined where they were read.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -12,11 +14,11 @@ use http::StatusCode;
 /// An open connection. Dropping it closes it, and the target stops answering.
 pub(super) struct Open {
     connection: Connection,
-    /// What is still to be sent of the request: of its head, and of its body.
+    /// Unsent parts of the request's head and body.
     unsent: [Bytes; 2],
-    /// How the rest of the answer is framed, and whether another may follow.
+    /// Framing of the rest of the answer, and whether another may follow.
     body: BodyFraming,
-    /// Bytes read before the request began.
+    /// Number of bytes read before the request began.
     heard_before: u64,
 }
 
@@ -26,19 +28,20 @@ impl Open {
         Self { connection: Connection::new(stream), unsent: Default::default(), body, heard_before: 0 }
     }
 
-    /// Whether another request may be sent on it: the previous answer was read to its end, and the
-    /// target has not closed it since.
+    /// Whether another request may use this connection: the previous answer was read to its end,
+    /// and the target has not closed it since.
     pub(super) fn is_free(&mut self) -> bool {
         self.body.keeps_alive && self.body.framing == Framing::Complete && self.is_sent() && self.connection.is_idle()
     }
 
-    /// Whether the target has said nothing to the request, not even a part of a head.
+    /// Whether the target has sent nothing for the request, not even a part of a head.
     pub(super) fn is_silent(&self) -> bool {
         self.connection.bytes_read() == self.heard_before
     }
 
-    /// Sends a request; its answer may begin before all of it has been sent. Of the answer's headers,
-    /// `keep` keeps what is wanted.
+    /// Sends a request; its answer may begin before all of it has been sent.
+    ///
+    /// `keep` selects the wanted headers of the answer.
     pub(super) async fn ask<H>(
         &mut self,
         head: Bytes,
@@ -52,7 +55,7 @@ impl Open {
             self.connection.poll_head(context, false, |status, headers| (status, keep(headers)))
         })
         .await?;
-        // A target that answered before it had all of the request may or may not close the
+        // A target that answered before it had the whole request may or may not close the
         // connection.
         self.body = BodyFraming { keeps_alive: self.body.keeps_alive && body.keeps_alive, ..body };
         let status = StatusCode::from_u16(status).map_err(|_| HttpError::Malformed("its status is none"))?;

@@ -19,7 +19,7 @@ const DONE: &str = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
 /// when `None` follows an answer.
 struct Target {
     client: Client,
-    /// All that was sent to it, a text for each connection.
+    /// Everything sent to the target, a text for each connection.
     heard: Arc<Mutex<Vec<String>>>,
 }
 
@@ -53,7 +53,7 @@ impl Target {
         self.client.ask(call, ReadOptions { stream: true, keep_text: true, timeout: LONG }, |_, _| {}).await
     }
 
-    /// What became of so many requests.
+    /// Outcomes of this many requests.
     async fn outcomes(&mut self, requests: usize) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         for _ in 0..requests {

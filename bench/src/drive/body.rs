@@ -1,11 +1,11 @@
-//! The bodies of requests: a conversation up to one of its questions, in the words of an API.
+//! Bodies of requests: a conversation up to one of its questions, in the format of an API.
 
 use std::io::Write;
 
 use crate::args::Api;
 use crate::session::Session;
 
-/// The fields of a body besides the conversation.
+/// Fields of a body besides the conversation.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestOptions {
     pub(crate) api: Api,
@@ -14,7 +14,7 @@ pub(crate) struct RequestOptions {
     pub(crate) ignore_eos: bool,
 }
 
-/// The request of a turn, with the answers to the earlier turns.
+/// Request of a turn, with the answers to the earlier turns.
 pub(crate) fn body(form: &RequestOptions, session: &Session, turn: usize, answers: &[String]) -> Vec<u8> {
     let turns = &session.turns[..=turn];
     let text: usize = turns.iter().map(|turn| turn.says.len()).sum::<usize>() + answers.iter().map(String::len).sum::<usize>();
@@ -33,7 +33,7 @@ pub(crate) fn body(form: &RequestOptions, session: &Session, turn: usize, answer
                     message(&mut body, "assistant", answer);
                 }
             }
-            // The comma after the last one.
+            // Remove the comma after the last one.
             body.pop();
             body.push(b']');
         }

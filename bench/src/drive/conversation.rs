@@ -1,4 +1,6 @@
-//! One conversation: its questions after each other, each answer recorded, and appended where a further question follows.
+//! One conversation: its questions one after another.
+//!
+//! Each answer is recorded, and appended if a further question follows.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,8 +16,9 @@ use crate::sample::{Outcome, Sample};
 use crate::session::Session;
 use crate::target::Target;
 
-/// How long a client of a closed loop waits after a failure. Without it, a target that refuses at
-/// once would be asked a million times a second.
+/// Pause of a closed loop's client after a failure.
+///
+/// Without it, a target that refuses at once would be asked a million times a second.
 const FAILED_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -28,13 +31,13 @@ pub(super) struct Endpoint {
     pub(super) metrics: Option<Target>,
 }
 
-/// What the conversations of one load share.
+/// State shared by the conversations of one load.
 pub(super) struct LoadContext {
     pub(super) endpoint: std::sync::Arc<Endpoint>,
     pub(super) recorder: Recorder,
     /// When counting begins.
     pub(super) counted_from: Instant,
-    /// When no further question is asked.
+    /// End of the time in which questions are asked.
     pub(super) until: Option<Instant>,
     /// Counted requests that may still begin.
     pub(super) left: Option<AtomicU64>,
@@ -48,18 +51,18 @@ impl LoadContext {
         self.until.is_some_and(|until| now >= until) || self.is_exhausted()
     }
 
-    /// Whether all requests that were asked for have begun.
+    /// Whether all requested requests have begun.
     pub(super) fn is_exhausted(&self) -> bool {
         self.left.as_ref().is_some_and(|left| left.load(Ordering::Relaxed) == 0)
     }
 
-    /// Takes one of the requests that are left; requests of the warm-up are not among them.
+    /// Takes one of the remaining requests; requests of the warm-up do not count.
     fn take(&self, due: Instant) -> bool {
         let Some(left) = self.left.as_ref().filter(|_| due >= self.counted_from) else { return true };
         left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
-    /// Runs a conversation. Its first question is due when the session says, or now.
+    /// Runs a conversation. Its first question is due at the session's time, or now.
     pub(super) async fn run_conversation(&self, session: Session, due: Option<Instant>) {
         let mut client = self.idle.lock().pop().unwrap_or_else(|| Client::new(self.endpoint.target.place.clone()));
         let mut answers = Vec::new();

@@ -1,4 +1,5 @@
-//! Finds out about the targets before anything is measured: whether they answer, which model they have, whether there are metrics.
+//! Checks of the targets before anything is measured: whether they answer, which model they have,
+//! whether there are metrics.
 
 use std::env;
 use std::sync::Arc;
@@ -15,10 +16,10 @@ use crate::error::Error;
 use crate::fleet::FleetProbe;
 use crate::target::Target;
 
-/// How long to wait for a target to say which models it has. It is more than a connection may take.
+/// Time limit for a target to name its models. It is longer than a connection may take.
 const MODELS_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long to wait for a page of metrics the first time; an engine under load takes its time.
+/// Time limit for the first page of metrics; an engine under load takes its time.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
@@ -57,8 +58,9 @@ fn key(variable: &str) -> Result<Option<HeaderValue>, Error> {
     Ok(Some(value))
 }
 
-/// The model to ask for. The target is asked in any case, so that a missing one is noticed before
-/// the load begins.
+/// Model to ask for.
+///
+/// The target is asked in any case, so that a missing one is noticed before the load begins.
 async fn model(target: &Target, key: Option<HeaderValue>, wanted: Option<&str>) -> Result<String, Error> {
     let page = Client::new(target.place.clone()).get(&format!("{}/models", target.path), key, MODELS_TIMEOUT).await;
     if let Err(error @ (ClientError::Connect(_) | ClientError::ConnectTimeout)) = page {
@@ -73,8 +75,7 @@ async fn model(target: &Target, key: Option<HeaderValue>, wanted: Option<&str>) 
     models.data.into_iter().next().map(|model| model.id).ok_or_else(|| unnamed("its list of models is empty".to_owned()))
 }
 
-/// The page of metrics. One that was named must have samples; the target's own is used if it has
-/// some.
+/// Page of metrics. A named page must have samples; the target's own is used if it has some.
 async fn metrics(target: &Target, named: Option<&Target>) -> Result<Option<Target>, Error> {
     let page = named.cloned().unwrap_or_else(|| target.metrics());
     let unusable = |reason: String| match named {

@@ -21,26 +21,28 @@ use crate::session::Session;
 /// How often progress is reported and metrics are read.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What a load is to be.
+/// Plan of a load.
 pub(super) struct Plan {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) at_once: u32,
-    /// Before counting begins.
+    /// Time before counting begins.
     pub(super) warm_up: Duration,
     /// Time in which counted requests begin.
     pub(super) duration: Option<Duration>,
-    /// Counted requests at most.
+    /// Most counted requests.
     pub(super) requests: Option<u64>,
     pub(super) limits: Limits,
-    /// Whether the load is even over time, so that what comes within its duration is the target's
-    /// rate.
+    /// Whether the load is even over time, so that the answers within its duration give the
+    /// target's rate.
     pub(super) is_even: bool,
-    /// How it is called while it runs.
+    /// Name of the load while it runs.
     pub(super) phase: Phase,
 }
 
-/// Makes the load and waits until all that began has ended. The warm-up uses the first sessions.
-/// Counting begins in their midst, so that the target is already at work.
+/// Makes the load and waits until everything begun has ended.
+///
+/// The warm-up uses the first sessions. Counting begins in their midst, so that the target is
+/// already busy.
 pub(super) async fn load<S>(plan: &Plan, sessions: S, show: &mut impl FnMut(Progress)) -> Result<Figures, Error>
 where
     S: Iterator<Item = Session> + Send + 'static,
@@ -101,24 +103,24 @@ async fn watch(fleet: Option<&mut FleetProbe>, from: Instant, kv_use: &Mutex<Opt
     }
 }
 
-/// Begins the conversations.
+/// Starter of the conversations.
 struct SessionStarter {
     talks: Arc<LoadContext>,
     sessions: mpsc::Receiver<Session>,
-    /// The one that waits for a client.
+    /// Session that waits for a client.
     waiting: Option<Session>,
     began: Instant,
 }
 
 impl SessionStarter {
-    /// Begins them and waits until they are over: each of their requests has a time within which it
-    /// ends.
+    /// Begins all conversations and waits until they are over.
+    ///
+    /// Each of their requests has a time limit.
     async fn all(mut self, at_once: u32) {
-        // They end with this set when a load is given up. A flag that each of them watches would
-        // cost a lock per event.
+        // The conversations end with this set when a load is given up. A flag that each of them
+        // watches would cost a lock per event.
         let mut begun = JoinSet::new();
-        // A session that is due begins late if the target holds all clients, but it does not wait
-        // forever.
+        // A due session begins late if the target holds all clients, but it does not wait forever.
         match self.talks.until.map(|until| until + self.talks.endpoint.request_timeout) {
             None => self.begin(at_once, &mut begun).await,
             Some(at) => {
@@ -150,7 +152,7 @@ impl SessionStarter {
             if self.talks.is_exhausted() || (due.is_none() && self.talks.is_over(Instant::now())) {
                 return;
             }
-            // Forgets those that are over.
+            // Forget the conversations that are over.
             while begun.try_join_next().is_some() {}
             let talks = self.talks.clone();
             begun.spawn(async move {
@@ -172,12 +174,12 @@ impl SessionStarter {
     }
 }
 
-/// What was reported of a load while it ran.
+/// Progress of a load reported so far.
 struct ProgressTracker<'a> {
     plan: &'a Plan,
     began: Instant,
     counted_from: Instant,
-    /// When it is next reported.
+    /// Time of the next report.
     next: Instant,
     at: Instant,
     tokens: u64,
@@ -192,7 +194,7 @@ impl<'a> ProgressTracker<'a> {
         Self { plan, began, counted_from, next, at: began, tokens: 0, before: (0, 0) }
     }
 
-    /// The progress at the end of a second, of which there is one at the end of the warm-up.
+    /// Progress at the end of a second. One report falls on the end of the warm-up.
     fn tick(&mut self, talks: &LoadContext) -> Progress {
         let progress = self.progress(talks, self.next);
         let live = &talks.recorder.live;

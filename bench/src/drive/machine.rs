@@ -1,4 +1,4 @@
-//! The machine on which a load is made, for the report.
+//! Machine on which a load is made, for the report.
 
 use std::fs;
 use std::thread::available_parallelism;
@@ -17,7 +17,7 @@ pub(super) fn machine() -> Machine {
     }
 }
 
-/// The value of the first line with this name.
+/// Value of the first line with this name.
 fn field<'a>(text: &'a str, name: &str, between: char) -> Option<&'a str> {
     text.lines().filter_map(|line| line.split_once(between)).find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
 }

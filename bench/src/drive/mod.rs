@@ -1,4 +1,5 @@
-//! Makes the measurement that the command line asks for: every target in every round, in alternating order, a sweep step by step.
+//! The measurement that the command line asks for: every target in every round, in alternating
+//! order, a sweep step by step.
 
 mod body;
 mod conversation;
@@ -20,14 +21,14 @@ use crate::workload::{Scenario, Seed, Shape, sessions};
 use conversation::Endpoint;
 use load::{Plan, load};
 
-/// Clients of a warm-up that is a load of its own.
+/// Clients of a separate warm-up.
 const WARM_UP_CLIENTS: u32 = 4;
 
 /// Measures, and calls `show` with the progress about once a second.
 ///
 /// # Errors
-/// When nothing can be measured: flags that contradict each other, a target that is not there, a
-/// trace that cannot be read. Failed requests are not errors but figures.
+/// When nothing can be measured: flags contradict each other, a target does not exist, or a trace
+/// cannot be read. Failed requests are not errors but figures.
 pub async fn run(args: &BenchArgs, mut show: impl FnMut(Progress)) -> Result<Report, Error> {
     args.check()?;
     let began = SystemTime::now();
@@ -65,26 +66,26 @@ fn empty_report(endpoint: &Endpoint) -> TargetReport {
     }
 }
 
-/// The targets of a round, alternately forwards and backwards, so that a machine that becomes
-/// slower or faster does so for all of them.
+/// Order of the targets in a round, alternately forwards and backwards, so that a machine that
+/// becomes slower or faster affects all of them.
 fn order(targets: usize, round: u32) -> Vec<usize> {
     if round.is_multiple_of(2) { (0..targets).collect() } else { (0..targets).rev().collect() }
 }
 
-/// Sweeps of several rounds may end for different reasons.
+/// Adds the reason for which a sweep ended. Sweeps of several rounds may end for different reasons.
 fn add_reason(reasons: &mut Option<String>, why: Option<String>, round: u32, rounds: u32) {
     let Some(why) = why else { return };
     let why = if rounds > 1 { format!("round {}, {why}", round + 1) } else { why };
     *reasons = Some(reasons.take().map_or(why.clone(), |before| format!("{before}; {why}")));
 }
 
-/// Seeds of words. None comes twice, in this measurement or another.
+/// Seeds of words. None repeats, in this measurement or another.
 struct WordSeeds(u64);
 
 impl WordSeeds {
     fn new(began: SystemTime) -> Self {
         let since = began.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // Nanoseconds since 1970 fit until 2554, and any lower part will do.
+        // Nanoseconds since 1970 fit until 2554, and any lower part is good enough.
         #[expect(clippy::cast_possible_truncation, reason = "any number will do")]
         Self(since.as_nanos() as u64)
     }
@@ -107,8 +108,8 @@ impl TargetRun<'_> {
     async fn round(&mut self, show: &mut impl FnMut(Progress)) -> Result<Figures, Error> {
         let plan = Plan { phase: Phase::Round { number: self.round + 1, of: self.args.common.rounds }, ..self.plan(self.args.at_once()) };
         let shape = self.args.shape();
-        // A load with times of its own cannot begin in the middle: it would lack its first burst,
-        // or a trace its beginning.
+        // A load with its own times cannot begin in the middle: it would lack its first burst, or a
+        // trace its beginning.
         let plan = if self.args.has_own_times() && !plan.warm_up.is_zero() {
             self.warm_up(&plan, show).await?;
             Plan { warm_up: Duration::ZERO, ..plan }
@@ -119,7 +120,7 @@ impl TargetRun<'_> {
         load(&plan, sessions(&self.args.scenario, &shape, seed)?, show).await
     }
 
-    /// A warm-up that is a load of its own, with a few clients.
+    /// Makes a separate warm-up with a few clients.
     async fn warm_up(&mut self, plan: &Plan, show: &mut impl FnMut(Progress)) -> Result<(), Error> {
         let duration = Some(plan.warm_up);
         let phase = Phase::WarmUp;
@@ -130,7 +131,7 @@ impl TargetRun<'_> {
         Ok(())
     }
 
-    /// Runs step by step until the target breaks; its report says when.
+    /// Runs step by step until the target breaks, and returns the reason.
     async fn sweep(&mut self, steps: &[u32], done: &mut Vec<SweepStep>, show: &mut impl FnMut(Progress)) -> Result<Option<String>, Error> {
         let first = done.len();
         for (number, concurrency) in (0..).zip(steps.iter().copied()) {
@@ -161,7 +162,7 @@ impl TargetRun<'_> {
         }
     }
 
-    /// All targets of a round get the same lengths and times, with different words.
+    /// Seed of a step. All targets of a round get the same lengths and times, with different words.
     fn seed(&mut self, step: u64) -> Seed {
         let shape = self.args.common.seed.wrapping_add(u64::from(self.round) << 32).wrapping_add(step);
         Seed { shape, words: self.words.next() }

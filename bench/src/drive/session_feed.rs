@@ -1,5 +1,7 @@
-//! The thread that begins sessions: it makes them one after the other and hands each over when it is due. It is a thread of its own because a
-//! runtime's timers are a millisecond coarse, which would be the load generator's own lateness, and because long prompts take time to write.
+//! Thread that begins sessions: it makes them one after another and hands each over when it is due.
+//!
+//! A runtime's timers are a millisecond coarse, which would add to the load generator's own
+//! lateness, and long prompts take time to write. So it is a separate thread.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,15 +10,17 @@ use tokio::sync::mpsc;
 
 use crate::session::Session;
 
-/// Sessions that are ready before a client takes them. Further ones wait in the thread and are
-/// late, which the figures show.
+/// Sessions that are ready before a client takes them.
+///
+/// Further ones wait in the thread and are late, which the figures show.
 const READY_CAPACITY: usize = 256;
 
 /// How long the thread sleeps between checks whether the receiver still exists.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Begins sessions from `start` on; those due at `until` or later do not begin. It ends when the
-/// receiver is dropped.
+/// Begins sessions from `start` on; those due at `until` or later do not begin.
+///
+/// Ends when the receiver is dropped.
 pub(super) fn feed_sessions(
     sessions: impl Iterator<Item = Session> + Send + 'static,
     start: Instant,
@@ -40,7 +44,7 @@ pub(super) fn feed_sessions(
     Ok(receiver)
 }
 
-/// Sleeps until then; false when it was called off.
+/// Sleeps until then; `false` if it was called off.
 fn wait(due: Instant, called_off: impl Fn() -> bool) -> bool {
     loop {
         let left = due.saturating_duration_since(Instant::now());

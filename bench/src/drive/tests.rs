@@ -1,4 +1,4 @@
-//! Tests of whole measurements, against simulated engines and against targets that misbehave.
+//! Whole measurements, against simulated engines and against targets that misbehave.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -54,8 +54,8 @@ fn only_totals(report: &Report) -> &Totals {
     &report.targets[0].rounds[0].all
 }
 
-/// A server that gives everybody the same answer, byte for byte, and closes a connection after this
-/// many answers.
+/// A server that gives every request the same answer, byte for byte, and closes a connection after
+/// this many answers.
 async fn saying(answer: String, answers_a_connection: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -198,7 +198,8 @@ async fn targets_are_measured_in_forward_and_reverse_order() {
 
 #[tokio::test]
 async fn a_sweep_ends_where_the_target_breaks_and_says_why() {
-    // Steps far longer than what a busy machine adds to them, answers far shorter than the time measured.
+    // The steps are far longer than a busy machine's delays, and the answers far shorter than the
+    // measured time.
     let engine = RunningEngine::start(&["--max-num-seqs", "4", "--sim-step-ms", "25"]).await;
     let target = engine.target();
     let flags = ["sweep", "--steps", "1,4,16,64", "--target", &target, "--duration", "1500ms", "--warm-up", "100ms"];
@@ -247,7 +248,7 @@ async fn a_connection_closed_between_answers_is_replaced() {
             ["sustained", "--target", &target, "--model", "m", "--requests", "3", "--concurrency", "1", "--warm-up", "0s", "--no-stream"];
         let report = report(&flags).await;
         assert_eq!(only_totals(&report).complete, 3, "{:?}", only_totals(&report));
-        // One of them for the models, and one for metrics.
+        // One connection is for the models, and one for metrics.
         let seen = seen.load(Ordering::SeqCst);
         assert!(connections.contains(&seen), "{seen} connections for {answers} answers each");
     }

@@ -1,10 +1,10 @@
-//! Tests of what is read from streams, recorded ones of a real engine among them.
+//! Values read from streams, including recorded ones of a real engine.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The body of a recorded stream, without its head and its HTTP chunks.
+/// Body of a recorded stream, without its head and its HTTP chunks.
 fn recorded(name: &str) -> Vec<u8> {
     let path = format!("{}/../tests/fixtures/vllm/{name}", env!("CARGO_MANIFEST_DIR"));
     let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("cannot read {path}: {error}"));
@@ -25,7 +25,7 @@ fn scanned(body: &str) -> (u32, EventScanner) {
     (events, scanner)
 }
 
-/// What a parser of the whole stream finds: events with text, and the text.
+/// Result of a parser for the whole stream: events with text, and the text.
 fn parsed(body: &[u8]) -> (u32, String) {
     let (mut events, mut text) = (0, String::new());
     for line in std::str::from_utf8(body).unwrap().lines() {

@@ -1,4 +1,4 @@
-//! Tests of what is read from pages of metrics.
+//! Values read from pages of metrics.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests of what is seen while a load runs.
+//! Display while a load runs.
 
 use super::*;
 

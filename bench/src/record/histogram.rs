@@ -1,5 +1,7 @@
-//! Counts of times in buckets of a fixed number: 32 for each power of two of microseconds, so a quantile is at most 3 % too long. The `record`
-//! has one for each kind of time, whatever the number of requests.
+//! Histogram of times in a fixed number of buckets: 32 for each power of two of microseconds, so a
+//! quantile is at most 3 % too long.
+//!
+//! The `record` has one for each kind of time, whatever the number of requests.
 
 use std::time::Duration;
 
@@ -7,10 +9,10 @@ use crate::figures::Quantiles;
 
 /// Buckets for each power of two.
 const STEPS: u64 = 32;
-/// Enough for any `u64` of microseconds.
+/// Number of buckets, enough for any `u64` of microseconds.
 const BUCKETS: usize = 60 * 32;
 
-/// Counts of times; it takes memory with the first one.
+/// Counts of times, which take memory only with the first one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Histogram {
     counts: Vec<u64>,
@@ -34,7 +36,7 @@ impl Histogram {
         self.longest = self.longest.max(micros);
     }
 
-    /// Adds all that another one has counted.
+    /// Adds all counts of another histogram.
     pub(crate) fn merge(&mut self, other: &Self) {
         if self.counts.len() < other.counts.len() {
             self.counts.resize(other.counts.len(), 0);
@@ -62,7 +64,7 @@ impl Histogram {
         }
     }
 
-    /// The time that a part of all times (0 to 1) does not exceed, in milliseconds.
+    /// Time that a part of all times (0 to 1) does not exceed, in milliseconds.
     #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
     pub(crate) fn quantile(&self, part: f64) -> f64 {
         let wanted = part * self.count as f64;
@@ -87,7 +89,7 @@ pub(super) fn bucket(micros: u64) -> u16 {
     u16::try_from(index).expect("there are fewer than 2000 buckets")
 }
 
-/// The longest time in a bucket, in microseconds.
+/// Longest time in a bucket, in microseconds.
 pub(super) fn upper_bound(bucket: u16) -> u64 {
     let index = u64::from(bucket);
     if index < STEPS {

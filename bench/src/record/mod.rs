@@ -1,5 +1,8 @@
-//! Takes the samples of one load and makes its figures. Each client counts the times between its events by itself and hands them in with the
-//! request's end, so an event costs no lock; the sums are kept in several shards, so the ends of requests seldom meet.
+//! Recorder of the samples of one load, which computes its figures.
+//!
+//! Each client counts the times between its events by itself and hands them in at the request's
+//! end, so an event costs no lock. The sums are kept in several shards, so the ends of requests
+//! seldom collide.
 
 mod histogram;
 mod seconds;
@@ -17,13 +20,13 @@ use histogram::Histogram;
 use seconds::Seconds;
 use tally::{CountedOutput, Tally};
 
-/// More than most machines that make a load have processors for it.
+/// Number of shards, more than most load-generating machines have processors for it.
 const SHARDS: usize = 8;
 
-/// What counts as a good request; `None` sets no limit.
+/// Limits of a good request; `None` sets no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Longest time to the first token, or to the whole answer when it does not come as a stream.
+    /// Longest time to the first token, or to the whole answer if it does not come as a stream.
     pub(crate) ttft: Option<Duration>,
     /// Longest mean time between the tokens of an answer.
     pub(crate) itl: Option<Duration>,
@@ -47,16 +50,18 @@ impl Limits {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     limits: Limits,
-    /// When counting begins. Requests that were due before do not count, but they show in the
-    /// series.
+    /// When counting begins.
+    ///
+    /// Requests that were due before do not count, but they show in the series.
     start: Instant,
-    /// The end of the time that counts for the rates; `None` is the last request's end. If that
-    /// were so for an even load, work for requests of the warm-up would be in that time and not
+    /// End of the time that counts for the rates; `None` is the last request's end.
+    ///
+    /// For an even load, that end would include work for requests of the warm-up that does not
     /// count.
     end: Option<Instant>,
     shards: [Mutex<Shard>; SHARDS],
     next: AtomicU32,
-    /// At the end of each second.
+    /// Ticks at the end of each second.
     ticks: Mutex<Vec<Tick>>,
     pub(crate) live: LiveCounters,
 }
@@ -80,7 +85,7 @@ pub(crate) struct LiveCounters {
     pub(crate) in_flight: AtomicU32,
     pub(crate) complete: AtomicU64,
     pub(crate) failed: AtomicU64,
-    /// Events with text.
+    /// Number of events with text.
     pub(crate) tokens: AtomicU64,
     /// Times to first tokens since the warm-up.
     ttft: Mutex<Histogram>,
@@ -150,7 +155,8 @@ impl Recorder {
         }
     }
 
-    /// What a complete answer adds to the counted time; it was due at this microsecond.
+    /// Output that a complete answer adds to the counted time; the answer was due at this
+    /// microsecond.
     #[expect(clippy::cast_precision_loss, reason = "tokens of an answer are far below 2^52")]
     fn counted_output(&self, sample: &Sample, due: i64, gaps: &[u32]) -> CountedOutput {
         let end = self.end.map_or(i64::MAX, |end| micros_between(self.start, end));
@@ -172,7 +178,7 @@ impl Recorder {
         }
     }
 
-    /// Records, at the end of each second, what can only be seen then.
+    /// Records, at the end of each second, the values that can only be seen then.
     pub(crate) fn tick(&self, kv_use: Option<f64>) {
         let in_flight = self.live.in_flight.load(Ordering::Relaxed);
         self.ticks.lock().push(Tick { in_flight, kv_use });
@@ -222,7 +228,7 @@ impl Recorder {
     }
 }
 
-/// Microseconds from `start` to `time`; negative where `time` is earlier.
+/// Microseconds from `start` to `time`; negative if `time` is earlier.
 fn micros_between(start: Instant, time: Instant) -> i64 {
     let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
     time.checked_duration_since(start).map_or_else(|| -micros(start - time), micros)

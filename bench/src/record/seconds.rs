@@ -1,5 +1,7 @@
-//! What happened in each second of a load. Tokens count in the second in which they came, whichever request they are of, so that a stall of
-//! the target shows where it was.
+//! Counts of each second of a load.
+//!
+//! Tokens count in the second in which they came, whichever request they belong to, so that a stall
+//! of the target shows where it was.
 
 use std::time::Duration;
 
@@ -16,13 +18,14 @@ pub(super) struct Counts {
     pub(super) complete: u32,
     pub(super) failed: u32,
     pub(super) tokens: u32,
-    /// Times to first tokens: the histogram's buckets in order, and the count in each. Few are not
-    /// empty within a second.
+    /// Times to first tokens: the histogram's buckets in order, and the count in each.
+    ///
+    /// Within a second, few are not empty.
     first: Vec<(u16, u32)>,
 }
 
 impl Seconds {
-    /// The counts of the second with this microsecond after the start; `None` before the start, and
+    /// Counts of the second with this microsecond after the start; `None` before the start, and
     /// long after it.
     pub(super) fn at(&mut self, micros: i64) -> Option<&mut Counts> {
         let second = usize::try_from(micros.div_euclid(1_000_000)).ok().filter(|second| *second < MOST_SECONDS)?;

@@ -1,4 +1,4 @@
-//! Sums of the samples of one kind, and what they come to.
+//! Sums of the samples of one kind, and the totals that follow.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use super::histogram::Histogram;
 use crate::figures::Totals;
 use crate::sample::{Outcome, Sample};
 
-/// What came in the time that is counted: of complete answers only.
+/// Output in the counted time, of complete answers only.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CountedOutput {
-    /// Answers that were completed.
+    /// Number of completed answers.
     pub(super) complete: u64,
-    /// Those of them that met every limit.
+    /// Completed answers that met every limit.
     pub(super) met: u64,
-    /// Tokens of answers; of an answer that was not all in this time, its part.
+    /// Tokens of answers. An answer that was only partly in this time counts in part.
     pub(super) output_tokens: f64,
     /// Tokens of the prompts whose first token came.
     pub(super) prompt_tokens: u64,
@@ -25,7 +25,7 @@ pub(super) struct Tally {
     requests: u64,
     complete: u64,
     failed: BTreeMap<Outcome, u64>,
-    /// Tokens of complete answers: here of their prompts, where the target counted them.
+    /// Prompt tokens of complete answers, if the target counted them.
     prompt_tokens: u64,
     output_tokens: u64,
     cached_tokens: u64,
@@ -42,7 +42,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Adds what an answer contributed.
+    /// Adds the output of an answer.
     pub(super) fn add_output(&mut self, came: CountedOutput) {
         self.came.complete += came.complete;
         self.came.met += came.met;
@@ -101,7 +101,7 @@ impl Tally {
         }
     }
 
-    /// The totals over this many counted seconds.
+    /// Totals over this many counted seconds.
     #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
     pub(super) fn totals(&self, limits: &Limits, seconds: f64) -> Totals {
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };

@@ -1,4 +1,4 @@
-//! Tests of what samples come to.
+//! Figures computed from samples.
 
 use proptest::prelude::*;
 
@@ -67,10 +67,11 @@ fn warm_up_requests_show_only_in_the_series() {
 fn an_even_load_counts_tokens_that_arrived_in_time() {
     let start = Instant::now() + Duration::from_secs(100);
     let recorder = Recorder::new(start, Some(start + Duration::from_secs(2)), Limits::default());
-    // Its 11 tokens come from 600 ms before the start to 400 ms after it: 5 of them in time.
+    // The answer's 11 tokens come from 600 ms before the start to 400 ms after it: 5 of them in
+    // time.
     recorder.record(start - ms(700), complete(), &[100_000; 10]);
     recorder.record(start + ms(500), complete(), &[100_000; 10]);
-    // 4 of its tokens come in time.
+    // 4 of the tokens come in time.
     recorder.record(start + ms(1550), complete(), &[100_000; 10]);
     recorder.record(start + ms(300), Sample { outcome: Outcome::Broken, ..complete() }, &[100_000; 10]);
     let all = recorder.figures(None).all;
@@ -118,7 +119,7 @@ fn a_good_request_meets_every_limit() {
         Sample { output_tokens: 10, ..complete() },
         Sample { whole: ms(1200), output_tokens: 100, ..complete() },
         Sample { outcome: Outcome::Truncated, ..complete() },
-        // Not a stream: its first token came with the last.
+        // This answer is not a stream: its first token came with the last.
         Sample { first: None, ..complete() },
     ];
     for sample in std::iter::once(complete()).chain(others) {

@@ -1,5 +1,7 @@
-//! The report as one page: a summary as a table, then pictures, then the conditions. It holds all that it needs, so it can be mailed and
-//! opened without a network, and it runs no script. Texts from outside (names, errors) are escaped.
+//! The report as one page: a summary as a table, then charts, then the conditions.
+//!
+//! The page is self-contained, so it can be mailed and opened without a network, and it runs no
+//! script. Texts from outside (names, errors) are escaped.
 
 use std::fmt::Write;
 

@@ -1,11 +1,12 @@
-//! The report as JSON, for scripts: everything in it, with the version of the format.
+//! The report as JSON, for scripts: all its data, with the version of the format.
 
 use serde::Serialize;
 
 use super::Report;
 
-/// Version of the format. New fields do not change it; a field that changes its meaning or goes
-/// away does.
+/// Version of the format.
+///
+/// New fields do not change it, but a field that is removed or changes its meaning does.
 const VERSION: u32 = 1;
 
 #[derive(Serialize)]
@@ -16,7 +17,7 @@ struct Document<'a> {
     report: &'a Report,
 }
 
-/// The whole report, one field per line, with a line break at the end.
+/// Whole report, one field per line, with a line break at the end.
 #[must_use]
 pub fn json(report: &Report) -> String {
     let document = Document { format: "hostler-bench", version: VERSION, report };

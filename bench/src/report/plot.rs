@@ -1,6 +1,9 @@
-//! Charts as SVG within the page: bars beside each other for quantiles, lines for series and sweeps. Drawn by hand, so that the page needs
-//! no library and no network; colours are the page's own, by number of the target, so that they follow its light and dark and are the same
-//! in every chart.
+//! Charts as SVG within the page: bars beside each other for quantiles, lines for series and
+//! sweeps.
+//!
+//! They are drawn by hand, so that the page needs no library and no network. Colours are the page's
+//! own, by number of the target, so that they follow its light and dark and are equal in every
+//! chart.
 
 use std::fmt::Write;
 
@@ -8,19 +11,21 @@ use super::rows::{Spread, number};
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 296.0;
-/// The margins of a chart: numbers of the vertical axis, title, labels of the horizontal axis.
+/// Margins of a chart: numbers of the vertical axis, title, labels of the horizontal axis.
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 542.0;
 const TOP: f64 = 54.0;
 const BOTTOM: f64 = 242.0;
 
-/// Numbers above bars narrower than this would overlap.
+/// Least width of a bar with a number above it; narrower ones would overlap.
 const LEAST_LABELLED: f64 = 26.0;
-/// This many colours can be told apart; further targets reuse them.
+/// Number of colours that can be distinguished; further targets reuse them.
 pub(super) const COLOURS: usize = 8;
 
-/// Values outside these limits are no times, rates or counts of a load. They would only make axes
-/// that cannot be drawn.
+/// Limits of values.
+///
+/// Values outside of them are no times, rates or counts of a load, and would only make axes that
+/// cannot be drawn.
 const LEAST: f64 = 1e-9;
 const MOST: f64 = 1e15;
 
@@ -32,20 +37,20 @@ pub(super) struct Labels<'a> {
 
 pub(super) struct Group<'a> {
     pub(super) name: &'a str,
-    /// Of each target.
+    /// Bars, one for each target.
     pub(super) bars: Vec<Option<Spread>>,
 }
 
 pub(super) struct Curve {
-    /// The target that it belongs to.
+    /// Target of the curve.
     pub(super) target: usize,
-    /// The text shown on hover.
+    /// Text shown on hover.
     pub(super) name: String,
     pub(super) points: Vec<Point>,
     pub(super) marks: Marks,
 }
 
-/// What is drawn at each point.
+/// Marks drawn at each point.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Marks {
     None,
@@ -57,11 +62,11 @@ pub(super) enum Marks {
 pub(super) struct Point {
     pub(super) x: f64,
     pub(super) y: f64,
-    /// Of a step of a sweep; 0 elsewhere.
+    /// Clients of a step of a sweep; 0 elsewhere.
     pub(super) clients: u32,
 }
 
-/// Where values are on the page.
+/// Mapping of values to positions on the page.
 pub(super) struct Axis {
     low: f64,
     high: f64,
@@ -70,7 +75,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// From zero.
+    /// Linear axis from zero.
     pub(super) fn linear(most: f64) -> Self {
         let most = most.min(MOST);
         let tick = tick(most);
@@ -81,7 +86,8 @@ impl Axis {
         Self { low: 0.0, high: ticks[ticks.len() - 1], logarithmic: false, ticks }
     }
 
-    /// From zero, or logarithmic where the largest value would make the smallest ones look alike.
+    /// Axis from zero, or logarithmic if the largest value would make the smallest ones look alike.
+    ///
     /// Values must be above zero.
     pub(super) fn fitting(values: impl Iterator<Item = f64> + Clone) -> Self {
         let most = values.clone().fold(0.0, f64::max);
@@ -89,7 +95,7 @@ impl Axis {
         if most > 5.0 * least { Self::logarithmic([least, most].into_iter()) } else { Self::linear(most) }
     }
 
-    /// Each power of ten as long as the next; of values above zero.
+    /// Axis on which each power of ten is as long as the next, for values above zero.
     pub(super) fn logarithmic(values: impl Iterator<Item = f64>) -> Self {
         let values = values.filter(|value| *value > 0.0).map(|value| value.clamp(LEAST, MOST));
         let (least, most) = values.fold((f64::MAX, 0.0_f64), |(least, most), value| (least.min(value), most.max(value)));
@@ -125,8 +131,9 @@ impl Axis {
         if self.logarithmic { format!("{label} (logarithmic)") } else { label.to_owned() }
     }
 
-    /// The number without needless zeros, in the axis' unit: thousands as `k`, millions as `M`. On
-    /// a logarithmic axis each value has its own unit.
+    /// Number without needless zeros, in the axis' unit: thousands as `k`, millions as `M`.
+    ///
+    /// On a logarithmic axis each value has its own unit.
     fn written(&self, value: f64) -> String {
         let (value, unit) = match if self.logarithmic { value } else { self.high } {
             _ if value == 0.0 => (0.0, ""),
@@ -147,8 +154,9 @@ impl Axis {
     }
 }
 
-/// Quantiles of several targets. A bar ends at the median of its rounds; its whisker goes from
-/// their minimum to their maximum.
+/// Quantiles of several targets.
+///
+/// A bar ends at the median of its rounds; its whisker spans their minimum to their maximum.
 pub(super) fn bars(labels: &Labels<'_>, groups: &[Group<'_>], names: &[String]) -> String {
     let most = groups.iter().flat_map(|group| group.bars.iter().flatten()).map(|bar| bar.most).fold(0.0, f64::max);
     let axis = Axis::linear(most);
@@ -194,14 +202,14 @@ pub(super) fn bars(labels: &Labels<'_>, groups: &[Group<'_>], names: &[String]) 
     text
 }
 
-/// Lines over each other.
+/// Lines in one chart.
 pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -> String {
     let mut text = begin_chart(labels, y);
     below(&mut text, &x.named(labels.x));
     let mut free = f64::MIN;
     for tick in &x.ticks {
         let across = x.across(*tick);
-        // Numbers that would overlap the previous one are left out.
+        // Leave out numbers that would overlap the previous one.
         if across - free >= 30.0 {
             let _ = writeln!(text, "<path class=\"grid\" d=\"M{across:.1} {BOTTOM}v5\"/>");
             write_label(&mut text, (across, BOTTOM + 17.0), "class=\"tick\" text-anchor=\"middle\"", &x.written(*tick));
@@ -236,7 +244,7 @@ pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -
     text
 }
 
-/// Title and vertical axis.
+/// Draws the title and the vertical axis.
 fn begin_chart(labels: &Labels<'_>, y: &Axis) -> String {
     let title = escape(labels.title);
     let mut text = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\n");
@@ -258,7 +266,7 @@ fn write_label(text: &mut String, (x, y): (f64, f64), look: &str, words: &str) {
     let _ = writeln!(text, "<text x=\"{x:.1}\" y=\"{y:.1}\" {look}>{}</text>", escape(words));
 }
 
-/// One, two or five times a power of ten: four to ten of them make `most`.
+/// One, two or five times a power of ten, so that four to ten of them make `most`.
 fn tick(most: f64) -> f64 {
     if most < LEAST {
         return 1.0;
@@ -272,7 +280,7 @@ fn tick(most: f64) -> f64 {
     power * digit
 }
 
-/// For text and for attributes in double quotes.
+/// Escapes text, also for attributes in double quotes.
 pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,5 +1,5 @@
-//! What tables and pages show of each target, and how its numbers are written: medians and ranges over rounds, ratios to the first target,
-//! and what a reader has to be told before believing any of it.
+//! Rows that tables and pages show for each target, and the format of their numbers: medians and
+//! ranges over rounds, ratios to the first target, and cautions for the reader.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub(super) enum NumberFormat {
     Number,
     /// A number that is also shown as a ratio to the first target's.
     Compared,
-    /// 0 to 1, as a percentage.
+    /// Share from 0 to 1, shown as a percentage.
     Share,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct Spread {
     pub(super) most: f64,
 }
 
-/// A measure of every target; `None` where it was not measured.
+/// A measure of every target; `None` if it was not measured.
 pub(super) struct Row<'a> {
     pub(super) measure: &'a Measure,
     pub(super) cells: Vec<Option<Spread>>,
 }
 
 impl Row<'_> {
-    /// The quantity that it measures, if several rows measure the same; they stand together.
+    /// Quantity that the row measures. Rows of the same quantity stand together.
     pub(super) fn group(&self) -> &'static str {
         let first = self.measure.name.split(' ').next().unwrap_or_default();
         if ["TTFT", "ITL", "TPOT", "E2E"].contains(&first) { first } else { "" }
@@ -57,8 +57,7 @@ impl Row<'_> {
         (0..self.cells.len()).any(|target| !self.range(target).is_empty())
     }
 
-    /// The ratio to the first target, for rates and times; empty for others, and where there is
-    /// none.
+    /// Ratio to the first target, for rates and times; empty for others, and if there is none.
     pub(super) fn ratio(&self, target: usize) -> String {
         match (self.measure.form, self.cells[target], self.cells[0]) {
             (NumberFormat::Compared, Some(cell), Some(first)) if first.median > 0.0 => format!("×{:.2}", cell.median / first.median),
@@ -80,8 +79,9 @@ fn time(quantiles: &Quantiles, of: fn(&Quantiles) -> f64) -> Option<f64> {
     (quantiles.count > 0).then(|| of(quantiles))
 }
 
-/// In the order of the tables. Prompts are made without the model's tokenizer, so their mean shows
-/// their real length.
+/// Measures in the order of the tables.
+///
+/// Prompts are made without the model's tokenizer, so their mean shows their real length.
 static MEASURES: [Measure; 30] = [
     row("requests", NumberFormat::Count, |figures| Some(count(figures.all.requests))),
     row("failed", NumberFormat::Count, |figures| Some(count(figures.all.failed.values().sum()))),
@@ -115,7 +115,7 @@ static MEASURES: [Measure; 30] = [
     row("seconds", NumberFormat::Number, |figures| Some(figures.all.seconds)),
 ];
 
-/// The measures for which there is a value, with the rounds of each target.
+/// Measures with a value, with the rounds of each target.
 pub(super) fn rows(targets: &[Vec<&Figures>]) -> Vec<Row<'static>> {
     let cells = |measure: &Measure| -> Vec<Option<Spread>> {
         targets.iter().map(|rounds| Spread::of(rounds.iter().filter_map(|figures| (measure.of)(figures)))).collect()
@@ -128,7 +128,7 @@ pub(super) fn rounds(report: &Report) -> Vec<Vec<&Figures>> {
     report.targets.iter().map(|target| target.rounds.iter().collect()).collect()
 }
 
-/// The rounds of each target, with only one kind of session in them, for each kind.
+/// Rounds of each target, with only one kind of session in them, for each kind.
 pub(super) fn kinds(report: &Report) -> BTreeMap<&str, Vec<Vec<Figures>>> {
     let names: BTreeSet<&str> =
         report.targets.iter().flat_map(|target| &target.rounds).flat_map(|round| round.kinds.keys().map(String::as_str)).collect();
@@ -138,7 +138,7 @@ pub(super) fn kinds(report: &Report) -> BTreeMap<&str, Vec<Vec<Figures>>> {
     names.into_iter().map(|name| (name, of(name))).collect()
 }
 
-/// What failed in all rounds and steps, by how, for each target.
+/// Failures in all rounds and steps, by their kind, for each target.
 pub(super) fn failures(report: &Report) -> BTreeMap<&str, Vec<u64>> {
     let mut failures: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
     for (number, target) in report.targets.iter().enumerate() {
@@ -157,7 +157,7 @@ pub(super) struct Step<'a> {
     rounds: Vec<&'a Totals>,
 }
 
-/// A target's steps, by their clients.
+/// Steps of a target, by their clients.
 pub(super) fn steps(target: &TargetReport) -> Vec<Step<'_>> {
     let mut steps: BTreeMap<u32, Vec<&Totals>> = BTreeMap::new();
     for SweepStep { concurrency, figures, .. } in &target.sweep {
@@ -167,7 +167,7 @@ pub(super) fn steps(target: &TargetReport) -> Vec<Step<'_>> {
 }
 
 impl Step<'_> {
-    /// The median over rounds.
+    /// Median over rounds.
     pub(super) fn median(&self, of: impl Fn(&Totals) -> f64) -> f64 {
         Spread::of(self.rounds.iter().map(|totals| of(totals))).map_or(0.0, |spread| spread.median)
     }
@@ -181,7 +181,7 @@ fn everything(target: &TargetReport) -> impl Iterator<Item = &Figures> {
     target.rounds.iter().chain(target.sweep.iter().map(|step| &step.figures))
 }
 
-/// What a reader must know before trusting the numbers.
+/// Warnings that a reader must know before trusting the numbers.
 pub(super) fn cautions(report: &Report) -> Vec<String> {
     let mut cautions = Vec::new();
     for target in &report.targets {
@@ -191,8 +191,8 @@ pub(super) fn cautions(report: &Report) -> Vec<String> {
             requests += all.requests;
             failed += all.failed.values().sum::<u64>();
             fewest = fewest.min(all.complete);
-            // Below 5 ms it is the jitter of timers. Below a tenth of what is measured it changes
-            // no conclusion.
+            // Lateness below 5 ms is the jitter of timers. Below a tenth of the measured time it
+            // changes no conclusion.
             if all.late_ms.p99 > 5.0 && all.late_ms.p99 > all.ttft_ms.p50.max(all.e2e_ms.p50 / 10.0) / 10.0 {
                 late = late.max(all.late_ms.p99);
             }
@@ -227,7 +227,7 @@ pub(super) fn cautions(report: &Report) -> Vec<String> {
 }
 
 impl Spread {
-    /// `None` without values.
+    /// Spread of these values; `None` without values.
     pub(super) fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -247,7 +247,7 @@ impl NumberFormat {
     }
 }
 
-/// With three digits that count, or all of the whole part.
+/// Formats a number with three significant digits, or all of the whole part.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 99.95 => grouped(&format!("{value:.0}")),
@@ -258,7 +258,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// Thousands apart: `12,345`.
+/// Groups digits by thousands: `12,345`.
 fn grouped(digits: &str) -> String {
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {

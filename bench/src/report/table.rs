@@ -5,7 +5,9 @@ use std::fmt::Write;
 use super::rows::{Row, cautions, failures, kinds, number, rounds, rows, steps};
 use super::{Report, TargetReport};
 
-/// Lines of the tables for single kinds of sessions: the whole of them would hide the differences.
+/// Lines of the tables for single kinds of sessions.
+///
+/// The complete tables would hide the differences.
 const KIND_MEASURES: [&str; 8] =
     ["requests", "failed", "output tokens/s", "TTFT p50, ms", "TTFT p99, ms", "ITL p50, ms", "E2E p50, ms", "E2E p99, ms"];
 
@@ -55,8 +57,8 @@ fn heads(report: &Report) -> Vec<String> {
 }
 
 fn write_comparison(text: &mut String, report: &Report, rows: Vec<Row<'_>>) {
-    // Each target has up to three columns: median, range, ratio to the first. Those that nobody
-    // needs are left out.
+    // Each target has up to three columns: median, range, ratio to the first. Unneeded ones are
+    // left out.
     let ranges = rows.iter().any(Row::has_ranges);
     let mut head = vec![String::new()];
     for (number, target) in report.targets.iter().enumerate() {
@@ -104,7 +106,7 @@ fn write_sweep(text: &mut String, target: &TargetReport) {
     let _ = writeln!(text, "  {end}");
 }
 
-/// The first column to the left, the others to the right.
+/// Aligns the first column to the left, the others to the right.
 fn aligned(text: &mut String, lines: &[Vec<String>]) {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)

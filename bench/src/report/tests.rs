@@ -1,4 +1,4 @@
-//! Tests of the report: what a table, a document and a page say of measurements that are written down here.
+//! Tables, documents and pages for measurements that are written down here.
 
 use proptest::prelude::*;
 
@@ -65,7 +65,7 @@ fn report(scenario: &str, targets: Vec<TargetReport>) -> Report {
     }
 }
 
-/// Two targets and three rounds, of which the second target fails some.
+/// Two targets and three rounds, in which the second target fails some requests.
 fn side_by_side() -> Report {
     let mut failing = round(1.04);
     failing.all.failed = [("status 429".to_owned(), 3), ("broken".to_owned(), 1)].into();

@@ -1,4 +1,4 @@
-//! Tests of when a sweep ends.
+//! Ends of sweeps.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Tests of how targets are read.
+//! Parsing of targets.
 
 use super::*;
 

@@ -1,7 +1,9 @@
-//! Randomness of a workload. Each number of a load has draws of its own for each purpose, so that a conversation does not change because an
-//! earlier one took more of them.
+//! Randomness of a workload.
+//!
+//! Each number of a load has separate draws for each purpose, so that a conversation does not
+//! change because an earlier one took more of them.
 
-/// What a sequence is drawn for; no two purposes share a sequence.
+/// Purpose of a sequence; no two purposes share a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Gap = 1,
@@ -20,22 +22,22 @@ impl Draw {
         Self(fastrand::Rng::with_seed(mix(mix(seed ^ mix(purpose as u64)) ^ number)))
     }
 
-    /// From 0 up to 1.
+    /// Number from 0 up to 1.
     pub(super) fn unit(&mut self) -> f64 {
         self.0.f64()
     }
 
-    /// With this mean: the time between independent events.
+    /// Number with this mean: the time between independent events.
     pub(super) fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// Any of them, both ends included.
+    /// Number between the two, both ends included.
     pub(super) fn between(&mut self, least: u32, most: u32) -> u32 {
         self.0.u32(least..=most.max(least))
     }
 
-    /// Eight independent bytes.
+    /// Draws eight independent bytes.
     pub(super) fn bytes(&mut self) -> [u8; 8] {
         self.0.u64(..).to_le_bytes()
     }
@@ -53,12 +55,12 @@ pub(super) fn mix(number: u64) -> u64 {
 /// Picks one of several, the k-th with a frequency of 1/k to the power of a skew.
 #[derive(Debug, Clone)]
 pub(super) struct Zipf {
-    /// The share of the first k, for each k.
+    /// Share of the first k, for each k.
     up_to: Vec<f64>,
 }
 
 impl Zipf {
-    /// Of so many, at least of one.
+    /// Creates a distribution over `count` items, at least one.
     pub(super) fn new(count: u32, skew: f64) -> Self {
         let mut sum = 0.0;
         let sums: Vec<f64> = (1..=count.max(1))
@@ -70,7 +72,7 @@ impl Zipf {
         Self { up_to: sums.into_iter().map(|up_to| up_to / sum).collect() }
     }
 
-    /// The one at this point between 0 and 1.
+    /// Item at this point between 0 and 1.
     pub(super) fn pick(&self, place: f64) -> usize {
         self.up_to.partition_point(|up_to| *up_to <= place).min(self.up_to.len() - 1)
     }

@@ -1,5 +1,8 @@
-//! What is asked of a target: a scenario's conversations, one after the other, each decided by a seed and its number alone. So every
-//! target meets the same load, and a load can be had again. The `drive` takes them from here as they are due, or as clients become free.
+//! Workload of a target: a scenario's conversations, one after another, each decided only by a seed
+//! and its number.
+//!
+//! So every target meets the same load, and a load can be repeated. The `drive` takes conversations
+//! from here as they are due, or as clients become free.
 
 mod draw;
 mod scenario;
@@ -17,20 +20,21 @@ use trace::{Trace, prompt};
 
 use crate::session::{Session, Turn};
 
-/// The seed of everything random.
+/// Seed of everything random.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed {
-    /// When conversations begin, how long they are, and their groups. The same for all targets that
-    /// are compared.
+    /// Seed of when conversations begin, how long they are, and their groups.
+    ///
+    /// It is equal for all targets that are compared.
     pub shape: u64,
-    /// Their words. Loads of the same shape with other words share nothing in a cache. So no target
-    /// is served by what another target over the same engines, or its own last round, has left
-    /// there.
+    /// Seed of the words.
+    ///
+    /// Loads of the same shape with other words share nothing in a cache. So no target profits from
+    /// blocks that another target over the same engines, or its own last round, has left there.
     pub words: u64,
 }
 
-/// The conversations of a scenario, in the order in which they begin. Without an end, but for a
-/// trace.
+/// Conversations of a scenario, in the order in which they begin. Endless, except for a trace.
 ///
 /// # Errors
 /// When a trace cannot be read.
@@ -56,9 +60,9 @@ pub struct Sessions {
     lengths: Lengths,
     rate: Option<f64>,
     seed: Seed,
-    /// Of the next one.
+    /// Number of the next session.
     number: u64,
-    /// When the last one of an open loop began, in seconds.
+    /// When the last session of an open loop began, in seconds.
     clock: f64,
 }
 
@@ -68,7 +72,7 @@ enum Kind {
         size: u32,
         every: Duration,
     },
-    /// All of one kind, with this name.
+    /// All sessions of one kind, with this name.
     Alike(&'static str),
     Mixed,
     Chat {
@@ -78,8 +82,7 @@ enum Kind {
     Prefix {
         tokens: u32,
         zipf: Zipf,
-        /// The system prompts used so far. They are long, so each is made once and only when
-        /// needed.
+        /// System prompts used so far. They are long, so each is made once and only when needed.
         systems: Vec<Option<Arc<str>>>,
     },
     Trace {
@@ -148,9 +151,10 @@ impl Sessions {
     }
 }
 
-/// The most tokens of an answer, evenly spread. With one limit for all, the clients of a closed
-/// loop would begin and end in step, as no users do. The engines' steps would be less mixed than in
-/// real work.
+/// Limit of an answer in tokens, evenly spread.
+///
+/// With one limit for all, the clients of a closed loop would begin and end in step, as no users
+/// do, and the engines' steps would be less mixed than in real work.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part, from 0 to 1, of a u32")]
 fn answer(lengths: Lengths, shape: &mut Draw) -> u32 {
     let off = (f64::from(lengths.output) * lengths.spread) as u32;
@@ -169,6 +173,8 @@ fn mixed(longest: Lengths, shape: &mut Draw) -> (&'static str, u32, u32) {
     }
 }
 
+/// Converts seconds to a duration.
+///
 /// A time that the clock cannot represent becomes the largest; the load ends long before.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)

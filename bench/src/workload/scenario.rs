@@ -1,4 +1,5 @@
-//! The scenarios as the command line has them: which conversations there are, with the numbers that are each one's own.
+//! Scenarios of the command line: which conversations there are, with the numbers that each one
+//! has.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,8 +28,9 @@ pub enum Scenario {
     Sustained,
     /// Short chats (70 %), long contexts (20 %) and long answers (10 %) beside each other
     ///
-    /// `--input-tokens` and `--output-tokens` are the longest prompt and the longest answer. Long contexts have half of the longest prompt
-    /// or more, long answers half of the longest answer or more; short chats have 1/80 to 1/25 and 1/20 to 1/6 of them.
+    /// `--input-tokens` and `--output-tokens` are the longest prompt and the longest answer. Long
+    /// contexts have half of the longest prompt or more, long answers half of the longest answer or
+    /// more; short chats have 1/80 to 1/25 and 1/20 to 1/6 of them.
     Mixed,
     /// Conversations whose context grows from turn to turn, with time to think between them
     Chat {
@@ -47,7 +49,8 @@ pub enum Scenario {
         /// Tokens of each system prompt
         #[arg(long, default_value_t = 2048, value_name = "TOKENS", value_parser = up_to(1_000_000))]
         prefix_tokens: u32,
-        /// How much more often the first groups come: the k-th with a frequency of 1/k to the power of this; 0 makes them equal
+        /// How much more often the first groups come: the k-th with a frequency of 1/k to the power
+        /// of this; 0 makes them equal
         #[arg(long, default_value_t = 1.0, value_name = "NUMBER", value_parser = from_zero)]
         skew: f64,
     },
@@ -59,10 +62,12 @@ pub enum Scenario {
     },
     /// Requests with the lengths, times and common beginnings of a recorded trace
     Trace {
-        /// JSON lines: `timestamp` in ms, `input_length`, `output_length`, `hash_ids` (one for each 512 tokens of the prompt)
+        /// JSON lines: `timestamp` in ms, `input_length`, `output_length`, `hash_ids` (one for each
+        /// 512 tokens of the prompt)
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// How many times as fast as it was; with `--concurrency`, requests come as clients become free instead
+        /// How many times as fast as it was; with `--concurrency`, requests come as clients become
+        /// free instead
         #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = above_zero)]
         speed: f64,
     },
@@ -71,25 +76,28 @@ pub enum Scenario {
 /// Parameters of all scenarios except traces.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Shape {
-    /// Conversations that begin in a second, in the mean and at random (a Poisson process), whether
-    /// or not the target keeps up: an open loop. `None` is a closed loop, where the next begins
-    /// when a client is free; but bursts come at their times.
+    /// Mean number of conversations that begin in a second, at random (a Poisson process), whether
+    /// or not the target keeps up: an open loop.
+    ///
+    /// `None` is a closed loop, where the next begins when a client is free; but bursts come at
+    /// their times.
     pub rate: Option<f64>,
     /// Whether clients of a closed loop replay a trace instead of its times.
     pub closed: bool,
     /// Tokens of a prompt; default by scenario.
     pub input_tokens: Option<u32>,
-    /// Tokens of an answer at most; default by scenario.
+    /// Most tokens of an answer; default by scenario.
     pub output_tokens: Option<u32>,
-    /// How far off that the limits of answers are at most, as a part of it; default: a tenth. Of
-    /// `mixed` and of traces the lengths are their own.
+    /// How far the limits of answers may differ from that, as a part of it; default: a tenth.
+    ///
+    /// `mixed` and traces have their own lengths.
     pub output_spread: Option<f64>,
 }
 
-/// The default spread: enough that clients of a closed loop do not begin and end in step.
+/// Default spread: enough that clients of a closed loop do not begin and end in step.
 const SPREAD: f64 = 0.1;
 
-/// Tokens of prompts without what a chat template adds, and of answers.
+/// Tokens of prompts, without those that a chat template adds, and of answers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Lengths {
     pub(super) input: u32,
@@ -99,7 +107,7 @@ pub(super) struct Lengths {
 }
 
 impl Scenario {
-    /// Its name on the command line.
+    /// Name on the command line.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -113,8 +121,10 @@ impl Scenario {
         }
     }
 
-    /// Its lengths in tokens. The defaults are typical of such users: a page with a question in it,
-    /// a question within a conversation, a long document.
+    /// Lengths in tokens.
+    ///
+    /// The defaults are typical of such users: a page with a question in it, a question within a
+    /// conversation, a long document.
     pub(super) fn lengths(&self, shape: &Shape) -> Lengths {
         let (input, output) = match self {
             Self::Mixed => (8000, 1500),

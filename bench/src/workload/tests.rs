@@ -1,4 +1,5 @@
-//! Tests of workloads: the same for the same seed, in order, of the sizes that were asked for, and sharing only what is meant.
+//! Workloads: equal for equal seeds, in order, of the requested sizes, and sharing only what they
+//! should.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
@@ -56,7 +57,7 @@ proptest! {
         prop_assert_eq!(&ours, &load(seed));
         prop_assert!(ours.is_sorted_by_key(|session| session.begins));
         prop_assert!(ours.iter().all(|session| session.begins.is_none() == (ALL[which] == "sweep")));
-        // Different words, but all else the same.
+        // Different words, but everything else equal.
         let others = load(Seed { words: words ^ 1, ..seed });
         for (one, other) in ours.iter().zip(&others) {
             prop_assert_eq!((one.kind, one.begins, one.turns.len()), (other.kind, other.begins, other.turns.len()));
@@ -179,7 +180,7 @@ fn a_trace_keeps_times_lengths_and_common_prefixes() {
             (session.begins.unwrap().as_millis(), session.turns[0].says.split_whitespace().count(), session.turns[0].most_tokens)
         })
         .collect();
-    // The first comes at once, and twice as fast as they came means half of the time.
+    // The first request comes at once, and double speed means half of the time.
     assert_eq!(seen, [(0, 1024, 5), (1000, 1000, 7), (1000, 600, 1)]);
     let [whole, other, cut] = [0, 1, 2].map(|number: usize| load[number].turns[0].says.split(' ').collect::<Vec<_>>());
     assert_eq!(whole[..512], other[..512]);

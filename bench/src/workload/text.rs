@@ -1,19 +1,23 @@
-//! The words of prompts: short English ones, each a token of its own in the vocabularies of today's large models, so a prompt of so many
-//! words has about so many tokens; and about four bytes each with its space, as tokens of real text have.
+//! Words of prompts: short English ones, each a single token in the vocabularies of today's large
+//! models, so the number of words is about the number of tokens.
+//!
+//! With its space a word has about four bytes, like tokens of real text.
 
 use std::sync::Arc;
 
 use super::draw::{Draw, mix};
 
-/// Bytes of a word with its space, in the mean of [`WORDS`].
+/// Mean bytes of a word in [`WORDS`] with its space.
 pub(super) const BYTES_PER_TOKEN: usize = 4;
 
-/// A prompt of its own begins with this many words that encode its number, so that no two prompts
-/// begin alike. Four words distinguish 2^32 prompts, and are fewer than the 16 tokens of the
-/// smallest block that engines cache.
+/// Words at the beginning of a unique prompt that encode its number, so that no two prompts begin
+/// alike.
+///
+/// Four words distinguish 2^32 prompts, and are fewer than the 16 tokens of the smallest block that
+/// engines cache.
 const NUMBER_WORDS: u32 = 4;
 
-/// Adds so many words, each followed by a space.
+/// Appends this many words, each followed by a space.
 pub(super) fn write(text: &mut String, draw: &mut Draw, tokens: u32) {
     let mut left = tokens as usize;
     while left > 0 {
@@ -24,7 +28,7 @@ pub(super) fn write(text: &mut String, draw: &mut Draw, tokens: u32) {
     }
 }
 
-/// A prompt of its own, at least [`NUMBER_WORDS`] long.
+/// A unique prompt, at least [`NUMBER_WORDS`] long.
 pub(super) fn own(seed: u64, number: u64, draw: &mut Draw, tokens: u32) -> Arc<str> {
     let mut text = String::with_capacity(tokens.max(NUMBER_WORDS) as usize * (BYTES_PER_TOKEN + 1));
     // Each seed has another order, so loads with different words do not share even these.
@@ -42,7 +46,7 @@ fn push(text: &mut String, word: u8) {
     text.push(' ');
 }
 
-/// One word per value of a byte.
+/// Words, one for each value of a byte.
 #[rustfmt::skip]
 pub(super) const WORDS: [&str; 256] = [
     "act", "add", "age", "ago", "aid", "aim", "air", "all", "also", "am", "an", "and", "any", "are", "area", "army", "art", "as", "ask",

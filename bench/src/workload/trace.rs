@@ -1,4 +1,6 @@
-//! A recorded trace as conversations. Equal ids become equal words, so what prompts had in common they have in common again.
+//! A recorded trace as conversations.
+//!
+//! Equal ids become equal words, so prompts share what they shared in the recording.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,20 +11,23 @@ use hostler_simulate::trace::{TraceRequest, read_requests};
 use super::draw::{Draw, Purpose};
 use super::text;
 
-/// More requests than this would take gigabytes of memory; the published traces have some ten
-/// thousand.
+/// Most requests of a trace.
+///
+/// More would take gigabytes of memory; the published traces have some ten thousand.
 const MOST_REQUESTS: usize = 2_000_000;
 
-/// What was recorded, in the order in which it came; clones share it.
+/// Recorded requests, in the order in which they came; clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Trace(Arc<[TraceRequest]>);
 
 impl Trace {
-    /// The trace in a file. Requests are put in the order of their times, and the first one's time
-    /// becomes the beginning.
+    /// Reads the trace in a file.
+    ///
+    /// Requests are put in the order of their times, and the first one's time becomes the
+    /// beginning.
     ///
     /// # Errors
-    /// When it cannot be read or is not in the format.
+    /// When the file cannot be read or is not in the format.
     pub(super) fn read(file: &Path) -> Result<Self, TraceError> {
         let mut all: Vec<TraceRequest> = read_requests(file)?.take(MOST_REQUESTS + 1).collect::<Result<_, _>>()?;
         if all.len() > MOST_REQUESTS {
@@ -36,13 +41,13 @@ impl Trace {
         Ok(Self(all.into()))
     }
 
-    /// The request of this number, if there are so many.
+    /// Request of this number, if there are so many.
     pub(super) fn request(&self, number: u64) -> Option<&TraceRequest> {
         self.0.get(usize::try_from(number).ok()?)
     }
 }
 
-/// A request's prompt: the words of each block, the last one cut where the prompt ends.
+/// Prompt of a request: the words of each block, the last one cut where the prompt ends.
 pub(super) fn prompt(request: &TraceRequest, seed: u64) -> Arc<str> {
     let mut prompt = String::with_capacity((request.input as usize + 1) * text::BYTES_PER_TOKEN);
     for (id, tokens) in request.blocks() {

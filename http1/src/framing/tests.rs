@@ -1,11 +1,11 @@
-//! Bodies of every framing, cut anywhere, and bytes that are none.
+//! Bodies of every framing, cut anywhere, and bytes that are no body.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// Takes all pieces out of `wire`, of which more arrives at each of these lengths.
+/// Takes all pieces out of `wire`, which arrives in parts with these lengths.
 fn taken(mut framing: Framing, wire: &[u8], cuts: &[usize]) -> Result<(Vec<BytesMut>, Framing, usize), HttpError> {
     let (mut read, mut pieces, mut rest) = (BytesMut::new(), Vec::new(), wire);
     for cut in cuts.iter().copied().chain([wire.len()]) {

@@ -1,8 +1,8 @@
-//! Heads of answers, and what follows from them.
+//! Heads of answers, and their consequences.
 
 use super::*;
 
-/// Status, headers and body of an answer.
+/// Status, headers and body framing of an answer.
 type Head = ((u16, Vec<(String, Vec<u8>)>), BodyFraming);
 
 fn taken_from(read: &mut BytesMut, is_head: bool) -> Result<Option<Head>, HttpError> {

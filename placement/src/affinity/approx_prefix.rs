@@ -1,7 +1,9 @@
-//! What a replica probably holds whose engine tells nothing of its cache: the prompts that this router sent there, as far as they fit.
+//! Estimate of the cache of a replica whose engine reports nothing: the prompts that this router
+//! sent there, as far as they fit.
 //!
-//! It knows nothing of other routers' requests nor of what the engine generates, and forgets in the order of use as engines do. What the
-//! engine says of cached tokens in its answers corrects it. The router's dispatch writes it; a seat's lock is held for one chain.
+//! The estimate knows nothing of other routers' requests or of generated tokens, and forgets in the
+//! order of use as engines do. The engine corrects it with the cached tokens in its answers. The
+//! router's dispatch writes it; a slot's lock is held for one chain.
 
 mod lru_prefix_tree;
 
@@ -14,8 +16,7 @@ use self::lru_prefix_tree::LruPrefixTree;
 use super::ReplicaSlot;
 use crate::block_keys::BlockKey;
 
-/// For each replica the blocks that were lately sent there. At most about 100 bytes per block of a
-/// replica's capacity.
+/// Blocks recently sent to each replica. At most about 100 bytes per block of a replica's capacity.
 #[derive(Debug, Default)]
 pub struct ApproxPrefixIndex {
     slots: RwLock<ApproxSlotTable>,
@@ -28,7 +29,7 @@ struct ApproxSlotTable {
 }
 
 impl ApproxPrefixIndex {
-    /// Opens a slot for a new life of a replica with room for so many blocks; it starts empty.
+    /// Opens an empty slot for a new life of a replica with room for this many blocks.
     ///
     /// # Panics
     /// When four billion slots are open.
@@ -50,24 +51,28 @@ impl ApproxPrefixIndex {
         }
     }
 
-    /// A prompt was sent there: it will be cached, in place of the blocks that were used least
-    /// recently.
+    /// Records a prompt that was sent there.
+    ///
+    /// It will be cached in place of the least recently used blocks.
     pub fn record_sent(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
         if let Some(blocks) = self.tree(seat) {
             blocks.lock().touch(keys);
         }
     }
 
-    /// The engine reported that only so many leading blocks of this prompt were cached: all blocks
-    /// after them are forgotten, also in other chains. The engine has computed this prompt again
-    /// meanwhile; when its answer has come, call [`record_sent`](Self::record_sent).
+    /// Corrects the estimate: the engine reported that only this many leading blocks of the prompt
+    /// were cached.
+    ///
+    /// All blocks after them are forgotten, in other chains, too. Meanwhile the engine has computed
+    /// this prompt again; when its answer has come, call [`record_sent`](Self::record_sent).
     pub fn correct(&self, seat: ReplicaSlot, keys: &[BlockKey], cached_blocks: u32) {
         if let Some(blocks) = self.tree(seat) {
             blocks.lock().remove_after(keys, cached_blocks as usize);
         }
     }
 
-    /// The leading blocks of a chain that each slot probably holds; 0 for a slot that is not open.
+    /// Number of leading blocks of a chain that each slot probably holds; 0 for a slot that is not
+    /// open.
     #[must_use]
     pub fn matched_blocks(&self, keys: &[BlockKey], seats: &[ReplicaSlot]) -> Vec<u32> {
         let known = self.slots.read();

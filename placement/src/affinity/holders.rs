@@ -1,9 +1,12 @@
-//! The seats that hold one block, in eight bytes. Most blocks are held by very few replicas, shared prefixes by many: up to three seats
-//! are written in the eight bytes themselves, more of them as a bitmask in the [`Masks`] of the shard. For [`Index`](super::Index) alone.
+//! Set of slots that hold one block, in eight bytes.
+//!
+//! Very few replicas hold most blocks, and many hold shared prefixes. Up to three slots are written
+//! in the eight bytes themselves, more of them as a bitmask in the [`Masks`] of the shard. For
+//! [`CacheIndex`](super::CacheIndex) only.
 
 use super::ReplicaSlot;
 
-/// The highest slot number: three of them, each plus one because 0 means none, fit into 63 bits.
+/// Highest slot number: three of them, each plus one because 0 means none, fit into 63 bits.
 pub(super) const MAX_SLOT: u32 = (1 << FIELD_BITS) - 2;
 
 const FIELD_BITS: u32 = 21;
@@ -15,7 +18,7 @@ const MASK_FLAG: u64 = 1 << 63;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Holders(u64);
 
-/// [`Holders`], unpacked.
+/// Unpacked [`Holders`].
 enum HoldersForm {
     Few([u32; FIELDS as usize]),
     Mask(u32),
@@ -42,7 +45,7 @@ impl Holders {
         self.0 == 0
     }
 
-    /// Adds a slot; `false` when it was there.
+    /// Adds a slot; `false` if it was already there.
     pub(super) fn insert(&mut self, seat: ReplicaSlot, masks: &mut Masks) -> bool {
         match self.unpack() {
             HoldersForm::Mask(slot) => masks.insert(slot, seat),
@@ -64,9 +67,10 @@ impl Holders {
         }
     }
 
-    /// Removes a slot; `false` when it was not there. A mask is given back when two slots are left,
-    /// not three, so that a block that comes and goes on a fourth replica does not change its form
-    /// each time.
+    /// Removes a slot; `false` if it was not there.
+    ///
+    /// A mask is given back when two slots are left, not three, so that a block that comes and goes
+    /// on a fourth replica does not change its form each time.
     pub(super) fn remove(&mut self, seat: ReplicaSlot, masks: &mut Masks) -> bool {
         match self.unpack() {
             HoldersForm::Few(mut fields) => {
@@ -91,8 +95,9 @@ impl Holders {
         true
     }
 
-    /// Writes the slots that are also in `among` into `out`, which has the same length. Higher
-    /// slots are ignored.
+    /// Writes the slots that are also in `among` into `out`, which has the same length.
+    ///
+    /// Higher slots are ignored.
     pub(super) fn intersect(self, masks: &Masks, among: &[u64], out: &mut [u64]) {
         out.fill(0);
         match self.unpack() {
@@ -113,12 +118,12 @@ impl Holders {
     }
 }
 
-/// The word and the bit of a slot in a bitmask.
+/// Word and bit of a slot in a bitmask.
 pub(super) fn bit_of(seat: ReplicaSlot) -> (usize, u64) {
     (seat.index() / 64, 1 << (seat.0 % 64))
 }
 
-/// The numbers of the bits that are set.
+/// Numbers of the set bits.
 pub(super) fn set_bits(words: &[u64]) -> impl Iterator<Item = u32> + '_ {
     words.iter().zip(0u32..).flat_map(|(&word, number)| {
         let mut rest = word;
@@ -130,8 +135,9 @@ pub(super) fn set_bits(words: &[u64]) -> impl Iterator<Item = u32> + '_ {
     })
 }
 
-/// Bitmasks of one width, in one allocation. The width is that of the highest slot so far: 8 bytes
-/// for each 64 slots.
+/// Bitmasks of one width, in one allocation.
+///
+/// The width is that of the highest slot so far: 8 bytes for each 64 slots.
 #[derive(Debug, Default)]
 pub(super) struct Masks {
     words: Vec<u64>,
@@ -169,7 +175,7 @@ impl Masks {
         had
     }
 
-    /// An empty mask with room for this slot.
+    /// Takes an empty mask with room for this slot.
     fn take(&mut self, seat: ReplicaSlot) -> u32 {
         self.widen(bit_of(seat).0 + 1);
         if let Some(slot) = self.free.pop() {
@@ -177,7 +183,7 @@ impl Masks {
         }
         let slot = u32::try_from(self.words.len() / self.width).expect("a shard with 2^32 masks would be larger than any memory");
         if self.words.capacity() < self.words.len() + self.width {
-            // Grows by a quarter instead of doubling: these masks are most of the memory where many
+            // Grow by a quarter instead of doubling: these masks are most of the memory when many
             // replicas share a prefix.
             self.words.reserve_exact((self.words.len() / 4).next_multiple_of(self.width).max(4 * self.width));
         }

@@ -1,8 +1,10 @@
-//! Which replicas hold a block of KV cache: one table for the whole fleet, from a block's key to the seats that hold it.
+//! Index of the replicas that hold a block of KV cache.
 //!
-//! Exact, not approximate: it holds what agents report, and its digests say whether the two agree. Readers are on the path of each
-//! request; there is **one writer** by convention. A lock is never held for more than one key, but for a table that grows: so there are
-//! many tables.
+//! One table for the whole fleet maps a block's key to the slots that hold it.
+//!
+//! The index is exact: it holds the agents' reports, and its digests say whether the two agree.
+//! Readers are on the path of each request; there is **one writer** by convention. A lock is held
+//! for at most one key, except while a table grows, so there are many tables.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -16,11 +18,13 @@ use super::prefix_search::{bisect, walk};
 use super::{ChainGaps, ReplicaSlot};
 use crate::block_keys::BlockKey;
 
-/// With 31 million blocks, a table has 30,000: a reader waits less than a millisecond for one that
+/// Number of tables.
+///
+/// With 31 million blocks, a table has 30,000, and a reader waits less than a millisecond while one
 /// grows.
 const SHARDS: usize = 1024;
 
-/// A set of keys in 16 bytes: their number and their XOR.
+/// Digest of a set of keys in 16 bytes: their number and their XOR.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct KeySetDigest {
     pub count: u64,
@@ -34,8 +38,9 @@ impl KeySetDigest {
     }
 }
 
-/// Which slots hold a block. At most about 40 bytes for a block on one replica, less for each
-/// further one.
+/// Slots that hold each block.
+///
+/// At most about 40 bytes for a block on one replica, less for each further one.
 #[derive(Debug)]
 pub struct CacheIndex {
     shards: Box<[RwLock<Shard>]>,
@@ -52,11 +57,11 @@ struct Shard {
 #[derive(Debug, Default)]
 struct SlotTable {
     digests: Vec<KeySetDigest>,
-    /// A bitmask of the open slots.
+    /// Bitmask of the open slots.
     open: Vec<u64>,
     /// Closed slots with entries left.
     closed: Vec<ReplicaSlot>,
-    /// Slots without entries. The one that was free for longest is used first.
+    /// Slots without entries. The slot that was free for longest is used first.
     free: VecDeque<ReplicaSlot>,
 }
 
@@ -72,10 +77,10 @@ impl CacheIndex {
         Self { shards: (0..SHARDS).map(|_| RwLock::default()).collect(), slots: RwLock::default(), next_shard: Mutex::new(0) }
     }
 
-    /// Opens a slot for a new life; it starts empty.
+    /// Opens an empty slot for a new life.
     ///
     /// # Panics
-    /// When two million slots are open or closed and not swept.
+    /// When two million slots are open, or closed and not swept.
     pub fn open(&self) -> ReplicaSlot {
         let mut seats = self.slots.write();
         let seat = seats.free.pop_front().unwrap_or_else(|| {
@@ -92,8 +97,10 @@ impl CacheIndex {
         seat
     }
 
-    /// Ends a life: readers see nothing of it any more. [`sweep`](Self::sweep) removes its entries,
-    /// and then the slot is reused. A slot that is not open is ignored.
+    /// Ends a life: readers no longer see any of it.
+    ///
+    /// [`sweep`](Self::sweep) removes its entries, and then the slot is reused. A slot that is not
+    /// open is ignored.
     pub fn close(&self, seat: ReplicaSlot) {
         let mut seats = self.slots.write();
         if !seats.is_open(seat) {
@@ -108,8 +115,9 @@ impl CacheIndex {
         }
     }
 
-    /// Stores that the slot holds these blocks. Blocks that it held already change nothing, and a
-    /// slot that is not open is ignored.
+    /// Records that the slot holds these blocks.
+    ///
+    /// Blocks that it already held change nothing, and a slot that is not open is ignored.
     pub fn store(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
         if !self.slots.read().is_open(seat) {
             return;
@@ -127,8 +135,9 @@ impl CacheIndex {
         digest.xor ^= new.xor;
     }
 
-    /// Stores that the slot no longer holds these blocks. Blocks that it did not hold change
-    /// nothing.
+    /// Records that the slot no longer holds these blocks.
+    ///
+    /// Blocks that it did not hold change nothing.
     pub fn remove(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
         if self.slots.read().is_open(seat) {
             self.remove_keys(seat, keys);
@@ -153,7 +162,7 @@ impl CacheIndex {
         digest.xor ^= gone.xor;
     }
 
-    /// The digest of an open slot's blocks; empty for any other.
+    /// Digest of an open slot's blocks; empty for any other.
     #[must_use]
     pub fn digest(&self, seat: ReplicaSlot) -> KeySetDigest {
         let seats = self.slots.read();
@@ -161,8 +170,10 @@ impl CacheIndex {
     }
 
     /// Removes entries of closed slots, one table after another, until it has looked at `most`
-    /// blocks (at least one table, so that it always advances). `true` while any are left. The
-    /// writer calls it now and then; readers hardly notice.
+    /// blocks.
+    ///
+    /// At least one table is swept, so that the sweep always advances. `true` while any entries are
+    /// left. The writer calls it now and then; readers hardly notice.
     pub fn sweep(&self, most: usize) -> bool {
         let mut next = self.next_shard.lock();
         let mut looked = 0;
@@ -180,8 +191,9 @@ impl CacheIndex {
         !closed.is_empty()
     }
 
-    /// Removes one table's entries of the closed slots and releases memory that it does not need;
-    /// returns the number of blocks looked at.
+    /// Removes one table's entries of the closed slots and releases unneeded memory.
+    ///
+    /// Returns the number of blocks looked at.
     fn sweep_shard(&self, number: usize, closed: &[u64]) -> usize {
         let shard = self.shards[number].read();
         let looked = shard.blocks.len();
@@ -205,8 +217,8 @@ impl CacheIndex {
         looked
     }
 
-    /// The leading blocks of a chain that each slot holds, in the order of `seats`; 0 for a slot
-    /// that is not open.
+    /// Number of leading blocks of a chain that each slot holds, in the order of `seats`; 0 for a
+    /// slot that is not open.
     #[must_use]
     pub fn matched_blocks(&self, keys: &[BlockKey], seats: &[(ReplicaSlot, ChainGaps)]) -> Vec<u32> {
         let width = seats.iter().map(|(seat, _)| bit_of(*seat).0 + 1).max().unwrap_or(0);
@@ -228,13 +240,13 @@ impl CacheIndex {
         seats.iter().map(|(seat, _)| matched[seat.index()]).collect()
     }
 
-    /// Whether any slot holds this block, closed ones that were not swept included.
+    /// Whether any slot holds this block, including closed ones that were not swept.
     #[must_use]
     pub fn has(&self, key: BlockKey) -> bool {
         self.shard(key).read().blocks.contains_key(&key)
     }
 
-    /// Blocks that any slot holds, closed ones that were not swept included.
+    /// Number of blocks that any slot holds, including closed ones that were not swept.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.read().blocks.len()).sum()
@@ -245,7 +257,7 @@ impl CacheIndex {
         self.len() == 0
     }
 
-    /// Estimated memory in bytes, from the capacities of its tables.
+    /// Estimated memory in bytes, from the capacities of the tables.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let tables: usize = self.shards.iter().map(|shard| shard.read().bytes()).sum();
@@ -259,6 +271,8 @@ impl CacheIndex {
 }
 
 impl Shard {
+    /// Estimated bytes of one table.
+    ///
     /// A table of the standard library is at most seven eighths full, and has one byte per place
     /// beside the entry.
     fn bytes(&self) -> usize {
@@ -267,7 +281,7 @@ impl Shard {
 }
 
 impl SlotTable {
-    /// A bitmask of the closed slots with entries left, as long as the highest needs; empty when
+    /// Bitmask of the closed slots with entries left, as long as the highest one needs; empty if
     /// there is none.
     fn closed(&self) -> Vec<u64> {
         let mut words = vec![0; self.closed.iter().map(|seat| bit_of(*seat).0 + 1).max().unwrap_or(0)];
@@ -277,7 +291,7 @@ impl SlotTable {
         words
     }
 
-    /// Frees the closed slots without entries. Counts are exact, so they tell.
+    /// Frees the closed slots without entries. Counts are exact, so they can be trusted.
     fn free_closed_slots(&mut self) {
         let Self { digests, closed, free, .. } = self;
         closed.retain(|seat| {

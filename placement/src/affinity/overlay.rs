@@ -1,5 +1,7 @@
-//! What requests in flight will leave in caches: a prompt that was sent to a replica is as good as cached there, long before its engine
-//! says so. Without it, a burst of equal prompts is spread over replicas that each compute it anew.
+//! Overlay of the blocks that requests in flight will leave in caches.
+//!
+//! A prompt that was sent to a replica is as good as cached there, long before its engine says so.
+//! Without the overlay, a burst of equal prompts is spread over replicas that each compute it anew.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,12 +14,15 @@ use super::prefix_search::count;
 use super::{ChainGaps, ReplicaSlot};
 use crate::block_keys::BlockKey;
 
-/// Requests in flight that are compared with a prompt whose first block they share, the newest
-/// first. Where that block is a system prompt of thousands of requests, older ones are likely to be
-/// in the index by now.
+/// Most requests in flight that are compared with a prompt whose first block they share, the newest
+/// first.
+///
+/// If that block is a system prompt of thousands of requests, older ones are probably in the index
+/// by now.
 const MAX_COMPARED: usize = 256;
 
 /// Prompts of requests in flight, by the key of their first block and the order of arrival.
+///
 /// Admission bounds their number.
 #[derive(Debug, Default)]
 pub struct InFlightOverlay {
@@ -27,18 +32,19 @@ pub struct InFlightOverlay {
     partly_read: AtomicUsize,
 }
 
-/// A prompt as far as it is known. Of a long prompt that nobody has cached, only the beginning is
-/// read into tokens.
+/// Known part of a prompt.
+///
+/// For a long prompt that nobody has cached, only the beginning is converted into tokens.
 #[derive(Debug, Clone, Default)]
 pub struct PromptKeys {
-    /// Keys of its token blocks, as far as it was read.
+    /// Keys of the token blocks, as far as they were read.
     pub keys: Arc<[BlockKey]>,
-    /// Keys of all its text blocks, if it was not read to its end.
+    /// Keys of all text blocks, if the prompt was not read to its end.
     pub text: Arc<[BlockKey]>,
 }
 
 impl PromptKeys {
-    /// A prompt that was read to its end.
+    /// Creates the keys of a prompt that was read to its end.
     #[must_use]
     pub fn whole(keys: Arc<[BlockKey]>) -> Self {
         Self { keys, text: Arc::default() }
@@ -49,28 +55,30 @@ impl PromptKeys {
     }
 }
 
-/// A prompt that is compared with those in flight.
+/// A prompt to compare with those in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptToMatch<'a> {
-    /// Keys of its token blocks, as far as it was read.
+    /// Keys of the token blocks, as far as they were read.
     pub keys: &'a [BlockKey],
-    /// Number of its token blocks; an estimate where it was not read.
+    /// Number of token blocks; an estimate for the unread part.
     pub blocks: u32,
-    /// Keys of its text blocks. Only needed when
-    /// [`has_partly_read`](InFlightOverlay::has_partly_read).
+    /// Keys of the text blocks.
+    ///
+    /// Only needed if [`has_partly_read`](InFlightOverlay::has_partly_read).
     pub text: &'a [BlockKey],
 }
 
 #[derive(Debug)]
 struct InFlightPrompt {
-    /// `None` until its replica is chosen.
+    /// Slot of the prompt; `None` until its replica is chosen.
     slot: Option<ReplicaSlot>,
     keys: PromptKeys,
 }
 
-/// A prompt's entry in the overlay. Drop it when the prompt has been computed and its blocks are
-/// reported, and when the request fails or its replica's life ends: a reused slot must find nothing
-/// here.
+/// Entry of a prompt in the overlay.
+///
+/// Drop it when the prompt has been computed and its blocks are reported, and when the request
+/// fails or its replica's life ends: a reused slot must find nothing here.
 #[derive(Debug)]
 #[must_use = "the prompt leaves the overlay when this is dropped"]
 pub struct InFlightBlocks {
@@ -84,8 +92,9 @@ impl InFlightOverlay {
         self.insert(Some(seat), extent)
     }
 
-    /// Adds a prompt that will be sent somewhere. Until then nothing matches it, but a reader of a
-    /// similar prompt learns that it exists.
+    /// Adds a prompt that will be sent somewhere.
+    ///
+    /// Until then nothing matches it, but a reader of a similar prompt learns that it exists.
     pub fn add_unplaced(self: &Arc<Self>, extent: PromptKeys) -> InFlightBlocks {
         self.insert(None, extent)
     }
@@ -106,8 +115,10 @@ impl InFlightOverlay {
         self.partly_read.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a prompt in flight shares all blocks that were read of this one and goes on, as far
-    /// as its tokens tell; or its text shares the block after the first `text_read` too. Looks at
+    /// Whether a prompt in flight shares all blocks read of this one and continues, according to
+    /// its tokens.
+    ///
+    /// The result is also true if its text shares the block after the first `text_read`. Looks at
     /// the 256 newest requests that share the first block.
     #[must_use]
     pub fn goes_beyond(&self, ours: &PromptToMatch<'_>, text_read: usize) -> bool {
@@ -120,9 +131,10 @@ impl InFlightOverlay {
         newest_prompts(&self.prompts.read(), *first).any(|prompt| beyond(&prompt.keys))
     }
 
-    /// Raises `matched` (in the order of `seats`, all different) where a request in flight shares
-    /// more with this prompt than is cached. Compares with the 256 newest requests that share the
-    /// first block.
+    /// Raises `matched` if a request in flight shares more with this prompt than is cached.
+    ///
+    /// `matched` is in the order of `seats`, which are all different. Compares with the 256 newest
+    /// requests that share the first block.
     pub fn raise_matches(&self, ours: &PromptToMatch<'_>, seats: &[(ReplicaSlot, ChainGaps)], matched: &mut [u32]) {
         let Some(first) = ours.keys.first() else { return };
         let prompts = self.prompts.read();
@@ -155,36 +167,38 @@ impl InFlightOverlay {
     }
 }
 
-/// The newest prompts in flight with this first block.
+/// Newest prompts in flight with this first block.
 fn newest_prompts(prompts: &BTreeMap<(BlockKey, u64), InFlightPrompt>, first: BlockKey) -> impl Iterator<Item = &InFlightPrompt> {
     let same = prompts.range((Bound::Included((first, 0)), Bound::Included((first, u64::MAX))));
     same.rev().take(MAX_COMPARED).map(|(_, prompt)| prompt)
 }
 
 impl<'a> PromptToMatch<'a> {
-    /// A prompt that was read to its end, compared by tokens alone.
+    /// Creates a prompt that was read to its end, compared by tokens alone.
     #[must_use]
     pub fn whole(keys: &'a [BlockKey]) -> Self {
         Self { keys, blocks: count(keys.len()), text: &[] }
     }
 
-    /// Whether the other prompt has the same tokens as far as both were read. If not, their texts
-    /// are not compared.
+    /// Whether the other prompt has the same tokens as far as both were read.
+    ///
+    /// Otherwise their texts are not compared.
     fn shares_read_tokens(&self, theirs: &PromptKeys) -> bool {
         let both = self.keys.len().min(theirs.keys.len());
         both > 0 && self.keys[both - 1] == theirs.keys[both - 1]
     }
 
-    /// The token blocks that correspond to the common text blocks, in proportion.
+    /// Number of token blocks that correspond to the common text blocks, in proportion.
     fn matched_text_blocks(&self, theirs: &[BlockKey]) -> u32 {
         let blocks = common_blocks(self.text, theirs, 0) as u64 * u64::from(self.blocks) / self.text.len().max(1) as u64;
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 }
 
-/// The number of blocks that two chains have in common, or `known` if that is more. Equal keys mean
-/// equal beginnings, so one comparison beyond `known` tells whether there is more, and the end is
-/// found by bisection.
+/// Number of blocks that two chains have in common, or `known` if that is more.
+///
+/// Equal keys mean equal beginnings, so one comparison beyond `known` tells whether there is more,
+/// and bisection finds the end.
 fn common_blocks(left: &[BlockKey], right: &[BlockKey], known: usize) -> usize {
     let most = left.len().min(right.len());
     if known >= most || left[known] != right[known] {

@@ -1,7 +1,10 @@
-//! How much each prefix is asked for lately. A block that many requests share is worth computing on more replicas than one, so its price
-//! is shared among those requests.
+//! Recent demand for each prefix.
 //!
-//! Only some positions of a chain are counted, ever further apart: a chain of 6,250 blocks touches 26 entries.
+//! A block that many requests share is worth computing on more than one replica, so its price is
+//! shared among those requests.
+//!
+//! Only some positions of a chain are counted, with growing distances: a chain of 6,250 blocks
+//! touches 26 entries.
 
 use std::mem;
 
@@ -16,13 +19,15 @@ const DECAY_SECONDS: f64 = 2.0;
 /// Number of counted positions: 0, 1, 2, 3, 4, 6, 8, 12, 16 and so on, up to block 2^19.
 const SAMPLES: usize = 40;
 
-/// Default size of each of two generations: what fits into tables of 6.5 MB each. A prefix that is
-/// requested once in each generation is never forgotten, and a generation is at least 8,800
-/// requests, even if they are all long and share nothing.
+/// Default size of each of two generations, which fits into tables of 6.5 MB each.
+///
+/// A prefix that is requested once in each generation is never forgotten. A generation is at least
+/// 8,800 requests, even if they are all long and share nothing.
 const MAX_ENTRIES: usize = 7 << 15;
 
-/// Decayed, bounded counts of arrivals by block: of two generations of entries the older is dropped
-/// when the newer is full.
+/// Decayed, bounded counts of arrivals by block.
+///
+/// There are two generations of entries; the older is dropped when the newer is full.
 #[derive(Debug)]
 pub struct Popularity {
     max_entries: usize,
@@ -41,7 +46,7 @@ struct DecayedCount {
     time: f64,
 }
 
-/// How many requests have lately had each block of a prompt, before this one.
+/// Number of recent requests with each block of a prompt, before this one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arrivals {
     counts: [f32; SAMPLES],
@@ -62,15 +67,16 @@ impl Popularity {
         Self { max_entries: entries.max(1), generations: Mutex::default() }
     }
 
-    /// Counts a request for this chain and returns how many came before it. `now` is in seconds; if
-    /// it goes back, time stands still.
+    /// Counts a request for this chain and returns the number before it.
+    ///
+    /// `now` is in seconds; if it goes back, time stands still.
     pub fn arrive(&self, keys: &[BlockKey], block_tokens: u32, now: f64) -> Arrivals {
         let mut arrivals = Arrivals { blocks: u32::try_from(keys.len()).unwrap_or(u32::MAX), block_tokens, ..Arrivals::empty() };
         let mut generations = self.generations.lock();
         let mut most = f32::INFINITY;
         for (sample, count) in arrivals.counts.iter_mut().enumerate() {
             let Some(key) = keys.get(sample_block(sample) as usize) else { break };
-            // A request with this block also had those before it, so the counts cannot rise; only
+            // A request with this block also had those before it, so the counts cannot rise. Only
             // forgetting could make it look otherwise.
             most = most.min(generations.arrive(*key, now, self.max_entries));
             *count = most;
@@ -117,14 +123,15 @@ impl DecayedCount {
 }
 
 impl Arrivals {
-    /// No arrivals: every block has its full weight.
+    /// No arrivals, so every block has its full weight.
     #[must_use]
     pub const fn empty() -> Self {
         Self { counts: [0.0; SAMPLES], blocks: 0, block_tokens: 0 }
     }
 
-    /// Decayed arrivals with this block, by the nearest block that is counted. Never more than with
-    /// an earlier block.
+    /// Decayed arrivals with this block, by the nearest counted block.
+    ///
+    /// Never more than with an earlier block.
     #[must_use]
     pub fn through_block(&self, block: u32) -> f64 {
         if block >= self.blocks {
@@ -135,8 +142,9 @@ impl Arrivals {
     }
 
     /// Sums the tokens from `matched_tokens` to `tokens`, each divided by one more than the
-    /// arrivals with its block. Tokens beyond the last whole block are never shared and count in
-    /// full.
+    /// arrivals with its block.
+    ///
+    /// Tokens beyond the last whole block are never shared and count in full.
     #[must_use]
     pub fn discounted_tokens(&self, matched_tokens: u32, tokens: u32) -> f64 {
         let (matched, tokens, block_tokens) = (u64::from(matched_tokens), u64::from(tokens), u64::from(self.block_tokens));
@@ -164,7 +172,7 @@ const fn sample_block(sample: usize) -> u32 {
     }
 }
 
-/// The first block for which this sample is the nearest.
+/// First block for which this sample is the nearest.
 const fn first_block(sample: usize) -> u32 {
     match sample {
         0 => 0,

@@ -1,13 +1,18 @@
-//! The longest match of each of many seats along one chain of keys, with as few lookups as can be. `lookup(block, among, out)` writes those
-//! of `among` that hold a block of the chain into `out`. For [`Index`](super::Index) alone.
+//! Longest match of each of many slots along one chain of keys, with as few lookups as possible.
 //!
-//! Where no seat has holes, the set of seats that hold a block only shrinks along the chain. So it is bisected where the set changes: a
-//! prompt of 6,250 blocks takes about thirteen lookups for each place where some seat's match ends.
+//! `lookup(block, among, out)` writes those of `among` that hold a block of the chain into `out`.
+//! For [`CacheIndex`](super::CacheIndex) only.
+//!
+//! If no slot has gaps, the set of slots that hold a block only shrinks along the chain, so
+//! bisection finds where the set changes. A prompt of 6,250 blocks takes about thirteen lookups for
+//! each place where some slot's match ends.
 
 use super::holders::set_bits;
 
-/// Raises `matched` of each slot in `seats` from 0 to the leading blocks that it holds, out of
-/// `blocks`, where no slot has gaps. While a batch of changes is being written that may not hold;
+/// Raises `matched` of each slot in `seats` from 0 to the number of leading blocks that it holds,
+/// out of `blocks`.
+///
+/// Requires that no slot has gaps. While a batch of changes is being written that may not hold;
 /// then only this answer may be off.
 pub(super) fn bisect(blocks: usize, seats: &[u64], matched: &mut [u32], lookup: impl FnMut(usize, &[u64], &mut [u64])) {
     let width = seats.len();
@@ -28,8 +33,10 @@ pub(super) fn bisect(blocks: usize, seats: &[u64], matched: &mut [u32], lookup: 
     search.between(0, held, blocks - 1, last);
 }
 
-/// Raises `matched` of each slot in `seats` from 0 to the leading blocks that it holds, by walking
-/// them: a block after a missing one does not count.
+/// Raises `matched` of each slot in `seats` from 0 to the number of leading blocks that it holds,
+/// by walking them.
+///
+/// A block after a missing one does not count.
 pub(super) fn walk(blocks: usize, seats: &[u64], matched: &mut [u32], mut lookup: impl FnMut(usize, &[u64], &mut [u64])) {
     let mut alive = seats.to_vec();
     let mut held = vec![0; seats.len()];
@@ -47,12 +54,12 @@ pub(super) fn walk(blocks: usize, seats: &[u64], matched: &mut [u32], mut lookup
     set_bits(&alive).for_each(|seat| matched[seat as usize] = count(blocks));
 }
 
-/// A number of blocks in the type of matches.
+/// Converts a number of blocks to the type of matches.
 pub(super) fn count(blocks: usize) -> u32 {
     u32::try_from(blocks).unwrap_or(u32::MAX)
 }
 
-/// The sets on the way down, one after another in one allocation: as many as there are halvings.
+/// Sets on the way down, one after another in one allocation: as many as there are halvings.
 struct Bisection<'a, L> {
     width: usize,
     sets: Vec<u64>,
@@ -65,7 +72,7 @@ impl<L: FnMut(usize, &[u64], &mut [u64])> Bisection<'_, L> {
         &self.sets[number * self.width..(number + 1) * self.width]
     }
 
-    /// Looks up which slots of set `among` hold a block; returns the number of the new set.
+    /// Looks up which slots of set `among` hold a block, and returns the number of the new set.
     fn look_up(&mut self, block: usize, among: usize) -> usize {
         let number = self.sets.len() / self.width;
         self.sets.resize(self.sets.len() + self.width, 0);
@@ -74,7 +81,7 @@ impl<L: FnMut(usize, &[u64], &mut [u64])> Bisection<'_, L> {
         number
     }
 
-    /// The slots of set `before` that are not in `after` hold `blocks` blocks.
+    /// Records that the slots of set `before` that are not in `after` hold `blocks` blocks.
     fn ended(&mut self, before: usize, after: usize, blocks: usize) {
         for word in 0..self.width {
             let gone = self.sets[before * self.width + word] & !self.sets[after * self.width + word];
@@ -82,11 +89,11 @@ impl<L: FnMut(usize, &[u64], &mut [u64])> Bisection<'_, L> {
         }
     }
 
-    /// Finds where the slots end that hold block `low` (set `held`) but not block `high` (set
+    /// Finds the ends of the slots that hold block `low` (set `held`) but not block `high` (set
     /// `left`).
     fn between(&mut self, low: usize, held: usize, high: usize, left: usize) {
-        // Not for equality: between two lookups a block may have been stored, and a slot that has
-        // ended already stays so.
+        // Do not test for equality: between two lookups a block may have been stored, and a slot
+        // that has ended already stays ended.
         if (0..self.width).all(|word| self.sets[held * self.width + word] & !self.sets[left * self.width + word] == 0) {
             return;
         }

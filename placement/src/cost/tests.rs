@@ -24,7 +24,8 @@ fn idle(replica: usize) -> Candidate {
     }
 }
 
-/// Decodes twenty sequences of two thousand tokens, and has the beginning of the prompt.
+/// A replica that decodes twenty sequences of two thousand tokens, and has the beginning of the
+/// prompt.
 fn busy(replica: usize, matched: u32) -> Candidate {
     Candidate { matched, in_flight: 20, context: 40_000, ..idle(replica) }
 }
@@ -76,8 +77,8 @@ fn every_cost_term_matches_a_calculation_by_hand() {
     assert_close(terms.prefill, (1e-4 * 2_000.0 + 1e-8 * 2_000.0 * (1_000.0 + 1_000.0)) * 2.0);
     let step = 0.01 + 1e-3 * 4.0 + 1e-6 * 8_000.0;
     assert_close(terms.steps, 3.0 * step);
-    // 1,100 tokens too many: one of the four sequences of 2,000 has to end, which happens every 25
-    // steps.
+    // 1,100 tokens are too many. One of the four sequences of 2,000 has to end, which happens every
+    // 25 steps.
     assert_close(terms.memory, 25.0 * step);
     assert_close(terms.congestion, 2.0 * 1e-4 * 2_000.0);
     assert_close(terms.decode, 0.15 * 100.0 * (step + 4.0 * (1e-3 + 1e-6 * (3_000.0 + 50.0))));
@@ -162,7 +163,7 @@ fn a_doubtful_replica_is_used_only_as_a_last_resort() {
     assert_eq!((decision.chosen, decision.why), (0, ChoiceReason::LastResort));
 }
 
-/// With what a long answer of 600 tokens needs there: 10 s.
+/// A replica on which a long answer of 600 tokens needs 10 s.
 fn ends_in(replica: usize, time_left: f64) -> Candidate {
     Candidate { time_left, matched: 8_000, ..idle(replica) }
 }
@@ -197,7 +198,7 @@ fn the_replica_that_leaves_last_is_chosen_when_none_suffices() {
     assert_eq!(decide(8_000, &[ends_in(0, 2.0)], 0.0, 1).why, ChoiceReason::EndsFirst, "also where it is the only one");
 }
 
-/// What equal replicas are priced with that seem to take so many times as long.
+/// Prices of equal replicas that seem to take this many times as long.
 fn rates_of_equals(factors: [f64; 4]) -> [Rates; 4] {
     let learned = factors.map(|factor| {
         let Rates { step, prefill, attention, decode, context, slowness } = Rates::default();
@@ -364,7 +365,8 @@ proptest! {
         for other in &decision.scored {
             let other_cost = other.terms.total();
             let near = cost <= (other_cost * 1.02).max(other_cost + 0.001);
-            // One that ends first goes before sound ones that are full, and is not chosen by its cost.
+            // A candidate that ends first goes before sound ones that are full, and is not chosen
+            // by its cost.
             let is_passed_over = own == 1 && (standing(other) == 1 || !has_room(&other.candidate));
             prop_assert!(is_passed_over || if standing(other) == own { near } else { standing(other) > own }, "{:?}", decision);
         }
@@ -388,7 +390,7 @@ proptest! {
         let expected = terms.first_token() + output * step + 1.0;
         let is_tight = !has_room(&staying) && has_room(&ending) && expected <= 30.0 + 1e-9;
         prop_assert!(decision.chosen == 1 || needed <= 30.0 + 1e-9 || is_tight, "{:?}", decision);
-        // The end of a replica says nothing against it where there is time.
+        // The end of a replica does not count against it if there is time.
         let endless = [Candidate { time_left: f64::INFINITY, ..ending }, staying];
         if needed < 30.0 - 1e-9 {
             let without = place(&ask, &endless, &fleet(utilisation), &mut Vec::new(), &mut fastrand::Rng::with_seed(seed)).unwrap();

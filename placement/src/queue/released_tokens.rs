@@ -1,4 +1,6 @@
-//! What was lately released for each tenant, in tokens: who has had the least of it, for its weight, goes first.
+//! Tokens recently released for each tenant.
+//!
+//! The tenant with the fewest of them for its weight goes first.
 
 use rustc_hash::FxHashMap;
 
@@ -9,8 +11,10 @@ const DECAY_SECONDS: f64 = 30.0;
 /// minutes are kept.
 const SWEEP_INTERVAL_SECONDS: f64 = 60.0;
 
-/// Tokens released for each tenant. They are kept as of one moment, and later tokens are scaled up
-/// instead, so that comparisons need no decay.
+/// Tokens released for each tenant.
+///
+/// They are kept as of one moment, and later tokens are scaled up instead, so that comparisons need
+/// no decay.
 #[derive(Debug, Default)]
 pub(super) struct ReleasedTokens {
     reference_time: f64,
@@ -23,18 +27,18 @@ impl ReleasedTokens {
         *self.by_tenant.entry(tenant).or_default() += tokens / self.decay(now);
     }
 
-    /// What was released for a tenant, decayed to `now`.
+    /// Tokens released for a tenant, decayed to `now`.
     pub(super) fn of_tenant(&self, tenant: u64, now: f64) -> f64 {
         self.by_tenant.get(&tenant).map_or(0.0, |tokens| tokens * self.decay(now))
     }
 
     fn decay(&self, now: f64) -> f64 {
         let age = now - self.reference_time;
-        // Beyond a few sweeps, or at a time that is no number, nothing is added.
+        // Beyond a few sweeps, or at a time that is not a number, nothing is added.
         if age > 0.0 { (-age.min(10.0 * SWEEP_INTERVAL_SECONDS) / DECAY_SECONDS).exp() } else { 1.0 }
     }
 
-    /// Rebases all counts to this moment when the last one is long ago.
+    /// Rebases all counts to this moment if the last rebase is long ago.
     pub(super) fn sweep(&mut self, now: f64) {
         if now.is_finite() && now - self.reference_time > SWEEP_INTERVAL_SECONDS {
             let factor = self.decay(now);

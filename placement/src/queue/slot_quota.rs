@@ -1,14 +1,17 @@
-//! Who may still wait: bounds on how many requests wait and on the bytes of their bodies, shared among tenants by what is free.
+//! Limits on waiting requests and on the bytes of their bodies, shared among tenants by the free
+//! part.
 
 use rustc_hash::FxHashMap;
 
-/// A tenant of weight 1 may have this many times as many places as are free. One that floods alone
-/// gets four fifths of them, and two get four ninths each; a tenant that comes later still finds a
-/// place at once, without anybody being put out.
+/// Places that a tenant of weight 1 may have, as a multiple of the free ones.
+///
+/// A single flooding tenant gets four fifths of them, and two get four ninths each. A tenant that
+/// comes later still finds a place at once, without displacing anybody.
 const SHARE_OF_FREE: f64 = 4.0;
 
-/// Whether a tenant that has `own` of something may have more while so much is `free`. Its first is
-/// granted if any is free.
+/// Whether a tenant that has `own` of a resource may have more while `free` is left.
+///
+/// Its first unit is granted if any is free.
 #[must_use]
 pub fn has_fair_share(own: u64, free: u64, weight: f64) -> bool {
     own == 0 || (own as f64) < SHARE_OF_FREE * super::clamp_weight(weight) * free as f64
@@ -27,26 +30,26 @@ struct SlotUsage {
     bytes: u64,
 }
 
-/// Which limit blocks a request.
+/// Limit that blocks a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueFull {
-    /// The number of requests, in all or of this tenant.
+    /// Limit on the number of requests, in all or of this tenant.
     Requests,
-    /// The bytes of their bodies.
+    /// Limit on the bytes of their bodies.
     Bytes,
 }
 
 impl SlotQuota {
-    /// `most` requests, whose bodies have at most `most_bytes` bytes together.
+    /// Creates a quota for `most` requests, whose bodies have at most `most_bytes` bytes together.
     #[must_use]
     pub fn new(most: usize, most_bytes: u64) -> Self {
         Self { limits: SlotUsage { requests: most as u64, bytes: most_bytes }, used: SlotUsage::default(), by_tenant: FxHashMap::default() }
     }
 
-    /// Whether a tenant may take one more place.
+    /// Checks whether a tenant may take one more place.
     ///
     /// # Errors
-    /// When it may not: which limit blocks it.
+    /// The limit that blocks the tenant.
     pub fn check(&self, tenant: u64, weight: f64, bytes: u64) -> Result<(), QueueFull> {
         let own = self.by_tenant.get(&tenant).copied().unwrap_or_default();
         let may = |own: u64, more: u64, taken: u64, most: u64| {
@@ -65,7 +68,7 @@ impl SlotQuota {
     /// Takes a place.
     ///
     /// # Errors
-    /// When the tenant may not have one more: which limit blocks it.
+    /// The limit that blocks the tenant.
     pub fn reserve(&mut self, tenant: u64, weight: f64, bytes: u64) -> Result<(), QueueFull> {
         self.check(tenant, weight, bytes)?;
         for taken in [&mut self.used, self.by_tenant.entry(tenant).or_default()] {

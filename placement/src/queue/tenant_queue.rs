@@ -1,26 +1,27 @@
-//! The requests of one tenant in one band, in the order of their turns.
+//! Requests of one tenant in one band, in the order of their turns.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use super::TurnFactors;
 
-/// After this many seconds a request counts as much as two new ones; its weight grows with the
-/// square of its wait.
+/// Seconds after which a request counts as much as two new ones.
+///
+/// Its weight grows with the square of its wait.
 const PATIENCE_SECONDS: f64 = 4.0;
 
-/// How old the order may be: only the length of waits changes it, and that is slow.
+/// Age limit of the order: only the length of waits changes it, and that is slow.
 const REORDER_SECONDS: f64 = 0.1;
 
 #[derive(Debug)]
 pub(super) struct TenantQueue<T> {
-    /// In the order of their turns at `at`.
+    /// Entries in the order of their turns at `at`.
     entries: VecDeque<Entry<T>>,
     sorted_at: f64,
-    /// Its tenant's weight, by its latest request.
+    /// Weight of the tenant, from its latest request.
     pub(super) weight: f64,
     pub(super) uncached_tokens: u64,
-    /// Those, and the expected tokens of the answers.
+    /// Uncached prompt tokens, and the expected tokens of the answers.
     pub(super) tokens: f64,
 }
 
@@ -40,7 +41,7 @@ impl<T> TenantQueue<T> {
         self.entries.is_empty()
     }
 
-    /// The first request, as of the last sort.
+    /// First request, as of the last sort.
     pub(super) fn first(&self) -> Option<&Entry<T>> {
         self.entries.front()
     }
@@ -63,7 +64,7 @@ impl<T> TenantQueue<T> {
 
     /// Sorts again if the last time is too long ago.
     pub(super) fn resort(&mut self, now: f64) {
-        // Also false where a time is not a number.
+        // Also false if a time is not a number.
         let is_recent = (now - self.sorted_at).abs() <= REORDER_SECONDS;
         if !is_recent && self.entries.len() > 1 {
             self.entries.make_contiguous().sort_by(|one, other| one.cmp_turn(other, now));
@@ -73,7 +74,7 @@ impl<T> TenantQueue<T> {
         }
     }
 
-    /// Takes out the first of at most `looked_at` that may go, and moves those whose tokens were
+    /// Removes the first of at most `looked_at` that may go, and moves those whose tokens were
     /// corrected to their new positions.
     pub(super) fn take_first_where(
         &mut self,
@@ -99,7 +100,7 @@ impl<T> TenantQueue<T> {
         }
         let looked = found.map_or(upto, |index| index + 1);
         let entry = found.and_then(|index| self.take(index));
-        // All up to the last corrected one, which is included unless it has gone.
+        // Drain all entries up to the last corrected one, which is included unless it has gone.
         let displaced: Vec<Entry<T>> = self.entries.drain(..corrected.min(found.unwrap_or(corrected))).collect();
         for entry in displaced {
             let index = self.entries.partition_point(|other| other.cmp_turn(&entry, self.sorted_at).is_lt());

@@ -103,8 +103,8 @@ fn a_full_queue_refuses_until_one_request_leaves() {
 #[test]
 fn an_old_long_request_is_never_starved_by_short_ones() {
     let mut queue = queue(std::iter::once(waiting(100_000, 0.0)).chain((0..5).map(|_| waiting(500, 0.0))));
-    // Each second a short request comes and one is released: without aging, there would always be a
-    // short one to take.
+    // Each second a short request arrives and one is released: without aging, there would always be
+    // a short one to take.
     let left = (1..200).find(|&second| {
         let now = f64::from(second);
         queue.push(waiting(500, now), 1).unwrap();
@@ -192,7 +192,7 @@ proptest! {
         let mut queue = queue(all.clone());
         let ahead = queue.uncached_tokens_ahead(&all[asked], 50.0);
         let before: u64 = order(&mut queue, 50.0).iter().take_while(|&&number| number != asked).map(|&number| u64::from(all[number].uncached_tokens)).sum();
-        // Two requests that are equal in all are not ahead of each other.
+        // Two requests that are equal in every respect are not ahead of each other.
         let twins = all.iter().filter(|other| other.uncached_tokens == all[asked].uncached_tokens && other.queued_at == all[asked].queued_at).count() as u64 - 1;
         prop_assert!(ahead <= before && before <= ahead + twins * u64::from(all[asked].uncached_tokens), "{} instead of {}", ahead, before);
     }

@@ -1,4 +1,4 @@
-//! Learns one replica's rates from its first tokens and from the intervals between tokens.
+//! Learner of one replica's rates, from its first tokens and the intervals between tokens.
 
 use super::{LearnedRates, MAX_SLOWNESS, MIN_GAIN, MIN_SLOWNESS, Rates, Samples};
 
@@ -6,7 +6,7 @@ use super::{LearnedRates, MAX_SLOWNESS, MIN_GAIN, MIN_SLOWNESS, Rates, Samples};
 pub struct FirstTokenSample {
     /// `Terms::first_token` when the request was placed.
     pub predicted_seconds: f64,
-    /// The rates that it said it with.
+    /// Rates behind that prediction.
     pub priced: Rates,
     /// Seconds from dispatch to the first token.
     pub actual_seconds: f64,
@@ -14,7 +14,7 @@ pub struct FirstTokenSample {
     pub uncached: u32,
     /// Prompt tokens that were cached.
     pub matched: u32,
-    /// Uncached prompt tokens of the requests ahead of it at its dispatch.
+    /// Uncached prompt tokens of the requests ahead at its dispatch.
     pub pending: u64,
     /// Other requests in flight there at its dispatch.
     pub in_flight: u32,
@@ -26,10 +26,10 @@ const MIN_SAMPLE_TOKENS: f64 = 256.0;
 /// With up to this many requests in flight, their decoding adds less to a step than its noise.
 const MAX_QUIET_IN_FLIGHT: u32 = 4;
 
-/// The weight of the prior, in samples.
+/// Weight of the prior, in samples.
 const PRIOR_SAMPLES: f64 = 4.0;
 
-/// The exponent with which a deviation under load moves the slowness.
+/// Exponent with which a deviation under load moves the slowness.
 const SLOWNESS_GAIN: f64 = 0.1;
 
 /// Share of the slowness that each sample under load moves into the prefill rate, so that a lasting
@@ -43,22 +43,23 @@ const SLOWNESS_DECAY: f64 = 0.1;
 /// slower.
 const PREFILL_BOUNDS: (f64, f64) = (1e-7, 1e-1);
 
-/// The weight of an interval longer than expected, against a shorter one. Prompts computed in
-/// between lengthen intervals and nothing shortens them, so the shorter ones tell what a step takes
-/// by itself.
+/// Weight of an interval longer than expected, against a shorter one.
+///
+/// Prompts computed in between lengthen intervals and nothing shortens them, so the shorter ones
+/// show how long a step takes by itself.
 const LONG_INTERVAL_WEIGHT: f64 = 0.1;
 
 /// Share of the earlier intervals' weight that each new one leaves: the last hundred or so count.
 const INTERVAL_DECAY: f64 = 0.99;
 
-/// Learns one replica's rates while it serves.
+/// Learner of one replica's rates while it serves.
 ///
-/// Prefill is learned as one factor, with the attention scaled alike: first tokens cannot tell the
-/// two apart while prompts are of similar length. The two decoding coefficients are likewise
-/// learned as one. A first token's deviation under load goes into the slowness, and from there into
-/// the rate if it lasts. A first token counts as at most e times faster or slower than expected, an
-/// interval as twice, so one absurd sample does little; samples that are not finite or not positive
-/// do nothing.
+/// Prefill is learned as one factor, with the attention scaled alike: first tokens cannot
+/// distinguish the two while prompts are of similar length. The two decoding coefficients are
+/// likewise learned as one. A first token's deviation under load goes into the slowness, and from
+/// there into the rate if it lasts. A first token counts as at most e times faster or slower than
+/// expected, an interval as twice, so one absurd sample has little effect. Samples that are not
+/// finite or not positive have none.
 #[derive(Debug, Clone)]
 pub struct RateLearner {
     prior: Rates,
@@ -90,15 +91,18 @@ impl RateLearner {
         if uncached >= MIN_SAMPLE_TOKENS && ahead * 8.0 <= uncached && seen.in_flight <= MAX_QUIET_IN_FLIGHT {
             self.learn_unloaded(seen, work);
         } else if positive(seen.predicted_seconds) && positive(work) {
-            // What it would have predicted by its own rates, which are not those that it was priced with.
+            // Prediction by the replica's own rates, which differ from those used for its price.
             let own = self.rates.slowness * work;
             let predicted = (seen.predicted_seconds - seen.priced.slowness * work_of(&seen.priced)).max(0.0) + own;
             self.learn_loaded(seen.actual_seconds / predicted, own / predicted);
         }
     }
 
-    /// Learns from the mean time between the tokens of a stream, while `sequences` that held `context` tokens were decoded. Steps that
-    /// also computed prompts are in such a mean; where they are in all of them, a step looks longer than it is without them.
+    /// Learns from the mean time between the tokens of a stream, while `sequences` that held
+    /// `context` tokens were decoded.
+    ///
+    /// Such a mean includes steps that also computed prompts. If all steps did, a step looks longer
+    /// than it is without them.
     pub fn learn_interval(&mut self, sequences: u32, context: u64, seconds: f64, now: f64) {
         if !positive(seconds) {
             return;
@@ -122,7 +126,7 @@ impl RateLearner {
         self.rates
     }
 
-    /// The rates, and the number of samples behind them.
+    /// Rates, and the number of samples behind them.
     #[must_use]
     pub fn learned(&self) -> LearnedRates {
         let LineMoments { weight, x, .. } = self.intervals;
@@ -136,7 +140,9 @@ impl RateLearner {
         }
     }
 
-    /// With nothing else running, the time beyond a step is the prefill; at least a tenth of the
+    /// Learns from a sample without load.
+    ///
+    /// With nothing else running, the time beyond a step is the prefill. At least a tenth of the
     /// time is, in case a step is overestimated.
     fn learn_unloaded(&mut self, seen: &FirstTokenSample, work: f64) {
         let prefill = (seen.actual_seconds - self.rates.step_seconds(seen.in_flight, 0)).max(seen.actual_seconds / 10.0);
@@ -150,8 +156,10 @@ impl RateLearner {
         }
     }
 
-    /// With requests ahead, it took `factor` times the prediction, of which prefill was `share`.
-    /// Only that share goes into the slowness.
+    /// Learns from a sample with requests ahead.
+    ///
+    /// It took `factor` times the prediction, of which prefill was `share`. Only that share goes
+    /// into the slowness.
     fn learn_loaded(&mut self, factor: f64, share: f64) {
         if !(positive(factor) && positive(share)) {
             return;
@@ -172,7 +180,7 @@ impl RateLearner {
     }
 }
 
-/// The factor by which an estimate moves for a sample that is `factor` times as large.
+/// Factor by which an estimate moves for a sample that is `factor` times as large.
 fn gain_factor(factor: f64, gain: f64) -> f64 {
     (factor.ln().clamp(-1.0, 1.0) * gain).exp()
 }
@@ -199,9 +207,11 @@ impl LineMoments {
         }
     }
 
-    /// Offset and slope, neither negative. A few pseudo-observations on the prior's line determine
-    /// the slope where all samples had the same `x`. They are scaled to the samples' level, so that
-    /// the prior lends its shape and not its speed.
+    /// Offset and slope, neither negative.
+    ///
+    /// A few pseudo-observations on the prior's line determine the slope if all samples had the
+    /// same `x`. They are scaled to the samples' level, so that the prior lends its shape and not
+    /// its speed.
     fn fit_line(&self, offset: f64, slope: f64) -> (f64, f64) {
         let expected = self.weight * offset + self.x * slope;
         let prior: [f64; 4] = [1.0, 8.0, 32.0, 128.0];

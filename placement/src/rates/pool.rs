@@ -1,29 +1,34 @@
-//! What the replicas that a request may go to have shown together, and what of one's difference from the others is more than noise.
+//! Pooled rates of the replicas that a request may go to, and the part of a replica's difference
+//! from the others that exceeds noise.
 
 use super::{LearnedRates, Rates, Samples};
 
-/// The weight of the pool's mean, in samples of a replica's own. Replicas of a fleet are mostly
-/// alike, so one's samples inform the next, and mere noise must not send all requests to one of
-/// them.
+/// Weight of the pool's mean, in samples of a replica's own.
+///
+/// Replicas of a fleet are mostly alike, so the samples of one inform the next. Mere noise must not
+/// send all requests to one of them.
 const POOL_WEIGHT: f64 = 20.0;
 
-/// After so many seconds without a sample the others' weigh twice as much, after twice as many three times. So whoever looked slow once is
-/// tried again.
+/// Seconds without a sample after which the others' samples weigh twice as much; after twice as
+/// many they weigh three times.
+///
+/// So a replica that once looked slow is tried again.
 const POOL_WEIGHT_SECONDS: f64 = 60.0;
 
-/// The most samples that count: a replica has learned from its last hundred or so.
+/// Most samples that count: a replica has learned from its last hundred or so.
 const MAX_SAMPLES: f64 = 200.0;
 
-/// What the speeds of equal replicas differ by at least, as a standard deviation: what was learned on a busy host differs by a tenth.
+/// Least standard deviation between the speeds of equal replicas: rates learned on a busy host
+/// differ by a tenth.
 const MIN_SPREAD: f64 = 0.1;
 
 /// A difference by more than this share is never all noise.
 const MAX_NOISE: f64 = 0.5;
 
-/// The pooled samples of the replicas that a request may go to.
+/// Pooled samples of the replicas that a request may go to.
 ///
-/// Without it a replica that was never used keeps the prior, and looks slower or faster than all
-/// others until somebody tries it.
+/// Without the pool a replica that was never used keeps the prior, and looks slower or faster than
+/// all others until somebody tries it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RatePool {
     replicas: f64,
@@ -48,7 +53,7 @@ impl PooledSamples {
         }
     }
 
-    /// What all have shown, on average; what is assumed of all, when nobody has shown anything.
+    /// Average of all samples, or the prior if there are none.
     fn mean(&self, prior: [f64; 3]) -> [f64; 3] {
         if self.samples > 0.0 { self.sums.map(|sum| sum / self.samples) } else { prior }
     }
@@ -71,39 +76,42 @@ impl RatePool {
         self.intervals.add(learned.intervals.count, [rates.step, rates.decode, rates.context]);
     }
 
-    /// What that says of each of them at this time.
+    /// Means at this time, from which each replica's rates follow.
     #[must_use]
     pub fn mean(&self, now: f64) -> MeanRates {
         let prior = Rates::default();
         let [prefill, attention, slowness] = self.first_tokens.mean([prior.prefill, prior.attention, 1.0]);
         let [prefill, attention] = [prefill, attention].map(|part| part / slowness);
         let [step, decode, context] = self.intervals.mean([prior.step, prior.decode, prior.context]);
-        // The greatest of n numbers out of noise is sqrt(2 ln n) standard deviations from their mean (Donoho and Johnstone's universal
-        // threshold), and the greatest is the one that is chosen.
+        // The greatest of n numbers out of noise is sqrt(2 ln n) standard deviations from their
+        // mean (Donoho and Johnstone's universal threshold), and the greatest is the one that is
+        // chosen.
         let extreme = (2.0 * self.replicas.max(1.0).ln()).sqrt();
         MeanRates { rates: Rates { step, prefill, attention, decode, context, slowness }, extreme, now }
     }
 }
 
-/// What replicas have shown together, and how far one may differ from it by chance.
+/// Pooled rates of replicas, and how far a replica may differ from them by chance.
 #[derive(Debug, Clone, Copy)]
 pub struct MeanRates {
     rates: Rates,
-    /// The deviation of the luckiest, in standard deviations.
+    /// Deviation of the luckiest replica, in standard deviations.
     extreme: f64,
     now: f64,
 }
 
 impl MeanRates {
-    /// The rates that one replica is priced with: those of all, times what it is known to be slower or faster by.
+    /// Rates to price one replica with: the pool's, times its known slowdown or speedup.
     ///
-    /// A difference counts the less, the fewer samples it was seen in and the longer ago. One that noise alone makes among so many
-    /// replicas does not count at all: equal replicas cost the same then, and the one with the least in flight is taken. What is cached or
-    /// waits there is known, and is no part of this.
+    /// A difference counts less if it was seen in fewer samples or longer ago. Differences within
+    /// noise are ignored: equal replicas then cost the same, and the one with the fewest requests
+    /// in flight is taken. Cached prefixes and waiting requests there are known, and are no part of
+    /// this.
     ///
-    /// Of its steps only the level is its own, at the load that it has seen; how they grow with the load is what all have shown together. A
-    /// replica sees mostly one load, which says little of that: two equal ones that each learned it alone were seen to differ by a factor of
-    /// two, and to be loaded as differently.
+    /// Only the level of its steps is the replica's own, at the load that it has seen. The growth
+    /// with the load is pooled. A replica mostly sees one load, which says little about growth: two
+    /// equal ones that each learned it alone were seen to differ by a factor of two, and to be
+    /// loaded as differently.
     #[must_use]
     #[inline]
     pub fn rates_of(&self, learned: &LearnedRates) -> Rates {
@@ -126,13 +134,13 @@ impl MeanRates {
         }
     }
 
-    /// How many times the mean it is.
+    /// Level of a replica as a multiple of the mean.
     #[inline]
     fn level(&self, samples: &Samples, pool_weight: f64, own: f64, mean: f64) -> f64 {
         let count = samples.count.clamp(0.0, MAX_SAMPLES);
         let difference = count / (count + pool_weight) * (own / mean - 1.0);
         let noise = (self.extreme * (MIN_SPREAD + samples.spread)).min(MAX_NOISE);
-        // What is beyond doubt counts nearly whole, and nothing jumps at the border.
+        // A difference beyond doubt counts nearly whole, and there is no jump at the border.
         if difference.abs() > noise && difference.is_finite() { 1.0 + difference - noise * noise / difference } else { 1.0 }
     }
 }

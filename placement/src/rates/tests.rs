@@ -13,8 +13,8 @@ impl Engine {
         Self { rates, noise: fastrand::Rng::with_seed(seed) }
     }
 
-    /// One first token and one interval, with up to a fifth of noise either way and now and then an
-    /// outlier.
+    /// Serves one first token and one interval, with up to a fifth of noise either way and now and
+    /// then an outlier.
     fn serve(&mut self, learner: &mut RateLearner, quiet: bool) {
         let noise = &mut self.noise;
         let (uncached, matched) = (noise.u32(300..16_000), noise.u32(0..8_000));
@@ -224,13 +224,13 @@ fn samples(count: f64) -> Samples {
     Samples { count, spread: 0.0 }
 }
 
-/// What each of these is priced with.
+/// Rates used to price each of these replicas.
 fn priced(all: &[LearnedRates], now: f64) -> Vec<Rates> {
     let mean = RatePool::new(all.iter()).mean(now);
     all.iter().map(|learned| mean.rates_of(learned)).collect()
 }
 
-/// Takes so many times as long for prompts and for steps as the prior says.
+/// A replica that takes this many times as long for prompts and for steps as the prior says.
 fn times_as_slow(factor: f64) -> LearnedRates {
     let Rates { step, prefill, attention, decode, context, slowness } = Rates::default();
     let [step, prefill, attention, decode, context] = [step, prefill, attention, decode, context].map(|part| part * factor);
@@ -345,7 +345,8 @@ fn the_spread_of_samples_is_learned() {
 
 #[test]
 fn a_replica_priced_at_the_mean_learns_its_true_speed() {
-    // Priced by the mean for as long as the difference may be noise: what the price leaves out is not learned again and again.
+    // The replica is priced by the mean for as long as the difference may be noise. The part that
+    // the price leaves out must not be learned again and again.
     let truth = Rates { prefill: 1.15 * Rates::default().prefill, attention: 1.15 * Rates::default().attention, ..Rates::default() };
     let mut learner = RateLearner::new(Rates::default());
     for _ in 0..2_000 {

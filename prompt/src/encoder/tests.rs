@@ -17,7 +17,7 @@ fn completion(encoder: &Encoder, body: &Value) -> EncodedPrompt {
     encoder.encode(&request("/v1/completions", body)).unwrap()
 }
 
-/// The tokens of this text.
+/// Tokens of this text.
 fn of(encoder: &Encoder, text: &str) -> Vec<u32> {
     completion(encoder, &json!({ "prompt": text, "add_special_tokens": false })).tokens
 }
@@ -86,7 +86,7 @@ fn the_prompt_ends_before_the_first_image() {
     ));
     assert_eq!(chat(&parts, &body).unwrap().tokens, of(&parts, "<|im_start|>user\none<|im_end|><|im_start|>user\ntwo"));
 
-    // Here the placeholders for images come before all text of the message.
+    // This template puts the placeholders for images before all text of the message.
     let first = fixture::encoder(&format!(
         "{head}{{% for p in m.content %}}{{% if p.type == 'image' %}}<img>{{% endif %}}{{% endfor %}}{{% for p in m.content %}}{{% if p.type == 'text' %}}{{{{ p.text }}}}{{% endif %}}{{% endfor %}}{tail}"
     ));
@@ -101,7 +101,7 @@ fn the_presence_of_tools_selects_the_template() {
     let tools = json!([{ "type": "function", "function": { "name": "hello" } }]);
     assert_eq!(chat(&encoder, &json!({ "messages": [user("a")] })).unwrap().tokens, of(&encoder, "plain"));
     assert_eq!(chat(&encoder, &json!({ "messages": [user("a")], "tools": tools })).unwrap().tokens, of(&encoder, "hello"));
-    // The file wins over the config.
+    // The file takes precedence over the config.
     let encoder = Encoder::new(&ModelFiles { template: Some("file".to_owned()), ..files }, 1 << 20).unwrap();
     assert_eq!(chat(&encoder, &json!({ "messages": [user("a")] })).unwrap().tokens, of(&encoder, "file"));
 }

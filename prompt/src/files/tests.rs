@@ -1,4 +1,4 @@
-//! Tests of what is read from the files besides the tokenizer.
+//! Tests of the values read from the files besides the tokenizer.
 
 use serde_json::json;
 

@@ -10,7 +10,7 @@ fn forms(path: &str, body: &Value) -> Vec<PromptForm> {
     PromptRequest::parse(path, body.to_string().as_bytes()).unwrap().forms().iter().collect()
 }
 
-/// The forms of a chat with these messages and these further fields.
+/// Forms of a chat with these messages and these further fields.
 fn chat(messages: &Value, others: &Value) -> Vec<PromptForm> {
     let mut body = others.clone();
     body["messages"] = messages.clone();

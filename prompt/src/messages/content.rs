@@ -1,5 +1,7 @@
-//! The content of a message, in the shape that the template expects. The tokens of images, sounds and videos are never guessed: a mark goes
-//! where they would begin, and the prompt is cut there.
+//! Content of a message, in the shape that the template expects.
+//!
+//! The tokens of images, sounds and videos are never guessed: a marker stands where they would
+//! begin, and the prompt is cut there.
 
 use serde_json::{Map, Value, json};
 
@@ -7,16 +9,18 @@ use super::{MessageRules, invalid};
 use crate::template::ContentShape;
 use crate::{Dialect, EncodeError};
 
-/// Stands before the first token that media can have. It has private characters, so that no
-/// template changes it; a user who writes them beside an image loses only affinity.
+/// Marker before the first token that media can have.
+///
+/// Its private characters prevent templates from changing it. A user who writes them beside an
+/// image loses only affinity.
 pub(crate) const MEDIA_MARKER: &str = "\u{f8ff}\u{e0a7}media\u{e0a7}\u{f8ff}";
 
-/// What to do with a part that is not text.
+/// Treatment of a part that is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MediaMode {
-    /// It is replaced by the marker.
+    /// The marker replaces the part.
     Marked,
-    /// It stays, as the engine's template gets it.
+    /// The part stays, as the engine's template gets it.
     Kept,
 }
 
@@ -55,8 +59,10 @@ const MEDIA_PARTS: [(&str, &str); 10] = [
     ("prompt_embeds", "image"),
 ];
 
-/// A coding client writes this line into its system prompt, with a value that changes with every
-/// request; engines drop it.
+/// Line that a coding client writes into its system prompt, with a value that changes with every
+/// request.
+///
+/// Engines drop it.
 const BILLING_LINE: &str = "x-anthropic-billing-header";
 
 enum ContentPart {
@@ -66,7 +72,7 @@ enum ContentPart {
     Empty,
 }
 
-/// The content as the template gets it, and whether it has media.
+/// Content in the form that the template gets, and whether it has media.
 pub(super) fn prepare_content(role: &str, content: Option<&Value>, rules: MessageRules) -> Result<(Value, bool), EncodeError> {
     let mut parts = match content {
         None | Some(Value::Null) => Vec::new(),
@@ -87,8 +93,10 @@ pub(super) fn prepare_content(role: &str, content: Option<&Value>, rules: Messag
     Ok((content, has_media))
 }
 
-/// Most templates get a tool's result as one text, whatever they get of other messages; references
-/// to tools stay parts.
+/// Flattens a tool's result.
+///
+/// Most templates get it as one text, whatever they get for other messages; references to tools
+/// stay parts.
 pub(super) fn flatten(content: Value) -> Value {
     let Value::Array(parts) = content else { return content };
     if parts.iter().any(|part| part.get("type").and_then(Value::as_str) != Some("text")) {
@@ -98,8 +106,10 @@ pub(super) fn flatten(content: Value) -> Value {
     Value::from(texts.join("\n"))
 }
 
+/// Joins the texts of a message with media.
+///
 /// Engines put the placeholders of media at the front of a message's text, or between its parts if
-/// configured so. The front is right for both: only what comes before it is certain.
+/// configured so. The front is right for both: only text before it is certain.
 fn join_with_media(parts: Vec<ContentPart>, has_media: bool) -> String {
     let texts: Vec<String> = parts
         .into_iter()
@@ -112,7 +122,8 @@ fn join_with_media(parts: Vec<ContentPart>, has_media: bool) -> String {
     if has_media { format!("{MEDIA_MARKER}{text}") } else { text }
 }
 
-/// The Rust front-end joins texts without a separator, with the placeholders where the media stand.
+/// Joins texts like the Rust front-end: without a separator, and with the placeholders in the
+/// places of the media.
 fn join_texts(parts: Vec<ContentPart>) -> String {
     let texts = parts.into_iter().map(|part| match part {
         ContentPart::Text { text, .. } | ContentPart::ToolReference(text) => text,

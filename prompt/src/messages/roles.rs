@@ -1,9 +1,10 @@
-//! The role `developer`, for templates that do not know it: its messages become the system's, and all of the system's are joined into the
-//! first message.
+//! Handling of the role `developer` for templates that do not know it.
+//!
+//! Its messages become the system's, and all of the system's are joined into the first message.
 
 use serde_json::{Map, Value};
 
-/// The messages as a template that does not know `developer` gets them.
+/// Converts messages for a template that does not know `developer`.
 pub(crate) fn without_developers(mut messages: Vec<Value>) -> Vec<Value> {
     let has_role = |message: &Value, role: &str| message.get("role").is_some_and(|own| own == role);
     if !messages.iter().any(|message| has_role(message, "developer")) {

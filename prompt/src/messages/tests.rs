@@ -1,4 +1,4 @@
-//! Tests of what a template sees of a conversation.
+//! Tests of a conversation as the template sees it.
 
 use serde_json::json;
 
@@ -156,7 +156,7 @@ fn the_rust_front_end_joins_texts_without_a_newline() {
     let messages =
         json!([{ "role": "user", "content": [text("a"), text("b")] }, { "role": "assistant", "content": [text("c"), text("d")] }]);
     assert_eq!(seen(messages.clone(), RUST_TEXT), json!([{ "role": "user", "content": "ab" }, { "role": "assistant", "content": "cd" }]));
-    // An assistant's message always has one part; others keep theirs, with the text alone.
+    // An assistant's message always has one part; others keep theirs, with only the text.
     let plain = |text: &str| json!({ "type": "text", "text": text });
     assert_eq!(
         seen(messages, RUST_PARTS),

@@ -1,12 +1,14 @@
-//! Tools of a request and calls of tools in its messages, with the fields and the order that engines give them: templates write them out as
-//! JSON, so both are tokens.
+//! Tools of a request and calls of tools in its messages, with the fields and the order that
+//! engines give them.
+//!
+//! Templates write them out as JSON, so both become tokens.
 
 use serde_json::{Map, Value, json};
 
 use super::invalid;
 use crate::{Dialect, EncodeError};
 
-/// The tools of a request. A known field that is missing is `null`.
+/// Tools of a request. A missing known field is `null`.
 pub(crate) fn prepare_tools(tools: &[Value]) -> Result<Vec<Value>, EncodeError> {
     tools.iter().map(prepare_tool).collect()
 }
@@ -38,7 +40,7 @@ fn prepare_tool(tool: &Value) -> Result<Value, EncodeError> {
     Ok(Value::Object(whole))
 }
 
-/// The tool calls of an assistant's message; `None` when there are none.
+/// Tool calls of an assistant's message; `None` if there are none.
 pub(super) fn prepare_calls(calls: Option<&Value>, dialect: Dialect) -> Result<Option<Value>, EncodeError> {
     match calls {
         None | Some(Value::Null) => Ok(None),
@@ -71,14 +73,16 @@ fn prepare_call(call: &Value, dialect: Dialect) -> Result<Value, EncodeError> {
     Ok(Value::Object(whole))
 }
 
-/// Engines' validation moves the known fields to the front.
+/// Moves the known fields to the front, as engines' validation does.
 fn order_fields(fields: &Map<String, Value>, first: &[&str]) -> Map<String, Value> {
     let known = first.iter().filter_map(|name| Some(((*name).to_owned(), fields.get(*name)?.clone())));
     let others = fields.iter().filter(|(name, _)| !first.contains(&name.as_str())).map(|(name, value)| (name.clone(), value.clone()));
     known.chain(others).collect()
 }
 
-/// Templates expect an object; clients send the model's text, which need not be JSON.
+/// Parses arguments into an object.
+///
+/// Templates expect one, but clients send the model's text, which need not be JSON.
 fn object(arguments: &str) -> Value {
     match serde_json::from_str(arguments) {
         Ok(object @ Value::Object(_)) => object,

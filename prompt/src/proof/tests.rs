@@ -43,7 +43,7 @@ fn samples_refused_by_the_engine_neither_prove_nor_disprove() {
     assert!(proof(|_| Ok(Agreement::Refusal)).unwrap_err().contains("neither"));
 }
 
-/// The result when each sample is compared in this way.
+/// Result if each sample is compared in this way.
 fn proof(compared: impl Fn(&Value) -> Result<Agreement, Difference>) -> Result<ProofResult, String> {
     let mut coverage = Coverage::default();
     samples().iter().for_each(|sample| coverage.record(sample, compared(sample)));

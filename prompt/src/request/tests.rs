@@ -1,4 +1,4 @@
-//! Tests of what is read from a request.
+//! Tests of the values read from a request.
 
 use serde_json::json;
 

@@ -1,14 +1,17 @@
-//! Which shape of message a chat template expects: content as one text, or as a list of parts. Engines decide it by looking for a loop over
-//! the content of a message in the template's syntax tree, so the same question is asked of the same tree here.
+//! Shape of message that a chat template expects: content as one text, or as a list of parts.
 //!
-//! Scopes are ignored, as engines do: a name that stands for the messages in one place stands for them everywhere.
+//! Engines decide it by looking for a loop over the content of a message in the template's syntax
+//! tree, so this module asks the same question of the same tree.
+//!
+//! Scopes are ignored, as in engines: a name that stands for the messages in one place stands for
+//! them everywhere.
 
 use minijinja::machinery::ast::{Call, CallArg, Expr, ForLoop, Macro, Set, Stmt};
 use minijinja::machinery::parse;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContentShape {
-    /// One text; the texts of several parts are joined by line feeds.
+    /// A single text; the texts of several parts are joined by line feeds.
     Text,
     Parts,
 }
@@ -22,19 +25,21 @@ impl ContentShape {
     }
 }
 
-/// The parts of a template that decide its content shape.
+/// Parts of a template that decide its content shape.
 #[derive(Default)]
 struct TemplateTree<'t, 's> {
     assignments: Vec<&'t Set<'s>>,
-    /// Each loop, and the number of the macro around it.
+    /// Loops, each with the number of the macro around it.
     loops: Vec<(&'t ForLoop<'s>, Option<usize>)>,
     macros: Vec<&'t Macro<'s>>,
     calls: Vec<&'t Call<'s>>,
 }
 
 impl<'t, 's> TemplateTree<'t, 's> {
-    /// `None` when something other than a plain name is assigned to; engines then give up and pass
-    /// texts.
+    /// Whether a loop iterates over content.
+    ///
+    /// `None` if the template assigns to something other than a plain name; engines then give up
+    /// and pass texts.
     fn iterates_content(&self) -> Option<bool> {
         let messages = self.names_of_messages()?;
         let mut message_names = Vec::new();
@@ -74,7 +79,7 @@ impl<'t, 's> TemplateTree<'t, 's> {
         Some(names)
     }
 
-    /// The parameters of a macro that some call passes a message's content to.
+    /// Parameters of a macro that some call passes a message's content to.
     fn content_parameters(&self, macro_: &Macro<'s>, is_content: &impl Fn(&Expr<'s>) -> bool) -> Vec<&'s str> {
         let parameters: Vec<&'s str> = macro_.args.iter().filter_map(name_of).collect();
         let mut given = Vec::new();
@@ -212,8 +217,7 @@ fn is_name(expression: &Expr<'_>, name: &str) -> bool {
     name_of(expression) == Some(name)
 }
 
-/// The expression below filters, tests and slices: `messages[1:]
-/// list` gives `messages`.
+/// Inner expression without filters, tests and slices: `messages[1:]|list` gives `messages`.
 fn strip_filters<'t, 's>(mut expression: &'t Expr<'s>) -> &'t Expr<'s> {
     loop {
         expression = match expression {

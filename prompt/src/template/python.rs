@@ -1,5 +1,7 @@
-//! What chat templates expect of the Python environment that they were written for: functions, filters, tests and methods that the template
-//! engine lacks, or has with other results. Only differences that change what a template writes are here.
+//! Python features that chat templates expect: functions, filters, tests and methods that the
+//! template engine lacks, or has with other results.
+//!
+//! Only differences that change a template's output are here.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +13,7 @@ use super::strftime::strftime;
 
 mod json;
 
-/// Adds what chat templates expect to the environment.
+/// Adds the features that chat templates expect to the environment.
 pub(super) fn extend(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
@@ -33,7 +35,8 @@ fn strftime_now(format: &str) -> String {
     strftime(format, i64::try_from(now).unwrap_or_default())
 }
 
-/// `json.dumps` with the arguments that `transformers` passes through; nothing is escaped for HTML.
+/// Python's `json.dumps` with the arguments that `transformers` passes through; nothing is escaped
+/// for HTML.
 fn tojson(value: &Value, positional: Rest<Value>, keywords: Kwargs) -> Result<String, Error> {
     let argument = |position: usize, name: &str| -> Result<Option<Value>, Error> {
         match positional.get(position) {
@@ -65,7 +68,7 @@ fn trim(value: &Value, characters: Option<&str>) -> String {
     strip_text(&value.to_string(), characters, true, true).to_owned()
 }
 
-/// The length of undefined is 0, as in Jinja.
+/// Length of a value; undefined has length 0, as in Jinja.
 fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() {
         return Ok(0);
@@ -73,7 +76,8 @@ fn length(value: &Value) -> Result<usize, Error> {
     value.len().ok_or_else(|| Error::new(ErrorKind::InvalidOperation, format!("an object of type {} has no length", value.kind())))
 }
 
-/// As in Jinja: whatever has a length and items, also texts, mappings and undefined.
+/// Whether a value is a sequence, as in Jinja: any value with a length and items, including texts,
+/// mappings and undefined.
 fn is_sequence(value: &Value) -> bool {
     value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
 }
@@ -103,7 +107,9 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
     pycompat::unknown_method_callback(state, value, name, arguments)
 }
 
-/// Python treats four control characters as white space that Unicode does not.
+/// Whether Python treats a character as white space.
+///
+/// It does so for four control characters, unlike Unicode.
 fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }

@@ -1,8 +1,9 @@
-//! Python's `strftime` for a moment in UTC: the part of it that chat templates use. Engines use the local time of their host; where that
-//! is not UTC, a template that writes the date differs around midnight.
+//! Python's `strftime` for a moment in UTC: the directives that chat templates use.
+//!
+//! Engines use the local time of their host. If that is not UTC, a template that writes the date
+//! differs around midnight.
 
-/// Formats Unix seconds by `format`. An unknown directive is written as it stands, as C libraries
-/// do.
+/// Formats Unix seconds by `format`. An unknown directive is written unchanged, as C libraries do.
 pub(super) fn strftime(format: &str, unix: i64) -> String {
     const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
     const MONTHS: [&str; 12] =
@@ -54,8 +55,9 @@ pub(super) fn strftime(format: &str, unix: i64) -> String {
     text
 }
 
-/// Year, month and day of a day since 1970, in the Gregorian calendar. Years are counted from
-/// March, so that leap days come last.
+/// Year, month and day of a day since 1970, in the Gregorian calendar.
+///
+/// The calculation starts years in March, so that leap days come last.
 fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);

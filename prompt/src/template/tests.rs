@@ -1,11 +1,11 @@
-//! Tests of chat templates: what the `transformers` library writes for the same template and variables.
+//! Tests of chat templates, against the output of the `transformers` library for the same template
+//! and variables.
 
 use serde_json::{Map, Value};
 
 use super::*;
 
-/// Made with transformers 5: idioms of well-known models' templates, and what Python does with
-/// them.
+/// Cases made with transformers 5: idioms of well-known models' templates, and Python's results.
 const CASES: &str = include_str!("tests/cases.json");
 
 #[derive(serde::Deserialize)]

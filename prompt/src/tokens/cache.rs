@@ -1,5 +1,7 @@
-//! The tokens of segments, by a hash of their text; the least recently used go when there is no room. A list threaded through a slab: every
-//! operation is a lookup and a few stores.
+//! Cache of the tokens of segments, by a hash of their text.
+//!
+//! The least recently used entries go when there is no room. A list threaded through a slab makes
+//! every operation a lookup and a few stores.
 
 use std::mem::Discriminant;
 use std::sync::Arc;
@@ -12,12 +14,13 @@ use super::PiecePosition;
 pub(super) struct SegmentKey {
     pub(super) hash: u128,
     pub(super) bytes: usize,
-    /// The kind of its position in the text.
+    /// Kind of the position in the text.
     pub(super) position: Discriminant<PiecePosition>,
 }
 
-/// A segment larger than this fraction of the cache is not kept: it would drive out many small ones
-/// that come again.
+/// Divisor of the cache that limits a segment.
+///
+/// A larger segment is not kept, because it would drive out many small ones that come again.
 const MAX_ENTRY_DIVISOR: usize = 8;
 
 /// Bytes of an entry besides its tokens: the slab, the map with its free places, the reference
@@ -46,7 +49,7 @@ struct CachedSegment {
 }
 
 impl SegmentCache {
-    /// `most` is in bytes.
+    /// Creates a cache of at most `most` bytes.
     pub(super) fn new(most: usize) -> Self {
         Self { max_bytes: most, bytes: 0, slots: FxHashMap::default(), entries: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE }
     }

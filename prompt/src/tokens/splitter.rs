@@ -1,5 +1,7 @@
-//! Where the added tokens of a tokenizer are in a text: the same search that the tokenizer does first, leftmost and then longest, without
-//! the bookkeeping of offsets that makes it slow.
+//! Search for the added tokens of a tokenizer in a text.
+//!
+//! It is the search that the tokenizer does first, leftmost and then longest, without the
+//! bookkeeping of offsets that makes it slow.
 
 use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 use tokenizers::Tokenizer;
@@ -11,7 +13,7 @@ pub(super) enum Piece<'t> {
     Added(u32),
 }
 
-/// Finds added tokens.
+/// Finder of added tokens.
 #[derive(Debug)]
 pub(super) struct Splitter {
     search: AhoCorasick,
@@ -23,15 +25,17 @@ pub(super) struct Pieces<'s, 't> {
     tokens: &'s [(u32, String)],
     found: FindIter<'s, 't>,
     text: &'t str,
-    /// The offset of what was not yielded yet.
+    /// Offset of the text that was not yielded yet.
     from: usize,
-    /// The added token after the text that was yielded.
+    /// Added token after the text that was yielded.
     next: Option<u32>,
 }
 
 impl Splitter {
-    /// `None` when an added token takes white space beside it or stands for whole words only: then
-    /// a segment's end depends on more.
+    /// Creates a splitter.
+    ///
+    /// `None` if an added token takes white space beside it or stands for whole words only: then a
+    /// segment's end depends on more.
     pub(super) fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let mut tokens: Vec<(u32, String)> = Vec::new();
         for (id, token) in tokenizer.get_added_vocabulary().get_added_tokens_decoder() {
@@ -54,7 +58,7 @@ impl Splitter {
         Some(&self.tokens[place].1)
     }
 
-    /// The pieces of a text, in order, found lazily.
+    /// Pieces of a text, in order, found lazily.
     pub(super) fn pieces<'s, 't>(&'s self, text: &'t str) -> Pieces<'s, 't> {
         Pieces { tokens: &self.tokens, found: self.search.find_iter(text), text, from: 0, next: None }
     }

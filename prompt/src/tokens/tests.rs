@@ -1,4 +1,4 @@
-//! Tests of encoding by segments: always what the tokenizer makes of the whole text.
+//! Tests of encoding by segments: the result always equals the tokenizer's for the whole text.
 
 use std::sync::LazyLock;
 
@@ -43,7 +43,7 @@ fn segments_are_used_where_they_are_independent() {
 
 #[test]
 fn a_tokenizer_with_dependent_segments_is_used_whole() {
-    // A pre-tokenizer is tested with every segment, but a normalizer that strips sees the segment
+    // A pre-tokenizer is tested with every segment, but a normalizer that strips treats the segment
     // as its whole text.
     let mut tokenizer = fixture::byte_level();
     tokenizer["normalizer"] = json!({ "type": "Strip", "strip_left": true, "strip_right": true });
@@ -164,7 +164,7 @@ fn texts() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
 }
 
-/// Each kind of tokenizer, on its own and by segments.
+/// Each kind of tokenizer, alone and by segments.
 static KINDS: LazyLock<Vec<(Tokenizer, SegmentTokenizer)>> = LazyLock::new(|| {
     let kinds = [
         fixture::byte_level(),

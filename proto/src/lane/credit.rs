@@ -1,4 +1,4 @@
-//! How many body bytes of one request may still be sent.
+//! Credit: the number of body bytes of one request that may still be sent.
 
 use std::task::{Context, Poll, Waker};
 
@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 
 use super::WINDOW_BYTES;
 
-/// Body bytes that the sender may still send: one window at first, and what the other side's credit
-/// frames add.
+/// Body bytes that the sender may still send: one window at first, plus the other side's credit
+/// frames.
 #[derive(Debug)]
 pub struct Credit(Mutex<CreditState>);
 
@@ -24,7 +24,7 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// Takes up to `wanted` bytes of credit; returns 0 when there is none.
+    /// Takes up to `wanted` bytes of credit, and returns 0 if there is none.
     pub fn try_take(&self, wanted: usize) -> usize {
         let mut state = self.0.lock();
         let taken = wanted.min(state.available);

@@ -1,5 +1,7 @@
-//! How a request and its answer begin, as both ends of a lane handle them: made from the messages of the contract where a lane is read, and made into
-//! them where it is written.
+//! Heads of a request and its answer, as both ends of a lane handle them.
+//!
+//! The reader of a lane converts them from the contract's messages, and the writer converts them
+//! back.
 
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
@@ -9,9 +11,9 @@ use crate::agent::v1 as wire;
 /// A header that has not been checked yet; see [`Header::parse`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// In the case in which it was sent.
+    /// Name in the case in which it was sent.
     pub name: Bytes,
-    /// Without the white space around it.
+    /// Value without the white space around it.
     pub value: Bytes,
 }
 
@@ -21,7 +23,7 @@ impl Header {
         Self { name: name.as_str().as_bytes().to_vec().into(), value: value.as_bytes().to_vec().into() }
     }
 
-    /// A received header; `None` when HTTP does not allow it.
+    /// Parses a received header; `None` if HTTP does not allow it.
     #[must_use]
     pub fn parse(self) -> Option<(HeaderName, HeaderValue)> {
         Some((HeaderName::from_bytes(&self.name).ok()?, HeaderValue::from_maybe_shared(self.value).ok()?))
@@ -33,35 +35,35 @@ pub struct RequestHead {
     /// Index of the replica on its node.
     pub replica: u32,
     pub method: String,
-    /// With the query, if there is one.
+    /// Path with the query, if there is one.
     pub path: String,
-    /// Without `Content-Length`.
+    /// Headers without `Content-Length`.
     pub headers: Vec<Header>,
     pub body_bytes: u64,
     /// Prompt tokens, or an estimate.
     pub prompt_tokens: u32,
     /// Prompt tokens that the engine has to compute, or an estimate.
     pub uncached_tokens: u32,
-    /// When the prompt counts as computed, in milliseconds from now; 0 when the answer's first byte
+    /// When the prompt counts as computed, in milliseconds from now; 0 if the answer's first byte
     /// shows it.
     pub prefill_estimate_ms: u32,
-    /// Hostler's own request, which is not counted.
+    /// Whether this is Hostler's own request, which is not counted.
     pub aside: bool,
-    /// Names the request if the engine dies with it.
+    /// Fingerprint that identifies the request if the engine dies with it.
     pub fingerprint: Option<u128>,
-    /// Its answer is bound to a grammar, which the engine core compiles.
+    /// The answer is bound to a grammar, which the engine core compiles.
     pub guided: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseHead {
-    /// The HTTP status; 65,535 if the wire's number is out of range.
+    /// HTTP status; 65,535 if the wire's number is out of range.
     pub status: u16,
-    /// As the engine sent them.
+    /// Headers as the engine sent them.
     pub headers: Vec<Header>,
 }
 
-/// Why an answer will never be complete.
+/// Reasons why an answer will never be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The engine takes no requests now and has seen nothing of this one.
@@ -75,7 +77,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The fault in an end frame; `None` for a complete body.
+    /// Fault in an end frame; `None` for a complete body.
     pub(super) fn from_wire(fault: wire::Fault) -> Option<Self> {
         match fault {
             wire::Fault::None => None,
@@ -98,7 +100,7 @@ impl Fault {
     }
 }
 
-// A list of headers keeps its memory: both types of header have the same size.
+// A list of headers keeps its memory, because both types of header have the same size.
 
 impl From<wire::RequestHead> for RequestHead {
     fn from(head: wire::RequestHead) -> Self {

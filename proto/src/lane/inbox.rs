@@ -1,4 +1,4 @@
-//! The receiving half of one request: its head, its body as far as it has come and not been read, and how it ended.
+//! Receiving half of one request: its head, the unread part of its body, and its outcome.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use crate::agent::v1::frame::Kind;
 #[error("{message}")]
 pub struct StreamFault {
     pub fault: Fault,
-    /// One sentence for people.
+    /// Message for people, in one sentence.
     pub message: String,
 }
 
 impl StreamFault {
-    /// The fault of a lost lane, and so of the connection to the agent.
+    /// Fault of a lost lane, and so of the connection to the agent.
     #[must_use]
     pub fn lane_lost() -> Self {
         Self { fault: Fault::LaneLost, message: "the connection to the node was lost".into() }
     }
 
-    /// The other side broke the contract.
+    /// Fault of the other side, which broke the contract.
     #[must_use]
     pub fn protocol(message: &str) -> Self {
         Self { fault: Fault::Protocol, message: message.into() }
     }
 }
 
-/// Takes pieces of a body on the lane's own task while the body's reader waits, so that passing
+/// Consumer of body pieces on the lane's own task while the body's reader waits, so that passing
 /// them on costs no wake-up.
 pub trait InlineConsumer: Debug + Send + Sync {
     /// Takes a piece, or gives it back for the reader. Must not touch the inbox.
@@ -43,26 +43,28 @@ pub trait InlineConsumer: Debug + Send + Sync {
 
 #[derive(Debug)]
 pub enum ConsumeOutcome {
-    /// It was passed on.
+    /// The piece was passed on.
     Consumed,
-    /// It was passed on, but the reader must run before the next one.
+    /// The piece was passed on, but the reader must run before the next one.
     ConsumedAndWake,
-    /// The reader must take it.
+    /// The reader must take the piece.
     Declined(Bytes),
 }
 
-/// Head, unread body and outcome of one request, as one end of a lane receives them. `H` is the
-/// head's type.
+/// Head, unread body and outcome of one request, as one end of a lane receives them.
+///
+/// `H` is the head's type.
 #[derive(Debug)]
 pub struct Inbox<H>(Mutex<InboxState<H>>);
 
 #[derive(Debug)]
 struct InboxState<H> {
     head: Option<H>,
-    /// The next piece for the reader: a slice of the buffer that the lane was read into.
+    /// Next piece for the reader: a slice of the buffer that the lane was read into.
     first: Bytes,
-    /// What came while `first` was unread, copied together: a slow reader must not hold a large
-    /// read buffer for each small event.
+    /// Pieces that came while `first` was unread, copied together.
+    ///
+    /// A slow reader must not hold a large read buffer for each small event.
     rest: BytesMut,
     /// Bytes read since the last credit.
     uncredited_bytes: usize,
@@ -98,15 +100,19 @@ impl<H> Inbox<H> {
         });
     }
 
-    /// Takes in a piece of the body. A sender that exceeds its credit breaks the request. Credit
-    /// for a piece that is consumed inline leaves by `outbox` for request `id`.
+    /// Adds a piece of the body.
+    ///
+    /// A sender that exceeds its credit breaks the request. Credit for a piece that is consumed
+    /// inline leaves by `outbox` for request `id`.
     pub fn push_body(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
         self.push_piece(bytes, false, id, outbox);
     }
 
-    /// Like [`push_body`](Self::push_body), when more of the body or its end is at hand and follows
-    /// at once: the piece is left for the reader, who is woken only after that, and so passes on
-    /// all of it together.
+    /// Like [`push_body`](Self::push_body), for a piece after which more of the body or its end
+    /// follows at once.
+    ///
+    /// The piece is left for the reader, which is woken only after that, and so passes on
+    /// everything together.
     pub fn push_body_before_more(&self, bytes: Bytes, id: u64, outbox: &Outbox) {
         self.push_piece(bytes, true, id, outbox);
     }
@@ -145,19 +151,19 @@ impl<H> Inbox<H> {
         }
     }
 
-    /// The body is complete, or will never be. Only the first call counts.
+    /// Ends the body, as complete or with a fault. Only the first call counts.
     pub fn end(&self, outcome: Result<(), StreamFault>) {
         self.change(|state| {
             state.end.get_or_insert(outcome);
         });
     }
 
-    /// From now until `detach`, `taker` gets the pieces that come while the reader waits.
+    /// Gives `taker` the pieces that come while the reader waits, until `detach`.
     pub fn attach(&self, taker: Arc<dyn InlineConsumer>) {
         self.0.lock().consumer = Some(taker);
     }
 
-    /// From now on the reader gets all pieces.
+    /// Gives all further pieces to the reader.
     pub fn detach(&self) {
         let mut state = self.0.lock();
         state.inline_active = false;
@@ -174,7 +180,7 @@ impl<H> Inbox<H> {
         state.end == Some(Ok(())) && state.first.is_empty() && state.rest.is_empty()
     }
 
-    /// The head; `Err` when it will never come.
+    /// Polls for the head; `Err` if it will never come.
     pub fn poll_head(&self, context: &Context<'_>) -> Poll<Result<H, StreamFault>> {
         let mut state = self.0.lock();
         if let Some(head) = state.head.take() {
@@ -187,8 +193,10 @@ impl<H> Inbox<H> {
         }
     }
 
-    /// The next piece of the body, then how it ended: pieces from before a fault are still
-    /// delivered. Credit for what was read leaves by `outbox` for request `id`.
+    /// Polls for the next piece of the body, then for its outcome.
+    ///
+    /// Pieces from before a fault are still delivered. Credit for read pieces leaves by `outbox`
+    /// for request `id`.
     pub fn poll_body(&self, context: &Context<'_>, id: u64, outbox: &Outbox) -> Poll<Result<Option<Bytes>, StreamFault>> {
         let mut state = self.0.lock();
         let piece = if state.first.is_empty() { state.rest.split().freeze() } else { std::mem::take(&mut state.first) };
@@ -224,7 +232,7 @@ fn grant(credit: u32, id: u64, outbox: &Outbox) {
     }
 }
 
-/// Releases the lock first, which the woken reader will want.
+/// Wakes the reader. Releases the lock first, because the woken reader will want it.
 fn wake<H>(mut state: MutexGuard<'_, InboxState<H>>) {
     let waker = state.waker.take();
     drop(state);
@@ -232,7 +240,7 @@ fn wake<H>(mut state: MutexGuard<'_, InboxState<H>>) {
 }
 
 impl<H> InboxState<H> {
-    /// Credit is returned half a window at a time, one frame per 128 KiB.
+    /// Takes the credit to return: half a window at a time, one frame per 128 KiB.
     fn take_credit(&mut self) -> u32 {
         if self.uncredited_bytes < WINDOW_BYTES / 2 || self.end.is_some() {
             return 0;

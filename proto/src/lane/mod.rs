@@ -1,7 +1,9 @@
-//! What both ends of a lane share: the outbox that batches frames, the inbox that holds one request's incoming body, and byte credit.
+//! Shared parts of both ends of a lane: the outbox that batches frames, the inbox that holds one
+//! request's incoming body, and byte credit.
 //!
-//! Nothing here waits on its own or starts a task: frames are pushed, polled and popped, so that any interleaving can be tested.
-//! The ends themselves (who opens ids, who serves them) are the router's `lanes` and the agent's `uplink`.
+//! Nothing here waits on its own or starts a task: frames are pushed, polled and popped, so that
+//! any interleaving can be tested. The ends themselves (which open or serve ids) are the router's
+//! `lanes` and the agent's `uplink`.
 
 mod credit;
 mod head;
@@ -16,16 +18,17 @@ pub use outbox::Outbox;
 use crate::agent::v1::frame::Kind;
 use crate::agent::v1::{self as wire, End, Frame};
 
-/// The most body bytes in one frame: small enough that a large body does not delay its neighbours'
+/// Most body bytes in one frame: small enough that a large body does not delay its neighbours'
 /// events.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
-/// Body bytes that may be sent before the first credit, each way and per request: also the most
-/// that a stalled reader makes the receiving end hold. At 10 ms of round trip it lets one stream
-/// run at 25 MB/s, a thousand times what tokens need.
+/// Body bytes that may be sent before the first credit, each way and per request.
+///
+/// A stalled reader makes the receiving end hold at most this much. At 10 ms of round trip one
+/// stream can run at 25 MB/s, a thousand times the need of tokens.
 pub const WINDOW_BYTES: usize = 256 * 1024;
 
-/// The longest message of a fault. The longest of our own, a hang's cause, has some 450.
+/// Longest message of a fault. Hostler's own longest, a hang's cause, has some 450.
 const MAX_FAULT_CHARACTERS: usize = 600;
 
 impl Frame {
@@ -34,7 +37,7 @@ impl Frame {
         Self { id, kind: Some(kind) }
     }
 
-    /// The frame that ends a body, complete when `fault` is `None`.
+    /// Frame that ends a body, complete if `fault` is `None`.
     #[must_use]
     pub fn end(id: u64, broken: Option<&StreamFault>) -> Self {
         let end = match broken {
@@ -46,7 +49,10 @@ impl Frame {
 }
 
 impl End {
-    /// `Err` when the body will never be complete. Its message is the other side's, on one line of bounded length: clients and logs get it.
+    /// Outcome of the body; `Err` if it will never be complete.
+    ///
+    /// The message is the other side's, on one line of bounded length, because clients and logs get
+    /// it.
     ///
     /// # Errors
     /// The fault in the frame.
@@ -60,8 +66,10 @@ impl End {
     }
 }
 
-/// Whether a piece of a body has only comments of an event stream. Engines send them to keep the
-/// connection of a waiting request alive (`--sse-keep-alive-interval`).
+/// Whether a piece of a body has only comments of an event stream.
+///
+/// Engines send them to keep the connection of a waiting request alive
+/// (`--sse-keep-alive-interval`).
 #[must_use]
 pub fn is_keep_alive_comment(piece: &[u8]) -> bool {
     piece.starts_with(b":") && piece.split(|byte| *byte == b'\n').all(|line| line.is_empty() || line == b"\r" || line.starts_with(b":"))

@@ -1,7 +1,8 @@
-//! The frames that wait to leave on one lane.
+//! Frames that wait to leave on one lane.
 //!
-//! The lane's task takes all that is ready as one batch, so that a step of the engine, which gives an event to each of its
-//! streams, costs one message. It needs no bound of its own: bodies are bounded by credit, the other frames by the number of requests.
+//! The lane's task takes all ready frames as one batch. So a step of the engine, which gives an
+//! event to each of its streams, costs one message. The outbox needs no bound of its own: credit
+//! bounds bodies, and the number of requests bounds the other frames.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -15,8 +16,9 @@ use prost::Message;
 use crate::agent::v1::frame::Kind;
 use crate::agent::v1::{Frame, FrameBatch};
 
-/// About the most bytes of one batch, heads included; its last frame may exceed it. A message of
-/// this size still leaves the connection's other lanes their turn.
+/// Approximate limit of one batch in bytes, heads included; its last frame may exceed it.
+///
+/// A message of this size still leaves the connection's other lanes their turn.
 const BATCH_BYTES: usize = 128 * 1024;
 
 const BATCH_FRAMES: usize = 1024;
@@ -33,7 +35,7 @@ struct OutboxState {
 }
 
 impl Outbox {
-    /// Adds a frame. After `close` it is dropped: the lane's requests have been told already.
+    /// Adds a frame. After `close` it is dropped, because the lane's requests already know.
     pub fn push(&self, frame: Frame) {
         let waker = {
             let mut state = self.0.lock();
@@ -47,8 +49,9 @@ impl Outbox {
     }
 
     /// Removes the queued frames of a request that nobody wants any more, so that its body is not
-    /// kept for a peer that reads slowly. `true` if its head was among them: then the peer has
-    /// never heard of it.
+    /// kept for a slow peer.
+    ///
+    /// `true` if its head was among them: then the peer has never heard of the request.
     pub fn withdraw(&self, id: u64) -> bool {
         let mut state = self.0.lock();
         let mut unheard = false;
@@ -59,7 +62,7 @@ impl Outbox {
         unheard
     }
 
-    /// Nothing more is sent; the stream of batches ends at once.
+    /// Stops sending; the stream of batches ends at once.
     pub fn close(&self) {
         let waker = {
             let mut state = self.0.lock();
@@ -70,12 +73,12 @@ impl Outbox {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// All ready frames, up to the size of one batch; `None` when there are none.
+    /// Takes all ready frames, up to the size of one batch; `None` if there are none.
     pub fn take_batch(&self) -> Option<FrameBatch> {
         self.0.lock().take_batch()
     }
 
-    /// The batches as a stream, for the lane's call. It ends after `close`.
+    /// Batches as a stream, for the lane's call. The stream ends after `close`.
     pub fn batches(self: &Arc<Self>) -> Batches {
         Batches(self.clone())
     }

@@ -117,7 +117,7 @@ fn only_a_piece_of_pure_comments_is_a_keep_alive() {
     }
 }
 
-/// Takes pieces until it was told to stop.
+/// Consumer that takes pieces until it is told to stop.
 #[derive(Debug, Default)]
 struct Pieces {
     taken: parking_lot::Mutex<Vec<Bytes>>,
@@ -135,7 +135,7 @@ impl InlineConsumer for Pieces {
     }
 }
 
-/// How often a reader was woken.
+/// Counter of the reader's wake-ups.
 #[derive(Debug, Default)]
 struct Wakes(std::sync::atomic::AtomicUsize);
 

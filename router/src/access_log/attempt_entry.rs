@@ -1,4 +1,5 @@
-//! What is noted of one attempt, in the entry of its request. Only the request's trace has attempts one by one.
+//! The log entry of one attempt, in the entry of its request. Only the request's trace lists
+//! attempts one by one.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use hostler_proto::lane::Header;
 use super::OpenEntry;
 use crate::traces::{RequestTrace, TraceParent};
 
-/// One attempt. It ends when this is dropped, unless its end was noted before.
+/// An attempt. It ends when this is dropped, unless its end was recorded before.
 #[derive(Debug, Default)]
 pub(crate) struct AttemptEntry(Option<TracedAttempt>);
 
@@ -23,7 +24,7 @@ impl AttemptEntry {
         Self(Some(TracedAttempt { entry: entry.clone(), number, parent }))
     }
 
-    /// Has the engine's spans join the trace, below this attempt.
+    /// Makes the engine's spans join the trace, below this attempt.
     pub(crate) fn add_trace_parent(&self, headers: &mut Vec<Header>) {
         if let Some(TracedAttempt { entry, parent, .. }) = &self.0 {
             let begins_here = entry.trace.as_ref().is_some_and(|trace| !trace.lock().has_parent());
@@ -31,7 +32,7 @@ impl AttemptEntry {
         }
     }
 
-    /// Notes the status that the engine has answered with.
+    /// Records the status of the engine's answer.
     pub(crate) fn record_status(&self, status: u16) {
         self.update(|trace, attempt| trace.record_attempt_status(attempt, status));
     }
@@ -40,12 +41,13 @@ impl AttemptEntry {
         self.update(|trace, attempt| trace.record_first_token(attempt));
     }
 
-    /// Notes that its answer is not the one that the client gets, unless no other engine gives one.
+    /// Records that the client does not get this attempt's answer, unless no other engine gives
+    /// one.
     pub(crate) fn record_refusal(&self) {
         self.update(|trace, attempt| trace.end_attempt(attempt, None));
     }
 
-    /// Notes that it has failed because of `cause`.
+    /// Records that the attempt failed because of `cause`.
     pub(crate) fn record_failure(&self, cause: &'static str) {
         self.update(|trace, attempt| trace.end_attempt(attempt, Some(cause)));
     }

@@ -1,4 +1,5 @@
-//! One line of the access log, as text or JSON. Names stand in a fixed order; what is not known is left out.
+//! A line of the access log, as text or JSON. Names have a fixed order; unknown values are left
+//! out.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub(super) struct AccessLine {
     pub(super) path: Option<Box<str>>,
     pub(super) client_id: Option<Arc<str>>,
     pub(super) trace: Option<u128>,
-    /// It was let in, by its key or where there are none.
+    /// Whether the caller was let in, by its key or without keys.
     pub(super) has_caller: bool,
     pub(super) key: Arc<str>,
     pub(super) tenant: Arc<str>,
@@ -33,17 +34,17 @@ pub(super) struct AccessLine {
     pub(super) replica: Option<Arc<str>>,
     pub(super) attempts: usize,
     pub(super) queued: Duration,
-    /// `None` where no stream was asked for.
+    /// `None` if no stream was asked for.
     pub(super) resume: Option<ResumeTier>,
-    /// How often it was resumed.
+    /// How often the stream was resumed.
     pub(super) resumed: u32,
     pub(super) first_byte: Option<Duration>,
     pub(super) total: Duration,
     pub(super) usage: Option<TokenUsage>,
-    /// `None` where no answer had begun.
+    /// `None` if no answer had begun.
     pub(super) outcome: Option<AnswerOutcome>,
     pub(super) cause: Option<&'static str>,
-    /// None: the client left before there was an answer.
+    /// `None` if the client left before there was an answer.
     pub(super) status: Option<u16>,
     pub(super) bytes: u64,
 }
@@ -102,7 +103,7 @@ impl AccessLine {
         self.cause.or_else(|| self.status.filter(|status| *status >= 400).map(of_status))
     }
 
-    /// The same for the request's trace.
+    /// The end of the request, for its trace.
     pub(super) fn request_end(&self) -> RequestEnd<'_> {
         RequestEnd {
             method: &self.method,
@@ -153,7 +154,7 @@ impl AccessLine {
     }
 }
 
-/// A number and how many hexadecimal digits it is written in.
+/// A number, and how many hexadecimal digits to write.
 struct Hex(u128, usize);
 
 impl fmt::Display for Hex {
@@ -162,7 +163,7 @@ impl fmt::Display for Hex {
     }
 }
 
-/// Written to a tenth of a millisecond, without floating point.
+/// A duration written to a tenth of a millisecond, without floating point.
 struct Seconds(Duration);
 
 impl fmt::Display for Seconds {
@@ -202,15 +203,15 @@ impl LineFormatter<'_> {
         self.number(name, value.map(Seconds));
     }
 
-    /// Writes a value of our own, which needs no escape.
+    /// Writes one of our own values, which needs no escape.
     fn word(&mut self, name: &str, value: Option<impl fmt::Display>) {
         let Some(value) = value else { return };
         self.name(name);
         let _ = if self.json { write!(self.out, "\"{value}\"") } else { write!(self.out, "{value}") };
     }
 
-    /// Writes a client's text: cut, with all escaped that could end the value or the line, or
-    /// control a terminal.
+    /// Writes a client's text. It is cut, and everything is escaped that could end the value or the
+    /// line, or control a terminal.
     fn text(&mut self, name: &str, value: Option<&str>) {
         let Some(value) = value else { return };
         self.name(name);

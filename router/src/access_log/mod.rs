@@ -1,9 +1,12 @@
-//! The access log: one line for each request when it has ended, however it ended. The edge begins an [`AccessEntry`] with each request; whoever
-//! learns something of the request notes it there, and the last one that lets go of it has the line written. Where the request has a trace, the same
-//! notes become its spans.
+//! The access log: one line for each request when it has ended, however it ended.
 //!
-//! A line has names, numbers and words of ours: never a body, a query, a header's value or the text of an error. What clients name
-//! (path, model, their own id) is cut and escaped where it is written.
+//! The edge begins an [`AccessEntry`] with each request. Whoever learns something about the request
+//! records it there, and dropping the last clone writes the line. If the request has a trace, the
+//! same records become its spans.
+//!
+//! A line has names, numbers and our own words: never a body, a query, a header's value or the text
+//! of an error. Clients' names (path, model, their own id) are cut and escaped when they are
+//! written.
 
 mod attempt_entry;
 mod line;
@@ -32,21 +35,21 @@ use line::AccessLine;
 use writer::LineSender;
 pub(crate) use writer::{AccessLogError, AccessLogWriter};
 
-/// On a request: what its client calls it.
+/// Request header: the client's name for its request.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// A client's name for its request is remembered up to this many bytes.
+/// Most bytes of a client's name for its request that are remembered.
 const MAX_CLIENT_ID_BYTES: usize = 128;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AccessLog(Option<LineSender>);
 
 impl AccessLog {
-    /// Writes to the file at `path`, or to standard error when that is empty. Lines for which there
-    /// is no room are counted as `dropped`.
+    /// Writes to the file at `path`, or to standard error if that is empty. Lines that find no room
+    /// are counted as `dropped`.
     ///
     /// # Errors
-    /// When the file cannot be opened.
+    /// If the file cannot be opened.
     pub(crate) fn start(format: AccessFormat, path: &std::path::Path, dropped: Counter) -> Result<(Self, AccessLogWriter), AccessLogError> {
         if format == AccessFormat::Off {
             return Ok((Self(None), AccessLogWriter::default()));
@@ -55,7 +58,7 @@ impl AccessLog {
         Ok((Self(Some(lines)), writing))
     }
 
-    /// Begins what is noted of a request, with its trace if it has one.
+    /// Begins the entry of a request, with its trace if it has one.
     #[must_use]
     pub(crate) fn start_entry(
         &self,
@@ -79,15 +82,16 @@ impl AccessLog {
     }
 }
 
-/// What is noted of one request. Clones share it; the line is written, and the spans are sent, when the last of them is dropped.
+/// The entry of one request, shared by clones. Dropping the last clone writes the line and sends
+/// the spans.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AccessEntry(Option<Arc<OpenEntry>>);
 
 #[derive(Debug)]
 struct OpenEntry {
-    /// Taken when it is written.
+    /// Taken when the line is written.
     line: Mutex<Option<Box<AccessLine>>>,
-    /// None where there is no access log.
+    /// `None` without an access log.
     lines: Option<LineSender>,
     trace: Option<Mutex<Box<RequestTrace>>>,
 }
@@ -97,7 +101,7 @@ impl Drop for OpenEntry {
         let Some(mut line) = self.line.get_mut().take() else { return };
         line.total = line.received_at.elapsed();
         line.ended_at = SystemTime::now();
-        // Requests without a caller would fill the queue of spans for those who have keys.
+        // Requests without a caller would crowd out the spans of callers with keys.
         if let Some(trace) = self.trace.take().filter(|_| line.has_caller) {
             trace.into_inner().finish(&line.request_end());
         }
@@ -108,7 +112,7 @@ impl Drop for OpenEntry {
 }
 
 impl AccessEntry {
-    /// For requests that no client has sent: notes nothing.
+    /// An entry that records nothing, for requests that no client has sent.
     #[must_use]
     pub(crate) fn none() -> Self {
         Self(None)
@@ -129,12 +133,12 @@ impl AccessEntry {
         });
     }
 
-    /// It may be sent to an engine.
+    /// Records that the request may be sent to an engine.
     pub(crate) fn record_admission(&self) {
         self.update_trace(RequestTrace::record_admission);
     }
 
-    /// It is sent to this replica, as was decided, after it was queued for so long.
+    /// Records that the request is sent to this replica, as decided, after this time in the queue.
     pub(crate) fn record_attempt(
         &self,
         replica: &Arc<str>,
@@ -152,17 +156,17 @@ impl AccessEntry {
         noted.map_or_else(AttemptEntry::default, |(entry, (number, parent))| AttemptEntry::new(entry, number, parent))
     }
 
-    /// Another replica is sought for a stream that still comes.
+    /// Records that another replica is sought for a stream that still comes.
     pub(crate) fn record_search(&self) {
         self.update_trace(RequestTrace::record_search);
     }
 
-    /// What the client of a stream gets if its engine dies.
+    /// Sets how the stream is resumed if its engine dies.
     pub(crate) fn set_resume_tier(&self, tier: ResumeTier) {
         self.update(|line| line.resume = Some(tier));
     }
 
-    /// It goes on from another engine.
+    /// Records that the stream goes on from another engine.
     pub(crate) fn record_resumption(&self) {
         self.update(|line| line.resumed += 1);
         self.update_trace(RequestTrace::record_resumption);
@@ -172,12 +176,12 @@ impl AccessEntry {
         self.update(|line| line.first_byte = line.first_byte.or(Some(line.received_at.elapsed())));
     }
 
-    /// Notes that no engine answers, because of `cause`. Only the first cause is logged.
+    /// Records that no engine answers, because of `cause`. Only the first cause is logged.
     pub(crate) fn record_refusal(&self, cause: &'static str) {
         self.update(|line| line.cause = line.cause.or(Some(cause)));
     }
 
-    /// Notes the end of an answer that had begun; `cause` says why it broke.
+    /// Records the end of an answer that had begun. `cause` says why it broke.
     pub(crate) fn record_end(&self, outcome: AnswerOutcome, cause: Option<&'static str>, usage: Option<TokenUsage>) {
         self.update(|line| {
             line.outcome = Some(outcome);
@@ -187,12 +191,12 @@ impl AccessEntry {
         self.update_trace(|trace| trace.record_end(cause));
     }
 
-    /// Bytes of an engine's answer that were passed on.
+    /// Sets how many bytes of an engine's answer were passed on.
     pub(crate) fn set_bytes(&self, bytes: u64) {
         self.update(|line| line.bytes = bytes);
     }
 
-    /// Notes the status, and the length of a body that the router makes itself.
+    /// Sets the status, and the length of a body that the router makes itself.
     pub(crate) fn set_status(&self, status: u16, own_bytes: Option<u64>) {
         self.update(|line| {
             line.status = Some(status);

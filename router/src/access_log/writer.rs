@@ -1,5 +1,6 @@
-//! The one thread that writes the access log, so that a full disk or a stopped terminal holds up no request. It takes what has gathered every
-//! few milliseconds: a request then costs no wake-up and a busy router writes many lines at once.
+//! The only thread that writes the access log, so that a full disk or a stopped terminal holds up
+//! no request. It writes the gathered lines every few milliseconds: a request then costs no
+//! wake-up, and a busy router writes many lines at once.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -14,8 +15,8 @@ use prometheus_client::metrics::counter::Counter;
 use super::line::AccessLine;
 use crate::config::AccessFormat;
 
-/// Queued lines, of about 400 bytes each. With a batch every 20 ms this is 400,000 requests a
-/// second; the queue fills only where writing is stuck.
+/// Most queued lines, of about 400 bytes each. With a batch every 20 ms this allows 400,000
+/// requests a second; the queue fills only if writing is stuck.
 const MAX_QUEUED_LINES: usize = 8192;
 
 const BATCH_INTERVAL: Duration = Duration::from_millis(20);
@@ -26,7 +27,7 @@ const ROTATION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the last lines may take on shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Bytes per write, about.
+/// Approximate bytes per write.
 const WRITE_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +48,7 @@ pub(super) struct LineSender {
 }
 
 impl LineSender {
-    /// Never waits: a line for which there is no room is counted and dropped.
+    /// Sends a line without waiting. A line that finds no room is counted and dropped.
     pub(super) fn send(&self, line: Box<AccessLine>) {
         if self.sender.try_send(Some(line)).is_err() {
             self.dropped.inc();
@@ -55,12 +56,12 @@ impl LineSender {
     }
 }
 
-/// The thread that writes; [`AccessLogWriter::flush`] has it write what is left.
+/// The writing thread. [`AccessLogWriter::flush`] makes it write what is left.
 #[derive(Debug, Default)]
 pub(crate) struct AccessLogWriter(Option<(SyncSender<QueuedLine>, JoinHandle<()>)>);
 
 impl AccessLogWriter {
-    /// Waits briefly until what was sent is written. A thread that is stuck is left behind.
+    /// Waits briefly until everything sent is written. A stuck thread is left behind.
     pub(crate) async fn flush(self) {
         let Some((sender, thread)) = self.0 else { return };
         let deadline = tokio::time::Instant::now() + FLUSH_TIMEOUT;
@@ -106,7 +107,7 @@ fn write_lines(receiver: &Receiver<QueuedLine>, format: AccessFormat, mut sink: 
     }
 }
 
-/// Appends a line; `true` at the end of the log.
+/// Appends a line. Returns `true` at the end of the log.
 fn append_line(line: QueuedLine, format: AccessFormat, text: &mut String) -> bool {
     if let Some(line) = &line {
         line.write(format, text);
@@ -114,8 +115,8 @@ fn append_line(line: QueuedLine, format: AccessFormat, text: &mut String) -> boo
     line.is_none()
 }
 
-/// Lets lines gather. A thread that waited at the channel instead would be woken for each line, at
-/// the cost of the request that sends it.
+/// Lets lines gather. A thread that waited at the channel would be woken for each line, at the cost
+/// of the request that sends it.
 #[expect(clippy::disallowed_methods, reason = "this thread is no runtime's")]
 fn wait_for_batch() {
     std::thread::sleep(BATCH_INTERVAL);
@@ -123,9 +124,9 @@ fn wait_for_batch() {
 
 #[derive(Debug)]
 struct LogSink {
-    /// None: standard error.
+    /// `None` for standard error.
     file: Option<(PathBuf, File)>,
-    /// A failure is logged once, until writing works again.
+    /// Whether writing fails. A failure is logged once, until writing works again.
     is_failing: bool,
 }
 
@@ -135,7 +136,7 @@ impl LogSink {
         Ok(Self { file, is_failing: false })
     }
 
-    /// Opens the file anew where log rotation has moved or removed it.
+    /// Opens the file anew if log rotation has moved or removed it.
     fn reopen_if_moved(&mut self) {
         let Some((path, file)) = &mut self.file else { return };
         let id = |of: std::fs::Metadata| (of.dev(), of.ino());

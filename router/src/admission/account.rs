@@ -1,4 +1,5 @@
-//! What those who share limits have used of them, and whether one more request fits. Pure arithmetic: the time is an argument.
+//! Tracks the use of shared limits, and decides whether one more request fits. Pure arithmetic,
+//! with time as an argument.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,8 +9,8 @@ use super::daily_window::DailyWindow;
 use super::rate_limits::{RateLimit, RateLimits};
 use crate::keys::KeyLimits;
 
-/// When a caller at its limit of requests in flight may try again: nobody knows when the first of
-/// them ends.
+/// When a caller at its limit of requests in flight may retry. Nobody knows when the first of them
+/// ends.
 const IN_FLIGHT_RETRY_MS: u64 = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +32,11 @@ pub(crate) enum LimitKind {
 }
 
 impl LimitKind {
-    /// Those that keys have.
+    /// The limits that keys have.
     pub(super) const OF_CALLERS: [Self; 6] =
         [Self::InFlight, Self::Requests, Self::Input, Self::Output, Self::DailyInput, Self::DailyOutput];
 
-    /// The name of the limit, as the key file has it.
+    /// The name of the limit in the key file.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Router => "router",
@@ -53,22 +54,24 @@ impl LimitKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LimitHit {
     pub(super) limit: LimitKind,
-    /// Milliseconds until it fits, in which what requests in flight have reserved may come back. `None` where it never fits.
+    /// Milliseconds until the request fits, during which requests in flight may return part of
+    /// their reservations. `None` if it never fits.
     pub(super) wait_ms: Option<u64>,
-    /// Of a budget for a day, what is left.
+    /// The rest of a daily budget.
     pub(super) left: u64,
-    /// And what requests in flight have reserved besides.
+    /// The part of a daily budget that requests in flight have reserved.
     pub(super) reserved: u64,
 }
 
 impl LimitHit {
-    /// Whether a budget for a day has too little left even if requests in flight give all back that they have reserved.
+    /// Whether too little of a daily budget is left, even if requests in flight return all that
+    /// they have reserved.
     pub(super) fn is_quota(&self, amount: u64) -> bool {
         matches!(self.limit, LimitKind::DailyInput | LimitKind::DailyOutput) && amount > self.left.saturating_add(self.reserved)
     }
 }
 
-/// A caller's use of the limits that it has; nothing else is counted.
+/// A caller's use of its limits. Nothing else is counted.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Account {
     in_flight: u32,
@@ -84,10 +87,10 @@ pub(super) struct Account {
 pub(super) struct DailyUsage(Option<Box<DailyWindow>>, Option<Box<DailyWindow>>);
 
 impl Account {
-    /// Counts a request that is expected to use so much.
+    /// Counts a request with this expected usage.
     ///
     /// # Errors
-    /// When it does not fit: the limit that is in its way for longest.
+    /// If the request does not fit: the limit that blocks it for longest.
     pub(super) fn reserve(&mut self, limits: &KeyLimits, asked: &UsageEstimate, now: u64) -> Result<(), LimitHit> {
         let (input, output, most_output) = (asked.prompt_tokens, asked.output_tokens, asked.most_output_tokens());
         let hit = |(limit, wait)| (wait > 0).then_some(LimitHit { limit, wait_ms: Some(wait), left: 0, reserved: 0 });
@@ -126,7 +129,7 @@ impl Account {
         self.in_flight
     }
 
-    /// Replaces the estimate of a request that entered at `then` by the tokens that it has used.
+    /// Replaces the estimate of a request that entered at `then` by its actual tokens.
     pub(super) fn reconcile(&mut self, limits: &KeyLimits, (asked, then): (&UsageEstimate, u64), (input, output): (u64, u64), now: u64) {
         limits.input_per_minute.inspect(|limit| self.input.reconcile(*limit, asked.prompt_tokens, input, now));
         limits.output_per_minute.inspect(|limit| self.output.reconcile(*limit, asked.output_tokens, output, now));
@@ -140,8 +143,8 @@ impl Account {
         DailyUsage(self.daily_input.clone(), self.daily_output.clone())
     }
 
-    /// Carries use over when a caller's limits change. They may change back, so use that is known
-    /// here already counts once.
+    /// Carries use over when a caller's limits change. They may change back, so use that is already
+    /// known here counts once.
     pub(super) fn carry_over(&mut self, day: DailyUsage, now: u64) {
         for (own, before) in [(&mut self.daily_input, day.0), (&mut self.daily_output, day.1)] {
             if let Some(before) = before {
@@ -150,14 +153,14 @@ impl Account {
         }
     }
 
-    /// A request has ended that was last counted as `asked`.
+    /// Releases a request that has ended and was last counted as `asked`.
     pub(super) fn release(&mut self, asked: &UsageEstimate) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.daily_input.iter_mut().for_each(|window| window.release(asked.prompt_tokens));
         self.daily_output.iter_mut().for_each(|window| window.release(asked.most_output_tokens()));
     }
 
-    /// The caller's rate limits; of its limits of tokens, the one with the smallest share left.
+    /// The caller's rate limits. Of its token limits, the one with the smallest share left.
     pub(super) fn rate_limits(&mut self, limits: &KeyLimits, now: u64) -> RateLimits {
         let rate = |limit: u64, (remaining, reset_ms): (u64, u64)| RateLimit { limit, remaining, reset_ms };
         let tokens = [
@@ -172,7 +175,7 @@ impl Account {
         }
     }
 
-    /// Whether nothing would be lost by forgetting it.
+    /// Whether forgetting the account would lose nothing.
     pub(super) fn is_idle(&mut self, limits: &KeyLimits, now: u64) -> bool {
         self.in_flight == 0
             && limits.requests_per_minute.is_none_or(|limit| self.requests.is_empty(limit, now))
@@ -183,7 +186,7 @@ impl Account {
     }
 }
 
-/// Why `amount` does not fit into a budget for a day, if it does not.
+/// Why `amount` does not fit into a daily budget, if it does not.
 fn check_day(kind: LimitKind, limit: u64, window: &mut DailyWindow, amount: u64, now: u64) -> Option<LimitHit> {
     let wait = window.wait_ms(limit, amount, now);
     let (left, _) = window.remaining(limit, now);

@@ -1,5 +1,8 @@
-//! What was used of a limit per minute: it fills with use and drains evenly, a whole limit in a minute. So no more than the limit can be
-//! used at once, and on average no more than the limit in a minute, also where an answer used more than was expected of it.
+//! The use of a limit per minute, as a bucket that fills with use and drains evenly, a whole limit
+//! per minute.
+//!
+//! So no more than the limit can be used at once, and on average no more than the limit per minute,
+//! even if an answer used more than expected.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +12,14 @@ const MINUTE_MS: u64 = 60_000;
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct LeakyBucket {
-    /// In parts, 60,000 to the unit.
+    /// Use in parts, 60,000 to the unit.
     used_parts: u64,
-    /// The time up to which it has drained, in milliseconds.
+    /// The time up to which the bucket has drained, in milliseconds.
     drained_until: u64,
 }
 
 impl LeakyBucket {
-    /// Milliseconds until `amount` fits; 0 when it fits now. An amount above the whole limit fits
+    /// Milliseconds until `amount` fits; 0 if it fits now. An amount above the whole limit fits
     /// when nothing else is used.
     pub(super) fn wait_ms(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
         self.drain(limit, now);
@@ -38,7 +41,8 @@ impl LeakyBucket {
             self.used_parts.saturating_add(to_parts(used.saturating_sub(reserved))).saturating_sub(to_parts(reserved.saturating_sub(used)));
     }
 
-    /// What may still be used at once, and the milliseconds until the whole limit is free again.
+    /// The amount that may still be used at once, and the milliseconds until the whole limit is
+    /// free again.
     pub(super) fn remaining(&mut self, limit: u64, now: u64) -> (u64, u64) {
         self.drain(limit, now);
         let left = to_parts(limit).saturating_sub(self.used_parts) / MINUTE_MS;

@@ -1,4 +1,4 @@
-//! What was used in the last 24 hours, to the quarter of an hour: a budget for a day that nothing refills before its time.
+//! The use of the last 24 hours, in quarters of an hour: a daily budget that nothing refills early.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ pub(super) struct DailyWindow {
     slots: [u64; SLOTS],
     newest_slot: u64,
     sum: u64,
-    /// What requests in flight have reserved of it.
+    /// The part that requests in flight have reserved.
     reserved: u64,
 }
 
@@ -48,8 +48,7 @@ impl Default for DailyWindow {
 }
 
 impl DailyWindow {
-    /// Milliseconds until `amount` fits into `limit`; 0 when it fits now, and a day when it never
-    /// does.
+    /// Milliseconds until `amount` fits into `limit`; 0 if it fits now, and a day if it never does.
     pub(super) fn wait_ms(&mut self, limit: u64, amount: u64, now: u64) -> u64 {
         self.advance(now);
         let mut sum = self.sum;
@@ -73,12 +72,12 @@ impl DailyWindow {
         self.reserved = self.reserved.saturating_add(amount);
     }
 
-    /// The request that was last counted with `amount` has ended.
+    /// Releases a request that has ended and was last counted with `amount`.
     pub(super) fn release(&mut self, amount: u64) {
         self.reserved = self.reserved.saturating_sub(amount);
     }
 
-    /// What requests in flight have reserved, of which they may give back some when they end.
+    /// The amount reserved by requests in flight, some of which they may return when they end.
     pub(super) fn reserved(&self) -> u64 {
         self.reserved.min(self.sum)
     }
@@ -87,13 +86,13 @@ impl DailyWindow {
     fn add(&mut self, amount: u64, now: u64) {
         self.advance(now);
         let newest = &mut self.slots[slot_index(self.newest_slot)];
-        // So that the sum, which counts the same, cannot overflow before its parts do.
+        // Clamp, so that the sum, which counts the same, cannot overflow before its parts do.
         let amount = amount.min(u64::MAX - self.sum);
         *newest += amount;
         self.sum += amount;
     }
 
-    /// What a request in flight has `reserved` at `then` turns out to have been `used`.
+    /// Replaces the amount that a request in flight `reserved` at `then` by the amount `used`.
     pub(super) fn reconcile(&mut self, then: u64, reserved: u64, used: u64, now: u64) {
         self.add(used.saturating_sub(reserved), now);
         self.reserved = self.reserved.saturating_sub(reserved).saturating_add(used);
@@ -105,7 +104,7 @@ impl DailyWindow {
         }
     }
 
-    /// Takes over the other window's counts where they are larger.
+    /// Takes over the other window's larger counts.
     pub(super) fn merge(&mut self, before: &Self, now: u64) {
         self.advance(now);
         for number in before.newest_slot.saturating_sub(SLOTS as u64 - 1)..=before.newest_slot {
@@ -118,7 +117,7 @@ impl DailyWindow {
         }
     }
 
-    /// What may still be used, and the milliseconds until the whole limit is free again.
+    /// The amount that may still be used, and the milliseconds until the whole limit is free again.
     pub(super) fn remaining(&mut self, limit: u64, now: u64) -> (u64, u64) {
         let reset = if self.is_empty(now) { 0 } else { self.wait_ms(self.sum, self.sum, now) };
         (limit.saturating_sub(self.sum), reset)

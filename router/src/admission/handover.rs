@@ -1,5 +1,5 @@
-//! What callers have used, told to the router that takes this one's place: all of it at once, then each change. Both count in the same
-//! milliseconds, so a change does there what it did here.
+//! Hands callers' usage to the router's successor: all of it at once, then each change. Both
+//! routers count in the same milliseconds, so a change has the same effect there.
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use super::account::Account;
 use super::{AccountOwner, Admission, TenantAccount, UsageEstimate};
 use crate::keys::KeyLimits;
 
-/// What was used, at one moment.
+/// The usage at one moment.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct UsageLedger {
     /// The time of the accounts.
@@ -25,7 +25,7 @@ pub(crate) struct UsageChange {
     event: UsageEvent,
 }
 
-/// What happened to an account.
+/// An event of an account.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum UsageEvent {
     Reserved(UsageEstimate),
@@ -48,7 +48,7 @@ impl Account {
     }
 }
 
-/// An account, and the router that is told what happens to it.
+/// An account, and the successor that receives its events.
 #[derive(Debug, Default)]
 pub(super) struct SharedAccount {
     pub(super) account: Account,
@@ -56,23 +56,23 @@ pub(super) struct SharedAccount {
 }
 
 impl TenantAccount {
-    /// Applies an event here and tells the successor of it.
+    /// Applies an event here and sends it to the successor.
     pub(super) fn apply(&self, event: UsageEvent, now: u64) {
         let mut shared = self.account.lock();
         shared.account.apply(&self.limits, &event, now);
         self.tell(&shared, event, now);
     }
 
-    /// Tells the successor what has happened already.
+    /// Tells the successor about a past event.
     pub(super) fn tell(&self, shared: &SharedAccount, event: UsageEvent, now: u64) {
         let Some(successor) = &shared.successor else { return };
-        // It may have left.
+        // The successor may have left.
         let _ = successor.send(UsageChange { owner: self.owner.clone(), now, event });
     }
 }
 
 impl Admission {
-    /// All that was used; what happens after that is sent to `successor`.
+    /// All usage so far. Later events are sent to `successor`.
     pub(crate) fn export(&self, successor: mpsc::UnboundedSender<UsageChange>) -> UsageLedger {
         let mut accounts = self.0.accounts.lock();
         accounts.successor = Some(successor.clone());
@@ -88,7 +88,7 @@ impl Admission {
         }
     }
 
-    /// Takes over what was used in another router's accounts, before anything was used here.
+    /// Takes over another router's accounts, before anything was used here.
     #[must_use]
     pub(crate) fn import(&self, ledger: UsageLedger) -> ForeignRequests {
         self.0.set_clock(ledger.now);
@@ -103,8 +103,8 @@ impl Admission {
     }
 }
 
-/// Requests in flight at the router whose place was taken, which count here. Where it ends without a
-/// word about them, they have ended with it.
+/// Requests in flight at the predecessor, which count here. If the predecessor ends without a word
+/// about them, they have ended with it.
 #[derive(Debug)]
 pub(crate) struct ForeignRequests {
     admission: Admission,
@@ -119,7 +119,7 @@ impl ForeignRequests {
         match event {
             UsageEvent::Reserved(_) => *in_flight += 1,
             UsageEvent::Reconciled { .. } => {}
-            // What ends was begun; a message that was lost must not make others' requests end.
+            // An end needs a begin: a lost message must not end others' requests.
             UsageEvent::Released(_) if *in_flight == 0 => return,
             UsageEvent::Released(_) => *in_flight -= 1,
         }
@@ -138,7 +138,7 @@ impl Drop for ForeignRequests {
     }
 }
 
-/// Text that is shared, as plain text.
+/// Serializes shared text as plain text.
 pub(super) mod shared_text {
     use std::sync::Arc;
 

@@ -1,21 +1,21 @@
-//! Who has used how much of its limits, for operators.
+//! How much tenants have used of their limits, for operators.
 
 use std::sync::Arc;
 
 use super::Admission;
 use super::rate_limits::{RateLimit, RateLimits};
 
-/// What a tenant, or a key without one, has used of the limits that its keys share.
+/// The use of limits shared by a tenant's keys, or by a key without a tenant.
 #[derive(Debug, PartialEq)]
 pub(crate) struct LimitsInUse {
     pub(crate) name: Arc<str>,
     pub(crate) in_flight: u32,
-    /// Of the limit of which the least is left, 0 to 1.
+    /// Share left of the scarcest limit, 0 to 1.
     pub(crate) share_left: f64,
 }
 
 impl Admission {
-    /// One for each account in use, in any order.
+    /// The use of each active account, in any order.
     #[must_use]
     pub(crate) fn limits_in_use(&self) -> Vec<LimitsInUse> {
         let now = self.0.now();

@@ -1,9 +1,11 @@
-//! Whether a request may enter: a bound on how many are in flight in this router, and its caller's limits. Called by the edge once a
-//! request has been peeked at.
+//! Decides whether a request may enter: bounds the requests in flight in this router, and applies
+//! the caller's limits. The edge asks once it has peeked at a request.
 //!
-//! Limits belong to keys. Keys of one tenant that have the same limits share them, so that a key and the one that replaces it have one
-//! budget; a key with limits of its own has its own. Limits that are changed begin anew, but for the day's budgets, of which is used what the key
-//! and whoever shared its limits had used. All of it is this router's, and of this life of it: several routers allow as many times as much.
+//! Limits belong to keys. Keys of one tenant with the same limits share them, so a key and its
+//! replacement have one budget; a key with its own limits has its own budget. Changed limits start
+//! anew, except for daily budgets, which keep the use of the key and of its former sharers. All
+//! counts belong to this router and its present life, so several routers allow a multiple of each
+//! limit.
 
 mod account;
 mod bucket;
@@ -39,7 +41,7 @@ use crate::tenant_pool::{PoolShare, TenantPool};
 /// How often idle accounts are removed, in milliseconds.
 const SWEEP_INTERVAL_MS: u64 = 60_000;
 
-/// Counts the requests in flight and what callers use, and keeps both below their bounds. Cheap to
+/// Counts the requests in flight and callers' usage, and keeps both within their bounds. Cheap to
 /// clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Admission(Arc<AdmissionState>);
@@ -47,29 +49,30 @@ pub(crate) struct Admission(Arc<AdmissionState>);
 #[derive(Debug)]
 struct AdmissionState {
     in_flight: AtomicUsize,
-    /// The requests in flight of callers with keys, of which there are as many as of all at most.
+    /// The requests in flight of callers with keys, limited by the bound on all requests.
     places: Arc<TenantPool>,
-    /// The accounts' times are milliseconds since then, and those of the routers whose place was taken.
+    /// The origin of the accounts' times, which are milliseconds and include those of earlier
+    /// routers whose place was taken.
     started_at: Instant,
     inherited_ms: AtomicU64,
     accounts: Mutex<TenantAccounts>,
     tenants: CountsByTenant,
 }
 
-/// One for each caller that has limits and has lately used something of them.
+/// The accounts of callers that have limits and have lately used some of them.
 #[derive(Debug, Default)]
 struct TenantAccounts {
     by_owner: FxHashMap<AccountOwner, Arc<TenantAccount>>,
-    /// By key, the account that it has used last.
+    /// The account that each key has used last.
     last_owner: FxHashMap<Arc<str>, AccountOwner>,
     next_sweep: u64,
-    /// Where changes are told, once another router takes this one's place.
+    /// Receives changes once another router takes this one's place.
     successor: Option<mpsc::UnboundedSender<UsageChange>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct AccountOwner {
-    /// Tenant, or key where there is no tenant.
+    /// The tenant, or the key without a tenant.
     #[serde(with = "handover::shared_text")]
     name: Arc<str>,
     limits: [Option<u64>; 6],
@@ -82,14 +85,14 @@ struct TenantAccount {
     account: Mutex<SharedAccount>,
 }
 
-/// Proof that a request was admitted; its place is free again when it is dropped. What it was
-/// expected to use stays counted unless it is reconciled.
+/// Proof that a request was admitted, whose place is free again when this is dropped. The expected
+/// usage stays counted unless it is reconciled.
 #[derive(Debug)]
 pub(crate) struct Permit {
     shared: Arc<AdmissionState>,
     reservation: Option<Reservation>,
     counted: Option<CountedRequest>,
-    /// Among those of its tenant, where there are keys.
+    /// The place among those of the tenant, if there are keys.
     _place: Option<PoolShare>,
 }
 
@@ -102,11 +105,11 @@ struct Reservation {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct UsageEstimate {
-    /// Estimated from the length of its text.
+    /// Estimated from the length of the prompt's text.
     pub prompt_tokens: u64,
     /// Estimated from earlier answers.
     pub output_tokens: u64,
-    /// Tokens that its answer may have, as far as its body says so. Of a budget for a day so many are reserved.
+    /// Most tokens of the answer, if the body says so. This many are reserved of a daily budget.
     pub max_output_tokens: Option<u64>,
     pub body_bytes: u64,
 }
@@ -119,28 +122,28 @@ impl UsageEstimate {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ActualUsage {
-    /// `None` where the engine did not report them: the estimate then counts.
+    /// `None` if the engine did not report them: the estimate then counts.
     pub prompt_tokens: Option<u64>,
     pub output_tokens: OutputTokens,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutputTokens {
-    /// As the engine reported.
+    /// The engine's report.
     Exact(u64),
-    /// Not reported: the estimate counts, or the tokens seen if they are more.
+    /// The engine reported nothing: the estimate counts, or the tokens seen if there are more.
     AtLeast(u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct LimitExceeded {
-    /// For the client: which limit, and what to do.
+    /// The limit and what to do about it, for the client.
     pub message: String,
-    /// Seconds after which it may try again; `None` where waiting does not help.
+    /// Seconds after which the client may retry; `None` if waiting does not help.
     pub retry_after: Option<u64>,
     pub limit: LimitKind,
-    /// Whether a budget for a day has too little left, so that trying again soon is of no use.
+    /// Whether too little of a daily budget is left, so retrying soon is useless.
     pub is_quota: bool,
 }
 
@@ -157,8 +160,8 @@ impl Admission {
         }))
     }
 
-    /// Whether a request of this caller would find room now, however little it uses. Asked before
-    /// something that costs much is done for it.
+    /// Whether a request of this caller would find room now, however little it uses. Ask before
+    /// doing costly work for the request.
     pub(crate) fn check_room(&self, caller: &Caller) -> Result<(), LimitExceeded> {
         drop(self.take_place(caller)?);
         let Some(whose) = AccountOwner::for_caller(caller) else { return Ok(()) };
@@ -187,11 +190,11 @@ impl Admission {
         Ok(permit)
     }
 
-    /// A place among the requests in flight, with nothing reserved.
+    /// Takes a place among the requests in flight, with nothing reserved.
     fn take_place(&self, caller: &Caller) -> Result<Permit, LimitExceeded> {
         let shared = &self.0;
         let place = shared.in_flight.fetch_add(1, Ordering::Relaxed);
-        // From here on dropping it gives the place back.
+        // From here on, dropping the permit returns the place.
         let mut permit = Permit { shared: shared.clone(), reservation: None, counted: None, _place: None };
         let most = shared.places.capacity();
         if place >= most {
@@ -212,7 +215,7 @@ impl Admission {
         Ok(permit)
     }
 
-    /// `None` when the caller has no limits.
+    /// `None` if the caller has no limits.
     #[must_use]
     pub(crate) fn rate_limits(&self, caller: &Caller) -> Option<RateLimits> {
         let whose = AccountOwner::for_caller(caller)?;
@@ -233,7 +236,7 @@ impl AdmissionState {
         self.uptime_ms().saturating_add(self.inherited_ms.load(Ordering::Relaxed))
     }
 
-    /// Goes on from another router's time.
+    /// Continues another router's time.
     fn set_clock(&self, now: u64) {
         self.inherited_ms.store(now.saturating_sub(self.uptime_ms()), Ordering::Relaxed);
     }
@@ -263,7 +266,8 @@ impl TenantAccounts {
     fn open(&mut self, whose: AccountOwner, caller: &Caller, now: u64) -> Arc<TenantAccount> {
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP_INTERVAL_MS;
-            // An account that somebody else holds is about to be used, or has a request in flight.
+            // Keep an account that somebody else holds: it is about to be used, or has a request in
+            // flight.
             self.by_owner.retain(|_, open| Arc::strong_count(open) > 1 || !open.account.lock().account.is_idle(&open.limits, now));
             self.last_owner.retain(|_, whose| self.by_owner.contains_key(whose));
         }
@@ -305,13 +309,13 @@ impl TenantAccount {
 }
 
 impl Permit {
-    /// Whether somebody pays for what the request uses.
+    /// Whether somebody pays for the request's usage.
     #[must_use]
     pub(crate) fn is_charged(&self) -> bool {
         self.reservation.is_some() || self.counted.is_some()
     }
 
-    /// Replaces the reservation by what the ended request has used, as far as that is known.
+    /// Replaces the reservation by the ended request's actual usage, as far as known.
     pub(crate) fn reconcile_usage(&mut self, used: ActualUsage) {
         if let Some(counted) = &mut self.counted {
             counted.record(used);
@@ -328,7 +332,7 @@ impl Permit {
             };
             let used = (used.prompt_tokens.unwrap_or(estimate.prompt_tokens), output);
             account.apply(UsageEvent::Reconciled { estimate: *estimate, reserved_at: *reserved_at, used }, now);
-            // Reconciled again, it would be corrected from here.
+            // A second reconciliation would correct these values.
             (estimate.prompt_tokens, estimate.output_tokens, estimate.max_output_tokens) = (used.0, used.1, None);
         }
     }
@@ -336,7 +340,7 @@ impl Permit {
 
 #[cfg(test)]
 impl Permit {
-    /// Its place is taken for ever.
+    /// Keeps the place taken for ever.
     pub(crate) fn keep(&self) {
         self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
     }
@@ -345,7 +349,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
-        // Where nobody has said what was used, it counts with what was expected, not with all that it might have been.
+        // Usage that nobody reported counts as expected, not as the most that was possible.
         self.reconcile_reservation(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(0) });
         if let Some(Reservation { account, estimate, .. }) = &self.reservation {
             account.apply(UsageEvent::Released(*estimate), self.shared.now());
@@ -354,7 +358,7 @@ impl Drop for Permit {
 }
 
 impl LimitExceeded {
-    /// The router is full.
+    /// The error of a full router.
     pub(crate) fn of_router(message: String) -> Self {
         Self { message, retry_after: Some(1), limit: LimitKind::Router, is_quota: false }
     }

@@ -1,4 +1,4 @@
-//! How a caller stands with its limits, as headers of OpenAI's API.
+//! A caller's state of its limits, as headers of OpenAI's API.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
@@ -11,7 +11,7 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// Of two limits, the one with the smaller share left.
+    /// The limit with the smaller share left.
     pub(super) fn min_by_share(self, other: Self) -> Self {
         let share = |one: &Self, of: &Self| u128::from(one.remaining) * u128::from(of.limit);
         if share(&other, &self) < share(&self, &other) { other } else { self }
@@ -26,7 +26,7 @@ pub(crate) struct RateLimits {
     pub tokens: Option<RateLimit>,
 }
 
-/// For requests and for tokens.
+/// The headers for requests and for tokens.
 const HEADER_NAMES: [[HeaderName; 3]; 2] = [
     [
         HeaderName::from_static("x-ratelimit-limit-requests"),

@@ -1,4 +1,5 @@
-//! What each tenant has sent and got, for the metrics page. Only those with a key are counted, and the number of names is bounded.
+//! Counts each tenant's requests and tokens for the metrics page. Only callers with a key are
+//! counted, and the number of names is bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +11,13 @@ use super::account::LimitKind;
 use super::{ActualUsage, Admission, OutputTokens};
 use crate::keys::Caller;
 
-/// Tenants with figures of their own: each has ten lines on the metrics page.
+/// Most tenants with separate figures. Each has ten lines on the metrics page.
 pub(super) const MAX_TENANTS: usize = 64;
 
-/// Who comes when there are so many already.
+/// The name for tenants beyond that bound.
 const OTHERS: &str = "other";
 
-/// Of one tenant, or of a key without one, since the router began.
+/// The counts of one tenant, or of a key without one, since the router began.
 #[derive(Debug, Default)]
 pub(crate) struct TenantCounts {
     admitted: AtomicU64,
@@ -26,7 +27,7 @@ pub(crate) struct TenantCounts {
     refused: [AtomicU64; LimitKind::OF_CALLERS.len()],
 }
 
-/// By name, as far as each has its own.
+/// The counts by name, as far as each tenant has its own.
 #[derive(Debug, Default)]
 pub(super) struct CountsByTenant(Mutex<FxHashMap<Arc<str>, Arc<TenantCounts>>>);
 
@@ -56,7 +57,7 @@ impl TenantCounts {
         self.generation_tokens.load(Ordering::Relaxed)
     }
 
-    /// Requests that a limit did not let in, by the limit's name.
+    /// Requests that a limit refused, by the limit's name.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
         LimitKind::OF_CALLERS.iter().zip(&self.refused).map(|(limit, count)| (limit.as_str(), count.load(Ordering::Relaxed)))
     }
@@ -69,7 +70,7 @@ impl TenantCounts {
 }
 
 impl CountsByTenant {
-    /// `None` of a caller without a key.
+    /// `None` for a caller without a key.
     pub(super) fn of_caller(&self, caller: &Caller) -> Option<Arc<TenantCounts>> {
         let name = caller.owner();
         if name.is_empty() {
@@ -91,7 +92,8 @@ impl CountedRequest {
         Self { counts, expected_prompt_tokens, used: None }
     }
 
-    /// Records what it has used, which replaces what was said of it before. Prompts that nobody has counted have as many tokens as expected.
+    /// Records the request's usage, which replaces earlier records. A prompt that nobody counted
+    /// has as many tokens as expected.
     pub(super) fn record(&mut self, used: ActualUsage) {
         let (OutputTokens::Exact(output) | OutputTokens::AtLeast(output)) = used.output_tokens;
         let known = used.prompt_tokens.or(self.used.map(|(prompt, _)| prompt));

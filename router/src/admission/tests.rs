@@ -117,7 +117,7 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
     second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
     let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, Some(121)), "what was used beyond the limit is paid for too");
-    // Reported twice, it counts once.
+    // Usage reported twice counts once.
     second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
     assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, Some(121));
 }
@@ -168,7 +168,7 @@ async fn a_daily_budget_is_not_refilled_before_its_time() {
     assert!(admission.admit(&caller, asked(0, 1000)).is_ok());
 }
 
-/// A request whose answer is expected to have 200 tokens, or as many as it may have if that is less.
+/// A request whose answer is expected to have 200 tokens, or its limit if that is less.
 fn capped(max_tokens: u64) -> UsageEstimate {
     UsageEstimate { max_output_tokens: Some(max_tokens), ..asked(0, max_tokens.min(200)) }
 }
@@ -345,8 +345,8 @@ fn the_scarcest_token_limit_is_reported() {
 }
 
 proptest! {
-    /// However requests come, a limit per minute lets in at most the limit and what drains
-    /// meanwhile.
+    /// However requests come, a limit per minute admits at most the limit and the amount that
+    /// drains meanwhile.
     #[test]
     fn a_bucket_admits_no_more_than_its_rate(limit in 1..500_u64, comes in prop::collection::vec((0..5000_u64, 1..60_u64), 1..200)) {
         let mut bucket = LeakyBucket::default();
@@ -361,7 +361,7 @@ proptest! {
                 let_in.push((now, amount));
             } else {
                 prop_assert!(bucket.wait_ms(limit, amount, now + wait - 1) > 0 && bucket.wait_ms(limit, amount, now + wait) == 0);
-                // The two looks were into the future.
+                // Both checks drained the bucket up to `now + wait`.
                 now += wait;
             }
         }
@@ -374,7 +374,7 @@ proptest! {
         }
     }
 
-    /// A daily budget lets in no more than that within any 23 3/4 hours.
+    /// A daily budget admits no more than that within any 23 3/4 hours.
     #[test]
     fn a_window_admits_no_more_than_its_daily_limit(
         limit in 1..500_u64, comes in prop::collection::vec((0..DAY / 6, 1..200_u64, 0..200_u64), 1..100),

@@ -16,7 +16,7 @@ impl Fixture {
         Self { own: Arc::default(), admission: Admission::new(10), booked: BookingTable::default(), began: Instant::now() }
     }
 
-    /// A request that is computed for a second, and was expected to be answered then.
+    /// Books a request that is computed for a second, and was expected to be answered then.
     fn book(&mut self, id: u64, seconds: u32) {
         let in_flight = self.own.start_request(Cost { prompt_tokens: 100, uncached_tokens: 60, first_byte_due: 1.0 }, None);
         let permit = self.admission.admit(&Caller::anonymous("a".into()), UsageEstimate::default()).unwrap();
@@ -27,7 +27,7 @@ impl Fixture {
         self.booked.timers.insert((next, id));
     }
 
-    /// What counts after `seconds`: requests, tokens to compute, seconds overdue, permits.
+    /// The counts after `seconds`: requests, tokens to compute, seconds overdue, permits.
     fn after(&mut self, seconds: u32) -> (u32, u64, f64, usize) {
         drop(self.booked.process_due(self.began + seconds * SECOND));
         (self.own.in_flight(), self.own.pending_tokens(), self.own.overdue_seconds(seconds.into()), self.admission.in_flight())

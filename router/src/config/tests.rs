@@ -1,4 +1,4 @@
-//! What no user sets.
+//! Settings that no user changes.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! What is known of one request that was in flight when engines crashed: which crashes count against it, and on what terms it may be tried.
+//! The record of one request that was in flight when engines crashed: which crashes count against
+//! it, and on what terms it may be tried.
 
 use tokio::time::Instant;
 
@@ -6,29 +7,31 @@ use super::standing::{Ban, Fingerprint, SuspectStanding};
 use super::trials::{CrashScene, MAX_CONCURRENT_TRIALS};
 use crate::engine_life::EngineLife;
 
-/// Crashes with which a request is banned.
+/// Crashes that ban a request.
 const CRASHES_TO_BAN: usize = 2;
 
-/// How often a request may be found beside those that are to blame before its own trials last as long as its answers, and it is tried alone.
+/// How often a request may be found beside the culprits before its own trials last as long as its
+/// answers, and it is tried alone.
 const MAX_SPARED_CRASHES: usize = 2;
 
-/// Crashes that one node's agent alone has reported, for one request; the oldest makes way. All of them together count as one.
+/// Most crashes of one request that one node's agent alone has reported; the oldest makes way. All
+/// of them together count as one.
 const MAX_UNWITNESSED_CRASHES: usize = 4;
 
-/// Crashes that are remembered for one request; the oldest makes way.
+/// Most crashes remembered for one request; the oldest makes way.
 const MAX_CRASHES_PER_REQUEST: usize = 64;
 
-/// What a crash means for one of those that were there.
+/// A crash's meaning for one of the requests that were there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CrashVerdict {
-    /// It may have been the cause.
+    /// The request may have been the cause.
     Counts,
-    /// So many were on trial together, and any of them may have been the cause.
+    /// So many requests were on trial together, and any of them may have been the cause.
     Shared(usize),
-    /// It had passed its trial and ran on beside others, one of which was the cause.
+    /// The request had passed its trial and ran on beside others, one of which was the cause.
     Spared,
-    /// It has been answered well since, so it was not the cause, even if the death is reported
-    /// again.
+    /// The request has been answered well since, so it was not the cause, even if the death is
+    /// reported again.
     Acquitted,
 }
 
@@ -39,7 +42,7 @@ pub(super) struct ChargedCrash {
     pub(super) crashed_at: Instant,
     pub(super) expires_at: Instant,
     pub(super) verdict: CrashVerdict,
-    /// This router had sent the request there; otherwise only the agent says so.
+    /// Whether this router had sent the request there; otherwise only the agent says so.
     pub(super) is_witnessed: bool,
 }
 
@@ -53,7 +56,7 @@ impl SuspectRecord {
         self.crashes.iter().any(ChargedCrash::is_incriminating)
     }
 
-    /// Whether it was a suspect before this engine crashed.
+    /// Whether the request was a suspect before this engine crashed.
     pub(super) fn is_suspect_before(&self, life: &EngineLife, now: Instant) -> bool {
         self.crashes.iter().any(|crash| crash.expires_at > now && crash.is_incriminating() && crash.life != *life)
     }
@@ -69,15 +72,15 @@ impl SuspectRecord {
             return if is_suspect { SuspectStanding::Suspect } else { SuspectStanding::Clear };
         }
         let mut ends: Vec<Instant> = counted.iter().map(|crash| crash.expires_at).collect();
-        // It may come again when too few crashes are left.
+        // The request may come again when too few crashes are left.
         ends.sort_unstable();
         let until = ends[ends.len() - CRASHES_TO_BAN];
         let crashes = counted.iter().map(|crash| (crash.life.replica.clone(), now.saturating_duration_since(crash.crashed_at))).collect();
         SuspectStanding::Banned(Ban { crashes, remaining: until.saturating_duration_since(now) })
     }
 
-    /// How many may be on trial together with it, and whether its trial lasts as long as its
-    /// answer.
+    /// How many may be on trial together with the request, and whether its trial lasts as long as
+    /// its answer.
     pub(super) fn trial_terms(&self, now: Instant) -> (usize, bool) {
         let is_long = self.spared_crashes(now) >= MAX_SPARED_CRASHES;
         let shared = self.crashes.iter().filter(|crash| crash.expires_at > now).filter_map(|crash| match crash.verdict {
@@ -87,7 +90,7 @@ impl SuspectRecord {
         (if is_long { 1 } else { shared.fold(MAX_CONCURRENT_TRIALS, usize::min) }, is_long)
     }
 
-    /// What one more crash means for it, with these suspects `there`.
+    /// Judges one more crash of the request, with these suspects `there`.
     pub(super) fn judge(&self, fingerprint: Fingerprint, there: &CrashScene, now: Instant) -> CrashVerdict {
         if !self.is_suspect() {
             return CrashVerdict::Counts;
@@ -100,7 +103,8 @@ impl SuspectRecord {
             together if is_on_trial => CrashVerdict::Shared(together.min(limit).max(2)),
             0 if there.passed.is_empty() => match there.reported_suspects.min(limit) {
                 0 | 1 => CrashVerdict::Counts,
-                // Another router had sent them there: who of them was on trial is not known here.
+                // Another router had sent the suspects there. Which of them was on trial is not
+                // known here.
                 together => CrashVerdict::Shared(together),
             },
             0 if !others_passed => CrashVerdict::Counts,
@@ -109,7 +113,7 @@ impl SuspectRecord {
         }
     }
 
-    /// Remembers a crash, or that there is more reason to believe in one; what it means.
+    /// Records a crash, or more reason to believe in one. Returns the verdict.
     pub(super) fn charge(&mut self, mut crash: ChargedCrash, judge: impl FnOnce(&Self) -> CrashVerdict) -> CrashVerdict {
         if let Some(known) = self.crashes.iter_mut().find(|known| known.life == crash.life) {
             known.expires_at = known.expires_at.max(crash.expires_at);
@@ -131,37 +135,39 @@ impl SuspectRecord {
         verdict
     }
 
-    /// Acquits it of these deaths, even if they are reported again before `until`.
+    /// Acquits the request of these deaths, even if they are reported again before `until`.
     pub(super) fn acquit(&mut self, until: Instant) {
         for crash in &mut self.crashes {
             (crash.verdict, crash.expires_at) = (CrashVerdict::Acquitted, until);
         }
     }
 
-    /// The crash of this life, where it counts against the request, alone or with others.
+    /// The crash of this life, if it counts against the request, alone or with others.
     pub(super) fn crash_of(&self, life: &EngineLife) -> Option<&ChargedCrash> {
         self.crashes.iter().find(|crash| crash.life == *life && crash.is_incriminating())
     }
 
-    /// The crashes for which it is banned; none while it is not.
+    /// The crashes for which the request is banned; none while it is not.
     pub(super) fn crashes_of_ban(&self, now: Instant) -> Vec<&ChargedCrash> {
         Some(self.counted_crashes(now)).filter(|counted| counted.len() >= CRASHES_TO_BAN).unwrap_or_default()
     }
 
-    /// It was not the cause of this crash; `true` while anything is left.
+    /// Forgets a crash that the request did not cause. Returns `true` while anything is left.
     pub(super) fn forget(&mut self, life: &EngineLife) -> bool {
         self.crashes.retain(|crash| crash.life != *life);
         !self.crashes.is_empty()
     }
 
-    /// Forgets what has expired; `true` while anything is left.
+    /// Forgets expired crashes. Returns `true` while anything is left.
     pub(super) fn remove_expired(&mut self, now: Instant) -> bool {
         self.crashes.retain(|crash| crash.expires_at > now);
         !self.crashes.is_empty()
     }
 
-    /// The crashes that ban it together. One that this router has seen is one; what a node's agent alone reports is one in all, so that no agent can have a
-    /// request refused by inventing crashes.
+    /// The crashes that together ban the request.
+    ///
+    /// Each crash that this router has seen counts as one. Crashes that only a node's agent reports
+    /// count as one in all, so no agent can have a request refused by inventing crashes.
     fn counted_crashes(&self, now: Instant) -> Vec<&ChargedCrash> {
         let mut counted: Vec<&ChargedCrash> = Vec::new();
         for crash in self.crashes.iter().filter(|crash| crash.expires_at > now && crash.verdict == CrashVerdict::Counts) {
@@ -185,7 +191,7 @@ impl ChargedCrash {
         matches!(self.verdict, CrashVerdict::Counts | CrashVerdict::Shared(_))
     }
 
-    /// One that has just become known, before it is judged.
+    /// A new crash, before it is judged.
     pub(super) fn new(life: &EngineLife, crashed_at: Instant, expires_at: Instant, is_witnessed: bool) -> Self {
         Self { life: life.clone(), crashed_at, expires_at, verdict: CrashVerdict::Counts, is_witnessed }
     }

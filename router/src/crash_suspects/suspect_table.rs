@@ -1,4 +1,5 @@
-//! Who was in flight at which engine's crash, and what follows from it: the rule of `crash_suspects` as a pure table, with time as an argument.
+//! Records who was in flight at which engine's crash, and the consequences: the rule of
+//! `crash_suspects` as a pure table, with time as an argument.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,26 +13,31 @@ use super::tenant_crashes::{Confinement, ConfinementChoices, TenantCharge, Tenan
 use super::trials::{CrashScene, TrialCandidate, TrialDemand, TrialEstimate, Trials};
 use crate::engine_life::EngineLife;
 
-/// What this router alone has seen counts for so long. The agent's report of the same crash follows within a fraction of a second and makes
-/// it count for the whole time, though one whose core alone has crashed takes 2.4 to 5.1 s to exit (measured, vLLM 0.32). Where none follows, the
-/// engine was restarted for a reason of its own, or has only dropped a connection.
+/// How long a crash that only this router has seen counts.
+///
+/// The agent's report of the same crash follows within a fraction of a second and makes it count
+/// for the whole time. An engine whose core alone has crashed takes 2.4 to 5.1 s to exit (measured,
+/// vLLM 0.32). If no report follows, the engine was restarted for a reason of its own, or has only
+/// dropped a connection.
 pub(super) const UNCONFIRMED_TTL: Duration = Duration::from_secs(10);
 
-/// Requests that are remembered because agents have reported them; further ones are not. A crash leaves at most 4,096, and sixteen engines have crashed of late
-/// when this is full.
+/// Most requests that are remembered because agents have reported them; further ones are not. A
+/// crash leaves at most 4,096, so sixteen engines have crashed recently when this is full.
 pub(super) const MAX_REPORTED_RECORDS: usize = 65_536;
 
-/// Records in all. The second half is for requests that this router has lost itself, so that agents
-/// which report too much do not displace them.
+/// Most records in all. The second half is for requests that this router has lost itself, so that
+/// agents which report too much do not displace them.
 const MAX_RECORDS: usize = 2 * MAX_REPORTED_RECORDS;
 
-/// Requests of one crash; an honest agent reports no more.
+/// Most requests of one crash. An honest agent reports no more.
 pub(crate) const MAX_REQUESTS_PER_CRASH: usize = 4096;
 
-/// Crashes that are remembered; the oldest makes way. An honest agent keeps at most 32 for each replica.
+/// Most crashes that are remembered; the oldest makes way. An honest agent keeps at most 32 for
+/// each replica.
 pub(super) const MAX_CRASHES: usize = 1024;
 
-/// How long a crashed engine may look ready: its connections break first, its process ends up to 8 s later.
+/// How long a crashed engine may look ready. Its connections break first, and its process ends up
+/// to 8 s later.
 const CRASHED_BUT_READY_PERIOD: Duration = Duration::from_secs(10);
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,7 +48,7 @@ struct EngineCrash {
     life: EngineLife,
     known_at: Instant,
     scene: CrashScene,
-    /// Its agent says that no request is to blame.
+    /// The agent says that no request is to blame.
     is_excused: bool,
 }
 
@@ -50,17 +56,17 @@ struct EngineCrash {
 pub(crate) struct TrialConstraints {
     /// The only engine allowed, if the suspect is bound to one.
     pub(super) required_engine: Option<EngineLife>,
-    /// Not allowed: others are on trial there.
+    /// Closed replicas, where others are on trial.
     pub(super) closed_replicas: Vec<Arc<str>>,
-    /// Not these: they have just crashed.
+    /// Engines that have just crashed, which are not allowed.
     pub(super) crashed_engines: Vec<EngineLife>,
-    /// Allowed only if there are no others.
+    /// Replicas allowed only if there are no others.
     pub(super) occupied_replicas: Vec<Arc<str>>,
     /// How many may be on trial together.
     pub(super) max_concurrent: usize,
 }
 
-/// What a crash made of a request that was lost in it.
+/// The result of a crash for a request that was lost in it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct BlameOutcome {
     pub(super) ban: Option<Ban>,
@@ -95,12 +101,12 @@ impl SuspectTable {
         }
     }
 
-    /// Requests with a crash to their name.
+    /// How many requests are charged with a crash.
     pub(super) fn suspect_count(&self) -> usize {
         self.suspect_count
     }
 
-    /// For changes that affect no suspect's standing.
+    /// Access for changes that affect no suspect's standing.
     pub(super) fn trials(&mut self) -> &mut Trials {
         &mut self.trials
     }
@@ -121,14 +127,15 @@ impl SuspectTable {
         let until = now + UNCONFIRMED_TTL.min(self.ttl);
         let reckless = self.tenants.only_reckless(None, now);
         let outcome = self.charge(fingerprint, ChargedCrash::new(life, now, until, true), &scene, now);
-        // Before its next attempt. Who else was there is for the agent to say.
+        // Charge the tenant before its next attempt. The agent will say who else was there.
         if reckless.is_some() && tenant_of(fingerprint) == reckless {
             self.charge_tenant(fingerprint, life);
         }
         outcome
     }
 
-    /// An agent says that an engine crashed at `at` with these requests in flight. Gives back those that are refused from now on.
+    /// Records an agent's report that an engine crashed at `at` with these requests in flight.
+    /// Returns the requests that are refused from now on.
     pub(super) fn record_reported_crash(
         &mut self,
         life: &EngineLife,
@@ -161,8 +168,7 @@ impl SuspectTable {
         banned
     }
 
-    /// Puts a crash down to the tenant that is to blame for it, as far as the requests that were
-    /// there show it.
+    /// Charges a crash to the responsible tenant, as far as the requests that were there show it.
     fn charge_tenants(&mut self, life: &EngineLife, requests: &[Fingerprint], now: Instant) {
         let reckless = self.tenants.only_reckless(Some(requests), now);
         for request in requests {
@@ -178,12 +184,12 @@ impl SuspectTable {
         }
     }
 
-    /// An agent says that an engine crashed at `at` and no request is to blame.
+    /// Records an agent's report that an engine crashed at `at` and no request is to blame.
     pub(super) fn excuse_crash(&mut self, life: &EngineLife, at: Instant, now: Instant) {
         if at + self.ttl <= now || self.is_excused(life) {
             return;
         }
-        // What is charged with a crash is charged after the crash was recorded.
+        // Charges are always made after the crash was recorded.
         let is_known = self.crashes.iter().any(|crash| crash.life == *life);
         self.record_crash(life, at, now);
         self.crashes.iter_mut().filter(|crash| crash.life == *life).for_each(|crash| crash.is_excused = true);
@@ -194,7 +200,7 @@ impl SuspectTable {
         }
     }
 
-    /// Tenants whose requests may go to one replica alone.
+    /// How many tenants are confined to one replica.
     pub(super) fn confined_count(&self, now: Instant) -> usize {
         self.tenants.confined_count(now)
     }
@@ -214,10 +220,10 @@ impl SuspectTable {
         self.tenants.confine(fingerprint, model, choices, now)
     }
 
-    /// Clears a request that was answered well; `true` if that changed anything.
+    /// Clears a request that was answered well. Returns whether that changed anything.
     pub(super) fn acquit(&mut self, fingerprint: Fingerprint, now: Instant) -> bool {
         let Some(record) = self.records.get_mut(&fingerprint).filter(|record| record.is_suspect()) else { return false };
-        // Agents may report the same death again for as long.
+        // Agents may report the same death again for this long.
         record.acquit(now + self.ttl);
         self.tenants.acquit(fingerprint);
         self.suspect_count -= 1;
@@ -240,7 +246,7 @@ impl SuspectTable {
         self.trials.is_on_trial(fingerprint, now)
     }
 
-    /// Begins a suspect's trial at this engine; `None` when it may not.
+    /// Begins a suspect's trial at this engine; `None` if it may not.
     pub(super) fn begin_trial(
         &mut self,
         fingerprint: Fingerprint,
@@ -258,7 +264,7 @@ impl SuspectTable {
         TrialCandidate { fingerprint, max_concurrent, is_long }
     }
 
-    /// Forgets what has expired, at most once a second.
+    /// Forgets expired entries, at most once a second.
     pub(super) fn sweep(&mut self, now: Instant) {
         if now < self.last_sweep + SWEEP_INTERVAL {
             return;
@@ -280,20 +286,20 @@ impl SuspectTable {
         self.crashes.iter().any(|crash| crash.is_excused && crash.life == *life)
     }
 
-    /// Puts a crash down to a request's tenant, if the request has it to its name.
+    /// Charges a crash to a request's tenant, if the request is charged with it.
     fn charge_tenant(&mut self, fingerprint: Fingerprint, life: &EngineLife) {
         if let Some(crash) = self.records.get(&fingerprint).and_then(|record| record.crash_of(life)) {
             self.tenants.charge(TenantCharge::new(fingerprint, crash, false));
         }
     }
 
-    /// Records, trials and crashes that are kept.
+    /// How many records, trials and crashes are kept.
     #[cfg(test)]
     pub(super) fn lengths(&self) -> (usize, usize, usize) {
         (self.records.len(), self.trials.len(), self.crashes.len())
     }
 
-    /// An engine has crashed; who was there.
+    /// Records an engine's crash. Returns who was there.
     fn record_crash(&mut self, life: &EngineLife, known_at: Instant, now: Instant) -> CrashScene {
         if let Some(crash) = self.crashes.iter().find(|crash| crash.life == *life) {
             return crash.scene.clone();

@@ -1,16 +1,16 @@
-//! Which crashes are put down to which tenant, and where its requests may go once there are too
-//! many of them: a ban stops one body, and whoever changes a digit has another. A pure table, with
-//! time as an argument; `suspect_table` tells it what every crash has shown.
+//! Charges crashes to tenants, and decides where a tenant's requests may go after too many.
 //!
-//! A crash is put down to a tenant, and to one alone, where
+//! A ban stops one body, but changing a digit makes another body. This is a pure table, with time
+//! as an argument; `suspect_table` records in it what every crash has shown. A crash is charged to
+//! a tenant, and to only one, if
 //!
 //! - one of its requests was banned for it,
 //! - one of its requests was all that was in flight,
-//! - or it was there, had a request banned before or is confined, and no other such tenant was
-//!   there.
+//! - or the tenant was there, had a request banned before or is confined, and no other such tenant
+//!   was there.
 //!
-//! So a tenant whose requests only ran beside another's is not confined. Where there are no keys,
-//! all requests would be confined at once, so none are.
+//! So a tenant whose requests only ran beside another's is not confined. Without keys, all requests
+//! would be confined at once, so none are.
 
 use std::sync::Arc;
 
@@ -26,30 +26,30 @@ use crate::engine_life::EngineLife;
 /// banned, so the second such request confines its tenant.
 const CRASHES_TO_CONFINE: usize = 3;
 
-/// Tenants that are remembered, and crashes of each. The second half of the tenants is for those
-/// whose requests this router has lost itself, so that an agent that invents crashes does not
-/// displace them.
+/// Most tenants that are remembered, and most crashes of each. The second half of the tenants is
+/// for those whose requests this router has lost itself, so that an agent that invents crashes does
+/// not displace them.
 const MAX_TENANTS: usize = 1024;
 const MAX_CRASHES_PER_TENANT: usize = 64;
 
-/// The tenant whose request has this name; `None` where there are no keys.
+/// The tenant whose request has this name; `None` without keys.
 pub(super) fn tenant_of(fingerprint: Fingerprint) -> Option<u64> {
     u64::try_from(fingerprint >> 64).ok().filter(|tenant| *tenant != 0)
 }
 
-/// A crash that is put down to requests of one tenant.
+/// A crash that is charged to requests of one tenant.
 #[derive(Debug)]
 struct TenantCrash {
     life: EngineLife,
     requests: Vec<Fingerprint>,
     expires_at: Instant,
-    /// A request was banned for it.
+    /// Whether a request was banned for the crash.
     is_proved: bool,
-    /// This router has lost one of the requests there; otherwise only the agent says so.
+    /// Whether this router has lost one of the requests there; otherwise only the agent says so.
     is_witnessed: bool,
 }
 
-/// A crash of which a request is the cause, as far as is known.
+/// A crash with its presumed cause, a request.
 #[derive(Debug)]
 pub(super) struct TenantCharge<'a> {
     fingerprint: Fingerprint,
@@ -66,36 +66,36 @@ impl<'a> TenantCharge<'a> {
 #[derive(Debug, Default)]
 struct TenantRecord {
     crashes: Vec<TenantCrash>,
-    /// Where its requests for a model go, once it is confined and one was sent.
+    /// Where the tenant's requests for a model go, once it is confined and one was sent.
     replicas: FxHashMap<Option<Arc<str>>, Arc<str>>,
 }
 
 /// The replicas that a confined tenant's requests for a model might go to.
 #[derive(Debug, Default)]
 pub(crate) struct ConfinementChoices {
-    /// Those that take requests for it.
+    /// Replicas that take requests for the model.
     pub(crate) ready: Vec<Arc<str>>,
-    /// All that take requests or are about to, whatever they serve.
+    /// All replicas that take requests or are about to, whatever they serve.
     pub(crate) expected: Vec<Arc<str>>,
 }
 
-/// Where a tenant's requests may go that have crashed too many engines.
+/// The place of a tenant whose requests have crashed too many engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Confinement {
-    /// `None` where no replica takes requests for their model.
+    /// The replica; `None` if none takes requests for the model.
     pub(crate) replica: Option<Arc<str>>,
-    /// How many engines they have crashed.
+    /// How many engines the tenant's requests have crashed.
     pub(crate) crashes: usize,
-    /// The replica was chosen just now.
+    /// Whether the replica was chosen just now.
     pub(crate) is_new: bool,
 }
 
-/// The tenants with crashes to their names.
+/// The tenants that are charged with crashes.
 #[derive(Debug, Default)]
 pub(super) struct TenantCrashes(FxHashMap<u64, TenantRecord>);
 
 impl TenantCrashes {
-    /// Puts a crash down to the tenant of a request, unless it is put down to another one.
+    /// Charges a crash to the tenant of a request, unless it is charged to another one.
     pub(super) fn charge(&mut self, charge: TenantCharge<'_>) {
         let TenantCharge { fingerprint, crash: ChargedCrash { life, expires_at, is_witnessed, .. }, is_proved } = charge;
         let Some(tenant) = tenant_of(fingerprint) else { return };
@@ -116,7 +116,7 @@ impl TenantCrashes {
             }
             return;
         }
-        // Another one that the node's agent alone tells of counts no more than the first.
+        // A further crash that only the node's agent reports counts no more than the first.
         let is_told = |crash: &TenantCrash| !crash.is_witnessed && crash.life.node() == life.node();
         let surplus = if *is_witnessed { (crashes.len() >= MAX_CRASHES_PER_TENANT).then_some(0) } else { crashes.iter().position(is_told) };
         if let Some(oldest) = surplus {
@@ -133,15 +133,15 @@ impl TenantCrashes {
         });
     }
 
-    /// This router has lost the request there.
+    /// Records that this router has lost the request there.
     pub(super) fn witness(&mut self, fingerprint: Fingerprint, life: &EngineLife) {
         let Some(record) = tenant_of(fingerprint).and_then(|tenant| self.0.get_mut(&tenant)) else { return };
         let is_it = |crash: &&mut TenantCrash| crash.life == *life && crash.requests.contains(&fingerprint);
         record.crashes.iter_mut().find(is_it).into_iter().for_each(|crash| crash.is_witnessed = true);
     }
 
-    /// The only one that had a request banned before, or is confined: of all tenants, or of those
-    /// that had these requests in flight. `None` where there is none, or several.
+    /// The only tenant that had a request banned before, or is confined: of all tenants, or of
+    /// those that had these requests in flight. `None` if there is none, or several.
     pub(super) fn only_reckless(&self, present: Option<&[Fingerprint]>, now: Instant) -> Option<u64> {
         let is_reckless = |record: &TenantRecord| {
             let is_proved = record.crashes.iter().any(|crash| crash.is_proved && crash.expires_at > now);
@@ -153,7 +153,7 @@ impl TenantCrashes {
         reckless.next().is_none().then_some(*first)
     }
 
-    /// A request was answered well, so it has crashed nothing.
+    /// Clears a request that was answered well, so it has crashed nothing.
     pub(super) fn acquit(&mut self, fingerprint: Fingerprint) {
         let Some(record) = tenant_of(fingerprint).and_then(|tenant| self.0.get_mut(&tenant)) else { return };
         record.crashes.retain_mut(|crash| {
@@ -162,12 +162,12 @@ impl TenantCrashes {
         });
     }
 
-    /// No request is to blame for this crash.
+    /// Forgets a crash for which no request is to blame.
     pub(super) fn forget(&mut self, life: &EngineLife) {
         self.0.values_mut().for_each(|record| record.crashes.retain(|crash| crash.life != *life));
     }
 
-    /// Forgets what has expired.
+    /// Forgets expired crashes.
     pub(super) fn sweep(&mut self, now: Instant) {
         self.0.retain(|_, record| {
             record.crashes.retain(|crash| crash.expires_at > now);
@@ -187,9 +187,10 @@ impl TenantCrashes {
         record.is_some_and(|record| record.count(now) >= CRASHES_TO_CONFINE)
     }
 
-    /// Where a request may go for this `model` if its tenant is confined: always to the same
-    /// replica, as long as that is there or about to be. Another one is chosen as other routers
-    /// would, and first among those that the tenant has crashed already.
+    /// Where a request may go for this `model` if its tenant is confined.
+    ///
+    /// The replica stays the same as long as it is there or about to be. A new one is chosen as
+    /// other routers would choose it, and first among those that the tenant has already crashed.
     pub(super) fn confine(
         &mut self,
         fingerprint: Fingerprint,
@@ -219,7 +220,7 @@ impl TenantCrashes {
 }
 
 impl TenantRecord {
-    /// The crashes that count now. Those that one node's agent alone tells of are one, so that no
+    /// How many crashes count now. Crashes that only one node's agent reports count as one, so no
     /// agent can have a tenant confined by inventing crashes.
     fn count(&self, now: Instant) -> usize {
         let present: Vec<&TenantCrash> = self.crashes.iter().filter(|crash| crash.expires_at > now).collect();

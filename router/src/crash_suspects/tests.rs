@@ -19,19 +19,19 @@ fn life(replica: &str, epoch: u64) -> EngineLife {
     EngineLife { replica: replica.into(), epoch }
 }
 
-/// A table, and a moment of which there were others before.
+/// A table, and a moment that earlier moments precede.
 fn table() -> (SuspectTable, Instant) {
     let now = Instant::now() + Duration::from_secs(3600);
     (SuspectTable::new(WINDOW, now), now)
 }
 
 impl SuspectTable {
-    /// The engine is lost to a request that was sent a second ago.
+    /// Loses the engine to a request that was sent a second ago.
     fn lost(&mut self, fingerprint: Fingerprint, life: &EngineLife, now: Instant) -> Option<Ban> {
         self.blame(fingerprint, life, now - SECOND, now).ban
     }
 
-    /// A stream's trial, alone.
+    /// Begins a stream's trial, alone.
     fn tries(&mut self, fingerprint: Fingerprint, life: &EngineLife, now: Instant) -> Option<u64> {
         self.tries_beside(fingerprint, life, 1, now)
     }
@@ -44,13 +44,13 @@ impl SuspectTable {
         matches!(self.standing(fingerprint, now), SuspectStanding::Banned(_))
     }
 
-    /// Whether it remembers nothing but who has crashed.
+    /// Whether the table remembers nothing but crashes.
     fn is_empty(&self) -> bool {
         let (records, trials, _) = self.lengths();
         (self.suspect_count(), records, trials) == (0, 0, 0)
     }
 
-    /// Where one that has no trial may not go.
+    /// The places where a request without a trial may not go.
     fn barred_now(&self, now: Instant) -> Vec<String> {
         let constraints = self.trial_constraints(0, FEW, now);
         constraints
@@ -147,7 +147,7 @@ fn an_agent_cannot_ban_requests_that_it_never_got() {
         }
     }
     assert_eq!(table.standing(FELLOW, now), SuspectStanding::Suspect);
-    // Another node's word, or what this router has seen itself, is believed beside it.
+    // Another node's word, or this router's own observation, is believed beside it.
     let (mut seen, mut reported) = (table, SuspectTable::new(WINDOW, now));
     reported.record_reported_crash(&life("n0/0", 1), &[FELLOW], now, now);
     assert_eq!(reported.record_reported_crash(&life("n1/0", 1), &[FELLOW], now, now).len(), 1);

@@ -1,4 +1,5 @@
-//! Which suspects are on trial where, and whether another one may begin there: a pure table, with time as an argument.
+//! Tracks which suspects are on trial where, and whether another trial may begin there: a pure
+//! table, with time as an argument.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,36 +10,40 @@ use tokio::time::Instant;
 use super::standing::Fingerprint;
 use crate::engine_life::EngineLife;
 
-/// Suspects that are on trial together at most. A crash among so many leaves four more engines at risk at most, each costs minutes of a GPU; and with
-/// eight at a time, five hundred take nine rounds on seven engines.
+/// Most suspects that are on trial together.
+///
+/// A crash among so many puts at most four more engines at risk, each of which costs minutes of a
+/// GPU. With eight at a time, five hundred suspects take nine rounds on seven engines.
 pub(super) const MAX_CONCURRENT_TRIALS: usize = 8;
 
-/// As long as all trials can begin within about this time, each replica tries one suspect at a
-/// time; otherwise several together.
+/// Target for the start of all trials. As long as it can be met, each replica tries one suspect at
+/// a time; otherwise several together.
 pub(super) const TRIAL_START_TARGET: Duration = Duration::from_secs(3);
 
-/// The longest trial: longer than an agent takes to notice a hang (10 s unless configured
+/// Longest trial. It is longer than an agent takes to notice a hang (10 s unless configured
 /// otherwise).
 pub(super) const MAX_TRIAL_DURATION: Duration = Duration::from_secs(30);
 
-/// Added to twice the predicted time to the first token: after that an engine looks hung, and a
+/// Added to twice the predicted time to the first token. After that an engine looks hung, and a
 /// plain answer, whose first token comes with its last, has passed its trial.
 const HANG_MARGIN: Duration = Duration::from_secs(1);
 
-/// After its first byte, an answer's trial lasts no longer, whether or not its client reads on.
+/// Longest rest of an answer's trial after its first byte, whether or not the client reads on.
 const TRIAL_AFTER_FIRST_BYTE: Duration = Duration::from_secs(1);
 
-/// How long a suspect that was given up on trial, before its engine answered anything, keeps its
-/// place: the engine may hang, and the next request would be blamed for it. An agent notices a hang
-/// after 10 s unless configured otherwise.
+/// How long a suspect keeps its place if it was given up on trial before its engine answered
+/// anything.
+///
+/// The engine may hang, and the next request would be blamed for it. An agent notices a hang after
+/// 10 s unless configured otherwise.
 const ABANDONED_TRIAL_TTL: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TrialCandidate {
     pub(super) fingerprint: Fingerprint,
-    /// The most that may be on trial together with it, itself included.
+    /// Most suspects that may be on trial together with this one, itself included.
     pub(super) max_concurrent: usize,
-    /// Its trial lasts as long as its answer, since it may kill late.
+    /// Whether the trial lasts as long as the answer, because the suspect may kill late.
     pub(super) is_long: bool,
 }
 
@@ -64,21 +69,21 @@ struct Trial {
     life: EngineLife,
     candidate: TrialCandidate,
     began_at: Instant,
-    /// By then an engine that does not hang has answered.
+    /// The time by which an engine that does not hang has answered.
     answer_due_at: Instant,
     /// When the trial is passed, unless it ends before.
     ends_at: Instant,
-    /// Nobody waits for its answer any more.
+    /// Nobody waits for the answer any more.
     is_abandoned: bool,
 }
 
-/// Who was at an engine when it crashed.
+/// The suspects at an engine when it crashed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CrashScene {
     pub(super) on_trial: Vec<Fingerprint>,
-    /// Those that had passed their trial and ran on, in order.
+    /// Suspects that had passed their trial and ran on, in order.
     pub(super) passed: Vec<Fingerprint>,
-    /// How many suspects an agent says were there; one where it has not said it.
+    /// How many suspects were there by an agent's word; 1 without it.
     pub(super) reported_suspects: usize,
 }
 
@@ -100,7 +105,7 @@ impl Trial {
 }
 
 impl Trials {
-    /// How many may be on trial together so that all that wait begin in time.
+    /// How many may be on trial together so that all waiting trials begin in time.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -110,7 +115,7 @@ impl Trials {
     pub(super) fn max_concurrent(&self, demand: TrialDemand) -> usize {
         let Some(mean_duration) = self.mean_duration else { return 1 };
         let left = TRIAL_START_TARGET.saturating_sub(demand.waited).as_secs_f64();
-        // Rounds in the time that is left, this one included.
+        // Rounds in the remaining time, this one included.
         let rounds = 1.0 + (left / mean_duration.as_secs_f64().max(0.001)).floor();
         if left == 0.0 {
             return MAX_CONCURRENT_TRIALS;
@@ -121,19 +126,20 @@ impl Trials {
 
     /// The replicas where this candidate may not begin because of the trials there.
     pub(super) fn closed_replicas(&self, candidate: TrialCandidate, max_concurrent: usize, now: Instant) -> Vec<Arc<str>> {
-        // How many are on trial at each, and how many may be. All that wait ask for this many times a second, so each trial is looked at once.
+        // The number of trials at each replica, and its limit. All waiting suspects ask for this
+        // many times a second, so each trial is looked at once.
         let mut replicas: FxHashMap<&Arc<str>, (usize, usize)> = FxHashMap::default();
         for trial in self.active.iter().filter(|trial| trial.is_active(now)) {
             let (beside, most) = replicas.entry(&trial.life.replica).or_insert((0, candidate.max_concurrent.min(max_concurrent)));
             *beside += 1;
-            // Beside one that an engine should have answered by now there is nothing to be gained.
+            // A trial whose engine should have answered by now admits no others.
             *most = if trial.answer_due_at <= now { 0 } else { trial.candidate.max_concurrent.min(*most) };
         }
         replicas.into_iter().filter(|(_, (beside, most))| beside >= most).map(|(replica, _)| replica.clone()).collect()
     }
 
-    /// Replicas where several suspects that passed their trial run on, of which one may kill late,
-    /// if there may be other replicas.
+    /// Replicas where suspects that passed their trial run on, one of which may kill late, if there
+    /// may be other replicas.
     pub(super) fn occupied_replicas(&self, replicas: usize) -> Vec<Arc<str>> {
         if self.passed.len() >= replicas {
             return Vec::new();
@@ -189,7 +195,7 @@ impl Trials {
     }
 
     /// Records that the engine has given the first tokens: the trial is over, the answer not yet.
-    /// `true` if that changed anything.
+    /// Returns whether that changed anything.
     pub(super) fn pass(&mut self, number: u64, now: Instant) -> bool {
         let Some(at) = self.active.iter().position(|trial| trial.id == number && !trial.candidate.is_long) else { return false };
         let trial = self.active.swap_remove(at);
@@ -212,7 +218,7 @@ impl Trials {
         }
     }
 
-    /// The request was given up before there was an answer.
+    /// Records that the request was given up before there was an answer.
     pub(super) fn abandon(&mut self, number: u64, fingerprint: Fingerprint, now: Instant) {
         match self.active.iter_mut().find(|trial| trial.id == number && trial.ends_at > now) {
             Some(trial) => (trial.ends_at, trial.is_abandoned) = (trial.ends_at.min(now + ABANDONED_TRIAL_TTL), true),
@@ -232,14 +238,14 @@ impl Trials {
         CrashScene { on_trial, passed, reported_suspects: 1 }
     }
 
-    /// Trials whose time is over are passed, or forgotten where nobody waits for them any more.
+    /// Passes trials whose time is over, or forgets them if nobody waits for them any more.
     pub(super) fn expire(&mut self, now: Instant) {
         for trial in self.active.extract_if(.., |trial| !trial.is_active(now)).collect::<Vec<_>>() {
             if trial.is_abandoned {
                 continue;
             }
-            // A stream that shows nothing for so long says nothing about how long other trials
-            // take.
+            // A stream that shows nothing for so long says nothing about the length of other
+            // trials.
             if trial.ends_at <= trial.answer_due_at {
                 self.record_duration(trial.began_at, trial.ends_at);
             }

@@ -1,11 +1,14 @@
-//! A client's connection, to which two may write: the HTTP library, and, while that waits for more of an answer, whoever has the next piece.
+//! A client's connection with two writers: the HTTP library, and, while that waits for more of an
+//! answer, the task that has the next piece.
 //!
-//! An event of a stream has some 250 bytes. To wake the connection's task for each, which polls its way through the library down to the
-//! socket, costs as much as what the kernel does to send it. So the task that reads an agent's lane writes the event itself, as a chunk of
-//! HTTP/1.1, when nothing lies before it; a client that does not keep up, TLS and HTTP/2 take the long way. docs/decisions/0010 has the figures.
+//! An event of a stream has about 250 bytes. Waking the connection's task for each event, which
+//! polls down through the library to the socket, costs as much as the kernel's work to send it. So
+//! the task that reads an agent's lane writes the event itself, as a chunk of HTTP/1.1, if nothing
+//! is ahead of it. Clients that do not keep up, TLS and HTTP/2 take the long way.
+//! docs/decisions/0010 has the figures.
 //!
-//! The library's own bytes and these never mix: an outlet is free only after the library has flushed all that it had, and is no longer when the
-//! relay gives it something.
+//! The library's own bytes and these never mix. An outlet is free only after the library has
+//! flushed all that it had, and no longer once the relay gives the library something.
 
 use std::io::{self, ErrorKind, IoSlice, Write};
 use std::pin::Pin;
@@ -21,11 +24,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// A chunk up to this size is copied together with its frame, which is cheaper than a vectored
-/// write of three parts.
+/// Largest chunk that is copied together with its frame, which is cheaper than a vectored write of
+/// three parts.
 const MAX_COPIED_BYTES: usize = 1024;
 
-/// The most bytes of a chunk's head: the length in hexadecimal, and the line's end.
+/// Most bytes of a chunk's head: the length in hexadecimal, and the line end.
 const MAX_CHUNK_HEAD_BYTES: usize = 18;
 
 /// The write side of a plain-text connection.
@@ -39,7 +42,7 @@ pub(crate) struct DirectWriter {
 struct DirectWriterState {
     /// The HTTP library has nothing left to write.
     is_idle: bool,
-    /// The part of a chunk that the socket did not take; it goes before all that follows.
+    /// The part of a chunk that the socket did not take, sent before everything that follows.
     unsent: Bytes,
 }
 
@@ -50,14 +53,13 @@ impl DirectWriter {
         (read, Arc::new(Self { socket, state: Mutex::default() }))
     }
 
-    /// Ready when all earlier bytes are written, so that the HTTP library has nothing left to
-    /// write.
+    /// Ready once all earlier bytes are written and the HTTP library has nothing left to write.
     pub(crate) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_unsent(context))?.is_idle = true;
         Poll::Ready(Ok(()))
     }
 
-    /// The HTTP library is about to get something to write.
+    /// Records that the HTTP library is about to get something to write.
     pub(crate) fn mark_busy(&self) {
         self.state.lock().is_idle = false;
     }
@@ -98,8 +100,10 @@ pub(crate) struct DirectWriteGuard<'a> {
 }
 
 impl DirectWriteGuard<'_> {
-    /// Writes `bytes` and `end`, which must not both be empty, as one chunk of HTTP/1.1. `false` where
-    /// the socket does not take all of it: the connection's task must then be woken to write the rest.
+    /// Writes `bytes` and `end`, which must not both be empty, as one chunk of HTTP/1.1.
+    ///
+    /// `false` if the socket does not take all of it: the connection's task must then be woken to
+    /// write the rest.
     pub(crate) fn write_chunk(mut self, bytes: &[u8], end: &[u8]) -> bool {
         let mut head = [0; MAX_CHUNK_HEAD_BYTES];
         let mut free = &mut head[..];
@@ -119,7 +123,7 @@ impl DirectWriteGuard<'_> {
         } else {
             self.socket.try_write_vectored(&[IoSlice::new(head), IoSlice::new(bytes), IoSlice::new(end), IoSlice::new(b"\r\n")])
         };
-        // The connection's task meets the same fault of the socket.
+        // The connection's task will meet the same socket error.
         let written = written.unwrap_or(0);
         if written == length {
             return true;
@@ -135,7 +139,7 @@ impl DirectWriteGuard<'_> {
 #[derive(Debug)]
 pub(crate) enum ClientStream {
     Plain(OwnedReadHalf, Arc<DirectWriter>),
-    /// Nobody but the HTTP library may write.
+    /// Only the HTTP library may write.
     Tls(Box<Stream>),
 }
 

@@ -1,5 +1,5 @@
-//! What every piece of an answer meets on its way to the client, wherever it comes through: the relay, or, while that waits for the next
-//! one, the lane's task, which then writes it to the client itself.
+//! Processes every piece of an answer on its way to the client, on either path: through the relay,
+//! or through the lane's task, which writes to the client while the relay waits.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::response_affinity::ResponseIdReader;
 use crate::resumption::{Continuation, ReplayRecord, TokenRecord};
 use crate::sse::{AnswerParser, ChunkOutcome, FinishState, SseScanner};
 
-/// An answer on its way, shared by the relay and the lane's task, either of which may pass it on.
+/// An answer on its way. The relay and the lane's task share it, and either may pass it on.
 #[derive(Debug)]
 pub(crate) struct AnswerPipeline(Mutex<PipelineState>);
 
@@ -24,19 +24,19 @@ pub(crate) struct PipelineState {
     /// Reads a plain answer that is too long to be read whole before it is passed on.
     pub(crate) answer_parser: Option<Box<AnswerParser>>,
     pub(crate) response_id_reader: Option<ResponseIdReader>,
-    /// Remembers the tokens of a stream that may be resumed, and takes them out of its events.
+    /// Records the tokens of a stream that may be resumed, and removes them from its events.
     pub(crate) token_record: Option<Box<TokenRecord>>,
-    /// Remembers what a stream tells that may be replayed, and takes that out of the replay.
+    /// Records the content of a stream that may be replayed, and removes it from the replay.
     pub(crate) replay_record: Option<Box<ReplayRecord>>,
-    /// Tells the rest of a stream that was resumed.
+    /// Rewrites the rest of a resumed stream.
     pub(crate) continuation: Option<Box<Continuation>>,
     pub(crate) trial_progress: Option<TrialProgress>,
     pub(crate) sent_bytes: u64,
     pub(crate) last_progress_at: Instant,
-    /// Since then the client has got nothing of a stream that is replayed.
+    /// Since when the client of a replayed stream has received nothing.
     pub(crate) silent_since: Option<Instant>,
     pub(crate) direct_writer: Option<Arc<DirectWriter>>,
-    /// A fault that the lane's task has found in a piece, for the relay.
+    /// A fault that the lane's task found in a piece, for the relay.
     pub(crate) failure: Option<ChunkOutcome>,
 }
 
@@ -69,17 +69,17 @@ impl AnswerPipeline {
 }
 
 impl PipelineState {
-    /// Tokens of a stream that have come: all, where the engine was asked for them, else at least so many.
+    /// Tokens of the stream so far: all if the engine was asked for them, else at least so many.
     pub(crate) fn seen_tokens(&self) -> u64 {
         let recorded = self.token_record.as_ref().map_or(0, |record| record.emitted_tokens());
         if recorded > 0 { recorded } else { self.scanner.as_ref().map_or(0, SseScanner::least_tokens) }
     }
 
-    /// What is left of an answer that has ended, and whether it was complete.
+    /// The rest of an answer that has ended, and whether it was complete.
     pub(crate) fn finish(&mut self) -> (Bytes, bool) {
         let Some(scanner) = &mut self.scanner else { return (Bytes::new(), true) };
         let rest = scanner.take_rest();
-        // Of a continuation that ends within an event that event is missing.
+        // A continuation that ends within an event lacks that event.
         let is_told = self.continuation.as_ref().is_none_or(|continuation| continuation.is_told())
             && self.replay_record.as_ref().is_none_or(|record| record.is_told());
         let is_complete = is_told && scanner.is_complete();
@@ -89,7 +89,7 @@ impl PipelineState {
         }
     }
 
-    /// Reads a piece and returns what is to be sent of it, and what after that.
+    /// Reads a piece. Returns the bytes to send, and the end to send after them.
     pub(crate) fn process(&mut self, bytes: Bytes) -> (ChunkOutcome, &'static [u8]) {
         if self.response_id_reader.as_mut().is_some_and(|watch| watch.push(&bytes)) {
             self.response_id_reader = None;
@@ -115,7 +115,7 @@ impl PipelineState {
         (ChunkOutcome::Forward(bytes), b"")
     }
 
-    /// The same of an event stream that may be replayed, or is.
+    /// Reads a piece of an event stream that may be replayed, or is.
     fn process_with_replay(&mut self, bytes: Bytes) -> ChunkOutcome {
         let (Some(scanner), Some(record)) = (&mut self.scanner, &mut self.replay_record) else {
             return ChunkOutcome::Forward(bytes);
@@ -142,7 +142,7 @@ impl PipelineState {
         outcome
     }
 
-    /// The same of an event stream whose engine was asked for tokens.
+    /// Reads a piece of an event stream whose engine was asked for tokens.
     fn process_with_tokens(&mut self, bytes: Bytes) -> (ChunkOutcome, &'static [u8]) {
         let (Some(scanner), Some(record)) = (&mut self.scanner, &mut self.token_record) else {
             return (ChunkOutcome::Forward(bytes), b"");

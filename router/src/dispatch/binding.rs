@@ -1,4 +1,5 @@
-//! Which replica an attempt goes to, and when: at once, when it has room and it is the request's turn, or alone among suspects.
+//! Chooses the replica of an attempt and the moment to send: at once, when the replica has room and
+//! it is the request's turn, or alone as a trial of a crash suspect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,18 +22,18 @@ pub(super) struct Binding {
 }
 
 impl Binding {
-    /// Whether the replica has room, as far as is known. Sending a request there after a full
-    /// replica is then no retry that would multiply a failing fleet's load.
+    /// Whether the replica has room, as far as is known. A retry there after a full replica does
+    /// not multiply a failing fleet's load.
     pub(super) fn has_room(&self) -> bool {
         self.chosen.has_room() && !self.chosen.decision.choice().candidate.doubtful
     }
 }
 
 impl Dispatch {
-    /// A replica for the next attempt, other than those that were tried; `None` when there is none.
+    /// A replica for the next attempt that was not tried yet, or `None`.
     ///
     /// # Errors
-    /// When the request may not wait, or is refused.
+    /// If the request may not wait, or is refused.
     pub(super) async fn bind(
         &self,
         prompt: &Arc<Prompt>,
@@ -55,14 +56,14 @@ impl Dispatch {
                 let bound = if attempts.is_first() && tried.is_empty() {
                     self.bind_first_attempt(prompt, outgoing).await?
                 } else {
-                    // One whose tenant is confined waits in its engine: for other replicas it has
-                    // no turn.
+                    // A confined tenant's retry waits in its engine: it has no turn for other
+                    // replicas.
                     outgoing.queue_slot = None;
                     self.bind_retry(prompt, tried)
                 };
                 let Some(bound) = bound else { return no_replica() };
                 queued_for += bound.queued_for;
-                // It may have become a suspect, or its tenant confined, while it waited for room.
+                // The request may have become a suspect, or its tenant confined, while it waited.
                 if crash_watch.clearance()? == Clearance::Free && (confined.is_some() || !crash_watch.is_confined()) {
                     return Ok(Some(Binding { queued_for, ..bound }));
                 }
@@ -91,8 +92,8 @@ impl Dispatch {
         }
     }
 
-    /// A replica for a request's first attempt, as soon as it has come, has room, and it is the request's turn. `None` when there is no replica and
-    /// none is coming.
+    /// A replica for the first attempt, once one has come, has room, and it is the request's turn.
+    /// `None` if there is no replica and none is expected.
     async fn bind_first_attempt(&self, prompt: &Arc<Prompt>, outgoing: &mut OutboundRequest) -> Result<Option<Binding>, Refusal> {
         let queue_slot = outgoing.queue_slot.take();
         let mut chosen = self.placer.choose(prompt, &[], Instant::now());
@@ -110,7 +111,8 @@ impl Dispatch {
             output_tokens: chosen.as_ref().map_or(0, |chosen| tokens(chosen.expected_output_tokens)),
             queued_at: self.fleet.view().seconds(since),
         };
-        // One that only one engine can answer overtakes: it ends a generation, or costs nothing, or waits in that engine.
+        // A request that only one engine can answer overtakes the queue: it ends a generation,
+        // costs nothing, or waits in that engine.
         let overtakes =
             |chosen: &mut ChosenReplica| prompt.required_engine().is_some() || chosen.has_room() && !self.queue.has_waiting(prompt.model());
         if let Some(chosen) = chosen.take_if(overtakes) {
@@ -125,12 +127,12 @@ impl Dispatch {
         Ok(chosen.map(|chosen| Binding { chosen, queued_for, turn: Some(turn) }))
     }
 
-    /// There is no replica for it now, which the controller that can bring one is to learn.
+    /// Records that the model has no replica now, for the controller that can bring one.
     pub(super) fn record_miss(&self, prompt: &Prompt) {
         self.fleet.view().expectation(prompt.model()).inspect(|expectation| expectation.record_miss(Instant::now()));
     }
 
-    /// A replica that was not `tried` and where a trial may begin.
+    /// An untried replica where a trial may begin.
     fn choose_for_trial(&self, prompt: &Prompt, tried: &[Arc<str>], constraints: &TrialConstraints) -> Option<ChosenReplica> {
         let view = self.fleet.view();
         let beside = |is_open: &dyn Fn(&Replica) -> bool| {
@@ -143,7 +145,7 @@ impl Dispatch {
         let alone = beside(&|replica| constraints.is_allowed(&replica.engine_life()) && !constraints.is_occupied(&replica.id)).flatten();
         match alone {
             Some(alone) if !alone.ends_first() => Some(alone),
-            // Beside another trial rather than where the answer would be cut.
+            // Prefer a place beside another trial to one where the answer would be cut.
             alone => beside(&|replica| constraints.is_allowed(&replica.engine_life())).flatten().or(alone),
         }
     }

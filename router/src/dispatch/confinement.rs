@@ -1,5 +1,5 @@
-//! Where a request may go whose tenant's requests crash engines, which `crash_suspects` counts: to
-//! one replica of its model, and to no other.
+//! Confines tenants whose requests crash engines (`crash_suspects` counts them) to one replica of
+//! the model.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use crate::fleet::{FleetView, Phase, Replica};
 #[derive(Debug)]
 pub(super) struct ConfinedRequest {
     confinement: Confinement,
-    /// The replicas that it may not go to, those that were tried among them.
+    /// Replicas that the request may not go to, including those already tried.
     pub(super) closed: Vec<Arc<str>>,
 }
 
 impl ConfinedRequest {
-    /// Why it cannot be sent now.
+    /// Why the request cannot be sent now.
     pub(super) fn refusal(&self) -> Refusal {
         Refusal::of_confined(&self.confinement)
     }
 }
 
 impl Dispatch {
-    /// Where the request may not go, and where it was `tried`, if its tenant is confined.
+    /// The replicas closed to the request, including those it `tried`, if its tenant is confined.
     pub(super) fn confine(
         &self,
         model: Option<&str>,

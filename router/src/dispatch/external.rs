@@ -1,4 +1,4 @@
-//! Places a request that somebody else will send, and counts it where it goes.
+//! Places a request that the caller sends itself, and counts it at its replica.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::fleet::{InFlight, Replica};
 use crate::placement::PlacementDecision;
 use crate::resumption::unasked_part;
 
-/// When a caller may ask again for a placement of a crash suspect.
+/// Seconds after which a caller may ask again for a placement of a crash suspect.
 const SUSPECT_RETRY_SECONDS: u64 = 5;
 
-/// Upper bound of a prompt's predicted time of computing, in seconds.
+/// Upper bound of a prompt's predicted prefill, in seconds.
 const MAX_PREFILL_SECONDS: f64 = 600.0;
 
 /// A replica chosen for a request that the caller sends itself.
@@ -27,10 +27,11 @@ pub(crate) struct ExternalPlacement {
 }
 
 impl Dispatch {
-    /// The replica where the request would be answered soonest. Nothing is sent, and nothing waits for room.
+    /// The replica that would answer the request soonest. This sends nothing and does not wait for
+    /// room.
     ///
     /// # Errors
-    /// When no replica can take it, or it is one that crashes engines.
+    /// If no replica can take the request, or the request is suspected of crashing engines.
     pub(crate) async fn place_external(&self, mut outgoing: Box<OutboundRequest>) -> Result<ExternalPlacement, Refusal> {
         let crash_watch =
             self.crash_suspects.watch(crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, unasked_part(&outgoing.body)));

@@ -1,9 +1,13 @@
-//! Attempts whose agent falls silent before a byte of the answer has come: its host is gone, it was stopped, or the network swallows everything.
-//! The connection notices only by its keepalive, seconds after the lease; so an attempt looks at the lease itself, and the request goes to
-//! another replica as soon as it has lapsed. Where there is none it goes on waiting, and takes the answer of whichever agent comes back first.
+//! Fails over attempts whose agent falls silent before the first byte of the answer.
 //!
-//! The price: a plain answer comes whole, so one that its engine was computing when the agent fell silent for longer than the lease is
-//! computed anew elsewhere, also where the agent would have been back with it a moment later.
+//! The agent's host is gone, the agent was stopped, or the network drops everything. The
+//! connection's keepalive notices only seconds after the lease has lapsed. So an attempt checks the
+//! lease itself and sends the request to another replica as soon as the lease lapses. Without
+//! another replica it keeps waiting, and takes the answer of whichever agent comes back first.
+//!
+//! The price: a plain answer arrives whole. If its engine was computing it when the agent fell
+//! silent for longer than the lease, it is computed anew elsewhere, even if the agent would have
+//! delivered it a moment later.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,10 +22,10 @@ use crate::crash_suspects::{Clearance, CrashWatch};
 use crate::fleet::Replica;
 use crate::placement::Prompt;
 
-/// How often an attempt without an answer checks its replica's lease, which lasts seconds.
+/// How often an attempt without an answer checks its replica's lease. Leases last seconds.
 const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A request that is tried on one replica after the other.
+/// A request that is tried on one replica after another.
 pub(super) struct RetryContext<'a> {
     pub(super) prompt: &'a Prompt,
     pub(super) outgoing: &'a OutboundRequest,
@@ -30,13 +34,14 @@ pub(super) struct RetryContext<'a> {
 }
 
 impl Dispatch {
-    /// Sends the request to the replica that it is bound to, adds that to the tried ones, and waits
-    /// for the answer to begin. When the agent falls silent it does the same with another replica,
-    /// and cancels what the silent agent may still answer. Returns where the answer or the loss
-    /// came from.
+    /// Sends the request to its bound replica and waits for the answer to begin.
+    ///
+    /// The replica joins the tried ones. If its agent falls silent, this attempt is cancelled and
+    /// the request goes to another replica. Returns the replica that the answer or the loss came
+    /// from.
     ///
     /// # Errors
-    /// When the first byte does not come in time.
+    /// If the first byte does not come in time.
     pub(super) async fn attempt_with_failover(
         &self,
         mut bound: Binding,
@@ -73,9 +78,12 @@ impl Dispatch {
         }
     }
 
-    /// Another replica for a request that waits on `replica`, if its agent is silent and another one is heard; it is paid for as the retry of a
-    /// lost attempt. A suspect stays: whether it has crashed its engine is for the silent agent to
-    /// say, and until then it takes no other. So does one whose tenant may use no other.
+    /// Another replica for a request that waits on `replica`, if that agent is silent and another
+    /// is heard.
+    ///
+    /// The retry budget for lost attempts pays for it. A suspect stays: only the silent agent can
+    /// say whether it crashed its engine, and until then it must not take another. A request of a
+    /// confined tenant stays too, because its tenant may use no other replica.
     fn choose_failover(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>], crash_watch: &mut CrashWatch) -> Option<Binding> {
         let is_free = |watch: &CrashWatch| matches!(watch.clearance(), Ok(Clearance::Free)) && !watch.is_confined();
         if !self.fleet.view().has_lapsed_lease(replica) || !is_free(crash_watch) {
@@ -85,7 +93,7 @@ impl Dispatch {
         if chosen.decision.choice().candidate.doubtful || !self.retries.lost.withdraw() {
             return None;
         }
-        // It was a suspect and has been cleared.
+        // The request was a suspect and has been cleared.
         crash_watch.end_trial();
         Some(Binding { chosen, queued_for: Duration::ZERO, turn: None })
     }

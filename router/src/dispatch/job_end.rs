@@ -1,4 +1,4 @@
-//! Which lost answers the end of a batch job explains, in words for the client.
+//! Explains to the client when a lost answer is due to the end of a batch job.
 
 use std::sync::Arc;
 
@@ -6,11 +6,13 @@ use tokio::time::Instant;
 
 use crate::fleet::{FleetView, Job, Replica};
 
-/// Characters of which the ids of jobs are made.
+/// Punctuation that job ids may contain.
 const ID_PUNCTUATION: [char; 5] = ['.', '-', '_', '[', ']'];
 
-/// Why an answer of `replica` was lost, which `message` says as far as the lane knows it. Where the job of its node is at its end, that is
-/// the reason, whatever was seen of it; before its end the job is named. `view` may know the job's end better than the request's placement did.
+/// Why an answer of `replica` was lost. `message` is the lane's own explanation.
+///
+/// If the node's job is at its end, that is the reason, whatever the lane saw. Before its end, the
+/// job is only named. `view` may know the job's end better than the request's placement did.
 #[must_use]
 pub(super) fn explain_loss(view: &FleetView, replica: &Replica, now: Instant, message: String) -> String {
     let known = view.present(replica).and_then(|present| present.job.as_ref());
@@ -32,7 +34,7 @@ pub(super) fn explain_loss(view: &FleetView, replica: &Replica, now: Instant, me
     }
 }
 
-/// Whether the message has `job ID`, and not the beginning of a longer id.
+/// Whether the message names `job ID`, and not a longer id that begins with it.
 fn names(message: &str, id: &str) -> bool {
     let goes_on = |rest: &str| rest.starts_with(|next: char| next.is_ascii_alphanumeric() || ID_PUNCTUATION.contains(&next));
     let words = format!("job {id}");

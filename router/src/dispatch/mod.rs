@@ -1,5 +1,7 @@
-//! Has a request placed, waits its turn where its replica has no room, sends it there, and to another replica while nothing of an answer has
-//! reached the client; then hands over the answer.
+//! Dispatches a request: places it, waits for its turn, sends it, and hands over the answer.
+//!
+//! The request waits if its replica has no room, and goes to another replica while no byte of an
+//! answer has reached the client.
 
 mod attempts;
 mod binding;
@@ -49,13 +51,13 @@ use crate::resumption::{RecordMemory, check_engine, check_replaying_engine, unas
 use crate::sse::Dialect;
 use binding::Binding;
 
-/// Upper bound of a plain answer's predicted time until its prompt counts as computed, in seconds.
+/// Upper bound of a plain answer's predicted prefill, in seconds.
 const MAX_PREFILL_SECONDS: f64 = 600.0;
 
 /// How often a router in its startup grace looks for a replica.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Why an answer is not resumed of which nothing comes before its end.
+/// Resume reason of answers that do not stream.
 pub(crate) const NO_STREAM: &str = "no_stream";
 
 const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";
@@ -68,14 +70,14 @@ pub(crate) struct Dispatch {
     pub placer: Arc<Placer>,
     pub queue: RequestQueue,
     pub retries: RetryBudgets,
-    /// The requests that were in flight when engines crashed.
+    /// Requests that were in flight when engines crashed.
     pub crash_suspects: Arc<CrashSuspects>,
     pub metrics: Arc<RouterMetrics>,
-    /// Until the first byte of an answer.
+    /// Limit until the first byte of an answer.
     pub answer_timeout: Duration,
-    /// Between two pieces of an answer.
+    /// Limit between two pieces of an answer.
     pub idle_timeout: Duration,
-    /// What the tokens of all streams may take.
+    /// Memory shared by the token records of all streams.
     pub record_memory: RecordMemory,
 }
 
@@ -88,30 +90,32 @@ pub(crate) struct Answer {
 
 enum AttemptOutcome {
     Started(Box<StartedAnswer>),
-    /// Nothing came; the replica is avoided for a second.
+    /// The attempt brought no answer; the replica is avoided for a second.
     Lost(StreamFault),
 }
 
 impl Dispatch {
-    /// Sends the request where it will be answered soonest. An attempt that is lost before a byte has reached the client is made
-    /// again elsewhere, at most twice, and one answered with 500 once, within the retry budgets; one answered with 503 wherever there may
-    /// be room. One that crashes engines is refused.
+    /// Sends the request where it will be answered soonest, and retries within the retry budgets.
+    ///
+    /// An attempt lost before a byte has reached the client is repeated elsewhere at most twice,
+    /// and one answered with 500 once. One answered with 503 is repeated wherever there may be
+    /// room. A request that crashes engines is refused.
     ///
     /// # Errors
-    /// When no engine's answer can be given; an engine's own refusal is an answer.
+    /// If no engine can give an answer. An engine's own refusal counts as an answer.
     pub(crate) async fn send(self: &Arc<Self>, mut outgoing: Box<OutboundRequest>, permit: Permit) -> Result<Answer, Refusal> {
         self.retries.deposit();
         let fingerprint = crash_suspects::fingerprint(outgoing.tenant, &outgoing.head.path, unasked_part(&outgoing.body));
         outgoing.head.fingerprint = fingerprint;
         let mut crash_watch = self.crash_suspects.watch(fingerprint);
-        // Checked before the prompt is read, which may be the more expensive part.
+        // Check before reading the prompt, which may cost more.
         crash_watch.clearance()?;
         outgoing.queue_slot = self.queue.take_slot_if_contended(outgoing.placement_request.model.as_deref(), outgoing.queue_share)?;
         let begun = self.find_answer(&mut outgoing, &mut crash_watch, &mut Attempts::default()).await?;
         Ok(self.relay_answer(*begun, outgoing, crash_watch, permit))
     }
 
-    /// An answer that has begun, from a replica that was not tried.
+    /// The beginning of an answer from a replica that was not tried yet.
     async fn find_answer(
         &self,
         outgoing: &mut OutboundRequest,
@@ -132,7 +136,7 @@ impl Dispatch {
                 None
             };
             let Some(bound) = bound.filter(|bound| self.retries.pay(attempts.policy.payment(bound.has_room()), &self.metrics)) else {
-                // The trial that it had there will not take place.
+                // The trial planned there will not take place.
                 crash_watch.end_trial();
                 return match (refused, lost) {
                     (Some(begun), _) => Ok(begun),
@@ -173,7 +177,8 @@ impl Dispatch {
         }
     }
 
-    /// Waits until there is a candidate, during the startup grace of the router: its restart then costs clients a moment and no error.
+    /// Waits for a candidate during the router's startup grace, so a restart delays clients briefly
+    /// and causes no errors.
     pub(crate) async fn await_startup_grace(&self, model: Option<&str>) {
         let is_waiting = || {
             let view = self.fleet.view();
@@ -188,7 +193,7 @@ impl Dispatch {
     fn send_to(&self, prompt: &Prompt, outgoing: &OutboundRequest, bound: Binding, attempt: usize) -> SentAttempt {
         let Binding { chosen, queued_for, turn } = bound;
         let in_flight = self.placer.count_in_flight(prompt, &chosen, Instant::now());
-        // The next request sees this one counted.
+        // The next request must see this one counted.
         drop(turn);
         let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
@@ -233,7 +238,7 @@ impl Dispatch {
             Ok(exchange) => exchange,
             Err(broken) => return lose(&entry, broken),
         };
-        // A plain answer does not tell when its prompt has been computed.
+        // A plain answer does not show when its prompt has been computed.
         let prefill_estimate = (!prompt.is_stream()).then_some(prefill_estimate);
         let (head, first_chunk) = match self.read_first_bytes(&exchange, &mut in_flight, prefill_estimate).await {
             Ok(began) => began,
@@ -261,7 +266,7 @@ impl Dispatch {
             begun.entry.record_first_token();
             in_flight.start_answer();
             self.queue.notify_change();
-            // An error comes fast, and says nothing about how fast the engine computes.
+            // An error comes fast and says nothing about the engine's speed.
             if begun.head.status == 200 && !begun.is_retryable() {
                 begun.feedback.record_start();
             }
@@ -276,9 +281,10 @@ impl Dispatch {
         }
     }
 
-    /// Waits for the head and the first bytes of an answer. Engines send their head before they
-    /// compute anything, so until the first byte of the body nothing is lost by trying elsewhere.
-    /// After `prefill_estimate` the prompt counts as computed.
+    /// Waits for the head and the first bytes of an answer.
+    ///
+    /// Engines send their head before they compute anything, so a retry elsewhere loses nothing
+    /// until the first byte of the body. After `prefill_estimate` the prompt counts as computed.
     async fn read_first_bytes(
         &self,
         exchange: &Exchange,
@@ -344,7 +350,7 @@ impl Dispatch {
             permit,
             replica,
             crash_watch,
-            // What an engine refuses it has not computed.
+            // An engine has not computed what it refuses.
             clears_suspicion: head.status < 400,
             feedback,
             usage,
@@ -367,16 +373,16 @@ impl Dispatch {
     }
 }
 
-/// Nothing came of an attempt.
+/// Ends an attempt without an answer.
 fn lose(entry: &AttemptEntry, broken: StreamFault) -> AttemptOutcome {
     entry.record_failure(fault_label(broken.fault));
     AttemptOutcome::Lost(broken)
 }
 
-/// The word for an answer whose agent was lost; its engine may live.
+/// The access log's word for an answer whose agent was lost. Its engine may live.
 const AGENT_LOST: &str = "agent_lost";
 
-/// The word in the access log and in traces for what broke an answer.
+/// The word in the access log and in traces for the fault that broke an answer.
 fn fault_label(fault: Fault) -> &'static str {
     match fault {
         Fault::EngineStopped => "engine_stopped",
@@ -386,7 +392,7 @@ fn fault_label(fault: Fault) -> &'static str {
     }
 }
 
-/// What the client of a stream gets if this replica's engine dies.
+/// How a stream on this replica is resumed if the engine dies.
 fn resume_tier(outgoing: &OutboundRequest, replica: &Replica) -> ResumeTier {
     let launch = replica.state.launch.as_ref();
     let tier = match (&outgoing.sampling, &outgoing.replay) {
@@ -401,8 +407,8 @@ fn resume_tier(outgoing: &OutboundRequest, replica: &Replica) -> ResumeTier {
     tier
 }
 
-/// What an attempt came to. If the engine was stopped on purpose, or the node is gone, no request
-/// is to blame.
+/// Classifies the end of an attempt. No request is to blame if the engine was stopped on purpose or
+/// the node is gone.
 fn attempt_end(attempt: &AttemptOutcome, replica: &Replica, crash_watch: &mut CrashWatch) -> AttemptEnd {
     match attempt {
         AttemptOutcome::Lost(broken) => {
@@ -420,7 +426,7 @@ struct SentAttempt {
     exchange: Result<Exchange, StreamFault>,
     in_flight: InFlight,
     feedback: PlacementFeedback,
-    /// After this a plain answer's prompt counts as computed.
+    /// After this time a plain answer's prompt counts as computed.
     prefill_estimate: Duration,
     decision: Arc<PlacementDecision>,
     entry: AttemptEntry,

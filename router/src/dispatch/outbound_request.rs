@@ -1,4 +1,4 @@
-//! A request as dispatch has it: checked, admitted and translated, with all that one attempt after the other needs.
+//! A request in dispatch: checked, admitted, translated, with everything its attempts need.
 
 use std::sync::Arc;
 
@@ -13,22 +13,21 @@ use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::resumption::{ReplayPlan, Sampling};
 use crate::sse::Dialect;
 
-/// A request as it will be sent, to one replica or several in turn.
+/// A request to be sent to one replica, or to several in turn.
 #[derive(Debug)]
 pub(crate) struct OutboundRequest {
     pub placement_request: PlacementRequest,
-    /// The router's own number of it.
+    /// The router's own number for the request.
     pub id: u64,
-    /// Position in the queue: a lower number goes first.
+    /// Position in the queue: lower goes first.
     pub priority: i32,
-    /// The hash of its tenant's name, or of its key's where that has none; zero where there are no
-    /// keys.
+    /// Hash of the owner's name; zero without keys.
     pub tenant: u64,
-    /// That name, or the key's id; empty where there are no keys.
+    /// The tenant's name, or the key's own if it has no tenant; empty without keys.
     pub owner: Arc<str>,
-    /// Whom it shares the queue with, and how much of the queue it takes.
+    /// The tenant and weight by which requests share the queue, and how much of it this one takes.
     pub queue_share: QueueShare,
-    /// Its place in the queue, taken as soon as it may have to wait.
+    /// The request's place in the queue, taken as soon as it may have to wait.
     pub queue_slot: Option<QueueSlot>,
     pub client_id: Option<Arc<str>>,
     /// The replica's index and the estimates are filled in for each attempt.
@@ -38,17 +37,19 @@ pub(crate) struct OutboundRequest {
     pub work: Work,
     pub log_entry: AccessEntry,
     pub referenced_response: ResponseReference,
-    /// Records whose response the answer is, where the engine keeps it.
+    /// Records whose response the answer is, if the engine stores it.
     pub stored_response: Option<ResponseRecorder>,
-    /// What a continuation of its stream takes over, or why there is none. Its body asks for tokens if there may be one.
+    /// Parameters that a continuation of the stream takes over, or why there is none. The body asks
+    /// for tokens if there may be one.
     pub sampling: Result<Box<Sampling>, &'static str>,
-    /// How it is sent again where there is none and its answer is the same each time.
+    /// How to send the request again if there is no continuation and its answer is the same each
+    /// time.
     pub replay: Option<Box<ReplayPlan>>,
     pub received_at: Instant,
 }
 
 impl OutboundRequest {
-    /// The dialect of the event stream that its client surely waits for.
+    /// The dialect of the event stream that the client surely waits for.
     pub(crate) fn awaited_stream(&self) -> Option<Dialect> {
         let is_awaited = self.placement_request.is_stream && self.work.generates() && self.dialect != Dialect::Other;
         is_awaited.then_some(self.dialect)

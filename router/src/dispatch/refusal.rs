@@ -1,4 +1,4 @@
-//! Why a request got no answer from any engine, in words for its client.
+//! Explains to the client why no engine answered its request.
 
 use std::time::Duration;
 
@@ -9,16 +9,17 @@ use crate::crash_suspects::{Ban, Confinement, TrialQueueFull};
 use crate::fleet::{Arrival, FleetView, Phase, Replica};
 use crate::placement::{MAX_QUEUED_BYTES, Overload};
 
-/// When a client may try again if the queue was full.
+/// Seconds after which a client may retry if the queue was full.
 const QUEUE_FULL_RETRY_SECONDS: u64 = 5;
 
-/// When a client may try again where nobody knows when a replica comes. OpenAI's SDKs try twice more, which together is the start of a small model.
+/// Seconds after which a client may retry if nobody knows when a replica comes. OpenAI's SDKs retry
+/// twice, which together covers the start of a small model.
 const UNKNOWN_RETRY_SECONDS: u64 = 10;
 
-/// When a client may try again whose router leaves: at once, since another router may be there already.
+/// Seconds after which a client of a leaving router may retry. Another router may be there already.
 const STOPPING_RETRY_SECONDS: u64 = 1;
 
-/// A client is never told to wait for longer: OpenAI's SDKs do not heed more.
+/// Longest wait that a client is ever told: OpenAI's SDKs ignore longer ones.
 const MAX_RETRY_SECONDS: f64 = 60.0;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +36,7 @@ pub(crate) enum Refusal {
         "the engines of this model run with vLLM's Rust front-end, which has no {path}: whoever runs them starts their agents with --front-end python"
     )]
     MissingRoute {
-        /// As the client asked for it.
+        /// The path as the client asked for it.
         path: String,
     },
     /// Nothing can take the request now.
@@ -56,10 +57,10 @@ pub(crate) enum Refusal {
     },
     #[error("no engine began to answer within {}", format_seconds(*.0))]
     TooSlow(Duration),
-    /// Engines have crashed with it.
+    /// The request has crashed engines.
     #[error("{0}")]
     CrashSuspect(Ban),
-    /// The fleet has more to do than it can do in time.
+    /// The fleet has more work than it can do in time.
     #[error("{message}")]
     Overloaded {
         message: String,
@@ -132,7 +133,7 @@ fn retry_seconds(expected: f64) -> u64 {
     expected.clamp(1.0, MAX_RETRY_SECONDS).ceil() as u64
 }
 
-/// When a client may try again whose request no replica takes now.
+/// Seconds after which a client may retry if no replica takes its request now.
 pub(super) fn retry_after(arrival: Arrival) -> u64 {
     match arrival {
         Arrival::Within(time) => retry_seconds(time.as_secs_f64()),
@@ -141,7 +142,7 @@ pub(super) fn retry_after(arrival: Arrival) -> u64 {
 }
 
 impl Refusal {
-    /// The one replica that its tenant's requests may go to takes none now.
+    /// The refusal for a confined tenant whose only replica takes no requests now.
     pub(super) fn of_confined(confinement: &Confinement) -> Self {
         let place = confinement
             .replica
@@ -174,7 +175,7 @@ impl Refusal {
         let mut reasons: Vec<String> = of_interest.take(5).map(|replica| describe_replica(replica)).collect();
         reasons.extend(expectation.map(|expectation| expectation.reason.to_string()));
         if reasons.is_empty() {
-            // The last of them has just left, and others do not serve it.
+            // The model's last replica has just left, and the others do not serve it.
             reasons.push(model.map_or("none takes requests".to_owned(), |model| format!("none that serves `{model}` is attached")));
         }
         let which = expectation.map(|expectation| format!(" of the model `{}`", expectation.model.id)).unwrap_or_default();
@@ -185,7 +186,8 @@ impl Refusal {
 
 fn describe_replica(replica: &Replica) -> String {
     let (id, word) = (&replica.id, replica.state.phase.as_str());
-    // Only the first line: a failure's reason goes on with the engine's log, which is for operators.
+    // Use only the first line: a failure's reason continues with the engine's log, which is for
+    // operators.
     let reason = replica.state.reason.lines().next().unwrap_or_default();
     match replica.state.phase {
         Phase::Ready => format!("{id} has lost its agent"),
@@ -211,7 +213,7 @@ mod tests {
         check("soon", "", 45);
         check("late", "", 60);
         check("one day", "", UNKNOWN_RETRY_SECONDS);
-        // Nor is it unknown beside engines of other models.
+        // An expected model is not unknown either beside engines of other models.
         let failing = ReplicaChange { state: Some(state(Phase::Failed, "failing")), ..ready(1) };
         let _lane = attach(&fleet, 1, vec![ready(0), failing]).await;
         check("soon", "", 45);

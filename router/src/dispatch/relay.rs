@@ -1,9 +1,11 @@
-//! The answer's body on its way to the client: the engine's bytes as they come, with a scanner beside event streams.
+//! The answer's body on its way to the client: the engine's bytes as they come, scanned if they are
+//! an event stream.
 //!
-//! It is polled by the client's connection, so no task and no channel lies between the lane and the socket; and while it waits for the next
-//! event, it has the lane's task write that to the socket (`direct_writing`). It ends cleanly only when the answer is whole. A broken event
-//! stream gets an error event of its dialect, and every broken answer ends without its last chunk, so that nothing between here and the user can
-//! take it for complete.
+//! The client's connection polls this body, so no task and no channel lies between the lane and the
+//! socket. While the body waits for the next event, the lane's task writes that event to the socket
+//! (`direct_writing`). The body ends cleanly only if the answer is whole. A broken event stream
+//! gets an error event of its dialect. Every broken answer ends without its last chunk, so nothing
+//! on the way to the user can take it for complete.
 
 mod ending;
 mod moving;
@@ -38,27 +40,27 @@ use resuming::Loss;
 
 #[derive(Debug)]
 pub(crate) struct RelayContext {
-    /// Counts the request at its replica, unless that has ended already.
+    /// Counts the request at its replica until it has ended there.
     pub in_flight: Option<InFlight>,
     pub permit: Permit,
     pub replica: Arc<Replica>,
-    /// Learns whether its engine crashes with it.
+    /// Learns whether the engine crashes with the request.
     pub crash_watch: CrashWatch,
-    /// Whether a complete answer shows that the request harms no engine; not where the engine had
+    /// Whether a complete answer shows that the request harms no engine. False if the engine had
     /// failed.
     pub clears_suspicion: bool,
     pub feedback: PlacementFeedback,
     /// Only comments have come so far. They keep the connection alive while the request waits in
     /// its engine.
     pub awaits_first_event: bool,
-    /// Known where the answer was read whole before it was passed on.
+    /// Known if the answer was read whole before it was passed on.
     pub usage: Option<TokenUsage>,
-    /// It was not read whole, but may say what was used.
+    /// The answer was not read whole but may report usage.
     pub has_unread_body: bool,
-    /// More usage than this is not believed.
+    /// Reported usage beyond these bounds is not believed.
     pub(crate) usage_bounds: UsageBounds,
     pub log_entry: AccessEntry,
-    /// Of the attempt whose answer it is.
+    /// Log entry of the attempt that gave this answer.
     pub attempt_entry: AttemptEntry,
     pub received_at: Instant,
     pub idle_timeout: Duration,
@@ -68,7 +70,7 @@ pub(crate) struct RelayContext {
 #[derive(Debug)]
 pub(crate) struct Relay {
     state: RelayState,
-    /// Read before it was decided that this answer is sent.
+    /// The piece that was read before this answer was chosen.
     first_chunk: Option<Bytes>,
     pipeline: Arc<AnswerPipeline>,
     exchange: Exchange,
@@ -76,13 +78,13 @@ pub(crate) struct Relay {
     /// The inline consumer is still to be attached to the lane.
     is_direct_writing_pending: bool,
     silence_timer: Option<Pin<Box<Sleep>>>,
-    /// After so much silence the client of an event stream gets something to keep its connection alive.
+    /// The client of an event stream gets a keep-alive after so much silence.
     keep_alive: Option<Duration>,
-    /// When it last did.
+    /// When the last keep-alive was sent.
     kept_alive_at: Option<Instant>,
-    /// Of a stream that goes on elsewhere when its engine is lost.
+    /// Set for a stream that goes on elsewhere if its engine is lost.
     resumption: Option<Box<Resumption>>,
-    /// Tells when such a stream had better go on elsewhere.
+    /// Tells when the stream should move to another engine.
     move_watch: Option<MoveWatch>,
     failed_moves: u32,
 }
@@ -90,18 +92,19 @@ pub(crate) struct Relay {
 #[derive(Debug)]
 enum RelayState {
     Streaming,
-    /// The engine was lost, and another one is to go on.
+    /// The engine was lost, and another one is sought.
     Resuming(ResumingAnswer, Loss),
-    /// Another engine is to go on, and this one does until then.
+    /// Another engine is sought; the present one continues until then.
     Moving(ResumingAnswer, Move),
     /// The error event that is sent next.
     SendingError(Bytes, String),
-    /// The connection gets [`FLUSH_TIMEOUT`] to send what it has, then breaks.
+    /// The connection gets [`BREAK_DELAY`] to send what it has, then breaks.
     Flushing(Pin<Box<Sleep>>, String),
     Ended,
 }
 
-/// The moment that a connection gets to send what it has before it breaks. HTTP/2 throws away what is queued when a stream is reset.
+/// How long a connection may send what it has before it breaks. HTTP/2 drops queued data when a
+/// stream is reset.
 pub(crate) const BREAK_DELAY: Duration = Duration::from_millis(200);
 
 fn flushing_state(message: String) -> RelayState {
@@ -109,8 +112,8 @@ fn flushing_state(message: String) -> RelayState {
 }
 
 impl Relay {
-    /// The rest of `exchange` after its head and `first_chunk`. `watch` reads the response's id,
-    /// where that is remembered.
+    /// The rest of `exchange` after its head and `first_chunk`. `watch` reads the response's id if
+    /// that is to be remembered.
     #[must_use]
     pub(crate) fn new(
         exchange: Exchange,
@@ -139,7 +142,7 @@ impl Relay {
         }
     }
 
-    /// Has the stream remembered, so that another engine can go on with it.
+    /// Records the stream, so that another engine can go on with it.
     pub(super) fn record_stream(&mut self, record: StreamRecord, resumption: Box<Resumption>) {
         let mut flow = self.pipeline.lock();
         match record {
@@ -154,7 +157,7 @@ impl Relay {
         self.watch_for_move(Duration::ZERO);
     }
 
-    /// Has text stand in for tokens that are charged and that nobody tells.
+    /// Counts text instead of tokens if tokens are charged and nothing else reports them.
     pub(super) fn count_text_of_unknown_tokens(&self) {
         let mut flow = self.pipeline.lock();
         if flow.token_record.is_none() && self.context.permit.is_charged() {
@@ -167,7 +170,8 @@ impl Relay {
         self.pipeline.lock().scanner.is_some()
     }
 
-    /// The client of an event stream gets something after each `period` in which the engine is silent; never, where that is zero.
+    /// Sends the client of an event stream a keep-alive after each silent `period`. Zero turns this
+    /// off.
     pub(crate) fn send_keep_alives(&mut self, period: Duration) {
         self.keep_alive = Some(period).filter(|period| !period.is_zero() && self.is_event_stream());
     }
@@ -198,8 +202,11 @@ impl Relay {
         Poll::Pending
     }
 
-    /// What the client gets because nothing came for long. One timer an answer, looked at again only when it fires: an event costs a reading of the
-    /// clock. After `idle` without anything the engine counts as lost.
+    /// Sends a keep-alive after a silent period, and counts the engine as lost after `idle` without
+    /// anything.
+    ///
+    /// Each answer has one timer, which is looked at only when it fires, so an event costs one
+    /// reading of the clock.
     fn poll_silence(&mut self, context: &mut Context<'_>, idle: Duration) -> Poll<Result<Bytes, StreamFault>> {
         let period = self.keep_alive.unwrap_or(idle);
         let timer = self.silence_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(period.min(idle))));
@@ -223,7 +230,7 @@ impl Relay {
         Poll::Pending
     }
 
-    /// Nothing came for too long, unless the lane's task has found an end in this moment.
+    /// Ends a stream that was silent for too long, unless the lane's task has just found its end.
     fn end_silence(&mut self, broken: StreamFault) -> Bytes {
         self.exchange.detach();
         let failed = self.pipeline.lock().failure.take();
@@ -249,7 +256,7 @@ impl Relay {
     }
 
     fn process_chunk(&mut self, bytes: Bytes) -> Bytes {
-        // The first event after comments.
+        // These bytes are the first event after comments.
         if self.context.awaits_first_event && !is_keep_alive_comment(&bytes) {
             self.context.awaits_first_event = false;
             self.context.in_flight.as_mut().map(InFlight::start_answer);
@@ -263,7 +270,7 @@ impl Relay {
         if end.is_empty() { passed } else { [&passed[..], end].concat().into() }
     }
 
-    /// Returns what is to be sent of a piece that was read.
+    /// The bytes to send for a piece that was read.
     fn apply_outcome(&mut self, passed: ChunkOutcome) -> Bytes {
         match passed {
             ChunkOutcome::Forward(bytes) => bytes,
@@ -300,7 +307,7 @@ impl Relay {
         self.lose("incomplete", super::END_MESSAGE.into()).unwrap_or_default()
     }
 
-    /// Whether nothing is left of an answer that is not scanned.
+    /// Whether an answer that is not scanned has been read to its end.
     fn is_fully_read(&self) -> bool {
         self.pipeline.lock().scanner.is_none() && self.first_chunk.is_none() && self.exchange.is_finished()
     }
@@ -317,8 +324,8 @@ impl Body for Relay {
                 RelayState::Streaming => {
                     relay.state = RelayState::Streaming;
                     let polled = relay.poll_chunk(context);
-                    // Checked after the inbox: until it was polled, the lane's task may have found
-                    // the fault. What came behind it is dropped.
+                    // Check this after the inbox: until that poll, the lane's task may have found
+                    // the fault. Bytes behind the fault are dropped.
                     let failed = relay.pipeline.lock().failure.take();
                     let sent = match (failed, polled) {
                         (Some(failed), _) => relay.apply_outcome(failed),
@@ -376,7 +383,7 @@ impl Body for Relay {
         }
     }
 
-    /// A plain answer may be known to be complete with its last piece: then no more is asked for.
+    /// A plain answer may be known to be complete with its last piece. Then no more is asked for.
     fn is_end_stream(&self) -> bool {
         match self.state {
             RelayState::Streaming => self.is_fully_read(),
@@ -388,7 +395,7 @@ impl Body for Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // What the lane's task takes after this would not be counted.
+        // Bytes that the lane's task takes after this would not be counted.
         self.exchange.detach();
         if matches!(self.state, RelayState::Streaming | RelayState::Resuming(..) | RelayState::Moving(..)) {
             self.record_disconnect();

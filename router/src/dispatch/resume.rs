@@ -1,5 +1,5 @@
-//! Goes on with a stream whose engine was lost: has the rest of its answer, or all of it once more, computed by another replica, through the loop
-//! that every request goes through.
+//! Resumes a stream whose engine was lost. Another replica computes the rest of the answer, or all
+//! of it again, through the loop that every request takes.
 
 mod origin;
 mod waiting;
@@ -27,29 +27,31 @@ use crate::resume_tier::ResumeTier;
 use crate::resumption::{ContinuationRequest, KeptBody, ReplayRecord, Sampling, TokenRecord};
 use crate::sse::Dialect;
 
-/// Planned moves may meet a stream of hours several times. One that loses engines is stopped by the crash suspects long before.
+/// Planned moves may meet a stream of hours several times. Crash suspicion stops a stream that
+/// loses engines long before.
 const MAX_RESUMPTIONS: usize = 8;
 
-/// Until another engine has begun; the one that the stream is to leave goes on with it otherwise. A drain lasts 30 s where nobody says else.
+/// Limit until another engine has begun a moved stream; after it, the old engine keeps the stream.
+/// A drain lasts 30 s by default.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The route that takes tokens as a prompt.
 const COMPLETIONS: &str = "/v1/completions";
 
-/// What the continuation of a stream is made of.
+/// Everything needed to continue a stream.
 #[derive(Debug)]
 pub(super) struct Resumption {
     dispatch: Arc<Dispatch>,
-    /// The request, without its body once that is sent.
+    /// The request. Its body is dropped once sent.
     outgoing: Box<OutboundRequest>,
     source: ResumptionSource,
     origin: StreamOrigin,
     pub(super) tier: ResumeTier,
-    /// The engines that have lost it.
+    /// The engines that have lost the stream.
     losses: Vec<StreamLoss>,
-    /// How often it has moved. An engine that it moved away from may have it again.
+    /// How often the stream has moved. It may return to an engine that it moved away from.
     moves: usize,
-    /// How many tokens it goes on from.
+    /// How many tokens the stream goes on from.
     known_tokens: u64,
 }
 
@@ -63,42 +65,45 @@ struct StreamLoss {
 /// Why a stream goes on elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Departure {
-    /// Its engine was lost. It `is_explained` if it was stopped, or the crash is put down to somebody: a host that dies may have died of the request.
-    /// It `is_agents` if only the connection to the agent is known to be lost.
+    /// The engine was lost.
+    ///
+    /// The loss `is_explained` if the engine was stopped or its crash is put down to somebody: a
+    /// host that dies may have died of the request. The loss `is_agents` if only the connection to
+    /// the agent is known to be lost.
     Loss { is_explained: bool, is_agents: bool },
-    /// Its engine goes on with it until another one does.
+    /// The engine continues the stream until another one does.
     Move,
 }
 
-/// What the request for the rest is made of.
+/// The source of the request for the rest.
 #[derive(Debug)]
 enum ResumptionSource {
-    /// Of the tokens so far, and this.
+    /// The tokens so far, with these parameters.
     Tokens(Box<Sampling>),
-    /// It is the request itself, sent again.
+    /// The request itself, sent again.
     Request(KeptBody),
 }
 
-/// What remembers a stream until it has to go on elsewhere.
+/// The record of a stream until it has to go on elsewhere.
 #[derive(Debug)]
 pub(super) enum StreamRecord {
     Tokens(Box<TokenRecord>),
     Replay(Box<ReplayRecord>),
 }
 
-/// The way to another engine.
+/// A search for another engine.
 pub(super) struct ResumingAnswer {
     search: Pin<Box<dyn Future<Output = ResumedAnswer> + Send>>,
-    /// For how long it may wait for a replica, in which no engine is to blame for the silence.
+    /// Longest wait for a replica, during which no engine is to blame for the silence.
     pub(super) max_wait: Duration,
 }
 
-/// Why a search for another engine has come to nothing.
+/// Why a search for another engine failed.
 #[derive(Debug)]
 enum SearchEnd {
-    /// There is none now.
+    /// No replica can go on now.
     NoReplica(Refusal),
-    /// There will be none.
+    /// No replica will ever go on.
     Failed(String),
 }
 
@@ -111,7 +116,7 @@ impl SearchEnd {
     }
 }
 
-/// What the relay gets back at its end.
+/// The result of a search, for the relay.
 pub(super) struct ResumedAnswer {
     pub(super) resumption: Box<Resumption>,
     pub(super) crash_watch: CrashWatch,
@@ -127,7 +132,7 @@ pub(super) struct Destinations {
 }
 
 impl Destinations {
-    /// Whether there is another one than `from`.
+    /// Whether a replica other than `from` could go on.
     pub(super) fn exist(&self, view: &FleetView, from: &Replica, now: Instant) -> bool {
         let can_continue = |replica: &Replica| {
             let has_lost_it = self.lost_at.iter().any(|loss| loss.holds(replica));
@@ -150,7 +155,7 @@ impl ResumingAnswer {
 }
 
 impl Dispatch {
-    /// What goes on with this answer of a replica when its engine is lost, and what remembers its stream until then, if it may be resumed.
+    /// The record of this replica's stream, and the way to resume it, if it may be resumed.
     pub(super) fn resumption(
         self: &Arc<Self>,
         mut outgoing: Box<OutboundRequest>,
@@ -190,17 +195,17 @@ impl Resumption {
         }
     }
 
-    /// Of the stream that goes on.
+    /// The dialect of the stream.
     pub(super) fn dialect(&self) -> Dialect {
         self.outgoing.dialect
     }
 
-    /// Whether it was resumed before.
+    /// Whether the stream has been resumed before.
     pub(super) fn is_under_way(&self) -> bool {
         self.losses.len() + self.moves > 0
     }
 
-    /// Stands in for a watch that is elsewhere.
+    /// A stand-in for a watch that is elsewhere.
     pub(super) fn idle_watch(&self) -> CrashWatch {
         self.dispatch.crash_suspects.watch(None)
     }
@@ -214,7 +219,7 @@ impl Resumption {
         &self.dispatch.fleet
     }
 
-    /// Whether it may be tried once more.
+    /// Whether the stream may be resumed once more.
     pub(super) fn is_allowed(&self) -> bool {
         #[cfg(test)]
         if crate::simulation::sabotage::is(crate::simulation::sabotage::Sabotage::StreamGivenUp) {
@@ -223,12 +228,13 @@ impl Resumption {
         self.losses.len() + self.moves < MAX_RESUMPTIONS
     }
 
-    /// Where it could go on.
+    /// Where the stream could go on.
     pub(super) fn destinations(&self) -> Destinations {
         Destinations { origin: self.origin.clone(), lost_at: self.losses.iter().map(|loss| loss.replica.clone()).collect() }
     }
 
-    /// Sends the request for the rest, or else the same one again, elsewhere than to the engine that it leaves.
+    /// Sends the request for the rest, or the same request again, to another engine than the one it
+    /// leaves.
     pub(super) fn start(
         mut self: Box<Self>,
         departure: Departure,
@@ -268,7 +274,7 @@ impl Resumption {
             path: COMPLETIONS.into(),
             headers: std::mem::take(&mut outgoing.head.headers),
             body_bytes: request.body.len() as u64,
-            // It is the same request to who looks for one that crashes engines.
+            // Crash suspicion treats the continuation as the same request.
             fingerprint: outgoing.head.fingerprint,
             ..RequestHead::default()
         };
@@ -296,7 +302,8 @@ impl Resumption {
         outgoing.body = body.clone();
     }
 
-    /// Sends it elsewhere while the engine that it has `left` goes on with it: nothing but tokens within a short time is better than that.
+    /// Moves the stream elsewhere while the engine that it `left` continues. A destination is
+    /// worthwhile only if its tokens come within a short time.
     async fn find_destination(&mut self, left: &ReplicaLoss, crash_watch: &mut CrashWatch) -> Result<Box<StartedAnswer>, String> {
         if !matches!(crash_watch.clearance(), Ok(Clearance::Free)) {
             return Err("it is suspected of having crashed an engine".into());
@@ -313,7 +320,8 @@ impl Resumption {
         Ok(begun)
     }
 
-    /// What was lost had been worth its attempt. The next one is paid for as any that follows a loss.
+    /// Attempts that count the losses so far. Each loss had been worth its attempt; the next
+    /// attempt is paid for as after any loss.
     fn attempts(&self) -> Attempts {
         let mut attempts = Attempts::default();
         for loss in &self.losses {
@@ -329,10 +337,10 @@ impl Resumption {
         left: Option<&ReplicaLoss>,
         crash_watch: &mut CrashWatch,
     ) -> Result<Box<StartedAnswer>, SearchEnd> {
-        // One that is banned meanwhile is refused before its tokens are read.
+        // Refuse a request banned meanwhile before its tokens are read.
         crash_watch.clearance().map_err(|ban| SearchEnd::Failed(ban.to_string()))?;
         attempts.tried = self.replicas_unfit_to_go_on(attempts, left);
-        // There may be another search.
+        // Another search may follow.
         let request = self.outgoing.placement_request.clone();
         let dispatch = self.dispatch.clone();
         let found = dispatch.find_answer(&mut self.outgoing, crash_watch, attempts).await;
@@ -347,19 +355,21 @@ impl Resumption {
         Ok(begun)
     }
 
-    /// Those whose engine cannot go on with it, and those that it has `left` or was lost at.
+    /// Replicas whose engine cannot go on with the stream, and those that it has `left` or was lost
+    /// at.
     fn replicas_unfit_to_go_on(&self, attempts: &Attempts, left: Option<&ReplicaLoss>) -> Vec<Arc<str>> {
         let is_left = |replica: &Replica| self.losses(attempts).chain(left).any(|loss| loss.holds(replica));
         let is_unfit = |replica: &&Arc<Replica>| !self.may_go_on_at(replica) || is_left(replica);
         self.dispatch.fleet.view().replicas.iter().filter(is_unfit).map(|replica| replica.id.clone()).collect()
     }
 
-    /// Where it was lost, and where these attempts to go on with it were.
+    /// The losses of the stream so far, and those of these attempts to continue it.
     fn losses<'a>(&'a self, attempts: &'a Attempts) -> impl Iterator<Item = &'a ReplicaLoss> {
         self.losses.iter().map(|loss| &loss.replica).chain(&attempts.losses)
     }
 
-    /// Whether this replica's engine is known to take tokens as a prompt, or to make the same stream of an answer.
+    /// Whether the replica's engine is known to take tokens as a prompt, or to give the same stream
+    /// again.
     fn may_go_on_at(&self, replica: &Replica) -> bool {
         match &self.source {
             ResumptionSource::Tokens(_) => self.origin.may_continue_at(replica) && replica.max_context_tokens() > self.known_tokens,
@@ -367,7 +377,8 @@ impl Resumption {
         }
     }
 
-    /// The shortest context of the engines that can go on from so many tokens, so that whichever is chosen has room for what it is asked for.
+    /// The shortest context of the engines that can go on from so many tokens, so that any of them
+    /// has room for the request.
     pub(super) fn context_to_go_on(&self, tokens: u64, own: u64) -> u64 {
         let view = self.dispatch.fleet.view();
         let others = view.replicas.iter().filter(|replica| replica.is_ready() && self.origin.may_continue_at(replica));
@@ -375,7 +386,8 @@ impl Resumption {
     }
 }
 
-/// Whether a header of the request goes with its continuation. Two requests of one name have crashed engines (vllm#15041).
+/// Whether a header of the request goes with its continuation. Two requests with the same id have
+/// crashed engines (vllm#15041).
 fn is_of_continuation(header: &Header) -> bool {
     !header.name.eq_ignore_ascii_case(b"x-request-id")
 }

@@ -1,23 +1,24 @@
-//! Bounds retries to a fifth of the requests, so that a failing fleet is not buried under repeated work.
+//! Limits retries to a fifth of the requests, so that repeated work does not bury a failing fleet.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use super::retry_policy::RetryPayment;
 use crate::metrics::RouterMetrics;
 
-/// A retry costs this much; requests deposit a fifth of it.
+/// A retry costs this much; each request deposits 1, a fifth of it.
 const RETRY_COST: i64 = 5;
 
-/// Retries that are possible at once after engines have refused.
+/// Retries available at once after engines have refused.
 const REFUSED_RESERVE: i64 = 256;
 
-/// Retries that are possible at once after attempts were lost: an engine, or a node of eight, may
-/// die with this many requests without a client noticing. This may be more than for refusals
-/// because a lost attempt leaves no work behind.
+/// Retries available at once after attempts were lost.
+///
+/// An engine, or a node of eight, may die with this many requests without a client noticing. The
+/// reserve may exceed the one for refusals because a lost attempt leaves no work behind.
 const LOST_RESERVE: i64 = 8 * 1024;
 
-/// Balances for the two causes of a retry: engines that die must not use up what is there for full
-/// ones, nor the other way round.
+/// Balances for the two causes of a retry, kept apart: dying engines must not use up the retries
+/// for full ones, nor the other way round.
 #[derive(Debug)]
 pub(crate) struct RetryBudgets {
     /// Attempts that an engine answered with 500 or 503.
@@ -33,7 +34,8 @@ impl Default for RetryBudgets {
 }
 
 impl RetryBudgets {
-    /// Pays for an attempt; where that is not possible, the client gets the failure of the one before, which is counted.
+    /// Pays for an attempt. If the budget cannot, the denial is counted and the client gets the
+    /// previous attempt's failure.
     pub(super) fn pay(&self, payment: RetryPayment, metrics: &RouterMetrics) -> bool {
         let [lost_denied, refused_denied] = &metrics.retries_denied;
         let (budget, denied) = match payment {
@@ -54,8 +56,8 @@ impl RetryBudgets {
     }
 }
 
-/// A balance of retries: each request adds a fifth of one, each retry takes one, and at most a
-/// reserve is kept.
+/// A balance of retries: each request adds a fifth of a retry, each retry takes one, up to a
+/// reserve.
 #[derive(Debug)]
 pub(crate) struct RetryBudget {
     balance: AtomicI64,
@@ -70,7 +72,7 @@ impl RetryBudget {
     }
 
     pub(crate) fn deposit(&self) {
-        // Deposits that race may lose one, which errs on the side of fewer retries.
+        // Racing deposits may lose one, which errs on the side of fewer retries.
         if self.balance.load(Ordering::Relaxed) < self.reserve * RETRY_COST {
             self.balance.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,9 +1,10 @@
-//! Whether a request is tried once more, and which budget pays for it. Pure: what an attempt came to goes in, what to do next comes out.
+//! Decides whether a request is tried again, and which budget pays for it. Pure: an attempt's end
+//! goes in, the next step comes out.
 
 /// Attempts for one request, the first included.
 const MAX_ATTEMPTS: usize = 3;
 
-/// The same for a request that engines were too full for: they have done no work for it, and
+/// Attempts for a request that engines were too full for. They have done no work for it, and
 /// another may have room.
 const MAX_ATTEMPTS_WHEN_FULL: usize = 8;
 
@@ -11,12 +12,12 @@ const MAX_ATTEMPTS_WHEN_FULL: usize = 8;
 pub(super) enum AttemptEnd {
     /// An answer for the client, whatever its status.
     Answered,
-    /// 500, or an error as the first event of a stream: the engine failed on it, and another may
+    /// The engine failed with 500, or with an error as the first event of a stream. Another may
     /// not.
     Failed,
-    /// 503: the engine is full or dying.
+    /// The engine is full or dying (503).
     Full,
-    /// Nothing came. `excused` if another request crashed the engine.
+    /// No answer came. `excused` if another request crashed the engine.
     Lost { excused: bool },
 }
 
@@ -53,19 +54,19 @@ impl RetryPolicy {
         self.attempts += 1;
     }
 
-    /// Whether there may be one more attempt, if the retry budget pays for it.
+    /// Whether another attempt is allowed, if the retry budget pays for it.
     pub(super) fn allows_attempt(&self) -> bool {
         let most = if self.last == Some(AttemptEnd::Full) { MAX_ATTEMPTS_WHEN_FULL } else { MAX_ATTEMPTS };
         self.attempts - self.excused < most
     }
 
-    /// Whether the running attempt may be given up for another because its agent is silent.
+    /// Whether the running attempt may be given up because its agent is silent.
     pub(super) fn allows_failover(&self) -> bool {
         self.attempts - self.excused - self.full < MAX_ATTEMPTS
     }
 
-    /// Which budget pays for the next attempt. Sending a request to a replica that has room, after
-    /// one that was full, does not multiply a failing fleet's load.
+    /// The budget that pays for the next attempt. A retry at a replica with room, after a full one,
+    /// does not multiply a failing fleet's load.
     pub(super) fn payment(&self, has_room: bool) -> RetryPayment {
         match self.last {
             None => RetryPayment::Free,
@@ -75,8 +76,8 @@ impl RetryPolicy {
         }
     }
 
-    /// What follows from the end of an attempt. A 500 after a refusal is the request's own fault
-    /// and goes to the client.
+    /// The step that follows an attempt's end. A 500 after a refusal is the request's own fault and
+    /// goes to the client.
     pub(super) fn end_attempt(&mut self, end: AttemptEnd) -> NextStep {
         let step = match end {
             AttemptEnd::Answered => NextStep::RelayAnswer,
@@ -116,7 +117,7 @@ mod tests {
             (vec![LOST], NextStep::TryAgain),
             (vec![Failed], NextStep::TryAgain),
             (vec![Full], NextStep::TryAgain),
-            // After two engines' 500 it is the request's own fault.
+            // After two engines' 500, the request itself is at fault.
             (vec![Failed, Failed], NextStep::RelayAnswer),
             (vec![Full, Failed], NextStep::RelayAnswer),
             (vec![LOST, Failed], NextStep::TryAgain),

@@ -1,4 +1,4 @@
-//! An attempt that an engine has begun to answer, and what can be told from the beginning.
+//! An attempt that an engine has begun to answer, and what its beginning reveals.
 
 use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
@@ -14,10 +14,10 @@ use crate::lanes::Exchange;
 use crate::placement::{PlacementDecision, PlacementFeedback};
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, EngineEnd, FinishState, SseScanner, TokenUsage};
 
-/// What comes without this text was not cut short by stopping its engine.
+/// An answer without this text was not cut short by stopping its engine.
 static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\""));
 
-/// An attempt of which the head and the first bytes have come.
+/// An attempt whose head and first bytes have come.
 pub(super) struct StartedAnswer {
     pub(super) head: ResponseHead,
     pub(super) first_chunk: Option<Bytes>,
@@ -30,20 +30,22 @@ pub(super) struct StartedAnswer {
     pub(super) entry: AttemptEntry,
     /// Known if the answer was read whole.
     pub(super) usage: Option<TokenUsage>,
-    /// More of a plain answer follows, which may say what was used.
+    /// More of a plain answer follows, which may report usage.
     pub(super) has_unread_body: bool,
     /// Only comments have come so far.
     pub(super) awaits_first_event: bool,
 }
 
 impl StartedAnswer {
-    /// Whether another replica may do better: the engine is full, crashing or has crashed. An event stream says so with status 200.
+    /// Whether another replica may do better: the engine is full, crashing or has crashed. An event
+    /// stream says so with status 200.
     pub(super) fn is_retryable(&self) -> bool {
         let fails_at_once = || self.first_chunk.as_ref().is_some_and(|first| first.starts_with(b"data: {\"error\":")) && self.is_stream();
         matches!(self.head.status, 500 | 503) || fails_at_once()
     }
 
-    /// Why the engine itself, and not the request, is behind an error: the core is dead, or the engine is stopping and has begun nothing.
+    /// The fault of the engine itself, if that and not the request caused an error: its core is
+    /// dead, or it is stopping and has begun nothing.
     pub(super) fn engine_fault(&self) -> Option<StreamFault> {
         let error = self.first_chunk.as_ref().filter(|_| self.is_retryable())?;
         let (fault, message) = match EngineEnd::read(error)? {
@@ -53,8 +55,8 @@ impl StartedAnswer {
         Some(StreamFault { fault, message: message.into() })
     }
 
-    /// Fails where the engine has ended the stream of a generation before its first token, because it was stopped or without a reason: nothing has
-    /// reached the client yet.
+    /// Fails if the engine ended a generation's stream before its first token, because it was
+    /// stopped or without a reason. Nothing has reached the client yet.
     pub(super) fn check_stream_start(&self, outgoing: &OutboundRequest) -> Result<(), StreamFault> {
         let OutboundRequest { work, dialect, .. } = *outgoing;
         if self.head.status != 200 || !work.generates() || dialect == Dialect::Other || !self.is_stream() {
@@ -70,10 +72,12 @@ impl StartedAnswer {
         Ok(())
     }
 
-    /// Waits for the rest of a JSON answer, up to one credit window: engines write it at once, when
-    /// it is complete. If it breaks off, or is a generation cut short because its engine was
-    /// stopped, nothing has reached the client yet. Where nothing was to be computed, a text that
-    /// looks like that, or like usage, is the client's own.
+    /// Waits for the rest of a JSON answer, up to one credit window. Engines write a JSON answer at
+    /// once, when it is complete.
+    ///
+    /// An answer that breaks off, or was cut short because its engine was stopped, is lost before
+    /// anything has reached the client. If nothing was to be computed, text that looks like an
+    /// abort or like usage is the client's own.
     pub(super) async fn buffer_json_body(&mut self, work: Work) -> Result<(), StreamFault> {
         if !self.has_content_type(b"application/json") {
             return Ok(());

@@ -1,16 +1,18 @@
-//! What a request has an engine compute, and from that the most that its answer can have used. What an answer says beyond that is a broken
-//! engine's word, or a foreign node's: it is neither charged nor learned from.
+//! The work that a request asks of an engine, and the most usage its answer can have.
+//!
+//! An answer that reports more comes from a broken engine or a foreign node. The excess is neither
+//! charged nor learned from.
 
 use crate::sse::TokenUsage;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Work {
-    /// Prompts, at most; 0 where the answer, usage and finish reasons included, is made of what the
+    /// Most prompts; 0 if the whole answer, with usage and finish reasons, is made of what the
     /// client sent.
     pub prompts: u64,
-    /// Answers to them, at most; 0 where nothing is generated.
+    /// Most answers to the prompts; 0 if nothing is generated.
     pub answers: u64,
-    /// How often each is computed, at most: once per turn for a request that uses the engine's own
+    /// Most times that each is computed: once per turn for a request that uses the engine's own
     /// tools.
     pub turns: u64,
 }
@@ -26,8 +28,8 @@ impl Work {
         self.answers > 0
     }
 
-    /// The most tokens that it can use on an engine with this context length. `max_tokens` is no
-    /// bound: engines know other names and forms of it than the router.
+    /// The most tokens that the work can use on an engine with this context length. `max_tokens` is
+    /// no bound: engines know names and forms of it that the router does not.
     #[must_use]
     pub(super) fn usage_bounds(self, context_tokens: u64) -> UsageBounds {
         let tokens = self.turns.saturating_mul(context_tokens);

@@ -1,4 +1,5 @@
-//! What the edge serves, as it tells itself: `/openapi.json` for programs and `/docs` for people. Both are made of docs/openapi.yaml.
+//! The edge's own documentation, made of docs/openapi.yaml: `/openapi.json` for programs and
+//! `/docs` for people.
 
 use std::sync::LazyLock;
 
@@ -21,14 +22,14 @@ const TEMPLATE: &str = include_str!("api_docs/page.html");
 
 const STYLE: &str = include_str!("api_docs/page.css");
 
-/// A page without scripts, which loads nothing and has one style.
+/// Policy for a page without scripts, which loads nothing and has one style.
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let style = BASE64_STANDARD.encode(Sha256::digest(STYLE));
     let policy = format!("default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
     HeaderValue::try_from(policy).expect("base64 is ASCII")
 });
 
-/// Of a router without keys, and of one with them.
+/// The docs of a router without keys, and those of one with keys.
 static API_DOCS: [LazyLock<ApiDocs>; 2] = [LazyLock::new(|| ApiDocs::new(false)), LazyLock::new(|| ApiDocs::new(true))];
 
 struct ApiDocs {
@@ -64,7 +65,7 @@ impl ApiDocs {
     }
 }
 
-/// A part of the document with what it refers to in place of the references.
+/// A part of the document with its references expanded.
 fn expand(part: &Value, document: &Value) -> Value {
     match part {
         Value::Object(fields) => match fields.get("$ref").and_then(Value::as_str) {

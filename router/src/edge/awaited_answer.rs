@@ -1,4 +1,5 @@
-//! Waits for an engine's answer. The client of an event stream gets its head where that takes long, and hears something from then on (decision 17).
+//! Waits for an engine's answer. If that takes long, the client of an event stream gets its head,
+//! and signs of life from then on (decision 17).
 
 use std::sync::Arc;
 
@@ -14,15 +15,16 @@ use crate::inbound::{Edge, Prepared, Rejection, headers};
 use crate::keys::Caller;
 use crate::sse::Dialect;
 
-/// What there is for a client.
+/// The reply for a client so far.
 pub(super) enum Awaited {
     Answered(Result<Answer, Rejection>),
-    /// The stream that the answer to the request of this number will be.
+    /// The stream of the future answer, and the number of its request.
     Held(Box<HeldStream>, u64),
 }
 
 impl Edge {
-    /// Has an engine answer a request that is prepared, whose client surely awaits an event stream of this dialect, if any.
+    /// Has an engine answer a prepared request. `dialect` is that of the event stream that the
+    /// client surely awaits, if any.
     pub(super) async fn await_answer(
         self: &Arc<Self>,
         prepared: Result<Prepared, Rejection>,
@@ -44,7 +46,7 @@ impl Edge {
     }
 }
 
-/// The head of an event stream whose engine has not begun, which cannot be taken back.
+/// The head of an event stream whose engine has not begun. The head cannot be taken back.
 pub(super) fn held_reply(stream: Box<HeldStream>, id: u64) -> Response<EdgeBody> {
     let mut response = Response::new(EdgeBody::Held(stream));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));

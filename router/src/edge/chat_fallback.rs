@@ -1,5 +1,7 @@
-//! Routes that vLLM's Rust front-end lacks and a chat can stand for. Where a replica that may get a request lacks its route, the request
-//! becomes a chat, which every replica answers, and the answer is told in the route's form.
+//! Routes that vLLM's Rust front-end lacks and a chat can replace.
+//!
+//! If a replica that may get a request lacks its route, the request becomes a chat, which every
+//! replica answers. The answer is translated to the route's form.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -20,7 +22,7 @@ use crate::sse::Dialect;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A route that a chat can stand for.
+/// A route that a chat can replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChatFallback {
     Messages,
@@ -28,7 +30,7 @@ pub(super) enum ChatFallback {
     Responses,
 }
 
-/// What an engine is asked instead.
+/// The request sent to an engine instead.
 struct FallbackRequest {
     path: &'static str,
     body: Value,
@@ -36,7 +38,7 @@ struct FallbackRequest {
     form: AnswerForm,
 }
 
-/// In which form its answer is told.
+/// The form that its answer is translated to.
 enum AnswerForm {
     Message,
     TokenCount,
@@ -82,7 +84,7 @@ impl ChatFallback {
 }
 
 impl AnswerForm {
-    /// An engine's whole answer in this form.
+    /// Translates an engine's whole answer to this form.
     fn translate_answer(&self, body: &[u8]) -> Result<Vec<u8>, String> {
         match self {
             Self::Message => messages_translator::translate_answer(body),
@@ -91,7 +93,7 @@ impl AnswerForm {
         }
     }
 
-    /// From an engine's event stream into this form.
+    /// Translates an engine's event stream to this form.
     fn stream_translation(self) -> StreamTranslation {
         match self {
             Self::Message | Self::TokenCount => StreamTranslation::new(MessagesTranslator::default()),
@@ -103,20 +105,19 @@ impl AnswerForm {
 /// A request that was read for a route that some replicas lack.
 struct ReadRequest {
     prepared: Prepared,
-    /// What becomes of the answer where a chat stands for the route.
+    /// The translation of the answer, if a chat replaces the route, and whether the answer streams.
     translation: Option<(AnswerForm, bool)>,
 }
 
 impl Edge {
-    /// Whether a chat is to stand for this route, because a replica that may get the request lacks
-    /// it.
+    /// Whether a chat must replace this route, because a replica that may get the request lacks it.
     fn needs_fallback(&self, route: ChatFallback, body: &[u8]) -> bool {
         #[derive(Deserialize)]
         struct Named {
             model: Option<String>,
         }
         let view = self.dispatch.fleet.view();
-        // What cannot be read has no model, and is refused by whoever reads it.
+        // An unreadable body has no model, and is refused by whoever reads it.
         let model = serde_json::from_slice::<Named>(body).ok().and_then(|named| named.model);
         let model = model.as_deref();
         let is_there = || view.eligible(model, &[]).any(|(_, replica)| replica.has_route(route.path()));
@@ -137,8 +138,8 @@ impl Edge {
         Ok(ReadRequest { prepared: self.prepare(inquiry)?, translation: Some((form, is_stream)) })
     }
 
-    /// Has an engine answer a request for a route that some replicas lack: on the route, or as a
-    /// chat whose answer is told in the route's form.
+    /// Has an engine answer a request for a route that some replicas lack, on the route or as a
+    /// chat whose answer is translated to the route's form.
     pub(super) async fn answer_on_any_route(self: &Arc<Self>, route: ChatFallback, inquiry: InboundRequest) -> Response<EdgeBody> {
         let (caller, entry) = (inquiry.caller.clone(), inquiry.log_entry.clone());
         let explanation = self.explanation(&inquiry.headers, &caller);
@@ -180,7 +181,7 @@ async fn translate_response(
     } else {
         let bad_gateway = |message: &str| reply::error(StatusCode::BAD_GATEWAY, "BadGatewayError", message);
         match collect_body(answer.body).await {
-            // An error in OpenAI's form, which local replies are told in.
+            // Local replies are errors in OpenAI's form, too.
             Ok(body) if !status.is_success() => reply::json(status, body),
             Ok(body) => match form.translate_answer(&body) {
                 Ok(body) => reply::json(StatusCode::OK, body),

@@ -1,8 +1,10 @@
-//! What a client connection is waiting for, and since when: a request's head, the client to take what it was sent, or the next request.
+//! Tracks what a client connection waits for, and since when: a request's head, the client to read,
+//! or the next request.
 //!
-//! The HTTP library's own timer covers the first of these, only after it knows the protocol, and counts idle connections as slow
-//! heads. Here each wait has its own limit. The connection's task asks now and then whether one has passed. A stream of HTTP/2 whose client
-//! takes nothing of it is reset, and its neighbours go on.
+//! The HTTP library's own timer covers only the head, only after it knows the protocol, and counts
+//! idle connections as slow heads. Here each wait has its own limit, and the connection's task
+//! checks them now and then. An HTTP/2 stream whose client reads nothing of it is reset, and its
+//! neighbours go on.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,22 +21,22 @@ use tokio::time::Instant;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConnectionTimeouts {
-    /// For the head of a request, and for the first request.
+    /// Limit for the head of a request, and for the first request.
     pub(super) head: Duration,
-    /// For the next request on an idle connection.
+    /// Limit for the next request on an idle connection.
     pub(super) idle: Duration,
-    /// For the client to take anything of its answers.
+    /// Limit for the client to read anything of its answers.
     pub(super) stall: Duration,
 }
 
-/// How long a connection may be without a request where few places are left.
+/// How long a connection may be without a request while few places are left.
 const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Where so small a part of the places is free, few are left.
+/// Few places are left if fewer than one in this many are free.
 const CROWDED_DIVISOR: usize = 8;
 
-/// The places of clients' connections. Whoever takes many of them and asks nothing keeps none for
-/// long.
+/// The places of clients' connections. A client that takes many of them and asks nothing keeps none
+/// for long.
 #[derive(Debug)]
 pub(super) struct ConnectionPlaces {
     free: Arc<Semaphore>,
@@ -55,11 +57,10 @@ impl ConnectionPlaces {
     }
 }
 
-/// One connection's waits. Times are milliseconds since it began; 0 means that nothing is waited
-/// for.
+/// The waits of one connection. Times are milliseconds since it began; 0 means no wait.
 ///
-/// Each answer has its own: over HTTP/2, an answer that the client reads would hide another that it
-/// does not, which would be held for ever.
+/// Each answer has its own wait: over HTTP/2, an answer that the client reads would otherwise hide
+/// another that it does not read, which would be held for ever.
 #[derive(Debug)]
 pub(super) struct ConnectionClock {
     started_at: Instant,
@@ -69,7 +70,7 @@ pub(super) struct ConnectionClock {
     idle_since: AtomicU64,
     /// Requests whose answers have not ended, the newest last.
     open: Mutex<Vec<Arc<OpenAnswer>>>,
-    /// Something of an answer of ours is still to be written.
+    /// Part of an answer of ours is still to be written.
     is_answering: AtomicBool,
     has_streams: AtomicBool,
 }
@@ -78,7 +79,7 @@ pub(super) struct ConnectionClock {
 struct OpenAnswer {
     /// Since when the client has been due to read.
     client_since: AtomicU64,
-    /// With HTTP/2, the task of its stream; aborting it resets the stream.
+    /// The task of an HTTP/2 stream. Aborting the task resets the stream.
     stream: OnceLock<AbortHandle>,
 }
 
@@ -115,8 +116,8 @@ impl ConnectionClock {
         self.timeouts.head
     }
 
-    /// Whether part of a head has come. Until the first request is taken, its head is waited for in
-    /// any case.
+    /// Records whether part of a head has come. Until the first request is taken, its head is
+    /// waited for in any case.
     pub(super) fn set_reading_head(&self, reading: bool) {
         let never_asked = self.idle_since.load(Ordering::Relaxed) == 0 && self.open.lock().is_empty();
         if !reading && !never_asked {
@@ -134,25 +135,25 @@ impl ConnectionClock {
         OpenRequest { clock: self.clone(), answering }
     }
 
-    /// Whether it has turned out to speak HTTP/2.
+    /// Whether the connection has turned out to speak HTTP/2.
     pub(super) fn has_streams(&self) -> bool {
         self.has_streams.load(Ordering::Relaxed)
     }
 
-    /// Whether what the library writes now is of an answer of ours; else it is its own.
+    /// Whether the library is writing an answer of ours, and not its own.
     pub(super) fn is_answering(&self) -> bool {
         self.is_answering.load(Ordering::Relaxed)
     }
 
-    /// The library has written all that it had.
+    /// Records that the library has written all that it had.
     pub(super) fn record_flush(&self) {
         if self.is_answering() && self.open.lock().is_empty() {
             self.is_answering.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Whether a wait has lasted too long for the connection. A stream's own wait ends that stream
-    /// alone.
+    /// The connection's wait that has lasted too long, if any. A stream's own wait ends only that
+    /// stream.
     pub(super) fn find_overdue(&self) -> Option<Overdue> {
         let passed = |since: &AtomicU64, limit: Duration| {
             let since = since.load(Ordering::Relaxed);
@@ -177,13 +178,13 @@ impl ConnectionClock {
 }
 
 impl OpenAnswer {
-    /// Ends its stream; `false` where it has none of its own and the connection must end.
+    /// Ends the answer's stream. `false` if it has none of its own and the connection must end.
     fn abort_stream(&self) -> bool {
         self.stream.get().inspect(|stream| stream.abort()).is_some()
     }
 }
 
-/// Runs each stream of an HTTP/2 connection as a task of its own.
+/// Runs each stream of an HTTP/2 connection as a separate task.
 #[derive(Debug, Clone)]
 pub(super) struct StreamExecutor(pub(super) Arc<ConnectionClock>);
 
@@ -199,7 +200,7 @@ where
         let task = tokio::spawn(stream);
         if let Some(newest) = newest {
             // Other tasks of the library (upgrades, which this edge does not have) belong to a
-            // request that has its task already.
+            // request that already has its task.
             let _ = newest.stream.set(task.abort_handle());
         }
     }
@@ -218,8 +219,8 @@ impl Drop for OpenRequest {
     }
 }
 
-/// An answer's body that tells the clock whom the connection waits for: the client after a piece
-/// was given, the engine while there is none.
+/// An answer's body that tells the clock what the connection waits for: the client after each
+/// piece, the engine while there is none.
 #[derive(Debug)]
 pub(super) struct TimedBody<B> {
     body: B,
@@ -227,7 +228,7 @@ pub(super) struct TimedBody<B> {
 }
 
 impl<B> TimedBody<B> {
-    /// The client is waited for from now on: with a closed window the body is not even polled.
+    /// The wait for the client begins here: with a closed window the body is not even polled.
     pub(super) fn new(body: B, open: OpenRequest) -> Self {
         open.answering.client_since.store(open.clock.now(), Ordering::Relaxed);
         Self { body, open }

@@ -1,4 +1,5 @@
-//! Client connections: accepted up to a bound, HTTP/1.1 or HTTP/2, ended gracefully on drain.
+//! Client connections over HTTP/1.1 or HTTP/2, accepted up to a bound and ended gracefully on
+//! drain.
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
@@ -33,33 +34,33 @@ use crate::direct_writing::{ClientStream, DirectWriter};
 use crate::inbound::Edge;
 use crate::succession::Succession;
 
-/// The largest head of a request, and the most that is buffered of an answer beyond the socket's
+/// Largest head of a request, and most bytes of an answer that are buffered beyond the socket's
 /// buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// How HTTP/2 begins; no HTTP/1 request begins so.
+/// The beginning of HTTP/2, which no HTTP/1 request shares.
 const HTTP2_PREFACE_START: &[u8; 4] = b"PRI ";
 
-/// Requests at once on one HTTP/2 connection.
+/// Most concurrent requests on one HTTP/2 connection.
 const MAX_STREAMS: u32 = 256;
 
 /// Interval of pings over HTTP/2, and the time in which a client must answer one.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Files of this process that no client takes: listeners, logs, agents and their lanes, admin
+/// Files of this process that are not for clients: listeners, logs, agents and their lanes, admin
 /// connections (256 at most), keepers of engines.
 const RESERVED_FILES: u64 = 512;
 
-/// How soon a socket that could not be made anew is tried again.
+/// How soon a failed bind of the socket is retried.
 const SOCKET_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where clients come in.
+/// The listeners for clients.
 #[derive(Debug)]
 pub(crate) struct EdgeListeners {
     pub(crate) port: TcpListener,
-    /// Of the port, where it has it.
+    /// TLS of the port, if it has any.
     pub(crate) tls: Option<Arc<EdgeTls>>,
-    /// For clients of the router's own user.
+    /// A socket for clients of the router's own user.
     pub(crate) socket: Option<PrivateSocket>,
 }
 
@@ -80,8 +81,10 @@ pub(crate) async fn serve(listeners: EdgeListeners, edge: Arc<Edge>, shutdown: S
     tokio::join!(serve_port((port, tls), places.clone(), edge.clone(), shutdown.clone()), on_socket);
 }
 
-/// The connections of clients at once, so that each may have one to an engine of this process
-/// (`hostler up`) and clients wait rather than take what the rest of the process needs.
+/// Most concurrent client connections.
+///
+/// Each may have one more connection, to an engine of this process (`hostler up`). Clients wait
+/// rather than take files that the rest of the process needs.
 fn connections_within(configured: usize, max_files: Option<u64>) -> usize {
     let affordable = max_files.map_or(Semaphore::MAX_PERMITS as u64, |files| files.saturating_sub(RESERVED_FILES) / 2);
     let affordable = usize::try_from(affordable).unwrap_or(usize::MAX);
@@ -102,12 +105,13 @@ async fn serve_port(
             (place, accept(&listener).await)
         };
         let (place, stream) = tokio::select! {
-            // First: a client that comes while another router takes this one's place is that one's.
+            // Check the drain first: a client that comes while another router takes over is that
+            // router's.
             biased;
             () = &mut draining => return,
             accepted = accepted => accepted,
         };
-        // The kernel drops a client that takes nothing for so long; it also watches a closed
+        // The kernel drops a client that reads nothing for this long. It also watches a closed
         // window.
         if configure_stream(&stream, edge.config.client_stall_timeout).is_err() {
             continue;
@@ -118,7 +122,7 @@ async fn serve_port(
             let stream = match handshake {
                 None => Some(Stream::Plain(stream)),
                 Some(handshake) => tokio::select! {
-                    // Boxed, like all that only some connections need.
+                    // Boxed, like everything that only some connections need.
                     stream = Box::pin(accept_tls(stream, handshake, edge.config.header_timeout)) => stream,
                     () = shutdown.wait_stop() => None,
                 },
@@ -131,7 +135,8 @@ async fn serve_port(
     }
 }
 
-/// Accepts clients on a socket, in plain text: their bytes stay within this host. A socket whose file is taken away is made anew.
+/// Accepts clients on a socket, in plain text: their bytes stay within this host. If the socket's
+/// file is removed, the socket is made anew.
 async fn serve_socket(mut socket: PrivateSocket, places: Arc<ConnectionPlaces>, edge: Arc<Edge>, shutdown: Shutdown) {
     let mut draining = pin!(shutdown.wait_drain());
     loop {
@@ -168,7 +173,7 @@ async fn bind_again(file: &SocketFile) -> PrivateSocket {
     }
 }
 
-/// Does the TLS handshake; `None` when it fails or takes longer than `limit`.
+/// Does the TLS handshake; `None` if it fails or takes longer than `limit`.
 async fn accept_tls(stream: TcpStream, handshake: Handshake, limit: Duration) -> Option<Stream> {
     let secured = hostler_tls::accept(stream, handshake, limit).await;
     secured.inspect_err(|error| tracing::debug!(%error, "a client's handshake failed")).ok()
@@ -177,15 +182,15 @@ async fn accept_tls(stream: TcpStream, handshake: Handshake, limit: Duration) ->
 /// The library's settings for a connection that speaks HTTP/1.1.
 fn http1_builder() -> http1::Builder {
     let mut http1 = http1::Builder::new();
-    // The connection's clock watches slow heads, since it tells them from idle connections.
+    // The connection's clock watches slow heads, because it can tell them from idle connections.
     http1.header_read_timeout(None).max_buf_size(BUFFER_BYTES);
     http1
 }
 
-/// For a connection whose version must be detected.
+/// Settings for a connection whose version must be detected.
 ///
-/// hyper does so with a first read of 24 bytes, and then keeps a buffer for the rest that is twice
-/// as large for the connection's whole life.
+/// hyper detects it with a first read of 24 bytes, and then keeps a buffer of twice the size for
+/// the connection's whole life.
 fn auto_builder(clock: &Arc<ConnectionClock>) -> auto::Builder<StreamExecutor> {
     let mut either = auto::Builder::new(StreamExecutor(clock.clone()));
     either.http1().header_read_timeout(None).max_buf_size(BUFFER_BYTES);
@@ -200,7 +205,7 @@ fn auto_builder(clock: &Arc<ConnectionClock>) -> auto::Builder<StreamExecutor> {
     either
 }
 
-/// Whether the first bytes of the connection may be the beginning of HTTP/2.
+/// Whether the first bytes of the connection may begin HTTP/2.
 async fn may_be_http2(stream: &Stream) -> io::Result<bool> {
     let Stream::Plain(socket) = stream else { return Ok(true) };
     let mut first = [0; HTTP2_PREFACE_START.len()];
@@ -222,7 +227,7 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, (http1, places): (&htt
     serve_wire(wire, direct_writer, edge, (clock, http1), shutdown).await;
 }
 
-/// Serves a connection in memory that speaks HTTP/1.1.
+/// Serves an HTTP/1.1 connection in memory.
 #[cfg(test)]
 pub(crate) async fn serve_simulated<W>(wire: W, edge: Arc<Edge>, shutdown: &Shutdown)
 where
@@ -237,7 +242,7 @@ fn connection_clock(config: &RouterConfig, places: Option<Arc<ConnectionPlaces>>
     ConnectionClock::new(ConnectionTimeouts { head, idle, stall }, places)
 }
 
-/// Serves a connection; with settings for HTTP/1.1 where it is known to speak that.
+/// Serves a connection, with settings for HTTP/1.1 if it is known to speak that.
 async fn serve_wire<W>(
     wire: W,
     direct_writer: Option<Arc<DirectWriter>>,
@@ -272,14 +277,14 @@ async fn serve_wire<W>(
     let wire = TokioIo::new(wire);
     match http1 {
         Some(http1) => serve_connection(pin!(http1.serve_connection(wire, service)), &clock, shutdown, leaving).await,
-        // Boxed: its state is twice as large, and the task of every HTTP/1 connection would have
+        // Boxed: its state is twice as large, and the task of every HTTP/1 connection would reserve
         // room for it.
         None => serve_connection(Box::pin(auto_builder(&clock).serve_connection(wire, service)).as_mut(), &clock, shutdown, leaving).await,
     }
 }
 
-/// Resolves when a connection on which nothing was asked yet is to be closed. Where another router has
-/// this one's place or may take it, what was accepted here is answered here.
+/// Resolves when a connection without any request yet must close. If another router has taken over,
+/// or may, connections accepted here are still answered here.
 async fn wait_closing(succession: &Succession, shutdown: &Shutdown) {
     shutdown.wait_drain().await;
     if succession.serves_connections() {
@@ -287,9 +292,11 @@ async fn wait_closing(succession: &Succession, shutdown: &Shutdown) {
     }
 }
 
-/// Resolves when a connection is to end as soon as its requests have. Where another router has this
-/// one's place or may take it, an idle connection of HTTP/1 waits for its next request, whose answer closes it: to
-/// close it at once would cross a request on its way. HTTP/2 can tell the client which requests count.
+/// Resolves when a connection must end once its requests are done.
+///
+/// If another router has taken over, or may, an idle HTTP/1 connection waits for its next request,
+/// whose answer closes it. Closing at once would cross a request on its way. HTTP/2 can tell the
+/// client which requests count.
 async fn wait_leaving(succession: Succession, clock: &ConnectionClock, shutdown: &Shutdown) {
     shutdown.wait_drain().await;
     while succession.serves_connections() && !clock.has_streams() {
@@ -307,7 +314,8 @@ where
     let ended = tokio::select! {
         biased;
         ended = connection.as_mut() => ended,
-        // A client that always sends more would use up what tokio lets a task do at a time, and this would never be asked.
+        // Unconstrained: a client that always sends more would otherwise use up tokio's budget for
+        // a task, and this branch would never be polled.
         why = unconstrained(wait_overdue(clock)) => {
             tracing::debug!(?why, "a client's connection is closed");
             if why == Overdue::Idle && clock.has_streams() {
@@ -323,9 +331,10 @@ where
     }
 }
 
-/// Ends a connection once its requests are answered. Over HTTP/2 a request may be on its way: hyper
-/// tells the client to send no more, and answers what was sent until the client has heard so. One
-/// that says nothing has as long as for a head.
+/// Ends a connection once its requests are answered.
+///
+/// Over HTTP/2 a request may be on its way. hyper tells the client to send no more, and answers
+/// requests until the client has heard so. A silent client has as much time as for a head.
 async fn end_gracefully<C>(mut connection: Pin<&mut C>, clock: &ConnectionClock, shutdown: &Shutdown) -> Result<(), C::Error>
 where
     C: GracefulConnection,
@@ -342,7 +351,7 @@ where
     }
 }
 
-/// Whether hyper will send an HTTP/1.1 answer in chunks: when nothing says how long it is.
+/// Whether hyper will send an HTTP/1.1 answer in chunks, because no header gives its length.
 fn is_chunked(response: &Response<EdgeBody>) -> bool {
     let has = |name| response.headers().contains_key(name);
     !has(header::CONTENT_LENGTH) && !has(header::TRANSFER_ENCODING)

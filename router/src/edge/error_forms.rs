@@ -1,4 +1,4 @@
-//! Errors in the forms of the APIs, whoever says them: as the body of an answer, or as an event of a stream.
+//! Errors in the forms of the APIs, as the body of an answer or as an event of a stream.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -11,7 +11,8 @@ pub(super) fn error_text(status: StatusCode, kind: &str, message: &str) -> Strin
     serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": status.as_u16()}}).to_string()
 }
 
-/// The Messages API's name of an error. Engines write their `own` here, which are those of OpenAI's API; what only a router says has Anthropic's.
+/// The Messages API's name of an error. Engines write their `own` names here, which are those of
+/// OpenAI's API. Errors that only a router reports have Anthropic's names.
 pub(super) fn messages_error_type(status: StatusCode, own: &str) -> &str {
     match status.as_u16() {
         401 => "authentication_error",
@@ -24,7 +25,7 @@ pub(super) fn messages_error_type(status: StatusCode, own: &str) -> &str {
     }
 }
 
-/// An error that was the whole of an answer, as the event of a stream.
+/// Converts an error that was a whole answer to an event of a stream.
 pub(super) fn retell_error(dialect: Dialect, status: StatusCode, error: &[u8]) -> Bytes {
     #[derive(Deserialize)]
     struct Told {

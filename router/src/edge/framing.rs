@@ -1,20 +1,22 @@
-//! Notices HTTP/1.1 requests whose end another proxy may see elsewhere: with two framings (Content-Length and Transfer-Encoding), which the
-//! HTTP library resolves silently, and with lines that end in something else than CR LF, which it allows. They must be refused.
+//! Notices HTTP/1.1 requests whose end another proxy may see elsewhere. They must be refused.
 //!
-//! It reads along with the connection and changes nothing. If it should lose its place, requests are still framed by the library alone.
+//! Such requests have two framings (Content-Length and Transfer-Encoding), which the HTTP library
+//! resolves silently, or lines that end in something else than CR LF, which it allows. This parser
+//! reads along with the connection and changes nothing. If it loses its place, the library alone
+//! still frames the requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::connection_clock::ConnectionClock;
 
-/// The longest header name that matters, `transfer-encoding`.
+/// Length of the longest header name that matters, `transfer-encoding`.
 const MAX_NAME_BYTES: usize = 17;
 
 #[derive(Debug, Clone)]
 pub(super) struct FramingVerdict(Arc<AtomicU8>);
 
-/// Why it is in doubt where a request ends.
+/// Why a request's end is in doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FramingFlaw {
     /// `Content-Length` and `Transfer-Encoding` together.
@@ -38,7 +40,8 @@ impl FramingVerdict {
     }
 }
 
-/// What is to be given each piece that is read of a connection, and what it notices. It also tells the connection's clock when heads begin and end.
+/// The observer of a connection's pieces, and its verdict. The observer also tells the connection's
+/// clock when heads begin and end.
 pub(super) fn watch_framing(clock: Arc<ConnectionClock>) -> (impl FnMut(&[u8]), FramingVerdict) {
     let (verdict, mut parser) = (Arc::new(AtomicU8::new(0)), FramingParser::default());
     let noticed = FramingVerdict(verdict.clone());
@@ -70,7 +73,7 @@ enum FramingState {
     /// This many bytes of a body are left.
     Body(u64),
     ChunkSize,
-    /// This many bytes of a chunk are left, its line end included.
+    /// This many bytes of a chunk are left, including its line end.
     Chunk(u64),
     Trailers,
     /// HTTP/2, whose framing is unambiguous.
@@ -85,7 +88,7 @@ struct FramingLine {
     in_value: bool,
     length: usize,
     number: u64,
-    /// The number that the line begins with, for a chunk's size; the HTTP library refuses one that
+    /// The number that the line begins with, for a chunk's size. The HTTP library refuses one that
     /// overflows.
     size: u64,
     after_size: bool,
@@ -222,7 +225,7 @@ mod tests {
     const BOTH: &str = "POST / HTTP/1.1\r\ncontent-LENGTH: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
     const BOTH_REVERSED: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: a\r\nContent-Length: 4\r\n\r\n0\r\n\r\n";
     const BARE: &str = "POST / HTTP/1.1\r\nHost: a\nContent-Length: 0\r\n\r\n";
-    /// The chunk's size is longer than any header's name that matters, and its body looks like a
+    /// A chunk's size longer than any header's name that matters, with a body that looks like a
     /// request.
     const LONG_SIZE: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0000000000000000000001f;name=\"a:b\"\r\n\
         X\r\n\r\nA / 1\r\nContent-Length: 999\r\n0;a-long-extension-at-the-end\r\n\r\n";

@@ -1,4 +1,5 @@
-//! Where gRPC enters: on the port of the other APIs, recognized by its content type. Its errors are statuses, also those of the edge itself.
+//! The entry for gRPC on the port of the other APIs, recognized by content type. All errors are
+//! statuses, including those of the edge itself.
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ fn content_type(headers: &HeaderMap) -> &str {
     headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// Whether its messages are protocol buffers, the default of gRPC.
+/// Whether the messages are protocol buffers, the default of gRPC.
 fn is_protobuf(headers: &HeaderMap) -> bool {
     let (kind, _) = content_type(headers).split_once(';').unwrap_or((content_type(headers), ""));
     matches!(kind.trim().strip_prefix(GRPC_CONTENT_TYPE), Some("" | "+proto"))

@@ -1,5 +1,7 @@
-//! What the HTTP library lets through although two readers may see it differently: a request's target, its end, what its path is, what its
-//! body is, and what its headers say. RFC 9112 and 9113 have most of it refused.
+//! Refuses heads that the HTTP library accepts although two readers may see them differently.
+//!
+//! The checks concern a request's target, end, path, body and headers. RFC 9112 and 9113 require
+//! most of these refusals.
 
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::Authority;
@@ -16,10 +18,12 @@ pub(super) fn check_head<B>(request: &Request<B>) -> Result<(), &'static str> {
     check_coding(request.headers())
 }
 
-/// Engines undo percent encoding once before they look for a route. A route's name must therefore
-/// not be hidden by escapes, so that the router and engines compare the same path. What cannot be
-/// written otherwise may be escaped: blanks and letters beyond ASCII. A line feed at a path's end
-/// must not be: Starlette treats the path like the one without it.
+/// Checks that the router and engines compare the same path.
+///
+/// Engines undo percent encoding once before they look for a route, so escapes must not hide a
+/// route's name. Blanks and letters beyond ASCII may be escaped, because they cannot be written
+/// otherwise. A line feed at a path's end is refused: Starlette treats the path like the one
+/// without it.
 fn check_path(method: &Method, path: &str) -> Result<(), &'static str> {
     if memchr::memchr2(b'%', b'.', path.as_bytes()).is_none() {
         return Ok(());
@@ -45,16 +49,17 @@ fn check_path(method: &Method, path: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// No value has blanks around it. HTTP/2 forbids them (RFC 9113 §8.2.1); an engine, which gets
-/// every value over HTTP/1.1, would not see them and so would read another value than the router.
+/// Checks that no value has blanks around it. HTTP/2 forbids them (RFC 9113 §8.2.1). An engine gets
+/// every value over HTTP/1.1, so it would not see the blanks and would read another value than the
+/// router.
 fn check_values(headers: &HeaderMap) -> Result<(), &'static str> {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let is_padded = |value: &HeaderValue| is_blank(value.as_bytes().first()) || is_blank(value.as_bytes().last());
     if headers.values().any(is_padded) { Err("a header's value has no blanks before or behind it") } else { Ok(()) }
 }
 
-/// `Connection` must not take away a header that counts: the router would decide by what the engine
-/// never gets.
+/// Checks that `Connection` removes no header that counts: the router would otherwise decide by a
+/// header that the engine never gets.
 fn check_connection(headers: &HeaderMap) -> Result<(), &'static str> {
     if hides_decisive_headers(headers) {
         return Err("the Connection header lists headers of the connection only, not those that say what the request is");
@@ -62,7 +67,7 @@ fn check_connection(headers: &HeaderMap) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// One content type, in characters that all readers decode alike.
+/// Checks for at most one content type, in characters that all readers decode alike.
 fn check_type(headers: &HeaderMap) -> Result<(), &'static str> {
     let mut types = headers.get_all(header::CONTENT_TYPE).iter();
     match (types.next(), types.next()) {
@@ -72,7 +77,8 @@ fn check_type(headers: &HeaderMap) -> Result<(), &'static str> {
     }
 }
 
-/// One host, the same in both places. HTTP/2 has it in `:authority`, in `Host` or in both.
+/// Checks for one host, the same in both places. HTTP/2 has it in `:authority`, in `Host` or in
+/// both.
 fn check_host<B>(request: &Request<B>) -> Result<(), &'static str> {
     let target = request.uri().authority();
     let mut hosts = request.headers().get_all(header::HOST).iter();
@@ -96,8 +102,8 @@ fn authority(host: &HeaderValue) -> Option<Authority> {
     Authority::try_from(host.as_bytes()).ok().filter(|authority| !authority.as_str().contains('@'))
 }
 
-/// `Transfer-Encoding` must be `chunked` alone: the HTTP library looks at its last coding only,
-/// others may look at the first.
+/// Checks that `Transfer-Encoding` is `chunked` alone: the HTTP library looks only at its last
+/// coding, others may look at the first.
 fn check_coding(headers: &HeaderMap) -> Result<(), &'static str> {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -172,7 +178,7 @@ mod tests {
             (Method::POST, "/v1/a.b/c..d/.e", true),
             (Method::POST, "/v1/./a", false),
             (Method::POST, "/v1/..", false),
-            // As in engines, there is no such route.
+            // No such route exists, as in engines.
             (Method::GET, "//v1/models", true),
             (Method::GET, "/v1/models/org%2Fmodel-1%2e5", true),
             (Method::GET, "/v1/models/..", false),
@@ -216,7 +222,7 @@ mod tests {
         }
     }
 
-    /// HTTP/1.1 values come without blanks; those of HTTP/2 as they were sent (RFC 9113 §8.2.1).
+    /// HTTP/1.1 values come without blanks; HTTP/2 values come as they were sent (RFC 9113 §8.2.1).
     #[test]
     fn header_values_may_not_have_surrounding_blanks() {
         for (name, value, fine) in [

@@ -1,5 +1,8 @@
-//! An event stream that is on its way before any engine has begun it: its request waits for a replica or is being computed, and what lies between
-//! the router and the client would close a connection on which nothing comes. docs/decisions/0017 says what the client is told when, and how.
+//! An event stream whose head is sent before any engine has begun its answer.
+//!
+//! The request waits for a replica or is being computed, and proxies between the router and the
+//! client would close a silent connection. docs/decisions/0017 says what the client is told, when
+//! and how.
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,16 +23,16 @@ use crate::dispatch::{Answer, BREAK_DELAY, Relay};
 use crate::inbound::Rejection;
 use crate::sse::Dialect;
 
-/// The most that is read of an engine's refusal.
+/// Most bytes that are read of an engine's refusal.
 const MAX_REFUSAL_BYTES: usize = 64 * 1024;
 
-/// What a client is told that asked for a stream and would get something else.
+/// The message for a client that asked for a stream and would get something else.
 const NO_STREAM: &str = "the engine has answered with something else than a stream: send the request without `stream`";
 
 /// The answer to a request, once it comes.
 pub(super) type AwaitedAnswer = Pin<Box<dyn Future<Output = Result<Answer, Rejection>> + Send>>;
 
-/// The status and the body that tell why a request got no answer.
+/// The status and body that explain a request without an answer.
 pub(super) type RejectionWords = fn(&Rejection) -> (StatusCode, Bytes);
 
 /// The body of such an answer.
@@ -38,7 +41,7 @@ pub(super) struct HeldStream {
     dialect: Dialect,
     keep_alive: Interval,
     direct_writer: Option<Arc<DirectWriter>>,
-    /// Into the client's form, where an engine answers in another one.
+    /// Translates to the client's form, if the engine answers in another one.
     translation: Option<StreamTranslation>,
     rejection_words: RejectionWords,
 }
@@ -46,11 +49,12 @@ pub(super) struct HeldStream {
 enum HeldState {
     /// No engine has begun to answer.
     Waiting(AwaitedAnswer),
-    /// An engine refuses it in these words.
+    /// An engine refuses the request with this status and body.
     Refused(StatusCode, Box<Relay>, BytesMut),
     Relaying(Box<Relay>),
     Translating(Box<TranslatedBody>),
-    /// The client has been told why there is no answer. The connection gets a moment to send that, then breaks.
+    /// The client has been told why there is no answer. The connection gets a moment to send that,
+    /// then breaks.
     Failed(Pin<Box<Sleep>>),
 }
 
@@ -61,25 +65,27 @@ impl fmt::Debug for HeldStream {
 }
 
 impl HeldStream {
-    /// An answer that has not come for as long as `period`, after which something is sent at once and from then on.
+    /// Holds an answer that has not come within `period`. A keep-alive is sent at once and every
+    /// `period` from then on.
     pub(super) fn new(answer: AwaitedAnswer, dialect: Dialect, period: Duration, rejection_words: RejectionWords) -> Self {
         let mut keep_alive = interval(period);
-        // A client that takes nothing for a while gets no more for it.
+        // A client that reads nothing for a while gets no extra keep-alives for it.
         keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self { state: HeldState::Waiting(answer), dialect, keep_alive, direct_writer: None, translation: None, rejection_words }
     }
 
-    /// Has the engine's events told in the client's form.
+    /// Translates the engine's events to the client's form.
     pub(super) fn translate(&mut self, translation: StreamTranslation) {
         self.translation = Some(translation);
     }
 
-    /// Once the engine has begun its events may be written to the client's connection as they come.
+    /// Once the engine has begun, its events may be written to the client's connection as they
+    /// come.
     pub(super) fn enable_direct_writing(&mut self, direct_writer: Arc<DirectWriter>) {
         self.direct_writer = Some(direct_writer);
     }
 
-    /// The answer has begun, or will not.
+    /// Handles an answer that has begun, or will not.
     fn begin(&mut self, answered: Result<Answer, Rejection>) -> Option<Bytes> {
         match answered {
             Ok(Answer { mut body, .. }) if body.is_event_stream() => {
@@ -109,13 +115,13 @@ impl HeldStream {
         }
     }
 
-    /// The last that is sent: an error in the words of the API.
+    /// The last event: an error in the API's form.
     fn fail(&mut self, status: StatusCode, error: &[u8]) -> Bytes {
         self.state = HeldState::Failed(Box::pin(sleep(BREAK_DELAY)));
         retell_error(self.dialect, status, error)
     }
 
-    /// The next piece; an engine's error has to be read first.
+    /// The next piece. An engine's error has to be read first.
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, StreamFault>>> {
         loop {
             let told = match &mut self.state {

@@ -1,4 +1,5 @@
-//! The router's own answers as an engine would have given them: to the routes that both have, and in the dialect of the API that was asked.
+//! The router's own answers in the engines' style, on the routes that both have and in the dialect
+//! of the requested API.
 
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
@@ -9,7 +10,7 @@ use super::error_forms::messages_error_type;
 use super::reply::{EdgeBody, error, json, no_route};
 use crate::access_log::REQUEST_ID;
 
-/// What the router's own answer needs from its request.
+/// The parts of a request that the router's own answer needs.
 #[derive(Debug)]
 pub(super) struct LocalReplyContext {
     request_id: Option<HeaderValue>,
@@ -22,8 +23,8 @@ impl LocalReplyContext {
         Self { request_id: request.headers().get(REQUEST_ID).cloned(), is_messages_api: request.uri().path().starts_with("/v1/messages") }
     }
 
-    /// Gives the router's own answer the headers that every engine's answer has. An engine's answer
-    /// is left as it is.
+    /// Adds the headers of every engine's answer to the router's own. An engine's answer is left as
+    /// it is.
     pub(super) fn add_common_headers(self, response: Response<EdgeBody>) -> Response<EdgeBody> {
         if !matches!(response.body(), EdgeBody::Local(_) | EdgeBody::Held(_)) {
             return response;
@@ -34,7 +35,7 @@ impl LocalReplyContext {
         if let Some(id) = self.request_id {
             headers.insert(REQUEST_ID, id);
         }
-        // A cache keeps it for no page of another origin.
+        // Without this, a cache could serve the answer to pages of other origins.
         headers.entry(header::VARY).or_insert(HeaderValue::from_static("Origin"));
         response
     }
@@ -55,13 +56,14 @@ pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
     }
 }
 
-/// Paths that need no key: at which load balancers ask whether the router can serve (vLLM's, and
-/// those of Kubernetes), and what anybody may read in the manual.
+/// Paths that need no key. Load balancers ask there whether the router can serve (vLLM's paths and
+/// those of Kubernetes), and anybody may read the manual.
 pub(super) fn is_public(path: &str) -> bool {
     matches!(path, "/health" | "/ping" | "/healthz" | "/readyz" | "/livez") || is_docs_path(path)
 }
 
-/// What a base URL may have too little or too much, by the path that comes of it: OpenAI's SDKs want `/v1` in it, Anthropic's add it themselves.
+/// Explains a base URL with too little or too much in it, from the resulting path. OpenAI's SDKs
+/// want `/v1` in it; Anthropic's add it themselves.
 pub(super) fn base_url_hint(path: &str) -> Option<&'static str> {
     match path {
         "/chat/completions"
@@ -96,8 +98,8 @@ fn to_messages_error(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     response
 }
 
-/// Removes the engine's host from a redirect, which the client cannot reach: engines redirect a
-/// path with a slash too many.
+/// Removes the engine's host, which the client cannot reach, from a redirect. Engines redirect a
+/// path with an extra slash.
 pub(super) fn make_location_relative(headers: &mut HeaderMap) {
     let path = |location: &HeaderValue| {
         let uri: http::Uri = location.to_str().ok()?.parse().ok()?;

@@ -1,4 +1,5 @@
-//! The OpenAI-compatible edge: accepts connections and answers requests, most of them with what an engine says.
+//! The OpenAI-compatible edge: accepts connections and answers requests, mostly with engines'
+//! answers.
 
 mod api_docs;
 mod awaited_answer;

@@ -1,5 +1,5 @@
-//! Gives words to the refusals of the HTTP library: of a head that it cannot read it says only the status. The connection's task writes through
-//! this.
+//! Explains the HTTP library's refusals. For a head that it cannot read, the library sends only the
+//! status. The connection's task writes through this stream.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::connection_clock::ConnectionClock;
 use super::error_forms::error_text;
 
-/// How each refusal of the library begins, and no frame of HTTP/2.
+/// The beginning of each refusal of the library, which no HTTP/2 frame shares.
 const REFUSAL_START: &[u8] = b"HTTP/1.1 4";
 
-/// The header by which it has no body.
+/// The header that says that a refusal has no body.
 const NO_BODY: &[u8] = b"content-length: 0\r\n";
 
 /// A connection whose library explains its refusals.
@@ -25,19 +25,19 @@ const NO_BODY: &[u8] = b"content-length: 0\r\n";
 pub(super) struct RefusalStream<S> {
     stream: S,
     clock: Arc<ConnectionClock>,
-    /// Every page may read it; which one has sent the request is not known.
+    /// Any page may read the refusal: the page that sent the request is not known.
     allows_all_origins: bool,
-    /// What is still to be written of a refusal.
+    /// The unwritten rest of a refusal.
     refusal: Bytes,
 }
 
 impl<S> RefusalStream<S> {
-    /// The clock tells the library's own answers from others.
+    /// The clock distinguishes the library's own answers from others.
     pub(super) fn new(stream: S, clock: Arc<ConnectionClock>, allows_all_origins: bool) -> Self {
         Self { stream, clock, allows_all_origins, refusal: Bytes::new() }
     }
 
-    /// Takes what the library is about to write, if it is a refusal.
+    /// Intercepts the library's next bytes if they are a refusal.
     fn intercept(&mut self, head: &[u8]) -> bool {
         if !head.starts_with(REFUSAL_START) || self.clock.is_answering() {
             return false;
@@ -60,7 +60,7 @@ impl<S: AsyncWrite + Unpin> RefusalStream<S> {
     }
 }
 
-/// A refusal with a body, made of one without.
+/// Adds a body to a refusal.
 fn explain(head: &[u8], allows_all_origins: bool) -> Option<Bytes> {
     let status = StatusCode::from_bytes(head.get(9..12)?).ok()?;
     let message = match status {

@@ -27,9 +27,9 @@ pub(super) enum EdgeBody {
     Local(Option<Bytes>),
     /// An engine's answer.
     Relay(Box<Relay>),
-    /// An engine's, which it has not begun.
+    /// An engine's answer that has not begun.
     Held(Box<HeldStream>),
-    /// An engine's events in the words of another API.
+    /// An engine's events in the form of another API.
     Translated(Box<TranslatedBody>),
     Grpc(tonic::body::Body),
 }
@@ -55,7 +55,7 @@ impl Body for EdgeBody {
             Self::Relay(relay) => Pin::new(relay).poll_frame(context),
             Self::Held(held) => Pin::new(held).poll_frame(context),
             Self::Translated(body) => Pin::new(body).poll_frame(context),
-            // A gRPC body always ends in a status, and so never with this error.
+            // A gRPC body always ends in a status, so this error never occurs.
             Self::Grpc(body) => Pin::new(body)
                 .poll_frame(context)
                 .map_err(|status| StreamFault { fault: Fault::EngineLost, message: status.message().to_owned() }),
@@ -102,15 +102,16 @@ pub(super) fn bad_request(message: &str) -> Response<EdgeBody> {
     close_after(error(StatusCode::BAD_REQUEST, "BadRequestError", message))
 }
 
-/// Closes the connection after the answer: it is in doubt where the request ends, or its body is
-/// not waited for.
+/// Closes the connection after the answer. The request's end is in doubt, or its body is not waited
+/// for.
 pub(super) fn close_after(mut response: Response<EdgeBody>) -> Response<EdgeBody> {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// Answers a request whose body nobody reads. If there is a body, the connection is closed and says
-/// so: a client that is still sending would otherwise find it closed under its next request.
+/// Answers a request whose body nobody reads. If there is a body, the answer announces that the
+/// connection closes; a client that is still sending would otherwise find it closed under its next
+/// request.
 pub(super) fn close_if_unread(body: &Incoming, response: Response<EdgeBody>) -> Response<EdgeBody> {
     if body.is_end_stream() { response } else { close_after(response) }
 }
@@ -134,7 +135,7 @@ pub(super) fn unauthenticated(why: &Unauthenticated) -> Response<EdgeBody> {
     response
 }
 
-/// The body could not be read; what is left of it is not waited for.
+/// The reply to a body that could not be read. The rest of the body is not waited for.
 pub(super) fn unread_body(why: &BodyReadError) -> Response<EdgeBody> {
     let message = why.to_string();
     let error = |status, kind| self::error(status, kind, &message);
@@ -156,7 +157,7 @@ pub(super) fn unread_body(why: &BodyReadError) -> Response<EdgeBody> {
     })
 }
 
-/// Why a request was not passed on, or found no answer.
+/// Explains a request that was not passed on, or found no answer.
 pub(super) fn rejection(declined: &Rejection) -> Response<EdgeBody> {
     match declined {
         Rejection::Malformed(message) => error(StatusCode::BAD_REQUEST, "BadRequestError", message),
@@ -167,7 +168,7 @@ pub(super) fn rejection(declined: &Rejection) -> Response<EdgeBody> {
     }
 }
 
-/// The status and the body of the same: for a stream whose head is sent.
+/// The status and body of a rejection, for a stream whose head is sent.
 pub(super) fn rejection_words(declined: &Rejection) -> (StatusCode, Bytes) {
     let response = rejection(declined);
     let status = response.status();
@@ -177,8 +178,8 @@ pub(super) fn rejection_words(declined: &Rejection) -> (StatusCode, Bytes) {
     }
 }
 
-/// A limit of the caller or the router is reached. OpenAI's SDKs repeat such a request unless they
-/// are told not to.
+/// The reply if a limit of the caller or the router is reached. OpenAI's SDKs repeat such a request
+/// unless they are told not to.
 fn limited(limited: &LimitExceeded) -> Response<EdgeBody> {
     let kind = match limited.limit {
         LimitKind::Router => "RateLimitError",
@@ -217,10 +218,11 @@ fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
     }
 }
 
-/// When a client may try again that was answered 503 by an engine, which is full: another one may have room then.
+/// Seconds after which a client may retry if a full engine answered 503. Another engine may have
+/// room then.
 const ENGINE_FULL_RETRY_SECONDS: u64 = 1;
 
-/// Tells the client of an engine that was full when to come back.
+/// Tells the client of a full engine when to retry.
 pub(super) fn add_retry_if_full(response: Response<EdgeBody>) -> Response<EdgeBody> {
     match response.status() {
         StatusCode::SERVICE_UNAVAILABLE => add_retry_after(response, ENGINE_FULL_RETRY_SECONDS),
@@ -228,7 +230,8 @@ pub(super) fn add_retry_if_full(response: Response<EdgeBody>) -> Response<EdgeBo
     }
 }
 
-/// Tells the client when to come back, unless an engine has: OpenAI's SDKs then wait this long instead of guessing.
+/// Tells the client when to retry, unless an engine has. OpenAI's SDKs then wait this long instead
+/// of guessing.
 fn add_retry_after(mut response: Response<EdgeBody>, seconds: u64) -> Response<EdgeBody> {
     response.headers_mut().entry(header::RETRY_AFTER).or_insert(seconds.into());
     response

@@ -1,4 +1,4 @@
-//! One request: checked, routed, read, submitted, answered.
+//! Checks, routes, reads, submits and answers a request.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 
-/// Paths of the engine that are passed on, besides everything under `/v1/` and `/v2/`. Its other
-/// paths (metrics, sleep, weight updates, profiling) are for operators.
+/// The engine paths that are proxied, besides everything under `/v1/` and `/v2/`. The engine's
+/// other paths (metrics, sleep, weight updates, profiling) are for operators.
 const PROXIED_PATHS: [&str; 14] = [
     "/tokenize",
     "/detokenize",
@@ -36,13 +36,13 @@ const PROXIED_PATHS: [&str; 14] = [
     "/cohere/v2/chat/render",
     "/version",
     "/invocations",
-    // Without a slash they are the router's own; with one, engines redirect.
+    // Without a slash these paths are the router's own; with a slash, engines redirect.
     "/health/",
 ];
 
 impl Edge {
-    /// Answers one request; `flaw` is what is wrong with its framing. The request is boxed because
-    /// each future on its way would have room for it twice.
+    /// Answers one request. `flaw` is the flaw of its framing, if any. The request is boxed because
+    /// each future on its way would otherwise have room for it twice.
     pub(super) async fn answer(self: Arc<Self>, mut request: Box<Request<Incoming>>, flaw: Option<FramingFlaw>) -> Response<EdgeBody> {
         let path = request.uri().path();
         // Load balancers ask every few seconds.
@@ -70,7 +70,7 @@ impl Edge {
             entry.record_refusal("malformed");
             return reply::bad_request(message);
         }
-        // Browsers send no key with it.
+        // Browsers send no key with a preflight.
         if is_preflight(request.method(), request.headers())
             && let access = self.allowed_origins.check(request.headers())
             && access != PageAccess::Unasked
@@ -78,8 +78,8 @@ impl Edge {
             return self.answer_preflight(&request, &access, entry);
         }
         if super::grpc::is_grpc(request.headers()) {
-            // Boxed: its future is larger than that of `pass`, which every request would pay for;
-            // so is that of `ollama`.
+            // Boxed: the futures of gRPC and Ollama are larger than a proxied request's, and every
+            // request would reserve room for them.
             return Box::pin(self.answer_grpc(request, entry)).await;
         }
         let caller = match self.keys.authenticate(request.headers()) {
@@ -103,7 +103,7 @@ impl Edge {
         response
     }
 
-    /// Tells a browser what a page may send, if it may send anything.
+    /// Tells a browser what a page may send, if anything.
     fn answer_preflight(&self, request: &Request<Incoming>, access: &PageAccess, entry: &AccessEntry) -> Response<EdgeBody> {
         if *access == PageAccess::Denied {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
@@ -204,7 +204,7 @@ impl Edge {
         self.answer_prepared(prepared, caller, entry, explanation).await
     }
 
-    /// Answers with what an engine says.
+    /// Answers with an engine's answer.
     pub(super) async fn answer_prepared(
         self: &Arc<Self>,
         prepared: Result<Prepared, Rejection>,
@@ -223,7 +223,7 @@ impl Edge {
 
     /// Whether a replica of any model lacks this route.
     async fn may_lack_route(&self, path: &str) -> bool {
-        // Until the first agents are here nobody knows.
+        // Until the first agents are here, nobody knows.
         self.dispatch.await_startup_grace(None).await;
         self.dispatch.fleet.view().may_lack_route(None, path)
     }
@@ -246,7 +246,7 @@ impl Edge {
     }
 }
 
-/// Engines redirect from the same path with a slash.
+/// Whether a path is proxied. Engines redirect from the same path with a slash.
 fn is_proxied(path: &str) -> bool {
     let is_listed = |path: &str| PROXIED_PATHS.contains(&path);
     let is_versioned = path.starts_with("/v1/") || path.starts_with("/v2/");

@@ -1,4 +1,4 @@
-//! No translation of a body takes more than its length.
+//! Translating a body takes no more memory than the body's length.
 
 use serde_json::Value;
 

@@ -1,4 +1,5 @@
-//! What an agent last reported of a replica, as it came. Operators are shown it whole; everything else reads what `session` has parsed from it.
+//! An agent's last report of a replica, as it came. Operators see it whole; everything else reads
+//! what `session` has parsed from it.
 
 use std::sync::Arc;
 
@@ -11,12 +12,12 @@ pub(crate) struct AgentReport {
     pub state: Option<Arc<ReplicaState>>,
     /// Absent when unchanged.
     pub load: Option<Load>,
-    /// How its GPUs do; absent when unchanged or unknown.
+    /// Readings of the replica's GPUs; absent when unchanged or unknown.
     pub gpus: Option<Arc<[GpuReading]>>,
 }
 
 impl AgentReport {
-    /// Takes in what a later report has changed.
+    /// Merges the changes of a later report.
     pub(super) fn merge(&mut self, later: Self) {
         self.state = later.state.or_else(|| self.state.take());
         self.load = later.load.or(self.load);

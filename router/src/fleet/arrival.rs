@@ -1,4 +1,5 @@
-//! When a replica that takes no requests will take them, as far as its agent has told, or the controller that is to bring it.
+//! Predicts when a replica that takes no requests will take them, from its agent's reports or its
+//! controller's announcements.
 
 use std::time::Duration;
 
@@ -9,22 +10,23 @@ use super::replica_status::{Phase, ReplicaStatus};
 pub(crate) enum Arrival {
     /// Within this time, as far as can be told.
     Within(Duration),
-    /// It starts, or is to start, and nobody can tell yet how long that takes.
+    /// The replica starts, or will start, and nobody can tell yet how long that takes.
     Starting,
-    /// Nothing says that they ever can.
+    /// Nothing says that the replica will ever take requests.
     Unknown,
 }
 
 impl Arrival {
-    /// That of a replica whose agent can be reached or not; `lease_left` is for how long its last report counts. Where engines are kept, the next agent
-    /// takes them over within a lease.
+    /// The arrival of a replica whose agent can be reached or not. `lease_left` is how long its
+    /// last report still counts: if engines are kept, the next agent takes them over within a
+    /// lease.
     pub(super) fn of_replica(status: &ReplicaStatus, is_reachable: bool, lease_left: Duration) -> Self {
         match status.phase {
             _ if !is_reachable && lease_left.is_zero() => Self::Unknown,
             Phase::Ready if is_reachable => Self::Within(Duration::ZERO),
             Phase::Ready => Self::Within(lease_left),
             Phase::Starting | Phase::Loading => status.start_left.map_or(Self::Starting, Self::Within),
-            // Its agent says so where it had served and starts again.
+            // The agent says so if the replica had served and starts again.
             Phase::Draining | Phase::Failed => status.start_left.map_or(Self::Unknown, Self::Within),
             Phase::Stopped | Phase::Quarantined | Phase::Sleeping => Self::Unknown,
         }
@@ -48,7 +50,7 @@ mod tests {
             (Phase::Loading, Some(minute), true, two, Arrival::Within(minute)),
             (Phase::Loading, Some(minute), false, two, Arrival::Within(minute)),
             (Phase::Loading, Some(minute), false, NONE, Arrival::Unknown),
-            // In a crash loop it is coming only while the next life starts.
+            // In a crash loop the replica is coming only while the next life starts.
             (Phase::Failed, None, true, two, Arrival::Unknown),
             (Phase::Failed, Some(minute), true, two, Arrival::Within(minute)),
             (Phase::Failed, Some(minute), false, NONE, Arrival::Unknown),

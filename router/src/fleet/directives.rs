@@ -1,4 +1,4 @@
-//! Directives to one agent over its session, and the answers that are waited for.
+//! Directives to one agent over its session, and the answers that are awaited.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,17 @@ use tonic::Status;
 
 use crate::prompt::FilesHash;
 
-/// Messages to one agent that may wait.
+/// Most queued messages to one agent.
 const MAX_QUEUED_MESSAGES: usize = 64;
 
 /// How long an agent may take to answer a directive. Carrying it out (a drain, say) may take
 /// longer; the answer says that it has begun.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long an agent may take for an order that it answers when it is done: engines finish their
-/// requests (the agent's drain timeout), move their memory, read weights or adapters. The agent
-/// limits every step itself; this limit is for an agent that is stuck.
+/// How long an agent may take for an order that it answers when done.
+///
+/// Engines finish their requests (the agent's drain timeout), move their memory, read weights or
+/// adapters. The agent limits every step itself; this limit is for a stuck agent.
 const COMPLETION_DEADLINE: Duration = Duration::from_secs(30 * 60);
 
 #[derive(Debug, Clone)]
@@ -32,7 +33,7 @@ pub(crate) enum ReplicaOrder {
     Drain,
     /// Drain, then start again.
     Restart,
-    /// Leave quarantine, or go on serving where it drains.
+    /// Leave quarantine, or go on serving if draining.
     Release,
     /// Give GPU memory back.
     Sleep {
@@ -41,7 +42,7 @@ pub(crate) enum ReplicaOrder {
     },
     /// Take the memory again.
     Wake,
-    /// Load an adapter, or unload it where `path` is empty.
+    /// Load an adapter, or unload it if `path` is empty.
     Lora {
         /// The model name that requests use.
         name: String,
@@ -99,7 +100,8 @@ impl Directives {
         self.try_send(Order::FetchFiles(wire::FetchFiles { hash: hash.to_vec().into() }))
     }
 
-    /// Has the agent dial again, because another router takes this one's place; `false` if the message could not be queued.
+    /// Tells the agent to dial again, because another router takes this one's place. `false` if the
+    /// message could not be queued.
     pub(super) fn announce_successor(&self) -> bool {
         self.try_send(Order::Successor(wire::Successor {}))
     }
@@ -118,8 +120,8 @@ impl Directives {
         }
     }
 
-    /// Sends an order whose only answer, if any, is what the agent reports; `false` where the queue
-    /// is full and the order is lost.
+    /// Sends an order without an answer other than the agent's reports. `false` if the queue is
+    /// full and the order is lost.
     fn try_send(&self, order: Order) -> bool {
         let directive = ToAgent::Directive(wire::Directive { id: 0, order: Some(order) });
         self.to_agent.try_send(Ok(wire::AttachResponse { message: Some(directive) })).is_ok()
@@ -144,7 +146,7 @@ impl Directives {
     /// Hands an answer to the task that waits for it.
     pub(super) fn deliver_answer(&self, answer: wire::Answer) {
         if let Some(waiting) = self.pending_answers.lock().remove(&answer.id) {
-            // That task may have given up.
+            // The waiting task may have given up.
             let _ = waiting.send(answer);
         }
     }

@@ -1,4 +1,5 @@
-//! The models that a controller beside the router can bring, as it has announced them. Requests wait for them as for engines that load.
+//! The models that a controller beside the router has announced. Requests wait for them as for
+//! engines that load.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,35 +11,37 @@ use tokio::time::Instant;
 use super::arrival::Arrival;
 use super::replica_status::Model;
 
-/// How long an announcement counts unless it is renewed. A controller renews it every few seconds, and a dead one brings nothing.
+/// How long an announcement counts unless it is renewed. A controller renews it every few seconds,
+/// and a dead one brings nothing.
 pub(super) const ANNOUNCEMENT_TTL: Duration = Duration::from_secs(30);
 
-/// A model that can be brought, under one of its names.
+/// An announced model, under one of its names.
 #[derive(Debug)]
 pub(crate) struct Expectation {
-    /// As lists show it until an engine describes it itself.
+    /// The model's entry in lists, until an engine describes it itself.
     pub model: Model,
-    /// When a replica takes requests for it, where that can be told.
+    /// When a replica takes requests for the model, if that can be told.
     pub expected_at: Option<Instant>,
-    /// What it waits for, in one line for clients.
+    /// Reason for the wait, in one line for clients.
     pub reason: Arc<str>,
-    /// When a request for it last found no replica. Shared with the announcements before and after.
+    /// When a request for the model last found no replica. Earlier and later announcements share
+    /// this.
     last_miss: Arc<Mutex<Option<Instant>>>,
 }
 
-/// One announcement, by name.
+/// The models of one announcement, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Expectations(BTreeMap<String, Expectation>);
 
 impl Expectation {
     #[must_use]
     pub(crate) fn new(name: &str, expected_at: Option<Instant>, reason: Arc<str>) -> Self {
-        // No engine has told when it was created.
+        // No engine has reported when the model was created.
         let card = serde_json::json!({"id": name, "object": "model", "created": 0, "owned_by": "hostler"});
         Self { model: Model::new(name.to_owned(), card.to_string().into()), expected_at, reason, last_miss: Arc::default() }
     }
 
-    /// One whose time has passed may come at any moment.
+    /// A model whose time has passed may come at any moment.
     pub(super) fn arrival(&self, now: Instant) -> Arrival {
         self.expected_at.map_or(Arrival::Starting, |at| Arrival::Within(at.saturating_duration_since(now)))
     }
@@ -73,7 +76,7 @@ impl Expectations {
         self.0.is_empty()
     }
 
-    /// Takes over from `former` which models were missed when.
+    /// Takes over the times of misses from `former`.
     pub(super) fn replace(mut self, former: &Self) -> Self {
         for (name, expectation) in &mut self.0 {
             if let Some(before) = former.get(name) {

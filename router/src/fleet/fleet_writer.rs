@@ -1,4 +1,5 @@
-//! The one task that writes the fleet: it applies the sessions' updates, watches the leases and publishes the view.
+//! The only task that writes the fleet. It applies the sessions' updates, watches the leases and
+//! publishes the view.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -27,13 +28,15 @@ const RETENTION_AFTER_LOSS: Duration = Duration::from_secs(60);
 /// How often leases are checked; a lease lasts seconds.
 const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Updates that may be queued for the writer. When the queue is full, a session waits, and its
-/// agent's reports with it.
+/// Most updates queued for the writer. When the queue is full, a session waits, and its agent's
+/// reports with it.
 const MAX_QUEUED_UPDATES: usize = 1024;
 
-/// The shortest time between two views that differ only in loads. A view has a pointer to each
-/// replica, and agents report every few milliseconds: when a view was a copy of the whole fleet,
-/// 200 views a second of 1,000 idle replicas took a third of a core without this limit.
+/// Shortest time between two views that differ only in loads.
+///
+/// A view has a pointer to each replica, and agents report every few milliseconds. Without this
+/// limit, and when a view was a copy of the whole fleet, 200 views a second of 1,000 idle replicas
+/// took a third of a core.
 pub(super) const LOAD_PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
@@ -54,12 +57,12 @@ pub(crate) enum FleetUpdate {
         snapshot: bool,
         replicas: Vec<ReplicaChange>,
     },
-    /// The batch job that the agent runs in: another run of it, or another end.
+    /// The agent's batch job has another run or another end.
     JobReported {
         attachment: u64,
         job: Job,
     },
-    /// A replica's cache has become completely known, or counts no longer.
+    /// A replica's cache is now completely known, or no longer counts.
     CacheChanged {
         attachment: u64,
         index: u32,
@@ -69,7 +72,7 @@ pub(crate) enum FleetUpdate {
     Detached {
         attachment: u64,
     },
-    /// A controller has announced what it can bring, which replaces what it said before.
+    /// A controller has announced what it can bring, which replaces its earlier announcement.
     Announced(Expectations),
 }
 
@@ -81,7 +84,7 @@ pub(crate) struct ReplicaChange {
     pub state: Option<ReplicaStatus>,
     /// Absent when unchanged.
     pub load: Option<ReplicaLoad>,
-    /// As it came.
+    /// The report as it came.
     pub report: AgentReport,
 }
 
@@ -91,7 +94,7 @@ pub(crate) struct Fleet {
     view: Arc<ArcSwap<FleetView>>,
     updates: mpsc::Sender<FleetUpdate>,
     lease: Duration,
-    /// Why this router has cut off what still ran.
+    /// Why this router has cut off the remaining answers.
     cut_off: Arc<OnceLock<&'static str>>,
 }
 
@@ -118,7 +121,7 @@ impl Fleet {
         fleet
     }
 
-    /// The present fleet view; it does not change under its reader.
+    /// The present fleet view, which does not change under its reader.
     #[must_use]
     pub(crate) fn view(&self) -> Guard<Arc<FleetView>> {
         self.view.load()
@@ -129,7 +132,8 @@ impl Fleet {
         self.lease
     }
 
-    /// Ends every answer that still runs, for this reason. None goes on elsewhere: this router ends.
+    /// Ends every running answer for this reason. No answer goes on elsewhere, because this router
+    /// ends.
     pub(crate) fn cut_off(&self, reason: &'static str) {
         let _ = self.cut_off.set(reason);
         self.view().replicas.iter().for_each(|replica| replica.lanes.mark_lost());
@@ -141,7 +145,7 @@ impl Fleet {
         self.cut_off.get().copied()
     }
 
-    /// Replaces what is expected to come, for as long as an announcement counts.
+    /// Replaces the expected models, for as long as an announcement counts.
     pub(crate) async fn expect(&self, expectations: Expectations) {
         self.update(FleetUpdate::Announced(expectations)).await;
     }
@@ -164,9 +168,9 @@ struct FleetWriter {
     nodes_lost: u64,
     started: Instant,
     last_publish: Instant,
-    /// Some loads are in no view yet.
+    /// Some loads are not in any view yet.
     has_unpublished_loads: bool,
-    /// Replicas that have begun to leave, whose streams are to hear of it when a view says so.
+    /// Replicas that have begun to leave. Their streams hear of it once a view says so.
     leaving: Vec<Arc<LocalLoad>>,
 }
 
@@ -200,8 +204,8 @@ impl FleetWriter {
             };
             let are_leases_due = update.is_none();
             let mut is_urgent = false;
-            // Updates that came meanwhile are published together, and no lease lapses whose report is here. Those that
-            // come while these are applied wait for the next turn.
+            // Updates that came meanwhile are published together, and no lease lapses whose report
+            // is here. Updates that come while these are applied wait for the next turn.
             let waiting = updates.len();
             for update in update.into_iter().chain(std::iter::from_fn(|| updates.try_recv().ok()).take(waiting)) {
                 is_urgent |= self.apply(update);
@@ -215,7 +219,7 @@ impl FleetWriter {
         }
     }
 
-    /// Applies an update; `true` if it is to be published at once, unlike loads.
+    /// Applies an update. Returns `true` if it must be published at once, unlike loads.
     fn apply(&mut self, update: FleetUpdate) -> bool {
         match update {
             FleetUpdate::Attached { attachment, node, agent_version, agent_run: life, lanes, directives } => {
@@ -232,7 +236,7 @@ impl FleetWriter {
                 }
                 // The router's own in-flight counts go on: their guards may still live.
                 let mut replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
-                // Their caches are reported again, to new replica slots.
+                // The caches are reported again, to new replica slots.
                 for replica in replicas.values_mut().map(Arc::make_mut) {
                     (replica.cache, replica.job) = (ReplicaCache::default(), None);
                 }
@@ -287,8 +291,8 @@ impl FleetWriter {
         true
     }
 
-    /// Marks replicas whose agent is silent, forgets nodes that stay away and what a silent controller has announced; `true` if
-    /// anything changed.
+    /// Marks replicas whose agent is silent, and forgets nodes that stay away and a silent
+    /// controller's announcements. Returns whether anything changed.
     fn check_leases(&mut self) -> bool {
         let lease = self.fleet.lease;
         let before = self.nodes.len();
@@ -337,12 +341,12 @@ impl FleetWriter {
 }
 
 impl AttachedNode {
-    /// Whether its engines were stopped when its agent went.
+    /// Whether the node's engines were stopped when its agent went.
     fn has_left(&self) -> bool {
         self.replicas.values().all(|replica| replica.state.phase == Phase::Stopped)
     }
 
-    /// Applies a report; `true` if it has more than loads.
+    /// Applies a report. Returns `true` if it has more than loads.
     fn apply_report(&mut self, snapshot: bool, changes: Vec<ReplicaChange>) -> bool {
         let is_known = |change: &ReplicaChange| self.replicas.get(&change.index).is_some_and(|replica| replica.epoch == change.epoch);
         let is_urgent = snapshot
@@ -361,8 +365,8 @@ impl AttachedNode {
                     replica.epoch = change.epoch;
                     replica.lanes = self.lanes.clone();
                     if let Some(mut state) = change.state {
-                        // A request for these models is then told what their engine is doing
-                        // instead of that they do not exist.
+                        // Clients who request these models then learn what their engine is doing,
+                        // instead of that the models do not exist.
                         if state.models.is_empty() {
                             state.models.clone_from(&replica.state.models);
                         }
@@ -387,7 +391,7 @@ impl AttachedNode {
     }
 
     fn insert_replica(&mut self, change: ReplicaChange) {
-        // A replica without a state is of no use; the session asks for a snapshot when one is
+        // A replica without a state is of no use. The session asks for a snapshot when a state is
         // missing.
         let Some(state) = change.state else { return };
         let has_served = change.load.as_ref().is_some_and(|load| load.served > 0);

@@ -1,5 +1,5 @@
-//! Jobs whose agent is gone, remembered for a while: what a job's own output says of its end comes later or nowhere, and operators ask
-//! the router.
+//! Remembers jobs whose agent is gone. A job's own output explains its end later or nowhere, and
+//! operators ask the router.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use super::view::{Node, Replica};
 /// How long a job is remembered after its agent has gone.
 const RETENTION: Duration = Duration::from_secs(30 * 60);
 
-/// Jobs that are remembered; the oldest of more are forgotten.
+/// Most jobs that are remembered. If there are more, the oldest are forgotten.
 const MAX_GONE_JOBS: usize = 256;
 
-/// Characters of an engine's failure that are kept.
+/// Most characters of an engine's failure that are kept.
 const MAX_FAILURE_CHARS: usize = 300;
 
-/// The latest such jobs, the oldest first.
+/// The latest gone jobs, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct GoneJobs {
     jobs: VecDeque<GoneJob>,
-    /// As readers get them.
+    /// The list that readers get.
     shared: Arc<[GoneJob]>,
 }
 
@@ -46,7 +46,7 @@ impl GoneJobs {
         self.share();
     }
 
-    /// The agent of this life is back: it was only the connection that was lost.
+    /// Forgets a job whose agent is back with the same life: only the connection was lost.
     pub(super) fn forget(&mut self, node: &str, agent_run: u64) {
         let before = self.jobs.len();
         self.jobs.retain(|gone| gone.agent_run != agent_run || &*gone.node != node);
@@ -55,7 +55,7 @@ impl GoneJobs {
         }
     }
 
-    /// Forgets those that have been gone for long; `true` if there were any.
+    /// Forgets jobs that have been gone for long. Returns whether there were any.
     pub(super) fn prune(&mut self, now: Instant) -> bool {
         let kept = self.jobs.partition_point(|gone| now.saturating_duration_since(gone.gone_at) > RETENTION);
         self.jobs.drain(..kept);
@@ -70,7 +70,7 @@ impl GoneJobs {
     }
 }
 
-/// How the agent went, by what it last reported, and what its engines failed of.
+/// How the agent went, from its last report, and why its engines failed.
 fn reason<'a>(job: &Job, replicas: impl Iterator<Item = &'a Arc<Replica>> + Clone, now: Instant) -> String {
     let has_left = |replica: &Arc<Replica>| replica.state.phase == Phase::Stopped;
     let is_over = job.ends_at.is_some_and(|end| end <= now);

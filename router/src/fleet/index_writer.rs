@@ -1,5 +1,7 @@
-//! The one task that writes the affinity index: it applies the agents' cache reports, checks each against its digest, and asks for
-//! the whole cache again where the two differ. A replica's blocks count only while they are known whole.
+//! The only task that writes the affinity index.
+//!
+//! It applies the agents' cache reports, checks each against its digest, and asks for the whole
+//! cache again if the two differ. A replica's blocks count only while they are completely known.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,8 +18,8 @@ use super::fleet_writer::{Fleet, FleetUpdate};
 use super::replica_cache::{CacheStats, ReplicaCache};
 use crate::background::BackgroundTasks;
 
-/// Updates that may be queued. A report that does not fit is dropped, and the whole cache is asked
-/// for later.
+/// Most queued updates. A report that does not fit is dropped, and the whole cache is asked for
+/// later.
 const MAX_QUEUED_UPDATES: usize = 256;
 
 /// Keys applied between two yields to other tasks: about a millisecond.
@@ -31,19 +33,19 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(5);
 /// Failed resyncs in a row after which an agent's cache reports are no longer believed.
 const MAX_FAILED_RESYNCS: u32 = 3;
 
-/// What has changed in a replica's cache since its last report.
+/// Changes in a replica's cache since its last report.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CacheReport {
     pub(super) index: u32,
     pub(super) epoch: u64,
-    /// The report begins a snapshot of all that is cached.
+    /// The report begins a snapshot of the whole cache.
     pub(super) snapshot: bool,
     /// More parts of the same change follow.
     pub(super) partial: bool,
     pub(super) stored: Vec<u64>,
-    /// Keys of the blocks that it no longer has.
+    /// Keys of blocks that the replica no longer has.
     pub(super) removed: Vec<u64>,
-    /// How many blocks it has after this change.
+    /// How many blocks the replica has after this change.
     pub(super) count: u64,
     /// All their keys, combined by XOR.
     pub(super) digest: u64,
@@ -90,11 +92,11 @@ impl CacheReportQueue {
 struct IndexWriter {
     index: Arc<CacheIndex>,
     fleet: Fleet,
-    /// By attachment and index of the replica on its node.
+    /// Keyed by attachment and by the replica's index on its node.
     replicas: FxHashMap<(u64, u32), ReportedCache>,
 }
 
-/// What is known of the cache of one life of a replica's engine.
+/// The known cache of one life of a replica's engine.
 #[derive(Debug)]
 struct ReportedCache {
     epoch: u64,
@@ -112,8 +114,8 @@ impl IndexWriter {
     async fn run(mut self, mut updates: mpsc::Receiver<CacheUpdate>) {
         let (mut leftovers, mut next_sweep) = (false, Instant::now());
         loop {
-            // Also while reports keep coming: a replica slot is used again only when nothing of its
-            // last life is left.
+            // Sweep even while reports keep coming: a replica slot is reused only when nothing of
+            // its last life is left.
             if leftovers && next_sweep <= Instant::now() {
                 leftovers = self.index.sweep(ENTRIES_PER_SWEEP);
                 next_sweep = Instant::now() + SWEEP_INTERVAL;
@@ -148,7 +150,7 @@ impl IndexWriter {
             directives.resync_cache(vec![report.index]);
             return;
         };
-        // A snapshot is on its way; reports before it are of no use.
+        // A snapshot is on its way, so reports before it are of no use.
         if known.awaits_snapshot || known.stats.distrusted.load(Ordering::Relaxed) {
             return;
         }
@@ -172,7 +174,7 @@ impl IndexWriter {
         } else {
             known.record_mismatch(report.index, digest, directives);
         }
-        // A slightly wrong index still mostly helps until the snapshot comes; only reports that
+        // A slightly wrong index still mostly helps until the snapshot comes. Only reports that
         // contradict themselves are not used at all.
         let usable = !known.stats.distrusted.load(Ordering::Relaxed);
         if usable != known.is_published {
@@ -182,7 +184,8 @@ impl IndexWriter {
         }
     }
 
-    /// A new life, or the same one reported from its beginning: what was known no longer counts.
+    /// Begins a new life, or the same one reported from its beginning. Earlier knowledge no longer
+    /// counts.
     async fn begin_snapshot(&mut self, key: (u64, u32), epoch: u64) {
         let seat = self.index.open();
         let mut next = ReportedCache {

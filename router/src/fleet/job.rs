@@ -1,52 +1,53 @@
-//! The batch job that a node's agent runs in, as its reports tell of it. Placement reads when it ends, and errors name it.
+//! The batch job that a node's agent runs in, as its reports describe it. Placement reads the job's
+//! end, and errors name the job.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Which scheduler runs a job.
+/// The scheduler of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scheduler {
     Pbs,
     Slurm,
 }
 
-/// One run of a batch job.
+/// A run of a batch job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Job {
     pub scheduler: Scheduler,
-    /// As the scheduler's own commands take it.
+    /// The id as the scheduler's own commands take it.
     pub id: String,
     pub array_index: Option<u32>,
-    /// Counts from 1; it grows when the job is requeued.
+    /// Counts from 1, and grows when the job is requeued.
     pub run: u32,
-    /// When the scheduler ends it, as far as that is known.
+    /// When the scheduler ends the job, if known.
     pub ends_at: Option<Instant>,
-    /// When its agent begins to leave, which is never later.
+    /// When the job's agent begins to leave, never after `ends_at`.
     pub leaves_at: Option<Instant>,
 }
 
-/// One run of a job on one node, which is over.
+/// A run of a job on one node that is over.
 #[derive(Debug, Clone)]
 pub(crate) struct GoneJob {
     pub node: Arc<str>,
     pub job: Arc<Job>,
     pub gone_at: Instant,
-    /// How its agent went, and what its engines failed of.
+    /// How the job's agent went, and why its engines failed.
     pub reason: Arc<str>,
     /// The life of the agent.
     pub(super) agent_run: u64,
 }
 
-/// The longest id of a job, in bytes: PBS has 63 for a server's name, and Slurm only numbers.
+/// Longest id of a job in bytes. PBS has 63 for a server's name, and Slurm only numbers.
 const MAX_ID_BYTES: usize = 128;
 
-/// No job runs longer. Without a limit of time, Slurm says that a job ends after a year.
+/// Longest time that a job has left. Slurm says that a job without a time limit ends after a year.
 const MAX_TIME_LEFT: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
 impl Scheduler {
-    /// The scheduler of this word, if there is one.
+    /// The scheduler with this name, if there is one.
     #[must_use]
     pub(super) fn parse(word: &str) -> Option<Self> {
         [Self::Pbs, Self::Slurm].into_iter().find(|scheduler| scheduler.as_str() == word)
@@ -63,7 +64,7 @@ impl Scheduler {
 }
 
 impl Job {
-    /// Whether an id can stand in a line for people.
+    /// Whether an id can appear in a line for people.
     #[must_use]
     pub(super) fn is_id(id: &str) -> bool {
         !id.is_empty() && id.len() <= MAX_ID_BYTES && id.chars().all(|letter| letter.is_ascii_graphic())
@@ -75,14 +76,14 @@ impl Job {
         now + Duration::from_millis(in_ms).min(MAX_TIME_LEFT)
     }
 
-    /// Whether this is a later run of the same job: then the earlier one is over.
+    /// Whether this is a later run of the same job. The earlier run is then over.
     #[must_use]
     pub(super) fn is_rerun_of(&self, earlier: &Self) -> bool {
         self.scheduler == earlier.scheduler && self.id == earlier.id && self.run > earlier.run
     }
 }
 
-/// `job 12.head run 2`, or without the run where it is the first.
+/// Shows `job 12.head run 2`, or without the run if it is the first.
 impl std::fmt::Display for Job {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "job {}", self.id)?;

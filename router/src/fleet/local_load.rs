@@ -1,5 +1,7 @@
-//! This router's own share of a replica's work, exact at every moment, and what it has learned of the replica's speed. It outlives
-//! views: guards of requests in flight hold it.
+//! This router's own share of a replica's work, exact at every moment, and the replica's learned
+//! speed.
+//!
+//! The load outlives views: guards of requests in flight hold it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +23,8 @@ pub(crate) struct LocalLoad {
     /// Until when the replica is avoided, in milliseconds of the router's clock.
     pub(super) avoided_until: AtomicU64,
     learner: Mutex<RateLearner>,
-    /// A copy of what the learner has learned that is read without its lock. Its parts may be of two moments, which harms nobody.
+    /// A copy of the learner's results that is read without its lock. Its parts may be of two
+    /// moments, which is harmless.
     learned_bits: [AtomicU64; 12],
     unanswered: Mutex<Unanswered>,
     /// When the oldest unanswered request was expected to be answered: seconds of the router's
@@ -29,7 +32,8 @@ pub(crate) struct LocalLoad {
     earliest_due: AtomicU64,
     /// The approximate prefix slot of this life of the engine.
     approx_prefix: Mutex<Option<(u64, ApproxPrefixSlot)>>,
-    /// How its streams leave it. Here, since a view copies each replica whenever that reports.
+    /// How the replica's streams leave it. Kept here because a view copies each replica whenever
+    /// that reports.
     pub(crate) stream_moves: StreamMoves,
 }
 
@@ -49,7 +53,7 @@ impl Drop for ApproxPrefixSlot {
 /// When each unanswered request's answer was expected to begin, the earliest first.
 #[derive(Debug, Default)]
 struct Unanswered {
-    /// Positive floating-point numbers are ordered like their bits.
+    /// Positive floating-point numbers have the order of their bits.
     due_times: BTreeSet<(u64, u64)>,
     next_number: u64,
 }
@@ -76,15 +80,15 @@ impl Default for LocalLoad {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct InFlightCost {
     pub prompt_tokens: u32,
-    /// Prompt tokens that are not cached there.
+    /// Prompt tokens that are not cached on the replica.
     pub uncached_tokens: u32,
-    /// When the first byte of its answer is expected, in seconds of the router's clock.
+    /// When the first byte of the request's answer is expected, in seconds of the router's clock.
     pub first_byte_due: f64,
 }
 
 impl LocalLoad {
-    /// Counts a request until the guard is dropped. `pledge` is dropped when its prompt has been
-    /// computed.
+    /// Counts a request until the guard is dropped. `pledge` is dropped when the request's prompt
+    /// has been computed.
     #[must_use]
     pub(crate) fn start_request(self: &Arc<Self>, booking: InFlightCost, pledge: Option<InFlightBlocks>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -130,22 +134,22 @@ impl LocalLoad {
         }
     }
 
-    /// A stream's first token has come, at this time of the router's clock.
+    /// Learns from a stream's first token, which came at this time of the router's clock.
     pub(crate) fn learn_first_token(&self, seen: &FirstTokenSample, now: f64) {
         let mut speed = self.learner.lock();
         speed.learn_first_token(seen, now);
         self.publish_learned(&speed.learned());
     }
 
-    /// A stream has ended, at this time of the router's clock, whose tokens came `seconds` apart, among `sequences` that held `context`
-    /// tokens.
+    /// Learns from a stream that ended at this time of the router's clock. Its tokens came
+    /// `seconds` apart, among `sequences` that held `context` tokens.
     pub(crate) fn learn_interval(&self, sequences: u32, context: u64, seconds: f64, now: f64) {
         let mut speed = self.learner.lock();
         speed.learn_interval(sequences, context, seconds, now);
         self.publish_learned(&speed.learned());
     }
 
-    /// The approximate prefix slot of the engine's life `epoch`; a new one has room for `blocks`.
+    /// The approximate prefix slot of the engine's life `epoch`. A new slot has room for `blocks`.
     #[must_use]
     pub(crate) fn approx_prefix_slot(&self, epoch: u64, index: &Arc<ApproxPrefixIndex>, blocks: impl FnOnce() -> u64) -> ReplicaSlot {
         let mut known = self.approx_prefix.lock();
@@ -180,14 +184,14 @@ impl LocalLoad {
 pub(crate) struct InFlight {
     load: Arc<LocalLoad>,
     cost: InFlightCost,
-    /// `None` once its answer has begun.
+    /// `None` once the request's answer has begun.
     due: Option<(u64, u64)>,
-    /// `None` once its prompt has been computed.
+    /// `None` once the request's prompt has been computed.
     in_flight_blocks: Option<Option<InFlightBlocks>>,
 }
 
 impl InFlight {
-    /// Its prompt has been computed, so it no longer delays others.
+    /// Records that the prompt has been computed, so the request no longer delays others.
     pub(crate) fn finish_prefill(&mut self) {
         if self.in_flight_blocks.take().is_some() {
             self.load.pending_tokens.fetch_sub(self.cost.uncached_tokens.into(), Ordering::Relaxed);

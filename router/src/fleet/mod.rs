@@ -1,8 +1,9 @@
-//! All replicas as this router knows them: one task writes, everybody else reads an immutable view.
+//! All replicas as this router knows them. One task writes, everybody else reads an immutable view.
 //!
-//! `session` parses what an agent says into updates, `fleet_writer` applies them and publishes a `FleetView`; `index_writer` is to the cache
-//! index what `fleet_writer` is to the view. `local_load` is what this router itself has at a replica, `stream_moves` how
-//! its streams leave it. `expectation` is what has no replica yet.
+//! `session` parses an agent's messages into updates, and `fleet_writer` applies them and publishes
+//! a `FleetView`. `index_writer` does the same for the cache index. `local_load` is this router's
+//! own work at a replica, and `stream_moves` is how its streams leave the replica. `expectation`
+//! holds models without a replica yet.
 
 mod agent_report;
 mod arrival;

@@ -1,14 +1,14 @@
-//! What is known of one engine's cached blocks, as the view shows it.
+//! The known cached blocks of one engine, as the view shows them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use hostler_placement::affinity::ReplicaSlot;
 
-/// What a router knows of the blocks that one life of an engine has cached.
+/// A router's knowledge of the blocks that one life of an engine has cached.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReplicaCache {
-    /// Its replica slot in the cache index; `None` while its cache is not completely known.
+    /// The replica's slot in the cache index; `None` while its cache is not completely known.
     pub slot: Option<ReplicaSlot>,
     pub stats: Arc<CacheStats>,
 }
@@ -19,8 +19,8 @@ pub(crate) struct CacheStats {
     pub blocks: AtomicU64,
     /// Whether count and digest matched at the last report.
     pub matches: AtomicBool,
-    /// How often the whole cache was asked for because they did not.
+    /// How often the whole cache was asked for because count and digest did not match.
     pub resyncs: AtomicU64,
-    /// The reports contradict themselves: they are not used until the engine starts anew.
+    /// The reports contradict themselves and are not used until the engine starts anew.
     pub distrusted: AtomicBool,
 }

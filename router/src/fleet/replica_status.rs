@@ -1,4 +1,5 @@
-//! What a replica is and how busy it is, as its agent says: the router's own types for it, which `session` parses from reports.
+//! State and load of a replica as its agent reports them: the router's own types, which `session`
+//! parses from reports.
 
 use std::time::Duration;
 
@@ -8,25 +9,25 @@ use hostler_prompt::Dialect;
 
 use crate::prompt::{EncoderKey, FilesHash};
 
-/// Where an engine is in its life.
+/// An engine's stage of life.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
-    /// Its process has been started.
+    /// The engine's process has been started.
     #[default]
     Starting,
-    /// It loads weights and prepares.
+    /// The engine loads weights and prepares.
     Loading,
-    /// It serves.
+    /// The engine serves.
     Ready,
-    /// It finishes what it runs, then stops.
+    /// The engine finishes its requests, then stops.
     Draining,
-    /// It was stopped on purpose.
+    /// The engine was stopped on purpose.
     Stopped,
-    /// It died or never came up; the agent waits before the next attempt.
+    /// The engine died or never came up. The agent waits before the next attempt.
     Failed,
-    /// Kept out of service until an operator releases it.
+    /// The engine is kept out of service until an operator releases it.
     Quarantined,
-    /// It has given its memory back until it is woken.
+    /// The engine has given its memory back until it is woken.
     Sleeping,
 }
 
@@ -50,16 +51,16 @@ impl Phase {
 /// A model that an engine serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Model {
-    /// What requests name.
+    /// The name that requests use.
     pub id: String,
     /// The engine's own entry of `/v1/models`.
     pub card: Bytes,
-    /// It is a LoRA adapter of another model.
+    /// The model is a LoRA adapter of another model.
     pub is_adapter: bool,
 }
 
 impl Model {
-    /// The model of an engine's entry, which names the parent of an adapter.
+    /// The model of an engine's entry, which names an adapter's parent.
     #[must_use]
     pub(crate) fn new(id: String, card: Bytes) -> Self {
         #[derive(serde::Deserialize)]
@@ -74,51 +75,55 @@ impl Model {
 /// How an engine was started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct EngineLaunch {
-    /// The rules by which its front-end prepares messages.
+    /// The rules by which the engine's front-end prepares messages.
     pub dialect: Dialect,
-    /// Its flags.
+    /// The engine's flags.
     pub flags: Vec<String>,
-    /// The longest context that it takes, where that is known.
+    /// The longest context that the engine takes, if known.
     pub max_context_tokens: Option<u64>,
-    /// Routes for clients that its front-end does not have, each with all below it.
+    /// Client routes that the engine's front-end lacks, each with everything below it.
     pub missing_routes: Vec<String>,
 }
 
-/// What seldom changes of a replica.
+/// The rarely changing state of a replica.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ReplicaStatus {
-    /// Where its engine is in its life.
+    /// The engine's stage of life.
     pub phase: Phase,
-    /// Why, for people; for a failure what happened and what comes next.
+    /// The reason for the phase, for people; for a failure what happened and what comes next.
     pub reason: String,
-    /// Until it takes requests, where it starts, or is to start again, and that can be told.
+    /// Time until the replica takes requests, if it starts or will start again, and that can be
+    /// told.
     pub start_left: Option<Duration>,
-    /// Models it serves; kept from its last life while it restarts.
+    /// Models that the replica serves, kept from its last life while it restarts.
     pub models: Vec<Model>,
-    /// Which files turn a request into the tokens that it sees; `None` when its agent could not read them.
+    /// The files that turn a request into the tokens that the replica sees; `None` if its agent
+    /// could not read them.
     pub files: Option<FilesHash>,
-    /// Length of their bundle.
+    /// Length of the files' bundle.
     pub files_bytes: u64,
-    /// How its engine was started, once that is planned.
+    /// How the engine was started, once that is planned.
     pub launch: Option<EngineLaunch>,
-    /// Path of its engine's socket on its node.
+    /// Path of the engine's socket on its node.
     pub engine_socket: String,
-    /// Tokens that its engine computes in one step at most; 0 when unknown.
+    /// Most tokens that the engine computes in one step; 0 when unknown.
     pub token_budget: u32,
-    /// Tokens that a cached block holds; 0 before one was cached.
+    /// Tokens per cached block; 0 before one was cached.
     pub block_tokens: u32,
-    /// How its cache is searched; `None` where its agent does not know exactly which blocks are cached.
+    /// How the replica's cache is searched; `None` if its agent does not know exactly which blocks
+    /// are cached.
     pub exact_cache: Option<ChainGaps>,
-    /// Starts of its engine after the first one.
+    /// Starts of the engine after the first one.
     pub restarts: u32,
-    /// Lives of its engine that ended in a hang, since its agent started.
+    /// Lives of the engine that ended in a hang, since its agent started.
     pub hangs: u32,
-    /// How many things cost it speed.
+    /// How many problems cost the replica speed.
     pub findings: usize,
 }
 
 impl ReplicaStatus {
-    /// What turns a request into the tokens that it sees, if its files are known.
+    /// The key of the encoder that turns a request into the replica's tokens, if its files are
+    /// known.
     #[must_use]
     pub(crate) fn encoder_key(&self) -> Option<EncoderKey> {
         let dialect = self.launch.as_ref().map_or_else(Dialect::default, |launch| launch.dialect);
@@ -126,44 +131,44 @@ impl ReplicaStatus {
     }
 }
 
-/// What often changes of a replica.
+/// The often changing state of a replica.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ReplicaLoad {
     /// Requests of all routers in flight there.
     pub in_flight: u32,
-    /// Those of other routers.
+    /// Requests of other routers in flight there.
     pub in_flight_elsewhere: u32,
-    /// Requests taken since its agent started.
+    /// Requests taken since the agent started.
     pub served: u64,
-    /// Prompt tokens that requests of other routers still have computed.
+    /// Prompt tokens of other routers' requests that are still to be computed.
     pub pending_tokens_elsewhere: u64,
-    /// Prompt tokens of requests of other routers in flight.
+    /// Prompt tokens of other routers' requests in flight.
     pub context_tokens_elsewhere: u64,
-    /// What its engine says; zeros before it has.
+    /// The engine's own figures; zeros before it has reported.
     pub engine: EngineLoad,
 }
 
 /// An engine's own metrics.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct EngineLoad {
-    /// Requests that it runs.
+    /// Running requests.
     pub running: u32,
-    /// Requests that wait in it.
+    /// Requests that wait in the engine.
     pub waiting: u32,
-    /// Share of its KV blocks in use, 0 to 1.
+    /// Share of KV blocks in use, 0 to 1.
     pub kv_use: f64,
-    /// Its KV blocks.
+    /// Number of KV blocks.
     pub kv_blocks: u64,
-    /// Tokens that a block holds.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Prompt tokens that it has processed.
+    /// Prompt tokens processed so far.
     pub prompt_tokens: u64,
-    /// Tokens that it has generated.
+    /// Tokens generated so far.
     pub generation_tokens: u64,
-    /// Requests that it has preempted.
+    /// Requests preempted so far.
     pub preemptions: u64,
-    /// Tokens looked up in its prefix cache.
+    /// Tokens looked up in the prefix cache.
     pub prefix_queries: u64,
-    /// Tokens found there.
+    /// Tokens found in the prefix cache.
     pub prefix_hits: u64,
 }

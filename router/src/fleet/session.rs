@@ -1,4 +1,5 @@
-//! One session per agent: the router's side of `Attach`. What the agent sends is parsed here into the router's own types, and its numbers are bounded.
+//! The router's side of `Attach`, one session per agent. The session parses the agent's messages
+//! into the router's own types, and bounds its numbers.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -34,28 +35,27 @@ use crate::succession::Succession;
 /// How long an agent may take for its hello, and for its first snapshot.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How soon an agent whose queue is full is told again of a successor, which waits 10 s for it.
+/// How soon an agent whose queue is full hears again of a successor, which waits 10 s for it.
 const ANNOUNCEMENT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// No replica has more requests in flight, over all routers.
+/// Most requests that a replica has in flight, over all routers.
 const MAX_REQUESTS: u32 = 1 << 20;
 
-/// No replica has more tokens in its memory or still to compute: the largest hosts of today have
-/// room for some 100 million.
+/// Most tokens that a replica has in memory or still to compute. The largest hosts of today have
+/// room for about 100 million.
 const MAX_TOKENS: u64 = 1 << 28;
 
-/// When a cache that was asked for and does not come is asked for again: a large one takes a second
-/// or two.
+/// When to ask again for a cache that does not come. A large cache takes a second or two.
 const RESYNC_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Crashes of a replica in one report; an honest agent remembers no more.
+/// Most crashes of a replica in one report. An honest agent remembers no more.
 const MAX_CRASHES_PER_REPLICA: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct SessionDeps {
     pub tasks: BackgroundTasks,
     pub fleet: Fleet,
-    /// Where the crashes of engines go.
+    /// Receives the crashes of engines.
     pub crash_suspects: Arc<CrashSuspects>,
     pub cache_reports: CacheReportQueue,
     pub prompts: Prompts,
@@ -63,17 +63,19 @@ pub(crate) struct SessionDeps {
     pub router_run: u64,
     pub next_attachment: AtomicU64,
     pub succession: Succession,
-    /// Whether agents must be of the router's own user: in plain text that nobody was told to trust.
+    /// Whether agents must belong to the router's own user: in plain text, unless
+    /// `allow_plain_text` is set.
     pub only_own_user: bool,
 }
 
 pub(crate) type ToAgentStream = Pin<Box<dyn Stream<Item = Result<wire::AttachResponse, Status>> + Send>>;
 
 /// Serves one `Attach` call: welcomes the agent, then follows its reports until its stream ends.
-/// `member` is the node whose certificate the connection has, where agents need one.
+///
+/// `member` is the node of the connection's certificate, if agents need one.
 ///
 /// # Errors
-/// When the hello is missing, late, of another version, or of a node that the certificate does not
+/// If the hello is missing, late, of another version, or of a node that the certificate does not
 /// name.
 pub(crate) async fn attach(
     sessions: Arc<SessionDeps>,
@@ -118,8 +120,8 @@ pub(crate) async fn attach(
             ended = wait_for_expiry(attached.as_ref()) => ended,
             ended = session.run(hello, requests) => ended,
         };
-        // The agent learns the reason if its queue has room. One that has left learns that its last
-        // report has come.
+        // The agent learns the reason if its queue has room. An agent that has left learns that its
+        // last report has come.
         directives.close_with(ended.clone());
         tracing::debug!(node, %ended, "attachment ended");
         drop(waiting);
@@ -130,7 +132,7 @@ pub(crate) async fn attach(
     Ok(Box::pin(ReceiverStream::new(messages)))
 }
 
-/// Operators who wait for an agent's answer learn at once that none comes, also when the session is
+/// Tells operators who wait for an agent's answer at once that none comes, even if the session is
 /// dropped because the router ends.
 struct PendingAnswersGuard(Directives);
 
@@ -140,7 +142,7 @@ impl Drop for PendingAnswersGuard {
     }
 }
 
-/// Resolves when the node's certificate has expired; never where it has none.
+/// Resolves when the node's certificate has expired; never without one.
 async fn wait_for_expiry(attached: Option<&MemberAttachment>) -> Status {
     match attached {
         Some(attached) => attached.wait_expired().await,
@@ -163,7 +165,7 @@ fn check_hello(hello: &wire::Hello) -> Result<(), Status> {
     Ok(())
 }
 
-/// Refuses an agent whose node's name another one has now.
+/// Refuses an agent if another one has its node's name now.
 fn check_name(fleet: &Fleet, hello: &wire::Hello) -> Result<(), Status> {
     let job = hello.job.clone().and_then(|job| parse_job(job, Instant::now()));
     let view = fleet.view();
@@ -187,20 +189,21 @@ struct Session {
     lanes: Arc<Lanes>,
     /// The sequence number that the next report must have.
     next_sequence: u64,
-    /// Replicas whose cache reports found no room in the queue: their further reports are dropped
+    /// Replicas whose cache reports found no room in the queue. Their further reports are dropped
     /// until the next snapshot.
     stale_caches: BTreeSet<u32>,
     last_resync: Instant,
 }
 
 impl Session {
-    /// Follows the agent until its stream ends and returns why it did. The agent joins the fleet
-    /// with its first snapshot: an agent that finds itself attached already, by another address,
-    /// can leave before that.
+    /// Follows the agent until its stream ends, and returns the reason.
+    ///
+    /// The agent joins the fleet with its first snapshot. An agent that finds itself already
+    /// attached by another address can leave before that.
     async fn run(mut self, hello: wire::Hello, mut requests: Streaming<wire::AttachRequest>) -> Status {
         match next_message(&mut requests).await {
             Ok(FromAgent::Report(report)) if report.snapshot => {
-                // Another one may have got the name since the hello.
+                // Another agent may have got the name since the hello.
                 if let Err(refusal) = check_name(&self.sessions.fleet, &hello) {
                     return refusal;
                 }
@@ -261,7 +264,8 @@ impl Session {
             .iter()
             .filter_map(|replica| replica.state.as_ref()?.prompt_files.as_ref())
             .for_each(|files| self.offer_prompt_files(files));
-        // Before the fleet learns of it: what came back from a crashed engine is then known to be suspect when it is tried again.
+        // Record crashes before the fleet learns of the report: requests from a crashed engine are
+        // then known as suspects when they are retried.
         for replica in report.replicas.iter().filter(|replica| !replica.crashes.is_empty()) {
             let id = format!("{}/{}", self.node, replica.index);
             replica
@@ -280,9 +284,10 @@ impl Session {
 }
 
 impl Session {
-    /// Passes a cache report on without waiting: load, phase and lease come by the same stream and
-    /// must not be late. If the index writer is behind, the report is dropped and the whole cache
-    /// is asked for later.
+    /// Passes a cache report on without waiting.
+    ///
+    /// Load, phase and lease come by the same stream and must not be late. If the index writer is
+    /// behind, the report is dropped and the whole cache is asked for later.
     fn forward_cache_report(&mut self, report: CacheReport) {
         let index = report.index;
         if report.snapshot {
@@ -296,7 +301,7 @@ impl Session {
         }
     }
 
-    /// Asks for the caches of which reports were dropped, once the index writer has caught up.
+    /// Asks for the caches whose reports were dropped, once the index writer has caught up.
     fn resync_stale_caches(&mut self) {
         if !self.stale_caches.is_empty() && self.last_resync.elapsed() > RESYNC_RETRY_INTERVAL && self.sessions.cache_reports.has_room() {
             self.last_resync = Instant::now();
@@ -337,7 +342,7 @@ fn reported_crash(crash: &wire::EngineCrash) -> ReportedCrash {
     ReportedCrash { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
 }
 
-/// The job that an agent says it runs in, or nothing where it cannot be one.
+/// The job that an agent says it runs in, or nothing if it cannot be one.
 fn parse_job(job: wire::Job, now: Instant) -> Option<Job> {
     let wire::Job { scheduler, id, array_index, run, ends_in_ms, leaves_in_ms } = job;
     let scheduler = Scheduler::parse(&scheduler).filter(|_| Job::is_id(&id))?;
@@ -346,7 +351,7 @@ fn parse_job(job: wire::Job, now: Instant) -> Option<Job> {
     Some(Job { scheduler, id, array_index, run: run.max(1), ends_at, leaves_at })
 }
 
-/// A job as operators are told of it, in the words of its agent, with what was left of it at that moment.
+/// A job in the agent's words for operators, with the time that was left at that moment.
 pub(crate) fn job_message(job: &Job, at: Instant) -> wire::Job {
     let left = |moment: Instant| u64::try_from(moment.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX);
     wire::Job {
@@ -415,7 +420,7 @@ fn parse_launch(launch: &wire::Launch) -> EngineLaunch {
     }
 }
 
-/// What an agent says of load, within what any replica can have: placement adds and multiplies it.
+/// An agent's load, within what any replica can have: placement adds and multiplies it.
 fn bound_load(mut load: wire::Load) -> wire::Load {
     load.in_flight = load.in_flight.min(MAX_REQUESTS);
     load.pending_tokens = load.pending_tokens.min(MAX_TOKENS);

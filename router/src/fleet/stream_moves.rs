@@ -1,4 +1,5 @@
-//! How the streams of a replica learn that it leaves service or has fallen silent, and take turns in moving to another one.
+//! Tells a replica's streams that it leaves service or has fallen silent, and gives them turns to
+//! move to another replica.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,14 +9,14 @@ use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// Streams of one replica that move at the same time. Each has its prompt and what was answered computed elsewhere, so hundreds at once would keep the
-/// streams there from getting tokens.
+/// Most streams of one replica that move at the same time. Each has its prompt and its answer so
+/// far computed elsewhere, so hundreds at once would starve the streams there of tokens.
 const MAX_MOVING: usize = 32;
 
-/// A stream that waits longer for its turn moves without one: PBS leaves six seconds in all.
+/// Longest wait for a turn, after which a stream moves without one. PBS leaves six seconds in all.
 const MAX_TURN_WAIT: Duration = Duration::from_secs(2);
 
-/// Of one replica; its streams hold it.
+/// The moves of one replica. Its streams hold this.
 #[derive(Debug)]
 pub(crate) struct StreamMoves {
     change: Notify,
@@ -36,7 +37,8 @@ pub(crate) struct MoveTurn {
 }
 
 impl StreamMoves {
-    /// Ends when the replica has begun to leave or fallen silent since; registered with the first poll or `enable`.
+    /// Ends once the replica begins to leave or falls silent. The first poll or `enable` registers
+    /// the waiter.
     pub(crate) fn change(&self) -> Notified<'_> {
         self.change.notified()
     }
@@ -55,7 +57,7 @@ impl StreamMoves {
         self.moved.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many have moved away since the router knows the replica.
+    /// How many streams have moved away since the router knows the replica.
     #[must_use]
     pub(crate) fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)

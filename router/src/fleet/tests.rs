@@ -25,17 +25,18 @@ pub(crate) fn ready(index: u32) -> ReplicaChange {
     ReplicaChange { index, epoch: 1, state: Some(state(Phase::Ready, "m")), load: None, report: AgentReport::default() }
 }
 
-/// An attachment of node `n` as a session would make it, with one lane.
+/// Attaches node `n` as a session would, with one lane.
 pub(crate) async fn attach(fleet: &Fleet, attachment: u64, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
     attach_told(fleet, attachment, Directives::unconnected(), replicas).await
 }
 
-/// The same of another node.
+/// Attaches another node as a session would, with one lane.
 pub(crate) async fn attach_node(fleet: &Fleet, attachment: u64, node: &str, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
     attach_with(fleet, attachment, node, Directives::unconnected(), replicas).await
 }
 
-/// Its agent runs in the job `12.head`, which ends in so many seconds and which it leaves in so many.
+/// Reports that the agent runs in the job `12.head`, with the seconds until it leaves and until the
+/// job ends.
 pub(crate) async fn report_job(fleet: &Fleet, attachment: u64, (leaves, ends): (u64, u64)) {
     let moment = |seconds| Some(Instant::now() + Duration::from_secs(seconds));
     let (ends_at, leaves_at) = (moment(ends), moment(leaves));
@@ -44,7 +45,7 @@ pub(crate) async fn report_job(fleet: &Fleet, attachment: u64, (leaves, ends): (
     sleep(LOAD_PUBLISH_INTERVAL).await;
 }
 
-/// The same, with directives that the agent receives.
+/// Attaches node `n`, with directives that the agent receives.
 pub(crate) async fn attach_told(fleet: &Fleet, attachment: u64, directives: Directives, replicas: Vec<ReplicaChange>) -> Arc<Lane> {
     attach_with(fleet, attachment, "n", directives, replicas).await
 }
@@ -148,7 +149,7 @@ async fn leases_do_not_lapse_while_the_router_is_suspended() {
     let mut change = pin!(load.stream_moves.change());
     change.as_mut().enable();
     advance(LEASE + Duration::from_secs(1)).await;
-    // It waits when the writer wakes.
+    // The report waits when the writer wakes.
     fleet.update(FleetUpdate::Reported { attachment: 1, snapshot: false, replicas: vec![] }).await;
     sleep(Duration::from_millis(300)).await;
     assert!(!fleet.view().replicas[0].lease_lapsed);
@@ -158,7 +159,7 @@ async fn leases_do_not_lapse_while_the_router_is_suspended() {
 #[tokio::test(start_paused = true)]
 async fn the_newest_view_decides_whether_a_replica_is_silent() {
     let fleet = fleet();
-    // Ten and more: they are ordered as numbers.
+    // Ten replicas and more are ordered as numbers.
     attach(&fleet, 1, (0..12).map(ready).collect()).await;
     let before = fleet.view().replicas.clone();
     let silent = || before.iter().filter(|replica| fleet.view().has_lapsed_lease(replica)).count();
@@ -314,7 +315,7 @@ fn job(run: u32) -> Job {
     Job { scheduler: Scheduler::Pbs, id: "12.head".into(), array_index: None, run, ends_at, leaves_at: ends_at }
 }
 
-/// An attachment of node `n` in this run of a job.
+/// Attaches node `n` in this run of a job.
 async fn attach_in_job(fleet: &Fleet, attachment: u64, run: u32, replicas: Vec<ReplicaChange>) {
     attach(fleet, attachment, vec![]).await;
     fleet.update(FleetUpdate::JobReported { attachment, job: job(run) }).await;
@@ -326,7 +327,7 @@ pub(crate) async fn detach(fleet: &Fleet, attachment: u64) {
     sleep(Duration::from_millis(1)).await;
 }
 
-/// Node, run and reason of each job that is gone.
+/// Node, run and reason of each gone job.
 fn gone(fleet: &Fleet) -> Vec<String> {
     fleet.view().gone_jobs.iter().map(|gone| format!("{} {}: {}", gone.node, gone.job, gone.reason)).collect()
 }

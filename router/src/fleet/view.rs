@@ -1,4 +1,4 @@
-//! One immutable picture of the fleet, and the few atomics that must be exact between two pictures.
+//! An immutable picture of the fleet, and the few atomics that must be exact between two pictures.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,15 +18,15 @@ use super::replica_status::{Model, Phase, ReplicaLoad, ReplicaStatus};
 use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
 
-/// How long a replica is avoided after a request on it was lost: until its agent has surely
+/// How long a replica is avoided after a request on it was lost. By then its agent has surely
 /// reported what happened to the engine.
 const AVOIDANCE_AFTER_LOSS: Duration = Duration::from_secs(1);
 
-/// A younger router may not know all agents yet: they dial again within a second of losing a
-/// router.
+/// How long after its start a router may not know all agents yet: they dial again within a second
+/// of losing a router.
 const STARTUP_GRACE: Duration = Duration::from_secs(2);
 
-/// No model takes a longer context, in tokens: the longest today takes 10 million.
+/// Longest context of any model, in tokens. The longest today has 10 million.
 pub(super) const MAX_CONTEXT_TOKENS: u64 = 1 << 24;
 
 #[derive(Debug, Clone)]
@@ -36,25 +36,25 @@ pub(crate) struct Replica {
     pub index: u32,
     pub epoch: u64,
     pub state: Arc<ReplicaStatus>,
-    /// What often changes.
+    /// The often changing state.
     pub load: ReplicaLoad,
-    /// As its agent reported it, for operators.
+    /// The agent's report as it came, for operators.
     pub report: AgentReport,
-    /// Its agent has been silent for longer than the lease.
+    /// The agent has been silent for longer than the lease.
     pub lease_lapsed: bool,
-    /// When its agent last reported, or was lost.
+    /// When the agent last reported, or was lost.
     pub last_report: Instant,
-    /// When its agent last reported another request, of any router.
+    /// When the agent last reported another request, of any router.
     pub last_request: Option<Instant>,
     pub local_load: Arc<LocalLoad>,
     pub cache: ReplicaCache,
     pub lanes: Arc<Lanes>,
-    /// The batch job that its agent runs in, shared by all replicas of the node.
+    /// The batch job that the agent runs in, shared by all replicas of the node.
     pub job: Option<Arc<Job>>,
 }
 
 impl Replica {
-    /// The longest context, in tokens, that its agent reports.
+    /// The longest context that the agent reports, in tokens.
     #[must_use]
     pub(crate) fn max_context_tokens(&self) -> u64 {
         self.state.launch.as_ref().and_then(|launch| launch.max_context_tokens).unwrap_or(MAX_CONTEXT_TOKENS)
@@ -65,43 +65,45 @@ impl Replica {
         self.state.phase == Phase::Ready && self.lanes.is_available()
     }
 
-    /// Whether it takes no new requests, and ends those that it has: it drains, or is to sleep.
+    /// Whether the replica takes no new requests and ends the running ones: it drains, or is to
+    /// sleep.
     #[must_use]
     pub(crate) fn is_being_emptied(&self) -> bool {
         matches!(self.state.phase, Phase::Draining | Phase::Sleeping)
     }
 
-    /// Whether its streams are better off elsewhere: it is being emptied, or nobody has heard of it.
+    /// Whether the replica's streams are better off elsewhere: it is being emptied, or its agent is
+    /// silent.
     #[must_use]
     pub(crate) fn is_leaving(&self) -> bool {
         self.is_being_emptied() || self.lease_lapsed
     }
 
-    /// Whether its engine's front-end has the route of this path, as far as its agent has found.
+    /// Whether the engine's front-end has the route of this path, as far as its agent has found.
     #[must_use]
     pub(crate) fn has_route(&self, path: &str) -> bool {
         let is_at = |route: &String| path.strip_prefix(&**route).is_some_and(|below| below.is_empty() || below.starts_with('/'));
         !self.state.launch.as_ref().is_some_and(|launch| launch.missing_routes.iter().any(is_at))
     }
 
-    /// Whether its engine has vLLM's Rust front-end, which lacks routes in some releases.
+    /// Whether the engine has vLLM's Rust front-end, which lacks routes in some releases.
     fn has_rust_front_end(&self) -> bool {
         self.state.launch.as_ref().is_some_and(|launch| launch.dialect == Dialect::Rust)
     }
 
-    /// The present life of its engine.
+    /// The present life of the engine.
     #[must_use]
     pub(crate) fn engine_life(&self) -> EngineLife {
         EngineLife { replica: self.id.clone(), epoch: self.epoch }
     }
 
-    /// Whether that is the present life of its engine.
+    /// Whether `life` is the engine's present life.
     #[must_use]
     pub(crate) fn has_life(&self, life: &EngineLife) -> bool {
         self.epoch == life.epoch && self.id == life.replica
     }
 
-    /// Seconds until its node's agent begins to leave; infinite where no end is known.
+    /// Seconds until the node's agent begins to leave; infinite if no end is known.
     #[must_use]
     pub(crate) fn seconds_until_leaving(&self, now: Instant) -> f64 {
         let leaves_at = self.job.as_ref().and_then(|job| job.leaves_at);
@@ -113,7 +115,7 @@ impl Replica {
         self.is_ready() && self.serves(model)
     }
 
-    /// Whether it serves `model`; any does where no model is named.
+    /// Whether the replica serves `model`. Without a model, every replica does.
     #[must_use]
     pub(crate) fn serves(&self, model: Option<&str>) -> bool {
         model.is_none_or(|name| self.state.models.iter().any(|model| model.id == name))
@@ -133,7 +135,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// What an agent is told that wants this node's name while another one has it.
+    /// The refusal for an agent that wants this node's name while another agent has it.
     #[must_use]
     pub(crate) fn name_refusal(&self) -> String {
         let whose = self.job.as_ref().map(|job| format!(", in {job}")).unwrap_or_default();
@@ -148,17 +150,17 @@ impl Node {
 #[derive(Debug, Clone)]
 pub(crate) struct FleetView {
     pub nodes: Vec<Node>,
-    /// Each as it was when it last changed: views share the replicas that have not.
+    /// Each replica as it was when it last changed. Views share unchanged replicas.
     pub replicas: Vec<Arc<Replica>>,
     /// Jobs whose agent is gone, the oldest first.
     pub gone_jobs: Arc<[GoneJob]>,
-    /// What a controller has announced.
+    /// The models that a controller has announced.
     pub(super) expectations: Arc<Expectations>,
     /// Nodes that were forgotten without having left.
     pub nodes_lost: u64,
-    /// When the router began; zero of `LocalLoad::avoided_until`.
+    /// When the router started, the zero of `LocalLoad::avoided_until`.
     started: Instant,
-    /// For how long a report counts.
+    /// How long a report counts.
     lease: Duration,
 }
 
@@ -181,27 +183,29 @@ impl FleetView {
         self.replicas.iter().enumerate().filter(move |(_, replica)| replica.accepts(model) && !tried.contains(&replica.id))
     }
 
-    /// What a controller has announced of `model`, whether it is there or not.
+    /// The announcement of `model`, whether a replica serves it or not.
     #[must_use]
     pub(crate) fn expectation(&self, model: Option<&str>) -> Option<&Expectation> {
         self.expectations.get(model?)
     }
 
-    /// How many models a controller has announced, by their names.
+    /// How many model names a controller has announced.
     #[must_use]
     pub(crate) fn expected_models(&self) -> usize {
         self.expectations.models().count()
     }
 
-    /// Whether a replica serves `model`, or may yet: an engine that loads for the first time has not said what it serves. For a model that is expected,
-    /// its controller speaks until a replica serves it by name.
+    /// Whether a replica serves `model`, or may yet: an engine that loads for the first time has
+    /// not said what it serves. For an expected model, its controller's word counts until a replica
+    /// serves it by name.
     #[must_use]
     pub(crate) fn may_serve(&self, replica: &Replica, model: Option<&str>) -> bool {
         replica.serves(model) || (replica.state.models.is_empty() && self.expectation(model).is_none())
     }
 
-    /// Whether a replica that serves `model`, or may yet, has a front-end without the route of this path, or one that may turn out to be. Nobody knows
-    /// the front-end of a model that is only expected.
+    /// Whether a replica that serves `model`, or may yet, has a front-end without the route of this
+    /// path, or with a route that may turn out to be missing. The front-end of a model that is only
+    /// expected is unknown.
     #[must_use]
     pub(crate) fn may_lack_route(&self, model: Option<&str>, path: &str) -> bool {
         let may_serve = |replica: &Replica| replica.state.models.is_empty() || replica.serves(model);
@@ -211,13 +215,14 @@ impl FleetView {
         self.replicas.iter().any(|replica| may_lack(replica) && may_serve(replica)) || is_only_expected()
     }
 
-    /// When a replica takes requests for `model`: one that is attached, or where none of those ever will, one that is expected.
+    /// When a replica takes requests for `model`: an attached one, or an expected one if no
+    /// attached replica ever will.
     #[must_use]
     pub(crate) fn arrival(&self, model: Option<&str>, now: Instant) -> Arrival {
         self.arrival_among(model, now, |_| true)
     }
 
-    /// The same for a request that only some of the attached replicas `may_take`.
+    /// The arrival for a request that only some of the attached replicas `may_take`.
     #[must_use]
     pub(crate) fn arrival_among(&self, model: Option<&str>, now: Instant, may_take: impl Fn(&Replica) -> bool) -> Arrival {
         let arrival = |replica: &Arc<Replica>| {
@@ -235,25 +240,25 @@ impl FleetView {
     #[must_use]
     pub(crate) fn is_last_resort(&self, replica: &Replica, now: Instant) -> bool {
         let avoided_until = replica.local_load.avoided_until.load(Ordering::Relaxed);
-        // Most have never lost a request, and every placement checks every replica.
+        // Most replicas have never lost a request, and every placement checks every replica.
         replica.lease_lapsed || (avoided_until > 0 && avoided_until > self.millis_since_start(now))
     }
 
-    /// Whether the lease of `replica`'s agent has lapsed since the view that it is from; also when
-    /// the replica was forgotten.
+    /// Whether the lease of `replica`'s agent has lapsed since the view that it is from, or the
+    /// replica was forgotten.
     #[must_use]
     pub(crate) fn has_lapsed_lease(&self, replica: &Replica) -> bool {
         self.present(replica).is_none_or(|present| present.lease_lapsed)
     }
 
-    /// What is known of `replica` now; nothing if it was forgotten since the view that it is from.
+    /// The present state of `replica`; nothing if it was forgotten since the view that it is from.
     #[must_use]
     pub(crate) fn present(&self, replica: &Replica) -> Option<&Arc<Replica>> {
         let place = self.replicas.binary_search_by(|other| (&other.node, other.index).cmp(&(&replica.node, replica.index)));
         place.ok().map(|place| &self.replicas[place])
     }
 
-    /// Whether that life of an engine lasts.
+    /// Whether this life of an engine lasts.
     #[must_use]
     pub(crate) fn is_alive(&self, life: &EngineLife) -> bool {
         self.replicas.iter().any(|replica| replica.has_life(life))
@@ -265,15 +270,15 @@ impl FleetView {
         now.saturating_duration_since(self.started).as_secs_f64()
     }
 
-    /// Whether the router has started so lately that agents of the previous one may still be on
-    /// their way.
+    /// Whether the router started so recently that agents of the previous one may still be on their
+    /// way.
     #[must_use]
     pub(crate) fn is_in_startup_grace(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.started) < STARTUP_GRACE
     }
 
-    /// A request on `replica` was lost through no fault of its own: the replica is used last for a
-    /// second.
+    /// Records a request that was lost on `replica` through no fault of its own. The replica is
+    /// used last for a second.
     pub(crate) fn avoid(&self, replica: &Replica, now: Instant) {
         replica.local_load.avoided_until.store(self.millis_since_start(now + AVOIDANCE_AFTER_LOSS), Ordering::Relaxed);
     }
@@ -289,8 +294,10 @@ impl FleetView {
         models
     }
 
-    /// The node of this name with a living agent other than that of `life`, which runs in `job`: the two agents would push each other out
-    /// for ever. An agent whose job has been started again is dead, whatever its connection says.
+    /// The node of this name with a living agent other than that of `life`, which runs in `job`.
+    ///
+    /// The two agents would push each other out for ever. An agent whose job has been started again
+    /// is dead, whatever its connection says.
     #[must_use]
     pub(crate) fn other_holder(&self, name: &str, life: u64, job: Option<&Job>) -> Option<&Node> {
         let heard = || self.replicas.iter().any(|replica| &*replica.node == name && !replica.lease_lapsed);
@@ -299,7 +306,7 @@ impl FleetView {
         self.nodes.iter().find(is_other).filter(|_| heard())
     }
 
-    /// The replicas of a node, or the one replica, that `target` names.
+    /// The replicas of the node, or the one replica, that `target` names.
     #[must_use]
     pub(crate) fn replicas_of_target(&self, target: &str) -> Vec<&Arc<Replica>> {
         self.replicas.iter().filter(|replica| &*replica.id == target || &*replica.node == target).collect()

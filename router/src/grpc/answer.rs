@@ -13,13 +13,13 @@ use super::status;
 use crate::dispatch::{Answer, Relay};
 use crate::placement::PlacementDecision;
 
-/// The largest whole answer that is read; log probabilities of long answers make the largest.
+/// Largest whole answer that is read. Log probabilities of long answers make the largest.
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// Reads a whole successful answer and parses it.
 ///
 /// # Errors
-/// When it is the engine's refusal, has broken, or is something else.
+/// If the answer is the engine's refusal, has broken, or has another form.
 pub(super) async fn parse_answer<T: DeserializeOwned>(mut answer: Answer) -> Result<T, Status> {
     let body = read_body(&mut answer.body).await?;
     if answer.head.status != 200 {
@@ -77,7 +77,8 @@ pub(super) fn prompt_token_ids(answered: &mut EngineAnswer) -> Vec<u32> {
     beside.or_else(within).unwrap_or_default()
 }
 
-/// Where a request went, and why. Without `caches` it has nothing that depends on what is cached.
+/// Where a request went, and why. Without `caches`, everything that depends on cached blocks is
+/// left out.
 pub(super) fn placement(record: &PlacementDecision, caches: bool) -> wire::Placement {
     let (replica, choice) = record.choice();
     let (matched_tokens, why, predicted_first_token_seconds) =
@@ -129,7 +130,7 @@ fn choice(choice: EngineChoice) -> wire::Choice {
     }
 }
 
-/// A piece of a choice; `None` where it has no content, as the event that only names the role.
+/// A piece of a choice; `None` without content, as in the event that only names the role.
 pub(super) fn delta(choice: EngineChoice) -> Option<wire::Delta> {
     let index = choice.index.unwrap_or(0);
     let EngineMessage { content, reasoning, reasoning_content, refusal, tool_calls } = choice.delta.unwrap_or_default();

@@ -1,4 +1,5 @@
-//! How long a client waits, as it says in `grpc-timeout`: kept here, because nobody before has looked at it.
+//! The client's deadline from `grpc-timeout`. It is kept here because nothing before reads that
+//! header.
 
 use std::future::Future;
 use std::time::Duration;
@@ -9,7 +10,8 @@ use tonic::{Code, Status};
 
 use super::status;
 
-/// A longer timeout is cut to this; tokio's clock cannot hold the longest one that can be written.
+/// Longest timeout; longer ones are cut to it. tokio's clock cannot hold the longest that can be
+/// written.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// When the client stops waiting; `None` if never.
@@ -28,7 +30,7 @@ impl Deadline {
         self.0
     }
 
-    /// Runs `future` until the client stops waiting. Then it is dropped, and with it what it runs
+    /// Runs `future` until the client stops waiting. Then `future` is dropped, and with it its work
     /// in an engine.
     pub(super) async fn apply<T>(self, future: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         match self.0 {
@@ -42,7 +44,7 @@ pub(super) fn exceeded() -> Status {
     status::with_reason(Code::DeadlineExceeded, "DEADLINE_PASSED", "the deadline that the request came with has passed", &[])
 }
 
-/// At most eight digits and a unit.
+/// Parses at most eight digits and a unit.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());

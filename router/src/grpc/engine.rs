@@ -1,5 +1,8 @@
-//! What engines answer on `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`, as far as it is told on: one shape for whole answers
-//! and for events, chats and texts. Whatever else is there is passed over, and whatever is null or missing is absent.
+//! Engines' answers on `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`, as far as
+//! gRPC passes them on.
+//!
+//! One shape serves whole answers and events, chats and texts. Other fields are ignored, and null
+//! or missing ones are absent.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -20,17 +23,17 @@ pub(super) struct EngineAnswer {
     pub(super) error: Option<EngineError>,
 }
 
-/// One answer to the prompt, or a piece of it.
+/// An answer to the prompt, or a piece of it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineChoice {
     #[serde(deserialize_with = "lenient")]
     pub(super) index: Option<u32>,
-    /// In a completion.
+    /// Set in a completion.
     pub(super) text: Option<String>,
-    /// In a chat that is not streamed.
+    /// Set in a chat that is not streamed.
     pub(super) message: Option<EngineMessage>,
-    /// In a chat that is streamed.
+    /// Set in a chat that is streamed.
     pub(super) delta: Option<EngineMessage>,
     #[serde(deserialize_with = "lenient")]
     pub(super) logprobs: Option<EngineLogprobs>,
@@ -38,18 +41,18 @@ pub(super) struct EngineChoice {
     pub(super) stop_reason: Option<Value>,
     #[serde(deserialize_with = "lenient")]
     pub(super) token_ids: Option<Vec<u32>>,
-    /// Completions have it here, chats beside the choices.
+    /// The tokens of a completion's prompt. Chats have them beside the choices.
     #[serde(deserialize_with = "lenient")]
     pub(super) prompt_token_ids: Option<Vec<u32>>,
 }
 
-/// What an assistant says.
+/// An assistant's message.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineMessage {
     pub(super) content: Option<String>,
     pub(super) reasoning: Option<String>,
-    /// Its name before vLLM 0.12, and elsewhere.
+    /// The name of `reasoning` before vLLM 0.12, and elsewhere.
     pub(super) reasoning_content: Option<String>,
     pub(super) refusal: Option<String>,
     pub(super) tool_calls: Option<Vec<EngineToolCall>>,
@@ -72,7 +75,7 @@ pub(super) struct EngineFunction {
     pub(super) arguments: Option<String>,
 }
 
-/// Chats have `content`, completions the other three lists.
+/// Log probabilities. Chats have `content`, completions the other three lists.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct EngineLogprobs {
@@ -142,7 +145,7 @@ pub(super) struct EngineError {
 }
 
 impl EngineError {
-    /// The HTTP status that the error would have as an answer of its own.
+    /// The HTTP status that the error would have as a separate answer.
     pub(super) fn http_status(&self) -> Option<u32> {
         let code = self.code.as_ref()?;
         let number = code.as_u64().or_else(|| code.as_str()?.parse().ok())?;

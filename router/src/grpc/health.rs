@@ -1,4 +1,5 @@
-//! `grpc.health.v1`: whether a request could be served now, for load balancers and orchestrators, which have no keys.
+//! `grpc.health.v1`: whether a request could be served now. Load balancers and orchestrators ask
+//! without keys.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,14 +23,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The largest message of a health check: the name of a service.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// How long one call lasts; a client that wants to watch on calls again.
+/// How long one call lasts. A client that wants to watch longer calls again.
 const MAX_WATCH_TIME: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Clone)]
 pub(super) struct HealthEndpoint(pub(super) Arc<Edge>);
 
 impl HealthEndpoint {
-    /// Whether `service` serves: the empty name means the whole router.
+    /// Whether `service` serves. The empty name means the whole router.
     fn status(&self, service: &str) -> ServingStatus {
         if !matches!(service, "" | SERVICE_NAME) {
             return ServingStatus::ServiceUnknown;
@@ -74,8 +75,8 @@ impl health_server::Health for HealthEndpoint {
         }
     }
 
-    /// Yields each change. The stream ends soon after drain has begun: otherwise a watched
-    /// connection would keep the router from leaving.
+    /// Yields each change. The stream ends soon after the drain has begun; a watched connection
+    /// would otherwise keep the router from leaving.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (health, service) = (self.clone(), request.into_inner().service);
         let Some(place) = self.0.health_watches.try_begin() else {
@@ -83,7 +84,7 @@ impl health_server::Health for HealthEndpoint {
                 "{MAX_WATCHES} calls of Watch are open, the most that may be: call Check now and then"
             )));
         };
-        // A watcher that comes during the drain is told so before the end.
+        // A watcher that comes during the drain learns so before the end.
         let mut is_last = false;
         let look = move || {
             let ended = std::mem::replace(&mut is_last, health.0.shutdown.is_draining());

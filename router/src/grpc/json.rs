@@ -1,4 +1,5 @@
-//! `google.protobuf.Struct` as JSON. Its numbers are all floating: those without a fraction become whole ones, as engines want them.
+//! Converts `google.protobuf.Struct` to JSON. All its numbers are floating; those without a
+//! fraction become integers, as engines want them.
 
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};

@@ -1,26 +1,28 @@
-//! What a gRPC message takes in memory once it is decoded. Fields that say nothing take two bytes on
-//! the wire and hundreds as values, so a long message is asked how many it has before it is decoded.
+//! Bounds the memory of a decoded gRPC message.
+//!
+//! Fields without content take two bytes on the wire and hundreds as values, so the fields of a
+//! long message are counted before it is decoded.
 
 use tonic::Status;
 
 use super::status;
 
-/// Bytes that a field takes at most, decoded and then as JSON: a message of a chat has six texts.
+/// Most bytes of a field, decoded and then as JSON: a message of a chat has six texts.
 const FIELD_BYTES: usize = 512;
 
-/// Every message may take so much: 65,536 fields.
+/// Bytes that every message may take: 65,536 fields.
 const FREE_BYTES: usize = 32 * 1024 * 1024;
 
 /// Decoders go no deeper.
 const MAX_DEPTH: usize = 100;
 
-/// Of a frame of gRPC: whether it is compressed, and its length.
+/// Length of a gRPC frame's head: whether the frame is compressed, and its length.
 const FRAME_HEAD_BYTES: usize = 5;
 
 /// Checks that a frame's fields take at most 32 MiB and twice its size.
 ///
 /// # Errors
-/// When they may take more.
+/// If the fields may take more.
 pub(super) fn check_message_size(frame: &[u8]) -> Result<(), Status> {
     let most = (FREE_BYTES + 2 * frame.len()) / FIELD_BYTES;
     let fields = count_fields(frame.get(FRAME_HEAD_BYTES..).unwrap_or_default(), MAX_DEPTH).unwrap_or_default();
@@ -31,8 +33,8 @@ pub(super) fn check_message_size(frame: &[u8]) -> Result<(), Status> {
     Err(status::with_reason(tonic::Code::ResourceExhausted, "MESSAGE_TOO_LARGE", &message, &[("max_fields", &most.to_string())]))
 }
 
-/// The fields of a message and of all messages within; what might be a message counts as one. `None`
-/// for bytes that are no message.
+/// The fields of a message and of all messages within. Bytes that might be a message count as one.
+/// `None` for bytes that are no message.
 fn count_fields(mut rest: &[u8], depth: usize) -> Option<usize> {
     let mut count = 0;
     while !rest.is_empty() {

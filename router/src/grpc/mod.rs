@@ -1,5 +1,7 @@
-//! `hostler.inference.v1.Inference`: typed messages become the engine's JSON, take the way of every other request into the fleet, and the
-//! engine's JSON becomes typed messages. Health and reflection are beside it. The edge calls `serve` with what is gRPC.
+//! `hostler.inference.v1.Inference`: translates typed messages to the engine's JSON and back.
+//!
+//! The translated requests enter the fleet like all others. Health and reflection are beside it.
+//! The edge calls the functions here for gRPC requests.
 
 mod answer;
 mod deadline;
@@ -41,16 +43,16 @@ use stream::GenerateEvents;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Service {
-    /// Needs no key.
+    /// Health checks need no key.
     Health,
     /// Each request is one message, which is read whole first.
     Inference,
-    /// Reflection, and whatever is unknown.
+    /// Reflection, and everything unknown.
     Other,
 }
 
-/// How often the bytes of a message are held while it becomes a request. A packed token id takes one
-/// byte at least, four in memory and two as JSON.
+/// How often the bytes of a message are held while it becomes a request. A packed token id takes at
+/// least one byte, four in memory and two as JSON.
 const DECODING_COPIES: usize = 6;
 
 /// The methods of the service.
@@ -66,8 +68,8 @@ impl Service {
     }
 }
 
-/// Answers a call of a health check. Its caller has shown no key, so its message must be small,
-/// must come within the time of a head, and takes nothing of the body memory.
+/// Answers a health check. Its caller has shown no key, so its message must be small, must come
+/// within the time of a head, and takes nothing of the body memory.
 pub(crate) async fn answer_health_check(edge: Arc<Edge>, request: http::Request<Incoming>) -> Response<Body> {
     let limit = edge.config.header_timeout;
     let server = HealthServer::new(health::HealthEndpoint(edge)).max_decoding_message_size(health::MAX_MESSAGE_BYTES);
@@ -79,7 +81,7 @@ pub(crate) async fn answer_health_check(edge: Arc<Edge>, request: http::Request<
     }
 }
 
-/// Also the answer to what is unknown.
+/// Answers reflection and unknown services.
 pub(crate) async fn answer_reflection(request: http::Request<Body>) -> Response<Body> {
     let Ok(response) = reflection::REFLECTION.clone().oneshot(request).await;
     response
@@ -105,14 +107,14 @@ pub(crate) async fn answer_inference(edge: Arc<Edge>, message: InboundRequest) -
         let Ok(response) = answering.await;
         return response;
     }
-    // The server decodes the message in the task that asks it, which is not to be the connection's.
+    // The server decodes the message in the task that polls it, which must not be the connection's.
     match AbortOnDropHandle::new(tokio::spawn(answering)).await {
         Ok(Ok(response)) => response,
         Err(_) => Status::internal("the message cannot be decoded").into_http(),
     }
 }
 
-/// Counts a message as what is held at most while it becomes a request.
+/// Counts a message as the most that is held while it becomes a request.
 fn count_message(reservation: &mut BodyReservation, message: &[u8]) -> Result<(), Status> {
     if message.len() <= SHORT_BODY_BYTES {
         return Ok(());
@@ -122,14 +124,14 @@ fn count_message(reservation: &mut BodyReservation, message: &[u8]) -> Result<()
     counted.map_err(|full| status::body_error(&BodyReadError::MemoryFull(full)))
 }
 
-/// One call: who makes it, how it came, and how long it may take.
+/// A call: its caller, how it came, and how long it may take.
 #[derive(Debug)]
 struct InferenceCall {
     edge: Arc<Edge>,
     caller: Caller,
     headers: HeaderMap,
     message_bytes: usize,
-    /// Of the message, until a request is made of it.
+    /// The message's reservation, until a request is made of it.
     reservation: Mutex<BodyReservation>,
     log_entry: AccessEntry,
     received_at: Instant,
@@ -156,7 +158,7 @@ impl InferenceCall {
         }
     }
 
-    /// What the caller is told of where its request went.
+    /// The placement as the caller may see it.
     fn placement(&self, decision: &PlacementDecision) -> wire::Placement {
         answer::placement(decision, self.edge.shows_caches_to(&self.caller))
     }

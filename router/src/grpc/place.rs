@@ -13,10 +13,10 @@ use crate::dispatch::ExternalPlacement;
 use crate::keys::Caller;
 use crate::placement::PlacementDecision;
 
-/// How long a booking lasts if its caller does not say.
+/// How long a booking lasts by default.
 const DEFAULT_BOOKING_TIME: Duration = Duration::from_secs(30);
 
-/// The longest booking: a caller that has died counts for as long.
+/// Longest booking. A caller that has died counts for this long.
 const MAX_BOOKING_TIME: Duration = Duration::from_secs(600);
 
 const MAX_CANDIDATES: usize = 64;

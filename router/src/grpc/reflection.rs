@@ -1,4 +1,5 @@
-//! Reflection, version 1 and the older one that most tools still ask: clients learn the contract from the router itself.
+//! Reflection, version 1 and the older one that most tools still use. Clients learn the contract
+//! from the router itself.
 
 use std::sync::LazyLock;
 

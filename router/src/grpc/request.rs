@@ -1,4 +1,5 @@
-//! A typed request as the JSON that engines understand, with its headers. What is absent stays absent, so that the engine's own defaults hold.
+//! Converts a typed request to the JSON and headers that engines understand. Absent fields stay
+//! absent, so that the engine's own defaults apply.
 
 use std::fmt::Display;
 
@@ -15,7 +16,7 @@ use wire::response_format::Format;
 use super::json::object;
 use super::status::invalid_field;
 
-/// Ids of conversations and requests are passed on up to this many bytes.
+/// Longest id of a conversation or a request that is passed on.
 const MAX_NAME_BYTES: usize = 256;
 
 #[derive(Debug)]
@@ -25,7 +26,8 @@ pub(super) struct EngineRequest {
     pub(super) body: Bytes,
 }
 
-/// The body of a request: token ids as numbers, because as values they take twenty times the memory.
+/// The body of a request. Token ids stay numbers, because as values they take twenty times the
+/// memory.
 #[derive(Serialize)]
 struct JsonBody {
     #[serde(flatten)]
@@ -34,7 +36,7 @@ struct JsonBody {
     tokens: Option<TokenField>,
 }
 
-/// The field that token ids go into, named as engines name it.
+/// The field for token ids, named as engines name it.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
 enum TokenField {
@@ -51,7 +53,7 @@ impl TokenField {
     }
 }
 
-/// `streams` says whether the answer is a stream.
+/// Translates a generation request. `streams` says whether the answer is a stream.
 pub(super) fn generate_request(request: wire::GenerateRequest, mut headers: HeaderMap, streams: bool) -> Result<EngineRequest, Status> {
     let wire::GenerateRequest { model, prompt, sampling, tools, tool_choice, response_format, .. } = request;
     let prompt = prompt.ok_or_else(|| invalid_field("prompt", "set one of text, chat and tokens"))?;
@@ -163,8 +165,8 @@ fn put_name_header(headers: &mut HeaderMap, field: &str, header: &'static str, n
     Ok(())
 }
 
-/// The router's own queue uses it. Engines refuse a `priority` unless they schedule by it; a client
-/// that wants that sets it in `extra`.
+/// Sets the priority for the router's own queue. Engines refuse a `priority` unless they schedule
+/// by it; a client that wants that sets it in `extra`.
 fn put_priority_header(headers: &mut HeaderMap, priority: Option<i32>) {
     if let Some(priority) = priority {
         headers.insert("x-hostler-priority", HeaderValue::from(priority));

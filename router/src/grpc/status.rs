@@ -1,4 +1,5 @@
-//! Why there is no answer, as gRPC tells it: a code, a sentence, and google.rpc details that programs can read.
+//! Explains missing answers to gRPC clients: a code, a sentence, and google.rpc details for
+//! programs.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,21 +16,21 @@ use crate::keys::Unauthenticated;
 
 pub(super) const DOMAIN: &str = "hostler";
 
-/// The longest message: it travels in trailers, of which clients take 8 KiB, and engines' messages
-/// may repeat the request.
+/// Longest message. It travels in trailers, of which clients take 8 KiB, and engines' messages may
+/// repeat the request.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// The longest value in the details, for the same reason.
+/// Longest value in the details, for the same reason.
 const MAX_VALUE_BYTES: usize = 256;
 
-/// When to come back to a full engine, which does not say so itself.
+/// When to retry at a full engine, which does not say so itself.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(super) fn with_reason(code: Code, reason: &str, message: &str, metadata: &[(&str, &str)]) -> Status {
     with_details(code, reason, message, metadata, |_| {})
 }
 
-/// The same for an error after which a retry helps.
+/// A status for an error after which a retry helps.
 fn retryable(code: Code, reason: &str, message: &str, after: Duration) -> Status {
     with_details(code, reason, message, &[], |details| {
         details.set_retry_info(Some(after));
@@ -107,7 +108,7 @@ fn refusal(refusal: &Refusal) -> Status {
     }
 }
 
-/// An answer broke after it had begun. Nobody may take it for complete.
+/// The status for an answer that broke after it had begun. Nobody may take it for complete.
 pub(super) fn broken_answer(broken: &StreamFault) -> Status {
     with_reason(Code::Unavailable, "ANSWER_BROKEN", &format!("the answer broke after it had begun: {}", broken.message), &[])
 }
@@ -133,7 +134,8 @@ fn engine_error(http: u32, error: &EngineError, after: Option<Duration>) -> Stat
         400 | 422 => Code::InvalidArgument,
         401 => Code::Unauthenticated,
         403 => Code::PermissionDenied,
-        // A missing model; any other 404 is a route that this engine does not have.
+        // `NotFoundError` is a missing model. Any other 404 is a route that this engine does not
+        // have.
         404 if error.kind.as_deref() == Some("NotFoundError") => Code::NotFound,
         404 | 405 | 501 => Code::Unimplemented,
         408 | 504 => Code::DeadlineExceeded,

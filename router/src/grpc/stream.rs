@@ -1,5 +1,7 @@
-//! An event stream as typed events, while it comes. The relay beside it has already told a whole stream from a broken one; a broken one ends
-//! in a status here. Dropping the stream drops the relay, and with it the generation in its engine.
+//! Converts an event stream to typed events as it comes.
+//!
+//! The relay has already distinguished a whole stream from a broken one; a broken one ends in a
+//! status here. Dropping the stream drops the relay, and with it the generation in its engine.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,12 +23,12 @@ use super::status;
 use crate::access_log::AccessEntry;
 use crate::dispatch::Relay;
 
-/// The longest event that is read. Log probabilities of a long prompt make the longest.
+/// Longest event that is read. Log probabilities of a long prompt make the longest.
 const MAX_EVENT_BYTES: usize = 64 * 1024 * 1024;
 
 #[derive(Debug)]
 pub(super) struct GenerateEvents {
-    /// `None` when the answer has ended, in whatever way.
+    /// `None` once the answer has ended, in whatever way.
     relay: Option<Box<Relay>>,
     deadline: Option<Pin<Box<Sleep>>>,
     decoder: SseDecoder,
@@ -90,7 +92,7 @@ impl Stream for GenerateEvents {
             if let Some(event) = events.pending.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
-            // After what came before it in the same piece.
+            // The failure follows the events that came before it in the same piece.
             if let Some(failure) = events.failure.take() {
                 return Poll::Ready(Some(Err(failure)));
             }
@@ -109,7 +111,7 @@ impl Stream for GenerateEvents {
 #[derive(Debug, Default)]
 struct SseDecoder {
     buffer: BytesMut,
-    /// The buffer has no end of line before this.
+    /// The buffer has no line end before this.
     searched_bytes: usize,
     /// Data of the incomplete event.
     data: Option<Vec<u8>>,

@@ -1,10 +1,12 @@
-//! Which web pages may use the edge: those of the origins that `router.allowed_origins` lists. A browser sends a page's origin with each request,
-//! and asks by a preflight before any that a form could not send. It shows a page only the answers that name its origin.
+//! Decides which web pages may use the edge: those of the origins in `router.allowed_origins`.
+//!
+//! A browser sends a page's origin with each request, and sends a preflight before any request that
+//! a form could not send. It shows a page only answers that name the page's origin.
 
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Uri};
 
-/// How long browsers remember the answer to a preflight: Chromium for two hours at most.
+/// How long browsers cache the answer to a preflight. Chromium's limit is two hours.
 const PREFLIGHT_SECONDS: HeaderValue = HeaderValue::from_static("7200");
 
 /// The methods of all APIs of the edge.
@@ -30,10 +32,10 @@ pub struct InvalidOrigin(String);
 /// Whether the page that sends a request may read the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PageAccess {
-    /// No page sends it, or only engines know which may.
+    /// No page sends the request, or only engines know which pages may.
     Unasked,
     Denied,
-    /// What the answer has to name.
+    /// The origin that the answer has to name.
     Allowed(HeaderValue),
 }
 
@@ -41,7 +43,7 @@ impl AllowedOrigins {
     /// Reads the setting.
     ///
     /// # Errors
-    /// When an entry is no origin.
+    /// If an entry is no origin.
     pub(crate) fn new(origins: &[String]) -> Result<Self, InvalidOrigin> {
         let mut known = Self::default();
         for origin in origins {
@@ -73,12 +75,12 @@ impl AllowedOrigins {
     }
 }
 
-/// Whether a browser asks by this request if its page may send another one.
+/// Whether a browser asks with this request if its page may send another one.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     *method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// Adds to the answer to a preflight what may be sent: anything that the page wants to.
+/// Adds permissions to the answer to a preflight: the page may send whatever it wants to.
 pub(crate) fn allow_preflight(asked: &HeaderMap, answer: &mut HeaderMap) {
     answer.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
     if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
@@ -88,7 +90,8 @@ pub(crate) fn allow_preflight(asked: &HeaderMap, answer: &mut HeaderMap) {
 }
 
 impl PageAccess {
-    /// Marks an answer, once, in place of what its engine says of origins. A page may read all of its headers.
+    /// Marks an answer once, replacing its engine's statements about origins. A page may read all
+    /// headers of the answer.
     pub(crate) fn mark(self, headers: &mut HeaderMap) {
         if self == Self::Unasked {
             return;

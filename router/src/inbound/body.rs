@@ -1,4 +1,5 @@
-//! Reads a request's body to its end, within bounds of size, time and memory, and undoes its compression where that is allowed.
+//! Reads a request's body to its end within bounds of size, time and memory, and decompresses it if
+//! that is allowed.
 
 mod inflate;
 
@@ -19,28 +20,30 @@ use crate::config::RouterConfig;
 use crate::placement::QueueShare;
 use crate::tenant_pool::{PoolShare, TenantPool};
 
-/// A longer body may take more than a millisecond to read and translate: bodies of small values are
-/// parsed at some 60 MB/s.
+/// Longest body that is read at once. A longer one may take more than a millisecond to read and
+/// translate: bodies of small values are parsed at about 60 MB/s.
 pub(crate) const SHORT_BODY_BYTES: usize = 64 * 1024;
 
-/// Memory is counted in pieces of this size. Each body takes one at its start, because connections
+/// The unit in which memory is counted. Each body takes one piece at its start, because connections
 /// have buffers too.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// A body of up to so many pieces is small; most conversations are.
+/// Most pieces of a small body. Most conversations are small.
 const SMALL_PIECES: usize = 4;
 
-/// This fraction of the memory is for small bodies alone.
+/// The part of the memory reserved for small bodies is one in this many.
 const SMALL_BODY_DIVISOR: usize = 8;
 
-/// Memory for bodies that arrive, and for those of requests whose answer has not begun, shared by
-/// all connections. Tenants share what is free, as they share the queue. Large bodies must leave
-/// room for small ones.
+/// Memory for arriving bodies, and for those of requests whose answer has not begun, shared by all
+/// connections.
+///
+/// Tenants share the free memory as they share the queue. Large bodies must leave room for small
+/// ones.
 #[derive(Debug, Clone)]
 pub(crate) struct BodyMemory(Arc<TenantPool>);
 
 impl BodyMemory {
-    /// `most` is in bytes.
+    /// Creates a memory of `most` bytes.
     #[must_use]
     pub(crate) fn new(most: usize) -> Self {
         Self(TenantPool::new((most / PIECE_BYTES).max(1)))
@@ -53,8 +56,7 @@ impl BodyMemory {
         Ok(room)
     }
 
-    /// Whether a body of so many bytes would fit if it were the only one, within what is for large
-    /// ones.
+    /// Whether a body of so many bytes would fit alone into the part for large bodies.
     pub(crate) fn can_fit(&self, bytes: usize) -> bool {
         large_body_pieces(&self.0) > bytes / PIECE_BYTES
     }
@@ -79,7 +81,7 @@ impl From<BodyMemoryFull> for LimitExceeded {
 }
 
 impl BodyReservation {
-    /// Has the reservation be for the body as it will be sent, once its owner is known.
+    /// Transfers the reservation to the body as it will be sent, once its owner is known.
     pub(crate) fn transfer_to(mut self, owner: QueueShare) -> Result<Self, BodyMemoryFull> {
         if self.0.tenant() != owner.tenant {
             let memory = BodyMemory(self.0.pool().clone());
@@ -92,8 +94,10 @@ impl BodyReservation {
         Ok(self)
     }
 
-    /// Has it count for `copies` of a body of `bytes` bytes that others are made of, but for no more
-    /// than half of the memory beyond the body itself: whatever fits can be translated.
+    /// Counts `copies` of a body of `bytes` bytes.
+    ///
+    /// The count is at most half of the memory, or the body itself if that is larger, so whatever
+    /// fits can be translated.
     pub(crate) fn count_copies(&mut self, copies: usize, bytes: usize) -> Result<(), BodyMemoryFull> {
         let half = self.0.pool().capacity() * PIECE_BYTES / 2;
         self.grow((copies * bytes).min(half.max(bytes)))
@@ -110,8 +114,8 @@ impl BodyReservation {
         if self.0.grow_to(wanted, capacity) { Ok(()) } else { Err(BodyMemoryFull) }
     }
 
-    /// The body that this is for; the memory stays taken as long as any part of it is held
-    /// anywhere.
+    /// Wraps this reservation's body. The memory stays taken as long as any part of the body is
+    /// held anywhere.
     pub(crate) fn wrap(self, body: Bytes) -> Bytes {
         Bytes::from_owner(ReservedBody { body, _reservation: self })
     }
@@ -171,8 +175,7 @@ where
     }
     let read = async {
         match coding {
-            // Boxed: few bodies are compressed, and the others should not have room for what that
-            // needs.
+            // Boxed: few bodies are compressed, and the others should not reserve room for it.
             Some(coding) => Box::pin(read_compressed(Inflater::new(coding, most), body, room)).await,
             None => read_plain(body, most, room).await,
         }
@@ -188,7 +191,7 @@ where
     while let Some(frame) = body.frame().await {
         match frame.map_err(|error| BodyReadError::Broken(error.to_string()))?.into_data() {
             Ok(bytes) => return Ok(Some(bytes)),
-            // Trailers say nothing to an engine, but another reader may go by them.
+            // Trailers mean nothing to an engine, but another reader may obey them.
             Err(trailers) => {
                 let forbidden = trailers.trailers_ref().and_then(|trailers| trailers.keys().find(|name| is_forbidden_in_trailers(name)));
                 forbidden.map_or(Ok(()), |name| Err(BodyReadError::ForbiddenTrailer(name.clone())))?;
@@ -228,7 +231,7 @@ where
     B::Error: std::fmt::Display,
 {
     while let Some(bytes) = next_bytes(&mut body).await? {
-        // Some thousand bytes may become a million, which takes a millisecond: other tasks get
+        // A few thousand bytes may become a million, which takes a millisecond. Other tasks get
         // their turn in between.
         for part in bytes.chunks(inflate::STEP_BYTES) {
             inflate.push(part).map_err(BodyReadError::Decompression)?;

@@ -1,5 +1,5 @@
-//! What a request's content type makes of its body, as engines read it. `check_head` has seen to it that there is one type at most, in
-//! characters that all readers see alike.
+//! The format of a request's body by its content type, as engines read it. `check_head` has checked
+//! that there is at most one type, in characters that all readers decode alike.
 
 use http::header::{self, HeaderMap};
 

@@ -1,4 +1,4 @@
-//! What all APIs of the edge share: settings, callers, memory, and the way to the fleet. Each adds what it does with it.
+//! The state that all APIs of the edge share: settings, callers, memory, and the way to the fleet.
 
 use std::sync::Arc;
 
@@ -35,13 +35,13 @@ pub(crate) struct Edge {
     pub keys: Keys,
     pub access_log: AccessLog,
     pub traces: Traces,
-    /// Which web pages may send it?
+    /// The origins whose web pages may use the edge.
     pub allowed_origins: AllowedOrigins,
     pub media_hosts: MediaHosts,
     pub isolation: Option<Isolation>,
     pub admission: Admission,
     pub body_memory: BodyMemory,
-    /// Where long bodies are read.
+    /// Threads that read long bodies.
     pub readers: ThreadPool,
     pub response_affinity: ResponseAffinity,
     pub dispatch: Arc<Dispatch>,
@@ -55,7 +55,7 @@ impl Edge {
     /// Reads a request of `caller` to its end within the bounds of all bodies, and decompresses it.
     ///
     /// # Errors
-    /// When its body cannot be read, which is counted.
+    /// If the body cannot be read, which is counted.
     pub(crate) async fn read_request(
         &self,
         request: Box<Request<Incoming>>,
@@ -82,33 +82,34 @@ impl Edge {
         })
     }
 
-    /// Has `bytes` of a request count as memory of its caller until the last reference to them is
+    /// Counts `bytes` of a request as memory of its caller until the last reference to them is
     /// gone.
     ///
     /// # Errors
-    /// When there is no room for them.
+    /// If there is no room for them.
     pub(crate) fn hold_memory(&self, request: &InboundRequest, bytes: Bytes) -> Result<Bytes, Rejection> {
         let share = queue_share(&request.caller, &request.headers, None, bytes.len());
         Ok(self.body_memory.reserve(share).map_err(LimitExceeded::from)?.wrap(bytes))
     }
 
-    /// Whether clients are to go elsewhere. Those of a router that was replaced, or may be, need not know: where
-    /// they go next is the one that takes its place.
+    /// Whether clients should go elsewhere. Clients of a router that was replaced, or may be, need
+    /// not know: they will reach its successor next.
     pub(crate) fn is_closing(&self) -> bool {
         self.shutdown.is_draining() && !self.succession.serves_connections()
     }
 
-    /// Whether this router answers what is asked on the connections that it has, once each, and accepts none.
+    /// Whether this router accepts no connections and answers one request on each that it has.
     pub(crate) fn is_left(&self) -> bool {
         self.shutdown.is_draining() && self.succession.serves_connections()
     }
 
-    /// Whether a caller is told how much of its prompts is cached. Where tenants' caches are apart, that is of its own tenant's.
+    /// Whether a caller may learn how much of its prompts is cached. If tenants' caches are
+    /// separate, only its own tenant's cache matters.
     pub(crate) fn shows_caches_to(&self, caller: &Caller) -> bool {
         self.isolation.is_some() || caller.sees_caches
     }
 
-    /// What the answer to a request says of its placement.
+    /// How much an answer explains of its placement.
     pub(crate) fn explanation(&self, headers: &HeaderMap, caller: &Caller) -> Explanation {
         match (asks_explanation(headers), self.shows_caches_to(caller)) {
             (false, _) => Explanation::None,

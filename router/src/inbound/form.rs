@@ -1,24 +1,26 @@
-//! The few fields of a multipart form that the router needs: audio requests name their model in one.
+//! Reads the few fields of a multipart form that the router needs. Audio requests name their model
+//! in one.
 //!
-//! A form is read as strictly as its senders write: two readers must not see two models in it. Engines' readers differ in where a part
-//! begins and ends, in what its header says and in which of two fields counts, so whatever is not as every client writes it makes the
-//! whole form odd. An odd one is refused where it matters who may ask for which model, and left to the engine otherwise.
+//! A form is read strictly, because two readers must not see two models in it. Engines' readers
+//! differ in where a part begins and ends, in what its header says and in which of two fields
+//! counts. So anything that not every client writes makes the whole form odd. An odd form is
+//! refused if permissions depend on the model, and left to the engine otherwise.
 
 use memchr::memmem::Finder;
 
 use super::peek::Peek;
 
-/// Fields in front of the file are short. The router does not need any that is longer.
+/// Longest value that the router needs. Fields in front of the file are short.
 const MAX_VALUE_BYTES: usize = 1024;
 
-/// A boundary has at most 70 characters (RFC 2046 §5.1.1).
+/// Longest boundary (RFC 2046 §5.1.1).
 const MAX_BOUNDARY_BYTES: usize = 70;
 
-/// Starlette accepts no more fields, and no more files.
+/// Most fields, and most files, that Starlette accepts.
 const MAX_PARTS: usize = 1000;
 
 /// The fields of vLLM 0.32 that cannot be used to guess another tenant's prompt: a sound, a number,
-/// or a choice from a list. The languages are such choices, although their names may stand in a
+/// or a choice from a list. The languages are such choices, although their names may be part of a
 /// prompt.
 const SAFE_FIELDS: [&str; 23] = [
     "file",
@@ -96,9 +98,10 @@ pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, F
     Ok(peek)
 }
 
-/// The boundary that a content type names, if it is unambiguous: parameters may stand twice, in
-/// quotes with escapes, or be encoded (RFC 2231), and the character set is that of the fields'
-/// names.
+/// The boundary in a content type, if it is unambiguous.
+///
+/// Parameters may be repeated, quoted with escapes, or encoded (RFC 2231). The character set is
+/// that of the fields' names.
 fn parse_boundary(content_type: &str) -> Option<&str> {
     let mut parameters = content_type.split(';');
     parameters.next().filter(|kind| kind.trim_ascii_end().eq_ignore_ascii_case("multipart/form-data"))?;
@@ -137,7 +140,7 @@ impl<'a> Iterator for FormParts<'a> {
     type Item = Result<&'a [u8], FormError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // Some clients end with an empty line. Readers skip line ends there, and some of them other
+        // Some clients end with an empty line. Readers skip line ends there, and some skip other
         // text too.
         let is_end = |end: &[u8]| end.chunks(2).all(|line_end| line_end == b"\r\n");
         if self.is_over || self.rest.strip_prefix(b"--").is_some_and(is_end) {
@@ -161,7 +164,7 @@ struct FormPart<'a> {
 }
 
 impl<'a> FormPart<'a> {
-    /// Splits a part into its value and the field that it is for.
+    /// Splits a part into its value and the field that it belongs to.
     fn parse(part: &'a [u8]) -> Result<(&'a [u8], Self), FormError> {
         let mut named = None;
         let (mut content_type, mut encoding) = (None, None);
@@ -191,7 +194,7 @@ impl<'a> FormPart<'a> {
     /// The value as text, if every reader decodes it alike.
     fn text(&self) -> Option<&'a str> {
         let text = std::str::from_utf8(self.value).ok().filter(|text| text.len() <= MAX_VALUE_BYTES)?;
-        // Some readers undo a transfer encoding, others do not; some use the character set that the
+        // Some readers undo a transfer encoding, others do not. Some use the character set that the
         // part names.
         let is_plain = self
             .encoding
@@ -207,8 +210,8 @@ impl<'a> FormPart<'a> {
     }
 }
 
-/// A header's name and value; `None` where the line is no header, or one that some readers join
-/// with its neighbours.
+/// A header's name and value. `None` if the line is no header, or one that some readers join with
+/// its neighbours.
 fn parse_header(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let colon = memchr::memchr(b':', line)?;
     let (name, value) = (&line[..colon], &line[colon + 1..]);
@@ -217,9 +220,10 @@ fn parse_header(line: &[u8]) -> Option<(&[u8], &[u8])> {
     (is_name && is_value).then(|| (name, value.trim_ascii()))
 }
 
-/// The field that a disposition names, and whether it is a file. The name must come first, as all
-/// clients have it. The rest is split at every semicolon, also within quotes, because readers
-/// differ in where quotes end: no other name may stand anywhere.
+/// The field that a disposition names, and whether it is a file.
+///
+/// The name must come first, as all clients write it. The rest is split at every semicolon, even
+/// within quotes, because readers differ in where quotes end: no other name may be anywhere.
 fn parse_disposition(value: &[u8]) -> Option<(&[u8], bool)> {
     let mut parameters = value.split(|byte| *byte == b';');
     parameters.next().filter(|kind| kind.trim_ascii_end().eq_ignore_ascii_case(b"form-data"))?;

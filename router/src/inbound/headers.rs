@@ -1,4 +1,4 @@
-//! Headers across the router: all of them, as they were written, but for those that concern one connection only.
+//! Forwards headers as they were written, except those that concern only one connection.
 
 use hostler_proto::lane::Header;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -9,28 +9,28 @@ use super::peek::is_plain_priority;
 use crate::keys::is_credential;
 use crate::placement::PlacementDecision;
 
-/// On a request, with the value 1: the answer says why this replica was chosen.
+/// Request header. With the value 1, the answer says why this replica was chosen.
 const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-hostler-explain");
 
-/// On an answer: the router's own number of the request, for `hostler explain`.
+/// Answer header: the router's own number of the request, for `hostler explain`.
 const ID_HEADER: HeaderName = HeaderName::from_static("x-hostler-id");
 
-/// On an answer: why this replica was chosen.
+/// Answer header: why this replica was chosen.
 const REASON_HEADER: HeaderName = HeaderName::from_static("x-hostler-reason");
 
-/// On an answer: whether a proxy may gather it.
+/// Answer header: whether a proxy may buffer the answer.
 const BUFFERING_HEADER: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// On a request: its priority in the queue, which overrides the body's `priority`.
+/// Request header: its priority in the queue, which overrides the body's `priority`.
 const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-hostler-priority");
 
-/// The same for vLLM, which prefers it to the body's `priority`.
+/// Priority header of vLLM, which prefers it to the body's `priority`.
 const VLLM_PRIORITY_HEADER: &str = "x-vllm-priority";
 
 /// End-to-end headers that decide, here and in engines, what a request is and may do.
 const DECISIVE_HEADERS: [&str; 5] = ["content-type", "content-length", "content-encoding", ADAPTER_HEADER, VLLM_PRIORITY_HEADER];
 
-/// Headers of one connection (RFC 9110 §7.6.1), and those that are written anew for the next one.
+/// Whether a header concerns one connection (RFC 9110 §7.6.1), or is written anew for the next one.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(
         *name,
@@ -57,13 +57,14 @@ pub(crate) fn hides_decisive_headers(headers: &HeaderMap) -> bool {
     connection_options(headers).any(|listed| DECISIVE_HEADERS.iter().any(|decisive| listed.eq_ignore_ascii_case(decisive)))
 }
 
-/// Whether a header stands before the body or nowhere: it frames or routes the request, or says what it is or who sends it (RFC 9110 §6.5.1).
+/// Whether a header belongs before the body or nowhere. Such a header frames or routes the request,
+/// or says what it is or who sends it (RFC 9110 §6.5.1).
 pub(crate) fn is_forbidden_in_trailers(name: &HeaderName) -> bool {
     is_hop_by_hop(name) || is_credential(name) || DECISIVE_HEADERS.contains(&name.as_str())
 }
 
-/// A client's headers for the engine, without the body's length and compression. With `credentials`
-/// the client's key is among them; where the router has keys, it is for the router alone.
+/// A client's headers for the engine, without the body's length and compression. The client's key
+/// is included only with `credentials`: if the router has keys, the key is for the router alone.
 pub(crate) fn headers_for_engine(headers: &HeaderMap, credentials: bool) -> Vec<Header> {
     let listed: Vec<&str> = connection_options(headers).collect();
     let is_listed = |name: &HeaderName| listed.iter().any(|listed| listed.eq_ignore_ascii_case(name.as_str()));
@@ -77,7 +78,7 @@ pub(crate) fn headers_for_engine(headers: &HeaderMap, credentials: bool) -> Vec<
         .collect()
 }
 
-/// An engine's headers for the client, without those that are invalid.
+/// An engine's headers for the client, without invalid ones.
 pub(crate) fn headers_for_client(headers: Vec<Header>) -> HeaderMap {
     let mut map = HeaderMap::with_capacity(headers.len() + 2);
     for (name, value) in headers.into_iter().filter_map(Header::parse) {
@@ -88,11 +89,11 @@ pub(crate) fn headers_for_client(headers: Vec<Header>) -> HeaderMap {
     map
 }
 
-/// What an answer says of its placement, beside the request's id.
+/// How much an answer explains of its placement, besides the request's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Explanation {
     None,
-    /// Nothing from which it could be told what is cached.
+    /// Nothing that reveals what is cached.
     WithoutCaches,
     Whole,
 }
@@ -110,7 +111,7 @@ pub(crate) fn asks_engine_priority(headers: &HeaderMap) -> bool {
     headers.get_all(VLLM_PRIORITY_HEADER).iter().any(|priority| !is_plain_priority(priority.as_bytes()))
 }
 
-/// The hash that requests share turns by: of the key, or, where there are no keys, of the user that
+/// The hash by which requests share turns: that of the key, or without keys that of the user that
 /// the client names.
 pub(crate) fn tenant_hash(headers: &HeaderMap, user: Option<&str>) -> u64 {
     match (headers.get(header::AUTHORIZATION), user) {
@@ -120,7 +121,7 @@ pub(crate) fn tenant_hash(headers: &HeaderMap, user: Option<&str>) -> u64 {
     }
 }
 
-/// Has proxies pass each event of a stream on as it comes: nginx gathers them otherwise.
+/// Makes proxies pass on each event of a stream as it comes. nginx would buffer events.
 pub(crate) fn disable_buffering(headers: &mut HeaderMap) {
     headers.insert(BUFFERING_HEADER, HeaderValue::from_static("no"));
 }
@@ -132,7 +133,7 @@ pub(crate) fn add_id(headers: &mut HeaderMap, id: u64) {
     }
 }
 
-/// Adds the request's id, and the reason of its placement as far as it is to be explained.
+/// Adds the request's id, and the reason of its placement as far as `explanation` allows.
 pub(crate) fn add_placement_headers(headers: &mut HeaderMap, reason: &PlacementDecision, explanation: Explanation) {
     add_id(headers, reason.id);
     let line = match explanation {

@@ -5,12 +5,12 @@ use std::hash::BuildHasher;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The keys of this hash come from the operating system.
+/// The hash's keys come from the operating system.
 static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// A new number, never 0. It cannot be guessed from others: it is a count under a keyed hash
+/// A new number, never 0. Other numbers do not reveal it: it is a count under a keyed hash
 /// (SipHash) whose key only this process has.
 pub(super) fn next_request_id() -> u64 {
     KEY.hash_one(COUNT.fetch_add(1, Ordering::Relaxed)).max(1)

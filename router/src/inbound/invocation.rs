@@ -1,9 +1,12 @@
-//! `/invocations`, SageMaker's one route for every request: what it carries is treated as on that request's own route.
+//! `/invocations`, SageMaker's one route for every request, treated like the route of the request
+//! that it carries.
 //!
-//! As vLLM 0.32 has it, the body says which request it is: the first of chat, completion and the others that it can be. Which model is meant
-//! says a header and nothing else; what the body says of it is forgotten, and without the header an engine takes its own first model.
+//! As in vLLM 0.32, the body decides which request it is: the first of chat, completion and the
+//! others that fits. Only a header names the model. The body's model is ignored, and without the
+//! header an engine takes its own first model.
 //!
-//! vLLM's Rust front-end lacks the route. An engine with it gets the request that is carried, on that request's own route.
+//! vLLM's Rust front-end lacks the route. An engine with it gets the carried request on that
+//! request's own route.
 
 use http::HeaderMap;
 use serde_json::{Map, Value};
@@ -18,8 +21,8 @@ const COMPLETIONS: &str = "/v1/completions";
 /// The header that names the model, which need not be an adapter.
 pub(super) const ADAPTER_HEADER: &str = "x-amzn-sagemaker-adapter-identifier";
 
-/// The route that a request is effectively for. What can be neither chat nor completion generates
-/// nothing: it is embedded, classified or scored, which are the same to the router.
+/// The route that a request is effectively for. An invocation that is neither chat nor completion
+/// generates nothing: it is embedded, classified or scored, which are the same to the router.
 pub(super) fn effective_route<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
     match path {
         PATH if peek.is_chat => CHAT,
@@ -32,7 +35,7 @@ pub(super) fn effective_route<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
 /// The model that engines use for a request of this path, if it is an invocation that names one.
 ///
 /// # Errors
-/// When two are named; the message is for the client.
+/// If two models are named; the message is for the client.
 pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Option<String>, String> {
     if path != PATH {
         return Ok(None);
@@ -45,8 +48,8 @@ pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Optio
     }
 }
 
-/// The route and the body of what an invocation carries, a chat or a completion, with the model of its header, else of its body. `None` for any
-/// other request.
+/// The route and body of the chat or completion that an invocation carries, with the model of its
+/// header, else of its body. `None` for any other request.
 pub(super) fn carried_request(path: &str, headers: &HeaderMap, body: &[u8]) -> Option<(&'static str, String)> {
     let route = match effective_route(path, &peek(body).ok()?) {
         _ if path != PATH => return None,
@@ -61,7 +64,7 @@ pub(super) fn carried_request(path: &str, headers: &HeaderMap, body: &[u8]) -> O
     Some((route, Value::Object(fields).to_string()))
 }
 
-/// For a caller that may not use all models and names none where engines look.
+/// The message for a caller that may not use all models and names none where engines look.
 pub(super) fn missing_model_message() -> String {
     format!(
         "engines take the model of `{PATH}` from the header `{ADAPTER_HEADER}`, not from the body: say there which, since this key is for some models only"

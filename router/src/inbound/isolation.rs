@@ -1,5 +1,7 @@
-//! Keeps what engines have cached of one tenant's prompts from being noticed by another: every prompt gets a `cache_salt` that only its
-//! tenant's prompts have, made of the tenant's name and a secret of the routers. Our own index takes the same salt.
+//! Keeps one tenant's cached prompts from being noticed by another tenant.
+//!
+//! Every prompt gets a `cache_salt` that only its tenant's prompts have, made of the tenant's name
+//! and a secret of the routers. The router's own index uses the same salt.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -20,14 +22,14 @@ const HASH_BLOCK: usize = 64;
 
 const SECRET_BYTES: usize = 32;
 
-/// Routes with prompts whose requests have no salt in vLLM 0.32, and what to use instead.
+/// Routes with prompts whose requests have no salt in vLLM 0.32, and the route to use instead.
 const UNSALTED_ROUTES: [(&str, &str); 2] = [("/v2/embed", "/v1/embeddings"), ("/cohere/v2/chat", "/v1/chat/completions")];
 
 pub(crate) struct Isolation {
     secret: Vec<u8>,
 }
 
-/// Does not show the secret.
+/// Hides the secret.
 impl std::fmt::Debug for Isolation {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("Isolation")
@@ -35,10 +37,10 @@ impl std::fmt::Debug for Isolation {
 }
 
 impl Isolation {
-    /// Reads the secret, and creates it first where there is none.
+    /// Reads the secret, which is created first if there is none.
     ///
     /// # Errors
-    /// When it cannot be read or written, or others may read it.
+    /// If the secret cannot be read or written, or others may read it.
     pub(crate) fn open(path: &Path) -> Result<Self, KeyFileError> {
         let wrong = |message: &str| KeyFileError::Invalid { path: path.to_owned(), message: message.into() };
         if path.as_os_str().is_empty() {
@@ -54,7 +56,7 @@ impl Isolation {
         Ok(Self { secret })
     }
 
-    /// The salt of a tenant's prompts. A salt of the client's own separates them further.
+    /// The salt of a tenant's prompts. The client's `own` salt separates them further.
     fn salt(&self, tenant: &str, own: &str) -> String {
         // With the length of the first part, no two pairs give the same text.
         let length = (tenant.len() as u64).to_le_bytes();
@@ -62,10 +64,10 @@ impl Isolation {
         hex(&salt)
     }
 
-    /// The request's body with its tenant's salt; `None` where there is no prompt that needs one.
+    /// The request's body with its tenant's salt; `None` if there is no prompt that needs one.
     ///
     /// # Errors
-    /// When the request cannot be kept apart; the message is for the client.
+    /// If the request cannot be kept apart; the message is for the client.
     pub(super) fn add_salt(&self, request: &UnsaltedRequest<'_>) -> Result<Option<SaltedBody>, String> {
         let UnsaltedRequest { tenant, route, content, body, peek } = request;
         if body.is_empty() {
@@ -76,8 +78,8 @@ impl Isolation {
         }
         match content {
             BodyFormat::Json => {}
-            // Sounds come as forms and have no salt: whoever can ask for the same answer has the
-            // same sound. Text beside them could be guessed.
+            // Audio comes in forms and has no salt: a client that can ask for the same answer
+            // already has the same audio. Text beside it could be guessed.
             BodyFormat::Form(_) => {
                 let refused = |field| {
                     format!("tenants' caches are kept apart here, which engines cannot do for the field `{field}` of a form: leave it out")
@@ -88,7 +90,7 @@ impl Isolation {
                 return Err("tenants' caches are kept apart here, for which a request has the content type application/json".into());
             }
         }
-        // Engines take nothing else for a prompt.
+        // Engines accept no other prompts.
         if !body.trim_ascii_start().starts_with(b"{") {
             return Ok(None);
         }
@@ -123,12 +125,12 @@ fn create_secret(path: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         linked => linked,
     });
-    // The link is the secret now; a draft that stays does no harm.
+    // The link is the secret now. A draft that stays does no harm.
     let _ = std::fs::remove_file(&draft);
     written
 }
 
-/// HMAC-SHA256 (RFC 2104) of the parts, one after another.
+/// HMAC-SHA256 (RFC 2104) of the parts in sequence.
 fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     let mut padded = [0_u8; HASH_BLOCK];
     if key.len() > HASH_BLOCK {
@@ -151,16 +153,17 @@ pub(super) struct SaltedBody {
 
 #[derive(Debug)]
 struct ReplacedValue {
-    /// Where it began in the old body.
+    /// Where the value began in the old body.
     old_offset: usize,
-    /// Bytes that this value and all before it had in the old body.
+    /// Bytes that this value and all earlier ones had in the old body.
     removed_bytes: usize,
 }
 
 impl SaltedBody {
-    /// `body`, a JSON object, with `salt` in place of each of the client's salts `own`. Engines
-    /// differ in how they treat a repeated name (some take the last, some refuse), so none is added
-    /// where there is one.
+    /// Replaces each of the client's salts `own` in `body`, a JSON object, with `salt`.
+    ///
+    /// Engines differ in how they treat a repeated name (some take the last, some refuse), so a
+    /// salt is added only if there is none.
     fn new(body: &Bytes, own: &[&str], salt: String) -> Self {
         let value = format!("\"{salt}\"");
         let mut salted = BytesMut::with_capacity(body.len() + value.len() + 32);
@@ -177,7 +180,7 @@ impl SaltedBody {
         let end = body.trim_ascii_end().len().saturating_sub(1);
         if own.is_empty() {
             let within = body[..end].trim_ascii_end();
-            // At the end, so that everything else keeps its place.
+            // Add the salt at the end, so that everything else keeps its place.
             salted.extend_from_slice(within);
             let comma = if within.ends_with(b"{") { "" } else { "," };
             salted.extend_from_slice(format!("{comma}\"cache_salt\":{value}}}").as_bytes());

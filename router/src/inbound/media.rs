@@ -1,8 +1,10 @@
-//! Which images, sounds and videos an engine may fetch for a request. An engine stands inside the network, and fetches whatever URL it is
-//! given: without a list of hosts, whoever may send a prompt may have it look at metadata services and neighbours.
+//! Decides which images, sounds and videos an engine may fetch for a request.
 //!
-//! A URL is judged strictly, since the libraries that engines use read odd ones differently: a host is letters, digits, hyphens and dots,
-//! with at most a port behind it. What a name resolves to, and where a server redirects to, are beyond what can be seen here.
+//! An engine is inside the network and fetches any URL that it is given. Without a list of hosts,
+//! anybody who may send a prompt could reach metadata services and neighbours. A URL is judged
+//! strictly, because engines' libraries read odd ones differently: a host is letters, digits,
+//! hyphens and dots, with at most a port behind it. This check cannot see what a name resolves to,
+//! or where a server redirects to.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,13 +15,13 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Bytes of a client's host that an error message repeats.
+/// Most bytes of a client's host that an error message repeats.
 const MAX_SHOWN_HOST_BYTES: usize = 80;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MediaHosts {
     allow_all: bool,
-    /// In lower case.
+    /// Host names in lower case.
     exact: Vec<String>,
     /// Suffixes of allowed names, with the dot in front.
     suffixes: Vec<String>,
@@ -44,11 +46,11 @@ impl MediaHosts {
         Ok(known)
     }
 
-    /// Checks every URL of a JSON body that an engine would fetch. Where tenants are kept apart,
-    /// also refuses names of media that an engine would remember for all tenants.
+    /// Checks every URL of a JSON body that an engine would fetch. If tenants are kept apart, names
+    /// of media that an engine would remember for all tenants are refused too.
     ///
     /// # Errors
-    /// When one of them is not allowed; the message is for the client.
+    /// If one of them is not allowed; the message is for the client.
     pub(super) fn check(&self, body: &[u8], apart: bool) -> Result<(), String> {
         if !may_have_urls(body) && (!apart || memmem::find(body, b"uuid").is_none()) {
             return Ok(());
@@ -98,8 +100,8 @@ impl MediaHosts {
     }
 }
 
-/// Whether this could be a host's name or an IPv4 address, in lower case. Addresses are compared as
-/// text.
+/// Whether `name` could be a host's name or an IPv4 address, in lower case. Addresses are compared
+/// as text.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
@@ -107,8 +109,8 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether a body contains what looks like a media field, also with a letter escaped (`\u005f` to
-/// `\u007a`). Hardly any does, and the others are not parsed.
+/// Whether a body contains anything like a media field, even with an escaped letter (`\u005f` to
+/// `\u007a`). Hardly any body does, and the others are not parsed.
 fn may_have_urls(body: &[u8]) -> bool {
     static NAMES: LazyLock<[Finder<'static>; 5]> =
         LazyLock::new(|| ["url\"", "\"source\"", "\"images\"", "\"audio\"", "\"videos\""].map(Finder::new));
@@ -120,14 +122,14 @@ fn may_have_urls(body: &[u8]) -> bool {
 #[derive(Debug, Default)]
 struct MediaReferences<'de> {
     urls: Vec<Cow<'de, str>>,
-    /// The client gave a medium a name of its own.
+    /// The client gave a medium a name.
     has_uuid: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MediaPosition {
     Body,
-    /// Somewhere within.
+    /// Anywhere within the body.
     Within,
     /// The value of a name such as `image_url`: a URL, or an object with one.
     Medium,
@@ -139,8 +141,8 @@ enum MediaPosition {
     Opaque,
 }
 
-/// Fields whose values are the client's own, of which engines fetch nothing: schemas, arguments of
-/// tools, and the like.
+/// Fields whose values are the client's own and from which engines fetch nothing: schemas,
+/// arguments of tools, and the like.
 const OPAQUE_FIELDS: [&str; 11] = [
     "tools",
     "tool_choice",
@@ -158,7 +160,7 @@ const OPAQUE_FIELDS: [&str; 11] = [
 const MEDIA_FIELDS: [&str; 9] =
     ["image_url", "audio_url", "video_url", "file_url", "input_audio", "image_pil", "image_embeds", "audio_embeds", "video_embeds"];
 
-/// Walks through a value and collects what has to be checked.
+/// Walks through a value and collects everything that must be checked.
 struct MediaWalker<'a, 'de> {
     found: &'a mut MediaReferences<'de>,
     position: MediaPosition,
@@ -200,7 +202,7 @@ impl<'de> Visitor<'de> for MediaWalker<'_, 'de> {
                     has_name |= map.next_value::<&RawValue>()?.get() != "null";
                     continue;
                 }
-                // A tool's arguments; at the top level the whole prompt.
+                // `input` is a tool's arguments, but at the top level the whole prompt.
                 (MediaPosition::Body, "input") => MediaPosition::Within,
                 (_, "input") => MediaPosition::Opaque,
                 (_, name) if OPAQUE_FIELDS.contains(&name) => MediaPosition::Opaque,

@@ -1,4 +1,5 @@
-//! The way of every request into the fleet, whatever API it came by: its body is read within bounds, it is peeked at, admitted and dispatched.
+//! The way of every request into the fleet, for all APIs: its body is read within bounds and peeked
+//! at, then the request is admitted and dispatched.
 
 mod allowed_origins;
 mod body;

@@ -1,4 +1,5 @@
-//! The few fields of a JSON body that the router needs, read in one pass without copying; the body travels on as it came.
+//! Reads the few fields of a JSON body that the router needs, in one pass without copying. The body
+//! travels on as it came.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,42 +14,42 @@ use serde_json::value::RawValue;
 pub(super) struct Peek<'a> {
     pub(super) model: Option<String>,
     pub(super) is_stream: bool,
-    /// Most tokens that the answer may have: the larger number where it is said twice, as engines
-    /// differ in which of the names they use.
+    /// Most tokens that the answer may have. If several fields say so, the larger number counts,
+    /// because engines differ in which name they use.
     pub(super) max_output: RequestedCount,
     /// Fewest tokens that the answer may have.
     pub(super) min_output: RequestedCount,
-    /// Whether the answer goes on behind the model's end of text, up to the most that it may have.
+    /// Whether the answer continues beyond the model's end of text, up to its limit.
     pub(super) ignores_end: bool,
     pub(super) choices: RequestedCount,
-    /// Whether the answer is to be computed in the background, in any form that engines take for a
+    /// Whether the answer must be computed in the background, in any form that engines take for a
     /// yes.
     pub(super) background: bool,
-    /// Its priority in the queue, as in vLLM: a lower one goes first.
+    /// Priority in the queue, as in vLLM: lower goes first.
     pub(super) priority: Option<i32>,
-    /// Whether it has a priority that is not plainly 0 or more. Engines also read strings,
+    /// Whether the request has a priority that is not plainly 0 or more. Engines also read strings,
     /// fractions of zero and larger numbers.
     pub(super) is_urgent: bool,
     pub(super) user: Option<String>,
     /// The `cache_salt`, which separates cached blocks from those of other salts.
     pub(super) salt: Option<String>,
-    /// Its salts as they stand in the body: nearly always none; the last one counts.
+    /// Salts as they stand in the body. There is nearly always none; the last one counts.
     pub(super) raw_salts: Vec<&'a str>,
-    /// The client's own id for the response that is made.
+    /// The client's own id for the new response.
     pub(super) response_id: Option<String>,
-    /// The response that it continues.
+    /// The response that this request continues.
     pub(super) previous_response_id: Option<String>,
     /// Whether the answer must follow a schema or a grammar.
     pub(super) is_guided: bool,
-    /// Whether it has messages, as chats do.
+    /// Whether the body has messages, as chats do.
     pub(super) is_chat: bool,
-    /// Whether it has a prompt, also of embeddings, as completions do.
+    /// Whether the body has a prompt, even as embeddings, as completions do.
     pub(super) is_completion: bool,
-    /// Prompts that come as embeddings, at most.
+    /// Most prompts that come as embeddings.
     pub(super) embedded_prompts: u64,
-    /// In a form: a field whose text may become part of a prompt.
+    /// A form's field whose text may become part of a prompt.
     pub(super) prompt_field: Option<String>,
-    /// What makes the prompt, in the order of the body.
+    /// The parts of the prompt, in the order of the body.
     pub(super) prompt_parts: Vec<&'a str>,
 }
 
@@ -89,7 +90,7 @@ impl<'de> Visitor<'de> for PeekVisitor {
         formatter.write_str("an object")
     }
 
-    /// For a repeated name the last value wins, as in engines.
+    /// The last value of a repeated name wins, as in engines.
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Peek<'de>, A::Error> {
         let mut peek = Peek::default();
         while let Some(name) = map.next_key::<TextValue<'de>>()? {
@@ -162,13 +163,13 @@ impl Peek<'_> {
     }
 }
 
-/// How many of something a body asks for, at most.
+/// The largest count that a body asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum RequestedCount {
     #[default]
     Unset,
     Count(u64),
-    /// In a form that no engine reads.
+    /// The count has a form that no engine reads.
     Unreadable,
 }
 
@@ -207,16 +208,16 @@ impl From<Option<u64>> for RequestedCount {
     }
 }
 
-/// A number in a string. vLLM 0.32 reads it with pydantic, which passes blanks around it, a plus
-/// sign, and underscores between its digits; where others might read more, the number counts too.
+/// A number in a string. vLLM 0.32 reads it with pydantic, which accepts blanks around it, a plus
+/// sign, and underscores between its digits. Forms that only other readers might accept count too.
 fn count_in_text(text: &str) -> Option<u64> {
     let text = text.trim();
     let text = text.strip_prefix('+').unwrap_or(text);
     if text.contains('_') { whole_number(&text.replace('_', "")) } else { whole_number(text) }
 }
 
-/// A number that is whole and not negative, also as `60.0` or `6e1`. One that is too large to count
-/// is as large as can be: engines cut it to what their context has room for.
+/// A number that is whole and not negative, even as `60.0` or `6e1`. A number too large to count is
+/// as large as possible: engines cut it to the room in their context.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is whole and not negative, and `as` saturates")]
 fn whole_number(text: &str) -> Option<u64> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -226,14 +227,14 @@ fn whole_number(text: &str) -> Option<u64> {
     (number >= 0.0 && number.fract() == 0.0).then_some(number as u64)
 }
 
-/// The items of a list; 1 for any other value.
+/// How many items a list has; 1 for any other value.
 pub(super) fn count_items(value: &str) -> u64 {
-    // What is ignored has no size, so the list takes no memory.
+    // Ignored items have no size, so the list takes no memory.
     serde_json::from_str::<Vec<IgnoredAny>>(value).map_or(1, |items| items.len() as u64)
 }
 
-/// The fields of `/inference/v1/generate` below `sampling_params`. Of a field that is there twice
-/// engines take the last value, and the largest counts here.
+/// The fields of `/inference/v1/generate` below `sampling_params`. Engines take the last value of a
+/// repeated field; here the largest counts.
 #[derive(Default)]
 struct SamplingParams {
     max_output: RequestedCount,
@@ -300,7 +301,7 @@ enum RequiredToolWord {
     Required,
 }
 
-/// Or as the tool itself; in the Messages API also any tool.
+/// A choice of tools that requires a call, as an object. In the Messages API this may be any tool.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum RequiredToolObject {

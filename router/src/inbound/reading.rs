@@ -1,4 +1,5 @@
-//! Where bodies are read: short ones at once, long ones on a bounded pool of threads, so that no connection waits for another one's body.
+//! Reads short bodies at once and long ones on a bounded pool of threads, so that no connection
+//! waits for another one's body.
 
 use std::sync::Arc;
 
@@ -10,10 +11,10 @@ use crate::keys::Caller;
 use crate::thread_pool::PoolError;
 
 impl Edge {
-    /// Does what reads a body of `body_bytes` bytes, which `caller` has sent.
+    /// Runs `read` on a body of `body_bytes` bytes from `caller`.
     ///
     /// # Errors
-    /// When the body is long and its caller has no room for another request, or too many are being
+    /// If the body is long and its caller has no room for another request, or too many are being
     /// read.
     pub(crate) async fn read_on_pool<T: Send + 'static>(
         self: &Arc<Self>,
@@ -25,7 +26,7 @@ impl Edge {
         }
         self.admission.check_room(caller)?;
         let edge = self.clone();
-        // Boxed: short requests have no room for what that needs.
+        // Boxed: short requests should not reserve room for it.
         Box::pin(self.readers.run(move || read(&edge))).await.map_err(|failed| match failed {
             PoolError::Full => LimitExceeded::of_router("too many long requests are being read here: try again soon".to_owned()).into(),
             PoolError::Panicked => Rejection::Malformed("the body cannot be read".to_owned()),

@@ -15,18 +15,19 @@ use crate::dispatch::{OutboundRequest, Refusal};
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
 
-/// How often the bytes of a body are held while it becomes another one.
+/// How often the bytes of a body are held while it is translated.
 const TRANSLATION_COPIES: usize = 3;
 
-/// A request in an engine's own API, and who sends it.
+/// A request in an engine's own API, and its caller.
 #[derive(Debug)]
 pub(crate) struct InboundRequest {
     pub(crate) method: Method,
     pub(crate) path: PathAndQuery,
-    /// As the client sent them; hop-by-hop headers are removed later.
+    /// Headers as the client sent them. Hop-by-hop headers are removed later.
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The memory taken as the client's body came, also for a body that the router made of it.
+    /// The memory taken as the client's body came, which also covers a body that the router made of
+    /// it.
     pub(crate) reservation: BodyReservation,
     pub(crate) caller: Caller,
     pub(crate) log_entry: AccessEntry,
@@ -34,21 +35,22 @@ pub(crate) struct InboundRequest {
 }
 
 impl InboundRequest {
-    /// Makes it a request for another path, with a JSON body that the router makes of the client's.
+    /// Turns this into a request for another path, with a JSON body that the router made of the
+    /// client's.
     pub(crate) fn replace_body(&mut self, path: &'static str, body: String) {
         self.path = PathAndQuery::from_static(path);
         self.body = body.into();
-        // They speak of the client's body and of what it makes of the answer's.
+        // These headers describe the client's body and the answer that it accepts.
         self.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         self.headers.remove(header::ACCEPT);
         self.headers.remove(header::ACCEPT_ENCODING);
     }
 
-    /// Counts the body as what is held at most while it is translated: itself, its values, and what
-    /// is made of them. A short one takes too little to be counted.
+    /// Counts the most memory that a body takes while it is translated: itself, its values, and the
+    /// result. A short body takes too little to be counted.
     ///
     /// # Errors
-    /// When there is no room for it, or it has more values than are read.
+    /// If there is no room for it, or it has more values than are read.
     pub(crate) fn count_translation(&mut self) -> Result<(), Rejection> {
         let bytes = self.body.len();
         if bytes <= SHORT_BODY_BYTES {
@@ -58,10 +60,10 @@ impl InboundRequest {
         Ok(self.reservation.count_copies(TRANSLATION_COPIES, bytes).map_err(LimitExceeded::from)?)
     }
 
-    /// An invocation as the chat or the completion that it carries; any other request as it is.
+    /// The chat or completion that an invocation carries. Any other request stays as it is.
     ///
     /// # Errors
-    /// When there is no room for it.
+    /// If there is no room for it.
     pub(crate) fn unwrap_invocation(mut self) -> Result<Self, Rejection> {
         self.count_translation()?;
         if let Some((route, body)) = invocation::carried_request(self.path.path(), &self.headers, &self.body) {
@@ -87,7 +89,7 @@ pub(crate) enum Rejection {
     Limited(#[from] LimitExceeded),
     #[error(transparent)]
     Fleet(#[from] Refusal),
-    /// It names a response that its caller does not have.
+    /// The request names a response that its caller does not have.
     #[error("Response with id '{0}' not found.")]
     NoResponse(String),
 }

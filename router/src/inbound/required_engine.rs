@@ -1,4 +1,4 @@
-//! Where a request may go that names a response which one engine keeps, and whose such a response is.
+//! Finds the engine for a request that names a stored response, and checks the response's owner.
 
 use tokio::time::Instant;
 
@@ -9,13 +9,14 @@ use crate::keys::Caller;
 use crate::response_affinity::{ResponseLookup, ResponseReference, query_replicas};
 
 impl Edge {
-    /// The only engine that can answer a request; `None` when any can, if only with its own words for a response that is not there.
+    /// The only engine that can answer a request; `None` if any can, if only to say that the
+    /// response does not exist.
     ///
-    /// Where keys say who is who, a response is found only if it came through this router: nobody else knows whose it is. Without keys
-    /// the replicas are asked.
+    /// With keys, a response is found only if it came through this router: nobody else knows its
+    /// owner. Without keys, the replicas are asked.
     ///
     /// # Errors
-    /// When it names a response that its caller does not have.
+    /// If the request names a response that its caller does not have.
     pub(super) async fn find_required_engine(&self, named: &ResponseReference, caller: &Caller) -> Result<Option<EngineLife>, Rejection> {
         let Some(id) = named.id() else { return Ok(None) };
         let view = self.dispatch.fleet.view();

@@ -1,5 +1,5 @@
-//! How the stream of a request goes on when its engine is lost: decided from the body and from what the fleet's engines are, before the request is
-//! placed.
+//! Decides how a stream continues if its engine is lost, from the body and the fleet's engines,
+//! before the request is placed.
 
 use http::uri::PathAndQuery;
 
@@ -9,16 +9,16 @@ use crate::fleet::EngineLaunch;
 use crate::resumption::{ReplayApi, Sampling, StreamApi, check_engine, check_message_request, check_replaying_engine};
 
 pub(super) enum ResumePlan {
-    /// From its tokens.
+    /// The stream continues from its tokens.
     Continue(Box<Sampling>),
     /// The request is sent again.
     Replay(ReplayApi),
-    /// Not at all, for this reason.
+    /// The stream does not continue, for this reason.
     None(&'static str),
 }
 
 impl ResumePlan {
-    /// What a continuation takes over, or why there is none; and which API's stream is replayed.
+    /// The parameters for a continuation, or why there is none, and the API of a replayed stream.
     pub(super) fn into_parts(self) -> (Result<Box<Sampling>, &'static str>, Option<ReplayApi>) {
         match self {
             Self::Continue(sampling) => (Ok(sampling), None),
@@ -29,7 +29,7 @@ impl ResumePlan {
 }
 
 impl Edge {
-    /// Of a request for a stream with a body of JSON.
+    /// The plan for a streaming request with a JSON body.
     pub(super) fn resume_plan(&self, path: &PathAndQuery, body: &[u8], peek: &Peek<'_>) -> ResumePlan {
         if !self.config.resume_streams {
             return ResumePlan::None("off");
@@ -41,7 +41,7 @@ impl Edge {
             let checked = can_replay().and_then(|()| check_message_request(body));
             return checked.map_or_else(ResumePlan::None, |()| ResumePlan::Replay(api));
         };
-        // Tokens are asked for where there is a replica whose streams can be continued.
+        // Tokens are asked for if there is a replica whose streams can be continued.
         let engines = self.check_engines(model, |launch| check_engine(launch, continued_api));
         if let Err(reason) = engines
             && can_replay().is_err()
@@ -57,7 +57,7 @@ impl Edge {
         checked.map_or_else(ResumePlan::None, |()| ResumePlan::Replay(api))
     }
 
-    /// Whether there is a replica for which this holds; else why there is none.
+    /// Whether `check` holds for some replica; else the reason why not.
     fn check_engines(
         &self,
         model: Option<&str>,

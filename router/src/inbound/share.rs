@@ -1,4 +1,4 @@
-//! Whom a request is counted with: who waits and has memory together.
+//! The tenant that a request counts for, with whose other requests it shares the queue and memory.
 
 use http::HeaderMap;
 
@@ -6,7 +6,7 @@ use super::headers;
 use crate::keys::Caller;
 use crate::placement::QueueShare;
 
-/// Whom the request shares the queue with, and how many `bytes` it takes. Without keys a client may
+/// The sharers of the request's queue, and how many `bytes` it takes. Without keys a client may
 /// name its `user`.
 pub(super) fn queue_share(caller: &Caller, headers: &HeaderMap, user: Option<&str>, bytes: usize) -> QueueShare {
     let tenant = caller.tenant_hash().unwrap_or_else(|| headers::tenant_hash(headers, user));

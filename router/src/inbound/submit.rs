@@ -1,4 +1,4 @@
-//! The way of every request into the fleet, whatever API it came by: peeked at, admitted, dispatched.
+//! Submits every request to the fleet, for all APIs: peeks at it, admits and dispatches it.
 
 use bytes::Bytes;
 use hostler_proto::lane::RequestHead;
@@ -26,15 +26,15 @@ use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::resumption::{ReplayPlan, ask_for_tokens};
 use crate::sse::Dialect;
 
-/// For callers with limits.
+/// The refusal for callers with limits.
 const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
     with `stream` if it takes long";
 
 impl Edge {
-    /// Has an engine answer a request of `caller` that is prepared.
+    /// Has an engine answer a prepared request of `caller`.
     ///
     /// # Errors
-    /// When no engine does.
+    /// If no engine answers.
     pub(crate) async fn send(
         &self,
         prepared: Result<Prepared, Rejection>,
@@ -50,11 +50,11 @@ impl Edge {
         submitted.await.inspect_err(|declined| self.count_rejection(declined, entry))
     }
 
-    /// Chooses a replica for a request of `caller` that it sends itself. The request counts like any
+    /// Chooses a replica for a request that `caller` sends itself. The request counts like any
     /// other until the result is dropped.
     ///
     /// # Errors
-    /// When it may not be sent, or no replica can take it.
+    /// If the request may not be sent, or no replica can take it.
     pub(crate) async fn reserve(
         &self,
         prepared: Result<Prepared, Rejection>,
@@ -85,15 +85,14 @@ impl Edge {
         }
     }
 
-    /// Whether the caller's permissions depend on what the body says. For a form that is the model
-    /// alone.
+    /// Whether the caller's permissions depend on the body. For a form, only the model matters.
     fn needs_readable_body(&self, content: BodyFormat<'_>, caller: &Caller) -> bool {
         let by_key = if matches!(content, BodyFormat::Form(_)) { caller.models.is_some() } else { self.keys.are_required() };
         by_key || self.isolation.is_some()
     }
 
-    /// Checks what an engine would fetch for a request. A sound may be any bytes; any other body
-    /// might be read as JSON by an engine, whatever its type.
+    /// Checks the media that an engine would fetch for a request. Audio may be any bytes; an engine
+    /// might read any other body as JSON, whatever its type.
     fn check_media(&self, content: BodyFormat<'_>, body: &[u8], entry: &AccessEntry) -> Result<(), Rejection> {
         if matches!(content, BodyFormat::Form(_)) {
             return Ok(());
@@ -104,7 +103,7 @@ impl Edge {
         })
     }
 
-    /// Checks and admits a request; returns it as it will be sent.
+    /// Checks and admits a request. Returns it as it will be sent.
     pub(crate) fn prepare(&self, inquiry: InboundRequest) -> Result<Prepared, Rejection> {
         let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inquiry;
         let content = BodyFormat::from_headers(&headers);
@@ -143,8 +142,8 @@ impl Edge {
         let for_engine = EngineBody { received: &body, salted, asking };
         let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| for_engine.locate(text)).collect() };
         let (body, salt) = for_engine.into_parts(peek.salt);
-        // The texts are not kept: they are dropped when the replica has been chosen, and an answer
-        // may begin while the rest of the body waits to be sent.
+        // The texts do not hold the reservation: they are dropped once the replica has been chosen,
+        // and an answer may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
         sampling.iter_mut().for_each(|sampling| sampling.cache_salt.clone_from(&salt));
         let mut outgoing = Box::new(OutboundRequest {
@@ -197,8 +196,8 @@ impl Edge {
         Err(Rejection::Forbidden(message))
     }
 
-    /// What a request is expected to use, and may use at most: each of its answers as much as its
-    /// body says of one.
+    /// The expected and the largest possible usage of a request. Each of its answers may be as long
+    /// as the body allows for one.
     fn estimate_usage(&self, work: Work, output_bounds: OutputBounds, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
         let answers = charged_answers(work, peek);
         let expected = self.dispatch.placer.expected_output_tokens(output_bounds);
@@ -215,12 +214,12 @@ impl Edge {
 struct EngineBody<'a> {
     received: &'a Bytes,
     salted: Option<SaltedBody>,
-    /// The same, asking for the tokens of its answer: all before its end keeps its place.
+    /// The body with a request for the answer's tokens. Everything before its end keeps its place.
     asking: Option<Bytes>,
 }
 
 impl EngineBody<'_> {
-    /// A text of the received body, where the engine's body has it.
+    /// The place in the engine's body of a text of the received body.
     fn locate(&self, text: &str) -> Bytes {
         let part =
             self.salted.as_ref().map_or_else(|| self.received.slice_ref(text.as_bytes()), |salted| salted.relocate(self.received, text));
@@ -238,14 +237,14 @@ impl EngineBody<'_> {
     }
 }
 
-/// The priority that a caller gets. Where there are keys, only admins may go before others:
-/// otherwise everybody would.
+/// The priority that a caller gets. With keys, only admins may go before others; otherwise
+/// everybody would.
 fn clamp_priority(caller: &Caller, asked: i32) -> i32 {
     if caller.role == Role::Admin { asked } else { asked.max(0) }
 }
 
-/// Whether a caller may send this request. `named` is the model of an invocation's header, which
-/// engines use; the body's must be allowed too, since other releases may read it.
+/// Checks that a caller may send this request. `named` is the model of an invocation's header,
+/// which engines use. The body's model must be allowed too, because other releases may read it.
 fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
     if path != invocation::PATH || caller.models.is_none() {
         return caller.check_permission(method, path, peek.model.as_deref());
@@ -254,13 +253,13 @@ fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<
     [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.check_permission(method, path, Some(model)))
 }
 
-/// For a caller that may not go before others where engines schedule by priority.
+/// The message for a caller that may not go before others, if engines schedule by priority.
 fn priority_refused_message(caller: &Caller) -> String {
     format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key)
 }
 
-/// Reads the fields of a body. Bodies of other types are for the engine to judge, and so are faults
-/// of this one unless permissions depend on it.
+/// Reads the fields of a body. Engines judge bodies of other types, and faults of this one unless
+/// permissions depend on it.
 fn peek_body<'a>(content: BodyFormat<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
     match content {
         _ if body.is_empty() => Ok(Peek::default()),

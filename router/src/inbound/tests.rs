@@ -83,7 +83,7 @@ fn the_larger_of_two_length_limits_counts() {
     assert_eq!((choices(r#"{"n":2,"best_of":"5"}"#), choices(r#"{"n":"5"}"#)), (RequestedCount::Count(5), RequestedCount::Count(5)));
 }
 
-/// As pydantic 2.14 reads them for vLLM 0.32, by trial.
+/// The forms in which pydantic 2.14 reads numbers for vLLM 0.32, found by trial.
 #[test]
 fn numbers_are_read_in_every_form_of_engines() {
     for name in ["max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of"] {

@@ -1,4 +1,5 @@
-//! What a request has an engine compute, by its route and body: for what its caller is expected to use, and the most that its answer can say.
+//! Estimates the work that a request asks of an engine, from its route and body. The estimate gives
+//! the caller's expected usage, and bounds the usage that an answer can report.
 
 use super::peek::{Peek, RequestedCount, count_items};
 use crate::dispatch::Work;
@@ -7,25 +8,25 @@ use crate::placement::OutputBounds;
 /// About how many bytes of text make a token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// In a list of prompts each takes at least so many bytes, the comma included.
+/// Least bytes of a prompt in a list, including the comma.
 const MIN_PROMPT_BYTES: usize = 2;
 
-/// Engines give no more answers to a prompt: vLLM's `VLLM_MAX_N_SEQUENCES`.
+/// Most answers that engines give to a prompt: vLLM's `VLLM_MAX_N_SEQUENCES`.
 const MAX_CHOICES: u64 = 16_384;
 
-/// A response with the engine's own tools is computed in turns, each with the whole prompt. Nothing
-/// bounds their number; further ones are not charged.
+/// Most turns that are charged. A response with the engine's own tools is computed in turns, each
+/// with the whole prompt, and nothing bounds their number.
 const MAX_TURNS: u64 = 64;
 
-/// What a body says of the length of its answer.
+/// The bounds that a body sets for the length of its answer.
 pub(super) fn output_bounds(peek: &Peek<'_>) -> OutputBounds {
     let most = peek.max_output.count();
     let least = if peek.ignores_end { most } else { peek.min_output.count() };
     OutputBounds { least: least.unwrap_or_default(), most }
 }
 
-/// What a request of this route can have an engine compute. What is embedded, or heard in pieces,
-/// counts as many prompts as its body has room for.
+/// The most work that a request of this route can cause. Embedded inputs, and audio in pieces,
+/// count as many prompts as the body has room for.
 pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> Work {
     if computes_nothing(route) {
         return Work::default();
@@ -40,7 +41,7 @@ pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> 
         _ if !is_generation(route) => return Work { prompts: listed, answers: 0, turns: 1 },
         "/v1/completions" => peek.prompt_parts.iter().map(|prompt| count_prompts(prompt)).sum::<u64>() + peek.embedded_prompts,
         "/v1/chat/completions/batch" => peek.prompt_parts.iter().map(|messages| count_items(messages)).sum(),
-        // A sound is computed in pieces.
+        // Audio is computed in pieces.
         "/v1/audio/transcriptions" | "/v1/audio/translations" => listed,
         _ => 1,
     };
@@ -49,8 +50,8 @@ pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> 
     Work { prompts, answers: prompts.saturating_mul(choices), turns }
 }
 
-/// The answers whose tokens its caller pays for. The pieces of a sound, which a body does not list,
-/// make one.
+/// The answers whose tokens the caller pays for. The pieces of audio, which a body does not list,
+/// make one answer.
 pub(super) fn charged_answers(work: Work, peek: &Peek<'_>) -> u64 {
     let lists_prompts = !peek.prompt_parts.is_empty() || peek.embedded_prompts > 0;
     if lists_prompts { work.answers } else { work.answers / work.prompts.max(1) }
@@ -61,8 +62,8 @@ fn count_prompts(prompt: &str) -> u64 {
     if token_ids(prompt).is_some() { 1 } else { count_items(prompt) }
 }
 
-/// About how many prompt tokens a part of a body has: of a list of tokens their number, of a text
-/// by its length.
+/// About how many prompt tokens a part of a body has: the number in a list of tokens, or an
+/// estimate from a text's length.
 pub(super) fn estimate_tokens(text: &str) -> u64 {
     match token_ids(text) {
         Some(ids) => memchr::memchr_iter(b',', ids.as_bytes()).count() as u64 + 1,

@@ -1,5 +1,5 @@
-//! Admits nodes to the fleet: a certificate for a join token, and the next one for a node that is attached. Served on the agents' port where
-//! that speaks TLS.
+//! Admits nodes to the fleet on the agents' TLS port. A join token earns a certificate, and an
+//! attached node gets its next one.
 
 mod peer;
 
@@ -18,16 +18,16 @@ use crate::member::Member;
 use crate::tls::FleetAuthority;
 pub(crate) use peer::{Connection, Peer};
 
-/// How long checking tokens and signing may take: the folder may be on a network file system.
+/// Limit for checking tokens and signing. The folder may be on a network file system.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Nodes that are checked at once; each takes a thread for as long as the file system takes.
+/// Most nodes that are checked at once. Each takes a thread for as long as the file system needs.
 const MAX_CONCURRENT: usize = 8;
 
-/// The largest request; a certificate signing request has some hundred bytes.
+/// Largest request. A certificate signing request has a few hundred bytes.
 const MAX_REQUEST_BYTES: usize = 64 * 1024;
 
-/// Characters of an unchecked name that are logged.
+/// Most characters of an unchecked name that are logged.
 const MAX_LOGGED_CHARS: usize = 64;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl JoinEndpoint {
         JoinServer::new(joining).max_decoding_message_size(MAX_REQUEST_BYTES)
     }
 
-    /// Runs what needs the folder or the key away from the runtime's threads.
+    /// Runs work that needs the folder or the key away from the runtime's threads.
     async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(FleetAuthority) -> Result<T, Status> + Send + 'static,
@@ -66,9 +66,9 @@ impl JoinEndpoint {
                 request.protocol
             )));
         }
-        // Before the token is used.
+        // Check the name before the token is used.
         hostler_tls::check_name(&request.node).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        // No life is 0: any agent that has the name counts.
+        // No life is 0, so any agent that has the name counts.
         if let Some(holder) = self.fleet.view().other_holder(&request.node, 0, None) {
             return Err(Status::failed_precondition(format!("{}; nobody can join by that name meanwhile", holder.name_refusal())));
         }
@@ -111,7 +111,7 @@ fn truncate(text: &str) -> String {
     text.chars().take(MAX_LOGGED_CHARS).collect()
 }
 
-/// The status for a token that is not accepted. A folder's fault may pass, so that a retry helps.
+/// The status for a token that is not accepted. A folder's fault may pass, so a retry helps.
 fn token_refusal(refused: &TokenError) -> Status {
     match refused {
         TokenError::Folder(_) => Status::unavailable(refused.to_string()),
@@ -124,7 +124,7 @@ impl Join for JoinEndpoint {
     async fn enroll(&self, request: Request<wire::EnrollRequest>) -> Result<Response<wire::EnrollResponse>, Status> {
         let peer = Peer::of(&request);
         let request = request.into_inner();
-        // For the log: until they are checked they may be anything.
+        // Truncated for the log: unchecked, they may be anything.
         let (node, token) = (truncate(&request.node), truncate(&request.token_id));
         match JoinEndpoint::enroll(self, request).await {
             Ok(IssuedCertificate { certificate, info }) => {

@@ -1,4 +1,4 @@
-//! A connection to the agents' port, and who is at its other end.
+//! A connection to the agents' port, and its peer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,15 +16,15 @@ use tonic::transport::server::Connected;
 
 use crate::member::{Member, NewestCertificates};
 
-/// How long a connection of nobody that is trusted may last. It only serves to ask for a
-/// certificate, which takes up to 15 s (`agent/src/join`), or to be told why it is refused.
+/// How long a connection of an untrusted peer may last. The peer may only ask for a certificate,
+/// which takes up to 15 s (`agent/src/join`), or learn why it is refused.
 const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Who is at the other end of a connection.
+/// The other end of a connection.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Peer {
     pub(crate) address: Option<SocketAddr>,
-    /// Where it has come in.
+    /// The local address that the connection came to.
     pub(crate) local_address: Option<SocketAddr>,
     pub(crate) member: Option<Arc<Member>>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Connection {
     unauthenticated: Option<UnauthenticatedPeer>,
 }
 
-/// A connection without a certificate where agents need one, or of another user where they do not.
+/// A connection without a certificate if agents need one, or of another user if they do not.
 #[derive(Debug)]
 struct UnauthenticatedPeer {
     deadline: Pin<Box<Sleep>>,
@@ -51,9 +51,8 @@ struct UnauthenticatedPeer {
 }
 
 impl Connection {
-    /// Whatever certificate has come with it was found good in the handshake. In plain text
-    /// `is_trusted` decides. `None` for one that is not trusted, when there are as many already as
-    /// there are places for `unauthenticated` ones.
+    /// A certificate on the stream was verified in the handshake. In plain text `is_trusted`
+    /// decides. `None` for an untrusted connection if all `unauthenticated` places are taken.
     pub(crate) fn new(stream: Stream, is_trusted: bool, fence: &Arc<NewestCertificates>, unauthenticated: &Arc<Semaphore>) -> Option<Self> {
         let (address, local_address) = (stream.tcp().peer_addr().ok(), stream.tcp().local_addr().ok());
         let certified = stream.certificate().and_then(CertificateInfo::parse);

@@ -1,5 +1,5 @@
-//! The key file: what it may hold, and how it is read and replaced. It is TOML with one `[[key]]` for each key, mode 0600, written by
-//! `hostler keys` and read by the router.
+//! The key file: its contents, and how it is read and replaced. It is TOML with one `[[key]]` per
+//! key, mode 0600, written by `hostler keys` and read by the router.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -12,17 +12,17 @@ use serde::{Deserialize, Serialize};
 use super::secret::{Digest, Secret, is_id};
 use super::{KeyLimits, Role};
 
-/// What a key file begins with.
+/// The beginning of a key file.
 const FILE_HEADER: &str =
     "# Keys of Hostler, written by `hostler keys`: only their SHA-256, never the keys themselves. Comments are not kept.\n";
 
-/// The largest key file that is read, in bytes: some 40,000 keys.
+/// Largest key file that is read, in bytes: about 40,000 keys.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Bytes of the longest name of a key, a tenant or a model.
+/// Longest name of a key, a tenant or a model, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The last second of the year 9999, the last that the notation can write.
+/// The last second of the year 9999, the last that the notation can express.
 const LAST_SECOND: u64 = 253_402_300_799;
 
 /// How long to wait while another program changes the file.
@@ -73,22 +73,22 @@ impl From<Timestamp> for String {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyEntry {
-    /// Its public name, the middle part of its text.
+    /// The key's public name, the middle part of its text.
     pub id: String,
-    /// Several keys may have one name, as two do while one replaces the other.
+    /// Several keys may share a name, as two do while one replaces the other.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Whom it shares limits and turns with.
+    /// The tenant with which the key shares limits and turns.
     pub tenant: String,
     pub role: Role,
     pub sha256: Digest,
     pub created: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
-    /// From then on it is not accepted, because somebody revoked it.
+    /// The time from which the key is not accepted, because somebody revoked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked: Option<Timestamp>,
-    /// The models that it may use; absent means all.
+    /// The models that the key may use; absent means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "KeyLimits::is_empty")]
@@ -99,7 +99,7 @@ pub struct KeyEntry {
 pub enum KeyStatus {
     Valid,
     Expired,
-    /// Somebody revoked it, and any grace period is over.
+    /// Somebody revoked the key, and any grace period is over.
     Revoked,
 }
 
@@ -131,12 +131,12 @@ impl KeyEntry {
         }
     }
 
-    /// Its tenant, or itself where it has none.
+    /// The key's tenant, or the key itself without one.
     pub(super) fn owner(&self) -> &str {
         if self.tenant.is_empty() { &self.id } else { &self.tenant }
     }
 
-    /// Why nobody can have meant this entry, in words.
+    /// Explains an entry that nobody can have meant.
     fn fault(&self) -> Option<String> {
         let is_name = |text: &str| text.len() <= MAX_NAME_BYTES && !text.chars().any(char::is_control);
         if !is_id(&self.id) {
@@ -185,7 +185,7 @@ pub enum KeyFileError {
 /// Parses a key file.
 ///
 /// # Errors
-/// What is wrong with it, in one sentence.
+/// The fault of the file, in one sentence.
 pub(super) fn parse(text: &str) -> Result<Vec<KeyEntry>, String> {
     let KeyFile { key: entries } = toml::from_str(text).map_err(|error| error.to_string().trim().to_owned())?;
     let mut seen = std::collections::HashSet::new();
@@ -203,10 +203,10 @@ pub(super) fn parse(text: &str) -> Result<Vec<KeyEntry>, String> {
 /// The text of a key file.
 ///
 /// # Errors
-/// When one of the keys is invalid.
+/// If one of the keys is invalid.
 pub(super) fn to_toml(entries: Vec<KeyEntry>) -> Result<String, String> {
     let text = toml::to_string(&KeyFile { key: entries }).map_err(|error| error.to_string())?;
-    // What is written must be readable by a router.
+    // The text must be readable by a router.
     parse(&text)?;
     Ok(format!("{FILE_HEADER}\n{text}"))
 }
@@ -232,7 +232,7 @@ impl FileVersion {
         }
     }
 
-    /// The present state of the file; `None` when it does not exist or may not be looked at.
+    /// The present state of the file; `None` if it does not exist or may not be inspected.
     pub(super) fn now(path: &Path) -> Option<Self> {
         std::fs::metadata(path).ok().as_ref().map(Self::of)
     }
@@ -256,7 +256,7 @@ fn read_open(file: &mut File, path: &Path) -> Result<(Vec<KeyEntry>, FileVersion
 /// Reads a file that nobody but its owner may read or change.
 ///
 /// # Errors
-/// When there is none, or others may.
+/// If there is none, or others may read or change it.
 pub fn read_private(path: &Path) -> Result<String, KeyFileError> {
     let mut file = File::open(path).map_err(|source| KeyFileError::Io { verb: "read", path: path.to_owned(), source })?;
     read_private_file(&mut file, path).map(|(text, _)| text)
@@ -287,16 +287,16 @@ fn read_private_file(file: &mut File, path: &Path) -> Result<(String, FileVersio
 /// Reads the keys of the file at `path`.
 ///
 /// # Errors
-/// When it cannot be read, others may read it, or it is no key file.
+/// If the file cannot be read, others may read it, or it is no key file.
 pub fn list(path: &Path) -> Result<Vec<KeyEntry>, KeyFileError> {
     read(path).map(|(entries, _)| entries)
 }
 
-/// Replaces the file by one with the keys that `change` leaves, atomically. Other programs that
+/// Replaces the file atomically by one with the keys that `change` leaves. Other programs that
 /// change it wait meanwhile. With `create`, a missing file is created.
 ///
 /// # Errors
-/// When the file cannot be used, or `change` refuses.
+/// If the file cannot be used, or `change` refuses.
 pub fn change<T>(path: &Path, create: bool, change: impl FnOnce(&mut Vec<KeyEntry>) -> Result<T, String>) -> Result<T, KeyFileError> {
     let mut locked = lock(path, create)?;
     let (mut entries, _) = read_open(&mut locked, path)?;
@@ -343,7 +343,8 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let new = folder.join(format!(".{name}.{}.new", std::process::id()));
-    // Left by a program that died while it held the lock and had this process's number.
+    // A program with this process's number that died while it held the lock may have left this
+    // file.
     let _ = std::fs::remove_file(&new);
     let before = std::fs::metadata(&path)?;
     let written = (|| {
@@ -356,7 +357,7 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, &path)?;
-        // So that the new name also survives a power failure.
+        // Sync the folder, so that the new name also survives a power failure.
         File::open(folder)?.sync_all()
     })();
     written.inspect_err(|_| {

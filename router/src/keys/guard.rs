@@ -1,5 +1,6 @@
-//! Who may call the admin listener and the operators' socket: a layer around all their pages, so that a page that is added later is not open
-//! by accident. Web pages in a browser of this host are among the callers that are kept out.
+//! Decides who may call the admin listener and the operators' socket. The guard is a layer around
+//! all their pages, so a page added later is not open by accident. Web pages in a browser of this
+//! host are kept out too.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -24,14 +25,14 @@ use crate::config::{NeedKey, RouterConfig};
 #[derive(Debug)]
 pub(crate) struct AdminGuard {
     keys: Keys,
-    /// Those who look at the page.
+    /// Sessions of the page's viewers.
     sessions: PageSessions,
-    /// The key of this process itself, which `hostler up` uses.
+    /// The key of this process, which `hostler up` uses.
     process_key: Digest,
     metrics_need_key: bool,
-    /// The admin listener's configured address, by whose name loopback may be called.
+    /// The admin listener's configured address, a name under which loopback may be called.
     listen_address: String,
-    /// Where operators need no key, for the message of a refusal.
+    /// The place where operators need no key, for the message of a refusal.
     socket_hint: String,
 }
 
@@ -39,17 +40,17 @@ pub(crate) struct AdminGuard {
 enum PageKind {
     Health,
     Metrics,
-    /// The page's files, which show nothing of the fleet, and where a session is asked for.
+    /// The page's files, which show nothing of the fleet, and the request for a session.
     Page,
-    /// What the page shows, to who has a session.
+    /// The page's views, for callers with a session.
     Watching,
-    /// What it can order, for a session that may operate.
+    /// The page's orders, for a session that may operate.
     Ordering,
-    /// All else: what operators' programs see and do.
+    /// Everything else: the views and actions of operators' programs.
     Operators,
 }
 
-/// The page's files are below it.
+/// The folder of the page's files.
 const PAGE_FOLDER: &str = "/page/";
 
 impl PageKind {
@@ -94,7 +95,7 @@ enum AdminRefusal {
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
 
 impl AdminGuard {
-    /// `own` is the key of this process; `socket` is where operators need no key.
+    /// Creates a guard. `own` is the key of this process; `socket` is where operators need no key.
     pub(crate) fn new(config: &RouterConfig, sessions: PageSessions, own: &Secret, listens: IpAddr, socket: Option<&Path>) -> Self {
         let keys = sessions.keys.clone();
         let metrics = match config.metrics_need_key {
@@ -120,7 +121,7 @@ impl AdminGuard {
         }
         match (page, via) {
             (PageKind::Health, _) => Ok(()),
-            // A browser may come over the socket as well, through a tunnel.
+            // A browser may come over the socket too, through a tunnel.
             (PageKind::Page | PageKind::Watching | PageKind::Ordering, _) => self.check_page(page, request),
             (_, CallOrigin::Socket) => Ok(()),
             (PageKind::Operators, _) => self.check_admin(headers),
@@ -132,7 +133,8 @@ impl AdminGuard {
         }
     }
 
-    /// The page's own requests. A session is shown in a header, which nothing but the page's script can set, and no browser sends by itself.
+    /// Checks the page's own requests. A session comes in a header, which only the page's script
+    /// can set and no browser sends by itself.
     fn check_page(&self, page: PageKind, request: &Request) -> Result<(), AdminRefusal> {
         let headers = request.headers();
         if CallOrigin::of(request) != CallOrigin::Network && !names_this_host(request.uri(), headers, &self.listen_address) {
@@ -162,9 +164,11 @@ impl AdminGuard {
     }
 }
 
-/// Refuses what a web page can make its reader's browser send, whatever key or address is behind
-/// it. A page can reach loopback and, without a preflight, send what a form sends, but not gRPC.
-/// The browser sets these headers itself, and a page cannot change them.
+/// Refuses requests that a web page can make its reader's browser send, whatever their key or
+/// address.
+///
+/// A page can reach loopback and, without a preflight, send what a form sends, but not gRPC. The
+/// browser sets these headers itself, and a page cannot change them.
 fn refuse_browsers(request: &Request) -> Result<(), AdminRefusal> {
     let headers = request.headers();
     if headers.contains_key(ORIGIN) {
@@ -176,7 +180,7 @@ fn refuse_browsers(request: &Request) -> Result<(), AdminRefusal> {
     if is_grpc(request) { Ok(()) } else { Err(AdminRefusal::NotGrpc) }
 }
 
-/// Refuses what pages of other origins send, other ports of this host among them.
+/// Refuses requests from pages of other origins, including other ports of this host.
 fn refuse_other_pages(request: &Request) -> Result<(), AdminRefusal> {
     let headers = request.headers();
     if headers.get(SEC_FETCH_SITE).is_some_and(|site| site != "same-origin") {
@@ -185,7 +189,7 @@ fn refuse_other_pages(request: &Request) -> Result<(), AdminRefusal> {
     // HTTP/2 has the host in `:authority`, which is part of the URI.
     let authority = request.uri().authority().map(Authority::as_str);
     let host = authority.or_else(|| headers.get(HOST)?.to_str().ok()).unwrap_or_default();
-    // A port speaks one of the two schemes, so the other one is no origin of it.
+    // A port serves one of the two schemes, so the other one is no origin of it.
     let is_own = |origin: &HeaderValue| {
         let origin = origin.to_str().unwrap_or_default();
         origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")) == Some(host)
@@ -193,12 +197,12 @@ fn refuse_other_pages(request: &Request) -> Result<(), AdminRefusal> {
     if headers.get_all(ORIGIN).iter().all(is_own) { Ok(()) } else { Err(AdminRefusal::OtherPage("origin")) }
 }
 
-/// The session that a request of the page shows.
+/// The session in a request of the page.
 pub(crate) fn page_session(headers: &HeaderMap) -> Option<&str> {
     headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// Whether this is gRPC over HTTP/2; gRPC-Web is for browsers.
+/// Whether this is gRPC over HTTP/2. gRPC-Web is for browsers.
 fn is_grpc(request: &Request) -> bool {
     let kind = request.headers().get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
     let is_kind = kind.strip_prefix(b"application/grpc").is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')));

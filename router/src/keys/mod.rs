@@ -1,4 +1,5 @@
-//! Who sends a request: its key, and what the key allows. `hostler keys` writes the file that this is read from.
+//! Identifies a request's caller by its key, and the key's permissions. `hostler keys` writes the
+//! file that this is read from.
 
 mod file;
 mod guard;
@@ -25,19 +26,19 @@ pub(crate) use reload::watch_file;
 use ring::KeyRing;
 pub use secret::{Digest, InvalidKey, Secret, find_key_id};
 
-/// Anthropic's SDKs put the key here.
+/// The header in which Anthropic's SDKs send the key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Sending requests.
+    /// May send requests.
     Use,
-    /// Sending requests, and the operators' pages.
+    /// May send requests and use the operators' pages.
     Admin,
 }
 
-/// How much a key may use; what is absent is unlimited.
+/// The limits of a key. Absent ones are unlimited.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeyLimits {
@@ -57,13 +58,13 @@ pub struct KeyLimits {
     /// Generated tokens in a day.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_per_day: Option<u64>,
-    /// Its tenant's share against others' when the fleet is full; absent means 1.
+    /// The tenant's share against others' when the fleet is full; absent means 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
 }
 
 impl KeyLimits {
-    /// Whether the use of tokens is limited, and not only the number of requests.
+    /// Whether more than the rate of requests is limited: tokens, or requests in flight.
     #[must_use]
     pub fn has_usage_limits(&self) -> bool {
         let Self { in_flight, input_per_minute, input_per_day, output_per_minute, output_per_day, requests_per_minute: _, weight: _ } =
@@ -78,7 +79,7 @@ impl KeyLimits {
         *self == Self::default()
     }
 
-    /// Why nobody can have meant these limits, in words.
+    /// Explains limits that nobody can have meant.
     fn fault(&self) -> Option<String> {
         let counts = [
             ("requests_per_minute", self.requests_per_minute),
@@ -96,38 +97,39 @@ impl KeyLimits {
     }
 }
 
-/// Who sends a request. Cheap to clone.
+/// The caller of a request. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    /// The public id of its key, which may be logged; empty where there are no keys.
+    /// The public id of the caller's key, which may be logged; empty without keys.
     pub key: Arc<str>,
-    /// Whom it shares limits and turns with; empty where there is none.
+    /// The tenant with which the caller shares limits and turns; empty if there is none.
     pub tenant: Arc<str>,
     pub role: Role,
     pub limits: Arc<KeyLimits>,
-    /// The models that it may use; absent means all.
+    /// The models that the caller may use; absent means all.
     pub models: Option<Arc<[String]>>,
-    /// Whether it may be told how much of a prompt is cached: it is an admin's, or there is no other tenant whose prompt that could be.
+    /// Whether the caller may learn how much of a prompt is cached. True for an admin, or if there
+    /// is no other tenant whose prompt that could be.
     pub sees_caches: bool,
 }
 
 impl Caller {
-    /// The caller of every request where there are no keys.
+    /// The caller of every request without keys.
     #[must_use]
     pub fn anonymous(tenant: Arc<str>) -> Self {
-        // Needed for every request of a router without keys.
+        // Shared, because every request of a router without keys needs it.
         static UNLIMITED: LazyLock<Arc<KeyLimits>> = LazyLock::new(Arc::default);
         Self { key: Arc::default(), tenant, role: Role::Admin, limits: UNLIMITED.clone(), models: None, sees_caches: true }
     }
 
-    /// Whose limits, turns, memory and stored responses it shares: its tenant's, or its own where its key has none;
-    /// empty where there are no keys.
+    /// The owner of the caller's limits, turns, memory and stored responses: its tenant, or its key
+    /// without one; empty without keys.
     #[must_use]
     pub(crate) fn owner(&self) -> &Arc<str> {
         if self.tenant.is_empty() { &self.key } else { &self.tenant }
     }
 
-    /// The owner's name as a number; `None` where there are no keys.
+    /// The owner's name as a number; `None` without keys.
     #[must_use]
     pub(crate) fn tenant_hash(&self) -> Option<u64> {
         (!self.owner().is_empty()).then(|| xxh3_64(self.owner().as_bytes()))
@@ -138,12 +140,13 @@ impl Caller {
         self.models.as_ref().is_none_or(|models| models.iter().any(|allowed| allowed == model))
     }
 
-    /// Whether it may send this request for this model. A request without a model gets an engine's
-    /// default, which may be any: a caller that may not use all models must name one, unless
-    /// nothing is computed.
+    /// Checks that the caller may send this request for this model.
+    ///
+    /// A request without a model gets an engine's default, which may be any model. So a caller that
+    /// may not use all models must name one, unless nothing is computed.
     ///
     /// # Errors
-    /// When it may not; the sentence is for the client.
+    /// If it may not; the sentence is for the client.
     pub fn check_permission(&self, method: &Method, path: &str, model: Option<&str>) -> Result<(), String> {
         let Some(models) = &self.models else { return Ok(()) };
         let is_cancel = path.starts_with("/v1/responses/") && path.ends_with("/cancel");
@@ -170,7 +173,7 @@ pub enum Unauthenticated {
     Revoked(Arc<str>),
 }
 
-/// The keys that are valid now; all clones see the same. By default there are none, and anybody may
+/// The keys that are valid now, shared by all clones. By default there are none, and anybody may
 /// send requests.
 #[derive(Debug, Clone, Default)]
 pub struct Keys(Option<Arc<KeyStore>>);
@@ -188,7 +191,7 @@ impl Keys {
     /// Reads the key file at `path`; an empty path means no keys.
     ///
     /// # Errors
-    /// When it cannot be read, others may read it, or it is no key file.
+    /// If the file cannot be read, others may read it, or it is no key file.
     pub fn open(path: &Path) -> Result<Self, KeyFileError> {
         if path.as_os_str().is_empty() {
             return Ok(Self::default());
@@ -211,7 +214,7 @@ impl Keys {
         self.0.is_some()
     }
 
-    /// Whether the key file could be read when it had last changed; `None` where there is none.
+    /// Whether the key file could be read when it had last changed; `None` without a file.
     #[must_use]
     pub(crate) fn is_file_usable(&self) -> Option<bool> {
         Some(self.0.as_ref()?.is_file_usable.load(Ordering::Relaxed))
@@ -220,7 +223,7 @@ impl Keys {
     /// Finds the caller by the key in these headers.
     ///
     /// # Errors
-    /// When keys are required and none that is valid is there.
+    /// If keys are required and the headers have no valid one.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Caller, Unauthenticated> {
         if !self.are_required() {
             return Ok(Caller::anonymous(Arc::default()));
@@ -228,14 +231,14 @@ impl Keys {
         self.find_caller(presented_key(headers)?)
     }
 
-    /// Finds the caller with this key; none where there are no keys.
+    /// Finds the caller with this key; none without keys.
     fn find_caller(&self, key: &str) -> Result<Caller, Unauthenticated> {
         let kept = self.0.as_ref().ok_or(Unauthenticated::Unknown)?;
         kept.ring.load().find(key, SystemTime::now()).cloned()
     }
 }
 
-/// The key of a request, from OpenAI's or Anthropic's header. Two keys must be the same, since
+/// The key of a request, from OpenAI's or Anthropic's header. Two keys must be the same, because
 /// nobody could tell which counts.
 pub(crate) fn presented_key(headers: &HeaderMap) -> Result<&str, Unauthenticated> {
     let bearers = headers.get_all(AUTHORIZATION).iter().filter_map(bearer);
@@ -245,7 +248,7 @@ pub(crate) fn presented_key(headers: &HeaderMap) -> Result<&str, Unauthenticated
     if keys.all(|key| key == first) { Ok(first) } else { Err(Unauthenticated::Conflicting) }
 }
 
-/// The token of `Bearer TOKEN`; the scheme is case-insensitive (RFC 9110).
+/// The token of `Bearer TOKEN`. The scheme is case-insensitive (RFC 9110).
 fn bearer(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = value.to_str().ok()?.trim().split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())

@@ -1,5 +1,6 @@
-//! Who may look at the page: tokens that `hostler page` fetches, each of which is traded once for a session, and the sessions. An admin key is traded for
-//! one, too. All are kept as SHA-256 and in memory alone, so they end with the router.
+//! Tokens and sessions of the page's viewers. `hostler page` fetches tokens, each of which is
+//! traded once for a session. An admin key can be traded for a session too. All are kept only as
+//! SHA-256 and in memory, so they end with the router.
 
 use std::fmt;
 use std::io;
@@ -15,21 +16,22 @@ use tokio::time::Instant;
 use super::{Keys, Role, Secret, Unauthenticated};
 use crate::random::random;
 
-/// From `hostler page` to the browser that it opened; the address is in a terminal until then.
+/// Life of a token from `hostler page` to the browser that it opened. The address is in a terminal
+/// until then.
 pub(crate) const TOKEN_LIFE: Duration = Duration::from_secs(60);
 
-/// A working day. Nobody should have to sign in again while something burns.
+/// Life of a session: a working day. Nobody should have to sign in again while something burns.
 const SESSION_LIFE: Duration = Duration::from_secs(12 * 3600);
 
-/// Tokens that nobody has used yet, and sessions. Where there would be more, those go that end first.
+/// Most unused tokens, and most sessions. If there are more, those that end first are dropped.
 const MAX_TOKENS: usize = 32;
 const MAX_SESSIONS: usize = 256;
 
-/// What a session is good for.
+/// The rights of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PageRights {
     Watch,
-    /// And drain, restart and the like.
+    /// May also drain, restart and the like.
     Operate,
 }
 
@@ -53,7 +55,8 @@ impl fmt::Debug for PageTicket {
     }
 }
 
-/// SHA-256 of a ticket. Finding one by it tells nothing of the ticket, however long that takes.
+/// SHA-256 of a ticket. Finding one by its hash reveals nothing of the ticket, however long that
+/// takes.
 type TicketHash = [u8; 32];
 
 fn hash(ticket: &str) -> TicketHash {
@@ -64,7 +67,7 @@ fn hash(ticket: &str) -> TicketHash {
 struct Grant {
     rights: PageRights,
     ends_at: Instant,
-    /// The key that it was given for. It ends with the key.
+    /// The key that the grant was given for. The grant ends with the key.
     key: Option<Secret>,
 }
 
@@ -101,10 +104,11 @@ impl PageSessions {
         Self { keys, grants: Arc::default() }
     }
 
-    /// A token that one browser can trade for a session within `TOKEN_LIFE`. Both end with the key that its caller has `shown`.
+    /// Issues a token that one browser can trade for a session within `TOKEN_LIFE`. Both end with
+    /// the key that the caller has `shown`.
     pub(crate) fn issue_token(&self, rights: PageRights, shown: Option<&str>) -> io::Result<PageTicket> {
         let token = PageTicket::random()?;
-        // Callers on the socket show none, and the process's own key is in no file.
+        // Callers on the socket show no key, and the process's own key is in no file.
         let key = shown.filter(|key| self.keys.find_caller(key).is_ok()).and_then(|key| key.parse().ok());
         let grant = Grant { rights, ends_at: Instant::now() + TOKEN_LIFE, key };
         keep(&mut self.grants.lock().tokens, &token, grant, MAX_TOKENS);
@@ -114,7 +118,7 @@ impl PageSessions {
     /// Trades a token for a session.
     ///
     /// # Errors
-    /// When nobody issued it, it was used before, or its time is over.
+    /// If nobody issued the token, it was used before, or its time is over.
     pub(crate) fn redeem_token(&self, token: &str) -> Result<(PageTicket, PageRights), NoSession> {
         let redeemed = self.grants.lock().tokens.remove(&hash(token)).filter(|grant| Instant::now() < grant.ends_at);
         let Grant { rights, key, .. } = redeemed.filter(|grant| self.is_still_good(grant.key.as_ref())).ok_or(NoSession::Token)?;
@@ -124,7 +128,7 @@ impl PageSessions {
     /// Trades an admin key for a session.
     ///
     /// # Errors
-    /// When it is no admin key of this router.
+    /// If the key is no admin key of this router.
     pub(crate) fn redeem_key(&self, key: &str) -> Result<(PageTicket, PageRights), NoSession> {
         if !self.keys.are_required() {
             return Err(NoSession::NoKeys);
@@ -143,7 +147,7 @@ impl PageSessions {
         Ok((session, rights))
     }
 
-    /// What a session is good for, if it is one that lives and its key, if it has one, is still valid.
+    /// The rights of a session, if it lives and its key, if it has one, is still valid.
     pub(crate) fn rights(&self, session: &str) -> Option<PageRights> {
         let (rights, key) = {
             let grants = self.grants.lock();
@@ -153,13 +157,13 @@ impl PageSessions {
         self.is_still_good(key.as_ref()).then_some(rights)
     }
 
-    /// Whether the key that something was given for, if there is one, is an admin's and valid.
+    /// Whether a grant's key, if it has one, is a valid admin key.
     fn is_still_good(&self, key: Option<&Secret>) -> bool {
         key.is_none_or(|key| self.keys.find_caller(key.reveal()).is_ok_and(|caller| caller.role == Role::Admin))
     }
 }
 
-/// Adds a grant after those that are over have gone and, where it is full, the one that ends first.
+/// Adds a grant after removing expired ones and, if there are too many, the one that ends first.
 fn keep(grants: &mut FxHashMap<TicketHash, Grant>, ticket: &PageTicket, grant: Grant, most: usize) {
     let now = Instant::now();
     grants.retain(|_, grant| now < grant.ends_at);

@@ -1,4 +1,5 @@
-//! Follows the key file: what is changed in it is in force a second later, and a file that cannot be read changes nothing.
+//! Follows the key file. Changes take effect a second later, and an unreadable file changes
+//! nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +25,7 @@ pub(crate) async fn watch_file(keys: Keys, metrics: Arc<RouterMetrics>, end: Can
             () = tokio::time::sleep(POLL_INTERVAL) => {}
         }
         let (looked, metrics) = (kept.clone(), metrics.clone());
-        // A file system that hangs must not hold up the router.
+        // A hanging file system must not hold up the router.
         let look = tokio::task::spawn_blocking(move || reload_if_changed(&looked, seen, &metrics));
         tokio::select! {
             () = end.cancelled() => return,
@@ -33,7 +34,7 @@ pub(crate) async fn watch_file(keys: Keys, metrics: Arc<RouterMetrics>, end: Can
     }
 }
 
-/// Reads the file again if its version is not the one that was `seen`; returns the present one.
+/// Reads the file again if its version is not the one that was `seen`. Returns the present version.
 fn reload_if_changed(kept: &KeyStore, seen: Option<FileVersion>, metrics: &RouterMetrics) -> Option<FileVersion> {
     let now = FileVersion::now(&kept.path);
     if now == seen {

@@ -1,4 +1,5 @@
-//! The keys of one reading of the file, by their ids: who shows this text, at this time? Pure, so that it can be asked for any time.
+//! The keys of one reading of the file, by their ids: finds the caller of a key at a given time.
+//! Pure, so that any time can be asked about.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ struct KeyRingEntry {
 
 impl KeyRing {
     pub(super) fn new(entries: Vec<KeyEntry>) -> Self {
-        // Caches outlive keys, so those that have ended count.
+        // Caches outlive keys, so ended keys count.
         let has_one_tenant = entries.windows(2).all(|pair| pair[0].owner() == pair[1].owner());
         let known = entries.into_iter().map(|entry| {
             let caller = Caller {
@@ -36,7 +37,7 @@ impl KeyRing {
         Self(known.collect())
     }
 
-    /// The caller with this key. Ids are public: the time taken may show whether one exists, but
+    /// The caller with this key. Ids are public: the time taken may show whether an id exists, but
     /// not how much of a secret is right.
     pub(super) fn find(&self, text: &str, now: SystemTime) -> Result<&Caller, Unauthenticated> {
         let secret: Secret = text.parse().map_err(|_| Unauthenticated::Unknown)?;

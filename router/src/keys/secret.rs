@@ -12,7 +12,7 @@ use crate::random::random;
 /// The prefix of every key, which people and scanners for leaked secrets recognize.
 const KEY_PREFIX: &str = "hk_";
 
-/// RFC 4648's letters in lower case: none of them needs quoting anywhere, and a double click
+/// RFC 4648's letters in lower case. None of them needs quoting anywhere, and a double click
 /// selects the whole key.
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
@@ -35,10 +35,10 @@ impl Secret {
     /// A new random key.
     ///
     /// # Errors
-    /// When the system gives no random numbers.
+    /// If the system gives no random numbers.
     pub fn random() -> std::io::Result<Self> {
         let random: [u8; ID_LETTERS + SECRET_LETTERS] = random()?;
-        // 256 is a multiple of the number of letters, so that all are equally likely.
+        // 256 is a multiple of the number of letters, so all are equally likely.
         let letters: String = random.iter().map(|byte| char::from(ALPHABET[usize::from(byte % 32)])).collect();
         let (id, secret) = letters.split_at(ID_LETTERS);
         Ok(Self(format!("{KEY_PREFIX}{id}_{secret}")))
@@ -55,7 +55,7 @@ impl Secret {
         &self.0
     }
 
-    /// What is stored of it.
+    /// The stored form of the key.
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(Sha256::digest(self.0.as_bytes()).into())
@@ -72,14 +72,14 @@ impl std::str::FromStr for Secret {
     }
 }
 
-/// The id of what may be a whole key in the wrong place.
+/// The id of a text that may be a whole key in the wrong place.
 #[must_use]
 pub fn find_key_id(text: &str) -> Option<&str> {
     let id = text.strip_prefix(KEY_PREFIX)?.split('_').next()?;
     is_id(id).then_some(id)
 }
 
-/// Whether this has the form of a key's id.
+/// Whether `text` has the form of a key's id.
 pub(super) fn is_id(text: &str) -> bool {
     text.len() == ID_LETTERS && has_only_letters(text)
 }

@@ -18,18 +18,18 @@ use crate::random::random;
 #[derive(Debug, Default)]
 pub struct Lanes {
     lanes: ArcSwap<Vec<Arc<Lane>>>,
-    /// Whether there are any; every placement reads this of every replica.
+    /// Whether there are any lanes. Every placement reads this of every replica.
     is_available: AtomicBool,
     /// Held while the lanes change, so that `is_available` matches the last change.
     change_lock: Mutex<()>,
-    /// Ids are never reused, so that a late frame of a cancelled request reaches no other one.
+    /// Ids are never reused, so a late frame of a cancelled request reaches no other request.
     next_id: AtomicU64,
     /// When the agent's last report came, and for how long it counts.
     heard: Mutex<Option<(Instant, Duration)>>,
 }
 
 impl Lanes {
-    /// Adds a lane and removes those that are lost.
+    /// Adds a lane and removes lost ones.
     pub fn add(&self, lane: &Arc<Lane>) {
         self.update(|lanes| live_lanes(lanes).chain([lane.clone()]).collect());
     }
@@ -38,19 +38,19 @@ impl Lanes {
         self.update(|lanes| live_lanes(lanes).collect());
     }
 
-    /// The attachment has ended, so that every lane is lost.
+    /// Marks every lane lost, because the attachment has ended.
     pub fn mark_lost(&self) {
         let loss = self.loss();
         self.update(|_| Vec::new()).iter().for_each(|lane| lane.mark_lost(&loss));
     }
 
-    /// The agent has reported, which counts for a lease.
+    /// Records an agent's report, which counts for a lease.
     pub fn mark_heard(&self, at: Instant, lease: Duration) {
         *self.heard.lock() = Some((at, lease));
     }
 
-    /// Why what runs on these lanes is lost now. A connection that ends when the lease has lapsed
-    /// ends because of the silence.
+    /// Why work on these lanes is lost now. If the lease has lapsed, the agent's silence is the
+    /// reason that a connection ends.
     #[must_use]
     pub fn loss(&self) -> StreamFault {
         let heard = *self.heard.lock();
@@ -75,7 +75,7 @@ impl Lanes {
     /// Sends a request on the next lane.
     ///
     /// # Errors
-    /// When there is no lane, or it was lost just now.
+    /// If there is no lane, or it was lost just now.
     pub fn open(&self, head: RequestHead, body: Bytes) -> Result<Exchange, StreamFault> {
         let lanes = self.lanes.load();
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -100,11 +100,11 @@ fn live_lanes(lanes: &[Arc<Lane>]) -> impl Iterator<Item = Arc<Lane>> {
 pub struct Tickets(Mutex<FxHashMap<Bytes, Arc<Lanes>>>);
 
 impl Tickets {
-    /// Makes a ticket for `lanes`. It is valid until the returned guard is dropped, which also
-    /// marks the lanes lost.
+    /// Makes a ticket for `lanes`. The ticket is valid until the returned guard is dropped, which
+    /// also marks the lanes lost.
     ///
     /// # Errors
-    /// When the operating system gives no random numbers.
+    /// If the operating system gives no random numbers.
     pub fn issue(self: &Arc<Self>, lanes: &Arc<Lanes>) -> std::io::Result<Ticket> {
         let secret = Bytes::copy_from_slice(&random::<16>()?);
         self.0.lock().insert(secret.clone(), lanes.clone());

@@ -1,6 +1,8 @@
-//! The router's end of the lanes: opens requests towards an agent, hands their answers to whoever reads them, cancels what nobody wants.
+//! The router's end of the lanes: opens requests towards an agent, delivers their answers, and
+//! cancels requests that nobody wants any more.
 //!
-//! A lane is driven from outside: `receive` with each batch that came, `outbox` for what leaves, `lose` when its stream has ended.
+//! A lane is driven from outside: `receive` with each batch that came, `outbox` for frames to send,
+//! `mark_lost` when its stream has ended.
 
 mod lane_set;
 
@@ -17,7 +19,7 @@ use rustc_hash::FxHashMap;
 
 pub use lane_set::{Lanes, Tickets};
 
-/// One lane: its open requests, and the frames that wait to leave.
+/// A lane: its open requests, and the frames that wait to leave.
 #[derive(Debug)]
 pub struct Lane {
     outbox: Arc<Outbox>,
@@ -35,7 +37,7 @@ struct LaneState {
 #[derive(Debug)]
 struct LaneRequest {
     inbox: Arc<Inbox<ResponseHead>>,
-    /// The part of the body that there is no credit for yet.
+    /// The part of the body that has no credit yet.
     unsent_body: Bytes,
 }
 
@@ -54,7 +56,7 @@ impl Lane {
     /// Sends a request under `id`, which must be new to the lane.
     ///
     /// # Errors
-    /// When the lane is lost.
+    /// If the lane is lost.
     pub fn open(self: &Arc<Self>, id: u64, head: RequestHead, body: Bytes) -> Result<Exchange, StreamFault> {
         let inbox = Arc::new(Inbox::default());
         let mut open = self.state.lock();
@@ -70,8 +72,7 @@ impl Lane {
     pub fn receive(&self, batch: FrameBatch) {
         let mut frames = batch.frames.into_iter().peekable();
         while let Some(Frame { id, kind }) = frames.next() {
-            // The lock is not held while a piece of a body is consumed, which may write to the
-            // client.
+            // Release the lock while a piece of a body is consumed, which may write to the client.
             let mut open = self.state.lock();
             let (Some(call), Some(kind)) = (open.requests.get_mut(&id), kind) else {
                 self.unknown_frames.inc();
@@ -107,7 +108,8 @@ impl Lane {
         }
     }
 
-    /// The lane's stream has ended: open requests break for this reason, and later ones are refused.
+    /// Marks the lane lost because its stream has ended. Open requests break for this reason, and
+    /// later ones are refused.
     pub fn mark_lost(&self, loss: &StreamFault) {
         let calls = {
             let mut open = self.state.lock();
@@ -128,7 +130,7 @@ impl Lane {
         self.state.lock().requests.len()
     }
 
-    /// Sends as much of `body` as `credit` allows, with the end after the last byte; returns the
+    /// Sends as much of `body` as `credit` allows, with the end after the last byte. Returns the
     /// rest.
     fn send_body(&self, id: u64, mut body: Bytes, mut credit: usize) -> Bytes {
         while !body.is_empty() && credit > 0 {
@@ -143,7 +145,7 @@ impl Lane {
     }
 }
 
-/// One request and its answer. Dropping it before the answer has ended cancels the request at the
+/// A request and its answer. Dropping it before the answer has ended cancels the request at the
 /// agent.
 #[derive(Debug)]
 pub struct Exchange {
@@ -153,7 +155,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// The answer's head; `Err` when it will never come.
+    /// The answer's head; `Err` if it will never come.
     pub fn poll_head(&self, context: &Context<'_>) -> Poll<Result<ResponseHead, StreamFault>> {
         self.inbox.poll_head(context)
     }
@@ -164,7 +166,7 @@ impl Exchange {
         self.inbox.is_finished()
     }
 
-    /// From now until `detach`, `consumer` takes the body's pieces while none waits to be read.
+    /// Lets `consumer` take the body's pieces while none waits to be read, until `detach`.
     pub fn attach(&self, consumer: Arc<dyn InlineConsumer>) {
         self.inbox.attach(consumer);
     }

@@ -70,7 +70,7 @@ fn a_dropped_exchange_leaves_no_body_in_the_outbox() {
     assert_eq!(Arc::strong_count(&body), 1);
 }
 
-/// Takes every piece.
+/// A consumer that takes every piece.
 #[derive(Debug, Default)]
 struct Pieces(Mutex<Vec<Bytes>>);
 

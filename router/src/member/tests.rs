@@ -1,4 +1,4 @@
-//! Who may attach by which name, with which certificate, and for how long.
+//! Tests which name a certificate's holder may attach by, and for how long.
 
 use hostler_tls::{Authority, NodeKey};
 use tonic::Code;
@@ -36,7 +36,7 @@ fn a_certificate_is_refused_after_a_much_newer_one() {
     let (now, fence) = (hostler_tls::now(), Arc::<NewestCertificates>::default());
     let old = certified("n1", now - 1000, now + 60);
     drop(member(&old, &fence).attach("n1").unwrap());
-    // Another router whose clock is a little behind.
+    // The certificate is from another router whose clock is a little behind.
     fence.record_issued(&CertificateInfo { issued_at: now - 1000 + BACKDATE_SECONDS, ..old.clone() });
     drop(member(&old, &fence).attach("n1").unwrap());
     fence.record_issued(&CertificateInfo { issued_at: now, ..old.clone() });

@@ -1,4 +1,5 @@
-//! What a controller announces, from its message to the fleet's own type. It is an operator's word, but clients read it, and it is kept.
+//! Parses a controller's announcement into the fleet's own type. The announcement is an operator's
+//! word, but clients read it and it is kept, so it is bounded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,20 +9,20 @@ use tokio::time::Instant;
 
 use crate::fleet::{Expectation, Expectations};
 
-/// More than any fleet has; each of them is in every list of models.
+/// Most announced models, more than any fleet has. Each of them is in every list of models.
 const MAX_MODELS: usize = 256;
 
 const MAX_NAMES: usize = 8;
 
 const MAX_NAME_BYTES: usize = 256;
 
-/// A scheduler's comment on a job is a line.
+/// Longest reason. A scheduler's comment on a job is a line.
 const MAX_REASON_CHARS: usize = 500;
 
-/// No job waits longer, so that what a controller says overflows no clock.
+/// Longest expected wait of a job, so that no announcement overflows a clock.
 const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What clients read where the controller gives no reason.
+/// The reason that clients read if the controller gives none.
 const NO_REASON: &str = "one is expected";
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! What clients want of each model, for a controller that decides how many replicas there are to be.
+//! Clients' demand for each model, for a controller that decides how many replicas there should be.
 
 use hostler_proto::fleet::v1::ModelDemand;
 use tokio::time::Instant;
@@ -7,7 +7,8 @@ use super::{count, millis};
 use crate::fleet::{Expectation, FleetView};
 use crate::placement::RequestQueue;
 
-/// The demand of each model that is attached or expected, so of none that only clients name.
+/// The demand for each model that is attached or expected. Models that only clients name have no
+/// entry.
 pub(super) fn list_demand(view: &FleetView, queue: &RequestQueue, now: Instant) -> Vec<ModelDemand> {
     let demand = view.models().into_iter().map(|model| {
         let serving = || view.replicas.iter().filter(|replica| replica.serves(Some(&model.id)));

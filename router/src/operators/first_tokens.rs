@@ -1,5 +1,5 @@
-//! How soon streams have lately begun to be answered, by replica and in all, from the decisions that the router remembers. Read when operators ask, so
-//! that no request pays for it.
+//! How soon streams have lately begun, by replica and in all, from the decisions that the router
+//! remembers. Computed when operators ask, so that no request pays for it.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use super::count;
 use crate::placement::PlacementDecision;
 
-/// Older decisions say nothing of how things are now.
+/// Oldest decisions that count. Older ones say nothing about the present.
 const MAX_AGE: Duration = Duration::from_secs(300);
 
 /// Seconds until first tokens.
@@ -22,7 +22,7 @@ pub(super) struct FirstTokenTimes {
 impl FirstTokenTimes {
     pub(super) fn gather(decisions: &[Arc<PlacementDecision>], now: SystemTime) -> Self {
         let mut times = Self::default();
-        // A clock that was set back makes no decision old.
+        // If the clock was set back, no decision is too old.
         let recent = decisions.iter().filter(|decision| now.duration_since(decision.decided_at).unwrap_or_default() <= MAX_AGE);
         for decision in recent {
             let came = decision.outcome.lock().first_token_seconds;
@@ -51,7 +51,7 @@ impl FirstTokenTimes {
     }
 }
 
-/// By nearest rank: each quantile is a time that was measured.
+/// Quantiles by nearest rank: each one is a time that was measured.
 pub(crate) fn first_token_quantiles(mut times: Vec<f64>) -> Option<FirstTokens> {
     times.sort_by(f64::total_cmp);
     let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).saturating_sub(1)).copied();

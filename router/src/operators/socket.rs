@@ -1,5 +1,6 @@
-//! The socket on which operators need no key: only the router's own user, and root, can reach it. Made before the router runs, served until
-//! it ends, made anew where its file is taken away, and found by the subcommands that ask a router.
+//! The socket on which operators need no key: only the router's own user and root can reach it. It
+//! is made before the router runs, served until it ends, and made anew if its file is removed. The
+//! subcommands that ask a router find it here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::CLOSE_TIMEOUT;
 
-/// How soon a socket that could not be made is tried again.
+/// How soon a failed bind of the socket is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone)]
@@ -30,7 +31,7 @@ impl OperatorsSocket {
         self.paths(&home::run_dirs())
     }
 
-    /// The paths, the preferred first; at least one.
+    /// The paths, the preferred one first; at least one.
     fn paths(&self, folders: &[PathBuf]) -> Vec<PathBuf> {
         if self.is_configured() {
             return vec![self.configured.clone()];
@@ -42,7 +43,7 @@ impl OperatorsSocket {
         !self.configured.as_os_str().is_empty()
     }
 
-    /// Listens on one of the paths. The error is about the last of them, which does not depend on a
+    /// Listens on one of the paths. An error is about the last path, which does not depend on a
     /// login.
     async fn bind(&self, has_predecessor: bool) -> Result<PrivateSocket, SocketError> {
         let mut refused = None;
@@ -56,12 +57,14 @@ impl OperatorsSocket {
         Err(refused.expect("there is a path"))
     }
 
-    /// Listens before the router runs. A configured path must work. If none of the usual ones does,
-    /// the router still serves its clients, and operators need a key. A path that a predecessor has is
-    /// this socket's when it takes its name.
+    /// Listens before the router runs.
+    ///
+    /// A configured path must work. If none of the usual paths does, the router still serves its
+    /// clients, and operators need a key. A predecessor's path becomes this socket's when it takes
+    /// the name.
     ///
     /// # Errors
-    /// When the configured path cannot be used.
+    /// If the configured path cannot be used.
     pub(crate) async fn open(&self, has_predecessor: bool) -> Result<Option<PrivateSocket>, SocketError> {
         match self.bind(has_predecessor).await {
             Ok(socket) => Ok(Some(socket)),
@@ -112,7 +115,7 @@ pub async fn find_operators_sockets() -> Vec<PathBuf> {
     found
 }
 
-/// Only in folders of this user: what is answered there is believed.
+/// Finds sockets only in folders of this user, because answers from there are believed.
 async fn find_private_sockets(folders: &[PathBuf]) -> Vec<PathBuf> {
     find_live_sockets(folders.iter().filter(|folder| is_private_folder(folder)).cloned().collect()).await
 }

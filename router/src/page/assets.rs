@@ -1,12 +1,13 @@
-//! The page's files, which are part of the program, and the headers that keep a browser from doing more with them than they need.
+//! The page's files, which are part of the program, and headers that limit what a browser does with
+//! them.
 
 use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderMap, StatusCode, header};
 
-/// Only files of this listener, no script or style within the document, no frame around it. Text never becomes markup: `trusted-types` has browsers
-/// refuse that, whatever the script does.
+/// Only files of this listener, no script or style within the document, no frame around it. Text
+/// never becomes markup: `trusted-types` makes browsers refuse that, whatever the script does.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                                        base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                                        trusted-types 'none'";

@@ -1,5 +1,5 @@
-//! The last fifteen minutes in steps of ten seconds, so that whoever opens the page sees what was before. A step costs one look at the fleet view and at
-//! the decisions of the last minute.
+//! The last fifteen minutes in steps of ten seconds, so that a new viewer of the page sees the
+//! past. A step costs one look at the fleet view and at the decisions of the last minute.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::placement::PlacementDecision;
 
 pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Fifteen minutes of them.
+/// Samples of fifteen minutes.
 const MAX_SAMPLES: usize = 90;
 
-/// Samples whose first tokens are looked at again: those of slow streams come late.
+/// Recent samples whose first tokens are updated: those of slow streams come late.
 const OPEN_SAMPLES: usize = 6;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Sample {
-    /// The end of its ten seconds, in milliseconds since 1970.
+    /// The end of the sample's ten seconds, in milliseconds since 1970.
     pub(super) at: u64,
     pub(super) tokens_per_second: f64,
     pub(super) requests_per_second: f64,
@@ -32,7 +32,7 @@ pub(super) struct Sample {
     pub(super) first_tokens: Option<FirstTokenPicture>,
 }
 
-/// Of some streams; in a sample, those that were dispatched in its ten seconds.
+/// First-token times of some streams; in a sample, of those dispatched in its ten seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct FirstTokenPicture {
     streams: u32,
@@ -46,7 +46,7 @@ impl From<FirstTokens> for FirstTokenPicture {
     }
 }
 
-/// What replicas have counted, by name. Each counter begins at 0 again with another engine or agent.
+/// Replicas' counters, by name. Each counter begins at 0 again with another engine or agent.
 type Counters = FxHashMap<Arc<str>, ReplicaCounters>;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -57,7 +57,7 @@ struct ReplicaCounters {
 
 #[derive(Debug, Default)]
 struct Samples {
-    /// The oldest first.
+    /// The samples, the oldest first.
     samples: VecDeque<Sample>,
     counters: Counters,
     sampled_at: Option<SystemTime>,
@@ -71,7 +71,7 @@ impl History {
         self.0.lock().samples.iter().cloned().collect()
     }
 
-    /// Ends ten seconds.
+    /// Adds a sample at the end of ten seconds.
     pub(super) fn sample(&self, calls: &Operators, now: SystemTime) {
         let view = calls.fleet.view().clone();
         let counted = view.replicas.iter().map(|replica| {
@@ -92,7 +92,7 @@ impl Samples {
         let since = self.sampled_at.replace(now).and_then(|at| now.duration_since(at).ok());
         let (mut tokens, mut served) = (0, 0);
         for (id, counted) in &self.counters {
-            // What a replica had counted before it was first seen is not of these ten seconds.
+            // Earlier counts of a newly seen replica do not belong to these ten seconds.
             let Some(known) = before.get(id) else { continue };
             tokens += growth(known.tokens, counted.tokens);
             served += growth(known.served, counted.served);
@@ -123,7 +123,8 @@ impl Samples {
             let window = from(index, &self.samples)..self.samples[index].at;
             let times = dispatched.iter().filter(|(at, _)| window.contains(at)).map(|(_, seconds)| *seconds).collect();
             let Some(of) = first_token_quantiles(times) else { continue };
-            // Where the router has forgotten some of these decisions meanwhile, it knew more before.
+            // If the router has meanwhile forgotten some of these decisions, its earlier figures
+            // knew more.
             let known = self.samples[index].first_tokens.map_or(0, |known| known.streams);
             if of.streams >= known {
                 self.samples[index].first_tokens = Some(of.into());

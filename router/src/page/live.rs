@@ -1,5 +1,6 @@
-//! What viewers get, once a second: gathered and written as JSON once for all of them, and only while there are any. Each gets the whole picture first
-//! and then what has changed; one that is too slow for that gets the whole picture again.
+//! The viewers' data, once a second. It is gathered and written as JSON once for all viewers, and
+//! only while there are any. Each viewer gets the whole picture first and then changes; a viewer
+//! that is too slow gets the whole picture again.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,23 +19,23 @@ use crate::operators::Operators;
 
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Each costs a connection, and 1.7 kB a second for each busy replica with a GPU.
+/// Most viewers. Each costs a connection, and 1.7 kB a second for each busy replica with a GPU.
 const MAX_VIEWERS: usize = 64;
 
 /// The fleet at one moment.
 #[derive(Debug)]
 pub(super) struct Tick {
-    /// Counts up.
+    /// A running number.
     pub(super) number: u64,
     at: Instant,
-    /// All of it, and what is new since the tick before, as events.
+    /// The whole picture, and the changes since the tick before, as events.
     pub(super) whole: Bytes,
     pub(super) changes: Bytes,
 }
 
 #[derive(Debug)]
 pub(super) struct Live {
-    /// `None` before anybody has looked, and after the last has gone.
+    /// `None` before anybody has looked, and after the last viewer has gone.
     ticks: watch::Sender<Option<Arc<Tick>>>,
     viewer_came: Notify,
     places: Arc<Semaphore>,
@@ -47,7 +48,7 @@ impl Default for Live {
 }
 
 impl Live {
-    /// Never ends.
+    /// Gathers ticks while there are viewers. Never ends.
     pub(super) async fn gather_while_watched(&self, calls: &Operators, history: &History) {
         let mut sections = Sections::default();
         let mut number = 0;
@@ -65,7 +66,8 @@ impl Live {
         }
     }
 
-    /// The events for one more viewer, until its session or the router ends. `None` where there are too many.
+    /// The events for one more viewer, until its session or the router ends. `None` if there are
+    /// too many.
     pub(super) fn watch(
         &self,
         sessions: PageSessions,
@@ -74,7 +76,8 @@ impl Live {
     ) -> Option<impl Stream<Item = Result<Bytes, Infallible>> + use<>> {
         let place = self.places.clone().try_acquire_owned().ok()?;
         let mut ticks = self.ticks.subscribe();
-        // One that was gathered lately for somebody else will do; an older one is of the last who looked.
+        // A tick that was gathered lately for another viewer will do. An older one is left from
+        // earlier viewers.
         if ticks.borrow().as_ref().is_some_and(|tick| tick.at.elapsed() < 2 * TICK_INTERVAL) {
             ticks.mark_changed();
         }
@@ -90,7 +93,7 @@ impl Live {
 
 struct Viewer {
     ticks: watch::Receiver<Option<Arc<Tick>>>,
-    /// The tick that it got last.
+    /// The viewer's latest tick.
     seen: Option<u64>,
     sessions: PageSessions,
     session: String,

@@ -1,5 +1,6 @@
-//! The page for people at `/` of the admin listener: the fleet as it changes, why requests went where they went, and orders. Who may call is decided
-//! before, by `AdminGuard`; the page's files (`assets`) show nothing of the fleet.
+//! The page for people at `/` of the admin listener: the fleet as it changes, the reasons of
+//! placements, and orders. `AdminGuard` has already decided who may call; the page's files
+//! (`assets`) show nothing of the fleet.
 
 mod assets;
 mod history;
@@ -20,20 +21,20 @@ use history::{History, SAMPLE_INTERVAL};
 use live::Live;
 pub(crate) use routes::page_routes;
 
-/// What the page's routes share.
+/// The state that the page's routes share.
 #[derive(Debug)]
 pub(crate) struct Page {
     calls: Operators,
     sessions: PageSessions,
     live: Live,
     history: History,
-    /// Cancelled when nobody is to be served any more.
+    /// Cancelled when the page serves nobody any more.
     end: CancellationToken,
 }
 
 impl Page {
-    /// Starts its two tasks: one looks at the fleet each ten seconds, for lines that reach back to before somebody opened the page, and one gathers
-    /// each second while somebody looks.
+    /// Starts the page's two tasks. One samples the fleet every ten seconds, for lines that reach
+    /// back before somebody opened the page. The other gathers every second while somebody looks.
     pub(crate) fn start(calls: Operators, tasks: &BackgroundTasks, end: CancellationToken) -> Arc<Self> {
         let sessions = calls.page_sessions.clone();
         let page = Arc::new(Self { calls, sessions, live: Live::default(), history: History::default(), end });

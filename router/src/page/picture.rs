@@ -1,5 +1,6 @@
-//! What the page shows, as the JSON that its script reads: of the fleet from what operators are told (`fleet.v1`), of requests from the router's
-//! decisions. Times are in seconds, moments in milliseconds since 1970.
+//! The page's content as the JSON that its script reads: the fleet from operators' data
+//! (`fleet.v1`), requests from the router's decisions. Times are in seconds, moments in
+//! milliseconds since 1970.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +11,7 @@ use serde::Serialize;
 use super::history::{FirstTokenPicture, millis_since_1970};
 use crate::placement::PlacementDecision;
 
-/// Characters of a reason, an advice or the like that are shown.
+/// Most characters of a reason, an advice or the like that are shown.
 const MAX_WORDS: usize = 600;
 
 #[derive(Serialize)]
@@ -24,7 +25,7 @@ pub(super) struct Totals {
 pub(super) struct TenantPicture {
     name: String,
     in_flight: u32,
-    /// Of the limit of which the least is left, 0 to 1.
+    /// Share left of the scarcest limit, 0 to 1.
     left: f64,
 }
 
@@ -66,11 +67,11 @@ pub(super) struct GonePicture {
 struct ReplicaPicture {
     id: String,
     phase: String,
-    /// Its agent is silent: all else is old.
+    /// Whether the agent is silent, so that everything else is old.
     suspect: bool,
     reason: String,
     models: Vec<String>,
-    /// What its engine runs on, in words.
+    /// The engine's hardware, in words.
     hardware: String,
     gpus: Vec<GpuPicture>,
     progress: Option<StartPicture>,
@@ -86,7 +87,7 @@ struct ReplicaPicture {
     served: u64,
     running: u32,
     waiting: u32,
-    /// 0 to 1.
+    /// Share of KV blocks in use, 0 to 1.
     kv_use: f64,
     kv_blocks: u64,
     block_tokens: u32,
@@ -98,14 +99,14 @@ struct ReplicaPicture {
     cached_blocks: u64,
     cache_exact: bool,
     cache_reason: String,
-    /// Prompt tokens that it computes in a second.
+    /// Prompt tokens that the replica computes per second.
     prefill_rate: f64,
     slowness: f64,
     streams_moved: u64,
     first_tokens: Option<FirstTokenPicture>,
 }
 
-/// What its driver does not say is `null`.
+/// A GPU. Values that its driver does not report are `null`.
 #[derive(Serialize)]
 struct GpuPicture {
     index: u32,
@@ -263,7 +264,7 @@ impl From<&Replica> for ReplicaPicture {
     }
 }
 
-/// A request in the list of the last ones.
+/// A request in the list of the latest ones.
 #[derive(Serialize)]
 pub(super) struct RequestPicture {
     pub(super) id: String,
@@ -316,9 +317,9 @@ pub(super) struct DecisionPicture {
     expected_output: f64,
     resume: String,
     tied: usize,
-    /// How many there were; not all of very many are kept.
+    /// How many candidates there were. Not all of very many are kept.
     candidate_count: usize,
-    /// Index among the candidates.
+    /// Index of the chosen one among the candidates.
     chosen: usize,
     candidates: Vec<CandidatePicture>,
 }
@@ -329,11 +330,11 @@ struct CandidatePicture {
     matched: u32,
     uncached: u32,
     in_flight: u32,
-    /// Prompt tokens that wait there.
+    /// Prompt tokens that wait at the replica.
     pending: u64,
     kv_use: f64,
     doubtful: bool,
-    /// Seconds since its last report.
+    /// Seconds since the replica's last report.
     age: f32,
     slowness: f64,
     time_left: Option<f64>,
@@ -399,7 +400,7 @@ fn shorten(words: &str) -> String {
     words.chars().take(MAX_WORDS).collect()
 }
 
-/// Rounded, so that a moment that is counted back from two clocks stays the same from one second to the next.
+/// Rounded, so that a moment computed from two clocks stays the same from one second to the next.
 fn whole_second(at: SystemTime) -> u64 {
     (millis_since_1970(at) + 500) / 1000 * 1000
 }

@@ -1,4 +1,5 @@
-//! The page's routes: its files, the trade of a token for a session, the stream of what changes, one request explained, and orders.
+//! The page's routes: its files, the trade of a token for a session, the stream of changes, one
+//! request explained, and orders.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::keys::{NoSession, PageRights, page_session};
 use crate::operators::Operators;
 use crate::placement::MAX_RECORDED_DECISIONS;
 
-/// A token, a key or an order has no more, with room to spare.
+/// Largest body. A token, a key or an order needs less, with room to spare.
 const MAX_BODY_BYTES: usize = 4096;
 
 pub(crate) fn page_routes(page: Arc<Page>) -> Router {
@@ -37,7 +38,7 @@ pub(crate) fn page_routes(page: Arc<Page>) -> Router {
     routes.layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).layer(map_response(with_headers)).with_state(page)
 }
 
-/// What is traded for a session.
+/// Credentials that are traded for a session.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Admittance {

@@ -1,5 +1,5 @@
-//! A picture in sections, each written as JSON once: a node, a request, the lines of the last fifteen minutes. What says the same as a second ago is not
-//! sent again.
+//! A picture in sections, each written as JSON once: a node, a request, the lines of the last
+//! fifteen minutes. Sections that are unchanged since a second ago are not sent again.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -12,14 +12,14 @@ use super::history::{History, millis_since_1970};
 use super::picture::{GonePicture, ModelPicture, NodePicture, RequestPicture, TenantPicture, Totals};
 use crate::operators::Operators;
 
-/// Requests in the list.
+/// Most requests in the list.
 const MAX_REQUESTS: usize = 50;
 
-/// What was last sent, by key.
+/// The sections that were last sent, by key.
 #[derive(Debug, Default)]
 pub(super) struct Sections(HashMap<String, Box<RawValue>>);
 
-/// One event: everything, or what has changed.
+/// An event: everything, or the changes.
 #[derive(Serialize)]
 struct EventData<'a> {
     number: u64,
@@ -30,12 +30,12 @@ struct EventData<'a> {
     totals: &'a Totals,
     tenants: &'a [TenantPicture],
     models: &'a [ModelPicture],
-    /// All that there are, in order, so that those that are gone can be left out.
+    /// All present names, in order, so that vanished nodes can be left out.
     node_names: Vec<&'a str>,
     nodes: Vec<&'a RawValue>,
     request_keys: Vec<&'a str>,
     requests: Vec<&'a RawValue>,
-    /// Absent where nothing of it has changed.
+    /// Absent if nothing of it has changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,14 +43,14 @@ struct EventData<'a> {
 }
 
 struct Section {
-    /// Its kind, a space, and its name among those of its kind.
+    /// The kind of the section, a space, and its name within that kind.
     key: String,
     json: Box<RawValue>,
     is_new: bool,
 }
 
 impl Sections {
-    /// The picture of now as two events: all of it, and what has changed since the last one.
+    /// The present picture as two events: all of it, and the changes since the last one.
     pub(super) fn gather(&mut self, calls: &Operators, history: &History, number: u64, now: SystemTime) -> (Bytes, Bytes) {
         let listed = calls.list_fleet();
         let totals = Totals::from(&listed);
@@ -104,7 +104,7 @@ fn names(sections: &[Section]) -> Vec<&str> {
     sections.iter().filter_map(|section| Some(section.key.split_once(' ')?.1)).collect()
 }
 
-/// As a server-sent event: JSON has no line breaks of its own.
+/// Encodes a server-sent event. JSON has no line breaks of its own.
 fn encode(data: &EventData<'_>) -> Bytes {
     let mut event = b"data: ".to_vec();
     serde_json::to_writer(&mut event, data).expect("all keys in an event are strings");

@@ -1,4 +1,5 @@
-//! The last decisions, with everything they were made from, so that anybody can ask *why here?* and check the arithmetic by hand.
+//! The latest decisions with all their inputs, so that anybody can ask *why here?* and check the
+//! arithmetic by hand.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,16 +22,16 @@ pub(crate) struct PlacementDecision {
     pub model: Option<Arc<str>>,
     pub decided_at: SystemTime,
     pub attempt: u32,
-    /// Seconds that it was queued in the router before.
+    /// Seconds that the request was queued in the router before.
     pub queued_seconds: f32,
     pub level: CacheLevel,
-    /// What its client gets if the engine dies.
+    /// How the stream is resumed if the engine dies.
     pub resume: ResumeTier,
-    /// Why the prompt's tokens are not known; empty when they are, or are not needed.
+    /// Why the prompt's tokens are unknown; empty when they are known or not needed.
     pub fallback_reason: &'static str,
     pub prompt_tokens: u32,
     pub expected_output_tokens: f64,
-    /// Tokens that the answer hardly exceeds.
+    /// Tokens that the answer is unlikely to exceed.
     pub long_output_tokens: f64,
     /// The decision, with the candidates that are kept and their costs.
     pub decision: Decision,
@@ -41,7 +42,7 @@ pub(crate) struct PlacementDecision {
     pub outcome: Mutex<PlacementOutcome>,
 }
 
-/// The outcome of a decision, as far as it is known.
+/// The known outcome of a decision.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct PlacementOutcome {
     /// Seconds from the dispatch to a stream's first token.
@@ -94,8 +95,11 @@ impl PlacementDecision {
         (&self.replica_names[self.decision.chosen], self.decision.choice())
     }
 
-    /// The reason in one line, for a response header. Without `caches` it has nothing that depends on what is cached: a near tie is none where one of
-    /// the replicas has a part of the prompt.
+    /// The reason in one line, for a response header.
+    ///
+    /// Without `caches` the line has nothing that depends on cached blocks. Even the reason is left
+    /// out: a near tie counts as none if one of the replicas has part of the prompt, so it would
+    /// reveal the caches.
     #[must_use]
     pub(crate) fn line(&self, caches: bool) -> String {
         let (name, choice) = self.choice();
@@ -121,7 +125,7 @@ impl PlacementDecision {
 #[derive(Debug)]
 pub(crate) struct DecisionLog {
     capacity: usize,
-    /// The oldest first.
+    /// The decisions, the oldest first.
     decisions: Mutex<VecDeque<Arc<PlacementDecision>>>,
 }
 
@@ -136,11 +140,11 @@ impl DecisionLog {
         let forgotten = if records.len() >= self.capacity { records.pop_front() } else { None };
         records.push_back(record);
         drop(records);
-        // Outside the lock: this may drop the last reference.
+        // Drop this outside the lock: it may be the last reference.
         drop(forgotten);
     }
 
-    /// The decisions about a request, the latest first; `name` is the router's number in
+    /// The decisions about a request, the latest first. `name` is the router's number in
     /// hexadecimal or the client's id.
     #[must_use]
     pub(crate) fn find(&self, name: &str) -> Vec<Arc<PlacementDecision>> {

@@ -1,5 +1,5 @@
-//! What a placement's outcome teaches: how fast the replica is, how long answers are, how good the prediction was. Follows one placed
-//! request until its answer has ended.
+//! Learns from a placement's outcome: the replica's speed, the length of answers, the quality of
+//! the prediction. Follows one placed request until its answer has ended.
 
 use std::sync::Arc;
 
@@ -18,15 +18,15 @@ pub(crate) struct PlacementFeedback {
     placer: Arc<Placer>,
     decision: Arc<PlacementDecision>,
     local_load: Arc<LocalLoad>,
-    /// The approximate prefix slot and the blocks that were added to it, if its tokens are not
-    /// known.
+    /// The approximate prefix slot, and the blocks that were added to it, if the prompt's tokens
+    /// are not known.
     approx_prefix_blocks: Option<(ReplicaSlot, Arc<[BlockKey]>)>,
     sent_at: Instant,
     first_token_at: Option<Instant>,
     /// Sequences in the engine and their tokens when the answer began.
     load_at_start: (u32, u64),
     is_stream: bool,
-    /// Its tokens are known well enough to learn from.
+    /// Whether the prompt's tokens are known well enough to learn from.
     is_reliable: bool,
     max_output_tokens: Option<u64>,
 }
@@ -36,12 +36,12 @@ impl PlacementFeedback {
         &self.placer.fleet
     }
 
-    /// The router's own number of the request, which its answer has as `x-hostler-id`.
+    /// The router's own number of the request, which the answer has as `x-hostler-id`.
     pub(crate) fn decision_id(&self) -> u64 {
         self.decision.id
     }
 
-    /// Follows the request of `decision`, which `in_flight` counts; `approx_prefix_slot` is where
+    /// Follows the request of `decision`, which `in_flight` counts. `approx_prefix_slot` is where
     /// its text was added.
     #[must_use]
     pub(crate) fn new(
@@ -65,7 +65,7 @@ impl PlacementFeedback {
         }
     }
 
-    /// The first byte of a successful answer's body has come.
+    /// Records the first byte of a successful answer's body.
     pub(crate) fn record_start(&mut self) {
         let now = Instant::now();
         self.first_token_at = Some(now);
@@ -92,9 +92,11 @@ impl PlacementFeedback {
         self.decision.outcome.lock().first_token_seconds = Some(took);
     }
 
-    /// A generation has ended completely, with so many tokens `seen` of a stream, on an engine with
-    /// this `context` length. All callers share what is learned of lengths, so only a single answer
-    /// (`one`) teaches, and no more than its engine could generate.
+    /// Learns from a complete generation, with so many tokens `seen` of a stream, on an engine with
+    /// this `context` length.
+    ///
+    /// All callers share the learned lengths, so only a single answer (`one`) teaches, and no more
+    /// than its engine could generate.
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
     pub(crate) fn record_end(&self, usage: Option<TokenUsage>, seen: u64, context: u64, one: bool) {
         let completion = usage.map_or(seen, |usage| usage.completion_tokens);
@@ -114,7 +116,7 @@ impl PlacementFeedback {
         let predicted = self.decision.decision.choice().candidate.matched;
         self.placer.metrics.record_cached_tokens(self.decision.level, predicted, cached_tokens);
         if let Some((seat, keys)) = &self.approx_prefix_blocks {
-            // In the unit of the approximate prefix, whose tokens are estimates.
+            // Convert to the unit of the approximate prefix, whose tokens are estimates.
             let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));
             self.placer.correct_approx_prefix(*seat, keys, predicted, cached);
         }

@@ -1,5 +1,6 @@
-//! From a request and the fleet view to a replica: what its prompt is, where the beginning of it is cached, what each replica would
-//! take for it. The choice itself is the placement crate's, which knows neither requests nor views.
+//! Chooses a replica for a request from the fleet view: reads the prompt, looks up where its
+//! beginning is cached, and prices each replica. The choice itself is the placement crate's, which
+//! knows neither requests nor views.
 
 mod decisions;
 mod feedback;
@@ -37,21 +38,20 @@ use crate::prompt::Prompts;
 pub(crate) use output_lengths::OutputBounds;
 use output_lengths::SharedOutputLengths;
 
-/// Decisions that can still be explained.
+/// Most decisions that can still be explained.
 pub(crate) const MAX_RECORDED_DECISIONS: usize = 10_000;
 
-/// Text blocks that a replica of unknown cache size is taken to hold.
+/// Text blocks that a replica of unknown cache size is assumed to hold.
 const DEFAULT_TEXT_BLOCKS: u64 = 8192;
 
-/// Tokens by which an approximate prefix may be wrong without any eviction: blocks of text and of
+/// Tokens by which an approximate prefix may be wrong without any eviction. Blocks of text and of
 /// tokens end in different places.
 const APPROX_PREFIX_SLACK_TOKENS: u32 = 2 * TEXT_BLOCK_TOKENS;
 
-/// A plain answer is late after this many times the longest that it could take at the learned
-/// speed.
+/// A plain answer is late after this many times the longest duration possible at the learned speed.
 const LATE_FACTOR: f64 = 2.0;
 
-/// The load of all routers is estimated as at most this many times this router's own.
+/// Largest ratio of all routers' load to this router's own that is assumed.
 const MAX_FLEET_SHARE: f64 = 16.0;
 
 #[derive(Debug)]
@@ -69,29 +69,27 @@ pub(crate) struct Placer {
     prefill_windows: PrefillWindows,
 }
 
-/// The replica that was chosen, and how.
+/// The chosen replica, and how it was chosen.
 #[derive(Debug)]
 pub(crate) struct ChosenReplica {
     pub replica: Arc<Replica>,
     pub decision: Decision,
-    /// The fleet view that it was chosen from; a candidate's `replica` is an index into its
-    /// replicas.
+    /// The fleet view of the choice. A candidate's `replica` is an index into its replicas.
     pub view: Arc<FleetView>,
     pub chosen_at: Instant,
     pub level: CacheLevel,
     pub expected_output_tokens: f64,
-    /// Tokens that the answer hardly exceeds.
+    /// Tokens that the answer is unlikely to exceed.
     pub long_output_tokens: f64,
-    /// Its replica slot in the cache index, if its cache is known.
+    /// The replica's slot in the cache index, if its cache is known.
     slot: Option<ReplicaSlot>,
     block_tokens: u32,
-    /// Whether its prefill window is open.
+    /// Whether the replica's prefill window is open.
     is_window_open: bool,
 }
 
 impl ChosenReplica {
-    /// Whether the request would be computed there at once, and the replica's prefill window is
-    /// open.
+    /// Whether the replica would compute the request at once, and its prefill window is open.
     #[must_use]
     pub(crate) fn has_room(&self) -> bool {
         self.is_window_open && has_room(&self.decision.choice().candidate)
@@ -102,13 +100,14 @@ impl ChosenReplica {
         self.decision.choice().terms.first_token()
     }
 
-    /// Whether the replica's node may well leave before the answer has ended; then no other replica could finish it.
+    /// Whether the replica's node may well leave before the answer has ended. No other replica
+    /// could then finish it.
     #[must_use]
     pub(crate) fn ends_first(&self) -> bool {
         self.decision.choice().ends_first()
     }
 
-    /// What a waiting request keeps of the choice.
+    /// The parts of the choice that a waiting request keeps.
     #[must_use]
     #[allow(clippy::cast_precision_loss, reason = "a fleet has fewer than 2^52 replicas")]
     pub(crate) fn wait_estimate(&self) -> WaitEstimate {
@@ -130,11 +129,11 @@ impl ChosenReplica {
 
 #[derive(Debug, Clone, Copy)]
 enum CacheKnowledge {
-    /// The cache index has it, in blocks of so many tokens.
+    /// The cache index has the cache, in blocks of so many tokens.
     Exact(ReplicaSlot, ChainGaps, u32),
-    /// By the approximate prefix: what this router has sent there.
+    /// The approximate prefix records what this router has sent to the replica.
     Approximate(ReplicaSlot),
-    /// Nothing, since the prompt is not understood.
+    /// Nothing is known, because the prompt is not understood.
     Unknown,
 }
 
@@ -144,21 +143,21 @@ impl CacheKnowledge {
     }
 }
 
-/// What one choice computes for its candidates. Each thread keeps the memory for its next choice,
-/// so that a larger fleet needs no allocations; only the cache index, the approximate prefix and
-/// the overlay still allocate some bytes for each replica.
+/// The tables of one choice. Each thread keeps their memory for its next choice, so a larger fleet
+/// needs no allocations. Only the cache index, the approximate prefix and the overlay still
+/// allocate some bytes for each replica.
 #[derive(Debug, Default)]
 struct PlacementScratch {
-    /// One row per candidate.
+    /// The candidates, one per row.
     candidates: Vec<Candidate>,
-    /// What is known of each candidate's cache, in the same rows.
+    /// The knowledge of each candidate's cache, in the same rows.
     cache_knowledge: Vec<CacheKnowledge>,
     /// The cost of each candidate.
     priced: Vec<CandidateCost>,
     rows: Vec<usize>,
-    /// Their replica slots in the cache index.
+    /// Slots of these rows' replicas in the cache index.
     exact_slots: Vec<(ReplicaSlot, ChainGaps)>,
-    /// Their slots in the approximate prefix.
+    /// Slots of these rows' replicas in the approximate prefix.
     approx_prefix_slots: Vec<ReplicaSlot>,
 }
 
@@ -190,8 +189,9 @@ impl Placer {
         }
     }
 
-    /// Whether a model has replicas, but none with room that a request would be sent to. Those that leave before the end of an answer of the
-    /// expected length count only where there are no others.
+    /// Whether a model has replicas, but none with room that a request would be sent to. Replicas
+    /// that leave before the end of an answer of the expected length count only if there are no
+    /// others.
     fn is_full(&self, view: &FleetView, model: Option<&str>, now: Instant) -> bool {
         let (mut others, mut leaving_has_room, mut leaving) = (false, false, false);
         for (_, replica) in view.eligible(model, &[]) {
@@ -219,14 +219,13 @@ impl Placer {
                 * local.learned().rates.step_seconds(local.in_flight(), local.context_tokens())
     }
 
-    /// Whether a request would be sent to that replica now rather than queued.
+    /// Whether a request would be sent to the replica now rather than queued.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
         let candidate = candidate(view, replica, now, view.seconds(now));
         has_room(&candidate) && self.prefill_windows.is_open(candidate.in_flight, now)
     }
 
-    /// The cheapest replica for the prompt among those that were not `tried`; `None` when there is
-    /// none.
+    /// The cheapest untried replica for the prompt, or `None`.
     #[must_use]
     pub(crate) fn choose(&self, prompt: &Prompt, tried: &[Arc<str>], now: Instant) -> Option<ChosenReplica> {
         SCRATCH.with_borrow_mut(|tables| self.choose_with_scratch(tables, prompt, tried, now))
@@ -252,14 +251,14 @@ impl Placer {
             ours += replica.local_load.in_flight();
             others = others.saturating_add(replica.load.in_flight_elsewhere);
         }
-        // A prompt's arrival is counted once, in blocks of those that it may go to.
+        // Each prompt's arrival is counted once, in blocks of the replicas that it may go to.
         if tables.candidates.is_empty() {
             return None;
         }
         self.look_up_caches(prompt, tables);
         let PlacementScratch { candidates, priced, .. } = tables;
         let mean = pool.mean(seconds);
-        // Read once more: keeping each candidate's rates until all are known would cost more. They
+        // Read the rates again: keeping each candidate's until all are known would cost more. They
         // may have changed a little meanwhile.
         for candidate in &mut *candidates {
             candidate.rates = mean.rates_of(&view.replicas[candidate.replica].local_load.learned());
@@ -292,7 +291,7 @@ impl Placer {
         })
     }
 
-    /// Tokens expected of an answer within these bounds.
+    /// Expected tokens of an answer within these bounds.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "no answer has 2^53 tokens, and `as` saturates")]
     pub(crate) fn expected_output_tokens(&self, bounds: OutputBounds) -> u64 {
@@ -316,8 +315,8 @@ impl Placer {
         let work = rates.work_seconds(choice.uncached, choice.candidate.matched, chosen.expected_output_tokens);
         self.offered_load.add_request(work, seconds);
         let first_token = seconds + chosen.first_token_seconds();
-        // A plain answer comes when it is complete, and its length is not known: it is late only
-        // after the time for the longest possible one.
+        // A plain answer comes when it is complete, and its length is unknown. So it is late only
+        // after the time for the longest possible answer.
         let due = match prompt.output_bounds().most {
             _ if prompt.is_stream() => first_token,
             #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
@@ -352,7 +351,7 @@ impl Placer {
     fn look_up_caches(&self, prompt: &Prompt, tables: &mut PlacementScratch) {
         let PlacementScratch { candidates, cache_knowledge, rows, exact_slots, approx_prefix_slots, .. } = tables;
         let mut size = 0;
-        // One block size after another; mostly there is only one.
+        // Handle one block size after another. Usually there is only one.
         while let Some(larger) = cache_knowledge.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
             size = larger;
             rows.clear();
@@ -391,8 +390,8 @@ impl Placer {
         }
     }
 
-    /// Corrects an approximate prefix by what the engine says was cached. By now it has computed,
-    /// and so cached, all of it again.
+    /// Corrects an approximate prefix by the engine's report of cached tokens. The engine has
+    /// meanwhile computed, and so cached, all of the prompt again.
     fn correct_approx_prefix(&self, seat: ReplicaSlot, keys: &[BlockKey], predicted: u32, cached: u32) {
         if cached.saturating_add(APPROX_PREFIX_SLACK_TOKENS) < predicted {
             self.approx_prefix.correct(seat, keys, cached / TEXT_BLOCK_TOKENS);
@@ -401,9 +400,10 @@ impl Placer {
     }
 }
 
-/// What placement knows of a replica, whatever the prompt, over all routers. `seconds` is `now` on
-/// the router's clock, computed once for all.
-// A call of it per replica costs a placement among 1,000 replicas 5 % of its instructions.
+/// The prompt-independent facts about a replica, over all routers. `seconds` is `now` on the
+/// router's clock, computed once for all replicas.
+// Without inlining, a call per replica costs a placement among 1,000 replicas 5 % of its
+// instructions.
 #[inline]
 fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
     let (local, load) = (&replica.local_load, &replica.load);
@@ -423,9 +423,9 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
     }
 }
 
-/// Tokens of a block of a replica's KV cache, if known.
+/// Tokens per block of a replica's KV cache, if known.
 fn block_tokens(replica: &Replica) -> Option<u32> {
-    // Before its first block is stored, only the engine's metrics have it.
+    // Before the first block is stored, only the engine's metrics have this.
     [replica.state.block_tokens, replica.load.engine.block_tokens].into_iter().find(|size| *size > 0)
 }
 
@@ -435,7 +435,7 @@ fn kv_capacity_tokens(replica: &Replica) -> u64 {
     engine.kv_blocks.saturating_mul(u64::from(engine.block_tokens))
 }
 
-/// How many times our own requests the fleet serves, of which so many are in flight.
+/// How many times our own requests the fleet serves, with so many of `ours` and `others` in flight.
 fn fleet_share(ours: u32, others: u32) -> f64 {
     if ours == 0 { 1.0 } else { (1.0 + f64::from(others) / f64::from(ours)).min(MAX_FLEET_SHARE) }
 }

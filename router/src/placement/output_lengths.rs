@@ -1,4 +1,5 @@
-//! The lengths of answers as every placement reads them, without a lock; only the end of an answer changes them.
+//! The lengths of answers, which every placement reads without a lock. Only the end of an answer
+//! changes them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +9,7 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub(super) struct SharedOutputLengths {
     lengths: Mutex<OutputLengths>,
-    /// What the lengths say, as the bits of an `f64` each.
+    /// Statistics of the lengths, each the bits of an `f64`.
     mean: AtomicU64,
     long: AtomicU64,
 }
@@ -22,12 +23,12 @@ impl Default for SharedOutputLengths {
 }
 
 impl SharedOutputLengths {
-    /// Tokens expected of an answer within these bounds.
+    /// Expected tokens of an answer within these bounds.
     pub(super) fn expected(&self, bounds: OutputBounds) -> f64 {
         bounds.clamp(&self.mean)
     }
 
-    /// Tokens that an answer within these bounds hardly exceeds.
+    /// Tokens that an answer within these bounds is unlikely to exceed.
     pub(super) fn long(&self, bounds: OutputBounds) -> f64 {
         bounds.clamp(&self.long)
     }
@@ -45,12 +46,12 @@ impl SharedOutputLengths {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct OutputBounds {
     pub least: u64,
-    /// Wins where it is below the least. `None`: until the model's context is full.
+    /// The limit, which wins if it is below the least. `None`: until the model's context is full.
     pub most: Option<u64>,
 }
 
 impl OutputBounds {
-    /// Those of a request that generates nothing.
+    /// The bounds of a request that generates nothing.
     pub(crate) const NOTHING: Self = Self { least: 0, most: Some(0) };
 
     #[allow(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]

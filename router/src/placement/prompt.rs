@@ -1,4 +1,5 @@
-//! What the router knows of a request's prompt: its tokens and their keys where the model's tokenizer is here and proved, else its text.
+//! The router's knowledge of a request's prompt: its tokens and their keys if the model's tokenizer
+//! is here and proved, else its text.
 
 use std::sync::{Arc, LazyLock, OnceLock};
 
@@ -16,15 +17,15 @@ use crate::engine_life::EngineLife;
 use crate::fleet::{FleetView, Replica};
 use crate::prompt::{EncoderKey, NotEncoded};
 
-/// Bytes of text per token, where tokens are not counted.
+/// Bytes of text per token, if tokens are not counted.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Text that stands in a request's JSON where a medium is, by URL or as bytes. Quotes within
-/// strings are escaped, so a text that only mentions them does not match.
+/// Text in a request's JSON that marks a medium, by URL or as bytes. Quotes within strings are
+/// escaped, so a text that only mentions a marker does not match.
 static MEDIA_MARKERS: LazyLock<[Finder<'static>; 5]> =
     LazyLock::new(|| ["_url\"", "\"input_audio\"", "\"input_image\"", "\"base64\"", "\"file_data\""].map(Finder::new));
 
-/// Whether a part of a request's JSON seems to have a medium in it.
+/// Whether a part of a request's JSON seems to contain a medium.
 #[must_use]
 pub(crate) fn mentions_media(part: &[u8]) -> bool {
     MEDIA_MARKERS.iter().any(|marker| marker.find(part).is_some())
@@ -33,23 +34,23 @@ pub(crate) fn mentions_media(part: &[u8]) -> bool {
 /// Routes whose prompts are read as tokens.
 const TOKENIZED_PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
-/// A shorter prompt is not tokenized: what it could find cached is worth less than tokenizing
-/// costs.
+/// Fewest blocks of a prompt that is tokenized. A shorter prompt's cached part is worth less than
+/// tokenizing costs.
 const MIN_PROMPT_BLOCKS: usize = 2;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PlacementRequest {
     pub model: Option<String>,
-    /// Its effective route: the path without its query, or what an invocation carries.
+    /// The effective route: the path without its query, or the carried route of an invocation.
     pub path: String,
     pub body: Bytes,
-    /// The parts of the body that make its prompt, unchanged.
+    /// The parts of the body that make the prompt, unchanged.
     pub prompt_parts: Vec<Bytes>,
-    /// Its `cache_salt`; empty when it has none. Engines keep the blocks of different salts apart.
+    /// The `cache_salt`; empty if there is none. Engines keep the blocks of different salts apart.
     pub cache_salt: String,
     pub output_bounds: OutputBounds,
     pub is_stream: bool,
-    /// The only engine that can answer it, as the one that keeps what it is about.
+    /// The only engine that can answer the request, because it keeps what the request refers to.
     pub required_engine: Option<EngineLife>,
 }
 
@@ -59,7 +60,7 @@ pub(crate) struct Prompt {
     request: PlacementRequest,
     text: Arc<PromptText>,
     tokenized: Option<TokenizedPrompt>,
-    /// Why it has no tokens, for operators; empty when it has some or needs none.
+    /// Why the prompt has no tokens, for operators; empty when it has some or needs none.
     pub fallback_reason: &'static str,
     arrivals: OnceLock<Arrivals>,
     /// Set while the prompt is here but not read to its end.
@@ -71,19 +72,19 @@ struct TokenizedPrompt {
     reader: EncoderKey,
     /// Another encoder that gives the same tokens.
     equivalent_reader: Option<EncoderKey>,
-    /// The tokens that were read.
+    /// Tokens that were read.
     tokens: Vec<u32>,
     /// About how many further tokens were not read.
     unread_tokens: u32,
-    /// All its tokens, those of a batch's further prompts included.
+    /// All tokens, including those of a batch's further prompts.
     total_tokens: u32,
     chain: KeyChain,
-    /// Block keys for each block size that was asked for; nearly always one.
+    /// Block keys for each requested block size, nearly always one.
     keys: Mutex<Vec<(u32, Arc<[BlockKey]>)>>,
 }
 
 impl Prompt {
-    /// A prompt without tokens: they are not needed, or `fallback_reason` says why there are none.
+    /// A prompt without tokens. They are not needed, or `fallback_reason` says why there are none.
     #[must_use]
     pub(crate) fn from_text(mut request: PlacementRequest, fallback_reason: &'static str) -> Self {
         let text = Arc::new(request.take_prompt_text());
@@ -100,7 +101,8 @@ impl Prompt {
         self.request.required_engine.as_ref()
     }
 
-    /// Whether a replica can answer it: its front-end has the route, and it is the only engine that can, if there is one.
+    /// Whether a replica can answer the request: its front-end has the route, and it is the
+    /// required engine, if there is one.
     #[must_use]
     pub(crate) fn is_answerable_by(&self, replica: &Replica) -> bool {
         replica.has_route(&self.request.path) && self.required_engine().is_none_or(|only| replica.has_life(only))
@@ -121,7 +123,7 @@ impl Prompt {
         self.request.output_bounds
     }
 
-    /// Tokens of the prompt; an estimate where they are not counted.
+    /// Tokens of the prompt, or an estimate if they are not counted.
     #[must_use]
     pub(crate) fn token_count(&self) -> u32 {
         let estimate = || u32::try_from(self.text.byte_len().div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX);
@@ -134,8 +136,8 @@ impl Prompt {
         self.tokenized.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.equivalent_reader == reader))
     }
 
-    /// Block keys of its whole blocks of `size` tokens, as far as it was read; empty where its
-    /// tokens are not known.
+    /// Block keys of the prompt's whole blocks of `size` tokens, as far as it was read; empty if
+    /// its tokens are not known.
     #[must_use]
     pub(crate) fn token_keys(&self, size: u32) -> Arc<[BlockKey]> {
         let Some(exact) = &self.tokenized else { return Arc::default() };
@@ -158,13 +160,13 @@ impl Prompt {
         self.tokenized.as_ref().is_some_and(|exact| exact.unread_tokens > 0)
     }
 
-    /// Whether most of its tokens are estimated because they were not read.
+    /// Whether most tokens are estimated because they were not read.
     #[must_use]
     pub(crate) fn is_estimate(&self) -> bool {
         self.tokenized.as_ref().is_some_and(|exact| exact.unread_tokens as usize > exact.tokens.len())
     }
 
-    /// Number of whole blocks of `size` tokens, those not read included.
+    /// Number of whole blocks of `size` tokens, including unread ones.
     #[must_use]
     pub(crate) fn block_count(&self, size: u32) -> u32 {
         let tokens = |exact: &TokenizedPrompt| u32::try_from(exact.tokens.len()).unwrap_or(u32::MAX).saturating_add(exact.unread_tokens);
@@ -176,7 +178,7 @@ impl Prompt {
         self.text.block_keys()
     }
 
-    /// How often the beginnings of the prompt have lately been requested; `count` is called once.
+    /// How often the prompt's beginnings have lately been requested. `count` is called once.
     pub(crate) fn arrivals(&self, count: impl FnOnce(&[BlockKey], u32) -> Arrivals) -> &Arrivals {
         self.arrivals.get_or_init(|| {
             let size = self.tokenized.as_ref().and_then(|exact| exact.keys.lock().first().map(|(size, _)| *size));
@@ -197,8 +199,8 @@ impl PlacementRequest {
     }
 }
 
-/// Keeps only what stands before the first image, sound or video: the router cannot know how many
-/// tokens one is.
+/// Keeps only the text before the first image, sound or video, whose number of tokens the router
+/// cannot know.
 fn truncate_at_media(text: &mut Vec<Bytes>) {
     for (index, part) in text.iter_mut().enumerate() {
         if let Some(at) = MEDIA_MARKERS.iter().filter_map(|marker| marker.find(part)).min() {
@@ -210,13 +212,14 @@ fn truncate_at_media(text: &mut Vec<Bytes>) {
 }
 
 impl Placer {
-    /// Reads a request's prompt, into tokens where and as far as they can change the choice. If the
-    /// request will have to wait, because others do or no replica has room, the whole prompt is
-    /// read: by then a cache may have more of it.
+    /// Reads a request's prompt into tokens, if and as far as they can change the choice.
+    ///
+    /// If the request will have to wait, because others do or no replica has room, the whole prompt
+    /// is read: by then a cache may have more of it.
     pub(crate) async fn read_prompt(&self, asked: PlacementRequest, others_wait: bool) -> Prompt {
         let mut prompt = Prompt::from_text(asked, "");
         if let Some(wanted) = self.plan_reading(&prompt) {
-            // Boxed: a request that is not tokenized has no room for what that needs.
+            // Boxed: a request that is not tokenized should not reserve room for it.
             Box::pin(self.tokenize(&mut prompt, wanted, others_wait)).await;
         }
         prompt
@@ -237,8 +240,8 @@ impl Placer {
         }
         match encoded {
             Ok(encoded) => {
-                // Tokens after the first image or sound are not counted: the router does not know
-                // how many it is.
+                // Tokens after the first image or sound are not counted, because the router does
+                // not know how many a medium has.
                 let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX).saturating_add(encoded.unread_tokens);
                 prompt.tokenized = Some(TokenizedPrompt {
                     reader,
@@ -264,8 +267,8 @@ impl Placer {
         }
     }
 
-    /// Reads tokens until no cache can have more of the prompt in blocks of these sizes; all of
-    /// them where there are no sizes.
+    /// Reads tokens until no cache can have more of the prompt in blocks of these sizes. Without
+    /// sizes, all tokens are read.
     async fn encode(&self, reader: &EncoderKey, prompt: &Prompt, chain: KeyChain, sizes: &[u32]) -> Result<EncodedPrompt, NotEncoded> {
         let mut reading = PromptReading {
             index: self.index.clone(),
@@ -276,8 +279,9 @@ impl Placer {
         self.prompts.encode(reader, prompt.path(), prompt.request.body.clone(), move |progress| reading.has_more_to_match(progress)).await
     }
 
-    /// Where a model is served by engines of both dialects: the other encoder, if it gives the same
-    /// tokens. It does unless there are tools, or messages of several parts. Recent encodings are
+    /// The other encoder, if engines of both dialects serve the model and it gives the same tokens.
+    ///
+    /// It does unless there are tools, or messages of several parts. Recent encodings are
     /// remembered, so this costs little.
     async fn find_equivalent_reader(&self, reader: EncoderKey, prompt: &Prompt, encoded: &EncodedPrompt) -> Option<EncoderKey> {
         let other = self.find_other_dialect(reader, prompt)?;
@@ -287,14 +291,15 @@ impl Placer {
         by_other.await.is_ok_and(|other| other == *encoded).then_some(other)
     }
 
-    /// The same files with the other dialect, if a replica that the request may go to has them.
+    /// An encoder of the same files with the other dialect, if a replica that the request may go to
+    /// has them.
     fn find_other_dialect(&self, reader: EncoderKey, prompt: &Prompt) -> Option<EncoderKey> {
         let view = self.fleet.view();
         let mut readers = view.eligible(prompt.model(), &[]).filter_map(|(_, replica)| replica.state.encoder_key());
         readers.find(|other| other.files == reader.files && other.dialect != reader.dialect)
     }
 
-    /// How to tokenize a prompt; `None` when its tokens cannot change the choice.
+    /// How to tokenize a prompt; `None` if its tokens cannot change the choice.
     fn plan_reading(&self, prompt: &Prompt) -> Option<ReadingPlan> {
         if !TOKENIZED_PATHS.contains(&prompt.path()) {
             return None;
@@ -307,7 +312,8 @@ impl Placer {
         for replica in view.replicas.iter().filter(|replica| replica.cache.slot.is_some()) {
             let size = block_tokens(replica);
             let block_bytes = size.map_or(0, |tokens| tokens as usize) * BYTES_PER_TOKEN;
-            // The test that rules out most replicas comes first: every request makes it for each.
+            // The test that rules out most replicas comes first, because every request makes it for
+            // each replica.
             if prompt.text.byte_len() < MIN_PROMPT_BLOCKS * block_bytes || !replica.accepts(prompt.model()) {
                 continue;
             }
@@ -322,7 +328,7 @@ impl Placer {
         }
         match proved {
             Some(reader) => Some(ReadingPlan { reader, lora_adapter: adapter_name(&view, prompt.model()), block_sizes }),
-            // Reports that no encoder is ready.
+            // Encoding will report that no encoder is ready.
             None => Some(ReadingPlan { reader: unproved?, lora_adapter: String::new(), block_sizes }),
         }
     }
@@ -331,9 +337,9 @@ impl Placer {
 #[derive(Debug, PartialEq, Eq)]
 struct ReadingPlan {
     reader: EncoderKey,
-    /// The LoRA adapter that it is for; empty for none.
+    /// The request's LoRA adapter; empty for none.
     lora_adapter: String,
-    /// Block sizes in tokens of all replicas that it may go to and whose caches are known.
+    /// Block sizes in tokens of all replicas that the request may go to and whose caches are known.
     block_sizes: Vec<u32>,
 }
 

@@ -1,5 +1,6 @@
-//! How far a prompt is read into tokens: as long as somebody may have cached what has been read. What comes after that is nowhere, so its
-//! tokens could not change the choice; and they are most of what a long prompt costs.
+//! Decides how far a prompt is read into tokens: as long as some cache may have what has been read.
+//! The rest is cached nowhere, so its tokens could not change the choice, and they are most of the
+//! cost of a long prompt.
 
 use std::sync::{Arc, OnceLock};
 
@@ -39,13 +40,13 @@ impl PromptText {
     }
 }
 
-/// Decides how far a prompt is read, by what is cached and will be.
+/// Decides how far to read a prompt, by present and future caches.
 #[derive(Debug)]
 pub(super) struct PromptReading {
     pub(super) index: Arc<CacheIndex>,
     pub(super) overlay: Arc<InFlightOverlay>,
     pub(super) text: Arc<PromptText>,
-    /// One chain per block size of the replicas.
+    /// Chains, one per block size of the replicas.
     pub(super) block_chains: Vec<BlockChain>,
 }
 
@@ -68,9 +69,10 @@ impl BlockChain {
 }
 
 impl PromptReading {
-    /// Whether more may be cached than what was read, or that cannot be told: there is no whole
-    /// block yet, or the request's text does not stand for its prompt, as with long tools or
-    /// further prompts.
+    /// Whether more than what was read may be cached, or that cannot be told.
+    ///
+    /// The latter holds without a whole block yet, or if the request's text does not represent its
+    /// prompt, as with long tools or further prompts.
     pub(super) fn has_more_to_match(&mut self, progress: Progress<'_>) -> bool {
         let Self { index, overlay, text, block_chains } = self;
         let is_told = !block_chains.is_empty() && (progress.total_bytes / 2..4 * progress.total_bytes).contains(&text.byte_len());
@@ -80,8 +82,7 @@ impl PromptReading {
                 let Some(last) = blocks.keys.last() else { return true };
                 index.has(*last) || {
                     let text: &[BlockKey] = if overlay.has_partly_read() { text.block_keys() } else { &[] };
-                    // The request has the text in another form than what is read, but its parts are
-                    // about as long.
+                    // The request has the text in another form, but its parts are about as long.
                     let text_read = text.len() * progress.bytes / progress.total_bytes.max(1);
                     overlay.goes_beyond(&PromptToMatch { text, ..PromptToMatch::whole(&blocks.keys) }, text_read)
                 }

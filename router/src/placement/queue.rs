@@ -1,5 +1,8 @@
-//! Late binding: a request whose replica has no room, or is still to come, waits here, not in that engine's queue, so that it still goes where it is
-//! answered soonest when its turn comes. One task wakes those that wait, one after the other; the order is the placement crate's queue.
+//! Late binding: holds requests whose replica has no room, or is still to come.
+//!
+//! A request waits here and not in that engine's queue, so it still goes where it is answered
+//! soonest when its turn comes. One task wakes waiting requests in turn. The order is that of the
+//! placement crate's queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,24 +19,25 @@ use super::{ChosenReplica, Placer, Prompt};
 use crate::background::BackgroundTasks;
 use crate::fleet::Arrival;
 
-/// How often replicas are scanned for waiting requests without being notified: reports come at most
+/// How often replicas are scanned for waiting requests without a notification. Reports come at most
 /// every 10 ms.
 const SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The shortest pause between two scans: each tries to place up to `SCAN_DEPTH` requests.
+/// Shortest pause between two scans. Each scan tries to place up to `SCAN_DEPTH` requests.
 const MIN_SCAN_PAUSE: Duration = Duration::from_millis(1);
 
 /// Requests that one scan looks at, in queue order. A request whose replica is busy keeps its turn
-/// and delays nobody behind it. The simulator's figures are for the same number.
+/// and delays nobody behind it. The simulator's figures use the same number.
 const SCAN_DEPTH: usize = 32;
 
 /// How long a woken request may take to be placed before the next one is woken anyway.
 const TURN_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How often a request that has waited for long looks whether there is a replica at all.
+/// How often a request that has waited for long checks whether there is a replica at all.
 const ABSENCE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Models that no replica serves yet, and bytes of their names, for which requests wait while engines load: clients choose the names.
+/// Most unserved models for which requests wait while engines load, and most bytes of their names:
+/// clients choose the names.
 const MAX_UNSERVED_MODELS: usize = 256;
 const MAX_UNSERVED_NAME_BYTES: usize = 256;
 
@@ -42,9 +46,9 @@ pub(crate) enum Overload {
     /// The queue is full, for all or for the tenant.
     Full(QueueFull),
     Stopping,
-    /// Its first token would come too late.
+    /// The first token would come too late.
     TooLate {
-        /// Predicted seconds until then.
+        /// Predicted seconds until the first token.
         predicted: f64,
         /// Allowed seconds.
         allowed: f64,
@@ -71,26 +75,29 @@ struct QueueState {
 
 #[derive(Debug)]
 struct ModelQueues {
-    /// One for each model that had to wait once; an emptied one is kept, since places are unique within a queue and it remembers what it
-    /// has released for whom. Only models that are served get here, and few others, so there are few.
+    /// The queues, one for each model that ever had to wait.
+    ///
+    /// An emptied queue is kept, because places are unique within a queue and it remembers what it
+    /// has released for whom. Only served models and a few others get here, so there are few
+    /// queues.
     by_model: FxHashMap<String, Queue<QueuedRequest>>,
-    /// Shared by all queues.
+    /// Slots that all queues share.
     slots: SlotQuota,
 }
 
-/// Most bytes of all waiting requests' bodies: as much as a router reads of bodies at once.
+/// Most bytes of all waiting requests' bodies, equal to the limit on bodies being read at once.
 pub(crate) const MAX_QUEUED_BYTES: u64 = 1 << 30;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueLimits {
     pub max_requests: usize,
-    /// Bytes of their bodies.
+    /// Most bytes of their bodies.
     pub max_bytes: u64,
-    /// Longest predicted time to a first token, and longest time that a request waits for a replica to come.
+    /// Longest predicted time to a first token, and longest wait for a replica to come.
     pub max_wait: Duration,
 }
 
-/// Who wants a queue slot, and how large the request is.
+/// A request's tenant and size, for a queue slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueShare {
     /// The hash that requests share turns by.
@@ -106,7 +113,7 @@ pub(crate) struct QueueShare {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WaitEstimate {
     pub first_token_seconds: f64,
-    /// Seconds that all candidates together need for one token of the prompts before it.
+    /// Seconds that all candidates together need for one token of earlier prompts.
     pub seconds_per_token: f64,
 }
 
@@ -120,8 +127,8 @@ struct QueuedRequest {
 #[derive(Debug)]
 pub(crate) struct DispatchTurn(#[allow(dead_code, reason = "dropping it is the message")] oneshot::Sender<()>);
 
-/// Room for one waiting request, until dropped. It is taken before the prompt is read, so that in a
-/// flood only the prompts of requests that may wait are read.
+/// Room for one waiting request, until dropped. It is taken before the prompt is read, so a flood
+/// causes reading only of prompts whose requests may wait.
 #[derive(Debug)]
 pub(crate) struct QueueSlot {
     queue: Arc<QueueState>,
@@ -195,13 +202,14 @@ impl RequestQueue {
         self.waiting_count() > 0 && self.0.queues.lock().has_waiting(model.unwrap_or_default())
     }
 
-    /// Requests for a model of this name that wait.
+    /// Waiting requests for a model of this name.
     #[must_use]
     pub(crate) fn waiting_count_of(&self, model: &str) -> usize {
         if self.waiting_count() == 0 { 0 } else { self.0.queues.lock().by_model.get(model).map_or(0, Queue::len) }
     }
 
-    /// How soon a request would be answered for which there was no replica, if one is coming and may be waited for.
+    /// How soon a request without a replica would be answered, if one is coming and may be waited
+    /// for.
     #[must_use]
     pub(crate) fn estimate_arrival(&self, prompt: &Prompt) -> Option<WaitEstimate> {
         let (shared, view) = (&self.0, self.0.placer.fleet.view());
@@ -212,7 +220,8 @@ impl RequestQueue {
                 || view.expectation(Some(name)).is_some()
                 || queues.len() < MAX_UNSERVED_MODELS && name.len() <= MAX_UNSERVED_NAME_BYTES
         };
-        // One that only one engine can answer has nothing to wait for: another life of it could not.
+        // A request that only one engine can answer has nothing to wait for: another life of it
+        // could not.
         if prompt.required_engine().is_some() || !prompt.model().is_none_or(is_bounded) {
             return None;
         }
@@ -227,17 +236,17 @@ impl RequestQueue {
         self.0.time_to_wait(arrival).is_some()
     }
 
-    /// For how long one waits at most.
+    /// The longest wait.
     #[must_use]
     pub(crate) fn max_wait(&self) -> Duration {
         self.0.limits.max_wait
     }
 
-    /// Takes a queue slot for a request whose prompt is still to be read, if others wait already. A
+    /// Takes a queue slot for a request whose prompt is still to be read, if others already wait. A
     /// refusal then comes at once and costs next to nothing.
     ///
     /// # Errors
-    /// When others wait for its model and no slot is free.
+    /// If others wait for its model and no slot is free.
     pub(crate) fn take_slot_if_contended(&self, model: Option<&str>, share: QueueShare) -> Result<Option<QueueSlot>, Overload> {
         if self.0.slot_count.load(Ordering::Relaxed) == 0 {
             return Ok(None);
@@ -263,18 +272,20 @@ impl RequestQueue {
         }
     }
 
-    /// A request has ended or begun to be answered, so there may be room.
+    /// Signals that a request has ended or begun to be answered, so there may be room.
     pub(crate) fn notify_change(&self) {
         if self.waiting_count() > 0 {
             self.0.change_notify.notify_one();
         }
     }
 
-    /// Waits for the request's turn, which comes with the replica that has room for it, or without one when all have gone and none is coming or
-    /// has come in time. `outlook` is that of the replica where it would go.
+    /// Waits for the request's turn.
+    ///
+    /// The turn comes with the replica that has room, or without one if all have gone and none is
+    /// coming or has come in time. `outlook` is that of the replica where the request would go.
     ///
     /// # Errors
-    /// When it may not wait.
+    /// If the request may not wait.
     pub(crate) async fn wait_for_turn(
         &self,
         prompt: &Arc<Prompt>,
@@ -312,7 +323,7 @@ impl RequestQueue {
                 return Ok((None, DispatchTurn(ended)));
             }
         };
-        // Its turn has come, so it was taken out of the queue.
+        // The turn has come, so the request was taken out of the queue.
         holding.place = None;
         drop(holding);
         turn.map_err(|_| Overload::Stopping)
@@ -333,9 +344,9 @@ impl RequestQueue {
         }
     }
 
-    /// Wakes the first request whose replica has room, or one whose replicas have all gone so that
-    /// it learns this. Models that share replicas are scanned by their highest priority, and in
-    /// turn among equals.
+    /// Wakes the first request whose replica has room, or one whose replicas have all gone, so that
+    /// it learns so. Models that share replicas are scanned by their highest priority, and in turn
+    /// among equals.
     fn wake_one(&self) -> Option<oneshot::Receiver<()>> {
         let shared = &self.0;
         let now = Instant::now();
@@ -348,7 +359,7 @@ impl RequestQueue {
         models.sort_by_key(|(_, queue)| queue.lowest_priority());
         for (model, queue) in models {
             let name = Some(model.as_str()).filter(|model| !model.is_empty());
-            // Most scans end here: they cost one comparison for each replica.
+            // Most scans end here, at the cost of one comparison for each replica.
             if shared.placer.is_full(&view, name, now) {
                 continue;
             }
@@ -365,8 +376,8 @@ impl RequestQueue {
 }
 
 impl QueueState {
-    /// How long a request that has no replica waits for one, as far as is known. `None` where none is coming, or not soon enough, and where the
-    /// router leaves.
+    /// How long a request without a replica waits for one, as far as known. `None` if none is
+    /// coming, or not soon enough, or the router leaves.
     fn time_to_wait(&self, arrival: Arrival) -> Option<Duration> {
         match arrival {
             _ if self.shutdown.is_draining() => None,
@@ -376,7 +387,7 @@ impl QueueState {
         }
     }
 
-    /// Resolves when there is no replica for `model` after the longest time that a request waits for one to come.
+    /// Resolves when `model` still has no replica after the longest wait for one.
     async fn wait_out_absence(&self, model: Option<&str>) {
         sleep(self.limits.max_wait).await;
         while self.placer.fleet.view().eligible(model, &[]).next().is_some() {

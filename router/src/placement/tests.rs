@@ -15,7 +15,7 @@ use crate::prompt::FilesHash;
 /// The files of the fixture's model.
 pub(super) const FILES: FilesHash = [7; 32];
 
-/// Tokens of a block there.
+/// Tokens per block of that model.
 const BLOCK: u32 = 16;
 
 /// A placer over a fleet of one node.
@@ -27,7 +27,8 @@ pub(super) struct Fixture {
 }
 
 impl Fixture {
-    /// With this many replicas, whose caches are known exactly; and where those are in the index.
+    /// A fixture with this many replicas whose caches are known exactly, and their slots in the
+    /// index.
     pub(super) async fn known(replicas: u32) -> (Self, Vec<ReplicaSlot>) {
         let fixture = Self::approximate(replicas).await;
         let slots: Vec<ReplicaSlot> = (0..replicas).map(|_| fixture.index.open()).collect();
@@ -39,12 +40,12 @@ impl Fixture {
         (fixture, slots)
     }
 
-    /// With this many replicas, of whose caches nothing is reported.
+    /// A fixture with this many replicas without reports about their caches.
     pub(super) async fn approximate(replicas: u32) -> Self {
         Self::with_prefill_windows(replicas, Duration::ZERO).await
     }
 
-    /// The same, with prefill windows at intervals of `every`.
+    /// A fixture with prefill windows at intervals of `every`.
     pub(super) async fn with_prefill_windows(replicas: u32, every: Duration) -> Self {
         let (fleet, index) = (fleet(), Arc::new(CacheIndex::new()));
         let lane = attach(&fleet, 1, (0..replicas).map(replica).collect()).await;
@@ -54,14 +55,15 @@ impl Fixture {
         Self { fleet, index, placer, _lane: lane }
     }
 
-    /// Another replica, whose engine has the Rust front-end.
+    /// Adds a replica whose engine has the Rust front-end.
     pub(super) async fn add_with_rust(&self, index: u32) {
         let ReplicaChange { state: Some(mut state), .. } = replica(index) else { panic!("it has a state") };
         state.launch = Some(EngineLaunch { dialect: Dialect::Rust, ..EngineLaunch::default() });
         report(&self.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(index) }]).await;
     }
 
-    /// Another node, `later`, which stays, while this one leaves its job in so many seconds. Its lane is to be kept.
+    /// Adds another node, `later`, which stays, while this one leaves its job in so many seconds.
+    /// The caller keeps the returned lane.
     pub(super) async fn leave_in(&self, seconds: u64) -> Arc<Lane> {
         let lane = attach_node(&self.fleet, 2, "later", vec![replica(0)]).await;
         report_job(&self.fleet, 1, (seconds, seconds + 5)).await;
@@ -76,7 +78,7 @@ impl Fixture {
         self.placer.count_in_flight(prompt, chosen, Instant::now())
     }
 
-    /// Prompt tokens that each replica is taken to have cached.
+    /// Prompt tokens that each replica is assumed to have cached.
     fn matched(&self, prompt: &Prompt) -> Vec<u32> {
         self.choose(prompt).decision.scored.iter().map(|scored| scored.candidate.matched).collect()
     }
@@ -119,7 +121,7 @@ async fn a_long_answer_goes_to_a_node_that_stays() {
     let _lane = fixture.leave_in(10).await;
     let places = |prompt: &Prompt| (0..40).map(|_| fixture.choose(prompt).replica.id.to_string()).collect::<BTreeSet<_>>();
     let both = BTreeSet::from(["later/0".to_owned(), "n/0".to_owned()]);
-    // Of what is known of long answers so far, 1,024 tokens, 16 s are needed.
+    // Long answers so far suggest 1,024 tokens, which need 16 s.
     let stays = BTreeSet::from(["later/0".to_owned()]);
     assert_eq!((places(&stream("hi")), places(&answer_of(5000)), places(&answer_of(100))), (stays.clone(), stays.clone(), both));
     let scored = &fixture.choose(&answer_of(100)).decision.scored;
@@ -199,7 +201,7 @@ async fn blocks_in_flight_count_until_reported_or_lost() {
     let next = fixture.choose(&prompt);
     assert_eq!((next.decision.scored[at].candidate.matched, next.decision.scored[1 - at].candidate.matched), (3984, 0));
     assert_eq!(next.decision.scored[at].candidate.pending, 4000);
-    // From now on the agent reports them.
+    // From now on the agent reports the blocks.
     in_flight.finish_prefill();
     assert_eq!(fixture.matched(&prompt), [0, 0]);
     drop(in_flight);
@@ -314,7 +316,7 @@ async fn the_load_of_all_routers_counts_towards_a_replica() {
         ReplicaLoad { in_flight_elsewhere: 3, pending_tokens_elsewhere: 7000, context_tokens_elsewhere: 700, ..ReplicaLoad::default() };
     report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
     let candidate = fixture.choose(&prompt).decision.scored[0].candidate;
-    // This router's own five, and the others' by the agent's count.
+    // The counts are this router's own five, and the others' by the agent's count.
     assert_eq!((candidate.in_flight, candidate.pending, candidate.context), (8, 5 * 1000 + 7000, 5 * 1000 + 700));
     let engine = EngineLoad { running: 9, waiting: 3, ..EngineLoad::default() };
     let load = ReplicaLoad { in_flight_elsewhere: 3, engine, ..ReplicaLoad::default() };

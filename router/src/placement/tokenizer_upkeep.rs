@@ -1,5 +1,5 @@
-//! Sees to it that the tokenizer of every model is here and has been compared with an engine: asks agents again for files that did not
-//! arrive, and has encoders proved as soon as an engine is ready.
+//! Keeps the tokenizer of every model here and compared with an engine: asks agents again for files
+//! that did not arrive, and has encoders proved as soon as an engine is ready.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const MAX_CONCURRENT_PROOFS: usize = 16;
 
 /// Runs until `end`.
 pub(crate) async fn maintain_tokenizers(prompts: Prompts, fleet: Fleet, end: CancellationToken) {
-    // Aborts the proofs when this task is dropped.
+    // Dropping this task aborts the proofs.
     let mut proofs = JoinSet::new();
     let scanning = async {
         loop {
@@ -58,7 +58,7 @@ fn scan_fleet(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
     }
 }
 
-/// The model itself, not one of its LoRA adapters.
+/// The model itself, not a LoRA adapter.
 fn base_model(replica: &Replica) -> Option<&str> {
     replica.state.models.iter().find(|model| !model.is_adapter).map(|model| model.id.as_str())
 }

@@ -1,4 +1,5 @@
-//! A model's files as one bundle: their hash, their names, their encoder. Blocking work; no file of this machine is read here.
+//! Reads a model's files as one bundle: their hash, their names, their encoder. This is blocking
+//! work, but reads no file of this machine.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::FilesHash;
 
-/// The largest bundle that is accepted. Tokenizers of 260,000 pieces have about 35 MiB.
+/// Largest bundle that is accepted. Tokenizers of 260,000 pieces have about 35 MiB.
 pub(super) const MAX_BUNDLE_BYTES: usize = 64 * 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]

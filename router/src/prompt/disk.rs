@@ -1,5 +1,6 @@
-//! Bundles on disk, so that a restarted router need not ask for them again. A folder that cannot be used is warned about once and done
-//! without. Blocking; what is read counts only when its hash is right, so nobody need trust the folder.
+//! Keeps bundles on disk, so that a restarted router need not ask for them again. An unusable
+//! folder is reported once and then ignored. Blocking. A bundle counts only if its hash is right,
+//! so nobody need trust the folder.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -19,7 +20,7 @@ use super::encoder_table::MAX_MODELS;
 /// The suffix of a bundle that is still being written.
 const TEMP_SUFFIX: &str = ".new";
 
-/// An unfinished bundle of this age was left by a router that died.
+/// Age at which an unfinished bundle was surely left by a router that died.
 const TEMP_FILE_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// The folder, and its content when it was last listed.
@@ -66,7 +67,7 @@ impl DiskCache {
         bundle
     }
 
-    /// Stores the bundle, and removes those used least recently when there are too many.
+    /// Stores the bundle, and removes the least recently used ones if there are too many.
     pub(super) fn write(&self, hash: &FilesHash, bundle: &[u8]) {
         match self.try_write(hash, bundle) {
             Ok(()) => {
@@ -80,7 +81,7 @@ impl DiskCache {
     fn try_write(&self, hash: &FilesHash, bundle: &[u8]) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let path = self.path(hash);
-        // Other routers of this user may write the same bundle at this moment.
+        // Other routers of this user may be writing the same bundle at this moment.
         let unfinished = self.folder.join(format!("{}.{:016x}{TEMP_SUFFIX}", hex(hash), fastrand::u64(..)));
         let written = OpenOptions::new()
             .write(true)
@@ -90,14 +91,15 @@ impl DiskCache {
             .and_then(|mut file| file.write_all(bundle))
             .and_then(|()| fs::rename(&unfinished, &path));
         if written.is_err() {
-            // The first error is reported; a file that cannot be removed now is removed later as
+            // The first error is reported. A file that cannot be removed now is removed later as
             // abandoned.
             let _ = fs::remove_file(&unfinished);
         }
         written
     }
 
-    /// Files that cannot be removed stay: the folder is then only larger than necessary.
+    /// Removes surplus files. Files that cannot be removed stay, which only makes the folder
+    /// larger.
     fn prune(&self) {
         let (mut bundles, mut others) = (Vec::new(), Vec::new());
         for (path, used) in list_folder(&self.folder) {
@@ -128,7 +130,7 @@ impl DiskCache {
     }
 }
 
-/// Paths and times of last use; empty when the folder cannot be read.
+/// Paths and times of last use; empty if the folder cannot be read.
 fn list_folder(folder: &Path) -> Vec<(PathBuf, SystemTime)> {
     let Ok(listing) = fs::read_dir(folder) else { return Vec::new() };
     let used = |entry: &fs::DirEntry| entry.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -142,7 +144,7 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("it is not a plain file of at most 64 MiB"));
     }
     let file = File::open(path)?;
-    // Marks it as used, for `prune`; a read-only folder works too.
+    // Mark the file as used, for `prune`. A read-only folder works too.
     let _ = file.set_modified(SystemTime::now());
     let mut bundle = Vec::new();
     file.take(MAX_BUNDLE_BYTES as u64 + 1).read_to_end(&mut bundle)?;

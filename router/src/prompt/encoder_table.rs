@@ -1,4 +1,5 @@
-//! What is known of each model's files, and what an offer, a piece or a comparison changes. Reads no clock, waits for nothing.
+//! The state of each model's files, and its changes by offers, pieces and comparisons. Reads no
+//! clock and waits for nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,33 +12,33 @@ use super::bundle::{MAX_BUNDLE_BYTES, ShortHash};
 use super::transfer::{FilesPiece, Transfer};
 use super::{BuildOutcome, EncoderKey, EncoderStatus, FilesHash};
 
-/// The most models whose encoders are kept. An encoder of a large vocabulary takes about 100 MiB.
+/// Most models whose encoders are kept. An encoder of a large vocabulary takes about 100 MiB.
 pub(super) const MAX_MODELS: usize = 64;
 
-/// Simultaneous transfers of bundles: at 64 MiB each this also bounds memory.
+/// Most simultaneous transfers of bundles. At 64 MiB each this also bounds memory.
 const MAX_TRANSFERS: usize = 8;
 
-/// After a broken transfer: pieces that are still on their way must not reach the next one, and a
+/// Pause after a broken transfer. Pieces still on their way must not reach the next transfer, and a
 /// warning must not come every second.
 const RETRY_AFTER_FAILED_TRANSFER: Duration = Duration::from_secs(10);
 
-/// After an engine could not be asked for tokens: it may be full, or lack the route.
+/// Pause after an engine could not be asked for tokens. It may be full, or lack the route.
 const RETRY_AFTER_NO_ANSWER: Duration = Duration::from_secs(1);
 
-/// A model that was offered or used within this time is not dropped for another: a fleet of more
-/// models than are kept would otherwise build encoders all day.
+/// Shortest time that an offered or used model is kept. Otherwise a fleet with more models than are
+/// kept would build encoders all day.
 const MIN_RETENTION: Duration = Duration::from_secs(10 * 60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Generation(u64);
 
-/// What to do about files that a replica offers.
+/// The action on files that a replica offers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum OfferAction {
     Nothing,
-    /// Ask the agent for them.
+    /// Ask the agent for the files.
     Fetch,
-    /// Read them from disk, then call [`EncoderTable::finish_build`].
+    /// Read the files from disk, then call [`EncoderTable::finish_build`].
     Read(Generation),
 }
 
@@ -45,9 +46,9 @@ pub(super) enum OfferAction {
 pub(super) struct EncoderTable {
     entries: FxHashMap<FilesHash, EncoderEntry>,
     generations: u64,
-    /// Counters of encoders that were dropped, since the sums must not fall.
+    /// Counters of dropped encoders, because the sums must not fall.
     evicted_stats: EncoderStats,
-    /// The warning that there are more models than are kept was given.
+    /// Whether the warning about too many models was given.
     has_warned_full: bool,
 }
 
@@ -60,7 +61,7 @@ struct EncoderEntry {
 
 #[derive(Debug)]
 enum EncoderStage {
-    /// Not here; not asked for before that time.
+    /// The files are not here, and not asked for before this time.
     Missing(Instant),
     Transferring(Transfer),
     Building,
@@ -95,11 +96,11 @@ impl Proofs {
 enum ProofState {
     Unproved {
         running: bool,
-        /// An engine could not be asked, and this was logged. The next one is not asked before that
+        /// Set once an engine could not be asked, which was logged. No engine is asked before this
         /// time.
         silent_until: Option<Instant>,
     },
-    /// For prompts of these forms.
+    /// The encoder is proved for prompts of these forms.
     Proved(PromptForms),
     Different(String),
 }
@@ -149,10 +150,10 @@ impl EncoderTable {
         next
     }
 
-    /// Takes in a piece; returns the bundle when it was the last one. Then call `finish_build`.
+    /// Takes in a piece. Returns the bundle once it is complete; then call `finish_build`.
     pub(super) fn receive_part(&mut self, hash: &FilesHash, part: FilesPiece, now: Instant) -> Option<(Generation, Vec<u8>)> {
         let entry = self.entries.get_mut(hash)?;
-        // A piece of a broken transfer, or of one that was asked for twice.
+        // The piece belongs to a broken transfer, or to one that was asked for twice.
         let EncoderStage::Transferring(transfer) = &mut entry.stage else { return None };
         match transfer.append(part, now) {
             Ok(false) => None,
@@ -169,7 +170,7 @@ impl EncoderTable {
         }
     }
 
-    /// The files have been read and checked.
+    /// Records that the files have been read and checked.
     pub(super) fn finish_build(&mut self, hash: &FilesHash, life: Generation, made: BuildOutcome, now: Instant) {
         let Some(entry) = self.entry_mut(hash, life) else { return };
         entry.stage = match made {
@@ -197,7 +198,7 @@ impl EncoderTable {
         }
     }
 
-    /// The encoder, if it is to be compared with an engine and nobody else does so. `end_proof`
+    /// The encoder, if it should be compared with an engine and nobody else does so. `end_proof`
     /// must follow.
     pub(super) fn begin_proof(&mut self, reader: &EncoderKey, now: Instant) -> Option<(Generation, Arc<Encoder>)> {
         let entry = self.entries.get_mut(&reader.files)?;
@@ -211,14 +212,14 @@ impl EncoderTable {
         }
     }
 
-    /// The comparison has an outcome.
+    /// Records the outcome of the comparison.
     pub(super) fn set_proof(&mut self, reader: &EncoderKey, life: Generation, outcome: Result<PromptForms, String>) {
         if let Some(proof) = self.proof_mut(reader, life) {
             *proof = outcome.map_or_else(ProofState::Different, ProofState::Proved);
         }
     }
 
-    /// The comparison is over, with or without an outcome.
+    /// Ends the comparison, with or without an outcome.
     pub(super) fn end_proof(&mut self, reader: &EncoderKey, life: Generation) {
         if let Some(ProofState::Unproved { running, .. }) = self.proof_mut(reader, life) {
             *running = false;
@@ -268,7 +269,7 @@ impl EncoderTable {
         self.entries.get_mut(hash).filter(|entry| entry.generation == life)
     }
 
-    /// Running transfers of other files; those that have stalled are dropped first.
+    /// Running transfers of other files, after dropping stalled ones.
     fn count_transfers(&mut self, except: &FilesHash, now: Instant) -> usize {
         let mut coming = 0;
         for (_, entry) in self.entries.iter_mut().filter(|(hash, _)| *hash != except) {
@@ -281,7 +282,7 @@ impl EncoderTable {
         coming
     }
 
-    /// Makes room for one more model, if necessary by dropping the one used least recently; `false`
+    /// Makes room for one more model, if necessary by dropping the least recently used one. `false`
     /// if none may be dropped.
     fn make_room(&mut self, now: Instant) -> bool {
         if self.entries.len() < MAX_MODELS {
@@ -309,7 +310,7 @@ fn add(sum: &mut EncoderStats, more: EncoderStats) {
 }
 
 impl EncoderEntry {
-    /// For figures: the worst status over the dialects in use. A fleet seldom has both front-ends,
+    /// The worst status over the dialects in use, for figures. A fleet seldom has both front-ends,
     /// so one of them is often never compared.
     fn worst_status(&self, now: Instant) -> EncoderStatus {
         let rank = |standing: &EncoderStatus| match standing {

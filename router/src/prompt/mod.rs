@@ -1,9 +1,11 @@
-//! The models' tokenizers and templates as agents deliver them, and the encoding of prompts on a bounded pool of threads.
+//! The models' tokenizers and templates as agents deliver them, and the encoding of prompts on a
+//! bounded pool of threads.
 //!
-//! An encoder is used only after it has agreed with an engine about a few samples, and for the forms of prompts about which it has: see
-//! `prove`. What was proved with one front-end is not believed of the other, which encodes some prompts in another way. What is made of
-//! the tokens is decided elsewhere; which replica has which files is known to the fleet. Called by sessions (`offered`, `part`), by whoever
-//! keeps the encoders proved, and for each request by the edge (`encode`).
+//! An encoder is used only after it has agreed with an engine about a few samples, and only for the
+//! forms of prompts about which it has (see `prove`). Proof with one front-end does not hold for
+//! the other, which encodes some prompts differently. Other modules decide how tokens are used, and
+//! the fleet knows which replica has which files. Callers are sessions (`offer_files`,
+//! `receive_part`), the task that keeps encoders proved, and placement for each request (`encode`).
 
 mod bundle;
 mod disk;
@@ -33,7 +35,7 @@ pub(crate) use transfer::FilesPiece;
 /// SHA-256 of a model's files as one encoded `PromptBundle`.
 pub(crate) type FilesHash = [u8; 32];
 
-/// Names what turns a request into the tokens that a replica sees.
+/// The key of the encoder that turns a request into a replica's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct EncoderKey {
     pub files: FilesHash,
@@ -48,7 +50,7 @@ const SEGMENT_CACHE_BYTES: usize = 64 * 1024 * 1024;
 /// cost more than a better placement gains.
 const ENCODE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Encoders built at once. Each build takes a thread for a second and a few times the files'
+/// Most encoders built at once. Each build takes a thread for a second, and a few times the files'
 /// memory.
 const MAX_BUILDS: usize = 2;
 
@@ -68,7 +70,7 @@ struct PromptsInner {
     failed: AtomicU64,
 }
 
-/// What is known of the files with some hash.
+/// The status of the files with some hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EncoderStatus {
     /// The files are not here, and not on their way.
@@ -79,7 +81,7 @@ pub(crate) enum EncoderStatus {
     Unproved,
     /// The encoder agrees with an engine: requests may be encoded.
     Proved,
-    /// It agrees about these forms of prompts only.
+    /// The encoder agrees only about these forms of prompts.
     PartlyProved(PromptForms),
     /// Encoder and engine differ; the text says where.
     Mismatch(String),
@@ -106,8 +108,8 @@ impl EncoderStatus {
         matches!(self, Self::Proved | Self::PartlyProved(_))
     }
 
-    /// Which requests are placed by text, or why all are; empty when nothing is wrong, or only for
-    /// a moment.
+    /// Which requests are placed by text, or why all are; empty if nothing is wrong, or only for a
+    /// moment.
     #[must_use]
     pub(crate) fn reason(&self) -> String {
         match self {
@@ -153,9 +155,11 @@ pub(crate) struct PromptStats {
 }
 
 impl Prompts {
-    /// Nothing is known yet. Files are kept in the folder `prompt` of `cache_dir`, so that a
-    /// restarted router need not ask for them again; with an empty path nothing is kept. Lists that
-    /// folder synchronously: call it at start.
+    /// Creates an empty set of encoders.
+    ///
+    /// Files are kept in the folder `prompt` of `cache_dir`, so that a restarted router need not
+    /// ask for them again. With an empty path nothing is kept. This lists the folder synchronously:
+    /// call it at start.
     #[must_use]
     pub(crate) fn new(cache_dir: PathBuf, threads: usize) -> Self {
         let disk = (cache_dir != Path::new("")).then(|| DiskCache::open(&cache_dir));
@@ -171,10 +175,11 @@ impl Prompts {
         }))
     }
 
-    /// A replica offers these files of `bytes` bytes. They are read from disk, or `fetch` asks the
-    /// agent for them; nothing is done if they are here or on their way. Call it again with each
-    /// report while they are not: only a later offer restarts a transfer that stalls or breaks.
-    /// Must be called within a runtime.
+    /// Handles a replica's offer of these files of `bytes` bytes.
+    ///
+    /// They are read from disk, or `fetch` asks the agent for them; nothing is done if they are
+    /// here or on their way. Repeat the call with each report until then: only a later offer
+    /// restarts a transfer that stalls or breaks. Must be called within a runtime.
     pub(crate) fn offer_files(&self, hash: FilesHash, bytes: u64, fetch: &dyn Fn()) {
         let on_disk = self.0.disk.as_ref().is_some_and(|disk| disk.may_have(&hash));
         let next = self.0.table.lock().offer(hash, bytes, on_disk, Instant::now());
@@ -185,7 +190,7 @@ impl Prompts {
         }
     }
 
-    /// Takes in a piece of the files that were asked for. Must be called within a runtime.
+    /// Takes in a piece of the requested files. Must be called within a runtime.
     pub(crate) fn receive_part(&self, hash: &FilesHash, part: FilesPiece) {
         let whole = self.0.table.lock().receive_part(hash, part, Instant::now());
         if let Some((life, bundle)) = whole {
@@ -199,10 +204,11 @@ impl Prompts {
     }
 
     /// Compares a ready encoder with an engine of its dialect, `replica` behind `lanes`, which
-    /// serves `model`. Does nothing when the encoder is not ready, has been compared with this
-    /// dialect, or is being compared. If the engine cannot be asked, the encoder stays unproved:
-    /// call this again with any replica of that front-end; for a second after such a failure
-    /// nothing is done.
+    /// serves `model`.
+    ///
+    /// Does nothing if the encoder is not ready, has been compared with this dialect, or is being
+    /// compared. If the engine cannot be asked, the encoder stays unproved. Call this again with
+    /// any replica of that front-end; for a second after such a failure nothing is done.
     pub(crate) async fn prove(&self, reader: EncoderKey, lanes: &Lanes, replica: u32, model: &str) {
         let Some((life, encoder)) = self.0.table.lock().begin_proof(&reader, Instant::now()) else { return };
         let proving = ProofGuard { prompts: self, reader, life };
@@ -233,7 +239,7 @@ impl Prompts {
                 proving.set_outcome(Err(why));
             }
             Err(proof::ProofFailure::NoAnswer(why)) => {
-                // Engines come and go; this is worth only one warning.
+                // Engines come and go, so this is worth only one warning.
                 if self.0.table.lock().record_no_answer(&reader, life, Instant::now()) {
                     tracing::warn!(%files, model, why, "cannot compare with the engine: until then requests for it are placed by text");
                 } else {
@@ -244,10 +250,10 @@ impl Prompts {
     }
 
     /// The tokens that an engine will see for a request with this path and body, or the first of
-    /// them: `goes_on` is asked now and then, on another thread, whether more are wanted.
+    /// them. `goes_on` is asked now and then, on another thread, whether more are wanted.
     ///
     /// # Errors
-    /// When there are none, or not soon enough; the request may be placed without them.
+    /// If there are none, or not soon enough. The request may be placed without them.
     pub(crate) async fn encode(
         &self,
         reader: &EncoderKey,
@@ -305,8 +311,8 @@ impl Prompts {
         }
     }
 
-    /// Builds an encoder from `bundle`, or from the disk, on a blocking thread; then tells the
-    /// table the result.
+    /// Builds an encoder from `bundle`, or from the disk, on a blocking thread, and reports the
+    /// result to the table.
     fn build(&self, hash: FilesHash, life: Generation, bundle: Option<Vec<u8>>) {
         let prompts = self.clone();
         self.0.building.spawn(async move {
@@ -331,13 +337,13 @@ enum BuildOutcome {
     Encoder(Arc<Encoder>),
     /// The file on disk is not what it should be.
     NotOnDisk,
-    /// The bundle does not have the hash that was asked for.
+    /// The bundle does not have the requested hash.
     Corrupted,
     Unusable(String),
 }
 
 impl PromptsInner {
-    /// Blocks the thread.
+    /// Builds an encoder, blocking the thread.
     fn build_encoder(&self, hash: &FilesHash, bundle: Option<Vec<u8>>) -> BuildOutcome {
         let (bundle, came) = match bundle {
             Some(bundle) if bundle::bundle_hash(&bundle) == *hash => (bundle, true),

@@ -1,5 +1,6 @@
-//! Asks an engine for the tokens of the samples, through the lanes that requests take, and compares them with our own. A sample that the
-//! engine itself refuses proves nothing and is passed over; one about which they differ speaks for prompts of its form alone.
+//! Proves an encoder: asks an engine for the tokens of the samples, through the lanes that requests
+//! take, and compares them with our own. A sample that the engine itself refuses proves nothing and
+//! is skipped. A difference counts only for prompts of that form.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -16,11 +17,11 @@ use tokio::time::timeout;
 use crate::lanes::Lanes;
 use crate::thread_pool::ThreadPool;
 
-/// How long an engine may take for one sample. It may be busy, but tokenizing is work for its
-/// front-end only.
+/// How long an engine may take for one sample. It may be busy, but tokenizing is work only for its
+/// front-end.
 const SAMPLE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Bytes of an answer that are read: a hundred times what the short samples need.
+/// Most bytes of an answer that are read: a hundred times what the short samples need.
 const MAX_ANSWER_BYTES: usize = 1024 * 1024;
 
 pub(super) struct ProofTarget<'a> {
@@ -32,7 +33,7 @@ pub(super) struct ProofTarget<'a> {
 
 #[derive(Debug)]
 pub(super) enum ProofFailure {
-    /// The engine has other tokens even for plain texts and chats, or refuses them; the text names
+    /// The engine has other tokens even for plain texts and chats, or refuses them. The text names
     /// the sample.
     Mismatch(String),
     /// The engine could not be asked; the text says why.

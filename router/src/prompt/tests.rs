@@ -33,7 +33,7 @@ pub(super) fn body(prompt: &str) -> Bytes {
     serde_json::json!({ "model": "m", "prompt": prompt }).to_string().into()
 }
 
-/// Sends the bundle in pieces, under the hash that was asked for.
+/// Sends the bundle in pieces, under the requested hash.
 fn send(prompts: &Prompts, hash: FilesHash, bundle: &[u8]) {
     for (number, data) in bundle.chunks(100).enumerate() {
         let part = FilesPiece { offset: 100 * number as u64, content: Ok(data.to_vec().into()) };
@@ -52,7 +52,7 @@ pub(crate) fn prove(prompts: &Prompts, reader: &EncoderKey, forms: PromptForms) 
     table.set_proof(reader, life, Ok(forms));
 }
 
-/// Waits until what is known of the files is decided.
+/// Waits until the status of the files is decided.
 async fn decided(prompts: &Prompts, hash: FilesHash) -> EncoderStatus {
     loop {
         match prompts.status(&reader(hash)) {

@@ -1,16 +1,17 @@
-//! One bundle on its way from an agent. Pieces come in order, each once; anything else breaks it. Reads no clock.
+//! A bundle on its way from an agent. Pieces come in order, each once; anything else breaks the
+//! transfer. Reads no clock.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
-/// Without a piece for this long, the agent is gone or has lost the order.
+/// Time without a piece after which the agent is gone or has lost the order.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct FilesPiece {
-    /// Its offset within the bundle.
+    /// The piece's offset within the bundle.
     pub offset: u64,
     /// The bytes, or why the agent cannot send them.
     pub content: Result<Bytes, String>,
@@ -34,12 +35,12 @@ pub(super) enum TransferError {
 }
 
 impl Transfer {
-    /// Reserves the memory only: pages that are not written cost nothing.
+    /// Reserves memory without cost: pages that are not written cost nothing.
     pub(super) fn new(bytes: usize, now: Instant) -> Self {
         Self { bytes, content: Vec::with_capacity(bytes), last_part: now }
     }
 
-    /// Adds a piece; `true` when it was the last one.
+    /// Adds a piece. Returns `true` if it was the last one.
     pub(super) fn append(&mut self, part: FilesPiece, now: Instant) -> Result<bool, TransferError> {
         let data = part.content.map_err(TransferError::Refused)?;
         if part.offset != self.content.len() as u64 {

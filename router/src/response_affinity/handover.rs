@@ -1,4 +1,5 @@
-//! Where responses are and whose, told to the router that takes this one's place: engines keep responses, but not their owners.
+//! Hands the places and owners of responses to the router's successor. Engines keep responses, but
+//! not their owners.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ impl ResponseRecord {
 }
 
 impl ResponseAffinity {
-    /// All responses, those that expire soonest first; further ones are sent to `successor`.
+    /// All responses, those that expire soonest first. Further ones are sent to `successor`.
     pub(crate) fn export(&self, successor: mpsc::UnboundedSender<ResponseRecord>) -> Vec<ResponseRecord> {
         let now = Instant::now();
         let mut table = self.0.lock();
@@ -42,7 +43,7 @@ impl ResponseAffinity {
         records
     }
 
-    /// Remembers a response that another router has told of.
+    /// Remembers a response that another router reported.
     pub(crate) fn import(&self, record: ResponseRecord) {
         let ResponseRecord { id, replica, epoch, tenant, left_ms } = record;
         let (now, left) = (Instant::now(), Duration::from_millis(left_ms).min(RETENTION));

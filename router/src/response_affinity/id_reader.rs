@@ -9,11 +9,11 @@ use super::{MAX_ID_BYTES, ResponseAffinity};
 use crate::engine_life::EngineLife;
 use crate::fleet::Replica;
 
-/// Engines write the id first: in vLLM's whole answers it is the first key, in streams the first of
-/// the first event's `response`.
+/// The key of an id. Engines write it first: it is the first key of vLLM's whole answers, and in
+/// streams the first key of the first event's `response`.
 static ID_KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"id\":"));
 
-/// An answer whose id is not among its first bytes is not remembered.
+/// Bytes of an answer that are searched for its id. An answer with a later id is not remembered.
 const MAX_SEARCHED_BYTES: usize = 4096;
 
 /// Records which replica keeps the response that an answer creates.
@@ -44,7 +44,7 @@ impl ResponseIdReader {
         Self { recorder: keep, life, buffer: Vec::new() }
     }
 
-    /// Reads a piece of the answer; `true` when no more is needed.
+    /// Reads a piece of the answer. Returns `true` once no more is needed.
     pub(crate) fn push(&mut self, piece: &[u8]) -> bool {
         let room = MAX_SEARCHED_BYTES - self.buffer.len();
         self.buffer.extend_from_slice(&piece[..piece.len().min(room)]);

@@ -1,8 +1,9 @@
-//! Which replica keeps the state of a response of `/v1/responses`, and whose it is. Filled from the answers as they pass, asked for
-//! before a request that names a response is placed.
+//! Knows which replica keeps the state of a response of `/v1/responses`, and which tenant owns it.
 //!
-//! Engines keep responses in their memory and nowhere else, so the table forgets with them: an entry counts only as long as the engine
-//! lives that it was learned of. It is this router's own; what another router has learned is found by asking the replicas (`ask`).
+//! The table is filled from passing answers, and consulted before a request that names a response
+//! is placed. Engines keep responses only in their memory, so an entry counts only during the life
+//! of the engine it was learned from. The table is this router's own; responses known to other
+//! routers are found by asking the replicas (`query_replicas`).
 
 mod handover;
 mod id_reader;
@@ -26,25 +27,25 @@ pub(crate) use id_reader::{ResponseIdReader, ResponseRecorder};
 pub(crate) use replica_query::query_replicas;
 pub(crate) use response_reference::ResponseReference;
 
-/// Responses that are remembered: with ids of 37 bytes about 10 MB. When it is full, the tenant
-/// with the most loses its oldest, so that nobody within its share loses any to others.
+/// Most responses that are remembered: with ids of 37 bytes about 10 MB. When the table is full,
+/// the tenant with the most responses loses its oldest, so nobody within its share loses any to
+/// others.
 const MAX_RESPONSES: usize = 65_536;
 
 /// How long a response is remembered. OpenAI keeps responses for 30 days; an engine's memory seldom
 /// lasts that long.
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// The longest id that is remembered, in bytes; vLLM's own have 37, and a client may choose
-/// another.
+/// Longest id that is remembered, in bytes. vLLM's own ids have 37, and clients may choose others.
 const MAX_ID_BYTES: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ResponseLookup {
-    /// The caller's, kept there.
+    /// The response is the caller's, and this engine keeps it.
     Found(EngineLife),
-    /// It is another tenant's, or its engine is gone: the caller has no such response.
+    /// The caller has no such response: it is another tenant's, or its engine is gone.
     Unavailable,
-    /// It is not known here; it may have come through another router.
+    /// The id is unknown here; the response may have come through another router.
     Unknown,
 }
 
@@ -54,10 +55,10 @@ pub(crate) struct ResponseAffinity(Arc<Mutex<ResponseTable>>);
 #[derive(Debug, Default)]
 struct ResponseTable {
     by_id: FxHashMap<Arc<str>, StoredResponse>,
-    /// Each tenant's expiry times in order; an id that was learned again is there twice.
+    /// Each tenant's expiry times in order. An id that was learned again is there twice.
     expirations: FxHashMap<Arc<str>, VecDeque<(Instant, Arc<str>)>>,
     expiration_count: usize,
-    /// Where further responses are told, once another router takes this one's place.
+    /// Receives further responses once another router takes this one's place.
     successor: Option<mpsc::UnboundedSender<ResponseRecord>>,
 }
 
@@ -69,7 +70,8 @@ struct StoredResponse {
 }
 
 impl ResponseAffinity {
-    /// Remembers where a response is. One that another tenant has stays that tenant's, as long as it lives.
+    /// Remembers where a response is. While another tenant has a response with this id, that one
+    /// stays.
     pub(crate) fn record(&self, id: &str, life: EngineLife, tenant: &Arc<str>, now: Instant) {
         self.record_stored(id, StoredResponse { life, tenant: tenant.clone(), expires_at: now + RETENTION }, now);
     }
@@ -85,7 +87,7 @@ impl ResponseAffinity {
         }
         let id: Arc<str> = id.into();
         if let Some(successor) = &table.successor {
-            // One that reads too slowly does not know this response.
+            // A successor that reads too slowly does not learn of this response.
             let _ = successor.send(ResponseRecord::new(&id, &stored, now));
         }
         table.expirations.entry(stored.tenant.clone()).or_default().push_back((stored.expires_at, id.clone()));
@@ -118,8 +120,7 @@ impl ResponseTable {
             self.drop_oldest(tenant);
         }
         while self.expiration_count >= MAX_RESPONSES {
-            // There are as many tenants as the operator has made, and only a full table is
-            // searched.
+            // The operator decides how many tenants there are, and only a full table is searched.
             let Some(greatest) = self.expirations.iter().max_by_key(|(_, ends)| ends.len()).map(|(tenant, _)| tenant.clone()) else {
                 return;
             };

@@ -1,4 +1,5 @@
-//! Asks the replicas for a response that this router does not know: it may have come through another router, or before a restart.
+//! Asks the replicas for a response that this router does not know. The response may have come
+//! through another router, or before a restart.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -12,20 +13,20 @@ use tokio::time::timeout;
 use crate::engine_life::EngineLife;
 use crate::fleet::{FleetView, Replica};
 
-/// Replicas that are asked, at most: an unknown id costs each of them about a millisecond of its
+/// Most replicas that are asked. An unknown id costs each of them about a millisecond of its
 /// front-end.
 const MAX_QUERIED: usize = 32;
 
 const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The replica that has the response, if one of those that are ready does.
+/// The ready replica that has the response, if any.
 pub(crate) async fn query_replicas(view: &FleetView, id: &str) -> Option<EngineLife> {
     let ready = view.replicas.iter().filter(|replica| replica.is_ready()).take(MAX_QUERIED);
     let answers = join_all(ready.map(|replica| query_replica(replica, id))).await;
     answers.into_iter().flatten().next()
 }
 
-/// Its head alone tells; the exchange is dropped with it.
+/// Asks one replica. The head of its answer suffices, so the exchange is dropped with it.
 async fn query_replica(replica: &Replica, id: &str) -> Option<EngineLife> {
     let path = format!("/v1/responses/{}", utf8_percent_encode(id, NON_ALPHANUMERIC));
     let head = RequestHead { replica: replica.index, method: "GET".into(), path, ..RequestHead::default() };

@@ -1,21 +1,21 @@
-//! Which response a request names: in its path, or as the one that it continues.
+//! The response that a request names: in its path, or as the one that it continues.
 
 use http::Method;
 use percent_encoding::percent_decode_str;
 
-/// Requests to this path make responses.
+/// Requests to this path create responses.
 const RESPONSES_PATH: &str = "/v1/responses";
 
 /// How a request relates to stored responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ResponseReference {
-    /// Not at all.
+    /// The request concerns no response.
     None,
-    /// It creates one.
+    /// The request creates a response.
     Creates,
-    /// It creates one that continues this one.
+    /// The request creates a response that continues this one.
     Continues(String),
-    /// It reads or changes this one.
+    /// The request reads or changes this response.
     Addresses(String),
 }
 
@@ -24,7 +24,7 @@ impl ResponseReference {
     /// encoding once before they route.
     #[must_use]
     pub(crate) fn parse(method: &Method, path: &str, previous: Option<&str>) -> Self {
-        // Nearly no path has escapes, and looking for them letter by letter took 500 instructions.
+        // Hardly any path has escapes, and looking for them letter by letter took 500 instructions.
         let path = if path.contains('%') { percent_decode_str(path).decode_utf8_lossy() } else { path.into() };
         let Some(rest) = path.strip_prefix(RESPONSES_PATH) else { return Self::None };
         match (rest.strip_prefix('/'), previous) {
@@ -34,8 +34,7 @@ impl ResponseReference {
             (Some(below), previous) => {
                 let id = below.split('/').next().unwrap_or_default();
                 match id {
-                    // Scale-out engines show here what a request for a new response would look
-                    // like.
+                    // Scale-out engines preview here how a request for a new response would look.
                     "render" if method == Method::POST => previous.map_or(Self::None, |previous| Self::Continues(previous.to_owned())),
                     "" => Self::None,
                     id => Self::Addresses(id.to_owned()),

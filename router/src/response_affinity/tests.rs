@@ -65,7 +65,7 @@ async fn the_oldest_response_makes_way() {
     let now = Instant::now();
     for number in 0..MAX_RESPONSES + 10 {
         affinity.record(&format!("resp_{number}"), life("n/0", 1), &tenant, now);
-        // Again and again the same one: it holds one place.
+        // A response recorded repeatedly holds one place.
         affinity.record("resp_same", life("n/0", 1), &tenant, now + Duration::from_nanos(number as u64));
     }
     assert!(
@@ -94,7 +94,7 @@ async fn a_tenant_with_many_responses_displaces_only_its_own() {
     assert_eq!(affinity.look_up("resp_modest", "modest", &view, now), ResponseLookup::Found(life("n/0", 1)));
     assert_eq!(affinity.look_up("resp_0", "greedy", &view, now), ResponseLookup::Unknown);
     assert_eq!(affinity.look_up(&format!("resp_{}", 2 * MAX_RESPONSES - 1), "greedy", &view, now), ResponseLookup::Found(life("n/0", 1)));
-    // A tenant that comes later has its share as well.
+    // A tenant that comes later gets its share too.
     for number in 0..100 {
         affinity.record(&format!("resp_late_{number}"), life("n/0", 1), &modest, now);
     }

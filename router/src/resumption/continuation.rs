@@ -1,4 +1,5 @@
-//! Tells the stream of a continuation, which is a completion's, in the form of the stream that it continues. Its events then go the way of all others.
+//! Rewrites a continuation's events, which are a completion's, in the form of the stream that it
+//! continues. The events then take the path of all others.
 
 use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
@@ -9,13 +10,13 @@ use super::KnownTokens;
 use super::event_form::{AnswerDelta, EventForm, WholeUsage};
 use crate::sse::event_end;
 
-/// What the client gets where its stream was resumed.
+/// The comment that the client gets where its stream was resumed.
 pub(crate) const SEAM: Bytes = Bytes::from_static(b": resumed\n\n");
 
-/// No token has more text: the longest are runs of blanks or lines.
+/// Longest text of a token: the longest are runs of blanks or line ends.
 const MAX_TOKEN_TEXT_BYTES: usize = 256;
 
-/// What ends a stream whose continuation is not one.
+/// Ends a stream whose continuation is none.
 const NO_CONTINUATION: &[u8] =
     b"data: {\"error\":{\"message\":\"the other engine told the prompt again\",\"type\":\"InternalServerError\",\"param\":null,\"code\":502}}\n\n";
 
@@ -29,7 +30,7 @@ pub(crate) struct Continuation {
     emitted_tokens: u64,
     /// The beginning of an event.
     buffer: BytesMut,
-    /// Its first text was told.
+    /// The continuation's first text was passed on.
     has_begun: bool,
 }
 
@@ -72,15 +73,16 @@ impl<'a> CompletionChoice<'a> {
     }
 }
 
-/// Whether a text is not longer than its tokens can be. Behind a prompt that ends within a character, vLLM's first text is that of the whole prompt.
-/// An event with several tokens may hide the beginning of one, so not every cut can be known to be none of these.
+/// Whether a text is no longer than its tokens can be. After a prompt that ends within a character,
+/// vLLM's first text is that of the whole prompt. An event with several tokens may hide the
+/// beginning of one, so not every cut can be known to be safe.
 fn is_of_its_tokens(part: &AnswerDelta<'_>) -> bool {
     let tokens = part.ids.map_or(1, |ids| memchr::memchr_iter(b',', ids.as_bytes()).count() + 1);
     part.text.len() <= MAX_TOKEN_TEXT_BYTES * tokens
 }
 
 impl Continuation {
-    /// Of a stream that has died.
+    /// Continues the stream that died.
     #[must_use]
     pub(crate) fn new(known: &KnownTokens) -> Self {
         let KnownTokens { form, prompt_tokens, emitted_tokens, head, .. } = known;
@@ -88,7 +90,7 @@ impl Continuation {
         Self { form, head: head.clone(), prompt_tokens, emitted_tokens, buffer: BytesMut::new(), has_begun: false }
     }
 
-    /// The events that are whole with this piece.
+    /// The rewritten events that this piece completes.
     pub(crate) fn retell(&mut self, piece: &[u8]) -> Bytes {
         self.buffer.extend_from_slice(piece);
         let mut told = Vec::with_capacity(self.buffer.len() + 256);
@@ -99,13 +101,14 @@ impl Continuation {
         told.into()
     }
 
-    /// Whether nothing is left of it that was not told.
+    /// Whether everything that came was passed on.
     #[must_use]
     pub(crate) fn is_told(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// What is no event of a completion (errors, comments, `[DONE]`) stays as it is.
+    /// Rewrites an event. Other events than a completion's (errors, comments, `[DONE]`) stay as
+    /// they are.
     fn retell_event(&mut self, event: &[u8], told: &mut Vec<u8>) {
         let data = event.strip_prefix(b"data: ").map(<[u8]>::trim_ascii_end);
         let Some(CompletionEvent { choices, usage, system_fingerprint }) = data.and_then(|data| serde_json::from_slice(data).ok()) else {
@@ -113,7 +116,7 @@ impl Continuation {
             return;
         };
         let fingerprint = system_fingerprint.map(RawValue::get);
-        // One that has the prompt's tokens alone tells nothing of the answer.
+        // An event with only the prompt's tokens says nothing of the answer.
         if let Some(part) = choices.first().map(CompletionChoice::part).filter(|part| !part.is_empty()) {
             if !self.has_begun && !is_of_its_tokens(&part) {
                 told.extend_from_slice(NO_CONTINUATION);
@@ -123,7 +126,7 @@ impl Continuation {
             self.form.push_part(&self.head, part, fingerprint, told);
         }
         if let Some(usage) = usage {
-            // To the continuation, what was emitted before is prompt.
+            // To the continuation, tokens emitted earlier are prompt.
             let completion = self.emitted_tokens + usage.completion_tokens.unwrap_or(0);
             let cached = usage.prompt_tokens_details.map(|details| self.bound_cached(details));
             let whole = WholeUsage { prompt: self.prompt_tokens, completion, cached: cached.as_deref() };

@@ -1,25 +1,29 @@
-//! Whether the streams of an engine can be continued, by how it was started.
+//! Decides from an engine's launch whether its streams can be continued.
 
 use super::sampling::StreamApi;
 use crate::fleet::EngineLaunch;
 
-/// A chat of an engine with one of these is not the text of its tokens, or nobody can tell. Without them, both front-ends of `vllm serve` parse
-/// nothing of most models (0.32; `vllm-rs serve`, which guesses a parser by the model's name, is not how agents start engines).
+/// Flags with which a chat is not, or may not be, the text of its tokens.
+///
+/// Without them, both front-ends of `vllm serve` parse nothing of most models (0.32). `vllm-rs
+/// serve` guesses a parser from the model's name, but agents do not start engines with it.
 const FLAGS_OF_CHATS: [&str; 4] = ["--reasoning-parser", "--reasoning-parser-plugin", "--reasoning-config", "--response-role"];
 
-/// The same within the value of a flag, or behind its dot: `--structured-outputs-config '{"reasoning_parser": …}'`.
+/// A reasoning parser within the value of a flag, or behind its dot: `--structured-outputs-config
+/// '{"reasoning_parser": …}'`.
 const WORD_OF_CHATS: &str = "reasoning_parser";
 
-/// Models of this family have a parser without being asked, by what their configuration says of them; their names say it too.
+/// Models of this family get a parser unasked, because of their configuration. Their names reveal
+/// the family too.
 const PARSED_FAMILY: &str = "gpt-oss";
 
-/// With these nobody can tell what a stream of the engine looks like.
+/// Flags with which nobody can tell the form of the engine's streams.
 const FLAGS_OF_ALL: [&str; 4] = ["--config", "--skip-tokenizer-init", "--enable-force-include-usage", "--return-tokens-as-token-ids"];
 
 /// Whether the streams of an engine that was started like this can be continued.
 ///
 /// # Errors
-/// With the reason why not.
+/// The reason why not.
 pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Result<(), &'static str> {
     let launch = launch.ok_or("engine")?;
     let has = |names: &[&str]| launch.flags.iter().any(|flag| names.iter().any(|name| is_flag(flag, name)));
@@ -31,7 +35,8 @@ pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Res
     if api == StreamApi::Chat && parses_chats() { Err("parser") } else { Ok(()) }
 }
 
-/// Whether an argument is the flag of this name, in either spelling, with or without its value or a part of it (`--flag.part`).
+/// Whether an argument is the flag of this name, in either spelling, with or without its value or a
+/// part of it (`--flag.part`).
 pub(super) fn is_flag(argument: &str, name: &str) -> bool {
     let flag = argument.split_once(['=', '.']).map_or(argument, |(flag, _)| flag).as_bytes();
     flag.len() == name.len() && flag.iter().map(|byte| if *byte == b'_' { b'-' } else { *byte }).eq(name.bytes())
@@ -62,7 +67,7 @@ mod tests {
             assert_eq!(check(Chat, flags), Err("parser"), "{flags:?}");
             assert_eq!(check(Completions, flags), Ok(()), "{flags:?}");
         }
-        // It parses what a request without tools never gives.
+        // The tool parser finds nothing in answers to requests without tools.
         assert_eq!(check(Chat, &["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]), Ok(()));
         assert_eq!(check(Completions, &["--config", "x.yaml"]), Err("engine"));
     }

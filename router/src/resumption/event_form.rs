@@ -1,5 +1,7 @@
-//! What the events of a stream look like, by the front-end that writes them. Recorded from vLLM 0.32 (`tests/fixtures/vllm/sse_rust_*`). The tokens
-//! of events are found and taken out by it, and continuations are told in it.
+//! The form of a stream's events by front-end, recorded from vLLM 0.32
+//! (`tests/fixtures/vllm/sse_rust_*`).
+//!
+//! The form serves to find and remove the tokens in events, and to write continuations.
 
 use std::io::Write;
 
@@ -7,22 +9,23 @@ use memchr::memmem;
 
 use super::sampling::StreamApi;
 
-/// How one front-end writes the events of one API. All begin with the stream's head.
+/// How one front-end writes the events of one API. Each event begins with the stream's head.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct EventForm {
     /// From the head to the text.
     pub(super) opening: &'static [u8],
-    /// From the text to its tokens, as far as it is there without them too.
+    /// From the text to its tokens: the part that is there without tokens too.
     pub(super) closing: &'static [u8],
-    /// The name of the tokens, where it is not there without them.
+    /// The name of the tokens, if it is absent without them.
     pub(super) field: &'static [u8],
-    /// What stands in the place of tokens that nobody asked for.
+    /// The value in place of tokens that nobody asked for.
     pub(super) absent: &'static [u8],
     /// How an event without its tokens ends.
     pub(super) end: &'static [u8],
-    /// What an event has that comes for its tokens alone: any of these.
+    /// Marks of an event that comes for its tokens alone: any of these.
     pub(super) only_tokens: &'static [&'static [u8]],
-    /// From the head to the tokens of an event without a text, where that is not an empty one.
+    /// From the head to the tokens of an event without a text, if the text is absent rather than
+    /// empty.
     textless: Option<&'static str>,
     finish: FinishForm,
     /// How the usage says that nothing was cached, and how it ends.
@@ -34,9 +37,9 @@ pub(super) struct EventForm {
 /// How an answer ends.
 #[derive(Debug, PartialEq, Eq)]
 enum FinishForm {
-    /// In the event of the last text: what stands behind that, and before its tokens.
+    /// In the event of the last text: the part behind that text, and before its tokens.
     WithText { before: &'static str, tokens: &'static str },
-    /// In an event of its own, which begins like this.
+    /// In a separate event, which begins like this.
     Apart(&'static str),
 }
 
@@ -79,17 +82,17 @@ const RUST_CHAT: EventForm = EventForm {
 const RUST_COMPLETIONS: EventForm = EventForm {
     opening: br#"{"index":0,"text":""#,
     closing: br#"""#,
-    // The second in vLLM's sources since.
+    // vLLM's sources after 0.32 have the second form.
     only_tokens: &[br#""text":"","token_ids":[],"prompt_token_ids":["#, br#""text":"","prompt_token_ids":["#],
     textless: None,
     finish: FinishForm::Apart(r#"{"index":0,"text":"","finish_reason":"#),
     ..RUST_CHAT
 };
 
-/// What an event tells of an answer.
+/// The content of one event of an answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AnswerDelta<'a> {
-    /// As it stands between its quotes.
+    /// The text as it stands between its quotes.
     pub(super) text: &'a str,
     /// The list of its tokens.
     pub(super) ids: Option<&'a str>,
@@ -102,7 +105,7 @@ pub(super) struct AnswerDelta<'a> {
 pub(super) struct WholeUsage<'a> {
     pub(super) prompt: u64,
     pub(super) completion: u64,
-    /// The details of its prompt, if any are known.
+    /// The details of the prompt, if any are known.
     pub(super) cached: Option<&'a str>,
 }
 
@@ -114,7 +117,7 @@ impl AnswerDelta<'_> {
 }
 
 impl EventForm {
-    /// The form of a stream that has this event, by which its front-end is known: only the Python one writes what is `null`.
+    /// The form of the stream with this event. Only the Python front-end writes `null` fields.
     #[must_use]
     pub(super) fn of(api: StreamApi, event: &[u8]) -> &'static Self {
         // Log probabilities are never asked for. Quotes within strings are escaped.
@@ -127,7 +130,8 @@ impl EventForm {
         }
     }
 
-    /// Appends the events that tell this of an answer, as an engine writes them that was asked for tokens. `fingerprint` follows its end.
+    /// Appends the events of this part of an answer, as an engine writes them if asked for tokens.
+    /// `fingerprint` follows the part's end.
     pub(super) fn push_part(&self, head: &[u8], part: AnswerDelta<'_>, fingerprint: Option<&str>, told: &mut Vec<u8>) {
         let AnswerDelta { text, ids, finish } = part;
         let close = |told: &mut Vec<u8>| {

@@ -1,4 +1,5 @@
-//! What is known of a stream that has died: its tokens, as far as the client has seen their text, and how its events begin.
+//! The known state of a stream that has died: its tokens, as far as the client has seen their text,
+//! and how its events begin.
 
 use std::fmt::Write;
 
@@ -10,7 +11,7 @@ use super::sampling::Sampling;
 /// Where a stream goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KnownTokens {
-    /// Those of the prompt and those of the answer, separated by commas.
+    /// The tokens of the prompt, then those of the answer, separated by commas.
     pub(super) ids: String,
     pub(super) prompt_tokens: u64,
     pub(super) emitted_tokens: u64,
@@ -25,13 +26,13 @@ pub(crate) struct KnownTokens {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ContinuationRequest {
     pub(crate) body: Bytes,
-    /// Where in the body the list of tokens is.
+    /// The place of the token list in the body.
     pub(crate) prompt: std::ops::Range<usize>,
-    /// How many those are.
+    /// How many tokens that list has.
     pub(crate) known_tokens: u64,
-    /// It has at least so many tokens.
+    /// The fewest tokens that the rest has.
     pub(crate) min_tokens: u64,
-    /// `None` for as many as there is room for.
+    /// Most tokens of the rest; `None` for as many as there is room for.
     pub(crate) max_tokens: Option<u64>,
 }
 
@@ -47,12 +48,13 @@ impl KnownTokens {
         self.is_finished
     }
 
-    /// The request for what is missing of an answer in a context of so many tokens; `None` where nothing can be missing but the end.
+    /// The request for the missing part of an answer in a context of so many tokens. `None` if only
+    /// the end can be missing.
     #[must_use]
     pub(crate) fn continuation_request(&self, sampling: &Sampling, context: u64) -> Option<ContinuationRequest> {
         let left = sampling.max_tokens.map(|most| most.saturating_sub(self.emitted_tokens));
         let room = context.saturating_sub(self.total());
-        // Without a number a completion has sixteen tokens, and for `null` as well.
+        // Without a number, or with `null`, a completion has sixteen tokens.
         let most = left.unwrap_or(room).min(room);
         if self.is_finished || most == 0 {
             return None;
@@ -79,7 +81,7 @@ impl KnownTokens {
         Some(ContinuationRequest { body: body.into(), prompt, known_tokens: self.total(), min_tokens, max_tokens: left })
     }
 
-    /// The rest of a stream of which nothing but the end is missing, without the usage if that has come.
+    /// The end of a stream that lacks only that, without the usage if that has come.
     #[must_use]
     pub(crate) fn ending(&self, sampling: &Sampling, has_usage: bool) -> Bytes {
         let mut rest = Vec::new();

@@ -1,11 +1,11 @@
-//! What the tokens of all streams may take together.
+//! The memory that the tokens of all streams share.
 
 use std::sync::Arc;
 
 use crate::placement::QueueShare;
 use crate::tenant_pool::{PoolShare, TenantPool};
 
-/// Some 40 million tokens, at six bytes each: ten thousand streams of four thousand.
+/// About 40 million tokens of six bytes each: ten thousand streams of four thousand.
 const MAX_BYTES: usize = 256 * 1024 * 1024;
 
 /// The memory, for the streams of one tenant. Cheap to clone.
@@ -28,7 +28,7 @@ impl RecordMemory {
         Self { pool: TenantPool::new(most), tenant: 0, weight: 1.0 }
     }
 
-    /// The same memory, for another tenant.
+    /// This memory, for another tenant.
     #[must_use]
     pub(crate) fn of_tenant(&self, owner: QueueShare) -> Self {
         Self { pool: self.pool.clone(), tenant: owner.tenant, weight: owner.weight }
@@ -46,17 +46,17 @@ impl RecordMemory {
     }
 }
 
-/// What one stream has taken of it, until this is dropped.
+/// Memory taken by one stream, until this is dropped.
 #[derive(Debug)]
 pub(super) struct RecordShare(PoolShare);
 
 impl RecordShare {
-    /// Takes as much that there are `bytes` in all; `false` where there is no room.
+    /// Grows the share to `bytes` in all; `false` if there is no room.
     pub(super) fn grow_to(&mut self, bytes: usize) -> bool {
         self.0.grow_to(bytes, usize::MAX)
     }
 
-    /// Gives all of it back.
+    /// Returns the whole share.
     pub(super) fn release(&mut self) {
         self.0.shrink_to(0);
     }

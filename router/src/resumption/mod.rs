@@ -1,6 +1,8 @@
-//! Streams that outlive their engine (docs/decisions/0022). Pure: `inbound` asks which requests may be resumed, `direct_writing` has the tokens of a
-//! stream remembered and those of its continuation told in its own form, or has a replay compared with it (`replay`), `dispatch` sends the request
-//! for the rest, or the same one again.
+//! Streams that outlive their engine (docs/decisions/0022). Pure.
+//!
+//! `inbound` asks which requests may be resumed. `direct_writing` has a stream's tokens recorded,
+//! and its continuation rewritten in the stream's own form or a replay compared with it (`replay`).
+//! `dispatch` sends the request for the rest, or the same request again.
 
 mod continuation;
 mod engine_check;

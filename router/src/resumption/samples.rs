@@ -1,10 +1,10 @@
-//! Streams as the front-ends of vLLM 0.32 write them, for tests: a model whose answer is a list of texts, a token each. Its prompts have two
-//! tokens.
+//! Test streams as the front-ends of vLLM 0.32 write them. The model's answer is a list of texts,
+//! one per token, and its prompts have two tokens.
 
 use hostler_prompt::Dialect;
 use serde_json::Value;
 
-/// How the events of its chats begin.
+/// How the events of a chat begin.
 pub(crate) const HEAD: &str =
     r#"data: {"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1795466098,"model":"tiny","choices":["#;
 
@@ -16,7 +16,7 @@ const PROMPT_TOKENS: usize = 2;
 /// The token of the first text.
 const FIRST_TOKEN: usize = 10;
 
-/// The first event of a chat; tokens are a list, or `null`.
+/// The first event of a chat. Tokens are a list or `null`.
 pub(crate) fn role(prompt: &str) -> String {
     let choice = r#"{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}"#;
     format!("{HEAD}{choice}],\"prompt_token_ids\":{prompt},\"prompt_text\":null}}\n\n")
@@ -37,7 +37,7 @@ fn last_choice(text: &str, ids: &str, reason: &str) -> String {
     )
 }
 
-/// An event of a completion that is called `id`.
+/// An event of a completion with this `id`.
 pub(crate) fn text(id: &str, text: &str, prompt: &str, ids: &str, reason: &str) -> String {
     let head = format!(r#"data: {{"id":"{id}","object":"text_completion","created":1795466108,"model":"tiny","choices":["#);
     format!(
@@ -45,13 +45,13 @@ pub(crate) fn text(id: &str, text: &str, prompt: &str, ids: &str, reason: &str) 
     )
 }
 
-/// A request, and what the model has to say to it.
+/// A request, and the part of the texts that answers it.
 struct Asked {
     is_chat: bool,
     asks: bool,
     wants_usage: bool,
     prompt: Vec<u64>,
-    /// Of its texts, those from here on.
+    /// Index of the first text of this answer.
     from: usize,
     end: usize,
     reason: &'static str,
@@ -73,7 +73,7 @@ impl Asked {
         format!("[{}]", self.prompt.iter().map(u64::to_string).collect::<Vec<_>>().join(","))
     }
 
-    /// The head of the events of an answer that is called `id`, where it is a completion.
+    /// The head of the events of an answer. A completion has this `id`.
     fn head(&self, id: &str) -> String {
         if self.is_chat { HEAD.to_owned() } else { text(id, "", "", "", "").split_once("[{").unwrap().0.to_owned() + "[" }
     }
@@ -85,7 +85,7 @@ impl Asked {
     }
 }
 
-/// The events with which the model answers a request, whose tokens say where it goes on.
+/// The events of an answer, starting where the request's tokens end.
 pub(crate) fn answer(front_end: Dialect, path: &str, body: &[u8], id: &str, texts: &[&str]) -> Vec<String> {
     let asked = Asked::parse(path, body, texts.len());
     let mut events = match front_end {
@@ -101,7 +101,7 @@ fn python_events(asked: &Asked, id: &str, texts: &[&str]) -> Vec<String> {
     let or_null = |list: String| if asks { list } else { "null".into() };
     let prompt_list = or_null(asked.prompt_list());
     let mut events = if is_chat { vec![role(&prompt_list)] } else { Vec::new() };
-    // One that has nothing more to say says so.
+    // An answer without further text still has a last event.
     for at in from..end.max(from + 1) {
         let is_last = at + 1 >= end;
         let (piece, ids) = match texts.get(at).filter(|_| at < end) {

@@ -1,5 +1,7 @@
-//! What the continuation of a request takes over from its body, and why some request has none. Every field has a rule; one without a rule, or said
-//! twice, means that the stream is not resumed.
+//! The parameters that a continuation takes from its request's body, and why some requests have
+//! none.
+//!
+//! Every field has a rule; a field without a rule, or a repeated one, rules out a continuation.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -13,16 +15,16 @@ use serde_json::value::RawValue;
 use crate::placement::mentions_media;
 use crate::resume_tier::ResumeTier;
 
-/// A longer body is not asked for tokens: those of its prompt come in one event.
+/// Longest body that is asked for tokens: those of its prompt come in one event.
 pub(super) const MAX_BODY_BYTES: usize = 128 * 1024;
 
-/// A continuation takes over no more than this of the body; only lists of tokens can be longer.
+/// Most bytes of the body that a continuation takes over. Only lists of tokens can be longer.
 const MAX_CARRIED_BYTES: usize = 4096;
 
-/// What a completion has without `max_tokens`, in vLLM and OpenAI's API.
+/// The default of `max_tokens` for completions, in vLLM and OpenAI's API.
 const DEFAULT_COMPLETION_TOKENS: u64 = 16;
 
-/// Which API a stream that may be resumed is of.
+/// The APIs whose streams may be continued from their tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamApi {
     Chat,
@@ -47,13 +49,13 @@ pub(crate) struct Sampling {
     pub(crate) tier: ResumeTier,
     /// Fields as they stood in the body, each followed by a comma.
     pub(super) carried: Box<str>,
-    /// Tokens that the answer may have; `None` for as many as the context has room for.
+    /// Most tokens of the answer; `None` for as many as the context has room for.
     pub(super) max_tokens: Option<u64>,
     pub(super) min_tokens: u64,
-    /// It ends at its limit alone.
+    /// Only the limit ends the answer.
     pub(super) ignores_end: bool,
     pub(super) wants_usage: bool,
-    /// The salt of its cached blocks.
+    /// The salt of the request's cached blocks.
     pub(crate) cache_salt: String,
 }
 
@@ -61,26 +63,26 @@ pub(crate) struct Sampling {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unfit {
     pub(crate) reason: &'static str,
-    /// The same request gives the same answer, and each of its fields has a rule.
+    /// Repeating the request gives the same answer, and each of its fields has a rule.
     pub(crate) may_be_replayed: bool,
 }
 
 impl Unfit {
-    /// By what nobody can do anything about.
+    /// An obstacle that rules out a replay too.
     fn hopeless(reason: &'static str) -> Self {
         Self { reason, may_be_replayed: false }
     }
 }
 
-/// Reasons that say that an answer is not the text of its tokens, or that a continuation would choose other tokens. The same request is answered in the
-/// same way all the same.
+/// Reasons that an answer is not the text of its tokens, or that a continuation would choose other
+/// tokens. Sending the same request again still gives the same answer.
 const REPLAYABLE: [&str; 9] = ["choices", "penalty", "logprobs", "tools", "grammar", "stop", "echo", "continuous_usage", "parser"];
 
 impl Sampling {
-    /// Of a stream.
+    /// Reads the parameters of a request for a stream.
     ///
     /// # Errors
-    /// With the reason why it is not continued from its tokens.
+    /// The reason why the stream is not continued from its tokens.
     pub(crate) fn parse(api: StreamApi, body: &[u8]) -> Result<Self, Unfit> {
         if body.len() > MAX_BODY_BYTES {
             return Err(Unfit::hopeless("size"));
@@ -94,16 +96,17 @@ impl Sampling {
         self.tier == ResumeTier::TokenExact
     }
 
-    /// Tokens that the answer may have; `None` for as many as there is room for.
+    /// Most tokens of the answer; `None` for as many as there is room for.
     pub(crate) fn max_tokens(&self) -> Option<u64> {
         self.max_tokens
     }
 }
 
-/// How a body ends that asks for the tokens of its answer.
+/// The end of a body that asks for the tokens of its answer.
 const ASKING_END: &[u8] = b",\"return_token_ids\":true}";
 
-/// A body, which is a JSON object with a field, that also asks for the tokens of its answer. All before keeps its place.
+/// Adds the request for tokens to a body, which is a JSON object with a field. Everything before
+/// keeps its place.
 #[must_use]
 pub(crate) fn ask_for_tokens(body: &[u8]) -> Bytes {
     let end = body.trim_ascii_end().len().saturating_sub(1);
@@ -114,7 +117,7 @@ pub(crate) fn ask_for_tokens(body: &[u8]) -> Bytes {
     asking.freeze()
 }
 
-/// A body as it was before, but for blanks at its end; one that does not ask stays as it is.
+/// Removes the request for tokens, and blanks at the body's end. A body without it stays as it is.
 #[must_use]
 pub(crate) fn without_asking(body: &Bytes) -> Bytes {
     match body.strip_suffix(ASKING_END) {
@@ -123,7 +126,7 @@ pub(crate) fn without_asking(body: &Bytes) -> Bytes {
     }
 }
 
-/// What a body has before its end, which is the same whether it asks for tokens or not.
+/// The part of a body before its end, the same whether or not it asks for tokens.
 #[must_use]
 pub(crate) fn unasked_part(body: &[u8]) -> &[u8] {
     let unasking = || {
@@ -133,7 +136,8 @@ pub(crate) fn unasked_part(body: &[u8]) -> &[u8] {
     body.strip_suffix(ASKING_END).unwrap_or_else(unasking)
 }
 
-/// The fields of a body as they are read. Numbers that are not plain count as a reason: engines take more forms than the router.
+/// Fields of a body as they are read. Numbers in unusual forms count as a reason: engines accept
+/// more forms than the router.
 #[derive(Debug, Default)]
 struct SamplingDraft {
     carried: String,
@@ -142,7 +146,7 @@ struct SamplingDraft {
     is_hopeless: bool,
     is_greedy: bool,
     is_seeded: bool,
-    /// `None` if it was not said, `Some(None)` if it was said to be none.
+    /// `None` if absent, `Some(None)` if `null`.
     max_tokens: Option<Option<u64>>,
     max_completion_tokens: Option<u64>,
     min_tokens: u64,
@@ -161,7 +165,7 @@ impl SamplingDraft {
             (StreamApi::Chat, Some(most), _) => Some(most),
             (StreamApi::Completions, Some(_), _) => return Err(Unfit::hopeless("max_completion_tokens")),
             (StreamApi::Completions, None, None) => Some(DEFAULT_COMPLETION_TOKENS),
-            // The default to vLLM 0.32, and no limit to releases before it normalized this.
+            // vLLM 0.32 takes the default. Releases before it normalized this take no limit.
             (StreamApi::Completions, None, Some(None)) => return Err(unfit("max_tokens")),
             (_, None, most) => most.flatten(),
         };
@@ -183,12 +187,13 @@ impl SamplingDraft {
         let raw = value.get();
         match (name, raw) {
             ("max_tokens", "null") => self.max_tokens = Some(None),
-            // The router adds this one, and vLLM's Rust front-end refuses a field that is there twice.
+            // The router adds this field, and vLLM's Rust front-end refuses repeated fields.
             ("return_token_ids", _) => return Err("token_ids"),
             (_, "null") => {}
             ("messages" | "prompt", _) if mentions_media(raw.as_bytes()) => return Err("media"),
             ("prompt", _) if !is_single_prompt(raw) => return Err("choices"),
-            // They make the prompt, whose tokens the engine says, or say nothing to the engine.
+            // These fields make the prompt, whose tokens the engine reports, or mean nothing to the
+            // engine.
             ("messages" | "prompt" | "chat_template" | "chat_template_kwargs" | "documents" | "add_generation_prompt", _)
             | ("continue_final_message" | "add_special_tokens" | "truncate_prompt_tokens" | "truncation_side" | "reasoning_effort", _)
             | ("metadata" | "store" | "service_tier" | "safety_identifier" | "prompt_cache_key" | "request_id", _)
@@ -206,7 +211,7 @@ impl SamplingDraft {
                 self.carry(name, raw);
             }
             ("seed", _) => {
-                // To vLLM this one is none.
+                // To vLLM, -1 means no seed.
                 self.is_seeded = raw != "-1";
                 self.carry(name, raw);
             }
@@ -227,10 +232,10 @@ impl SamplingDraft {
                 return Err("grammar");
             }
             ("return_tokens_as_token_ids", _) => return Err("token_ids"),
-            // Engines look for them in what they generated themselves, and one may straddle the seam.
+            // Engines look for stop words in their own output, and one may straddle the seam.
             ("stop" | "bad_words", _) => return Err("stop"),
             ("echo" | "suffix", _) => return Err("echo"),
-            // The tokens of what is hidden are not told.
+            // The tokens of hidden text are not sent.
             ("include_reasoning", _) => return Err("parser"),
             _ => return Err("field"),
         }
@@ -238,7 +243,7 @@ impl SamplingDraft {
     }
 
     fn carry(&mut self, name: &str, raw: &str) {
-        // The names are ours, from the table above.
+        // Names need no escapes: they come from the table above.
         let _ = write!(self.carried, "\"{name}\":{raw},");
     }
 
@@ -257,7 +262,7 @@ impl SamplingDraft {
     }
 }
 
-/// A text, or one list of tokens.
+/// Whether the prompt is a text or one list of tokens.
 fn is_single_prompt(raw: &str) -> bool {
     let in_list = raw.strip_prefix('[').map(|rest| rest.trim_start().as_bytes().first().is_some_and(u8::is_ascii_digit));
     in_list.unwrap_or(raw.starts_with('"'))
@@ -300,13 +305,13 @@ impl<'de> Visitor<'de> for SamplingVisitor {
         struct ParameterName<'a>(#[serde(borrow)] Cow<'a, str>);
 
         let mut draft = SamplingDraft::default();
-        // Ordered: no client can choose names that collide, as with a hash.
+        // An ordered set: clients cannot make names collide, as with a hash.
         let mut names = BTreeSet::new();
         while let Some(ParameterName(name)) = map.next_key::<ParameterName<'de>>()? {
             let value: &RawValue = map.next_value()?;
             // Engines differ in which of two values they take.
             let read = if names.contains(&name) { Err("repeated_field") } else { draft.read(&name, value) };
-            // The first reason in the order of the body.
+            // Keep the first reason in the body's order.
             draft.is_hopeless |= read.is_err_and(|reason| !REPLAYABLE.contains(&reason));
             draft.reason = draft.reason.or(read.err());
             names.insert(name);

@@ -1,8 +1,9 @@
-//! Remembers the tokens of a stream as its events pass, and takes them out of the events again: what the client gets has the bytes that the engine
-//! would have sent without being asked for tokens.
+//! Records the tokens of a stream as its events pass, and removes them from the events. The client
+//! gets the bytes that the engine would have sent without being asked for tokens.
 //!
-//! Nearly all events are of one form, which is known to the byte: the head of the stream, a text, the end with its tokens. Of these only the
-//! tokens are looked at. All others are read as JSON; one that is not understood ends the record, and from then on tokens are only taken out.
+//! Nearly all events have one form, known to the byte: the head of the stream, a text, and the end
+//! with its tokens. Of these only the tokens are looked at. All others are read as JSON. An event
+//! that is not understood ends the record, and from then on tokens are only removed.
 
 use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
@@ -15,38 +16,38 @@ use super::sampling::StreamApi;
 use super::token_fields::{CommonEvent, count_answer_tokens, count_ids, has_tokens, remove_tokens};
 use crate::sse::event_end;
 
-/// A stream whose tokens take more is not resumed: some 160,000 tokens.
+/// Most memory of a resumable stream's tokens: about 160,000 tokens.
 const MAX_STREAM_BYTES: usize = 1024 * 1024;
 
 /// The tokens of one stream.
 #[derive(Debug)]
 pub(crate) struct TokenRecord {
     api: StreamApi,
-    /// How its front-end writes events, once the first has come.
+    /// The front-end's form of events, once the first has come.
     form: Option<&'static EventForm>,
     /// How each event begins, up to its list of choices; empty before the first one.
     head: Bytes,
-    /// The head, and what stands between it and a text.
+    /// The head, with the part between it and a text.
     prefix: Bytes,
     /// The tokens of the prompt, then those of the answer, separated by commas.
     ids: Vec<u8>,
     /// Length of the prompt's part.
     prompt_bytes: usize,
-    /// Length up to the last text. What came after it, if anything, is a part of a character.
+    /// Length up to the last text. Any tokens behind it are part of a character.
     shown_bytes: usize,
-    /// Tokens of the answer that are not remembered.
+    /// Tokens of the answer that were forgotten.
     forgotten_tokens: u64,
-    /// Events without a text that the client has got since.
+    /// Events without text that the client has received since the last text.
     textless_events: u32,
-    /// How many of them the continuation sends again.
+    /// How many of those events the continuation repeats.
     repeated_events: u32,
     is_finished: bool,
-    /// All so far was understood and is remembered.
+    /// Everything so far was understood and recorded.
     is_complete: bool,
     share: RecordShare,
 }
 
-/// An event as far as it tells of tokens.
+/// The parts of an event that concern tokens.
 #[derive(Deserialize)]
 struct TokenEvent<'a> {
     #[serde(borrow)]
@@ -81,7 +82,7 @@ struct TextDelta<'a> {
 }
 
 impl TokenRecord {
-    /// Of a stream that an engine was asked to tell the tokens of.
+    /// The record of a stream whose engine was asked for tokens.
     #[must_use]
     pub(crate) fn new(api: StreamApi, memory: &RecordMemory) -> Self {
         Self {
@@ -101,8 +102,10 @@ impl TokenRecord {
         }
     }
 
-    /// Takes the tokens out of an event of the common form, which ends no answer, fails none and has no usage: `None` for anything else. What is to be
-    /// sent are the bytes, and then the end.
+    /// Removes the tokens from an event of the common form, which ends or fails no answer and has
+    /// no usage.
+    ///
+    /// Returns the bytes to send, and the end to send after them. `None` for any other event.
     pub(crate) fn process_common(&mut self, event: &Bytes) -> Option<(Bytes, &'static [u8])> {
         let form = self.form.filter(|_| self.is_complete)?;
         let common = CommonEvent::parse(form, &self.prefix, event)?;
@@ -113,9 +116,9 @@ impl TokenRecord {
         Some((event.slice(..kept), form.end))
     }
 
-    /// Takes the tokens out of whole events.
+    /// Removes the tokens from whole events.
     pub(crate) fn process(&mut self, events: Bytes) -> Bytes {
-        // An engine that tells no tokens costs one search.
+        // Events without tokens cost one search.
         if !self.is_complete && !has_tokens(&events) {
             return events;
         }
@@ -130,7 +133,7 @@ impl TokenRecord {
         passed.freeze()
     }
 
-    /// From now on tokens are only counted and taken out.
+    /// From now on, tokens are only counted and removed.
     pub(crate) fn give_up(&mut self) {
         self.forgotten_tokens = self.emitted_tokens();
         self.is_complete = false;
@@ -138,7 +141,8 @@ impl TokenRecord {
         self.share.release();
     }
 
-    /// What the stream can be continued from, if all of it is known: all up to the last text that the client has seen.
+    /// The state that the stream can be continued from, if all of it is known: everything up to the
+    /// last text that the client has seen.
     pub(crate) fn known(&self) -> Option<KnownTokens> {
         if !self.is_complete || self.prompt_bytes == 0 {
             return None;
@@ -163,12 +167,13 @@ impl TokenRecord {
         self.forgotten_tokens + self.ids.get(self.prompt_bytes..).map_or(0, answer_tokens)
     }
 
-    /// Whether it will never be known.
+    /// Whether the stream's tokens will never all be known.
     pub(crate) fn has_given_up(&self) -> bool {
         !self.is_complete
     }
 
-    /// The same, and what the client has not seen is forgotten: the continuation tells it.
+    /// The known state. Tokens that the client has not seen are forgotten: the continuation repeats
+    /// them.
     pub(crate) fn rewind(&mut self) -> Option<KnownTokens> {
         let known = self.known()?;
         if !known.is_finished {
@@ -196,13 +201,13 @@ impl TokenRecord {
         remove_tokens(self.form.unwrap_or_else(|| EventForm::of(self.api, event)), event, passed);
     }
 
-    /// Remembers the tokens of an event; `true` if the client has got the event before.
+    /// Records the tokens of an event; `true` if the client already has the event.
     fn take_common(&mut self, common: &CommonEvent<'_>) -> bool {
         self.remember(common.ids, common.has_text);
         self.is_repeated(common.has_text)
     }
 
-    /// Whether the client has got the same event before the stream was resumed.
+    /// Whether the client received the same event before the stream was resumed.
     fn is_repeated(&mut self, has_text: bool) -> bool {
         if has_text {
             (self.textless_events, self.repeated_events) = (0, 0);
@@ -240,14 +245,14 @@ impl TokenRecord {
         let has_text = text.len() > 2;
         match choice.token_ids.map(list) {
             Some(ids) if !ids?.is_empty() => self.remember(ids?, has_text),
-            // A text without tokens.
+            // The choice has text without tokens.
             _ if has_text => return None,
             _ => {}
         }
         Some(())
     }
 
-    /// All events of a stream begin alike.
+    /// Checks the common beginning that all events of a stream have.
     fn check_head(&mut self, event: &[u8]) -> Option<()> {
         if self.form.is_none() {
             const CHOICES: &[u8] = b"\"choices\":[";
@@ -273,7 +278,7 @@ impl TokenRecord {
         Some(())
     }
 
-    /// Remembers tokens of the answer, of which there is at least one.
+    /// Records tokens of the answer, at least one.
     fn remember(&mut self, ids: &[u8], has_text: bool) {
         if !self.push(ids) {
             self.give_up();
@@ -283,7 +288,7 @@ impl TokenRecord {
         }
     }
 
-    /// `false` where there is no room.
+    /// Appends tokens; `false` if there is no room.
     fn push(&mut self, ids: &[u8]) -> bool {
         if self.ids.capacity() - self.ids.len() <= ids.len() && !self.grow(ids.len() + 1) {
             return false;
@@ -295,7 +300,7 @@ impl TokenRecord {
         true
     }
 
-    /// Makes room for so many more bytes; `false` where there is none.
+    /// Makes room for so many more bytes; `false` if there is none.
     fn grow(&mut self, more: usize) -> bool {
         let needed = self.ids.len() + more;
         let roomy = (2 * needed).min(MAX_STREAM_BYTES);
@@ -312,7 +317,7 @@ fn list(ids: &RawValue) -> Option<&[u8]> {
     Some(ids.get().strip_prefix('[')?.strip_suffix(']')?.as_bytes())
 }
 
-/// How many tokens stand behind those of the prompt, a comma before each.
+/// How many tokens follow those of the prompt, each behind a comma.
 fn answer_tokens(ids: &[u8]) -> u64 {
     memchr::memchr_iter(b',', ids).count() as u64
 }

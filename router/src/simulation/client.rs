@@ -1,5 +1,5 @@
-//! A client: it sends one request, reads the answer at its own pace or leaves, and tells what came and
-//! how that ended.
+//! A client sends one request, reads the answer at its own pace or leaves, and reports the bytes it
+//! got and how they ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,18 +16,19 @@ use tokio_util::task::AbortOnDropHandle;
 use super::model::{ModelRequest, prompt_text, prompt_tokens};
 use super::world::World;
 
-/// No request takes longer, whatever happens: three attempts of a minute each, and nine of a continuation's, would.
+/// Longest wait for an answer. Three attempts of a minute each, and nine of a continuation's, would
+/// take longer.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Chat,
-    /// A completion of a text, and one of tokens.
+    /// A completion of a text.
     Text,
     Tokens,
 }
 
-/// What decides whether a stream may be resumed.
+/// The choice of sampling, which decides whether a stream may be resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Draw {
     Greedy,
@@ -38,10 +39,10 @@ pub(super) enum Draw {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pace {
     Eager,
-    /// Before each piece.
+    /// A pause before each piece.
     Pauses(Duration),
     Leaves(Duration),
-    /// It reads so much, and then nothing any more.
+    /// The client reads this much, and then nothing any more.
     Stalls(usize),
 }
 
@@ -86,12 +87,13 @@ impl Question {
         body.to_string()
     }
 
-    /// Whether its answer does not depend on the engine that it began at. A slow client is told of a loss by bytes that it reads later.
+    /// Whether the answer does not depend on the engine that it began at. A slow client learns of a
+    /// loss from bytes that it reads later.
     pub(super) fn outlives_engine(&self) -> bool {
         !self.is_stream || (self.draw != Draw::Seeded && self.pace == Pace::Eager)
     }
 
-    /// As an engine understands it.
+    /// The request as an engine understands it.
     pub(super) fn model_request(&self) -> ModelRequest {
         ModelRequest::parse(self.path(), self.body().as_bytes()).expect("the model knows its questions")
     }
@@ -99,20 +101,20 @@ impl Question {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AnswerEnd {
-    /// As HTTP says that one is complete.
+    /// Complete by HTTP's rules.
     Clean,
     Broken(String),
-    /// The client left, or stopped to read.
+    /// The client left, or stopped reading.
     Left,
     /// The router was killed.
     RouterGone,
-    /// Not within the client's patience.
+    /// The answer did not end within the client's patience.
     Never,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SeenAnswer {
-    /// None where no answer has begun.
+    /// `None` if no answer has begun.
     pub(super) status: Option<u16>,
     pub(super) body: Vec<u8>,
     pub(super) end: AnswerEnd,
@@ -137,7 +139,7 @@ impl Question {
         seen
     }
 
-    /// `true` if it was read to its end.
+    /// Sends the request and reads the answer. Returns `true` if it was read to its end.
     async fn exchange(&self, wire: TokioIo<super::link::LinkEnd>, seen: &mut SeenAnswer) -> Result<bool, hyper::Error> {
         let (mut sender, connection) = http1::handshake(wire).await?;
         let _connection = AbortOnDropHandle::new(tokio::spawn(async { drop(connection.await) }));
@@ -149,7 +151,7 @@ impl Question {
         loop {
             match self.pace {
                 Pace::Pauses(pause) => sleep(pause).await,
-                // The router closes the connection, which nobody looks at.
+                // The router closes the connection unobserved.
                 Pace::Stalls(after) if seen.body.len() >= after => {
                     sleep(Duration::from_secs(60)).await;
                     return Ok(false);

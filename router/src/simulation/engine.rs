@@ -1,6 +1,5 @@
-//! An engine with the model, as its agent sees it: it lives and dies, hangs, refuses, drains. What a
-//! request gets from it is decided here; what of that reaches the router is for `node` and the
-//! network.
+//! A simulated engine as its agent sees it: it lives and dies, hangs, refuses, drains. It decides
+//! what each request gets; `node` and the network decide how much of that reaches the router.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -19,24 +18,24 @@ use tokio::time::{Instant, sleep, timeout};
 use super::model::ModelRequest;
 use super::trace::Trace;
 
-/// From an error event to the exit of the process.
+/// Time from an error event to the exit of the process.
 const EXIT_DELAY: Duration = Duration::from_secs(1);
 
-/// How long an engine that is told to stop lets its requests finish.
+/// How long a stopping engine lets its requests finish.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How an engine ends, as its requests see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Death {
-    /// The connection to it breaks.
+    /// The connection to the engine breaks.
     Lost,
-    /// Its front-end says that the core is dead, ends its answers and exits a second later.
+    /// The front-end says that the core is dead, ends its answers and exits a second later.
     ErrorEvent,
-    /// It is stopped: its answers end with the finish reason `abort`.
+    /// The engine is stopped: its answers end with the finish reason `abort`.
     Abort,
-    /// Its answers end, without a finish reason.
+    /// The answers end, without a finish reason.
     Incomplete,
-    /// The agent stops it, and says so of each request.
+    /// The agent stops the engine, and says so of each request.
     Stopped,
     /// The agent gives the requests up.
     GivenUp,
@@ -45,7 +44,7 @@ pub(super) enum Death {
 impl Death {
     pub(super) const ALL: [Self; 6] = [Self::Lost, Self::ErrorEvent, Self::Abort, Self::Incomplete, Self::Stopped, Self::GivenUp];
 
-    /// Whether its agent reports what was in flight.
+    /// Whether the agent reports the requests in flight.
     fn is_crash(self) -> bool {
         matches!(self, Self::Lost | Self::ErrorEvent | Self::Incomplete)
     }
@@ -56,9 +55,9 @@ pub(super) struct EngineLife {
     pub(super) epoch: u64,
     pub(super) phase: Phase,
     death: Option<Death>,
-    /// Drained, until it is released.
+    /// Whether the engine was drained and is not released yet.
     is_held: bool,
-    /// How often it has fallen asleep, which ends what it runs.
+    /// How often the engine has fallen asleep, which ends its requests.
     naps: u64,
 }
 
@@ -72,10 +71,10 @@ pub(super) struct EngineCrash {
 #[derive(Debug)]
 pub(super) struct SimulatedEngine {
     pub(super) name: String,
-    /// From one token to the next.
+    /// Time from one token to the next.
     step: Duration,
     life: Mutex<EngineLife>,
-    /// Whoever waits is woken in the order in which they began; tokio's `watch` would draw lots.
+    /// Wakes waiters in the order in which they began; tokio's `watch` would pick randomly.
     news: Notify,
     news_count: AtomicU64,
     state: Mutex<EngineState>,
@@ -85,11 +84,11 @@ pub(super) struct SimulatedEngine {
 #[derive(Debug, Default)]
 struct EngineState {
     next_request: u64,
-    /// The router that has sent it, and its fingerprint.
+    /// Each request's sending router, and its fingerprint.
     running: BTreeMap<u64, (u64, Option<u128>)>,
     crashes: Vec<EngineCrash>,
     hangs_until: Option<Instant>,
-    /// New requests get this status.
+    /// The status that new requests get.
     refusing: Option<u16>,
 }
 
@@ -97,7 +96,7 @@ struct EngineState {
 struct RunningRequest<'a> {
     engine: &'a SimulatedEngine,
     id: u64,
-    /// The head of the answer was sent.
+    /// Whether the head of the answer was sent.
     has_head: AtomicBool,
     /// The rest of an event that is sent in two pieces.
     unsent: Mutex<Bytes>,
@@ -114,7 +113,7 @@ impl RunningRequest<'_> {
         stream.send_body(rest).await;
     }
 
-    /// What the engine calls it.
+    /// The engine's name for the request.
     fn name(&self) -> String {
         format!("cmpl-{}-{}", self.engine.name.replace('/', "-"), self.id)
     }
@@ -143,7 +142,7 @@ impl SimulatedEngine {
         self.news.notify_waiters();
     }
 
-    /// Changes its life, if that is possible now.
+    /// Changes the engine's life, if that is possible now. Returns whether it was.
     fn change_life(&self, change: impl FnOnce(&mut EngineLife) -> bool) -> bool {
         let is_changed = change(&mut self.life.lock());
         if is_changed {
@@ -163,12 +162,12 @@ impl SimulatedEngine {
         }
     }
 
-    /// Resolves when more is new than what was `seen`, with what is.
+    /// Resolves when the news count differs from `seen`, with the new count.
     pub(super) async fn wait_news(&self, seen: u64) -> u64 {
         self.wait_for(|| Some(self.news_count.load(Ordering::Relaxed)).filter(|count| *count != seen)).await
     }
 
-    /// Requests in all, and those of this router.
+    /// The requests in all, and those of this router.
     pub(super) fn in_flight(&self, router: u64) -> (u32, u32) {
         let state = self.state.lock();
         let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
@@ -211,7 +210,7 @@ impl SimulatedEngine {
             let dies = is_alive(life);
             if dies {
                 life.death = Some(death);
-                // Until it exits, its front-end takes requests.
+                // The front-end takes requests until it exits.
                 if death != Death::ErrorEvent {
                     life.phase = if death.is_crash() { Phase::Failed } else { Phase::Stopped };
                 }
@@ -248,7 +247,8 @@ impl SimulatedEngine {
         })
     }
 
-    /// Takes no more requests until those that it has are done or their time is over; `true` unless that was called off.
+    /// Takes no new requests until the running ones are done or their time is over. Returns `true`
+    /// unless that was called off.
     async fn empty(&self, phase: Phase) -> bool {
         if !self.change_phase(Phase::Ready, phase) {
             return false;
@@ -259,14 +259,14 @@ impl SimulatedEngine {
         self.life() == present
     }
 
-    /// Finishes what it has, and comes back.
+    /// Finishes the running requests, and comes back.
     pub(super) async fn restart(self: &Arc<Self>, restart_after: Duration) {
         if self.empty(Phase::Draining).await {
             self.die(Death::Stopped, restart_after);
         }
     }
 
-    /// Finishes what it has, and stops until it is released.
+    /// Finishes the running requests, and stops until released.
     pub(super) async fn drain(&self) {
         if self.empty(Phase::Draining).await && self.end_life(Death::Stopped) {
             self.change_life(|life| {
@@ -276,7 +276,7 @@ impl SimulatedEngine {
         }
     }
 
-    /// Finishes what it has, and computes nothing until it is woken.
+    /// Finishes the running requests, and computes nothing until woken.
     pub(super) async fn fall_asleep(&self) {
         if self.empty(Phase::Sleeping).await {
             self.trace.note(format_args!("{} sleeps", self.name));
@@ -287,14 +287,15 @@ impl SimulatedEngine {
         }
     }
 
-    /// Serves again where it drains, was drained or sleeps.
+    /// Serves again if draining, drained or asleep.
     pub(super) fn bring_back(&self) {
         if !self.change_phase(Phase::Draining, Phase::Ready) && !self.change_phase(Phase::Sleeping, Phase::Ready) && self.life().is_held {
             self.begin_life();
         }
     }
 
-    /// Answers a request: what it sends goes to `stream`. `poison` is after how many events the engine dies of it.
+    /// Answers a request on `stream`. `poison` is the number of events after which the engine dies
+    /// of it.
     pub(super) async fn answer(
         self: &Arc<Self>,
         (router, head): (u64, &RequestHead),
@@ -354,7 +355,7 @@ impl SimulatedEngine {
             return;
         }
         running.send_head(stream, response(200, "text/event-stream; charset=utf-8", None));
-        // The prompt.
+        // Compute the prompt.
         self.advance(4).await;
         for (at, event) in request.events(&running.name()).into_iter().enumerate() {
             if poison.is_some_and(|after| at >= after) {
@@ -373,13 +374,13 @@ impl SimulatedEngine {
         }
     }
 
-    /// Dies of the request that it is at, and so never returns.
+    /// Dies of the present request, and so never returns.
     async fn crash_forever(self: &Arc<Self>) {
         self.die(Death::Lost, Duration::from_secs(1));
         std::future::pending::<()>().await;
     }
 
-    /// Waits for so many steps, and as long as it hangs.
+    /// Waits for so many steps, and as long as the engine hangs.
     async fn advance(&self, steps: usize) {
         sleep(self.step * u32::try_from(steps).unwrap_or(u32::MAX)).await;
         loop {
@@ -391,7 +392,7 @@ impl SimulatedEngine {
         }
     }
 
-    /// What comes of a request when its engine dies.
+    /// Ends a request whose engine dies.
     async fn end_answer(
         &self,
         death: Death,
@@ -423,11 +424,11 @@ impl SimulatedEngine {
     }
 }
 
-/// Why an engine has not answered to the end.
+/// Why an engine did not answer to the end.
 #[derive(Debug)]
 pub(super) enum EngineFailure {
     Fault(StreamFault),
-    /// Nobody says anything.
+    /// The agent says nothing.
     GivenUp,
 }
 

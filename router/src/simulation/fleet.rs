@@ -1,4 +1,4 @@
-//! Carries a scenario out: starts the nodes, brings its faults about and undoes them.
+//! Carries a scenario out: starts the nodes, causes its faults and undoes them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::scenario::{FleetFault, NodePlan, Scenario};
 use super::world::World;
 use crate::fleet::ReplicaOrder;
 
-/// How long a fleet may take to be whole again when nothing is wrong with it any more.
+/// How long a fleet may take to be whole again once no fault is left.
 const HEAL_TIME: Duration = Duration::from_secs(60);
 
-/// Nobody can be heard for longer than this without being lost.
+/// Longest time that somebody can be out of reach without being lost.
 const NEWS_TIME: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -25,16 +25,16 @@ pub(super) struct SimulatedFleet {
     plans: Vec<NodePlan>,
     /// The present agent of each node.
     nodes: Mutex<Vec<Arc<Incarnation>>>,
-    /// All of them, also those that were replaced.
+    /// All agents, including replaced ones.
     incarnations: Mutex<Vec<Arc<Incarnation>>>,
-    /// Routers, the one that clients reach last.
+    /// The routers. Clients reach the last one.
     routers: Mutex<Vec<Arc<RunningRouter>>>,
-    /// One change of routers at a time.
+    /// Held during a change of routers, so that only one happens at a time.
     succession: tokio::sync::Mutex<()>,
 }
 
 impl SimulatedFleet {
-    /// Waits until all replicas are ready.
+    /// Starts a fleet and waits until all replicas are ready.
     pub(super) async fn start(world: &Arc<World>, scenario: &Scenario) -> Arc<Self> {
         let fleet = Arc::new(Self {
             world: world.clone(),
@@ -87,7 +87,7 @@ impl SimulatedFleet {
         node.engines[index].clone()
     }
 
-    /// Brings a fault about; returns when it is over.
+    /// Causes a fault. Returns when it is over.
     pub(super) async fn inject(&self, fault: FleetFault) {
         self.world.trace.note(format_args!("fault: {fault:?}"));
         match fault {
@@ -160,7 +160,7 @@ impl SimulatedFleet {
         }
     }
 
-    /// As an operator.
+    /// Sends an operator's order.
     async fn order(&self, replica: usize, order: ReplicaOrder) {
         let Some(router) = self.world.router() else { return };
         let (node, index) = self.replica(replica);
@@ -186,7 +186,7 @@ impl SimulatedFleet {
 
     async fn replace_silent_agent(&self, node: usize, time: Duration) {
         let old = self.node(node);
-        // One that never had the name may still get it.
+        // An agent that never had the name may still get it.
         let has_the_name = self.is_attached(&old);
         old.partition(true);
         let Some(new) = self.replace_agent(node, &old) else { return };
@@ -205,7 +205,7 @@ impl SimulatedFleet {
         old.kill();
     }
 
-    /// Whether the router that agents reach takes this one for the node's agent.
+    /// Whether the routers that run take this incarnation for the node's agent.
     fn is_attached(&self, incarnation: &Incarnation) -> bool {
         let is_its = |router: &Arc<RunningRouter>| {
             let view = router.state.fleet.view();
@@ -214,7 +214,7 @@ impl SimulatedFleet {
         self.routers.lock().iter().filter(|router| !router.has_ended()).all(is_its)
     }
 
-    /// As `hostler router --takeover`.
+    /// Replaces the router as `hostler router --takeover` does.
     async fn replace_router(&self) {
         let _alone = self.succession.lock().await;
         let Some(old) = self.world.router() else { return };
@@ -234,11 +234,11 @@ impl SimulatedFleet {
         self.world.trace.note(format_args!("router {} serves in the place of {}", new.number, old.number));
     }
 
-    /// Undoes what is still wrong, and waits until the fleet is whole.
+    /// Undoes the remaining faults, and waits until the fleet is whole.
     pub(super) async fn heal(&self) {
         for node in self.nodes.lock().iter() {
             node.partition(false);
-            // Their operator could not reach all of them.
+            // Operators' orders may not have reached all engines.
             node.engines.iter().for_each(|engine| engine.bring_back());
         }
         self.await_whole().await;
@@ -264,7 +264,7 @@ impl SimulatedFleet {
 
     /// Checks that nothing is counted any more once all requests have ended.
     pub(super) async fn check_idle(&self) {
-        // Reports of what has ended, and cancels, are on their way.
+        // Reports of ended requests, and cancels, are still on their way.
         sleep(NEWS_TIME).await;
         for router in self.routers.lock().iter() {
             for reason in ["draining", "silent"] {

@@ -1,5 +1,5 @@
-//! A connection in memory, and the network under it: bytes arrive later than they were sent, not at
-//! all for a while, or the connection breaks. Order is kept and nothing is lost, as TCP does it.
+//! A connection in memory, and the network under it. Bytes arrive later than they were sent, or not
+//! at all for a while, or the connection breaks. Order is kept and nothing is lost, as with TCP.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +16,7 @@ use tonic::transport::server::Connected;
 
 use crate::join::Peer;
 
-/// How long the reader of a mark waits, so that all that was read before it has been acted upon.
+/// How long the reader of a mark waits, so that everything read before it has been acted upon.
 const MARK_PAUSE: Duration = Duration::from_millis(1);
 
 /// The network between the two ends of a connection. Clones share it.
@@ -25,14 +25,14 @@ pub(super) struct Link(Arc<Mutex<LinkState>>);
 
 #[derive(Debug)]
 struct LinkState {
-    /// From an end to the other one, by the sending end.
+    /// The ways from each end to the other, indexed by the sending end.
     ways: [Way; 2],
     delay: Duration,
-    /// Bytes that may be on their way or unread.
+    /// Most bytes on their way or unread.
     capacity: usize,
-    /// Nothing arrives.
+    /// Whether nothing arrives.
     is_held: bool,
-    /// Both ends get an error.
+    /// Whether both ends get an error.
     is_cut: bool,
 }
 
@@ -40,11 +40,11 @@ struct LinkState {
 struct Way {
     sent: VecDeque<Parcel>,
     bytes: usize,
-    /// The sender has ended it.
+    /// The sender has ended the way.
     is_ended: bool,
-    /// Its reader is gone.
+    /// The reader is gone.
     is_unread: bool,
-    /// The reader has come to the mark, and all that it had read before was acted upon.
+    /// The reader has come to the mark, and everything read before it was acted upon.
     is_at_mark: bool,
     is_past_mark: bool,
     reader: Option<Waker>,
@@ -54,7 +54,7 @@ struct Way {
 #[derive(Debug)]
 struct Parcel {
     due: Instant,
-    /// None for the mark.
+    /// `None` for the mark.
     bytes: Option<Bytes>,
 }
 
@@ -63,7 +63,7 @@ impl Way {
         self.reader.take().into_iter().chain(self.writer.take()).for_each(Waker::wake);
     }
 
-    /// Reads what has arrived into the buffer; otherwise when to look again, if that is known.
+    /// Reads arrived bytes into the buffer. Otherwise returns when to look again, if known.
     fn read(&mut self, buffer: &mut ReadBuf<'_>, now: Instant) -> Result<(), Option<Instant>> {
         let before = buffer.filled().len();
         let waits = loop {
@@ -108,7 +108,7 @@ impl Link {
         state.ways.iter_mut().for_each(Way::wake);
     }
 
-    /// Whether bytes stay where they are.
+    /// Sets whether bytes stay where they are.
     pub(super) fn hold(&self, is_held: bool) {
         self.change(|state| state.is_held = is_held);
     }
@@ -117,23 +117,24 @@ impl Link {
         self.change(|state| state.delay = delay);
     }
 
-    /// Breaks the connection for both ends, even one that is held.
+    /// Breaks the connection for both ends, even a held one.
     pub(super) fn cut(&self) {
         self.change(|state| state.is_cut = true);
     }
 
-    /// Marks this moment for what the first end sends.
+    /// Marks this moment in the bytes that the first end sends.
     pub(super) fn mark(&self) {
         self.change(|state| state.ways[0].sent.push_back(Parcel { due: Instant::now(), bytes: None }));
     }
 
-    /// Whether the second end has read what the first one sent before the mark, and might have read more.
+    /// Whether the second end has read everything that the first one sent before the mark, and
+    /// might have read more.
     pub(super) fn is_past_mark(&self) -> bool {
         self.0.lock().ways[0].is_past_mark
     }
 }
 
-/// One end of it. Dropping it ends what it sends.
+/// An end of a link. Dropping it ends its sending.
 #[derive(Debug)]
 pub(super) struct LinkEnd {
     link: Link,
@@ -151,7 +152,7 @@ impl Connected for LinkEnd {
 }
 
 impl LinkEnd {
-    /// Has the reader woken at a moment that is still to come.
+    /// Wakes the reader at a moment that is still to come.
     fn wake_at(&mut self, context: &mut Context<'_>, due: Instant) {
         let arrival = self.arrival.get_or_insert_with(|| Box::pin(sleep_until(due)));
         arrival.as_mut().reset(due);

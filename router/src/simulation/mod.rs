@@ -1,6 +1,9 @@
-//! The fleet under faults, simulated: the router's own code from a client's connection to the agents'
-//! connections, in one thread, with time that stands still while anybody has something to do. A seed
-//! is a run. `docs/decisions/0023` says why it is so, and what is not in it.
+//! Simulates the fleet under faults: the router's own code from a client's connection to the
+//! agents' connections, in one thread, with time that stands still while anybody has something to
+//! do.
+//!
+//! A seed determines a run. `docs/decisions/0023` gives the reasons, and the limits of the
+//! simulation.
 
 mod client;
 mod engine;
@@ -31,21 +34,21 @@ use world::World;
 
 use crate::resumption::SEAM;
 
-/// What became of a seed.
+/// The outcome of a seed.
 #[derive(Debug)]
 struct Outcome {
-    /// Of all that has happened.
+    /// Hash of everything that happened.
     hash: u64,
     lines: Vec<String>,
     violations: Vec<String>,
-    /// What is of interest of it, where something was violated.
+    /// The lines of interest, if something was violated.
     excerpt: String,
     verdicts: BTreeMap<Verdict, usize>,
 }
 
 /// Runs a seed to its end.
 fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
-    // The router's random choices are this thread's.
+    // The router's random choices use this thread's generator.
     fastrand::seed(seed);
     sabotage::set(sabotage);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("it needs no resources");
@@ -110,17 +113,18 @@ fn probe(number: u64) -> Question {
     Question { number, at, form: Form::Chat, draw: Draw::Greedy, is_stream: true, wants_usage: true, max_tokens: None, pace }
 }
 
-/// Attempts that engines may get of one request, and of each continuation: eight where they refuse.
+/// Most attempts of one request, and of each continuation: eight if engines refuse.
 const MAX_ATTEMPTS: usize = 8;
 
-/// Asks a question, and says what came of it; nothing where that is wrong, which is noted.
+/// Asks a question and judges the answer. Returns nothing if the answer is wrong, which is
+/// recorded.
 async fn ask(world: &Arc<World>, question: &Question) -> Option<Verdict> {
     let seen = question.ask(world).await;
     let verdict = judge(question, &seen);
     let (number, length) = (question.number, seen.body.len());
     let seams = memchr::memmem::find_iter(&seen.body, &SEAM[..]).count();
     world.trace.note(format_args!("q{number} ends: {:?} {:?}, {length} bytes, {seams} seams, {verdict:?}", seen.status, seen.end));
-    // Where the client has not seen all, there may be one more continuation.
+    // If the client has not seen everything, there may be one more continuation.
     let continuations = seams + usize::from(verdict == Ok(Verdict::Cut));
     let attempts = world.attempts(number);
     if attempts > MAX_ATTEMPTS * (1 + continuations) {

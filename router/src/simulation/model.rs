@@ -1,5 +1,5 @@
-//! The model that all simulated engines have: the next token is a function of all tokens before it,
-//! so an answer that goes on from wrong tokens is another answer. Its streams have the bytes of vLLM
+//! The model of all simulated engines. The next token is a function of all earlier tokens, so an
+//! answer that continues from wrong tokens is another answer. Its streams have the bytes of vLLM
 //! 0.32 with the Python front-end.
 
 use serde_json::{Value, json};
@@ -10,16 +10,16 @@ use crate::resumption::samples;
 /// Ends an answer; it has no text.
 const END_TOKEN: u64 = 2;
 
-/// The model ends an answer with one token of so many.
+/// The odds of each token to end an answer: one in this many.
 const END_ODDS: u64 = 48;
 
-/// What a request and its answer may have together.
+/// Most tokens of a request and its answer together.
 const CONTEXT_TOKENS: usize = 128;
 
-/// The first token of a prompt is this and the number of the request.
+/// The first token of a prompt is this plus the number of the request.
 const QUESTION_TOKEN: u64 = 1000;
 
-/// What a completion has without `max_tokens`.
+/// The default of `max_tokens` for completions.
 const COMPLETION_TOKENS: usize = 16;
 
 /// The words by which a prompt names its question.
@@ -31,7 +31,7 @@ pub(super) fn prompt_tokens(question: u64) -> Vec<u64> {
     vec![QUESTION_TOKEN + question, 7]
 }
 
-/// What a request asks of the model.
+/// A request to the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ModelRequest {
     pub(super) question: u64,
@@ -43,7 +43,7 @@ pub(super) struct ModelRequest {
     pub(super) is_stream: bool,
 }
 
-/// Tokens with their texts, and why they end.
+/// Tokens of an answer, and why they end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ModelAnswer {
     pub(super) tokens: Vec<u64>,
@@ -51,7 +51,7 @@ pub(super) struct ModelAnswer {
 }
 
 impl ModelRequest {
-    /// `None` for what no client and no router sends here.
+    /// `None` for requests that no client and no router sends here.
     pub(super) fn parse(path: &str, body: &[u8]) -> Option<Self> {
         let body: Value = serde_json::from_slice(body).ok()?;
         let is_chat = path == "/v1/chat/completions";
@@ -88,7 +88,7 @@ impl ModelRequest {
         ModelAnswer { tokens: context.split_off(self.prompt.len()), finish }
     }
 
-    /// The events of its stream, up to the last one.
+    /// The events of the request's stream, up to the last one.
     pub(super) fn events(&self, id: &str) -> Vec<String> {
         let ModelAnswer { tokens, finish } = self.answer();
         let list = |tokens: &[u64]| match self.asks_tokens {
@@ -148,7 +148,8 @@ fn next_token(context: &[u64]) -> u64 {
     if drawn.is_multiple_of(END_ODDS) { END_TOKEN } else { 100 + drawn / END_ODDS % 50_000 }
 }
 
-/// As it stands in an event: escaped. Some tokens are a part of a character, and have none.
+/// A token's text as it stands in an event: escaped. Some tokens are part of a character, and have
+/// none.
 fn token_text(token: u64) -> String {
     match token {
         END_TOKEN => String::new(),

@@ -1,7 +1,8 @@
-//! A node: engines, and an agent that speaks the contract with whoever is the router. It has the real
-//! agent's end of a lane, and the rules of its session: it dials again when a connection ends, reports
-//! what has changed and that it lives, carries orders out, and keeps two sessions while one router
-//! takes the place of another.
+//! A node: engines, and an agent that speaks the agents' protocol with the present router.
+//!
+//! The agent has the real agent's end of a lane, and the rules of its session. It dials again when
+//! a connection ends, reports changes and that it lives, carries orders out, and keeps two sessions
+//! while one router takes the place of another.
 
 mod session;
 
@@ -32,28 +33,28 @@ const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the last report may take.
 const FAREWELL_TIME: Duration = Duration::from_secs(1);
 
-/// One life of a node's agent, with its engines.
+/// A life of a node's agent, with its engines.
 #[derive(Debug)]
 pub(super) struct Incarnation {
     pub(super) node: String,
     pub(super) life: u64,
     pub(super) engines: Vec<Arc<SimulatedEngine>>,
     world: Arc<World>,
-    /// Of its sessions, the newest last.
+    /// Links of the agent's sessions, the newest last.
     links: Mutex<Vec<Link>>,
-    /// No connection can be made, and nothing arrives on those that there are.
+    /// Whether no connection can be made, and nothing arrives on existing ones.
     is_partitioned: AtomicBool,
     end: CancellationToken,
-    /// It dials nobody any more.
+    /// Whether the agent dials nobody any more.
     is_retired: AtomicBool,
-    /// Its sessions end with a last report.
+    /// Ends the agent's sessions with a last report.
     farewell: CancellationToken,
-    /// Told when another router takes the place of the one that it serves.
+    /// Notified when another router takes the place of the one that the agent serves.
     successor: Notify,
 }
 
 impl Incarnation {
-    /// Begins to dial.
+    /// Starts an agent, which begins to dial.
     pub(super) fn start(world: &Arc<World>, node: &str, life: u64, engines: Vec<Arc<SimulatedEngine>>) -> Arc<Self> {
         let incarnation = Arc::new(Self {
             node: node.to_owned(),
@@ -71,13 +72,14 @@ impl Incarnation {
         incarnation
     }
 
-    /// The whole process ends; whoever it has a connection with sees it break.
+    /// Ends the whole process. All its peers see their connections break.
     pub(super) fn kill(&self) {
         self.end.cancel();
         self.cut();
     }
 
-    /// Ends as an agent does whose job is over: its engines finish what they have, and routers get a last report.
+    /// Leaves as an agent does whose job is over: its engines finish their requests, and routers
+    /// get a last report.
     pub(super) async fn leave(&self) {
         join_all(self.engines.iter().map(|engine| engine.drain())).await;
         self.retire();
@@ -103,7 +105,7 @@ impl Incarnation {
         self.links.lock().iter().for_each(|link| link.set_delay(delay));
     }
 
-    /// Nothing may be dispatched to it from now on.
+    /// Marks the links: nothing may be dispatched to this agent from now on.
     pub(super) fn fence(&self) {
         self.links.lock().iter().for_each(Link::mark);
     }
@@ -133,7 +135,7 @@ impl Incarnation {
         }
     }
 
-    /// `Ok` where it was attached.
+    /// Serves a session. `Ok` if it was attached.
     async fn serve_session(self: Arc<Self>) -> Result<(), Status> {
         let end = self.end.clone();
         let session = async {

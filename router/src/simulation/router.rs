@@ -1,5 +1,5 @@
-//! A router without sockets: all that `Router::run` makes of a configuration, with connections in
-//! memory in place of its listeners.
+//! A router without sockets: everything that `Router::run` makes of a configuration, with
+//! connections in memory in place of its listeners.
 
 use std::io;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::succession::Succession;
 use crate::thread_pool::ThreadPool;
 use crate::traces::Traces;
 
-/// On a client's connection: little, so that a slow client is noticed.
+/// Most bytes on a client's connection: few, so that a slow client is noticed.
 const CLIENT_BYTES: usize = 4 * 1024;
 
 const AGENT_BYTES: usize = 1024 * 1024;
@@ -44,7 +44,7 @@ pub(super) struct RunningRouter {
     pub(super) state: SharedState,
     shutdown: Shutdown,
     agents: mpsc::UnboundedSender<io::Result<LinkEnd>>,
-    /// Of its connections.
+    /// Links of the router's connections.
     links: Mutex<Vec<Link>>,
     serving: JoinHandle<()>,
     has_ended: CancellationToken,
@@ -115,13 +115,13 @@ impl RunningRouter {
         (link, here, there)
     }
 
-    /// An agent's end of a connection; none once it has ended.
+    /// An agent's end of a connection; none once the router has ended.
     pub(super) fn accept_agent(&self, delay: Duration) -> Option<(Link, LinkEnd)> {
         let (link, here, there) = self.connect(delay, AGENT_BYTES);
         self.agents.send(Ok(here)).ok().map(|()| (link, there))
     }
 
-    /// A client's end of a connection; none once it has ended.
+    /// A client's end of a connection; none once the router has ended.
     pub(super) fn accept_client(&self) -> Option<LinkEnd> {
         if self.has_ended.is_cancelled() {
             return None;
@@ -132,18 +132,18 @@ impl RunningRouter {
         Some(there)
     }
 
-    /// Another router takes its place: agents are told so.
+    /// Tells agents that another router takes this one's place.
     pub(super) fn begin_succession(&self) {
         self.state.succession.lend_agents_port();
     }
 
-    /// Clients go to the other router from now on; what runs here finishes.
+    /// Sends clients to the other router from now on. Requests here finish.
     pub(super) fn give_place(&self) {
         self.state.succession.give_place();
         self.shutdown.drain();
     }
 
-    /// Its process ends, and all connections break.
+    /// Ends the router's process. All connections break.
     pub(super) async fn kill(&self) {
         self.has_ended.cancel();
         self.links.lock().iter().for_each(Link::cut);
@@ -156,12 +156,12 @@ impl RunningRouter {
         self.has_ended.is_cancelled()
     }
 
-    /// Streams that have left an engine for this reason.
+    /// How many streams have left an engine for this reason.
     pub(super) fn departed_streams(&self, reason: &str) -> u64 {
         self.edge.dispatch.metrics.resumptions(reason)
     }
 
-    /// What is still counted, though nothing runs any more.
+    /// Everything that is still counted, although nothing runs any more.
     pub(super) fn leftovers(&self) -> Vec<String> {
         let dispatch = &self.edge.dispatch;
         let view = self.state.fleet.view();

@@ -1,11 +1,11 @@
-//! Faults that are built into the router for the test of the simulation: each must be found. They
-//! exist in test builds alone, and in the thread that sets them.
+//! Faults built into the router to test the simulation, which must find each of them. They exist
+//! only in test builds, in the thread that sets them.
 
 use std::cell::Cell;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sabotage {
-    /// A stream that is resumed gives its last token twice.
+    /// A resumed stream gives its last token twice.
     TokenTwice,
     /// A stream that could go on elsewhere ends with an error.
     StreamGivenUp,

@@ -1,4 +1,4 @@
-//! What happens in a run: nodes, requests, faults, all drawn from the seed before it begins.
+//! The events of a run: nodes, requests, faults, all drawn from the seed before it begins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use fastrand::Rng;
 use super::client::{Draw, Form, Pace, Question};
 use super::engine::Death;
 
-/// Requests come, and faults begin, within so many milliseconds.
+/// The milliseconds within which requests come and faults begin.
 const BUSY_MS: u64 = 20_000;
 
 #[derive(Debug, Clone)]
@@ -24,11 +24,11 @@ pub(super) struct Scenario {
 pub(super) struct NodePlan {
     pub(super) name: String,
     pub(super) delay: Duration,
-    /// The time of a token, of each replica.
+    /// The time per token of each replica.
     pub(super) steps: Vec<Duration>,
 }
 
-/// What goes wrong, or is ordered. Nodes are named by their number, and replicas by that in the fleet.
+/// A fault or an order. Nodes are named by their number, and replicas by their number in the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FleetFault {
     EngineDies {
@@ -46,21 +46,21 @@ pub(super) enum FleetFault {
         status: u16,
         time: Duration,
     },
-    /// By an operator, as the next two.
+    /// An operator restarts the replica.
     ReplicaRestarts {
         replica: usize,
     },
-    /// It is released after a while.
+    /// An operator drains the replica, and releases it after a while.
     ReplicaDrains {
         replica: usize,
         time: Duration,
     },
-    /// It is woken after a while.
+    /// An operator puts the replica to sleep, and wakes it after a while.
     ReplicaSleeps {
         replica: usize,
         time: Duration,
     },
-    /// The end of its job: the agent leaves, and another one starts after a while.
+    /// The node's job ends: the agent leaves, and another one starts after a while.
     NodeLeaves {
         node: usize,
         time: Duration,
@@ -82,7 +82,7 @@ pub(super) enum FleetFault {
         node: usize,
         time: Duration,
     },
-    /// A partition, in which another agent gets the node's name. Then the first one is heard again.
+    /// During a partition another agent gets the node's name. Then the first one is heard again.
     AgentIsReplaced {
         node: usize,
         time: Duration,
@@ -94,7 +94,7 @@ pub(super) enum FleetFault {
     RouterDies {
         time: Duration,
     },
-    /// Another router takes its place.
+    /// Another router takes this one's place.
     RouterIsReplaced,
 }
 
@@ -152,7 +152,8 @@ impl Scenario {
         self.faults.is_empty() && self.poison.is_empty()
     }
 
-    /// Whether so little goes wrong that each request which can be sent again, or whose stream can go on, must have its whole answer.
+    /// Whether so little goes wrong that each request that can be repeated, or whose stream can go
+    /// on, must get its whole answer.
     pub(super) fn is_survivable(&self) -> bool {
         let [(_, only)] = self.faults[..] else { return false };
         let is_survivable = match only {
@@ -174,7 +175,8 @@ impl Scenario {
         is_survivable && self.poison.is_empty()
     }
 
-    /// Whether so little goes wrong that each stream which has begun and can go on must be whole: there may be no other engine, but its own one is back soon.
+    /// Whether so little goes wrong that each started stream that can go on must be whole. There
+    /// may be no other engine, but the stream's own is back soon.
     pub(super) fn spares_streams(&self) -> bool {
         let breaks_one_connection = matches!(self.faults[..], [(_, FleetFault::ConnectionBreaks { .. })]);
         self.is_survivable() || (breaks_one_connection && self.poison.is_empty())

@@ -2,18 +2,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
-/// Seeds that have failed once. 50 and 93: a slow client does not see the error event. 109: an engine
-/// is stopped within an event. 28847: an agent gets a name between the hello and the snapshot of another one.
+/// Seeds that have failed once. 50 and 93: a slow client does not see the error event. 109: an
+/// engine is stopped within an event. 28847: an agent gets a name between another agent's hello and
+/// its snapshot.
 const FAILED_ONCE: [u64; 9] = [50, 93, 109, 1086, 1339, 1829, 4714, 26315, 28847];
 
-/// `make simulation` sets how many seeds are run, and the first of them.
+/// The seeds to run. `make simulation` sets their number and the first one.
 fn seeds() -> std::ops::Range<u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let first = read("HOSTLER_SIMULATION_FIRST_SEED").unwrap_or(0);
     first..first + read("HOSTLER_SIMULATION_SEEDS").unwrap_or(20)
 }
 
-/// Runs all seeds, on all cores; what has come of them, in their order.
+/// Runs all seeds on all cores. Returns their outcomes in order.
 fn run_all(seeds: std::ops::Range<u64>) -> Vec<(u64, Outcome)> {
     let next = AtomicU64::new(seeds.start);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -58,7 +59,7 @@ fn a_fleet_under_faults_keeps_its_promises() {
     for (verdict, count) in outcomes.iter().flat_map(|(_, outcome)| &outcome.verdicts) {
         *verdicts.entry(*verdict).or_default() += count;
     }
-    // The same in every process.
+    // The combined hash is the same in every process.
     let hash = outcomes.iter().fold(0, |hash: u64, (_, outcome)| hash.rotate_left(1) ^ outcome.hash);
     println!("{} seeds: {verdicts:?}, all that has happened: {hash:016x}", outcomes.len());
     if let [(_, only)] = &outcomes[..] {
@@ -99,16 +100,16 @@ fn seeds_that_failed_once_pass() {
 fn a_seed_reproduces_its_run() {
     for seed in 300..316 {
         let once = run(seed, None);
-        // Another thread draws other keys for maps, and other lots in tokio.
+        // Another thread draws other keys for maps, and other random numbers in tokio.
         let again = std::thread::spawn(move || run(seed, None)).join().expect("a panic is told where it happens");
         let differs = once.lines.iter().zip(&again.lines).find(|(once, again)| once != again);
         assert!(once.hash == again.hash, "seed {seed} differs at {differs:?}");
     }
 }
 
-/// The first seed that shows a sabotage, of two hundred.
+/// The first of two hundred seeds that shows a sabotage.
 fn find(sabotage: Sabotage) -> Option<(u64, Outcome)> {
-    // Elsewhere a stream may be given up.
+    // In other scenarios a stream may be given up.
     let may_show = |seed: &u64| sabotage != Sabotage::StreamGivenUp || Scenario::draw(*seed).is_survivable();
     (0..200).filter(may_show).map(|seed| (seed, run(seed, Some(sabotage)))).find(|(_, outcome)| !outcome.violations.is_empty())
 }

@@ -1,5 +1,5 @@
-//! What happened in a run, and when: for who looks at a seed that failed, and for the test that a seed
-//! gives the same run twice.
+//! Records what happened in a run, and when: for readers of a failed seed, and for the test that a
+//! seed gives the same run twice.
 
 use std::fmt::{Display, Write};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How much of a run is shown that failed.
+/// Most lines shown of a failed run.
 const SHOWN_LINES: usize = 60;
 
-/// Clones share it.
+/// A record of a run. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Trace(Arc<TraceLog>);
 
@@ -31,7 +31,7 @@ impl Trace {
         self.0.lines.lock().push(format!("{:9.3} {what}", self.0.begun.elapsed().as_secs_f64()));
     }
 
-    /// Something that must not be.
+    /// Records something that must not happen.
     pub(super) fn violation(&self, what: impl Display) {
         self.note(format_args!("VIOLATION {what}"));
         self.0.violations.lock().push(what.to_string());
@@ -41,7 +41,7 @@ impl Trace {
         self.0.violations.lock().clone()
     }
 
-    /// Of all that was noted.
+    /// Hash of everything recorded.
     pub(super) fn hash(&self) -> u64 {
         xxh3_64(self.0.lines.lock().join("\n").as_bytes())
     }
@@ -50,7 +50,7 @@ impl Trace {
         self.0.lines.lock().clone()
     }
 
-    /// The faults, and the last lines that have one of the words.
+    /// The faults, and the last lines that contain one of the words.
     pub(super) fn excerpt(&self, words: &[String]) -> String {
         let lines = self.0.lines.lock();
         let is_told = |line: &&String| line.contains("fault:") || words.iter().any(|word| line.contains(&**word));

@@ -1,4 +1,4 @@
-//! What a client must have got: all of the answer and nothing else, or a beginning of it and one error
+//! Checks what a client got: all of the answer and nothing else, or a beginning of it and one error
 //! at the end.
 
 use serde_json::Value;
@@ -7,7 +7,7 @@ use super::client::{AnswerEnd, Form, Pace, Question, SeenAnswer};
 use super::model::{self, ModelAnswer};
 use crate::resumption::SEAM;
 
-/// How a request ended that has no fault.
+/// How a faultless request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Verdict {
     Whole,
@@ -17,13 +17,13 @@ pub(super) enum Verdict {
     Refused,
     /// A stream with an error event at its end, or an answer that broke.
     Failed,
-    /// The same within an event, from where no other engine can go on.
+    /// As `Failed`, but within an event, from where no other engine can go on.
     Torn,
     /// The client left, or its router died.
     Cut,
 }
 
-/// What a client has read of a stream.
+/// The parts of a stream that a client has read.
 #[derive(Debug, Default)]
 struct ReadStream {
     text: String,
@@ -33,9 +33,9 @@ struct ReadStream {
     errors: usize,
     is_done: bool,
     seams: usize,
-    /// It broke within an event.
+    /// Whether the stream broke within an event.
     is_torn: bool,
-    /// What came after the end or an error, or is no event.
+    /// Data after the end or an error, or that is no event.
     odd: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ impl ReadStream {
         while let Some(event) = events.next() {
             let is_last = events.peek().is_none();
             if !event.ends_with("\n\n") && is_last {
-                // The connection broke within it.
+                // The connection broke within the event.
                 read.is_torn = true;
                 continue;
             }
@@ -65,7 +65,7 @@ impl ReadStream {
             } else if let Ok(event) = serde_json::from_str::<Value>(data) {
                 read.read_event(question, &event);
             } else if events.peek().is_some_and(|next| next.contains("\"error\"")) {
-                // An event that an error interrupts is none.
+                // An event that an error interrupts does not count as one.
                 read.is_torn = true;
             } else {
                 read.odd.push(event.to_owned());
@@ -96,10 +96,10 @@ impl ReadStream {
     }
 }
 
-/// What is to be said of an answer.
+/// Judges an answer.
 ///
 /// # Errors
-/// With what is wrong.
+/// The fault of the answer.
 pub(super) fn judge(question: &Question, seen: &SeenAnswer) -> Result<Verdict, String> {
     let right = question.model_request().answer();
     let body = String::from_utf8_lossy(&seen.body);
@@ -139,7 +139,8 @@ fn judge_whole_stream(question: &Question, read: &ReadStream, right: &ModelAnswe
 
 fn judge_failed_stream(question: &Question, read: &ReadStream, right: &ModelAnswer) -> Result<Verdict, String> {
     check_beginning(read, right)?;
-    // The connection has a moment (`BREAK_DELAY`) to send the error. A client that is behind by more than that sees the break alone.
+    // The connection has a moment (`BREAK_DELAY`) to send the error. A client that is further
+    // behind sees only the break.
     let is_behind = matches!(question.pace, Pace::Pauses(_)) && read.errors == 0;
     if (read.errors != 1 && !is_behind) || read.is_done || !read.odd.is_empty() {
         return Err(format!("it breaks, and not with one error event: {read:?}"));
@@ -147,10 +148,10 @@ fn judge_failed_stream(question: &Question, read: &ReadStream, right: &ModelAnsw
     Ok(if read.is_torn { Verdict::Torn } else { Verdict::Failed })
 }
 
-/// Nothing twice, nothing missing, as far as it goes.
+/// Checks that nothing is repeated or missing, as far as the text goes.
 fn check_beginning(read: &ReadStream, right: &ModelAnswer) -> Result<(), String> {
     let text = model::text(&right.tokens);
-    // An engine that is stopped may say something else with its last event.
+    // A stopped engine may say something else with its last event.
     if text.starts_with(&read.text) { Ok(()) } else { Err(format!("its text is {:?}, and should begin {text:?}", read.text)) }
 }
 

@@ -1,4 +1,4 @@
-//! What all parts of a run share: which router there is, what is poison, what engines were asked for.
+//! The state that all parts of a run share: the present routers, the poison, and engines' attempts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,14 +16,15 @@ pub(super) struct World {
     pub(super) trace: Trace,
     /// Requests that kill engines, and after how many events.
     pub(super) poison: BTreeMap<u64, usize>,
-    /// By node: from its agent to the router and back.
+    /// Delay between each node's agent and the router, in either direction.
     delays: BTreeMap<String, Duration>,
     routers: Mutex<Routers>,
-    /// Requests that engines got, by their question.
+    /// How many requests engines got, by question.
     attempts: Mutex<BTreeMap<u64, usize>>,
 }
 
-/// Whom agents and clients reach. These differ while one router takes the place of another.
+/// The routers that agents and clients reach. These differ while one router takes the place of
+/// another.
 #[derive(Debug, Default)]
 struct Routers {
     of_agents: Option<Arc<RunningRouter>>,
@@ -56,7 +57,7 @@ impl World {
         self.routers.lock().of_clients.clone()
     }
 
-    /// A connection to the router that agents reach.
+    /// Connects a node to the router that agents reach.
     pub(super) fn dial_router(&self, node: &str) -> Option<(Link, LinkEnd)> {
         let router = self.routers.lock().of_agents.clone()?;
         router.accept_agent(self.delays.get(node).copied().unwrap_or_default())

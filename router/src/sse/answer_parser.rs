@@ -1,8 +1,8 @@
-//! What an engine says of an answer in the answer's own JSON: what it used, and whether it finished. Read by structure while the pieces pass,
-//! in a few bytes of memory however long the answer is.
+//! Reads usage and finish state from an answer's own JSON, by structure, while the pieces pass.
+//! This takes a few bytes of memory however long the answer is.
 //!
-//! By structure, because engines repeat in an answer what the request had: the schemas of tools and of the text, the arguments of calls. What
-//! stands in there is the client's word, whatever it looks like.
+//! Structure matters because engines repeat parts of the request in an answer: schemas of tools and
+//! of the text, arguments of calls. Such parts are the client's word, whatever they look like.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ use memchr::memmem::Finder;
 pub struct TokenUsage {
     pub prompt_tokens: u64,
     pub completion_tokens: u64,
-    /// Prompt tokens that were cached, where the engine reports it.
+    /// Prompt tokens that were cached, if the engine reports them.
     pub cached_tokens: Option<u64>,
 }
 
@@ -23,15 +23,15 @@ pub(crate) enum FinishState {
     #[default]
     None,
     Finished,
-    /// One was aborted because its engine was stopped.
+    /// A choice was aborted because its engine was stopped.
     Abort,
 }
 
-/// Nested containers that can hold a field of interest. No engine nests deeper than
+/// Most nested containers that can hold a field of interest. No engine nests deeper than
 /// `response.usage.input_tokens_details`.
 const DEPTH: usize = 4;
 
-/// One more than the longest name or word of interest.
+/// Length of the longest name or word of interest, plus one.
 const WORD_BYTES: usize = 28;
 
 /// A container that may hold a field of interest.
@@ -57,7 +57,7 @@ enum JsonField {
     /// The Cohere API has its numbers in here.
     Tokens,
     Details,
-    /// One of the `numbers`.
+    /// An index into `numbers`.
     Number(usize),
 }
 
@@ -69,14 +69,14 @@ const CACHED: usize = 2;
 const CACHE_READ: usize = 3;
 const CACHE_WRITTEN: usize = 4;
 
-/// Parses one answer or event. What is not JSON gives nothing.
+/// Parses one answer or event. Anything but JSON yields nothing.
 #[derive(Debug)]
 pub(crate) struct AnswerParser {
     /// The field of an event that may hold the usage, besides the event itself; empty for none.
     nested_field: &'static [u8],
     containers: [JsonContainer; DEPTH],
     depth: usize,
-    /// Open containers below them, which are skipped.
+    /// Open containers below `containers`, which are skipped.
     skipped_depth: usize,
     is_root_closed: bool,
     has_trailing_data: bool,
@@ -86,10 +86,10 @@ pub(crate) struct AnswerParser {
     in_string: bool,
     /// The next byte of the string follows a backslash.
     escaped: bool,
-    /// Whether the string is one of interest.
+    /// Whether the string is of interest.
     is_captured: bool,
     captured: [u8; WORD_BYTES],
-    /// Bytes of the string so far; 0 where it is too long for the buffer.
+    /// Bytes of the string so far; 0 if it is too long for the buffer.
     captured_bytes: usize,
     numbers: [Option<u64>; 5],
     finish_state: FinishState,
@@ -131,9 +131,10 @@ impl AnswerParser {
         parser
     }
 
-    /// The usage in the root of a whole answer or event. Mostly it is the only one and stands near
-    /// the end: then what follows it shows that it is in the root, and nothing before it needs to
-    /// be read.
+    /// The usage in the root of a whole answer or event.
+    ///
+    /// Usually there is only one usage, near the end. The bytes behind it then show that it is in
+    /// the root, and nothing before it needs to be read.
     #[must_use]
     pub(crate) fn parse_usage(json: &[u8]) -> Option<TokenUsage> {
         static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
@@ -141,8 +142,8 @@ impl AnswerParser {
         let at = USAGE.find(json)?;
         let mut parser = Self { depth: 1, field: JsonField::Usage, ..Self::new("") };
         parser.feed(&json[at + USAGE.needle().len()..]);
-        // After a field of a deeper object the end of that object would come first, and then the
-        // end of the root.
+        // After a field of a deeper object, the end of that object would come first, then the end
+        // of the root.
         let is_in_root = parser.is_root_closed && !parser.has_trailing_data;
         if is_in_root { parser.usage() } else { Self::parse(json, "").usage() }
     }
@@ -162,7 +163,7 @@ impl AnswerParser {
         }
     }
 
-    /// The usage, where the engine has reported any of it.
+    /// The usage, if the engine has reported any of it.
     #[must_use]
     pub(crate) fn usage(&self) -> Option<TokenUsage> {
         let [prompt, completion, cached, read, written] = self.numbers;
@@ -185,7 +186,7 @@ impl AnswerParser {
         self.finish_state
     }
 
-    /// Reads the rest of a string, as far as it is here; returns what follows it.
+    /// Reads the available rest of a string, and returns the bytes behind the string.
     fn read_string<'a>(&mut self, piece: &'a [u8]) -> &'a [u8] {
         let mut from = usize::from(std::mem::take(&mut self.escaped)).min(piece.len());
         loop {
@@ -255,7 +256,7 @@ impl AnswerParser {
         }
     }
 
-    /// A byte outside of strings.
+    /// Reads a byte outside of strings.
     fn read_byte(&mut self, byte: u8) {
         match byte {
             b'"' => {
@@ -278,7 +279,7 @@ impl AnswerParser {
                     self.numbers[number] = Some(digits.saturating_mul(10).saturating_add(u64::from(byte - b'0')));
                 }
             }
-            // Of a fraction the integer part counts; a negative number counts as 0.
+            // Only the integer part of a fraction counts. A negative number counts as 0.
             b'.' | b'e' | b'E' | b'-' => self.field = JsonField::Other,
             _ => {}
         }

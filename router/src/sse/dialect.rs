@@ -1,4 +1,4 @@
-//! What distinguishes the event streams of the routes.
+//! The differences between the event streams of the routes.
 
 use bytes::Bytes;
 
@@ -27,7 +27,7 @@ impl Dialect {
         }
     }
 
-    /// Text in every event with new tokens; front-ends send other events before they have any.
+    /// Bytes in every event with new tokens. Front-ends send other events before they have any.
     pub(crate) fn token_marker(self) -> &'static [u8] {
         match self {
             Self::OpenAi | Self::Other => b"\n\n",
@@ -53,7 +53,7 @@ impl Dialect {
         }
     }
 
-    /// The fields that have generated text, once each, up to their first quote of text.
+    /// The fields with generated text, each up to its first quote of text.
     pub(super) fn text_fields(self) -> &'static [&'static [u8]] {
         match self {
             Self::OpenAi => &[br#""content":""#, br#""text":""#, br#""reasoning":""#, br#""reasoning_content":""#, br#""arguments":""#],
@@ -69,12 +69,12 @@ impl Dialect {
             Self::OpenAi => "",
             Self::Responses => "response",
             Self::Anthropic => "message",
-            // As in the Cohere API.
+            // The Cohere API has the usage in `delta`.
             Self::Other => "delta",
         }
     }
 
-    /// What keeps the connection of a stream of this dialect alive while there is no event.
+    /// Bytes that keep a stream's connection alive while there is no event.
     #[must_use]
     pub(crate) fn keep_alive(self) -> Bytes {
         Bytes::from_static(match self {

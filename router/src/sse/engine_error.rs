@@ -1,4 +1,4 @@
-//! What an engine's error says of the engine itself.
+//! Reads the state of an engine from the error that it returns.
 
 use std::borrow::Cow;
 
@@ -6,20 +6,23 @@ use serde::Deserialize;
 
 use super::event::{EventFields, event_end};
 
-/// How errors of a dead core begin. The second one is that of a stream of messages: vLLM 0.32 fails to read the first one in the chat beneath, and
-/// Pydantic shows the two ends of it.
+/// How errors of a dead core begin. The second one is that of a stream of messages: vLLM 0.32 fails
+/// to read the first one in the chat beneath, and Pydantic shows both ends of it.
 const CORE_IS_DEAD: [&str; 2] = [
     "EngineCore encountered an issue",
     "2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, input_value={'error': {'message': 'En...",
 ];
 
-/// What an engine says of a request that it takes after SIGTERM and never begins, as vLLM's executor words it.
+/// An engine's error for a request that it takes after SIGTERM and never begins, in the words of
+/// vLLM's executor.
 const ENGINE_STOPS: &str = "cannot schedule new futures after shutdown";
 
-/// How an engine ends that answers with an error. Any other internal error is the request's own, whatever it repeats of the request.
+/// How an engine ends that answers with an error. Any other internal error is the request's own,
+/// whatever it repeats of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineEnd {
-    /// The core has died. vLLM's Python front-end says so until it exits 2 to 5 s later; the Rust one breaks off.
+    /// The core has died. vLLM's Python front-end says so until it exits 2 to 5 s later; the Rust
+    /// one breaks off.
     CoreDied,
     /// The engine is stopping, and has begun nothing of the request.
     Stopping,

@@ -2,7 +2,7 @@
 
 /// The first field of each name in an event.
 pub(super) struct EventFields<'a> {
-    /// Empty when it has none.
+    /// Empty if the event has none.
     pub(super) name: &'a [u8],
     pub(super) data: Option<&'a [u8]>,
 }

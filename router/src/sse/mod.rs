@@ -1,4 +1,5 @@
-//! Reads what an engine says of an answer, in a whole answer or in the events of a stream, without changing a byte of it.
+//! Reads the engine's statements about an answer, from a whole answer or a stream's events, without
+//! changing a byte.
 
 mod answer_parser;
 mod dialect;

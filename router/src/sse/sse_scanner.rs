@@ -1,8 +1,10 @@
-//! Reads an event stream as it passes, without changing a byte: is it finished, has it failed, what did it use.
+//! Reads an event stream as it passes, without changing a byte: whether it is finished or has
+//! failed, and its usage.
 //!
-//! It lets whole events through and buffers a last half one, so that an error event can always be appended. A success needs a
-//! finish reason: engines send HTTP 200 and even `[DONE]` after they have died. Finish reasons and usage are read by structure ([`AnswerParser`]),
-//! but only of events that seem to have one.
+//! The scanner passes on whole events and buffers a last half one, so that an error event can
+//! always be appended. A success needs a finish reason: engines send HTTP 200 and even `[DONE]`
+//! after they have died. Finish reasons and usage are read by structure ([`AnswerParser`]), but
+//! only in events that seem to have one.
 
 use std::sync::LazyLock;
 
@@ -18,29 +20,28 @@ use super::text_length::text_bytes;
 /// A longer event is passed on in parts. Log probabilities of a long prompt make the largest.
 const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;
 
-/// The same where events have tokens: those of a prompt of 128 KiB, whose tokens may be its bytes.
+/// The limit for events with tokens: those of a prompt of 128 KiB, whose tokens may be its bytes.
 const MAX_TOKEN_EVENT_BYTES: usize = 1024 * 1024;
 
-/// Bytes of such an event that stay buffered, since the mark of its end may be split between two
-/// reads.
+/// Bytes of a longer event that stay buffered, because two reads may split the mark of its end.
 const OVERLAP_BYTES: usize = 4;
 
-/// Hardly a token has more bytes of text. English has about half as many.
+/// Hardly any token has more bytes of text. English has about half as many.
 const MOST_BYTES_PER_TOKEN: u64 = 8;
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChunkOutcome {
-    /// Send these, which may be none.
+    /// Send these bytes, which may be none.
     Forward(Bytes),
-    /// Send these, then end the answer as broken: they end with the engine's own error event.
+    /// Send these bytes, then end the answer as broken. They end with the engine's own error event.
     Failed {
         bytes: Bytes,
-        /// Where in them that event begins.
+        /// Where the error event begins in `bytes`.
         error_at: usize,
         /// The error says that the engine core is dead.
         is_engine_dead: bool,
     },
-    /// Send these, then the router's own error event: the engine aborted the answer while
+    /// Send these bytes, then the router's own error event: the engine aborted the answer while
     /// pretending to finish it.
     Aborted(Bytes),
 }
@@ -51,13 +52,13 @@ pub struct SseScanner {
     /// A longer event is passed on in parts.
     max_event_bytes: usize,
     buffer: BytesMut,
-    /// Set when the buffer has the end of an event whose beginning was passed on.
+    /// Set while the buffer holds a later part of an event whose beginning was passed on.
     partial_event: Option<Box<PartialEvent>>,
     has_finish: bool,
     has_done_marker: bool,
     usage: Option<TokenUsage>,
     event_count: u64,
-    /// Bytes of generated text so far, where they are counted.
+    /// Bytes of generated text so far, if they are counted.
     text_bytes: Option<u64>,
 }
 
@@ -96,7 +97,7 @@ impl SseScanner {
         self.max_event_bytes = MAX_TOKEN_EVENT_BYTES;
     }
 
-    /// Counts the text of events that are processed.
+    /// Counts the text of processed events from now on.
     pub(crate) fn count_text(&mut self) {
         self.text_bytes = Some(0);
     }
@@ -107,7 +108,7 @@ impl SseScanner {
         self.buffer.is_empty() && self.partial_event.is_none()
     }
 
-    /// Counts an event that has nothing of interest, but maybe a text.
+    /// Counts an event with nothing of interest but perhaps text.
     pub(crate) fn count_plain_event(&mut self, event: &[u8]) {
         self.event_count += 1;
         self.count_text_of(event);
@@ -119,28 +120,29 @@ impl SseScanner {
         }
     }
 
-    /// Whether the last bytes that were passed on, or the next ones, are a part of an event.
+    /// Whether the last bytes passed on, or the next ones, are part of an event.
     #[must_use]
     pub(crate) fn is_within_event(&self) -> bool {
         self.partial_event.is_some()
     }
 
-    /// Forgets what the client has not got of a stream that goes on elsewhere: the beginning of an event, and what the rest of the stream had
-    /// said. `is_finished` if the client has the finish reason.
+    /// Forgets the parts of a stream that the client lacks when it goes on elsewhere: the beginning
+    /// of an event, and what the rest of the stream had said. `is_finished` if the client has the
+    /// finish reason.
     pub(crate) fn rewind(&mut self, is_finished: bool) {
         self.buffer.clear();
         self.has_finish = is_finished;
         self.has_done_marker = false;
     }
 
-    /// Reads bytes and says which may be sent.
+    /// Reads bytes and returns those that may be sent.
     pub fn process(&mut self, bytes: Bytes) -> ChunkOutcome {
         let bytes = if self.buffer.is_empty() {
             bytes
         } else {
             let searched = self.buffer.len().saturating_sub(OVERLAP_BYTES);
             self.buffer.extend_from_slice(&bytes);
-            // The event goes on: what was searched is not searched again, nor copied.
+            // The event goes on. Bytes that were searched are neither searched again nor copied.
             if self.buffer.len() <= self.max_event_bytes && event_end(&self.buffer[searched..]).is_none() {
                 return ChunkOutcome::Forward(Bytes::new());
             }
@@ -169,21 +171,21 @@ impl SseScanner {
         ChunkOutcome::Forward(bytes.slice(..begin))
     }
 
-    /// The event that tells the client that its answer has failed; it first closes an event that
-    /// was sent in part.
+    /// The event that tells the client that its answer has failed. An event that was sent in part
+    /// is closed first.
     #[must_use]
     pub fn error_event(&self, message: &str) -> Bytes {
         let event = self.dialect.error_event(message);
         if self.partial_event.is_some() { [b"\n\n", &event[..]].concat().into() } else { event }
     }
 
-    /// What keeps the connection alive now, unless an event is being sent in parts.
+    /// Bytes that keep the connection alive now, unless an event is being sent in parts.
     #[must_use]
     pub(crate) fn keep_alive(&self) -> Option<Bytes> {
         self.partial_event.is_none().then(|| self.dialect.keep_alive())
     }
 
-    /// Takes what is still buffered when the stream has ended.
+    /// Takes the buffered rest of a stream that has ended.
     pub fn take_rest(&mut self) -> Bytes {
         let rest = self.buffer.split().freeze();
         // An engine may leave out the last blank line.
@@ -214,8 +216,10 @@ impl SseScanner {
         self.event_count
     }
 
-    /// Tokens of the answer that have come, at least: one for each event, except the first, which has only a role, and the last; and as many as
-    /// the text has, where that is counted.
+    /// The least number of answer tokens so far.
+    ///
+    /// Each event counts as one, except the first, which has only a role, and the last. If text is
+    /// counted, the tokens are at least as many as the text needs.
     #[must_use]
     pub(crate) fn least_tokens(&self) -> u64 {
         let of_text = self.text_bytes.unwrap_or_default() / MOST_BYTES_PER_TOKEN;
@@ -286,7 +290,7 @@ impl SseScanner {
         verdict
     }
 
-    /// Applies what an event says of the answer; `ends` means that it ends a complete answer.
+    /// Applies an event's statements about the answer. `ends` means that it ends a complete answer.
     fn apply_answer(&mut self, parser: &AnswerParser, ends: bool) -> EventVerdict {
         self.has_finish |= ends && parser.is_complete();
         if self.dialect == Dialect::OpenAi {
@@ -300,7 +304,7 @@ impl SseScanner {
         EventVerdict::Fine
     }
 
-    /// Adds to the usage so far: the last event of a message need not repeat the prompt's length.
+    /// Adds to the usage so far. The last event of a message need not repeat the prompt's length.
     fn merge_usage(&mut self, usage: Option<TokenUsage>) {
         if let Some(usage) = usage {
             let before = self.usage.unwrap_or_default();
@@ -319,7 +323,7 @@ fn is_error(name: &[u8], data: Option<&[u8]>) -> bool {
     name == b"error" || data.is_some_and(|data| data.starts_with(b"{\"error\":"))
 }
 
-/// Whether an event has a finish reason; in nearly all it is `null`.
+/// Whether an event has a finish reason, which is `null` in nearly all events.
 fn has_finish_reason(data: &[u8]) -> bool {
     static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\":"));
     FINISH.find_iter(data).any(|at| data[at + FINISH.needle().len()..].trim_ascii_start().starts_with(b"\""))

@@ -1,8 +1,10 @@
-//! How much generated text an event has, for answers of which nobody tells the tokens. The scanner asks where the caller pays for them.
+//! Measures the generated text of an event, for answers whose tokens nobody reports. The scanner
+//! asks if the caller pays for tokens.
 
 use memchr::memmem;
 
-/// Bytes of the texts that these fields of an event have. A field is named as it stands in JSON, up to its first quote of text.
+/// Bytes of text in these fields of an event. A field is named as in JSON, up to its first quote of
+/// text.
 #[must_use]
 pub(super) fn text_bytes(fields: &[&[u8]], event: &[u8]) -> u64 {
     // Quotes within strings are escaped, so each find is a field.

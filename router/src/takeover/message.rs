@@ -1,4 +1,5 @@
-//! What a router and its successor say to each other: JSON with its length before it. Both are this user's programs, but of two versions.
+//! Messages between a router and its successor: JSON with its length before it. Both are this
+//! user's programs, but of two versions.
 
 use std::io;
 use std::time::Duration;
@@ -12,31 +13,31 @@ use tokio::time::timeout;
 use crate::admission::{UsageChange, UsageLedger};
 use crate::response_affinity::ResponseRecord;
 
-/// Version of this contract; a router gives its place only to one that speaks its own.
+/// Version of this protocol. A router gives its place only to one with the same version.
 pub(super) const PROTOCOL: u32 = 1;
 
-/// How long the other side may take for what it does at once.
+/// How long the other side may take for immediate steps.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The largest message: the owners of 65,536 responses are about 10 MB.
+/// Largest message. The owners of 65,536 responses are about 10 MB.
 const MAX_BYTES: u32 = 64 * 1024 * 1024;
 
-/// What a successor says, in this order.
+/// Messages of a successor, in this order.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromSuccessor {
     Hello {
         protocol: u32,
         version: String,
     },
-    /// It can accept agents.
+    /// The successor can accept agents.
     ReadyForAgents,
-    /// It has the agents.
+    /// The successor has the agents.
     ReadyForClients,
-    /// It accepts clients and has the sockets' names.
+    /// The successor accepts clients and has the sockets' names.
     Serving,
 }
 
-/// What a predecessor says.
+/// Messages of a predecessor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromPredecessor {
     Refused(String),
@@ -47,13 +48,13 @@ pub(super) enum FromPredecessor {
     },
     /// Agents are not accepted here any more, and are told to dial again.
     AgentsAreYours,
-    /// What this router knows that agents cannot tell.
+    /// The knowledge of this router that agents cannot supply.
     Memory(Memory),
-    /// What changes of it until the predecessor leaves.
+    /// A change of that knowledge, until the predecessor leaves.
     Change(MemoryChange),
 }
 
-/// What agents are attached, and what they serve.
+/// The attached agents, and the models that they serve.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct FleetSummary {
     pub(super) nodes: Vec<String>,
@@ -89,7 +90,7 @@ pub(super) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> i
     sent.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// The other side's next message. Not to be waited for again after it was given up.
+/// The other side's next message. A cancelled call must not be repeated.
 pub(super) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await?;
@@ -97,7 +98,7 @@ pub(super) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io:
     if length > MAX_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    // It grows as bytes come: a length alone costs nothing.
+    // The buffer grows as bytes come, so a length alone costs nothing.
     let mut text = Vec::new();
     stream.take(length.into()).read_to_end(&mut text).await?;
     if text.len() < length as usize {

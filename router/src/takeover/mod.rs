@@ -1,9 +1,10 @@
-//! A router takes the place of another one of its user, without a client noticing: it gets the listening sockets, waits until the agents are
-//! attached to it as well, and then takes the clients. The other one, its *predecessor*, finishes what it has and leaves. Decision 21 says
-//! why so.
+//! Lets a router take the place of another one of its user without clients noticing.
 //!
-//! The two speak over a private Unix socket beside the operators' one. `predecessor` is the end of the router that is there, `successor`
-//! that of the one that starts. Until the successor says that it serves, the predecessor can go on as if nothing had been.
+//! The new router gets the listening sockets, waits until the agents are attached to it too, and
+//! then takes the clients. The other one, its *predecessor*, finishes its requests and leaves.
+//! Decision 21 gives the reasons. The two communicate over a private Unix socket beside the
+//! operators' one. `predecessor` is the running router's end, `successor` the starting router's.
+//! Until the successor says that it serves, the predecessor can go on as if nothing had happened.
 
 mod message;
 mod peer_process;
@@ -26,7 +27,7 @@ pub enum TakeoverError {
     Refused(String),
     #[error("the running router does not answer ({0}); it serves on: see its log, or stop it and start the new one without --takeover")]
     Lost(#[from] io::Error),
-    /// The agents have not all come.
+    /// Some agents have not come.
     #[error("within {seconds} s no replica of {models} has come here; the running router serves on: see the agents' logs")]
     NoReplicas { seconds: u64, models: String },
     #[error(transparent)]
@@ -45,12 +46,12 @@ impl TakeoverError {
     }
 }
 
-/// Whether a router of this user lets others take its place that has its operators' socket there.
+/// Whether a router of this user with its operators' socket there can be replaced.
 pub async fn is_replaceable(operators_socket: &Path) -> bool {
     is_live(&socket_path(operators_socket)).await
 }
 
-/// Where a successor calls the router whose operators' socket is at `path`.
+/// The takeover socket of the router whose operators' socket is at `path`.
 pub(crate) fn socket_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".takeover");

@@ -9,19 +9,19 @@ use tokio::time::timeout;
 
 use super::message::ANSWER_TIMEOUT;
 
-/// A process, even if another one gets its number. `None` where the kernel does not tell: before Linux
+/// A process, even if another one gets its number. `None` if the kernel cannot tell: before Linux
 /// 5.3, or in another PID namespace.
 #[derive(Debug)]
 pub(super) struct PeerProcess(Option<AsyncFd<OwnedFd>>);
 
 impl PeerProcess {
-    /// To be asked while the other side still answers.
+    /// Finds the peer's process. Call this while the other side still answers.
     pub(super) fn of(stream: &UnixStream) -> Self {
         Self(stream.peer_cred().ok().and_then(|peer| open(Pid::from_raw(peer.pid()?)?)))
     }
 
-    /// Whether it has ended, or ends soon: the kernel closes its sockets a moment before. What is not
-    /// known counts as alive.
+    /// Whether the process has ended, or will soon: the kernel closes its sockets a moment before.
+    /// An unknown process counts as alive.
     pub(super) async fn has_ended(&self) -> bool {
         let Some(process) = &self.0 else { return false };
         timeout(ANSWER_TIMEOUT, process.readable()).await.is_ok_and(|ended| ended.is_ok())
@@ -31,7 +31,7 @@ impl PeerProcess {
 #[expect(deprecated, reason = "unsound only for types that do not own their descriptor; what replaces it is unsafe")]
 fn open(pid: Pid) -> Option<AsyncFd<OwnedFd>> {
     let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-    // It becomes readable when the process has ended.
+    // The descriptor becomes readable when the process has ended.
     AsyncFd::with_interest(process, Interest::READABLE).ok()
 }
 

@@ -1,5 +1,6 @@
-//! The router that is there: it offers its listening sockets to a successor of its user, gives it the agents, then the clients, and goes on
-//! telling it what it learns until it leaves. A successor that fails on the way changes nothing.
+//! The running router's end of a takeover. It offers its listening sockets to a successor of its
+//! user, gives it the agents, then the clients, and reports changes until it leaves. A successor
+//! that fails on the way changes nothing.
 
 use std::io;
 use std::path::Path;
@@ -23,10 +24,10 @@ use crate::fleet::{Fleet, FleetView};
 use crate::response_affinity::{ResponseAffinity, ResponseRecord};
 use crate::succession::Succession;
 
-/// How long a successor may take for a step: it waits 10 s for the agents.
+/// How long a successor may take for a step. It waits 10 s for the agents.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How soon a socket that could not be made is tried again.
+/// How soon a failed bind of the socket is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A router that another one may replace.
@@ -37,7 +38,7 @@ pub(crate) struct Predecessor {
     pub(crate) admission: Admission,
     pub(crate) response_affinity: ResponseAffinity,
     pub(crate) succession: Succession,
-    /// Drained when the clients are the successor's.
+    /// Drained once the successor has the clients.
     pub(crate) serving: Shutdown,
     /// Cancelled then, too: operators find the successor.
     pub(crate) admin_end: CancellationToken,
@@ -62,7 +63,7 @@ impl ListeningSockets {
 
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// Somebody looked whether the socket lives.
+    /// Somebody only checked whether the socket is alive.
     #[error("it said nothing")]
     NoSuccessor,
     #[error("{0}")]
@@ -74,8 +75,8 @@ enum Failure {
 }
 
 impl Predecessor {
-    /// Waits for a successor on the socket, as long as this router lives, then tells it what changes
-    /// here.
+    /// Waits for a successor on the socket as long as this router lives, then reports changes to
+    /// it.
     pub(crate) async fn serve(self, socket: PrivateSocket) {
         let requests_ended = self.requests_ended.clone();
         let (stream, changes) = tokio::select! {
@@ -91,7 +92,8 @@ impl Predecessor {
         loop {
             let mut stream = tokio::select! {
                 stream = accept_caller(&mut next, &path) => stream,
-                // While a copy is open, the kernel takes clients into a queue that nobody serves but a successor.
+                // While a copy is open, the kernel takes clients into a queue that only a successor
+                // serves.
                 () = self.wait_closing(), if self.listeners.0.is_ok() => {
                     self.listeners.close();
                     continue;
@@ -102,7 +104,8 @@ impl Predecessor {
                 Err(Failure::NoSuccessor) => {}
                 Err(error) => {
                     if !matches!(error, Failure::Refused(_)) {
-                        // It may have ended. If it lives, it is to know that this one does, too.
+                        // The successor may have ended. If it lives, it must know that this one
+                        // does, too.
                         let _ = send(&mut stream, &FromPredecessor::Refused(format!("a step failed: {error}"))).await;
                     }
                     self.succession.take_agents_port();
@@ -116,7 +119,8 @@ impl Predecessor {
         }
     }
 
-    /// Resolves when this router takes no clients any more and keeps its place for nobody.
+    /// Resolves when this router no longer takes clients, and does not keep its place for a
+    /// successor.
     async fn wait_closing(&self) {
         self.serving.wait_drain().await;
         if self.succession.keeps_place() {
@@ -142,8 +146,8 @@ impl Predecessor {
         send(stream, &FromPredecessor::AgentsAreYours).await?;
 
         expect(stream, |told| matches!(told, FromSuccessor::ReadyForClients)).await?;
-        // From here on nothing is learned that is neither in the memory nor among the changes.
-        // None may be lost: a request whose end is lost counts as running until this router has left. They
+        // From here on, everything learned is in the memory or among the changes. No change may be
+        // lost: a request whose end is lost counts as running until this router has left. Changes
         // are few: until `Serving` there is a deadline, and from then on no request begins here.
         let (usage_sender, usage_changes) = mpsc::unbounded_channel();
         let (response_sender, further_responses) = mpsc::unbounded_channel();
@@ -159,9 +163,9 @@ impl Predecessor {
         Ok(Changes { usage: usage_changes, responses: further_responses })
     }
 
-    /// Why this one does not get the place.
+    /// Why this successor does not get the place.
     fn refusal(&self, stream: &UnixStream, protocol: u32, version: &str) -> io::Result<Option<String>> {
-        // Root may connect too, but its files would be nobody else's.
+        // Root may connect too, but its files would belong to another user.
         let user = stream.peer_cred()?.uid();
         Ok(if user != geteuid().as_raw() {
             Some(format!("it runs as user {}, the new one as user {user}: start that as the same user", geteuid().as_raw()))
@@ -178,7 +182,7 @@ impl Predecessor {
     }
 }
 
-/// The next one that calls. The socket is made again where its file was removed.
+/// The next caller. The socket is made again if its file was removed.
 async fn accept_caller(socket: &mut Option<PrivateSocket>, path: &Path) -> UnixStream {
     loop {
         let Some(bound) = socket else {
@@ -209,17 +213,17 @@ fn summarize(view: &FleetView) -> FleetSummary {
     }
 }
 
-/// What this router learns after it has told what it knows.
+/// Changes in this router's knowledge after it was exported.
 struct Changes {
     usage: mpsc::UnboundedReceiver<UsageChange>,
     responses: mpsc::UnboundedReceiver<ResponseRecord>,
 }
 
-/// Ends with the router, or with its successor.
+/// Reports changes until the router or its successor ends.
 async fn tell_changes(mut stream: UnixStream, mut changes: Changes, requests_ended: CancellationToken) {
     loop {
         let change = tokio::select! {
-            // What has changed is told before the end.
+            // Changes are reported before the end.
             biased;
             Some(change) = changes.usage.recv() => MemoryChange::Usage(change),
             Some(record) = changes.responses.recv() => MemoryChange::Response(record),

@@ -1,4 +1,5 @@
-//! The router that starts: it finds the running one, gets its listening sockets, waits for the agents, and takes the clients.
+//! The starting router's end of a takeover. It finds the running router, gets its listening
+//! sockets, waits for the agents, and takes the clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ use crate::operators::OperatorsSocket;
 use crate::response_affinity::ResponseAffinity;
 use crate::succession::Succession;
 
-/// How long the agents may take to attach here as well. They dial at once, and each sends a snapshot.
+/// How long the agents may take to attach here too. They dial at once, and each sends a snapshot.
 const AGENTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -36,12 +37,12 @@ type Listener = (TcpListener, SocketAddr);
 pub(crate) struct Successor {
     stream: UnixStream,
     process: PeerProcess,
-    /// Those that were not taken.
+    /// Listeners that were not taken.
     listeners: Vec<Listener>,
     fleet: FleetSummary,
 }
 
-/// What a router needs of its own to take another one's place.
+/// The starting router's own parts that a takeover needs.
 #[derive(Debug)]
 pub(crate) struct SuccessorParts<'a> {
     pub(crate) tasks: &'a BackgroundTasks,
@@ -49,16 +50,16 @@ pub(crate) struct SuccessorParts<'a> {
     pub(crate) succession: &'a Succession,
     pub(crate) admission: &'a Admission,
     pub(crate) response_affinity: &'a ResponseAffinity,
-    /// Those that take the other router's names.
+    /// Sockets that take the other router's names.
     pub(crate) sockets: [Option<&'a mut PrivateSocket>; 3],
 }
 
 impl Successor {
-    /// Asks the router whose operators' socket is at this place for its own; `None` where there is no
+    /// Asks the router whose operators' socket is at this place for its own; `None` if there is no
     /// router.
     ///
     /// # Errors
-    /// When there is one that lives and refuses or does not answer.
+    /// If a living router refuses or does not answer.
     pub(crate) async fn find(place: &OperatorsSocket) -> Result<Option<Self>, TakeoverError> {
         for path in own_socket_paths(place) {
             if let Ok(stream) = UnixStream::connect(&path).await {
@@ -77,19 +78,19 @@ impl Successor {
         Ok(None)
     }
 
-    /// The running router's listener of an address (`HOST:PORT`), if it has one. One that nobody asks
-    /// for is closed with the running router.
+    /// The running router's listener of an address (`HOST:PORT`), if it has one. Listeners that
+    /// nobody asks for are closed with the running router.
     pub(crate) async fn take_listener(&mut self, address: &str) -> Option<(TcpListener, SocketAddr)> {
         let named = hostler_boot::resolve(address).await.unwrap_or_default();
         let place = self.listeners.iter().position(|(_, address)| named.contains(address))?;
         Some(self.listeners.remove(place))
     }
 
-    /// Takes the running router's place: first the agents, then, when they are here, the clients. It
-    /// serves on if this fails. If it ends meanwhile, its place is free.
+    /// Takes the running router's place: first the agents, then, when they are here, the clients.
+    /// The running router serves on if this fails. If it ends meanwhile, its place is free.
     ///
     /// # Errors
-    /// When the running router does not let go, or a model would have no replica here.
+    /// If the running router does not let go, or a model would have no replica here.
     pub(crate) async fn take_place(mut self, parts: SuccessorParts<'_>) -> Result<(), TakeoverError> {
         let SuccessorParts { tasks, fleet, succession, admission, response_affinity, sockets } = parts;
         let memory = match self.take_agents_and_memory(succession, fleet).await {
@@ -134,8 +135,8 @@ impl Successor {
         }
     }
 
-    /// Waits until every agent and every ready replica of the running router is here too. Some may be
-    /// gone meanwhile, so when the time is over it is enough that every model has a replica.
+    /// Waits until every agent and every ready replica of the running router is here too. Some may
+    /// be gone meanwhile, so after the deadline it suffices that every model has a replica.
     async fn wait_for_agents(&self, fleet: &Fleet) -> Result<(), TakeoverError> {
         let deadline = Instant::now() + AGENTS_TIMEOUT;
         loop {
@@ -155,9 +156,9 @@ impl Successor {
         }
     }
 
-    /// Passes on what the other router learns until it has left.
+    /// Passes on the other router's changes until it has left.
     async fn follow(mut self, mut apply: impl FnMut(MemoryChange)) {
-        // Addresses that the configuration no longer has.
+        // These are addresses that the configuration no longer has.
         self.listeners.clear();
         loop {
             match receive(&mut self.stream).await {
@@ -195,7 +196,7 @@ async fn introduce(mut stream: UnixStream) -> Result<(UnixStream, FleetSummary, 
     Ok((stream, fleet, listeners))
 }
 
-/// Whether a router of this user lets others take its place there.
+/// Whether a router of this user can be replaced there.
 pub(crate) async fn is_offered(place: &OperatorsSocket) -> bool {
     for path in own_socket_paths(place) {
         if is_live(&path).await {
@@ -205,14 +206,14 @@ pub(crate) async fn is_offered(place: &OperatorsSocket) -> bool {
     false
 }
 
-/// Where such a router listens. What answers in another user's folder is not asked.
+/// Where such a router listens. Sockets in another user's folder are not asked.
 fn own_socket_paths(place: &OperatorsSocket) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = place.usual_paths().iter().map(|path| socket_path(path)).collect();
     paths.retain(|path| path.parent().is_some_and(is_private_folder));
     paths
 }
 
-/// What an answer means that is not the one that is due.
+/// The error for an answer out of turn.
 fn refusal(answer: FromPredecessor) -> TakeoverError {
     TakeoverError::Refused(match answer {
         FromPredecessor::Refused(reason) => reason,

@@ -1,4 +1,4 @@
-//! Which settings make sense together, and what may be in plain text.
+//! Tests which settings fit together, and what may be in plain text.
 
 use super::*;
 

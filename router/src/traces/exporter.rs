@@ -1,5 +1,6 @@
-//! The way of spans to the collector: a bounded queue, and OpenTelemetry's batch processor behind it with a thread of its own. A collector that is dead or
-//! hangs holds up nothing: spans for which there is no room are counted and dropped, and the log says so once.
+//! The way of spans to the collector: a bounded queue, followed by OpenTelemetry's batch processor
+//! with its own thread. A dead or hanging collector holds up nothing: spans that find no room are
+//! counted and dropped, and the log says so once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,7 +18,7 @@ use tokio::time::timeout;
 /// How long the last spans may take on shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The service's name unless the environment has another one.
+/// The service's name, unless the environment has another one.
 const SERVICE: &str = "hostler-router";
 
 /// Spans on their way to the collector. Clones share it.
@@ -33,12 +34,12 @@ struct Backlog {
     waiting: AtomicUsize,
     most: usize,
     dropped: Counter,
-    /// A full queue is logged once.
+    /// Whether the queue has overflowed, which is logged once.
     has_overflowed: AtomicBool,
 }
 
 impl SpanQueue {
-    /// Never waits. The spans of one trace are kept or dropped together.
+    /// Sends spans without waiting. The spans of one trace are kept or dropped together.
     pub(super) fn send(&self, spans: Vec<SpanData>) {
         let Backlog { waiting, most, dropped, has_overflowed } = &*self.backlog;
         let fits = |waiting: usize| Some(waiting + spans.len()).filter(|more| more <= most);
@@ -53,7 +54,7 @@ impl SpanQueue {
     }
 }
 
-/// What sends the last spans.
+/// Sends the last spans on shutdown.
 #[derive(Debug, Default)]
 pub(crate) struct TraceExport(Option<SpanQueue>);
 
@@ -62,7 +63,8 @@ impl TraceExport {
         Self(Some(queue))
     }
 
-    /// Waits briefly until what was sent has reached the collector. A thread that is stuck is left behind.
+    /// Waits briefly until everything sent has reached the collector. A stuck thread is left
+    /// behind.
     pub(crate) async fn flush(self) {
         let Some(queue) = self.0 else { return };
         let flushing = tokio::task::spawn_blocking(move || queue.processor.shutdown_with_timeout(FLUSH_TIMEOUT));
@@ -72,10 +74,10 @@ impl TraceExport {
     }
 }
 
-/// Starts the thread. Needs the runtime on which connections are to live.
+/// Starts the thread. This needs the runtime on which connections will live.
 ///
 /// # Errors
-/// When no connection can be made as the settings and the environment say.
+/// If no connection can be made with the settings and the environment.
 pub(super) fn start(settings: &TraceSettings, dropped: Counter) -> Result<SpanQueue, ExportError> {
     let exporter = settings.collector.configure(opentelemetry_otlp::SpanExporter::builder().with_tonic())?.build()?;
     let backlog = Arc::new(Backlog {
@@ -100,14 +102,14 @@ pub(super) fn start(settings: &TraceSettings, dropped: Counter) -> Result<SpanQu
     Ok(SpanQueue { processor: Arc::new(processor), backlog })
 }
 
-/// Sends batches within their time, and counts those that are lost.
+/// Sends batches within their time, and counts lost ones.
 #[derive(Debug)]
 struct WatchedExporter {
     exporter: Arc<opentelemetry_otlp::SpanExporter>,
     runtime: Handle,
     deadline: Duration,
     backlog: Arc<Backlog>,
-    /// A failure is logged once, until sending works again.
+    /// Whether sending fails. A failure is logged once, until sending works again.
     is_failing: AtomicBool,
 }
 

@@ -1,8 +1,12 @@
-//! Traces for OpenTelemetry: the spans of a request, from its arrival to its end, sent to a collector. Off until a standard environment variable names one
-//! (`hostler_boot::collector`); then a sampling rule decides at a request's arrival whether it has a trace.
+//! Traces for OpenTelemetry: the spans of a request, from its arrival to its end, sent to a
+//! collector.
 //!
-//! What happens to a request is noted in its access entry, which keeps the [`RequestTrace`] of one that has a trace. Spans have what the access log has:
-//! never a body, a query, another header's value or the text of an error. docs/decisions/0027 says why it is made like this.
+//! Tracing is off until a standard environment variable names a collector
+//! (`hostler_boot::collector`). Then a sampling rule decides at a request's arrival whether it has
+//! a trace. The events of a request are recorded in its access entry, which keeps the
+//! [`RequestTrace`] of a traced request. Spans have the access log's content: never a body, a
+//! query, another header's value or the text of an error. docs/decisions/0027 gives the reasons for
+//! this design.
 
 mod exporter;
 mod names;
@@ -33,8 +37,8 @@ struct SampledTraces {
 }
 
 impl Traces {
-    /// Sends traces as these settings say. Spans for which there is no room or no collector are counted as `dropped`. Without settings, or where no
-    /// exporter can be made of them, there are no traces.
+    /// Sends traces as the settings say. Spans without room or without a collector are counted as
+    /// `dropped`. There are no traces without settings, or if no exporter can be made from them.
     pub(crate) fn start(settings: Option<&TraceSettings>, dropped: Counter) -> (Self, TraceExport) {
         let Some(settings) = settings else { return Default::default() };
         match exporter::start(settings, dropped) {

@@ -1,5 +1,5 @@
-//! What spans and their attributes are called: OpenTelemetry's semantic conventions for generative AI and for HTTP servers, and `hostler.*` for what those
-//! have no name for. docs/traces.md lists them.
+//! Names of spans and their attributes: OpenTelemetry's semantic conventions for generative AI and
+//! for HTTP servers, and `hostler.*` for the rest. docs/traces.md lists them.
 
 use http::Method;
 
@@ -44,13 +44,13 @@ pub(super) const QUEUE: &str = "queue";
 pub(super) const FIRST_TOKEN: &str = "first_token";
 pub(super) const RESUMPTION: &str = "resumption";
 
-/// The engines' kind, for `gen_ai.provider.name`.
+/// The kind of engine, for `gen_ai.provider.name`.
 pub(super) const VLLM: &str = "vllm";
 
-/// What `error.type` says of an attempt that was lost without a word why.
+/// The `error.type` of an attempt that was lost without a known reason.
 pub(super) const GIVEN_UP: &str = "given_up";
 
-/// Routes that have a span's name. A path that is not among them is a client's own text, of which there may be any number.
+/// Routes that may name a span. Any other path is a client's own text, of unbounded variety.
 const ROUTES: [&str; 36] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -90,16 +90,16 @@ const ROUTES: [&str; 36] = [
     "/hostler.inference.v1.Inference/Release",
 ];
 
-/// Routes below which something has a name of its own.
+/// Routes with named resources below them.
 const NAMED: [(&str, &str); 2] = [("/v1/responses/", "/v1/responses/{id}"), ("/v1/models/", "/v1/models/{id}")];
 
-/// The route of a path, of which there are only so many.
+/// The route of a path, from a bounded set.
 pub(super) fn route(path: &str) -> Option<&'static str> {
     let named = || NAMED.iter().find(|(beginning, _)| path.starts_with(beginning)).map(|(_, route)| *route);
     ROUTES.iter().find(|route| **route == path).copied().or_else(named)
 }
 
-/// A method, or the convention's word for one that is not known.
+/// A method, or the convention's word for an unknown one.
 pub(super) fn method(method: &Method) -> &'static str {
     const KNOWN: [Method; 9] = [
         Method::GET,
@@ -116,7 +116,7 @@ pub(super) fn method(method: &Method) -> &'static str {
     KNOWN.iter().position(|known| known == method).map_or("_OTHER", |at| NAMES[at])
 }
 
-/// What a request to an engine's path does, where the convention has a word for it.
+/// The operation of a request to an engine's path, if the convention has a word for it.
 pub(super) fn operation(path: &str) -> Option<&'static str> {
     match path {
         "/v1/chat/completions" | "/v1/responses" | "/v1/messages" | "/cohere/v2/chat" => Some("chat"),

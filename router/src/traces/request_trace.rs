@@ -1,4 +1,5 @@
-//! What is noted of one request that has a trace, from its arrival to its end, when it becomes spans. Requests without a trace have none of this.
+//! The record of one traced request, from its arrival to its end, when it becomes spans. Requests
+//! without a trace have no such record.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -9,7 +10,8 @@ use super::exporter::SpanQueue;
 use super::trace_parent::TraceParent;
 use crate::placement::PlacementDecision;
 
-/// Attempts that are noted. A stream of hours may move that often; each of its attempts has two spans.
+/// Most attempts that are recorded. A stream of hours may move that often; each of its attempts has
+/// two spans.
 const MAX_ATTEMPTS: usize = 32;
 
 #[derive(Debug)]
@@ -21,15 +23,15 @@ pub(crate) struct RequestTrace {
     pub(super) parent: Option<u64>,
     pub(super) received: (SystemTime, Instant),
     pub(super) admitted_at: Option<Instant>,
-    /// Since when a replica was sought last.
+    /// Since when a replica was last sought.
     pub(super) sought_since: Instant,
     pub(super) attempts: Vec<AttemptTrace>,
-    /// When it went on elsewhere.
+    /// When the stream went on elsewhere.
     pub(super) resumed_at: Vec<Instant>,
     pub(super) queue: SpanQueue,
 }
 
-/// One attempt to have the request answered.
+/// An attempt to have the request answered.
 #[derive(Debug)]
 pub(super) struct AttemptTrace {
     pub(super) span: u64,
@@ -40,12 +42,12 @@ pub(super) struct AttemptTrace {
     pub(super) status: Option<u16>,
     pub(super) first_token_at: Option<Instant>,
     pub(super) ended_at: Option<Instant>,
-    /// Why it has failed.
+    /// Why the attempt has failed.
     pub(super) cause: Option<&'static str>,
 }
 
 impl AttemptTrace {
-    /// Whether its engine has said nothing, and nothing is known to have happened to it.
+    /// Whether the engine has said nothing, and nothing is known to have happened to the attempt.
     pub(super) fn is_unanswered(&self) -> bool {
         self.status.is_none() && self.cause.is_none()
     }
@@ -71,7 +73,7 @@ impl RequestTrace {
         self.trace
     }
 
-    /// Whether its client has begun it.
+    /// Whether the client has begun the trace.
     pub(crate) fn has_parent(&self) -> bool {
         self.parent.is_some()
     }
@@ -82,12 +84,13 @@ impl RequestTrace {
         self.sought_since = now;
     }
 
-    /// Another replica is sought for a stream, whose engine goes on with it meanwhile.
+    /// Records that another replica is sought for a stream, which its engine continues meanwhile.
     pub(crate) fn record_search(&mut self) {
         self.sought_since = Instant::now();
     }
 
-    /// Notes an attempt that is sent now. Returns its number here, and what its engine is told of the trace.
+    /// Records an attempt that is sent now. Returns its number here, and the trace parent for its
+    /// engine.
     pub(crate) fn begin_attempt(&mut self, decision: &Arc<PlacementDecision>, queued: Duration) -> Option<(usize, TraceParent)> {
         if self.attempts.len() >= MAX_ATTEMPTS {
             return None;
@@ -115,7 +118,7 @@ impl RequestTrace {
         self.attempts[attempt].first_token_at.get_or_insert_with(Instant::now);
     }
 
-    /// Notes the end of an attempt, unless it has ended before.
+    /// Records the end of an attempt, unless it has ended before.
     pub(crate) fn end_attempt(&mut self, attempt: usize, cause: Option<&'static str>) {
         let attempt = &mut self.attempts[attempt];
         if attempt.ended_at.is_none() {
@@ -129,7 +132,7 @@ impl RequestTrace {
         self.resumed_at.push(Instant::now());
     }
 
-    /// Notes the end of an answer, and with it of the attempt that gave it.
+    /// Records the end of an answer, and with it of the attempt that gave it.
     pub(crate) fn record_end(&mut self, cause: Option<&'static str>) {
         for attempt in 0..self.attempts.len() {
             self.end_attempt(attempt, cause);
@@ -137,7 +140,7 @@ impl RequestTrace {
     }
 }
 
-/// Never 0, which would be none.
+/// Draws a span id. 0 would mean none.
 pub(super) fn draw_span_id() -> u64 {
     fastrand::u64(1..)
 }

@@ -1,4 +1,4 @@
-//! From what was noted of a request to its spans. Pure, but for the ids that are drawn.
+//! Converts the record of a request to its spans. Pure, except for the ids that are drawn.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,15 +14,15 @@ use crate::client_text::cut;
 use crate::outcome::AnswerOutcome;
 use crate::sse::TokenUsage;
 
-/// A shorter time is no queue: the search for a replica itself takes some of it.
+/// Shortest time that counts as queueing: the search for a replica itself takes some of it.
 const SHORTEST_QUEUE: Duration = Duration::from_millis(1);
 
-/// How a request ended, as its line in the access log has it.
+/// The end of a request, as in its line of the access log.
 #[derive(Debug)]
 pub(crate) struct RequestEnd<'a> {
     pub(crate) method: &'a Method,
     pub(crate) path: Option<&'a str>,
-    /// 0 means that it was for no engine.
+    /// 0 means that the request was for no engine.
     pub(crate) id: u64,
     pub(crate) client_id: Option<&'a str>,
     pub(crate) model: Option<&'a str>,
@@ -30,7 +30,7 @@ pub(crate) struct RequestEnd<'a> {
     pub(crate) tenant: &'a str,
     pub(crate) status: Option<u16>,
     pub(crate) outcome: &'static str,
-    /// Why it was refused or broke.
+    /// Why the request was refused or broke.
     pub(crate) cause: Option<&'static str>,
     /// Whether an engine's answer had begun.
     pub(crate) is_answered: bool,
@@ -41,7 +41,7 @@ pub(crate) struct RequestEnd<'a> {
 }
 
 impl RequestTrace {
-    /// Has its spans sent.
+    /// Sends the request's spans.
     pub(crate) fn finish(self, end: &RequestEnd<'_>) {
         self.queue.send(of_request(&self, end));
     }
@@ -83,7 +83,7 @@ fn request_span(trace: &RequestTrace, end: &RequestEnd<'_>, ended_at: Instant) -
     attributes.add_some(names::RESUMED, Some(i64::from(end.resumed)).filter(|count| *count > 0));
     attributes.add(names::BYTES, i64::try_from(end.bytes).unwrap_or(i64::MAX));
     attributes.add_some(names::ERROR, end.cause);
-    // By the conventions a client's own error is none of the server.
+    // By the conventions, a client's own error is none of the server.
     let has_failed = end.status.is_some_and(|status| status >= 500) || end.outcome == "broken";
     let method = if method == "_OTHER" { "HTTP" } else { method };
     let name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}"));
@@ -97,7 +97,8 @@ fn request_span(trace: &RequestTrace, end: &RequestEnd<'_>, ended_at: Instant) -
     }
 }
 
-/// From the request's arrival until it was let in: its body was read, its key may send it, its tenant has room.
+/// The time from a request's arrival until it was admitted: its body was read, its key may send it,
+/// its tenant has room.
 fn admission_span(trace: &RequestTrace, end: &RequestEnd<'_>, ended_at: Instant) -> SpanData {
     let failure = if trace.admitted_at.is_none() { end.cause } else { None };
     let mut attributes = Attributes::default();
@@ -132,7 +133,7 @@ fn placement_spans(trace: &RequestTrace, attempt: &AttemptTrace) -> Vec<SpanData
 
 /// The search for a replica that ended without one.
 fn vain_placement_span(trace: &RequestTrace, end: &RequestEnd<'_>, ended_at: Instant) -> Option<SpanData> {
-    // Else an attempt was waited for in vain.
+    // Otherwise the wait for an attempt was in vain.
     let was_sought = trace.attempts.last().is_none_or(|attempt| !attempt.is_unanswered());
     // A client that has left has waited all the same, and nobody gives a cause for that.
     let has_failed = end.cause.is_some() || end.outcome == AnswerOutcome::ClientLeft.as_str();
@@ -173,7 +174,8 @@ fn attempt_span(trace: &RequestTrace, attempt: &AttemptTrace, end: &RequestEnd<'
     }
 }
 
-/// The engine's path that the request was sent to, which another API's differs from.
+/// The engine's path that the request was sent to. For other APIs it differs from the request's
+/// path.
 fn engine_path(trace: &RequestTrace) -> Option<&str> {
     trace.attempts.first().map(|attempt| &*attempt.decision.path)
 }
@@ -192,7 +194,7 @@ fn span(
 ) -> SpanData {
     let (trace_id, span_id) = (TraceId::from_bytes(trace.trace.to_be_bytes()), SpanId::from_bytes(id.to_be_bytes()));
     SpanData {
-        // Without the client's `tracestate`, which is a text of its own.
+        // The client's `tracestate` is left out: it is the client's own text.
         span_context: SpanContext::new(trace_id, span_id, TraceFlags::SAMPLED, false, TraceState::NONE),
         parent_span_id: SpanId::INVALID,
         parent_span_is_remote: false,
@@ -215,7 +217,8 @@ fn events(list: impl IntoIterator<Item = Event>) -> SpanEvents {
     events
 }
 
-/// Spans are told in the time of the wall, which may jump while a request runs; all of them are reckoned from its arrival.
+/// The wall-clock time of a moment. The wall clock may jump while a request runs, so all times are
+/// computed from the request's arrival.
 fn wall_time(trace: &RequestTrace, at: Instant) -> SystemTime {
     trace.received.0 + at.saturating_duration_since(trace.received.1)
 }
@@ -224,7 +227,7 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A client's or an agent's text, cut, without what could control a terminal.
+/// A client's or an agent's text, cut, without anything that could control a terminal.
 fn clean(text: &str) -> String {
     cut(text).chars().map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter }).collect()
 }

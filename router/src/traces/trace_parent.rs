@@ -1,5 +1,5 @@
-//! W3C's `traceparent`: which span of which trace a request belongs to, and whether that trace is kept. Read of clients' requests, written into those
-//! for engines.
+//! W3C's `traceparent`: the trace and span that a request belongs to, and whether that trace is
+//! kept. It is read from clients' requests, and written into requests to engines.
 
 use std::fmt;
 
@@ -9,13 +9,14 @@ use http::header::{HeaderMap, HeaderName};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// What the systems that a trace has passed through say to themselves; it means nothing without a `traceparent`.
+/// Vendor state of the systems that a trace has passed through, meaningless without a
+/// `traceparent`.
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// The header's length, which later versions may exceed.
 const LENGTH: usize = 55;
 
-/// No version.
+/// A version that is invalid by the standard.
 const INVALID_VERSION: u64 = 0xff;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub(crate) struct TraceParent {
 }
 
 impl TraceParent {
-    /// `None` where it is absent, invalid, or there are several.
+    /// `None` if the header is absent, invalid, or there are several.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(TRACEPARENT).iter();
         let only = values.next()?;
@@ -44,7 +45,8 @@ impl TraceParent {
         (is_of_version && has_fields && parsed.trace != 0 && parsed.span != 0).then_some(parsed)
     }
 
-    /// Puts it in the place of a request's own. Where the trace begins here, no state of another one goes with it.
+    /// Replaces a request's own header. If the trace begins here, no state of another trace goes
+    /// with it.
     pub(crate) fn replace_in(self, headers: &mut Vec<Header>, begins_here: bool) {
         let is_replaced = |name: &[u8]| {
             name.eq_ignore_ascii_case(TRACEPARENT.as_str().as_bytes())
@@ -61,7 +63,7 @@ impl fmt::Display for TraceParent {
     }
 }
 
-/// Lower-case digits only, as the standard has it. At most sixteen.
+/// Parses at most sixteen digits, lower-case only as the standard has it.
 fn parse_hex(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0, |number, digit| match digit {
         b'0'..=b'9' => Some(number << 4 | u64::from(digit - b'0')),

@@ -1,5 +1,5 @@
-//! What the answers of all generation APIs have in common: id, time, model, usage,
-//! and the way a whole answer is collected.
+//! Common parts of the answers of all generation APIs: id, time, model, usage, and the collection
+//! of a whole answer.
 
 use std::future::poll_fn;
 use std::io::Write;
@@ -20,7 +20,7 @@ pub(crate) struct Answer {
     pub(crate) model: String,
     pub(crate) fingerprint: String,
     pub(crate) options: Options,
-    /// The tokens of each prompt, kept if the request asked for them.
+    /// Tokens of each prompt, kept if the request asked for them.
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) prompt_tokens: usize,
     /// Whether usage includes the cached tokens.
@@ -32,9 +32,9 @@ pub(crate) struct Answer {
 pub(crate) struct Usage {
     pub(crate) prompt: usize,
     pub(crate) generated: usize,
-    /// Cached prompt tokens, if they are to be included.
+    /// Cached prompt tokens, if they should be included.
     pub(crate) cached: Option<usize>,
-    /// Prompt tokens that are cached from now on, where that is included too.
+    /// Prompt tokens that are cached from now on, if included.
     pub(crate) newly_cached: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Collected {
 }
 
 impl Answer {
-    /// Starts the generation of an answer that is called `id`.
+    /// Starts the generation of an answer with this `id`.
     pub(crate) async fn start(
         core: &EngineHandle,
         args: &EngineArgs,
@@ -81,7 +81,7 @@ impl Answer {
         Usage { prompt: self.prompt_tokens, generated, cached: self.details.then_some(cached_tokens), newly_cached: None }
     }
 
-    /// The usage for a chat, whose details say more.
+    /// Usage for a chat, whose details say more.
     pub(crate) fn chat_usage(&self, generated: usize, cached_tokens: usize) -> Usage {
         let cacheable = self.prompt_tokens / self.block_size * self.block_size;
         Usage { newly_cached: Some(cacheable.saturating_sub(cached_tokens)), ..self.usage(generated, cached_tokens) }
@@ -95,7 +95,7 @@ impl Answer {
     }
 }
 
-/// An answer's id: the client's own after the prefix, else a random one.
+/// Id of an answer: the client's own after the prefix, otherwise a random one.
 pub(crate) fn answer_id(prefix: &str, request_id: Option<&str>) -> String {
     match request_id {
         Some(request_id) => format!("{prefix}-{request_id}"),
@@ -103,7 +103,7 @@ pub(crate) fn answer_id(prefix: &str, request_id: Option<&str>) -> String {
     }
 }
 
-/// vLLM's `system_fingerprint`: its release and a hash of its configuration.
+/// Value of vLLM's `system_fingerprint`: its release and a hash of its configuration.
 fn fingerprint(args: &EngineArgs) -> String {
     let hash = hash_text(&format!("{} {}", args.model, args.seed));
     format!("vllm-{VLLM_VERSION}-{:08x}", hash >> 32)
@@ -130,13 +130,13 @@ pub(crate) async fn collect(generation: &Generation) -> Result<Vec<Collected>, A
 }
 
 impl Usage {
-    /// As each event of a stream has it with `continuous_usage_stats`.
+    /// Writes usage in the format of each event of a stream with `continuous_usage_stats`.
     pub(crate) fn push_continuous(self, json: &mut Vec<u8>) {
         self.push_counts(json);
         json.extend_from_slice(br#","completion_tokens_details":null}"#);
     }
 
-    /// As the last event of a stream has it.
+    /// Writes usage in the format of the last event of a stream.
     pub(crate) fn push_last(self, json: &mut Vec<u8>) {
         self.push_counts(json);
         if let Some(cached) = self.cached {
@@ -149,7 +149,7 @@ impl Usage {
         json.push(b'}');
     }
 
-    /// As a whole answer has it.
+    /// Writes usage in the format of a whole answer.
     pub(crate) fn push_whole(self, json: &mut Vec<u8>) {
         self.push_counts(json);
         match self.cached {
@@ -165,7 +165,7 @@ impl Usage {
         json.extend_from_slice(br#","completion_tokens_details":null}"#);
     }
 
-    /// As any event of vLLM's Rust front-end has it.
+    /// Writes usage in the format of any event of vLLM's Rust front-end.
     pub(crate) fn push_rust(self, json: &mut Vec<u8>) {
         self.push_counts(json);
         let cached = self.cached.filter(|cached| *cached > 0);

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`.
+//! The route `/v1/chat/completions`.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -41,7 +41,7 @@ pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Re
 #[derive(Debug)]
 pub(super) struct ChatAnswer {
     pub(super) answer: Answer,
-    /// The call that the answer is, if it is none of text.
+    /// Tool call that makes up the answer, if it is not text.
     pub(super) tool_call: Option<ToolCall>,
     pub(super) generation: Generation,
 }
@@ -59,7 +59,7 @@ pub(super) async fn start_chat(api: &Api, fields: &Fields<'_>, id: String) -> Re
     Ok(ChatAnswer { answer, tool_call, generation })
 }
 
-/// Whether the last message is what a tool has found: a model then says what it makes of it.
+/// Whether the last message is a tool's result; a model then answers with its conclusion.
 pub(super) fn ends_with_a_result(messages: Option<&RawValue>) -> bool {
     #[derive(Deserialize)]
     struct Message {
@@ -110,7 +110,7 @@ fn push_choice(json: &mut Vec<u8>, answer: &Answer, tool_call: Option<&ToolCall>
     let _ = write!(json, r#","finish_reason":"{reason}","stop_reason":null,"token_ids":{ids},"routed_experts":null}}"#);
 }
 
-/// How far a choice is.
+/// Progress of a choice.
 #[derive(Clone, Debug, Default)]
 struct ChoiceProgress {
     tokens: usize,
@@ -122,7 +122,7 @@ struct ChoiceProgress {
 struct ChatEvents {
     answer: Answer,
     tool_call: Option<ToolCall>,
-    /// All events begin like this, up to the index of the choice.
+    /// Common beginning of all events, up to the index of the choice.
     head: Vec<u8>,
     choices: Vec<ChoiceProgress>,
     started: bool,
@@ -146,7 +146,7 @@ impl ChatEvents {
         event.into()
     }
 
-    /// The inside of a text event's `delta`.
+    /// Content of a text event's `delta`.
     fn text_content(&mut self, delta: &Delta) -> Vec<u8> {
         let mut content = Vec::with_capacity(24 + 8 * delta.tokens.len());
         content.extend_from_slice(br#""content":""#);
@@ -155,7 +155,9 @@ impl ChatEvents {
         content
     }
 
-    /// The insides of the `delta`s of a call. Where tokens add nothing to see, there is no event unless it tells of the tokens themselves.
+    /// Contents of the `delta`s of a call.
+    ///
+    /// If tokens add nothing visible, there is no event unless it reports the tokens themselves.
     fn call_contents(&mut self, delta: &Delta) -> Vec<Vec<u8>> {
         let Some(call) = &self.tool_call else { return Vec::new() };
         let mut contents = Vec::with_capacity(3);
@@ -216,7 +218,7 @@ impl ChatEvents {
 }
 
 impl WriteEvents for ChatEvents {
-    /// Before the first tokens, the events that open each choice.
+    /// Writes the events, beginning with those that open each choice before the first tokens.
     fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
         if !std::mem::replace(&mut self.started, true) {
             for choice in 0..self.choices.len() {

@@ -1,4 +1,4 @@
-//! `/v1/completions`.
+//! The route `/v1/completions`.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -77,12 +77,12 @@ fn token_ids(answer: &Answer, tokens: &[u32]) -> String {
 #[derive(Debug)]
 struct CompletionEvents {
     answer: Answer,
-    /// All events begin like this, up to the choices.
+    /// Common beginning of all events, up to the choices.
     head: Vec<u8>,
     choices: Vec<Progress>,
 }
 
-/// How far a choice is.
+/// Progress of a choice.
 #[derive(Clone, Debug, Default)]
 struct Progress {
     tokens: usize,

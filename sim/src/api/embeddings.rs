@@ -1,5 +1,6 @@
-//! `/v1/embeddings`: unit vectors that depend on the text alone. A prompt costs its
-//! prefill, as a pooling model's would.
+//! The route `/v1/embeddings`: unit vectors that depend only on the text.
+//!
+//! A prompt costs its prefill, like a pooling model's.
 
 use std::io::Write;
 
@@ -17,7 +18,7 @@ use crate::reply::{Reply, json};
 use crate::scheduler::Limit;
 use crate::tokens::mix;
 
-/// Length of a vector when the request does not say.
+/// Length of a vector if the request does not set it.
 const DIMENSIONS: usize = 64;
 /// Longest vector that is made.
 const MOST_DIMENSIONS: usize = 8192;
@@ -73,7 +74,7 @@ fn vector(tokens: &[u32], dimensions: usize) -> Vec<f32> {
     values.iter().map(|value| value / length).collect()
 }
 
-/// The values as little-endian bytes in base64, which the OpenAI SDKs ask for.
+/// Encodes the values as little-endian bytes in base64, which the OpenAI SDKs ask for.
 fn encode_base64(vector: &[f32]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();

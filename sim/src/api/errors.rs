@@ -1,4 +1,4 @@
-//! Errors of single requests, in the exact words and shapes of vLLM 0.32.
+//! Errors of single requests, in the exact words and format of vLLM 0.32.
 
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue};
@@ -17,7 +17,7 @@ pub(crate) struct ApiError {
 }
 
 impl ApiError {
-    /// A value that is of the right type but not possible.
+    /// Error for a value of the right type that is not possible.
     pub(crate) fn bad_value(field: &str, value: &str, message: &str) -> Self {
         Self {
             status: StatusCode::BAD_REQUEST,
@@ -27,7 +27,7 @@ impl ApiError {
         }
     }
 
-    /// What cannot be answered.
+    /// Error for a request that cannot be answered.
     pub(crate) fn refused(field: Option<&str>, message: &str) -> Self {
         let suffix = field.map_or(String::new(), |field| format!(" (parameter={field})"));
         Self {
@@ -38,13 +38,13 @@ impl ApiError {
         }
     }
 
-    /// A chat that would have to end in two contradictory ways.
+    /// Error for a chat that would have to end in two contradictory ways.
     pub(crate) fn contradictory_ending() -> Self {
         let message = "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start a new assistant message instead.";
         Self::refused(None, message)
     }
 
-    /// A field of the wrong type; `error` is pydantic's name for the error.
+    /// Error for a field of the wrong type; `error` is pydantic's name for it.
     pub(crate) fn wrong_type(field: &str, error: &str, message: &str, value: &RawValue) -> Self {
         Self::invalid(field, &format!("'type': '{error}', 'loc': 'body.{field}', 'msg': '{message}', 'input': {}", python(value)))
     }
@@ -62,7 +62,7 @@ impl ApiError {
         }
     }
 
-    /// A body that is no JSON object.
+    /// Error for a body that is not a JSON object.
     pub(crate) fn bad_json(body: &[u8], error: &serde_json::Error) -> Self {
         let words = error.to_string();
         let position = json_position(body, error);
@@ -131,12 +131,12 @@ impl From<Refusal> for ApiError {
     }
 }
 
-/// The error for a response that is not kept here, or cannot be cancelled.
+/// Error for a response that is not kept here, or cannot be cancelled.
 pub(crate) fn no_response(status: StatusCode, message: String) -> ApiError {
     ApiError { status, kind: "invalid_request_error", param: Some("response_id".to_owned()), message }
 }
 
-/// The content type of a body must be JSON.
+/// Checks that the content type of a body is JSON.
 pub(crate) fn check_type(content_type: &str) -> Result<(), ApiError> {
     let named = content_type.split(';').next().unwrap_or_default();
     if named.eq_ignore_ascii_case("application/json") {
@@ -146,7 +146,7 @@ pub(crate) fn check_type(content_type: &str) -> Result<(), ApiError> {
     Err(ApiError { status: StatusCode::BAD_REQUEST, kind: "Bad Request", param: None, message })
 }
 
-/// The 404 for a named thing that does not exist.
+/// Error 404 for a named thing that does not exist.
 pub(crate) fn not_found_error(message: String) -> ApiError {
     ApiError { status: StatusCode::NOT_FOUND, kind: "NotFoundError", param: None, message }
 }
@@ -155,20 +155,20 @@ pub(crate) fn not_found() -> Reply {
     json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#)
 }
 
-/// The answer to a known path with a method that it does not have.
+/// Answer to a known path with a method that it does not have.
 pub(crate) fn wrong_method(allowed: &'static str) -> Reply {
     let mut reply = json(StatusCode::METHOD_NOT_ALLOWED, r#"{"detail":"Method Not Allowed"}"#);
     reply.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     reply
 }
 
-/// A string as JSON.
+/// Formats a string as JSON.
 pub(crate) fn json_string(text: &str) -> String {
     serde_json::to_string(text).expect("a string is always valid JSON")
 }
 
-/// Where a body stops being JSON, as an offset in it: serde names the line and the
-/// column of the last byte it read.
+/// Offset at which a body stops being JSON. Serde names the line and the column of the last byte it
+/// read.
 fn json_position(body: &[u8], error: &serde_json::Error) -> usize {
     let before = error.line().saturating_sub(1);
     let lines = body.split_inclusive(|byte| *byte == b'\n').take(before);
@@ -176,8 +176,8 @@ fn json_position(body: &[u8], error: &serde_json::Error) -> usize {
     if error.is_eof() { offset } else { offset.saturating_sub(1) }
 }
 
-/// A JSON value as Python prints it in vLLM's validation errors; containers are
-/// shortened to their sizes.
+/// A JSON value as Python prints it in vLLM's validation errors; containers are shortened to their
+/// sizes.
 fn python(value: &RawValue) -> String {
     match serde_json::from_str(value.get()) {
         Ok(serde_json::Value::String(text)) => python_text(&text),
@@ -189,7 +189,7 @@ fn python(value: &RawValue) -> String {
     }
 }
 
-/// A string as Python's `repr` writes it, in the cases that matter here.
+/// A string in the form of Python's `repr`, in the cases that matter here.
 fn python_text(text: &str) -> String {
     if text.contains('\'') && !text.contains('"') {
         format!("\"{text}\"")

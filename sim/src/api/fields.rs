@@ -1,6 +1,5 @@
-//! The fields of all request bodies that the engine looks at, borrowed from the body
-//! and typed one by one, so that a wrong type is reported with its field as vLLM
-//! does. Unknown fields are skipped.
+//! Fields of all request bodies that the engine examines, borrowed from the body and typed one by
+//! one, so that a wrong type is reported with its field as in vLLM. Unknown fields are skipped.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -52,7 +51,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// An integer; whole numbers in strings and floats pass, as pydantic lets them.
+/// Parses an integer. Whole numbers in strings and floats pass, as in pydantic.
 pub(crate) fn integer(field: &str, raw: Option<&RawValue>) -> Result<Option<i64>, ApiError> {
     let Some(raw) = raw else { return Ok(None) };
     let text = raw.get().trim_matches('"');
@@ -80,7 +79,7 @@ pub(crate) fn number(field: &str, raw: Option<&RawValue>) -> Result<Option<f64>,
     }
 }
 
-/// A truth value; absent is false.
+/// Parses a truth value; absent is false.
 pub(crate) fn boolean(field: &str, raw: Option<&RawValue>) -> Result<bool, ApiError> {
     let Some(raw) = raw else { return Ok(false) };
     match raw.get().trim_matches('"').to_ascii_lowercase().as_str() {
@@ -94,7 +93,7 @@ pub(crate) fn text(field: &str, raw: Option<&RawValue>) -> Result<Option<String>
     typed(field, raw, "string_type", "Input should be a valid string")
 }
 
-/// A value of any type; `error` and `message` are pydantic's for the wrong one.
+/// Parses a value of any type; `error` and `message` are pydantic's for the wrong one.
 pub(crate) fn typed<T: DeserializeOwned>(field: &str, raw: Option<&RawValue>, error: &str, message: &str) -> Result<Option<T>, ApiError> {
     let Some(raw) = raw else { return Ok(None) };
     match serde_json::from_str(raw.get()) {

@@ -1,5 +1,7 @@
-//! `/invocations`, SageMaker's one route for every request: the body says which other route it is for, and a header which model. What the
-//! body says of its model is forgotten, as vLLM 0.32 does.
+//! The route `/invocations`, SageMaker's single route for every request.
+//!
+//! The body determines which other route it is for, and a header the model. The body's own model is
+//! ignored, as in vLLM 0.32.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -9,7 +11,7 @@ use super::errors::ApiError;
 
 pub(crate) const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
 
-/// The route that a body is for, and the body as that route gets it.
+/// Route that a body is for, and the body as that route gets it.
 pub(crate) fn parse_invocation(body: &[u8], adapter: Option<&str>) -> Result<(&'static str, Bytes), ApiError> {
     let mut fields: Map<String, Value> = serde_json::from_slice(body).map_err(|error| ApiError::bad_json(body, &error))?;
     fields.insert("model".into(), adapter.into());

@@ -1,5 +1,4 @@
-//! Log probabilities of generated tokens. The numbers are made up but the same for
-//! the same token.
+//! Log probabilities of generated tokens. The numbers are made up but equal for equal tokens.
 
 use std::io::Write;
 
@@ -36,8 +35,9 @@ fn push_chat_entry((token, probability): (u32, f64), json: &mut Vec<u8>) {
     let _ = write!(json, r#""token":{},"logprob":{probability:?},"bytes":{bytes}"#, json_string(&text));
 }
 
-/// Appends the `logprobs` of a text choice, or `null`. `offset` is the length of the
-/// choice's text before these tokens, in characters.
+/// Appends the `logprobs` of a text choice, or `null`.
+///
+/// `offset` is the length of the choice's earlier text, in characters.
 pub(crate) fn push_text_logprobs(tokens: &[u32], alternatives: Option<usize>, offset: usize, json: &mut Vec<u8>) {
     let Some(alternatives) = alternatives else {
         json.extend_from_slice(b"null");

@@ -1,4 +1,6 @@
-//! `/v1/messages` and its `count_tokens`, Anthropic's. As in vLLM a request becomes a chat, and the chat's answer a message.
+//! Anthropic's `/v1/messages` and its `count_tokens`.
+//!
+//! As in vLLM a request becomes a chat, and the chat's answer a message.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -24,10 +26,11 @@ use crate::tokens::{Detokenizer, push_escaped};
 /// Fields that mean the same in a chat.
 const SAME: [&str; 5] = ["model", "max_tokens", "stream", "temperature", "cache_salt"];
 
-/// What Claude Code puts before its prompt, different each time; vLLM drops it for the sake of its cache.
+/// Line that Claude Code puts before its prompt, different each time. vLLM drops it to keep its
+/// cache effective.
 const BILLING: &str = "x-anthropic-billing-header";
 
-/// Answers one request.
+/// Answers a request for a message.
 pub(crate) async fn messages(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let chat = to_chat(body, &["model", "messages", "max_tokens"])?;
     let chat = start_chat(api, &Fields::parse(chat.as_bytes())?, answer_id("chatcmpl", request_id)).await;
@@ -43,7 +46,7 @@ pub(crate) async fn messages(api: &Api, body: &[u8], request_id: Option<&str>) -
         Err(error) => return Ok(translated(&error)),
     };
     let finish = choice.finish.unwrap_or(Finish::Stop);
-    // Half a call has no input; vLLM fails on it.
+    // An incomplete call has no input; vLLM fails on it.
     let input = tool_call.as_ref().filter(|_| finish == Finish::Stop).and_then(|call| Some((call, call.input(&choice.tokens)?)));
     let is_call = input.is_some();
     let content = match input {
@@ -68,7 +71,7 @@ pub(crate) async fn messages(api: &Api, body: &[u8], request_id: Option<&str>) -
     ))
 }
 
-/// The tokens that a message would be made of.
+/// Counts the tokens of a message's prompt.
 pub(crate) fn count_tokens(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     let chat = to_chat(body, &["model", "messages"])?;
     let fields = Fields::parse(chat.as_bytes())?;
@@ -82,7 +85,9 @@ pub(crate) fn count_tokens(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     ))
 }
 
-/// An error in Anthropic's form. What is wrong with the fields themselves is said in OpenAI's, on every route.
+/// Converts an error to Anthropic's form.
+///
+/// Errors in the fields themselves stay in OpenAI's form, on every route.
 fn translated(error: &ApiError) -> Reply {
     if error.kind == "Bad Request" {
         return error.reply();
@@ -91,7 +96,7 @@ fn translated(error: &ApiError) -> Reply {
     json_reply(error.status, format!(r#"{{"type":"error","error":{{"type":"{}","message":{message}}}}}"#, error.kind))
 }
 
-/// The chat that a request stands for.
+/// Converts a request to a chat.
 fn to_chat(body: &[u8], needed: &[&str]) -> Result<String, ApiError> {
     let mut request: Map<String, Value> = serde_json::from_slice(body).map_err(|error| ApiError::bad_json(body, &error))?;
     if let Some(missing) = needed.iter().find(|field| !request.contains_key(**field)) {
@@ -107,7 +112,7 @@ fn to_chat(body: &[u8], needed: &[&str]) -> Result<String, ApiError> {
         Some(other) => drop(chat.insert("messages".to_owned(), other)),
         None => {}
     }
-    // What is no list is left to the chat's own complaint.
+    // The chat itself rejects values that are not lists.
     chat.entry("messages").or_insert(messages.into());
     if let Some(Value::Array(tools)) = request.remove("tools") {
         let tools = tools.into_iter().enumerate().map(|(at, tool)| to_function(at, tool)).collect::<Result<Vec<_>, _>>()?;
@@ -129,7 +134,7 @@ fn to_chat(body: &[u8], needed: &[&str]) -> Result<String, ApiError> {
     Ok(Value::Object(chat).to_string())
 }
 
-/// A text, or several in blocks.
+/// Text of a system prompt, which may be in several blocks.
 fn system_text(system: &Value) -> Option<String> {
     let blocks = system.as_array().map_or(&[][..], Vec::as_slice).iter().filter_map(|block| block["text"].as_str());
     let texts: Vec<&str> = system.as_str().into_iter().chain(blocks.filter(|text| !text.starts_with(BILLING))).collect();
@@ -147,7 +152,7 @@ fn to_function(at: usize, tool: Value) -> Result<Value, ApiError> {
     Ok(json!({ "type": "function", "function": { "name": tool.remove("name"), "parameters": schema } }))
 }
 
-/// Writes a message as the chat's: results of tools are messages of their own, before it.
+/// Converts a message to the chat's form. Results of tools become separate messages before it.
 fn push_message(message: &Value, messages: &mut Vec<Value>) {
     let (role, content) = (&message["role"], &message["content"]);
     if role == "system" {
@@ -194,7 +199,7 @@ fn stop_reason(finish: Finish, is_call: bool) -> Option<&'static str> {
     }
 }
 
-/// Anthropic counts the tokens of the cache apart from the others.
+/// Usage in Anthropic's form, which counts the tokens of the cache separately.
 fn usage(usage: Usage) -> String {
     let Usage { prompt, generated, cached, newly_cached } = usage;
     let others = prompt.saturating_sub(cached.unwrap_or(0)).saturating_sub(cached.and(newly_cached).unwrap_or(0));
@@ -207,7 +212,7 @@ fn usage(usage: Usage) -> String {
     json
 }
 
-/// The events of a streamed message, which has one content block.
+/// Events of a streamed message, which has one content block.
 #[derive(Debug)]
 struct MessageEvents {
     answer: Answer,
@@ -313,7 +318,7 @@ impl WriteEvents for MessageEvents {
 mod tests {
     use super::*;
 
-    /// As vLLM 0.32 does.
+    /// The refusal matches vLLM 0.32.
     #[test]
     fn a_tool_that_is_no_object_is_refused() {
         let convert = |tool: Value| to_chat(json!({ "messages": [], "tools": [{ "input_schema": {} }, tool] }).to_string().as_bytes(), &[]);

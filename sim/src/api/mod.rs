@@ -1,5 +1,7 @@
-//! vLLM's HTTP API: what requests say (`fields`, `options`, `prompt`), what answers
-//! look like, and the errors. Key order and spacing of every answer are vLLM's.
+//! HTTP API of vLLM: the content of requests (`fields`, `options`, `prompt`), the format of
+//! answers, and the errors.
+//!
+//! Key order and spacing of every answer are vLLM's.
 
 mod answer;
 mod chat;
@@ -49,7 +51,7 @@ pub(crate) struct Api {
     pub(crate) core: EngineHandle,
     pub(crate) adapters: Adapters,
     pub(crate) stored: ResponseStore,
-    /// Deaths that are due later; they end with the engine.
+    /// Scheduled deaths; they end with the engine.
     pub(crate) deaths: Mutex<JoinSet<()>>,
     /// When the engine became ready, in seconds since 1970.
     pub(crate) created: u64,

@@ -1,4 +1,4 @@
-//! `/v1/models`: every name that requests may use, those of adapters among them.
+//! The route `/v1/models`: every name that requests may use, including those of adapters.
 
 use http::StatusCode;
 

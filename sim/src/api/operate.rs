@@ -1,6 +1,7 @@
-//! The routes for whoever runs the engine: sleeping and waking, LoRA adapters, weights.
-//! As in vLLM the former are there in development mode only, and those for adapters
-//! when the environment allows them.
+//! Routes for operators of the engine: sleeping and waking, LoRA adapters, weights.
+//!
+//! As in vLLM, sleeping, waking and weights need the development mode, and the adapter routes need
+//! the environment to allow them.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -12,7 +13,7 @@ use super::{Api, errors};
 use crate::adapters::{Adapter, LoadAdapterError};
 use crate::reply::{Reply, json, whole};
 
-/// `/sleep`: aborts what runs, forgets the cache and stops stepping.
+/// The route `/sleep`: aborts running requests, forgets the cache and stops stepping.
 pub(crate) async fn sleep(api: &Api, query: &str) -> Reply {
     let level = values(query, "level").pop().unwrap_or_else(|| "1".to_owned());
     let Some(level) = level.parse::<u8>().ok().filter(|level| (1..=2).contains(level)) else {
@@ -22,7 +23,7 @@ pub(crate) async fn sleep(api: &Api, query: &str) -> Reply {
     json(StatusCode::OK, format!(r#"{{"status":"sleeping","level":{level}}}"#))
 }
 
-/// `/wake_up`: gives some or all memory back, and steps again once all is back.
+/// The route `/wake_up`: gives some or all memory back, and steps again once all is back.
 pub(crate) async fn wake_up(api: &Api, query: &str) -> Reply {
     let tags = values(query, "tags");
     let status = if api.core.wake(&tags).await { "awake" } else { "sleeping" };
@@ -38,7 +39,7 @@ pub(crate) fn is_sleeping(api: &Api) -> Reply {
     json(StatusCode::OK, format!(r#"{{"is_sleeping":{}}}"#, api.core.slumber.level() > 0))
 }
 
-/// `/collective_rpc`, of which only the reading of weights is known.
+/// The route `/collective_rpc`, which only supports the reading of weights.
 pub(crate) fn collective_rpc(api: &Api, body: &Bytes) -> Reply {
     #[derive(Deserialize)]
     struct Call {
@@ -97,7 +98,7 @@ pub(crate) fn unload_adapter(api: &Api, body: &Bytes) -> Result<Reply, ApiError>
 }
 
 fn read<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ApiError> {
-    // The error for a body that is not a JSON object.
+    // Report the error for a body that is not a JSON object.
     Fields::parse(body)?;
     serde_json::from_slice(body).map_err(|error| ApiError::missing(&error.to_string()))
 }
@@ -113,7 +114,7 @@ fn text_reply(sentence: String) -> Reply {
     reply
 }
 
-/// The values of `name` in a query.
+/// Values of `name` in a query.
 fn values(query: &str, name: &str) -> Vec<String> {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     pairs.filter(|(key, _)| *key == name).map(|(_, value)| value.to_owned()).collect()

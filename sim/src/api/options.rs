@@ -1,5 +1,5 @@
-//! What a generation request asks for besides its prompt, typed and checked in the
-//! order in which vLLM complains.
+//! Options of a generation request besides its prompt, typed and checked in the order in which vLLM
+//! complains.
 
 use serde::Deserialize;
 
@@ -29,7 +29,7 @@ pub(crate) struct Options {
     pub(crate) return_token_ids: bool,
     pub(crate) salt: Option<String>,
     pub(crate) adapter: Option<String>,
-    /// The form of the answer, where it is not left to the model.
+    /// Form of the answer, if it is not left to the model.
     pub(crate) structured: Option<StructuredOutput>,
 }
 
@@ -40,14 +40,14 @@ struct StreamOptions {
     continuous_usage_stats: Option<bool>,
 }
 
-/// The name of the field that limits tokens, with its default.
+/// Name of the field that limits tokens, with its default.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TokenLimit {
-    /// `max_completion_tokens`, else `max_tokens`, else until the answer ends.
+    /// Field `max_completion_tokens`, else `max_tokens`, else until the answer ends.
     Chat,
-    /// `max_tokens`, else 16, as vLLM has it.
+    /// Field `max_tokens`, else 16, as in vLLM.
     Completions,
-    /// `max_output_tokens`, else until the answer ends.
+    /// Field `max_output_tokens`, else until the answer ends.
     Responses,
 }
 
@@ -75,16 +75,17 @@ impl Options {
         })
     }
 
-    /// When the answer to a prompt of `prompt_tokens` ends.
+    /// Limit of the answer to a prompt of `prompt_tokens`.
     pub(crate) fn limit(&self, args: &EngineArgs, prompt_tokens: usize) -> Result<Limit, ApiError> {
         let context = args.context_length();
         let Some(room) = context.checked_sub(prompt_tokens).filter(|room| *room > 0) else {
             return Err(too_long(context, prompt_tokens));
         };
         match self.max_tokens {
-            // A prompt with its answer is cut to what fits; `max_tokens` alone is checked above.
+            // A prompt with its answer is cut to the available room; `max_tokens` alone is checked
+            // above.
             Some(tokens) => Ok(Limit { tokens: tokens.min(room), finish: Finish::Length }),
-            // A form ends by itself, however long that takes.
+            // A structured answer ends by itself, however long that takes.
             None if self.ignore_eos || self.structured.is_some() || args.sim_output_tokens > room => {
                 Ok(Limit { tokens: room, finish: Finish::Length })
             }
@@ -93,8 +94,9 @@ impl Options {
     }
 }
 
-/// The requested adapter, if it is one. Refuses a model that is not served; without a model the
-/// engine's own answers.
+/// Requested adapter, if it is one.
+///
+/// Refuses a model that is not served; without a model the engine's own answers.
 pub(crate) fn check_model(fields: &Fields<'_>, api: &Api) -> Result<Option<String>, ApiError> {
     let mut served = api.args.served_names();
     let Some(model) = text("model", fields.model)?.filter(|model| !model.is_empty() && !served.contains(model)) else { return Ok(None) };
@@ -156,6 +158,8 @@ fn max_tokens(fields: &Fields<'_>, args: &EngineArgs, token_limit: TokenLimit) -
     }
 }
 
+/// Number of alternatives.
+///
 /// Chat has `logprobs: true` and `top_logprobs: k`; completions have `logprobs: k`.
 fn logprobs(fields: &Fields<'_>, token_limit: TokenLimit) -> Result<Option<usize>, ApiError> {
     let alternatives = match token_limit {

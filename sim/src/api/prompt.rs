@@ -8,7 +8,7 @@ use super::errors::ApiError;
 use super::fields::{Fields, boolean, typed};
 use crate::tokens::{ChatText, ToolUse, encode};
 
-/// The prompts of a completion: one string, some strings, token ids, or lists of them.
+/// Prompts of a completion: one string, some strings, token ids, or lists of them.
 pub(crate) fn prompts(field: &str, raw: Option<&RawValue>) -> Result<Vec<Vec<u32>>, ApiError> {
     let raw = raw.ok_or_else(|| ApiError::missing(field))?;
     let json = raw.get();
@@ -45,7 +45,7 @@ enum Content {
     Null,
 }
 
-/// A part without text, such as an image, adds no tokens.
+/// Part of a message. A part without text, such as an image, adds no tokens.
 #[derive(Deserialize)]
 struct Part {
     text: Option<String>,
@@ -68,7 +68,7 @@ struct ToolFunction {
 }
 
 impl Content {
-    /// Texts of several parts are joined as vLLM joins them for such a template.
+    /// Joins the texts of several parts as vLLM does for such a template.
     fn text(self) -> String {
         match self {
             Self::Text(text) => text,
@@ -83,6 +83,8 @@ impl ToolFunction {
         ToolUse { name: self.name, object: self.parameters.unwrap_or_default() }
     }
 
+    /// Converts a call.
+    ///
     /// As in vLLM, arguments come as an object or as its JSON; anything else counts as none.
     fn call(self) -> ToolUse {
         let object = match self.arguments {
@@ -94,17 +96,17 @@ impl ToolFunction {
     }
 }
 
-/// What follows the messages of a chat.
+/// End of a chat's prompt after its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The opening of an answer.
+    /// The prompt ends with the opening of an answer.
     AnswerStart,
-    /// Nothing; the answer continues the last message.
+    /// The prompt ends with the last message, which the answer continues.
     OpenMessage,
     Closed,
 }
 
-/// The prompt of a chat request: its messages in the engine's template, tools first.
+/// Prompt of a chat request: its messages in the engine's template, tools first.
 pub(crate) fn chat_prompt(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     let opens = fields.add_generation_prompt.is_none() || boolean("add_generation_prompt", fields.add_generation_prompt)?;
     let ending = match (opens, boolean("continue_final_message", fields.continue_final_message)?) {
@@ -116,7 +118,7 @@ pub(crate) fn chat_prompt(fields: &Fields<'_>) -> Result<Vec<u32>, ApiError> {
     messages_prompt("messages", fields.messages, fields.tools, ending)
 }
 
-/// The same of messages that come from `field`.
+/// Prompt of messages that come from `field`.
 pub(crate) fn messages_prompt(
     field: &str,
     messages: Option<&RawValue>,

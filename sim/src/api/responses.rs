@@ -1,5 +1,7 @@
-//! `/v1/responses`: one text message, or the call of a tool. Where responses are kept, they are found and ended by their id; a request that continues
-//! one is told where there is none, and answered as if it stood alone.
+//! The route `/v1/responses`: one text message, or the call of a tool.
+//!
+//! Kept responses are found and ended by their id. A request that continues a response gets an
+//! error if there is none; otherwise it is answered as if it stood alone.
 
 use std::collections::VecDeque;
 
@@ -60,7 +62,7 @@ pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) 
     Ok(json_reply(StatusCode::OK, writer.whole(&generation).await?))
 }
 
-/// `/v1/responses/ID`, and `/cancel` below it.
+/// The routes `/v1/responses/ID`, and `/cancel` below it.
 pub(crate) fn stored_response(api: &Api, method: &Method, below: &str) -> Reply {
     let kept = match below.split_once('/') {
         None if method == Method::GET => api.stored.get(below).ok_or_else(|| missing(below)),
@@ -79,7 +81,7 @@ fn missing(id: &str) -> ApiError {
     no_response(StatusCode::NOT_FOUND, format!("Response with id '{id}' not found."))
 }
 
-/// The messages of a chat. `input` is a text or a list of messages, calls and their results.
+/// Messages of a chat. `input` is a text or a list of messages, calls and their results.
 fn messages(fields: &Fields<'_>) -> Result<Box<RawValue>, ApiError> {
     let input = fields.input.ok_or_else(|| ApiError::missing("input"))?;
     let mut messages = Vec::new();
@@ -94,7 +96,9 @@ fn messages(fields: &Fields<'_>) -> Result<Box<RawValue>, ApiError> {
     Ok(raw(&Value::Array(messages)))
 }
 
-/// Writes an item of the input as the chat's; a call belongs to the assistant's message before it.
+/// Converts an item of the input to the chat's form.
+///
+/// A call belongs to the assistant's message before it.
 fn push_item(item: Value, messages: &mut Vec<Value>) {
     match item["type"].as_str() {
         Some("function_call") => {
@@ -116,14 +120,14 @@ fn push_item(item: Value, messages: &mut Vec<Value>) {
     }
 }
 
-/// The tools of a request and its choice among them, as a chat has them.
+/// Tools of a request and its choice among them, in the form of a chat.
 struct ChatTools {
     tools: Option<Box<RawValue>>,
     choice: Option<Box<RawValue>>,
 }
 
 impl ChatTools {
-    /// Of the tools, those are taken that the client runs itself.
+    /// Reads the tools that the client runs itself.
     fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
         let tools: Option<Vec<Value>> = typed("tools", fields.tools, "list_type", "Input should be a valid list")?;
         let functions = tools.unwrap_or_default().into_iter().filter(|tool| tool["type"] == "function");
@@ -152,7 +156,7 @@ fn raw(value: &Value) -> Box<RawValue> {
     to_raw_value(value).expect("a value is always valid JSON")
 }
 
-/// What the response repeats of its request, as JSON.
+/// Fields that the response repeats from its request, as JSON.
 #[derive(Debug)]
 struct Echo {
     tools: String,
@@ -160,20 +164,20 @@ struct Echo {
     text: String,
 }
 
-/// The events of a streamed response; also the writer of whole ones.
+/// Events of a streamed response; also the writer of whole ones.
 #[derive(Debug)]
 struct ResponseEvents {
     answer: Answer,
-    /// Where the response is kept, if it is.
+    /// Store that keeps the response, if it is kept.
     stored: Option<ResponseStore>,
     echo: Echo,
     tool_call: Option<ToolCall>,
     call: CallProgress,
-    /// The id of the one item of the output.
+    /// Id of the single item of the output.
     item_id: String,
     /// Whether that item has been opened.
     is_open: bool,
-    /// Its text or arguments so far, escaped for JSON.
+    /// Text or arguments of the item so far, escaped for JSON.
     text: Vec<u8>,
     detokenizer: Detokenizer,
     generated: usize,
@@ -198,7 +202,7 @@ impl ResponseEvents {
         }
     }
 
-    /// The whole response, once it is complete and kept.
+    /// Returns the whole response, once it is complete and kept.
     async fn whole(&mut self, generation: &Generation) -> Result<String, ApiError> {
         let choice = collect(generation).await?.pop().unwrap_or_default();
         self.take(&choice.tokens);
@@ -207,7 +211,7 @@ impl ResponseEvents {
         Ok(response)
     }
 
-    /// Appends what some tokens add to the item; whether they open it.
+    /// Appends the text of some tokens to the item, and returns whether they open it.
     fn take(&mut self, tokens: &[u32]) -> bool {
         self.generated += tokens.len();
         let Some(call) = &self.tool_call else {
@@ -219,13 +223,13 @@ impl ResponseEvents {
         added.opens
     }
 
-    /// Computes the response in the background; returns what is kept of it until then.
+    /// Computes the response in the background, and returns the kept version until then.
     fn run(mut self, generation: Generation) -> String {
         let queued = self.response(None, 0).replace(r#""status":"in_progress""#, QUEUED);
         let queued = queued.replace(r#""background":false"#, r#""background":true"#);
         let (id, stored) = (self.answer.id.clone(), self.stored.clone().unwrap_or_default());
         stored.begin(&id, queued.clone());
-        // It ends with its generation, which the engine waits for.
+        // This task ends with its generation, for which the engine waits.
         let task = tokio::spawn(async move { self.whole(&generation).await.is_ok() });
         stored.set_task(&id, task.abort_handle());
         queued
@@ -283,7 +287,7 @@ impl ResponseEvents {
         }
         let part = self.part();
         let done = format!(r#"{{"content_index":0,"item_id":"{id}","logprobs":[],"output_index":0"#);
-        // The only event whose type is not preceded by its sequence number alone.
+        // This is the only event whose type is not preceded by its sequence number alone.
         let sequence = self.next_sequence();
         events.push_back(
             format!(
@@ -296,7 +300,7 @@ impl ResponseEvents {
         events.push_back(self.event("response.output_item.done", &format!(r#"{{"item":{item},"output_index":0"#)));
     }
 
-    /// An event whose body is left open, for the fields that all events have.
+    /// An event with an open body, for the fields that all events have.
     fn event(&mut self, kind: &str, body: &str) -> Bytes {
         let sequence = self.next_sequence();
         format!("event: {kind}\ndata: {body},\"sequence_number\":{sequence},\"type\":\"{kind}\"}}\n\n").into()
@@ -331,7 +335,7 @@ impl ResponseEvents {
         format!(r#"{{"id":"{id}","content":[{part}],"role":"assistant","status":"completed","type":"message","phase":null}}"#)
     }
 
-    /// The response object; `finish` is `None` while it is in progress.
+    /// Response object; `finish` is `None` while it is in progress.
     fn response(&self, finish: Option<Finish>, cached: usize) -> String {
         let Answer { id, created, model, options, prompt_tokens, .. } = &self.answer;
         let (id, model) = (json_string(id), json_string(model));
@@ -345,7 +349,7 @@ impl ResponseEvents {
         let most = options.max_tokens.map_or("null".to_owned(), |tokens| tokens.to_string());
         let (mut output, mut usage) = (String::new(), "null".to_owned());
         if finish.is_some() {
-            // A call that was cut before its arguments is none.
+            // A call that was cut before its arguments does not count.
             output = if self.tool_call.is_some() && self.text.is_empty() { String::new() } else { self.item() };
             let generated = self.generated;
             usage = format!(
@@ -360,7 +364,7 @@ impl ResponseEvents {
 }
 
 impl WriteEvents for ResponseEvents {
-    /// With the events that open and close the response.
+    /// Writes the events, including those that open and close the response.
     fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
         if self.sequence == 0 {
             self.open(events);

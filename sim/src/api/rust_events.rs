@@ -1,5 +1,7 @@
-//! Streams of chats and completions as vLLM's Rust front-end writes them: what has no value is left out, the tokens of a prompt come before all
-//! others, and the end of an answer has an event of its own.
+//! Streams of chats and completions in the format of vLLM's Rust front-end.
+//!
+//! Fields without a value are left out, the tokens of a prompt come before all others, and the end
+//! of an answer has a separate event.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -20,13 +22,13 @@ pub(super) struct RustEvents {
     answer: Answer,
     is_chat: bool,
     tool_call: Option<ToolCall>,
-    /// All events begin like this, up to the choices.
+    /// Common beginning of all events, up to the choices.
     head: Vec<u8>,
     choices: Vec<RustProgress>,
     started: bool,
 }
 
-/// How far a choice is.
+/// Progress of a choice.
 #[derive(Clone, Debug, Default)]
 struct RustProgress {
     tokens: usize,
@@ -54,7 +56,7 @@ impl RustEvents {
         Self { answer, is_chat, tool_call, head, choices: vec![RustProgress::default(); choices], started: false }
     }
 
-    /// An event of a choice with these fields; `after` is what follows the choices.
+    /// An event of a choice with these fields; `after` follows the choices.
     fn event(&self, choice: usize, fields: &[u8], after: &str, cached: usize) -> Bytes {
         let mut event = Vec::with_capacity(self.head.len() + fields.len() + after.len() + 160);
         event.extend_from_slice(&self.head);
@@ -70,7 +72,9 @@ impl RustEvents {
         event.into()
     }
 
-    /// The event before the first tokens of a choice; a completion has one only where tokens are asked for.
+    /// Event before the first tokens of a choice.
+    ///
+    /// A completion has one only if tokens were requested.
     fn opening(&self, choice: usize, cached: usize) -> Option<Bytes> {
         let asks = self.answer.options.return_token_ids;
         let prompt = || format!(r#","prompt_token_ids":{}"#, self.answer.prompt_ids(choice));
@@ -82,7 +86,9 @@ impl RustEvents {
         }
     }
 
-    /// The insides of the `delta`s that tokens give. Log probabilities and tokens come once, so all that they belong to then is in one.
+    /// Contents of the `delta`s for tokens.
+    ///
+    /// Log probabilities and tokens come once, so everything that they belong to is then in one.
     fn chat_deltas(&mut self, delta: &Delta) -> Vec<Vec<u8>> {
         let Options { return_token_ids, logprobs, .. } = &self.answer.options;
         let in_one = *return_token_ids || logprobs.is_some();

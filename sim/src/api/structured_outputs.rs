@@ -1,4 +1,5 @@
-//! The form that a request asks its answers to have: `response_format`, `text.format` and vLLM's own `structured_outputs`.
+//! Form that a request asks its answers to have: `response_format`, `text.format` and vLLM's own
+//! `structured_outputs`.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -8,7 +9,7 @@ use super::errors::ApiError;
 use super::fields::{Fields, typed};
 use crate::structured::StructuredOutput;
 
-/// As chats and completions have it; responses have the fields of `json_schema` beside the type.
+/// Format in chats and completions. Responses have the fields of `json_schema` beside the type.
 #[derive(Deserialize)]
 struct Format {
     #[serde(rename = "type")]
@@ -38,11 +39,11 @@ struct Constraints {
     structural_tag: Option<String>,
 }
 
-/// The form that the answers are to have, if there is one.
+/// Form that the answers should have, if there is one.
 pub(super) fn structured_output(fields: &Fields<'_>) -> Result<Option<StructuredOutput>, ApiError> {
     let dictionary = "Input should be a valid dictionary";
     let format: Option<Format> = typed("response_format", fields.response_format, "dict_type", dictionary)?;
-    // A completion and a chat may have a field of this name too, which nobody reads.
+    // Completions and chats may have a field of this name, too, which nobody reads.
     let text: Option<TextConfig> = if fields.input.is_some() { typed("text", fields.text, "dict_type", dictionary)? } else { None };
     let constraints: Option<Constraints> = typed("structured_outputs", fields.structured_outputs, "dict_type", dictionary)?;
     let text = text.and_then(|text| text.format);

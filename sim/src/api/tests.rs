@@ -1,4 +1,4 @@
-//! Prompts of chats against what a router makes of the same requests.
+//! Prompts of chats against a router's tokens for the same requests.
 
 use hostler_prompt::{Encoder, ModelFiles, PromptRequest};
 use proptest::prelude::*;

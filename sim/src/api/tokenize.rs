@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`.
+//! The routes `/tokenize` and `/detokenize`.
 
 use http::StatusCode;
 
@@ -11,8 +11,9 @@ use super::prompt::chat_prompt;
 use crate::reply::{Reply, json};
 use crate::tokens::{decode, encode};
 
-/// The tokens of a prompt or of chat messages. `add_special_tokens` changes nothing, because the
-/// tokenizer never adds any.
+/// Tokens of a prompt or of chat messages.
+///
+/// `add_special_tokens` changes nothing, because the tokenizer never adds any.
 pub(crate) fn tokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     check_model(&fields, api)?;
@@ -27,7 +28,7 @@ pub(crate) fn tokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     Ok(json(StatusCode::OK, body))
 }
 
-/// The text of tokens.
+/// Text of tokens.
 pub(crate) fn detokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     check_model(&fields, api)?;

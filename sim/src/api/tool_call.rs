@@ -1,5 +1,8 @@
-//! The call of a tool that `tool_choice` demands: `required` or a named function, or one that the model makes by itself. Its tokens are
-//! the function's name and the arguments, as the chat template writes them when the call comes back in the next request.
+//! Tool call of an answer, which `tool_choice` demands (`required` or a named function), or which
+//! the model makes by itself.
+//!
+//! Its tokens are the function's name and the arguments, as the chat template writes them when the
+//! call comes back in the next request.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -12,7 +15,7 @@ use crate::mailbox::Finish;
 use crate::structured::{StructuredOutput, call_head};
 use crate::tokens::{Detokenizer, decode, push_escaped};
 
-/// The call that an answer makes.
+/// Call that an answer makes.
 #[derive(Clone, Debug)]
 pub(crate) struct ToolCall {
     pub(crate) id: String,
@@ -24,19 +27,19 @@ pub(crate) struct ToolCall {
     head: usize,
 }
 
-/// How far a streamed call is.
+/// Progress of a streamed call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallProgress {
     tokens: usize,
     arguments: Detokenizer,
 }
 
-/// What some tokens add to a call.
+/// Part of a call that some tokens add.
 #[derive(Debug, Default)]
 pub(crate) struct CallDelta {
-    /// Whether the name is complete with them.
+    /// Whether these tokens complete the name.
     pub(crate) opens: bool,
-    /// More of the arguments, escaped for a JSON string.
+    /// Next part of the arguments, escaped for a JSON string.
     pub(crate) arguments: String,
 }
 
@@ -65,8 +68,9 @@ struct NamedChoice {
 }
 
 impl ToolCall {
-    /// The call that a request demands, or that a model with `chooses` makes where it may; `None`
-    /// without a call.
+    /// Call that a request demands, or that a model with `chooses` makes if it may.
+    ///
+    /// `None` without a call.
     pub(crate) fn parse(tools: Option<&RawValue>, choice: Option<&RawValue>, chooses: bool) -> Result<Option<Self>, ApiError> {
         let tools: Option<Vec<Tool>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
         let choice: Option<Choice> = typed("tool_choice", choice, "value_error", "Invalid value for `tool_choice`")?;
@@ -97,12 +101,12 @@ impl ToolCall {
         Ok(Some(Self { id, name, parameters, is_named, head }))
     }
 
-    /// The form of an answer that is this call.
+    /// Form of an answer that is this call.
     pub(crate) fn output(&self) -> StructuredOutput {
         StructuredOutput::Call { name: self.name.clone(), parameters: self.parameters.clone() }
     }
 
-    /// What the next tokens of an answer add.
+    /// Part of the call that the next tokens of an answer add.
     pub(crate) fn advance(&self, progress: &mut CallProgress, tokens: &[u32]) -> CallDelta {
         let before = progress.tokens;
         progress.tokens += tokens.len();
@@ -112,7 +116,7 @@ impl ToolCall {
         CallDelta { opens: before < self.head && progress.tokens >= self.head, arguments: utf8(arguments) }
     }
 
-    /// The arguments of a whole answer; none where it was cut before them.
+    /// Arguments of a whole answer; `None` if it was cut before them.
     pub(crate) fn arguments(&self, tokens: &[u32]) -> Option<String> {
         let mut arguments = Vec::new();
         push_escaped(tokens.get(self.head..)?, &mut arguments);
@@ -120,12 +124,14 @@ impl ToolCall {
         (!arguments.is_empty()).then_some(arguments)
     }
 
-    /// The arguments of a whole answer as JSON, where they are complete.
+    /// Arguments of a whole answer as JSON, if they are complete.
     pub(crate) fn input(&self, tokens: &[u32]) -> Option<Value> {
         serde_json::from_str(&decode(tokens.get(self.head..)?)).ok()
     }
 
-    /// The call of a whole chat, if there is one. Without a name in the request vLLM reads the call as JSON, which half of one is not.
+    /// Call of a whole chat, if there is one.
+    ///
+    /// Without a name in the request vLLM reads the call as JSON, which an incomplete call is not.
     pub(crate) fn whole(&self, tokens: &[u32], is_complete: bool) -> Option<String> {
         let arguments = self.arguments(tokens).filter(|_| is_complete || self.is_named)?;
         let (id, name) = (&self.id, json_string(&self.name));

@@ -1,6 +1,7 @@
-//! The stepping task and the way requests reach it. One task owns the scheduler and
-//! the clock; a request is a `Generation`, whose mailbox fills as steps end and whose
-//! drop takes the request out again.
+//! The stepping task and the way requests reach it.
+//!
+//! One task owns the scheduler and the clock. A request is a `Generation`, whose mailbox fills as
+//! steps end; dropping it removes the request.
 
 mod stepping;
 #[cfg(test)]
@@ -28,8 +29,9 @@ use crate::tokens::{Continuation, hash_text, mix};
 /// Commands that may wait for the stepping task; senders wait when there are more.
 const COMMAND_QUEUE: usize = 8192;
 
-/// Mixed into the seed of answers when the weights are lost. As in vLLM, answers then change
-/// without a warning.
+/// Value mixed into the seed of answers when the weights are lost.
+///
+/// As in vLLM, answers then change without a warning.
 const NONSENSE: u64 = 0x6e6f_6e73_656e_7365;
 
 #[derive(Debug)]
@@ -37,7 +39,9 @@ pub(crate) enum Command {
     Run(Vec<Sequence>),
     /// End every sequence now, with this reason.
     EndAll(Finish),
-    /// Forget all cached blocks, if no sequence holds any; answers whether it did.
+    /// Forget all cached blocks, if no sequence holds any.
+    ///
+    /// The answer says whether they were forgotten.
     ResetCache(oneshot::Sender<bool>),
     /// End every sequence, forget the cache and stop stepping.
     Sleep(oneshot::Sender<()>),
@@ -51,7 +55,7 @@ pub(crate) struct Prompt {
     pub(crate) limit: Limit,
 }
 
-/// The generation that a request asks for: `choices` answers to each prompt.
+/// Generation that a request asks for: `choices` answers to each prompt.
 #[derive(Clone, Debug)]
 pub(crate) struct GenerationRequest {
     pub(crate) prompts: Vec<Prompt>,
@@ -59,7 +63,7 @@ pub(crate) struct GenerationRequest {
     pub(crate) seed: u64,
     pub(crate) salt: Option<String>,
     pub(crate) adapter: Option<String>,
-    /// The form of the answers, where it is not left to the model.
+    /// Form of the answers, if it is not left to the model.
     pub(crate) structured: Option<StructuredOutput>,
 }
 
@@ -70,11 +74,11 @@ pub(crate) enum Refusal {
     Busy,
     /// The engine has shut down while the request waited.
     Stopped,
-    /// No answer has the form that is asked for; why.
+    /// No answer can have the requested form, for this reason.
     Unsatisfiable(String),
 }
 
-/// The engine as requests see it.
+/// Engine as requests see it.
 #[derive(Debug)]
 pub(crate) struct EngineHandle {
     args: Arc<EngineArgs>,
@@ -84,14 +88,14 @@ pub(crate) struct EngineHandle {
     pub(crate) slumber: SleepState,
     /// Sequences waiting or running.
     queued: Arc<AtomicUsize>,
-    /// One token for each generation.
+    /// Tracker with a token for each generation.
     generations: TaskTracker,
     stopping: CancellationToken,
     stopped: CancellationToken,
 }
 
 impl EngineHandle {
-    /// An engine and the task that the caller has to run for it.
+    /// Creates an engine and the task that the caller has to run for it.
     pub(crate) fn new(args: Arc<EngineArgs>) -> (Self, Stepping) {
         let (commands, incoming) = mpsc::channel(COMMAND_QUEUE);
         let core = Self {
@@ -125,8 +129,7 @@ impl EngineHandle {
         (core, stepping)
     }
 
-    /// Lets a request run. After `stop` it waits for the shutdown and is then refused,
-    /// as vLLM does.
+    /// Submits a request. After `stop` it waits for the shutdown and is then refused, as in vLLM.
     pub(crate) async fn submit(&self, work: GenerationRequest) -> Result<Generation, Refusal> {
         if self.stopping.is_cancelled() {
             self.stopped.cancelled().await;
@@ -148,8 +151,8 @@ impl EngineHandle {
         Ok(generation)
     }
 
-    /// Stops taking requests, gives those in flight the grace of the arguments, and
-    /// aborts the rest.
+    /// Stops accepting requests, gives those in flight the grace of the arguments, and aborts the
+    /// rest.
     pub(crate) async fn stop(&self) {
         self.stopping.cancel();
         self.generations.close();
@@ -171,14 +174,16 @@ impl EngineHandle {
         let _ = self.commands.send(Command::EndAll(finish)).await;
     }
 
-    /// Empties the prefix cache, unless sequences run; returns whether it did. It waits for the
-    /// stepping task. A hung task never answers; then the caller's client ends the wait.
+    /// Empties the prefix cache, unless sequences run, and returns whether it did.
+    ///
+    /// Waits for the stepping task. A hung task never answers; then the caller's client ends the
+    /// wait.
     pub(crate) async fn reset_cache(&self) -> bool {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::ResetCache(reply)).await.is_ok() && answer.await.unwrap_or(false)
     }
 
-    /// Puts the engine to sleep. Requests are still taken, and wait until it wakes.
+    /// Puts the engine to sleep. Requests are still accepted, and wait until it wakes.
     pub(crate) async fn sleep(&self, level: u8) {
         let (reply, done) = oneshot::channel();
         if self.commands.send(Command::Sleep(reply)).await.is_ok() && done.await.is_ok() {
@@ -187,7 +192,7 @@ impl EngineHandle {
         }
     }
 
-    /// Wakes these parts of its memory, or all; returns whether the engine steps again.
+    /// Wakes these parts of its memory, or all, and returns whether the engine steps again.
     pub(crate) async fn wake(&self, tags: &[String]) -> bool {
         if !self.slumber.wake(tags) {
             return false;
@@ -218,8 +223,9 @@ impl EngineHandle {
     }
 }
 
-/// A running request. Dropping it, because the answer is complete or the client is gone, ends what
-/// is left of it.
+/// A running request.
+///
+/// Dropping it, because the answer is complete or the client is gone, ends the rest of it.
 #[derive(Debug)]
 pub(crate) struct Generation {
     pub(crate) mailbox: Arc<Mailbox>,
@@ -235,12 +241,12 @@ impl Drop for Generation {
     }
 }
 
-/// Sequences counted against the queue limit until it is dropped.
+/// Sequences counted against the queue limit until this is dropped.
 #[derive(Debug)]
 struct QueueSlot {
     queued: Arc<AtomicUsize>,
     sequences: usize,
-    /// Sequences that were there before.
+    /// Number of sequences already there.
     before: usize,
 }
 

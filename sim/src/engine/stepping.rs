@@ -1,5 +1,5 @@
-//! The stepping task: it plans a step, lets the step's time pass, and delivers one
-//! token to every sequence that ran, all at once.
+//! The stepping task: it plans a step, lets the step's time pass, and delivers one token to every
+//! sequence that ran, all at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::mailbox::Finish;
 use crate::metrics::Metrics;
 use crate::scheduler::{Limits, Scheduler, Step};
 
-/// The task's state; `run` is the task.
+/// State of the task; `run` is the task.
 #[derive(Debug)]
 pub(crate) struct Stepping {
     pub(super) scheduler: Scheduler,
@@ -25,19 +25,19 @@ pub(crate) struct Stepping {
     pub(super) faults: Arc<Faults>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) publisher: Option<Publisher>,
-    /// It takes requests and does not step.
+    /// The engine accepts requests but does not step.
     pub(super) asleep: bool,
 }
 
 impl Stepping {
-    /// Has KV events published. Called before `run`, while no sequence exists.
+    /// Sets the publisher of KV events. Call this before `run`, while no sequence exists.
     pub(crate) fn publish_to(&mut self, publisher: Publisher) {
         self.publisher = Some(publisher);
         self.limits.kv_events = true;
         self.scheduler = Scheduler::new(self.limits);
     }
 
-    /// Steps until the engine that made the task is dropped.
+    /// Steps until the engine that created the task is dropped.
     pub(crate) async fn run(mut self) {
         while self.take_commands().await {
             if self.asleep {
@@ -62,8 +62,9 @@ impl Stepping {
         }
     }
 
-    /// Applies the commands that have come, waiting for the first one when idle;
-    /// false when there will be no more.
+    /// Applies the commands that have arrived, waiting for the first one when idle.
+    ///
+    /// `false` if there will be no more.
     async fn take_commands(&mut self) -> bool {
         if self.scheduler.is_idle() || self.asleep {
             match self.commands.recv().await {
@@ -77,7 +78,7 @@ impl Stepping {
         true
     }
 
-    /// Waits for the end of a step while commands keep coming in.
+    /// Waits for the end of a step while commands keep arriving.
     async fn wait_step(&mut self, time: Duration) -> bool {
         let end = Instant::now() + time;
         loop {

@@ -30,7 +30,7 @@ fn work(text: u32, tokens: usize) -> GenerationRequest {
     }
 }
 
-/// Reads a generation to its end: each token with its time since `start`.
+/// Reads a generation to its end, and returns each token with its time since `start`.
 async fn read(generation: Generation, start: Instant) -> Vec<(u32, Duration)> {
     let (mut tokens, mut deltas) = (Vec::new(), Vec::new());
     loop {
@@ -56,7 +56,7 @@ async fn all_sequences_of_a_step_emit_together() {
     let mut reads = Vec::new();
     for text in 0..8 {
         reads.push(read(core.submit(work(text, 5)).await.unwrap(), begin));
-        // They arrive within one step and so run from the next one on.
+        // These requests arrive within one step and so run from the next one on.
         tokio::time::sleep(Duration::from_micros(100)).await;
     }
     let all = futures_util::future::join_all(reads).await;

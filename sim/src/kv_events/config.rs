@@ -1,4 +1,4 @@
-//! `--kv-events-config`: the object that vLLM takes, with its defaults.
+//! The flag `--kv-events-config`: the object that vLLM takes, with its defaults.
 
 use serde::Deserialize;
 
@@ -9,16 +9,16 @@ use crate::error::Error;
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct KvEventsConfig {
     pub(crate) enable_kv_cache_events: bool,
-    /// `zmq` or `null`; `zmq` when events are enabled and it is absent.
+    /// Publisher `zmq` or `null`; `zmq` if events are enabled and it is absent.
     pub(crate) publisher: Option<String>,
     pub(crate) endpoint: String,
     pub(crate) replay_endpoint: Option<String>,
     pub(crate) topic: String,
     /// Batches kept for replay, one per step.
     pub(crate) buffer_steps: usize,
-    /// Accepted, but the pure-Rust socket has a limit of its own (100,000).
+    /// Limit of the socket, accepted but unused: the pure-Rust socket has its own limit (100,000).
     pub(crate) hwm: usize,
-    /// Batches waiting to be sent; more are dropped.
+    /// Batches that may wait to be sent; more are dropped.
     pub(crate) max_queue_size: usize,
 }
 
@@ -38,7 +38,7 @@ impl Default for KvEventsConfig {
 }
 
 impl KvEventsConfig {
-    /// Reads the flag; `None` when no events are wanted.
+    /// Parses the flag; `None` if no events are wanted.
     pub(crate) fn parse(flag: Option<&str>) -> Result<Option<Self>, Error> {
         let Some(json) = flag else { return Ok(None) };
         let config: Self =
@@ -47,7 +47,7 @@ impl KvEventsConfig {
         Ok((config.enable_kv_cache_events && sends).then_some(config))
     }
 
-    /// Whether the publisher binds its endpoint, by vLLM's rule; else it connects.
+    /// Whether the publisher binds its endpoint, by vLLM's rule. Otherwise it connects.
     pub(crate) fn binds(&self) -> bool {
         let endpoint = &self.endpoint;
         endpoint.contains('*') || endpoint.contains("::") || endpoint.starts_with("ipc://") || endpoint.starts_with("inproc://")

@@ -12,12 +12,13 @@ pub(crate) use config::KvEventsConfig;
 pub(crate) use publisher::Publisher;
 use serde::Serialize;
 
-/// Keys that a block's hash depends on besides its tokens; here a LoRA adapter's name and a cache
+/// Keys that a block's hash depends on besides its tokens: here a LoRA adapter's name and a cache
 /// salt.
 pub(crate) type ExtraKeys = Vec<Option<Vec<String>>>;
 
-/// One change of the cache. Fields are in the order of the wire; an absent field has
-/// the default of vLLM's own type.
+/// One change of the cache.
+///
+/// Fields are in the order of the wire; an absent field has the default of vLLM's own type.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[serde(tag = "type")]
@@ -62,7 +63,7 @@ impl Event {
         }
     }
 
-    /// The same for blocks that were computed with a LoRA adapter.
+    /// Adds the LoRA adapter with which the blocks were computed.
     pub(crate) fn of_adapter(mut self, adapter: Option<String>) -> Self {
         if let (Self::BlockStored { lora_name, .. }, Some(adapter)) = (&mut self, adapter) {
             *lora_name = Some(Cow::Owned(adapter));
@@ -70,7 +71,7 @@ impl Event {
         self
     }
 
-    /// One block; vLLM sends one event for each.
+    /// Removal of one block; vLLM sends one event for each.
     pub(crate) fn removed(hash: u64) -> Self {
         Self::BlockRemoved { block_hashes: vec![hash], medium: Some(Cow::Borrowed("GPU")), group_idx: Some(0) }
     }

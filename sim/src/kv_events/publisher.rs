@@ -1,7 +1,8 @@
 //! Sends KV event batches over ZeroMQ and answers requests to send old ones again.
-//! One task owns the PUB socket and the buffer; the replay socket's task asks it. The
-//! stepping task never waits for either: batches that do not fit the queue are
-//! dropped and counted in the log, and the gap in the sequence shows it.
+//!
+//! One task owns the PUB socket and the buffer; the replay socket's task asks it. The stepping task
+//! never waits for either: batches that do not fit the queue are dropped and counted in the log,
+//! and the gap in the sequence shows the loss.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,7 +19,7 @@ use crate::error::Error;
 
 /// How long to try to reach a subscriber before the engine starts without it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long one replay may take; its reader may be gone.
+/// Time limit for one replay, because its reader may be gone.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stepping task's end of the queue.
@@ -79,15 +80,15 @@ async fn open_replay(endpoint: &str) -> Result<RouterSocket, Error> {
     Ok(socket)
 }
 
-/// The pure-Rust ZeroMQ does not know `*` for "all addresses".
+/// Rewrites `*`, which the pure-Rust ZeroMQ does not know for "all addresses".
 fn spelled_for_zeromq(endpoint: &str) -> String {
     endpoint.replace("tcp://*", "tcp://0.0.0.0")
 }
 
-/// libzmq replaces a socket file left by a dead process; so does this.
+/// Removes a socket file left by a dead process, as libzmq does.
 fn remove_stale_socket(endpoint: &str) {
     if let Some(path) = endpoint.strip_prefix("ipc://") {
-        // Nothing to remove is the usual case, and any other failure shows in `bind`.
+        // Usually there is nothing to remove, and any other failure shows in `bind`.
         let _ = std::fs::remove_file(path);
     }
 }

@@ -15,7 +15,7 @@ fn bytes_of(hex: &str) -> Vec<u8> {
     pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()
 }
 
-/// The batch's time as its bytes have it: an array of three, then a double.
+/// Time of a batch in its bytes: an array of three, then a double.
 fn timestamp(payload: &[u8]) -> f64 {
     assert_eq!(payload[..2], [0x93, 0xcb]);
     f64::from_be_bytes(payload[2..10].try_into().unwrap())
@@ -81,7 +81,7 @@ async fn a_subscriber_and_a_late_reader_get_the_same_batches() {
     let mut subscriber = SubSocket::new();
     subscriber.connect(&endpoint("events")).await.unwrap();
     subscriber.subscribe("kv-events").await.unwrap();
-    // A subscription takes effect some time after it was made: publish until it has.
+    // A subscription takes effect some time after it is made, so publish until it has.
     let mut published = 0_u64;
     let first = soon(async {
         loop {
@@ -107,7 +107,7 @@ async fn a_subscriber_and_a_late_reader_get_the_same_batches() {
     dealer.connect(&endpoint("replay")).await.unwrap();
     let start = bytes::Bytes::copy_from_slice(&0_u64.to_be_bytes());
     let request = ZmqMessage::try_from(vec![bytes::Bytes::new(), start]).unwrap();
-    // The buffer must have taken the last batch before it is asked for.
+    // The buffer must have taken the last batch before it is requested.
     tokio::time::sleep(Duration::from_millis(50)).await;
     dealer.send(request).await.unwrap();
     let mut sequences = Vec::new();
@@ -142,7 +142,7 @@ async fn resets_are_announced_and_salted_blocks_carry_their_salt() {
         [Event::BlockStored { extra_keys: Some(keys), .. }] => keys.iter().flatten().flatten().cloned().collect(),
         _ => Vec::new(),
     };
-    // A subscription takes effect some time after it was made: ask until it has.
+    // A subscription takes effect some time after it is made, so ask until it has.
     let mut salt = 0;
     let mut ask = async || {
         salt += 1;

@@ -19,12 +19,12 @@ pub(crate) const ITERATION_BUCKETS: [u64; 13] = [1, 8, 16, 32, 64, 128, 256, 512
 /// The reasons of `vllm:request_success_total`, in vLLM's order.
 pub(crate) const FINISH_REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// All values. Readers see each one alone, not a consistent set.
+/// All values. Readers see each value separately, not a consistent set.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     running: AtomicU64,
     waiting: AtomicU64,
-    /// Bits of an `f64` from 0 to 1.
+    /// Cache usage from 0 to 1, as the bits of an `f64`.
     cache_usage: AtomicU64,
     queried_tokens: AtomicU64,
     cached_tokens: AtomicU64,
@@ -40,7 +40,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Records what a step changed. `step` is its work, or `None` when sequences ended without one.
+    /// Records the changes of a step. `step` is its work, or `None` if sequences ended without one.
     pub(crate) fn record(&self, scheduler: &mut Scheduler, step: Option<Step>) {
         let tally = scheduler.take_counters();
         set(&self.running, scheduler.running());
@@ -63,7 +63,7 @@ impl Metrics {
         }
     }
 
-    /// The engine sleeps at this level; 0 when awake.
+    /// Records the level at which the engine sleeps; 0 when awake.
     pub(crate) fn record_sleep(&self, level: u8) {
         set(&self.sleep_level, level.into());
     }

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{FINISH_REASONS, ITERATION_BUCKETS, Metrics};
 use crate::args::EngineArgs;
 
-/// Labels of `vllm:cache_config_info` that this engine has no value for, as a vLLM on
-/// CPU shows them; their order is the wire's.
+/// Labels of `vllm:cache_config_info` that this engine has no value for, as a vLLM on CPU shows
+/// them; their order is the wire's.
 const CACHE_CONFIG: &str = r#"_block_size_resolved="True",block_size="{block_size}",cache_dtype="auto",cache_hit_alignment_tokens="None",effective_attention_block_size="{block_size}",enable_mamba_shared_prefix_checkpoint="False",enable_prefix_caching="True",engine="0",gpu_memory_utilization="0.92",hash_block_size="None",is_attention_free="False",kv_cache_dtype_skip_layers="[]",kv_cache_layout="None",kv_cache_max_concurrency="{concurrency}",kv_cache_memory_bytes="None",kv_cache_size_tokens="{tokens}",kv_offloading_backend="native",kv_offloading_size="None",kv_sharing_fast_prefill="False",mamba_block_size="None",mamba_cache_dtype="auto",mamba_cache_mode="none",mamba_page_size_padded="None",mamba_ssm_cache_dtype="float32",num_cpu_blocks="None",num_gpu_blocks="{blocks}",num_gpu_blocks_override="{blocks}",prefix_cache_retention_interval="0",prefix_caching_hash_algo="sha256",prefix_match_unit="None",replayssm_buffer_len="16",skip_page_size_padded="None",sliding_window="None",swa_bounded_replay="True",use_kda_recoverssm="False",use_replayssm="False",user_specified_block_size="False""#;
 
-/// Writes the samples named in `names`, or all of them when it is empty.
+/// Writes the samples named in `names`, or all of them if it is empty.
 pub(crate) fn render(metrics: &Metrics, args: &EngineArgs, names: &[String]) -> String {
     let mut page = Page { text: String::new(), names, labels: labels(args) };
     page.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", int(&metrics.running));
@@ -40,7 +40,7 @@ pub(crate) fn render(metrics: &Metrics, args: &EngineArgs, names: &[String]) -> 
     page.finish()
 }
 
-/// The page so far. A family's header is written with its first sample.
+/// Page so far. A family's header is written with its first sample.
 struct Page<'a> {
     text: String,
     names: &'a [String],
@@ -66,7 +66,7 @@ impl Page<'_> {
 
     fn sample(&mut self, name: &str, labels: &str, value: f64) {
         if self.names.is_empty() || self.names.iter().any(|wanted| wanted == name) {
-            // Debug form, because Prometheus clients in Python write `1.0`, not `1`.
+            // Use the debug format, because Prometheus clients in Python write `1.0`, not `1`.
             let _ = writeln!(self.text, "{name}{{{labels}}} {value:?}");
         }
     }

@@ -8,8 +8,8 @@ use crate::tokens::mix;
 
 const CAPACITY: usize = 24;
 
-/// What a sequence of the test does: arrive with a prompt of some blocks from one of
-/// a few families (so that prompts share prefixes), grow by a block, or leave.
+/// Actions of a sequence in the test: arrive with a prompt of some blocks from one of a few
+/// families (so that prompts share prefixes), grow by a block, or leave.
 #[derive(Clone, Debug)]
 enum Action {
     Arrive { family: u64, blocks: usize },
@@ -110,7 +110,7 @@ proptest! {
             pool.release(&held.blocks);
         }
         prop_assert_eq!(pool.idle(), CAPACITY);
-        // Every hash still cached can be taken away exactly once.
+        // Every cached hash can be removed exactly once.
         let cached: usize = pool.by_hash.values().map(Vec::len).sum();
         prop_assert!(pool.allocate(CAPACITY, &mut Vec::new()));
         prop_assert_eq!(pool.take_evicted().len(), cached);

@@ -1,11 +1,11 @@
-//! Which sequences run in the next step and what the step produces. It is pure
-//! state: the stepping task in `engine` supplies the time between `plan` and
-//! `commit`, and nothing here waits or reads a clock.
+//! Choice of the sequences that run in the next step, and the step's results.
 //!
-//! The rules are vLLM's in outline: running sequences first, then waiting ones in
-//! order, under a token budget and a sequence limit; long prompts in chunks; the
-//! youngest sequence is preempted when the cache is full. There is no priority and no
-//! speculative decoding.
+//! It is pure state: the stepping task in `engine` supplies the time between `plan` and `commit`,
+//! and nothing here waits or reads a clock.
+//!
+//! The rules are vLLM's in outline: running sequences first, then waiting ones in order, under a
+//! token budget and a sequence limit; long prompts in chunks; the youngest sequence is preempted
+//! when the cache is full. There is no priority and no speculative decoding.
 
 mod sequence;
 #[cfg(test)]
@@ -28,7 +28,7 @@ pub(crate) struct Limits {
     pub(crate) kv_events: bool,
 }
 
-/// The work of one step, which decides how long it takes.
+/// Work of one step, which decides how long it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Step {
     /// Prompt tokens computed.
@@ -37,7 +37,7 @@ pub(crate) struct Step {
     pub(crate) decodes: usize,
 }
 
-/// What happened since the last `take_counters`, for the metrics.
+/// Counts since the last `take_counters`, for the metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SchedulerCounters {
     pub(crate) prompt_tokens: usize,
@@ -140,8 +140,9 @@ impl Scheduler {
         }
     }
 
-    /// Forgets all cached blocks, unless sequences hold some; returns whether it did. As in vLLM,
-    /// the event goes out with the next step.
+    /// Forgets all cached blocks, unless sequences hold some, and returns whether it did.
+    ///
+    /// As in vLLM, the event goes out with the next step.
     pub(crate) fn reset_cache(&mut self) -> bool {
         let cleared = self.pool.clear();
         if cleared && self.limits.kv_events {
@@ -171,7 +172,7 @@ impl Scheduler {
         self.waiting.retain(|sequence| !sequence.is_cancelled());
     }
 
-    /// Schedules the running sequences; true if one of them was preempted.
+    /// Schedules the running sequences; `true` if one of them was preempted.
     fn plan_running(&mut self, budget: &mut usize) -> bool {
         let mut preempted = false;
         let mut index = 0;
@@ -219,7 +220,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives a waiting sequence its cached and new blocks, if they are there.
+    /// Gives a waiting sequence its cached and new blocks, if they are available.
     fn admit(&mut self, sequence: &mut Sequence, budget: usize) -> bool {
         let size = self.limits.block_size;
         // The last token is always computed, because its result is the next token.
@@ -248,7 +249,7 @@ impl Scheduler {
         }
     }
 
-    /// Blocks count as stored when they are scheduled, as in vLLM.
+    /// Stores full blocks. Blocks count as stored when they are scheduled, as in vLLM.
     fn store_full_blocks(&mut self, index: usize) {
         let size = self.limits.block_size;
         let sequence = &mut self.running[index];

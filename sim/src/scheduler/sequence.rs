@@ -11,9 +11,9 @@ use crate::tokens::{Continuation, hash_text, mix};
 /// When a sequence ends, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
-    /// Generated tokens, at least 1.
+    /// Number of generated tokens, at least 1.
     pub(crate) tokens: usize,
-    /// The reason given then.
+    /// Reason reported at the end.
     pub(crate) finish: Finish,
 }
 
@@ -26,14 +26,14 @@ pub(crate) struct Sequence {
     prompt_length: usize,
     limit: Limit,
     continuation: Continuation,
-    /// The whole answer, where it is known before; else empty.
+    /// The whole answer, if it is known in advance; otherwise empty.
     answer: Vec<u32>,
     salt: Option<String>,
     adapter: Option<String>,
     block_size: usize,
-    /// Hashes of the full blocks, each depending on all before it.
+    /// Hashes of the full blocks, each depending on all earlier ones.
     hashes: Vec<u64>,
-    /// Whether it ran before, so that its cache query is counted once.
+    /// Whether the sequence ran before, so that its cache query is counted once.
     started: bool,
     pub(super) blocks: Vec<BlockId>,
     /// Tokens whose results are in the blocks.
@@ -44,7 +44,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence that is choice `choice` of its request.
+    /// Creates a sequence that is choice `choice` of its request.
     pub(crate) fn new(mailbox: Arc<Mailbox>, choice: usize, prompt: Vec<u32>, limit: Limit, continuation: Continuation) -> Self {
         Self {
             mailbox,
@@ -66,7 +66,7 @@ impl Sequence {
         }
     }
 
-    /// Gives this answer, as far as the limit allows.
+    /// Sets this answer, as far as the limit allows.
     pub(crate) fn with_answer(mut self, answer: Option<Vec<u32>>) -> Self {
         self.answer = answer.unwrap_or_default();
         if (1..=self.limit.tokens).contains(&self.answer.len()) {
@@ -75,7 +75,7 @@ impl Sequence {
         self
     }
 
-    /// Hashes the prompt's blocks; `salt` and `adapter` keep them apart from those of others.
+    /// Hashes the prompt's blocks. `salt` and `adapter` distinguish them from those of others.
     pub(crate) fn with_hashes(mut self, block_size: usize, salt: Option<String>, adapter: Option<String>) -> Self {
         self.block_size = block_size;
         (self.salt, self.adapter) = (salt, adapter);
@@ -112,7 +112,7 @@ impl Sequence {
         self.mailbox.is_cancelled()
     }
 
-    /// Begins to run; returns whether it is for the first time.
+    /// Begins to run, and returns whether it is the first time.
     pub(super) fn start(&mut self, cached: usize, scheduled: usize) -> bool {
         self.computed = cached;
         self.stored = cached / self.block_size;
@@ -143,7 +143,7 @@ impl Sequence {
         finish
     }
 
-    /// Ends without another token.
+    /// Ends the sequence without another token.
     pub(super) fn end(&self, finish: Finish) {
         self.mailbox.end(self.choice, finish);
     }

@@ -32,7 +32,7 @@ fn prompt(length: u32) -> Vec<u32> {
     (0..length).collect()
 }
 
-/// What has arrived in a mailbox.
+/// Deltas that have arrived in a mailbox.
 fn taken(mailbox: &Mailbox) -> Vec<Delta> {
     let mut deltas = Vec::new();
     let _ = mailbox.poll_deltas(&mut Context::from_waker(Waker::noop()), &mut deltas);

@@ -1,5 +1,7 @@
-//! A JSON document that fits a schema. It is as full as a model's answer would be near its root and as small as it may be far
-//! below it, so that schemas which refer to themselves come to an end.
+//! Generator of a JSON document that fits a schema.
+//!
+//! Near its root it is as full as a model's answer would be, and far below as small as possible, so
+//! that schemas which refer to themselves come to an end.
 
 use serde_json::{Map, Number, Value};
 
@@ -10,18 +12,18 @@ use crate::tokens::Continuation;
 
 /// Below this depth a document is as small as its schema allows.
 const FULL_DEPTH: usize = 4;
-/// Parts of schemas that are looked at for one document.
+/// Most parts of schemas that are examined for one document.
 const MOST_PARTS: usize = 20_000;
 /// Most levels of recursion: the stack of a thread is 2 MB. vLLM takes schemas of 64 levels.
 const MOST_LEVELS: usize = 160;
-/// Longest array that is written, and the longest string in words.
+/// Length of the longest array, and of the longest string in words.
 const MOST_ITEMS: usize = 10_000;
-/// Draws of an item that is unlike the others.
+/// Attempts to draw an item that differs from the others.
 const DRAWS: usize = 64;
-/// Names of one word before those of two.
+/// Number of names of one word, before those of two.
 const NAMES: usize = 100;
 
-/// What is not looked at, so that a document might not fit.
+/// Keywords that are ignored, so a document might not fit.
 const UNIMPLEMENTED: [&str; 9] =
     ["not", "if", "then", "else", "contains", "propertyNames", "dependentRequired", "dependentSchemas", "$dynamicRef"];
 
@@ -47,7 +49,7 @@ const FORMATS: [(&str, &str); 14] = [
 
 type Schema = Map<String, Value>;
 
-/// A document that fits `schema`; `words` decides what the schema leaves open.
+/// Writes a document that fits `schema`; `words` decides the open choices.
 pub(super) fn write(schema: &Value, words: &mut Continuation) -> Result<Value, SchemaError> {
     DocumentWriter { root: schema, words, parts: 0, levels: 0 }.value(schema, 0)
 }
@@ -55,7 +57,7 @@ pub(super) fn write(schema: &Value, words: &mut Continuation) -> Result<Value, S
 struct DocumentWriter<'a> {
     root: &'a Value,
     words: &'a mut Continuation,
-    /// Parts looked at so far.
+    /// Parts examined so far.
     parts: usize,
     levels: usize,
 }
@@ -68,7 +70,7 @@ impl DocumentWriter<'_> {
         })
     }
 
-    /// Counts a part and a level.
+    /// Counts a part and a level around `work`.
     fn descend<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, SchemaError>) -> Result<T, SchemaError> {
         self.parts += 1;
         if self.parts > MOST_PARTS {
@@ -83,7 +85,7 @@ impl DocumentWriter<'_> {
         outcome
     }
 
-    /// The schema without references and `allOf`.
+    /// Schema without references and `allOf`.
     fn flatten(&mut self, schema: &Value) -> Result<Schema, SchemaError> {
         let mut flat = match schema {
             Value::Object(fields) => fields.clone(),
@@ -107,7 +109,7 @@ impl DocumentWriter<'_> {
     }
 
     fn flat_value(&mut self, mut schema: Schema, depth: usize) -> Result<Value, SchemaError> {
-        // A grammar cannot tell one match from two: like xgrammar, this takes `oneOf` for `anyOf`.
+        // A grammar cannot tell one match from two: like xgrammar, this treats `oneOf` as `anyOf`.
         for key in ["anyOf", "oneOf"] {
             if let Some(branches) = list(&mut schema, key)? {
                 return self.branch(&schema, branches, depth);
@@ -144,7 +146,9 @@ impl DocumentWriter<'_> {
         )
     }
 
-    /// The first of some choices that gives a value: in an order by chance, except that those of a low rank come first.
+    /// First of some choices that gives a value.
+    ///
+    /// The order is random, except that choices of a low rank come first.
     fn first_possible<T>(
         &mut self,
         mut choices: Vec<T>,
@@ -210,7 +214,7 @@ impl DocumentWriter<'_> {
             document.insert(name.to_owned(), self.value(additional, depth + 1)?);
         }
         let patterned = schema.get("patternProperties").and_then(Value::as_object).and_then(|patterns| patterns.iter().next());
-        // A map says what its values are like, and names no property.
+        // A map describes its values, and names no property.
         let is_map = properties.is_empty() && (additional.is_object() || patterned.is_some());
         if patterned.is_some() && !(properties.is_empty() && document.is_empty()) {
             return Err(SchemaError::invalid("patternProperties beside other properties are not supported"));
@@ -243,7 +247,7 @@ impl DocumentWriter<'_> {
         if least > MOST_ITEMS {
             return Err(SchemaError::invalid("the JSON schema demands too long an array"));
         }
-        // Before 2020, `items` was a list, and what followed it was `additionalItems`.
+        // Before 2020, `items` was a list, followed by `additionalItems`.
         let is_tuple = schema.get("items").is_some_and(Value::is_array);
         let (first, rest) = if is_tuple { ("items", "additionalItems") } else { ("prefixItems", "items") };
         let first = schema.get(first).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
@@ -263,7 +267,7 @@ impl DocumentWriter<'_> {
         Ok(Value::Array(items))
     }
 
-    /// An item unlike `others`.
+    /// An item that differs from `others`.
     fn item(&mut self, schema: &Value, depth: usize, others: &[Value]) -> Result<Value, SchemaError> {
         for _ in 0..DRAWS {
             let item = self.value(schema, depth)?;
@@ -287,7 +291,7 @@ impl DocumentWriter<'_> {
             let free = self.words.pick(3);
             for surplus in (free..=least.max(free)).chain(0..free) {
                 let mut matched = pattern::write_sized(regex, surplus, self.words)?;
-                // A pattern without anchors may stand anywhere in a text.
+                // A pattern without anchors may match anywhere in a text.
                 let missing = if matched.is_anchored { 0 } else { least.saturating_sub(matched.text.chars().count()) };
                 matched.text.extend(std::iter::repeat_n('x', missing));
                 let text = matched.text;
@@ -313,7 +317,7 @@ impl DocumentWriter<'_> {
     fn number(&mut self, schema: &Schema, is_integer: bool) -> Result<Value, SchemaError> {
         let range = Range::of(schema);
         let multiple = schema.get("multipleOf").and_then(Value::as_f64).filter(|multiple| *multiple > 0.0);
-        // A whole multiple of 0.5 is also one of 1; no other fraction asks for whole numbers.
+        // A whole multiple of 0.5 is also one of 1; no other fraction requires whole numbers.
         let step = match multiple {
             Some(multiple) if is_integer && multiple < 1.0 => 1.0,
             Some(multiple) => multiple,
@@ -351,7 +355,7 @@ fn required(schema: &Schema) -> Result<Vec<&str>, SchemaError> {
     Ok(names)
 }
 
-/// The types that a schema names.
+/// Types that a schema names.
 fn types(schema: &Schema) -> Result<Vec<&'static str>, SchemaError> {
     let named = match schema.get("type") {
         None => return Ok(Vec::new()),
@@ -365,7 +369,7 @@ fn types(schema: &Schema) -> Result<Vec<&'static str>, SchemaError> {
     known.collect()
 }
 
-/// The type that a schema without one speaks of.
+/// Type that a schema without one implies.
 fn implied_type(schema: &Schema) -> &'static str {
     let has = |keys: &[&str]| keys.iter().any(|key| schema.contains_key(*key));
     if has(&["properties", "required", "additionalProperties", "patternProperties", "minProperties"]) {
@@ -393,7 +397,7 @@ fn fits_type(value: &Value, types: &[&str]) -> bool {
     types.is_empty() || types.iter().any(fits)
 }
 
-/// Which choice to try first: a value before none, and far below the root what cannot nest.
+/// Rank of a choice: a value before none, and far below the root types that cannot nest.
 fn rank(types: &[&str], depth: usize) -> usize {
     if depth < FULL_DEPTH {
         usize::from(types == ["null"])

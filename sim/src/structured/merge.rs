@@ -1,10 +1,12 @@
-//! Two schemas that hold at once, as one. `document` calls it for references, `allOf` and the branches of `anyOf`.
+//! Merges two schemas that hold at once.
+//!
+//! `document` calls this for references, `allOf` and the branches of `anyOf`.
 
 use serde_json::{Map, Value, json};
 
 use super::SchemaError;
 
-/// The schema of what fits both.
+/// Schema of the values that fit both.
 pub(super) fn merge(mut one: Map<String, Value>, other: Map<String, Value>) -> Result<Map<String, Value>, SchemaError> {
     for (key, value) in other {
         let merged = match one.remove(&key) {
@@ -32,7 +34,7 @@ fn merge_keyword(key: &str, one: Value, other: Value) -> Result<Value, SchemaErr
         "pattern" | "format" | "multipleOf" | "prefixItems" => {
             return Err(SchemaError::invalid(format!("two values of \"{key}\" at once are not supported")));
         }
-        // Titles, descriptions and the like.
+        // Titles, descriptions and similar keywords.
         _ => one,
     })
 }
@@ -62,7 +64,7 @@ fn joined(one: Value, other: Value) -> Value {
     Value::Array(all)
 }
 
-/// An integer is a number too.
+/// Types that both allow. An integer is a number, too.
 fn common_types(one: Value, other: Value) -> Result<Value, SchemaError> {
     let (one, other) = (members(one), members(other));
     let narrowed = |kind: &Value, among: &[Value]| among.contains(kind) || kind == "integer" && among.contains(&"number".into());

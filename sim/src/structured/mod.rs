@@ -1,5 +1,8 @@
-//! Answers that a request binds to a form: a JSON schema, a regular expression, some choices, or the call of a tool. The engine
-//! has the tokens of one such answer written when a request comes in, and hands them out step by step like any others.
+//! Answers that a request binds to a form: a JSON schema, a regular expression, some choices, or
+//! the call of a tool.
+//!
+//! The tokens of such an answer are written when the request arrives, and the engine delivers them
+//! step by step like any others.
 
 mod document;
 mod merge;
@@ -12,26 +15,27 @@ use serde_json::{Value, json};
 
 use crate::tokens::{Continuation, decode, encode_ordinary, end_token, spaced_json};
 
-/// Places of a prompt at which a schema is looked for.
+/// Most places of a prompt at which a schema is searched.
 const MOST_BRACES: usize = 256;
 
-/// The form of an answer.
+/// Form of an answer.
 #[derive(Clone, Debug)]
 pub(crate) enum StructuredOutput {
     /// A JSON document that fits this schema.
     Json(Value),
-    /// Any JSON object: one that fits the schema which the prompt shows, if it shows one, as a model would give.
+    /// Any JSON object. If the prompt shows a schema, the object fits it, as a model's would.
     JsonObject,
     /// A text that this regular expression matches as a whole.
     Regex(String),
-    /// One of these texts.
+    /// A choice of these texts.
     Choice(Vec<String>),
-    /// A function's name and arguments that fit the schema of its parameters, as the chat template writes calls.
+    /// A function's name and arguments that fit the schema of its parameters, as the chat template
+    /// writes calls.
     Call { name: String, parameters: Value },
 }
 
 impl StructuredOutput {
-    /// The tokens of an answer to `prompt`, of which `words` decides what the form leaves open; or what is wrong with the form.
+    /// Tokens of an answer to `prompt`, or the error in the form. `words` decides the open choices.
     pub(crate) fn tokens(&self, prompt: &[u32], words: &mut Continuation) -> Result<Vec<u32>, String> {
         let mut tokens = match self {
             Self::Json(schema) => encode_ordinary(&document(schema, words)?),
@@ -44,19 +48,21 @@ impl StructuredOutput {
             Self::Call { name, parameters } => [call_head(name), encode_ordinary(&document(parameters, words)?)].concat(),
         };
         if tokens.is_empty() {
-            // An empty text is an answer too, and an answer has a token.
+            // An empty text is an answer, too, and an answer has a token.
             tokens.push(end_token());
         }
         Ok(tokens)
     }
 }
 
-/// The tokens of a call before its arguments.
+/// Tokens of a call before its arguments.
 pub(crate) fn call_head(name: &str) -> Vec<u32> {
     [encode_ordinary(name), encode_ordinary(" ")].concat()
 }
 
-/// The last schema of an object in a text. Clients that ask for any JSON object describe in words which one they want.
+/// Last schema of an object in a text.
+///
+/// Clients that ask for any JSON object describe the wanted one in words.
 fn shown_schema(text: &str) -> Option<Value> {
     let (mut found, mut rest) = (None, text);
     for _ in 0..MOST_BRACES {

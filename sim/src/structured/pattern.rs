@@ -1,27 +1,28 @@
-//! A text that a regular expression matches as a whole, for `document` and for requests that name an expression themselves.
+//! Generator of a text that a regular expression matches as a whole, for `document` and for
+//! requests that name an expression themselves.
 
 use regex_syntax::hir::{Class, Hir, HirKind, Look};
 
 use super::SchemaError;
 use crate::tokens::Continuation;
 
-/// Longest text that is written.
+/// Longest text in characters.
 const MOST_CHARACTERS: usize = 4096;
 
-/// A text whose length is left to the expression.
+/// Writes a text whose length is left to the expression.
 pub(super) fn write(regex: &str, words: &mut Continuation) -> Result<String, SchemaError> {
     let surplus = words.pick(3);
     write_sized(regex, surplus, words).map(|matched| matched.text)
 }
 
-/// A text that matches.
+/// Text that matches a pattern.
 pub(super) struct Match {
     pub(super) text: String,
-    /// Whether an anchor forbids that more follows.
+    /// Whether an anchor forbids more text after the match.
     pub(super) is_anchored: bool,
 }
 
-/// A match of which each repetition has `surplus` rounds more than the least, where it may.
+/// Writes a match in which each repetition has `surplus` rounds more than the least, if it may.
 pub(super) fn write_sized(regex: &str, surplus: usize, words: &mut Continuation) -> Result<Match, SchemaError> {
     let hir = regex_syntax::parse(regex).map_err(|error| SchemaError::invalid(error.to_string()))?;
     let mut writer = PatternWriter { text: String::new(), has_ended: false, surplus, words };
@@ -31,7 +32,7 @@ pub(super) fn write_sized(regex: &str, surplus: usize, words: &mut Continuation)
 
 struct PatternWriter<'a> {
     text: String,
-    /// Whether an anchor forbids that more follows.
+    /// Whether an anchor forbids more text.
     has_ended: bool,
     surplus: usize,
     words: &'a mut Continuation,
@@ -91,7 +92,7 @@ impl PatternWriter<'_> {
         Ok(())
     }
 
-    /// A letter or digit of the class, else a printable character, else its first one.
+    /// Chooses a letter or digit of the class, else a printable character, else its first one.
     fn choose(&mut self, class: &Class) -> Result<char, SchemaError> {
         let Class::Unicode(class) = class else { return Err(SchemaError::invalid("bytes that are no text are not supported")) };
         let has = |character: &char| class.ranges().iter().any(|range| (range.start()..=range.end()).contains(character));

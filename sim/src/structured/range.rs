@@ -1,14 +1,14 @@
-//! The numbers between the bounds of a schema, for `document`.
+//! Numbers between the bounds of a schema, for `document`.
 
 use serde_json::{Map, Value};
 
 use super::SchemaError;
 use crate::tokens::Continuation;
 
-/// How many numbers are possible at most.
+/// Most numbers to choose from.
 const SPREAD: usize = 100;
 
-/// Between which bounds a number lies.
+/// Bounds of a number.
 pub(super) struct Range {
     low: Option<f64>,
     above: Option<f64>,
@@ -39,7 +39,7 @@ impl Range {
         let room = ((end - start) / step).clamp(0.0, SPREAD as f64) as usize;
         #[expect(clippy::cast_precision_loss, reason = "the spread is small")]
         let possible = |count: usize| Some(start + step * count as f64).filter(|value| self.has(*value));
-        // An exclusive bound forbids the first or the last one.
+        // An exclusive bound forbids the first or the last number.
         possible(words.pick(room + 1)).or_else(|| possible(1)).or_else(|| possible(0))
     }
 

@@ -1,4 +1,4 @@
-//! Written answers against an independent reading of the forms they were asked to have.
+//! Written answers against an independent check of the requested forms.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::tokens::{encode, push_escaped};
 
-/// Whether a document fits a schema, as the specification of JSON Schema has it.
+/// Whether a document fits a schema, by the specification of JSON Schema.
 fn fits(root: &Value, schema: &Value, value: &Value) -> bool {
     let Some(fields) = schema.as_object() else { return schema == true };
     fields.iter().all(|(key, rule)| keyword_allows(root, (key, rule), schema, value))
@@ -77,7 +77,7 @@ fn is_of(kind: &Value, value: &Value) -> bool {
     }
 }
 
-/// The text of an answer to a prompt, as a client gets it.
+/// Text of an answer to a prompt, as a client gets it.
 fn written(form: &StructuredOutput, prompt: &str) -> Result<String, String> {
     let prompt = encode(prompt);
     let tokens = form.tokens(&prompt, &mut Continuation::after(7, &prompt))?;

@@ -28,7 +28,7 @@ pub(crate) fn fixture_text(name: &str) -> String {
     String::from_utf8(fixture(name)).unwrap()
 }
 
-/// An engine on a socket in a directory of its own.
+/// An engine on a socket in its own directory.
 pub(crate) struct RunningEngine {
     pub(crate) socket: PathBuf,
     pub(crate) shutdown: CancellationToken,
@@ -60,7 +60,7 @@ impl RunningEngine {
         Self { socket, shutdown, ended, directory }
     }
 
-    /// Sends a request on a connection of its own and reads the answer to its end.
+    /// Sends a request on a separate connection and reads the answer to its end.
     pub(crate) async fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let mut stream = self.open(method, path, headers, body).await;
         let mut bytes = Vec::new();
@@ -88,7 +88,7 @@ impl RunningEngine {
         stream
     }
 
-    /// The value of a metric without further labels.
+    /// Value of a metric without further labels.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let answer = self.get(&format!("/metrics/?name[]={name}")).await;
         let text = String::from_utf8(answer.body).unwrap();
@@ -101,7 +101,7 @@ impl RunningEngine {
         self.wait_for(name, &format!("becomes {value}"), |seen| (seen - value).abs() < f64::EPSILON).await;
     }
 
-    /// Waits until a counter has reached a value; it may pass it between two reads.
+    /// Waits until a counter has reached a value, which it may pass between two reads.
     pub(crate) async fn wait_for_count(&self, name: &str, least: f64) {
         self.wait_for(name, &format!("reaches {least}"), |seen| seen >= least).await;
     }
@@ -121,7 +121,7 @@ impl RunningEngine {
     }
 }
 
-/// Flags of a fast engine on `socket`; later ones win.
+/// Flags of a fast engine on `socket`; later ones take precedence.
 fn engine_flags(socket: &std::path::Path, flags: &[&str]) -> Vec<String> {
     let mut all: Vec<String> = ["--served-model-name", "tiny", "--uds"].map(str::to_owned).to_vec();
     all.push(socket.to_str().unwrap().to_owned());
@@ -140,7 +140,7 @@ pub(crate) struct Answer {
     /// Names and values, sorted, without the date.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
-    /// The HTTP chunks, when the body came in chunks.
+    /// HTTP chunks, if the body came in chunks.
     pub(crate) chunks: Vec<String>,
     /// Whether the body has its declared end.
     pub(crate) complete: bool,

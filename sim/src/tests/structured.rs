@@ -1,5 +1,5 @@
-//! Answers in a form that the request asks for, over all routes: JSON of a schema, texts of a choice or an expression, calls of tools,
-//! and Anthropic's messages.
+//! Answers in a requested form, over all routes: JSON of a schema, texts of a choice or an
+//! expression, calls of tools, and Anthropic's messages.
 
 use serde_json::{Value, json};
 
@@ -20,18 +20,18 @@ fn is_weather(text: &str) {
     assert!(document["city"].is_string() && document["degrees"].is_i64() && document.as_object().unwrap().len() == 2, "{text}");
 }
 
-/// The data of a stream's events, without `[DONE]`.
+/// Data of a stream's events, without `[DONE]`.
 fn events(answer: &Answer) -> Vec<Value> {
     let data = answer.chunks.iter().map(|chunk| chunk.split_once("data: ").expect("an event has data").1.trim());
     data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-/// What the events have at a place, as one text.
+/// Values of the events at a pointer, joined into one text.
 fn joined(events: &[Value], pointer: &str) -> String {
     events.iter().filter_map(|event| event.pointer(pointer)?.as_str()).collect()
 }
 
-/// A request with these fields besides.
+/// Adds these fields to a request.
 fn with(body: &Value, more: Value) -> String {
     let mut body = body.clone();
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -190,7 +190,7 @@ async fn a_message_calls_the_tool_and_reads_its_result() {
         let cut = engine.post("/v1/messages", &with(&asked, json!({ "max_tokens": 3 }))).await.json();
         assert_eq!((&cut["stop_reason"], &cut["content"][0]["type"]), (&"max_tokens".into(), &"text".into()));
 
-        // The same conversation as a chat has the same tokens.
+        // An equal conversation as a chat has equal tokens.
         let result = json!({ "type": "tool_result", "tool_use_id": call["id"], "content": [{ "type": "text", "text": "rain" }] });
         let turns = json!([question, { "role": "assistant", "content": [call] }, { "role": "user", "content": [result] }]);
         let counted = engine.post("/v1/messages/count_tokens", &with(&asked, json!({ "messages": turns }))).await.json();

@@ -1,5 +1,7 @@
-//! Answers compared with recorded ones of vLLM 0.32: headers, key order, spacing,
-//! chunk framing and error texts. What differs from run to run is replaced first.
+//! Answers compared with recorded ones of vLLM 0.32: headers, key order, spacing, chunk framing and
+//! error texts.
+//!
+//! Values that vary between runs are replaced first.
 
 use hostler_prompt::proof::{self, Agreement};
 use hostler_prompt::{Dialect, Encoder, ModelFiles};
@@ -57,7 +59,7 @@ fn normalized(value: &mut Value) {
     }
 }
 
-/// Events with varying values replaced; runs of equal ones become one when `squeezed`.
+/// Events with varying values replaced. With `squeezed`, runs of equal ones become one.
 fn shapes(answer: &Answer, squeezed: bool) -> Vec<String> {
     let mut shapes: Vec<String> = answer.chunks.iter().map(|chunk| shape(chunk)).collect();
     if squeezed {
@@ -161,7 +163,7 @@ async fn a_cut_character_is_an_event_only_with_token_ids() {
     assert_eq!(asked.len(), plain.len() + 4);
 }
 
-/// Both front-ends of 0.32 do so (`normalize_null_max_tokens` in the Python one).
+/// Both front-ends of 0.32 do this (`normalize_null_max_tokens` in the Python one).
 #[tokio::test]
 async fn null_is_the_default_limit_of_a_completion() {
     let engine = RunningEngine::start(&["--sim-output-tokens", "40"]).await;
@@ -196,7 +198,7 @@ async fn a_required_tool_call_has_the_recorded_events() {
     let arguments: Value = serde_json::from_str(&arguments_text).expect("the arguments are JSON");
     assert!(arguments["city"].is_string());
 
-    // In vLLM a call ends like a text where the request names the function.
+    // In vLLM a call ends like a text if the request names the function.
     for (choice, reason) in [(r#""required""#, "tool_calls"), (r#"{"type":"function","function":{"name":"get_weather"}}"#, "stop")] {
         let tools = tools.replace(r#"{"type":"function","function":{"name":"get_weather"}}"#, choice);
         let whole = engine.post("/v1/chat/completions", &format!(r#"{{{CHAT},{tools}}}"#)).await.json();

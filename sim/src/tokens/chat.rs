@@ -1,6 +1,7 @@
-//! The chat template, twice: as the text that a Hugging Face tokenizer has in its
-//! configuration, and as code that writes what it renders to. Messages come typed
-//! from `api::prompt`, after what vLLM itself does to them before any template.
+//! Chat template in two forms: as text in the configuration of a Hugging Face tokenizer, and as
+//! code that writes the rendered result.
+//!
+//! Messages come typed from `api::prompt`, after vLLM's own changes before any template.
 
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
@@ -8,8 +9,10 @@ use serde_json::{Map, Value};
 
 use super::{MESSAGE_END, MESSAGE_START};
 
-/// The template. No line break follows a block, because the renderer of chat templates
-/// drops it there. Missing and empty contents, parameters and calls write nothing.
+/// Text of the template.
+///
+/// No line break follows a block, because the renderer of chat templates drops it there. Missing
+/// and empty contents, parameters and calls write nothing.
 pub(super) const TEMPLATE: &str = concat!(
     "{% if tools %}<|im_start|>tools\n",
     "{% for tool in tools %}{{ tool['function']['name'] }}",
@@ -30,7 +33,7 @@ pub(crate) struct ToolUse {
     pub(crate) object: Map<String, Value>,
 }
 
-/// The text of a chat while it is written.
+/// Text of a chat while it is written.
 #[derive(Debug, Default)]
 pub(crate) struct ChatText(String);
 
@@ -67,9 +70,10 @@ impl ChatText {
         self.open("assistant");
     }
 
-    /// Opens the last message again, so that the answer continues it. As in transformers, this
-    /// searches for the last occurrence of its content. Trailing spaces of the content stay only if
-    /// it has no leading ones.
+    /// Opens the last message again, so that the answer continues it.
+    ///
+    /// As in transformers, this searches for the last occurrence of its content. Trailing spaces of
+    /// the content stay only if it has no leading ones.
     pub(crate) fn reopen(&mut self, content: &str) {
         let bare = content.trim();
         if let Some(start) = self.0.rfind(bare) {
@@ -99,7 +103,7 @@ impl ChatText {
     }
 }
 
-/// JSON as chat templates and most models write it: with a space after each comma and colon.
+/// Formats JSON like chat templates and most models, with a space after each comma and colon.
 pub(crate) fn spaced_json(value: &impl Serialize) -> String {
     let mut json = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut json, SpacedFormatter);

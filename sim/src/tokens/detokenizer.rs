@@ -1,23 +1,25 @@
-//! Generated tokens as text, escaped for a JSON string, as they come: the writers of all answers call it. Pieces are most of what
-//! is generated, so each has its escaped text ready.
+//! Converts generated tokens to text, escaped for a JSON string, as they arrive.
+//!
+//! The writers of all answers call it. Most generated tokens are pieces, so each piece has its
+//! escaped text ready.
 
 use std::sync::LazyLock;
 
 use super::piece_index;
 use super::vocabulary::PIECES;
 
-/// The pieces as they stand inside a JSON string.
+/// Pieces in the form that they have inside a JSON string.
 static ESCAPED: LazyLock<Vec<String>> = LazyLock::new(|| PIECES.iter().map(|piece| escaped(piece)).collect());
 
-/// The text of one answer. Special tokens have none.
+/// Converter for the text of one answer. Special tokens have no text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Detokenizer {
-    /// Bytes of a character of which more is to come.
+    /// Bytes of an incomplete character.
     held: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// Appends what the next tokens of the answer add to its text.
+    /// Appends the text that the next tokens add to the answer.
     pub(crate) fn push_escaped(&mut self, tokens: &[u32], json: &mut Vec<u8>) {
         for &token in tokens {
             if let Some(index) = piece_index(token) {
@@ -28,7 +30,9 @@ impl Detokenizer {
         }
     }
 
-    /// Only an answer that is made of whole texts has bytes, so each character is completed by those that follow.
+    /// Adds a byte.
+    ///
+    /// Only answers made of whole texts have bytes, so the following bytes complete each character.
     fn push_byte(&mut self, byte: u8, json: &mut Vec<u8>) {
         self.held.push(byte);
         if let Ok(text) = std::str::from_utf8(&self.held) {

@@ -1,6 +1,8 @@
-//! The tokenizer as the files of a Hugging Face model, made from the same tables that
-//! `encode` uses. A router reads them through `GET /sim/model/…`, as it reads those of
-//! a real model from its folder, and then has the engine's tokens for every prompt.
+//! Files of the tokenizer in the form of a Hugging Face model, made from the same tables that
+//! `encode` uses.
+//!
+//! A router reads them through `GET /sim/model/…`, as it reads those of a real model from its
+//! folder, and then computes the engine's tokens for every prompt.
 
 use std::sync::LazyLock;
 
@@ -10,25 +12,26 @@ use serde_json::{Map, Value, json};
 use super::chat::TEMPLATE;
 use super::{FIRST_PIECE, FIRST_SPECIAL, MESSAGE_END, PIECES, SPECIALS};
 
-/// `word_length` as a regular expression: of ASCII, the first class leaves out all but
-/// letters and digits.
+/// Words of `word_length` as a regular expression.
+///
+/// In ASCII, the first class contains only letters and digits.
 const WORDS: &str = r" ?[^\x00-/:-@\[-`{-\x7f]+|[\x00-\x7f]";
 
 static TOKENIZER: LazyLock<Bytes> = LazyLock::new(|| tokenizer().to_string().into());
 static CONFIG: LazyLock<Bytes> = LazyLock::new(|| config().to_string().into());
 
-/// `tokenizer.json`.
+/// Content of `tokenizer.json`.
 pub(crate) fn tokenizer_json() -> Bytes {
     TOKENIZER.clone()
 }
 
-/// `tokenizer_config.json`, with the chat template.
+/// Content of `tokenizer_config.json`, with the chat template.
 pub(crate) fn tokenizer_config_json() -> Bytes {
     CONFIG.clone()
 }
 
-/// Byte-level BPE without merges, which keeps words of the vocabulary whole
-/// (`ignore_merges`) and leaves the bytes of all others.
+/// Byte-level BPE without merges, which keeps words of the vocabulary whole (`ignore_merges`) and
+/// splits all others into bytes.
 fn tokenizer() -> Value {
     let added = (FIRST_SPECIAL..).zip(SPECIALS).map(|(id, content)| {
         json!({
@@ -56,7 +59,7 @@ fn tokenizer() -> Value {
     })
 }
 
-/// Later entries win: a byte that is a piece has the piece's id.
+/// Vocabulary. Later entries win: a byte that is a piece has the piece's id.
 fn vocabulary() -> Map<String, Value> {
     let bytes = (0..=u8::MAX).map(|byte| (visible([byte]), u32::from(byte)));
     // Added tokens get their ids from here; otherwise they would follow the vocabulary.
@@ -65,8 +68,9 @@ fn vocabulary() -> Map<String, Value> {
     bytes.chain(specials).chain(pieces).map(|(text, id)| (text, id.into())).collect()
 }
 
-/// Bytes as byte-level tokenizers write them: one visible character each. Bytes that are not
-/// visible characters of Latin-1 are numbered on behind it.
+/// Bytes in the form of byte-level tokenizers: one visible character each.
+///
+/// Bytes that are not visible characters of Latin-1 get the numbers after it.
 fn visible(bytes: impl IntoIterator<Item = u8>) -> String {
     let shown = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let visible = |byte: u8| match shown(&byte) {

@@ -1,9 +1,9 @@
-//! The engine's own tokenizer and its text: how a prompt becomes tokens, and which
-//! token follows. Tokens are reversible (the bytes of a prompt come back), and the
-//! text of an answer becomes the same tokens again when a client sends it back, so a
-//! conversation finds its prefix in the cache. Nothing here resembles a real
-//! vocabulary, but `files` describes it as a Hugging Face tokenizer, which gives the
-//! same tokens for every text; `chat` does that for messages.
+//! The engine's own tokenizer and its text: how a prompt becomes tokens, and which token follows.
+//!
+//! Tokens are reversible (the bytes of a prompt come back), and the text of an answer becomes the
+//! same tokens again when a client sends it back, so a conversation finds its prefix in the cache.
+//! Nothing here resembles a real vocabulary. But `files` describes it as a Hugging Face tokenizer,
+//! which gives the same tokens for every text; `chat` does that for messages.
 
 mod chat;
 mod detokenizer;
@@ -23,18 +23,18 @@ use vocabulary::PIECES;
 
 const MESSAGE_START: &str = "<|im_start|>";
 const MESSAGE_END: &str = "<|im_end|>";
-/// The id of the first special token; below it, a byte is its own id.
+/// Id of the first special token; below it, a byte is its own id.
 const FIRST_SPECIAL: u32 = 256;
-/// Tokens in their own right wherever their text stands, also inside a prompt.
+/// Special tokens. They are tokens wherever their text stands, even inside a prompt.
 const SPECIALS: [&str; 2] = [MESSAGE_START, MESSAGE_END];
-/// The vocabulary's pieces have the ids from here on.
+/// First id of the vocabulary's pieces.
 const FIRST_PIECE: u32 = 1000;
 
 static PIECE_IDS: LazyLock<HashMap<&'static [u8], u32>> =
     LazyLock::new(|| (FIRST_PIECE..).zip(PIECES).map(|(id, piece)| (piece.as_bytes(), id)).collect());
 
-/// The tokens of `text`: one for a special token and for a word that is a piece, one
-/// for each byte of any other word.
+/// Tokens of `text`: one for a special token and for a word that is a piece, one for each byte of
+/// any other word.
 pub(crate) fn encode(text: &str) -> Vec<u32> {
     let mut tokens = Vec::with_capacity(text.len() / 3 + 1);
     let mut rest = text.as_bytes();
@@ -49,7 +49,7 @@ pub(crate) fn encode(text: &str) -> Vec<u32> {
     tokens
 }
 
-/// The tokens of a text that an answer consists of: none of them is special, whatever the text says.
+/// Tokens of an answer's text: none of them is special, whatever the text says.
 pub(crate) fn encode_ordinary(text: &str) -> Vec<u32> {
     let (mut tokens, mut rest) = (Vec::with_capacity(text.len() / 2 + 1), text.as_bytes());
     while !rest.is_empty() {
@@ -58,7 +58,7 @@ pub(crate) fn encode_ordinary(text: &str) -> Vec<u32> {
     tokens
 }
 
-/// Appends the tokens of the word that `bytes` begin with; the bytes after it.
+/// Appends the tokens of the word at the beginning of `bytes`, and returns the bytes after it.
 fn push_word<'a>(bytes: &'a [u8], tokens: &mut Vec<u32>) -> &'a [u8] {
     let (word, after) = bytes.split_at(word_length(bytes));
     match PIECE_IDS.get(word) {
@@ -68,17 +68,17 @@ fn push_word<'a>(bytes: &'a [u8], tokens: &mut Vec<u32>) -> &'a [u8] {
     after
 }
 
-/// The token that ends an answer without a text of its own.
+/// Token that ends an answer without text.
 pub(crate) fn end_token() -> u32 {
     FIRST_SPECIAL + 1
 }
 
-/// The special token that `bytes` begin with.
+/// Special token at the beginning of `bytes`.
 fn special_at(bytes: &[u8]) -> Option<(u32, &'static str)> {
     (FIRST_SPECIAL..).zip(SPECIALS).find(|(_, special)| bytes.starts_with(special.as_bytes()))
 }
 
-/// The text of any tokens; a number that is no token of this engine becomes U+FFFD.
+/// Text of any tokens; a number that is no token of this engine becomes U+FFFD.
 pub(crate) fn decode(tokens: &[u32]) -> String {
     let mut bytes = Vec::with_capacity(tokens.len() * 4);
     for &token in tokens {
@@ -92,8 +92,8 @@ fn piece_index(token: u32) -> Option<usize> {
     (index < PIECES.len()).then_some(index)
 }
 
-/// Bytes up to the end of the next word: a run of letters, digits and non-ASCII
-/// bytes with one space before it, or else a single byte.
+/// Length of the next word in bytes: a run of letters, digits and non-ASCII bytes with one space
+/// before it, or else a single byte.
 fn word_length(bytes: &[u8]) -> usize {
     let in_word = |byte: &u8| byte.is_ascii_alphanumeric() || !byte.is_ascii();
     let space = usize::from(bytes[0] == b' ');
@@ -124,18 +124,20 @@ pub(crate) fn hash_text(text: &str) -> u64 {
     text.bytes().fold(text.len() as u64, |hash, byte| mix(hash, u64::from(byte)))
 }
 
-/// Computes the next token. Like a model at temperature 0 it depends on the tokens alone. So a
-/// prompt extended by the first half of an answer continues with the second half.
+/// Generator of the next token.
+///
+/// Like a model at temperature 0 it depends only on the tokens. So a prompt extended by the first
+/// half of an answer continues with the second half.
 #[derive(Clone, Debug)]
 pub(crate) struct Continuation(u64);
 
 impl Continuation {
-    /// The state after `prompt`. `seed` combines all that is not in the prompt.
+    /// State after `prompt`. `seed` combines everything that is not in the prompt.
     pub(crate) fn after(seed: u64, prompt: &[u32]) -> Self {
         Self(prompt.iter().fold(seed, |hash, &token| mix(hash, u64::from(token))))
     }
 
-    /// The next token, which becomes part of the state.
+    /// Next token, which becomes part of the state.
     pub(crate) fn next_token(&mut self) -> u32 {
         let index = self.0 % PIECES.len() as u64;
         let token = FIRST_PIECE + u32::try_from(index).expect("the vocabulary is small");
@@ -143,7 +145,7 @@ impl Continuation {
         token
     }
 
-    /// One of `count` choices, of which there is at least one.
+    /// Picks one of `count` choices, of which there is at least one.
     pub(crate) fn pick(&mut self, count: usize) -> usize {
         self.0 = mix(self.0, count as u64);
         usize::try_from(self.0 % count as u64).expect("it is below a usize")

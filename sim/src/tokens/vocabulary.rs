@@ -1,8 +1,9 @@
-//! The pieces that answers are made of. A piece is one word of `word_length`: a
-//! space and a word, or a single byte. A few need escaping in JSON or are not ASCII,
-//! because clients meet such text too.
+//! Pieces that answers are made of.
+//!
+//! A piece is one word of `word_length`: a space and a word, or a single byte. A few need escaping
+//! in JSON or are not ASCII, because clients meet such text, too.
 
-/// Pieces in the order of their token ids; to reorder them changes every answer.
+/// Pieces in the order of their token ids; reordering them changes every answer.
 pub(super) const PIECES: &[&str] = &[
     " the",
     " of",

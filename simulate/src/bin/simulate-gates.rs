@@ -1,4 +1,6 @@
-//! `make simulate-gates`: the gates as a program of its own, which compiles in a fraction of the time that `hostler` takes.
+//! The gates as a separate program for `make simulate-gates`.
+//!
+//! It compiles in a fraction of the time that `hostler` takes.
 
 use std::io::{Write, stderr, stdout};
 use std::path::PathBuf;

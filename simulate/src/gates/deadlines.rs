@@ -1,5 +1,7 @@
-//! What is known of the ends of batch jobs must save answers, and cost next to nothing: four replicas, of which one ends every two minutes,
-//! once with these ends known to the router and once without.
+//! Gate for known ends of batch jobs: knowing them must save answers, and cost next to nothing.
+//!
+//! Of four replicas one ends every two minutes, once with these ends known to the router and once
+//! without.
 
 use super::GateResult;
 use crate::fleet::SimulatedFleet;
@@ -12,15 +14,17 @@ use crate::workload::{Workload, unrelated};
 /// Seconds of a job; one of four ends every two minutes.
 const JOB_SECONDS: f64 = 480.0;
 
-/// Requests, their rate, and tokens of their prompts and answers in the mean: half an hour at about half of what the fleet can do.
+/// Requests, their rate, and mean tokens of their prompts and answers: half an hour at about half
+/// of the fleet's capacity.
 const REQUESTS: usize = 21_600;
 const RATE: f64 = 12.0;
 const TOKENS: (f64, f64) = (500.0, 600.0);
 
-/// Share of the answers that are cut where the ends are known, of those that are cut where they are not.
+/// Most answers that may be cut if the ends are known, as a share of those cut if they are not.
 const MAX_CUT_RATIO: f64 = 0.05;
 
-/// Mean time to the first token where the ends are known, over the same where they are not: at times three replicas do the work of four.
+/// Mean time to the first token if the ends are known, over that if they are not: at times three
+/// replicas do the work of four.
 const MAX_TTFT_RATIO: f64 = 1.1;
 
 pub(super) fn measure_jobs(hide_job_ends: bool) -> Measures {

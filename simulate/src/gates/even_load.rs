@@ -1,5 +1,7 @@
-//! Noise in learned speeds must not gather load: equal replicas whose speeds vary learn different ones while they are overloaded. Under
-//! light load afterwards, none may be given more than twice its share.
+//! Gate for noise in learned speeds, which must not gather load.
+//!
+//! Equal replicas whose speeds vary learn different ones while they are overloaded. Under light
+//! load afterwards, none may get more than twice its share.
 
 use super::GateResult;
 use crate::fleet::SimulatedFleet;
@@ -11,14 +13,16 @@ use crate::workload::{Workload, unrelated};
 /// How much the speed of a replica varies.
 const NOISE: f64 = 0.1;
 
-/// Seconds of overload, and from its beginning to the light load; then all that came before has long been answered.
+/// Seconds of overload, and from its beginning to the light load.
+///
+/// By then everything before has long been answered.
 const OVERLOAD_SECONDS: f64 = 10.0;
 const LIGHT_LOAD_BEGINS: f64 = 120.0;
 
-/// Requests a second and replica: about twice what it can do.
+/// Requests a second and replica: about twice its capacity.
 const OVERLOAD_RATE: f64 = 6.0;
 
-/// Tokens of prompts and answers in the mean.
+/// Mean tokens of prompts and answers.
 const OVERLOAD_TOKENS: (f64, f64) = (2500.0, 200.0);
 
 /// Equal replicas after an overload.
@@ -30,13 +34,15 @@ pub(super) struct EvenLoad {
     /// Requests of the light load, and how many come a second.
     requests: usize,
     rate: f64,
-    /// Tokens of their prompts and answers in the mean.
+    /// Mean tokens of their prompts and answers.
     tokens: (f64, f64),
     seeds: u64,
 }
 
-/// A few streams that stay, and many short ones on a large fleet that is nearly idle. The queue is left out there: while requests wait, it
-/// looks at each replica after each step of any.
+/// Fleets: a few streams that stay, and many short ones on a large fleet that is nearly idle.
+///
+/// The second leaves the queue out: while requests wait, it examines each replica after each step
+/// of any.
 pub(super) const FLEETS: [EvenLoad; 2] = [
     EvenLoad {
         name: "20 streams on 12 replicas",
@@ -59,7 +65,7 @@ pub(super) const FLEETS: [EvenLoad; 2] = [
 ];
 
 impl EvenLoad {
-    /// Requests of the light load that the busiest replica was given, for each seed.
+    /// Requests of the light load that the busiest replica got, for each seed.
     pub(super) fn counts(&self) -> Vec<usize> {
         (1..=self.seeds).map(|seed| self.count(seed)).collect()
     }
@@ -80,7 +86,8 @@ impl EvenLoad {
 
     pub(super) fn judge(&self, counts: &[usize]) -> GateResult {
         let most = counts.iter().copied().max().unwrap_or(0);
-        // A replica has whole requests only: of 20 on 12, up to 3 are no more than twice its share of 1.7.
+        // A replica has only whole requests: of 20 on 12, up to 3 are no more than twice its share
+        // of 1.7.
         let allowed = 2 * self.requests / usize::from(self.replicas);
         let share = self.requests as f64 / f64::from(self.replicas);
         let text = format!(

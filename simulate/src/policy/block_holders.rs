@@ -1,5 +1,7 @@
-//! Which of at most 64 replicas hold a block, as a plain map: the exact index of the policies that are compared with. It shares nothing with
-//! the router's own index, so that a mistake there would show.
+//! Replicas, at most 64, that hold each block, as a plain map: the exact index of the compared
+//! policies.
+//!
+//! It shares nothing with the router's own index, so that a mistake there would show.
 
 use hostler_placement::block_keys::BlockKey;
 use rustc_hash::FxHashMap;
@@ -10,7 +12,7 @@ use crate::blocks::CacheChanges;
 pub(super) struct BlockHolders(FxHashMap<BlockKey, u64>);
 
 impl BlockHolders {
-    /// This replica's cache has changed.
+    /// Applies changes of this replica's cache.
     pub(super) fn apply(&mut self, replica: usize, changes: &CacheChanges) {
         for key in &changes.removed {
             if let Some(mask) = self.0.get_mut(key) {
@@ -23,12 +25,12 @@ impl BlockHolders {
         self.store(replica, &changes.stored);
     }
 
-    /// This replica now holds these.
+    /// Records that this replica now holds these blocks.
     pub(super) fn store(&mut self, replica: usize, keys: &[BlockKey]) {
         keys.iter().for_each(|key| *self.0.entry(*key).or_default() |= 1 << replica);
     }
 
-    /// Leading blocks that each replica holds.
+    /// Number of leading blocks that each replica holds.
     pub(super) fn matched(&self, keys: &[BlockKey], replicas: usize) -> Vec<usize> {
         let mut matched = vec![0; replicas];
         let mut left = u64::MAX >> (64 - replicas);

@@ -1,5 +1,7 @@
-//! The router's own policy: the placement crate's index, overlay, popularity, learner, cost and hold queue, put together as the router's
-//! placement does. What is left out here is what only a network has: connections, deadlines, other routers.
+//! The router's own policy: the placement crate's index, overlay, popularity, learner, cost and
+//! hold queue, put together as in the router's placement.
+//!
+//! Only the parts that need a network are left out: connections, deadlines, other routers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use super::Policy;
 use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::request::{BLOCK_TOKENS, Request};
 
-/// Requests that may wait: more than any run has.
+/// Most requests that may wait: more than any run has.
 const MAX_QUEUED: usize = 1 << 20;
 
 /// Queued requests that are examined after a change, in the order of their turns.
@@ -35,11 +37,11 @@ pub(super) struct HostlerPolicy {
     popularity: Popularity,
     offered_work: OfferedWork,
     output_lengths: OutputLengths,
-    /// A buffer for the costs, reused.
+    /// Reused buffer for the costs.
     priced: Vec<CandidateCost>,
     local_loads: Vec<LocalLoad>,
     in_flight: FxHashMap<usize, DispatchedRequest>,
-    /// Requests that wait; `None` when every request is sent at once.
+    /// Requests that wait; `None` if every request is sent at once.
     queue: Option<Queue<(usize, QueuedPrompt)>>,
 }
 
@@ -49,8 +51,9 @@ struct LocalLoad {
     pending: u64,
     context: u64,
     learner: RateLearner,
-    /// When each unanswered request was expected to be answered, with its id. The bits of positive
-    /// numbers have the numbers' order.
+    /// When each unanswered request was expected to be answered, with its id.
+    ///
+    /// The bits of positive numbers have the numbers' order.
     due: BTreeSet<(u64, usize)>,
 }
 
@@ -74,7 +77,7 @@ struct DispatchedRequest {
     uncached: u32,
     due: u64,
     in_flight_blocks: Option<InFlightBlocks>,
-    /// When its first token came, among how many requests with how many tokens.
+    /// When the first token came, among how many requests with how many tokens.
     first_token: Option<(f64, u32, u64)>,
 }
 
@@ -195,7 +198,7 @@ impl Policy for HostlerPolicy {
     }
 
     fn release(&mut self, seen: &FleetState, now: f64) -> Option<(usize, usize)> {
-        // Taken out while the router is asked about its requests.
+        // Take the queue out while the router is asked about its requests.
         let mut hold = self.queue.take()?;
         let mut released = None;
         if !hold.is_empty() && (0..self.local_loads.len()).any(|replica| has_room(&self.candidate(replica, seen, now))) {

@@ -1,10 +1,10 @@
-//! Policies that look at counts, or at nothing.
+//! Policies that use only counts, or nothing.
 
 use super::{Policy, index_of_least};
 use crate::fleet::FleetState;
 use crate::request::Request;
 
-/// One after another.
+/// Replicas one after another.
 #[derive(Debug, Default)]
 pub(super) struct RoundRobin(usize);
 
@@ -15,7 +15,7 @@ impl Policy for RoundRobin {
     }
 }
 
-/// The fewest requests in flight.
+/// Replica with the fewest requests in flight.
 #[derive(Debug)]
 pub(super) struct LeastRequest(pub(super) fastrand::Rng);
 
@@ -25,7 +25,7 @@ impl Policy for LeastRequest {
     }
 }
 
-/// The better of two.
+/// Better one of two replicas.
 #[derive(Debug)]
 pub(super) struct PowerOfTwo(pub(super) fastrand::Rng);
 
@@ -38,7 +38,7 @@ impl Policy for PowerOfTwo {
     }
 }
 
-/// The same for each conversation, by rendezvous hashing.
+/// Fixed replica for each conversation, by rendezvous hashing.
 #[derive(Debug)]
 pub(super) struct SessionHash;
 

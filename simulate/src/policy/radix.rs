@@ -1,6 +1,9 @@
-//! The idea of `SGLang`'s cache-aware policy: a prefix tree of what was sent where. A prompt whose longest match is long enough goes where
-//! that match is, any other to the replica with the smallest tree; but when the numbers of requests are too far apart, the one with the
-//! fewest gets it. Its tree is of text and forgets after minutes; here it is of block keys and a run is too short to forget.
+//! The idea of `SGLang`'s cache-aware policy: a prefix tree of the prompts sent to each replica.
+//!
+//! A prompt whose longest match is long enough goes to the match, any other to the replica with the
+//! smallest tree. But if the numbers of requests are too far apart, the replica with the fewest
+//! gets it. SGLang's tree holds text and forgets after minutes; here it holds block keys, and a run
+//! is too short to forget.
 
 use super::block_holders::BlockHolders;
 use super::{Policy, index_of_least};
@@ -12,15 +15,15 @@ use crate::request::Request;
 pub(super) struct Thresholds {
     /// Share of the prompt that must match.
     cache: f64,
-    /// By how many requests the replicas may differ.
+    /// Number of requests by which the replicas may differ.
     absolute: u32,
-    /// By what factor.
+    /// Factor by which the replicas may differ.
     relative: f64,
 }
 
-/// The command line's defaults.
+/// Defaults of the command line.
 pub(super) const WIDE_THRESHOLDS: Thresholds = Thresholds { cache: 0.3, absolute: 64, relative: 1.5 };
-/// The library's defaults.
+/// Defaults of the library.
 pub(super) const TIGHT_THRESHOLDS: Thresholds = Thresholds { cache: 0.5, absolute: 32, relative: 1.0001 };
 
 #[derive(Debug)]

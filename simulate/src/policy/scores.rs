@@ -1,5 +1,5 @@
-//! Policies that add up what they know of each replica, each in a unit of its own: the ideas of llm-d's precise prefix scorer, of Dynamo's
-//! router and of SMG's expected wait.
+//! Policies that add up their knowledge of each replica, each in a different unit: the ideas of
+//! llm-d's precise prefix scorer, of Dynamo's router and of SMG's expected wait.
 
 use hostler_placement::block_keys::BlockKey;
 use rustc_hash::FxHashMap;
@@ -10,7 +10,9 @@ use crate::fleet::{FleetState, ReplicaReport};
 use crate::request::{BLOCK_TOKENS, Request};
 
 /// Scores from 0 to 1 for the prefix, the queue and the KV cache, relative to the other replicas,
-/// with the weights 3, 2 and 2. The prefix index is exact.
+/// with the weights 3, 2 and 2.
+///
+/// The prefix index is exact.
 #[derive(Debug)]
 pub(super) struct WeightedScores {
     index: BlockHolders,
@@ -38,7 +40,7 @@ impl Policy for WeightedScores {
     }
 }
 
-/// 1 for the greatest, 0 for the least; 1 for all when all are equal.
+/// Scales values to 1 for the greatest and 0 for the least; 1 for all if all are equal.
 fn relative(values: &[f64]) -> Vec<f64> {
     let (least, most) =
         values.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(*value), most.max(*value)));
@@ -46,7 +48,9 @@ fn relative(values: &[f64]) -> Vec<f64> {
 }
 
 /// Blocks of prompts that a replica would have to compute, plus different blocks that its requests
-/// would hold; the least wins. The prefix index is exact.
+/// would hold; the least wins.
+///
+/// The prefix index is exact.
 #[derive(Debug)]
 pub(super) struct BlockCost {
     index: BlockHolders,
@@ -55,12 +59,12 @@ pub(super) struct BlockCost {
     random: fastrand::Rng,
 }
 
-/// What one replica works on, as the router counts it.
+/// Work of one replica, as the router counts it.
 #[derive(Debug, Default)]
 struct ActiveWork {
     /// Tokens of prompts without a first token.
     prefill: u64,
-    /// Blocks of the prompts of requests in flight, and of how many each is.
+    /// Blocks of the prompts of requests in flight, and the number of requests for each.
     blocks: FxHashMap<BlockKey, u32>,
 }
 
@@ -121,8 +125,9 @@ impl Policy for BlockCost {
     }
 }
 
-/// Tokens of prompts to compute, the new one's included, over the replica's recent speed. The cache
-/// is guessed from what was sent there.
+/// Tokens of prompts to compute, including the new one's, over the replica's recent speed.
+///
+/// The cache is estimated from the prompts sent there.
 #[derive(Debug)]
 pub(super) struct ExpectedWait {
     tree: BlockHolders,
@@ -157,7 +162,7 @@ impl Policy for ExpectedWait {
 
     fn on_first_token(&mut self, id: usize, _seen: &FleetState, now: f64) {
         let Some((replica, uncached, sent)) = self.sent.remove(&id) else { return };
-        // What was computed while it waited is what was ahead of it, and its own prompt.
+        // While the request waited, the replica computed the prompts ahead and its own.
         let speed = self.pending[replica] as f64 / (now - sent).max(1e-3);
         self.speeds[replica] = 0.95 * self.speeds[replica] + 0.05 * speed.clamp(1000.0, 100_000.0);
         self.pending[replica] -= u64::from(uncached);

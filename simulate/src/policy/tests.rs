@@ -27,7 +27,7 @@ fn policy(name: PolicyName, replicas: u16) -> Box<dyn Policy> {
     name.build(&SimulatedFleet { replicas, ..SimulatedFleet::default() }, 5)
 }
 
-/// Where this many equal requests go when only counts are known.
+/// Places of this many equal requests if only counts are known.
 fn places(name: PolicyName, in_flight: &[u32], count: usize) -> Vec<usize> {
     let mut policy = policy(name, u16::try_from(in_flight.len()).unwrap());
     (0..count).map(|id| policy.place(id, &request(id as u64, &[(id as u64, 320)]), &seen(in_flight), 0.0).unwrap()).collect()

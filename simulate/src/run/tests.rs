@@ -82,7 +82,9 @@ fn bursts_stay_together_where_in_flight_prompts_are_known() {
     assert!(even < 0.51 && own > 0.75, "{even} and {own}");
 }
 
-/// One answer of 20 steps on a replica whose job ends every 10 s; it comes after 5 s or at the end of a prompt.
+/// Record of one answer of 20 steps on a replica whose job ends every 10 s.
+///
+/// The request has this many prompt tokens and arrives after 5 s.
 fn cut_by_the_end_of_a_job(prompt: u32) -> RequestRecord {
     let fleet = SimulatedFleet { replicas: 1, job: 10.0, ..small() };
     play(vec![arrival(1, prompt, 20, ArrivalTime::At(5.0))], PolicyName::Hostler, &fleet).records[0]
@@ -97,10 +99,10 @@ fn the_end_of_a_job_cuts_answers_that_have_begun() {
 
 #[test]
 fn an_unanswered_request_is_placed_again_at_most_twice() {
-    // Its prompt takes 8 s: it is computed in the job after.
+    // The prompt takes 8 s, so it is computed in the next job.
     let record = cut_by_the_end_of_a_job(700);
     assert_eq!((record.first, record.last, record.cut), (18.0, 20.0, true));
-    // Its prompt takes longer than a job.
+    // The prompt takes longer than a job.
     let record = cut_by_the_end_of_a_job(2_000);
     assert_eq!((record.first, record.last, record.cut), (30.0, 30.0, true));
 }

@@ -8,7 +8,7 @@ use super::{Arrival, ArrivalTime};
 use crate::request::{Request, Segment, keys};
 use crate::trace::{TraceError, read_requests};
 
-/// The first `most` requests, `rate` times as fast as they were.
+/// Reads the first `most` requests, sped up by the factor `rate`.
 pub(super) fn read(file: &Path, rate: f64, most: usize) -> Result<Vec<Arrival>, TraceError> {
     let mut sessions = SessionIds::default();
     let mut arrivals = Vec::new();
@@ -25,9 +25,10 @@ pub(super) fn read(file: &Path, rate: f64, most: usize) -> Result<Vec<Arrival>, 
     if arrivals.is_empty() { Err(TraceError::Empty(file.to_owned())) } else { Ok(arrivals) }
 }
 
-/// Which conversation a request continues. Traces do not say, but a prompt that begins as an
-/// earlier one did, beyond the first 512 tokens that all prompts of an application share, is its
-/// continuation.
+/// Detection of conversations.
+///
+/// Traces do not name them, but a prompt that begins like an earlier one, beyond the first 512
+/// tokens that all prompts of an application share, is its continuation.
 #[derive(Debug, Default)]
 struct SessionIds {
     first: FxHashMap<u64, u64>,

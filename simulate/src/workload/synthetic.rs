@@ -1,4 +1,6 @@
-//! Workloads out of a random generator. Their lengths are log-normal, as lengths of prompts and answers are in practice, and bounded, so
+//! Workloads out of a random generator.
+//!
+//! Their lengths are log-normal, like lengths of prompts and answers in practice, and bounded, so
 //! that a single request cannot decide a run.
 
 use std::ops::Range;
@@ -7,11 +9,11 @@ use super::{Arrival, ArrivalTime, WorkloadShape};
 use crate::random::{Random, whole};
 use crate::request::{Request, Segment, keys};
 
-/// Names of segments that only one request has begin here; those of shared ones are below.
+/// First name of segments that only one request has; names of shared ones are below.
 const OWN_NAMES: u64 = 1 << 32;
 
-/// Conversations begin at random (a Poisson process) and go on when their last answer has come and
-/// some time has passed.
+/// Conversations that begin at random (a Poisson process) and continue some time after their last
+/// answer.
 pub(super) fn agentic(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
     // System prompt and tools: from 1,500 to 10,000 tokens, as many short as long ones on a
@@ -29,7 +31,7 @@ pub(super) fn agentic(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
         let mut segments = vec![Segment { name: application as u64, tokens: systems[application] }];
         let mut lengths = Vec::new();
         for turn in 0..u64::from(turns) {
-            // What the user says or a tool answers, then the model.
+            // The user's message or a tool's result, then the model's answer.
             for (part, mean, spread) in [(0, 900.0, 1.0), (1, 220.0, 0.8)] {
                 let name = OWN_NAMES + (session << 10) + 2 * turn + part;
                 segments.push(Segment { name, tokens: random.log_normal(mean, spread, 8.0, 8000.0) });
@@ -47,7 +49,7 @@ pub(super) fn agentic(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     arrivals
 }
 
-/// Some requests begin with the same 6,000 tokens, the others with 1,500 of one out of 199
+/// Requests of which some begin with the same 6,000 tokens, the others with 1,500 of one out of 199
 /// applications.
 pub(super) fn hot_prefix(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     let mut random = Random::new(shape.seed);
@@ -81,7 +83,7 @@ pub(super) fn no_sharing(shape: &WorkloadShape, rate: f64) -> Vec<Arrival> {
     unrelated(&mut Random::new(shape.seed), 0..shape.requests, 0.0, rate, (2500.0, 200.0))
 }
 
-/// The requests of these numbers, with prompts and answers of so many tokens in the mean, after `begins`.
+/// Requests with these numbers and mean tokens of prompts and answers, after `begins`.
 pub(crate) fn unrelated(random: &mut Random, numbers: Range<usize>, begins: f64, rate: f64, (prompt, output): (f64, f64)) -> Vec<Arrival> {
     let mut at = begins;
     let mut arrival = |number: usize| {
@@ -93,11 +95,11 @@ pub(crate) fn unrelated(random: &mut Random, numbers: Range<usize>, begins: f64,
     numbers.map(&mut arrival).collect()
 }
 
-/// A conversation of one turn: a segment that may be shared, then one of its own.
+/// A conversation of one turn: a segment that may be shared, then a unique one.
 fn single(number: usize, shared: Segment, own: u32, output: u32, at: f64) -> Arrival {
     let name = OWN_NAMES + ((number as u64) << 1);
     let keys = keys(&[shared, Segment { name, tokens: own }, Segment { name: name + 1, tokens: output }]);
-    // Session affinity sticks to the shared segment, where there is one.
+    // Session affinity sticks to the shared segment, if there is one.
     let session = if shared.tokens > 0 { shared.name } else { name };
     Arrival { request: Request { keys, prompt: shared.tokens + own, output, session }, start: ArrivalTime::At(at) }
 }

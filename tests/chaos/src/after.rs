@@ -1,4 +1,5 @@
-//! What must be so when everything is over: no request is counted anywhere, nothing has grown, and once all have ended nothing is left of them.
+//! Checks after a run: no request is counted anywhere, no process has grown, and nothing is left
+//! once all have ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,25 +10,28 @@ use crate::fleet::Fleet;
 use crate::process::{descriptors, memory};
 use crate::tally::Tally;
 
-/// How long a fleet that is left alone may take to serve again: engines that were killed often wait
-/// before they start.
+/// Time limit for an undisturbed fleet to serve again.
+///
+/// Engines that were killed often wait before they start.
 const READY: Duration = Duration::from_secs(60);
 
-/// How long the last counts may take to disappear. By then a client that left has been noticed, and
-/// a report of an idle engine has come.
+/// Time limit for the last counts to disappear.
+///
+/// By then a client that left has been noticed, and a report of an idle engine has come.
 const IDLE: Duration = Duration::from_secs(15);
 
 /// How often processes are examined.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// By how much more memory than before the load a router or an agent may have at any time. Some
-/// megabytes are usual.
+/// Most additional memory of a router or an agent compared with before the load, at any time.
+///
+/// Some megabytes are usual.
 const MOST_GROWTH: u64 = 64 << 20;
 
-/// Descriptors that a router may have more than before the load, when it is idle again.
+/// Most additional descriptors of an idle router compared with before the load.
 const MOST_DESCRIPTORS: usize = 40;
 
-/// The router's own figures that are zero when nothing is in flight.
+/// Figures of the router itself that are zero if nothing is in flight.
 const FIGURES: [&str; 3] = ["hostler_in_flight", "hostler_queued_requests", "hostler_replica_local_in_flight"];
 
 #[derive(Debug)]
@@ -81,7 +85,7 @@ async fn processes(fleet: &Fleet) -> Vec<(&'static str, u32)> {
     routers.chain(agents).filter_map(held).collect()
 }
 
-/// Brings the fleet back and checks that nothing is counted any more.
+/// Brings the fleet back and checks that no request is counted any more.
 pub(crate) async fn check_recovery(fleet: &Fleet, tally: &Tally, before: &Baseline) {
     let begun = Instant::now();
     loop {
@@ -113,7 +117,7 @@ pub(crate) async fn check_recovery(fleet: &Fleet, tally: &Tally, before: &Baseli
     }
 }
 
-/// Waits until no request is counted by any router, agent or engine.
+/// Waits until no router, agent or engine counts a request.
 async fn idle(fleet: &Fleet) -> Result<(), String> {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,5 @@
-//! A client that hides nothing: it sends a request, reads the answer at its own pace or leaves, and tells what came and how that ended.
+//! A client that reports everything: it sends a request, reads the answer at its own pace or
+//! leaves, and records the bytes and the end.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,36 +16,36 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::questions::SentRequest;
 
-/// How a client reads.
+/// Reading pace of a client.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pace {
-    /// It leaves after this time.
+    /// Time after which the client leaves.
     pub(crate) leaves: Option<Duration>,
-    /// It waits before each piece.
+    /// Pause before each piece.
     pub(crate) pause: Duration,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum AnswerEnd {
-    /// As HTTP says that one is complete.
+    /// The answer is complete by the rules of HTTP.
     Clean,
     /// The connection or the stream broke, or there was none.
     Broken(String),
     /// The client left first.
     Left,
-    /// Not within the client's patience.
+    /// The answer did not end within the client's patience.
     #[default]
     Late,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ObservedAnswer {
-    /// None where no answer has begun.
+    /// Status of the answer; `None` if no answer has begun.
     pub(crate) status: Option<u16>,
     pub(crate) may_retry: bool,
     pub(crate) body: Vec<u8>,
     pub(crate) ended: AnswerEnd,
-    /// From its sending to the first event with text, or to the whole of a plain answer.
+    /// Time from sending to the first event with text, or to the whole of a plain answer.
     pub(crate) first_token: Option<Duration>,
 }
 
@@ -55,7 +56,7 @@ enum Connection {
 
 pub(crate) struct Client {
     address: SocketAddr,
-    /// It speaks HTTP/2.
+    /// Whether the client uses HTTP/2.
     two: bool,
     connection: Option<Connection>,
 }
@@ -118,7 +119,7 @@ impl Client {
             match body.frame().await {
                 Some(Ok(frame)) => {
                     seen.body.extend_from_slice(frame.data_ref().map_or(&[], |bytes| bytes));
-                    // The first event of a chat has a role alone.
+                    // The first event of a chat has only a role.
                     if streams && seen.first_token.is_none() && has_text(&seen.body) {
                         seen.first_token = Some(begun.elapsed());
                     }

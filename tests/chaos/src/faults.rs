@@ -1,4 +1,5 @@
-//! Carries the plan out: each step in a task of its own, at its time, and everything undone again when it ends.
+//! Executes the plan: each step in a separate task, at its time, and undoes everything at the end
+//! of the step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +14,16 @@ use crate::plan::{Engine, Fault, ROUTERS, Step};
 use crate::process::{Process, signal, signal_group};
 use crate::tally::Tally;
 
-/// How long a role may take to exit: the time that it gives its requests and engines, with time to
-/// spare on a busy machine.
+/// Time limit for a role to exit: the time that it gives its requests and engines, plus reserve for
+/// a busy machine.
 const END: Duration = Duration::from_secs(30);
 
 const OPERATOR: Duration = Duration::from_secs(15);
 
-/// How long a rolling restart may take per engine.
+/// Time limit of a rolling restart per engine.
 const ROLLING: &str = "20s";
 
-/// Carries out all planned faults; returns when the last one is undone.
+/// Executes all planned faults, and returns when the last one is undone.
 pub(crate) async fn carry_out(fleet: &Arc<Fleet>, steps: Vec<Step>, begun: Instant, tally: &Arc<Tally>) {
     let mut under_way = JoinSet::new();
     for step in steps {
@@ -95,15 +96,16 @@ impl Fleet {
                 Ok(())
             }
             Fault::RollingRestart(router) => {
-                // It stops when another fault hits the engines meanwhile.
+                // The rolling restart stops if another fault hits the engines meanwhile.
                 let _ = self.operate(router, &["restart", "--rolling", "--wait", ROLLING], Duration::from_secs(120)).await;
                 Ok(())
             }
         }
     }
 
-    /// Sends an operator's request to a router, or to the other one while that is away. A refusal
-    /// counts as an answer.
+    /// Sends an operator's request to a router, or to the other one while that is away.
+    ///
+    /// A refusal counts as an answer.
     async fn ask(&self, router: usize, arguments: &[&str]) {
         for router in [router, (router + 1) % ROUTERS] {
             if self.operate(router, arguments, OPERATOR).await.is_ok() {
@@ -112,7 +114,7 @@ impl Fleet {
         }
     }
 
-    /// Does something to the process of an engine, if one runs; returns its id.
+    /// Applies an action to the process of an engine, if one runs, and returns its id.
     async fn with_engine(&self, engine: Engine, act: impl Fn(u32)) -> Option<u32> {
         let wanted = engine.to_string();
         for router in 0..ROUTERS {
@@ -156,7 +158,7 @@ impl Fleet {
     /// Ends everything as an operator would: agents, then routers.
     ///
     /// # Errors
-    /// When one does not end, or not as it should.
+    /// When a process does not end, or not with the right status.
     pub(crate) async fn end(&self) -> anyhow::Result<()> {
         let agents = self.agents.iter().map(|agent| &agent.process);
         for place in agents.chain(self.routers.iter().map(|router| &router.process)) {
@@ -176,7 +178,8 @@ async fn end(place: &mut Option<Process>, how: Signal, away: Duration) -> anyhow
         process.kill().await;
         anyhow::bail!("it has not ended within {END:?} of a signal");
     };
-    // An agent that had to cut requests off says so; what their clients got is checked with every answer.
+    // An agent that had to cut requests off reports it by its status; the answers of their clients
+    // are checked separately.
     anyhow::ensure!(how == Signal::KILL || matches!(status.code(), Some(0 | 5)), "it was told to end, and ended so: {status}");
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! The fleet that is hurt: two routers, three agents with two simulated engines each, all processes of the real program, each back in its place when it
-//! is started again.
+//! Fleet of a run: two routers, and three agents with two simulated engines each.
+//!
+//! All are processes of the real program, and a restarted one returns to its place.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -19,8 +20,9 @@ const OPERATOR: Duration = Duration::from_secs(10);
 
 const PAGE: Duration = Duration::from_secs(5);
 
-/// How long routers and agents let requests finish when they are told to stop: short, so that some
-/// requests do not.
+/// How long routers and agents let requests finish when they are told to stop.
+///
+/// It is so short that some requests do not finish.
 const DRAIN: &str = "3s";
 
 #[derive(Debug)]
@@ -29,13 +31,13 @@ pub(crate) struct Router {
     pub(crate) edge: SocketAddr,
     agents: SocketAddr,
     admin: SocketAddr,
-    /// None while it is away. Held while a fault is injected.
+    /// Process of the router; `None` while it is away. Held while a fault is injected.
     pub(crate) process: Mutex<Option<Process>>,
-    /// Counts the begins and ends of faults that break connections.
+    /// Counter of the beginnings and ends of faults that break connections.
     disturbances: AtomicU64,
 }
 
-/// An agent. None while it is away.
+/// An agent; `None` while it is away.
 #[derive(Debug, Default)]
 pub(crate) struct Agent {
     pub(crate) process: Mutex<Option<Process>>,
@@ -55,27 +57,27 @@ pub(crate) struct Replica {
     pub(crate) id: String,
     pub(crate) phase: String,
     pub(crate) pid: u32,
-    /// Requests there, by the router's count, by the agent's and by the engine's.
+    /// Requests there, by the router's count, the agent's and the engine's.
     pub(crate) requests: u64,
 }
 
 impl Router {
-    /// Called at the begin and at the end of a fault that breaks its connections.
+    /// Records the beginning or the end of a fault that breaks the router's connections.
     pub(crate) fn disturb(&self) {
         self.disturbances.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A moment for a later call of `was_disturbed`.
+    /// Moment for a later call of `was_disturbed`.
     pub(crate) fn moment(&self) -> u64 {
         self.disturbances.load(Ordering::SeqCst)
     }
 
-    /// Whether its connections may have broken since.
+    /// Whether the router's connections may have broken since.
     pub(crate) fn was_disturbed(&self, since: u64) -> bool {
         since % 2 == 1 || self.moment() != since
     }
 
-    /// One of its own figures; none while it does not answer.
+    /// Value of one of the router's own figures; `None` while it does not answer.
     pub(crate) async fn figure(&self, name: &str) -> Option<f64> {
         let page = Client::new(self.admin, false).get("/metrics", PAGE).await?;
         let samples = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
@@ -84,9 +86,9 @@ impl Router {
 }
 
 impl Fleet {
-    /// Starts all of it and waits until each router has every engine ready.
+    /// Starts the whole fleet and waits until each router has every engine ready.
     pub(crate) async fn start(program: &Path) -> anyhow::Result<Self> {
-        // Nobody else binds a port of this address while a router is away.
+        // No other process binds a port of this address while a router is away.
         let [.., second, last] = std::process::id().to_be_bytes();
         let home = Ipv4Addr::new(127, 77, second, last.max(1));
         let place = Workplace::new(program)?;
@@ -108,7 +110,7 @@ impl Fleet {
         Ok(Router { number, edge, agents, admin, process: Mutex::new(Some(process)), disturbances: AtomicU64::new(0) })
     }
 
-    /// Starts a router where it was.
+    /// Starts a router in its old place.
     pub(crate) async fn router(&self, number: usize) -> anyhow::Result<Process> {
         let Router { edge, agents, admin, .. } = self.routers[number];
         let mut process = router(&self.place, number, [edge, agents, admin])?;
@@ -116,7 +118,7 @@ impl Fleet {
         Ok(process)
     }
 
-    /// Starts an agent. It takes over the engines of a killed one.
+    /// Starts an agent, which takes over the engines of a killed one.
     pub(crate) fn agent(&self, number: usize) -> anyhow::Result<Process> {
         let node = format!("n{number}");
         let routers = self.routers.each_ref().map(|router| router.agents.to_string());
@@ -129,8 +131,9 @@ impl Fleet {
         self.place.start(&node, &arguments)
     }
 
-    /// Runs an operator's subcommand at a router, and returns its output. Only this function knows
-    /// how operators reach a router.
+    /// Runs an operator's subcommand at a router, and returns its output.
+    ///
+    /// Only this function knows how operators reach a router.
     pub(crate) async fn operate(&self, router: usize, arguments: &[&str], patience: Duration) -> anyhow::Result<String> {
         let socket = socket(&self.place, router);
         let mut all = arguments.to_vec();
@@ -141,7 +144,7 @@ impl Fleet {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The replicas as a router sees them.
+    /// Replicas as a router sees them.
     pub(crate) async fn replicas(&self, router: usize) -> anyhow::Result<Vec<Replica>> {
         let said = self.operate(router, &["ps", "--json"], OPERATOR).await?;
         let listed: Value = serde_json::from_str(&said).context("what hostler ps says")?;
@@ -178,7 +181,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Whether connections to a port of this address are still listened for.
+    /// Whether a port of this address is still listened on.
     pub(crate) fn listens(&self) -> bool {
         let tables = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
         let home = format!("{:08X}:", u32::from_le_bytes(self.home.octets()));
@@ -191,7 +194,7 @@ impl Fleet {
     }
 }
 
-/// Where operators reach a router.
+/// Socket on which operators reach a router.
 fn socket(place: &Workplace, number: usize) -> String {
     place.path().join(format!("router{number}.sock")).to_string_lossy().into_owned()
 }

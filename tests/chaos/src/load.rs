@@ -1,4 +1,7 @@
-//! The clients: each asks one thing after another of both routers, reads fast or slowly, leaves now and then, and has each answer judged.
+//! Clients of the load.
+//!
+//! Each sends one request after another to both routers, reads fast or slowly, leaves now and then,
+//! and has each answer judged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,31 +18,31 @@ use crate::questions::{Question, SentRequest};
 use crate::tally::Tally;
 use crate::verdict::judge;
 
-/// How long a client waits at most between an answer and its next question.
+/// Longest wait of a client between an answer and its next question.
 const MOST_THOUGHT_MS: u64 = 200;
 
-/// How long a client waits that was told to come back or found no router.
+/// Pause of a client that was told to come back or found no router.
 const COME_BACK: Duration = Duration::from_millis(500);
 
-/// What all clients share.
+/// State shared by all clients.
 #[derive(Debug)]
 pub(crate) struct Load {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) questions: Vec<Question>,
     pub(crate) tally: Arc<Tally>,
-    /// How long a client waits for an answer's end before it is a violation.
+    /// How long a client waits for an answer's end before it counts as a violation.
     pub(crate) patience: Duration,
     pub(crate) number: AtomicU64,
 }
 
 impl Load {
-    /// Lets clients ask until a moment; returns when each has its last answer.
+    /// Lets clients ask until a moment, and returns when each has its last answer.
     pub(crate) async fn run(self: &Arc<Self>, seed: u64, clients: u64, until: Instant) {
         let mut asking = JoinSet::new();
         for client in 0..clients {
             let load = self.clone();
             let random = Rng::with_seed(seed ^ (client + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-            // A quarter speaks HTTP/2.
+            // A quarter of the clients use HTTP/2.
             asking.spawn(async move { load.client(random, client % 4 == 3, until).await });
         }
         asking.join_all().await;
@@ -62,8 +65,9 @@ impl Load {
         question.ask(random, self.number.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Sends a router one request, and has the answer judged. The client's connection is as old as
-    /// the moment beside it.
+    /// Sends a router one request, and has the answer judged.
+    ///
+    /// The moment beside the client is when its connection began.
     async fn ask(&self, (client, since): &mut (Client, u64), router: usize, asked: &SentRequest, pace: Pace) -> ObservedAnswer {
         let of = &self.fleet.routers[router];
         let moment = of.moment();
@@ -112,7 +116,7 @@ impl Load {
 
 fn pace(random: &mut Rng) -> Pace {
     match random.u8(..100) {
-        // It leaves before the first byte, among the events or after the end.
+        // The client leaves before the first byte, among the events or after the end.
         0..12 => Pace { leaves: Some(Duration::from_millis(random.u64(1..1500))), pause: Duration::ZERO },
         12..20 => Pace { leaves: None, pause: Duration::from_millis(random.u64(5..100)) },
         _ => Pace::default(),

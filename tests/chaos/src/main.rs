@@ -1,8 +1,11 @@
-//! Two routers, three agents and six engines, as processes of the real program, to which everything happens that can happen to processes, at random,
-//! while clients ask them things whose answers are known. It fails when a client gets what no client may get, or when something is left afterwards.
+//! Chaos test of two routers, three agents and six engines, as processes of the real program.
 //!
-//! The seed decides what happens when (`plan`), and what each client asks; what falls on what is the machine's doing, so a seed that has found something
-//! is to be tried more than once.
+//! Faults of every kind hit them at random, while clients ask questions with known answers. The
+//! test fails if a client gets a forbidden answer, or if something is left afterwards.
+//!
+//! The seed determines the times of the faults (`plan`) and the questions of each client. The
+//! machine's timing determines how they coincide, so a seed that has found a bug should be tried
+//! more than once.
 
 mod after;
 mod client;
@@ -62,10 +65,12 @@ struct Args {
 
 const QUICK: Duration = Duration::from_secs(30);
 
-/// A run with fewer whole answers a second proves nothing.
+/// Least rate of whole answers a second; a run with fewer proves nothing.
 const LEAST_WHOLE: f64 = 2.0;
 
-/// Runs until it is over or interrupted. What was started ends with the runtime at the latest.
+/// Runs until the load is over or interrupted.
+///
+/// Everything started ends with the runtime at the latest.
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     hostler_boot::raise_file_limit();

@@ -1,4 +1,6 @@
-//! What happens to the fleet and when, from a seed alone: the same seed gives the same plan. Pure; `faults` carries it out.
+//! Plan of faults and their times, from a seed alone: equal seeds give equal plans.
+//!
+//! Pure; `faults` executes the plan.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,16 +13,16 @@ pub(crate) const AGENTS: usize = 3;
 
 pub(crate) const ENGINES: usize = 2;
 
-/// Agents that have a fault at the same time, at most: the fleet is to be hurt, not to be away.
+/// Most agents with a fault at the same time: the fleet should be disturbed, but not be away.
 const AGENTS_AT_ONCE: usize = 2;
 
-/// The load has begun before the first fault.
+/// Time before the first fault, so that the load has begun.
 const FIRST: Duration = Duration::from_secs(2);
 
-/// No fault begins in the last seconds.
+/// Time at the end in which no fault begins.
 const QUIET: Duration = Duration::from_secs(4);
 
-/// An engine, by the number of its agent and its own there.
+/// An engine, by the number of its agent and its own number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Engine(pub(crate) usize, pub(crate) usize);
 
@@ -28,19 +30,19 @@ pub(crate) struct Engine(pub(crate) usize, pub(crate) usize);
 pub(crate) enum Fault {
     KillEngine(Engine),
     TermEngine(Engine),
-    /// Stopped for this long, then continued.
+    /// The engine is stopped for this long, then continued.
     StopEngine(Engine, Duration),
-    /// Killed, and started again after this long.
+    /// The agent is killed, and started again after this long.
     KillAgent(usize, Duration),
     TermAgent(usize, Duration),
     StopAgent(usize, Duration),
     KillRouter(usize, Duration),
     TermRouter(usize, Duration),
     StopRouter(usize, Duration),
-    /// Drained by an operator of a router, and released after this long.
+    /// An operator of a router drains the engine, and releases it after this long.
     Drain(usize, Engine, Duration),
     Restart(usize, Engine),
-    /// All engines, one after another.
+    /// All engines restart, one after another.
     RollingRestart(usize),
 }
 
@@ -50,7 +52,7 @@ pub(crate) struct Step {
     pub(crate) fault: Fault,
 }
 
-/// The faults for a run of this `length`.
+/// Faults for a run of this `length`.
 pub(crate) fn plan(seed: u64, length: Duration) -> Vec<Step> {
     let mut random = Rng::with_seed(seed);
     let mut busy = Occupancy::default();
@@ -91,7 +93,7 @@ fn milliseconds(random: &mut Rng, least: u64, most: u64) -> Duration {
     Duration::from_millis(random.u64(least..=most))
 }
 
-/// Until when each part of the fleet is occupied by a fault.
+/// Ends of the faults that occupy each part of the fleet.
 #[derive(Debug, Default)]
 struct Occupancy {
     engines: [[Duration; ENGINES]; AGENTS],
@@ -101,7 +103,7 @@ struct Occupancy {
 }
 
 impl Occupancy {
-    /// Occupies the part that the fault is about, if it is free.
+    /// Occupies the part that the fault hits, if it is free.
     fn take(&mut self, fault: Fault, at: Duration) -> bool {
         let until = at + lasts(fault);
         match fault {

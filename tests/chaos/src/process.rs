@@ -1,5 +1,7 @@
-//! The program as processes of its own, in a place of their own: started, signalled and ended by their ids, and found by a mark in their environment
-//! wherever they have come to be.
+//! The program as separate processes in a separate place.
+//!
+//! They are started, signalled and ended by their ids, and found by a mark in their environment
+//! wherever they have moved.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,14 +20,14 @@ const START: Duration = Duration::from_secs(20);
 const SWEEPS: u32 = 100;
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where everything of one run is: homes, sockets, logs.
+/// Place of everything in one run: homes, sockets, logs.
 #[derive(Debug)]
 pub(crate) struct Workplace {
     directory: TempDir,
     program: PathBuf,
 }
 
-/// A process that runs. Dropped, it is killed.
+/// A running process, killed on drop.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -38,7 +40,7 @@ impl Workplace {
     pub(crate) fn new(program: &Path) -> anyhow::Result<Self> {
         let program = fs::canonicalize(program)
             .with_context(|| format!("there is no {}: build it, or name another by HOSTLER_BIN", program.display()))?;
-        // Short: the paths of Unix sockets begin with it.
+        // Keep the path short: the paths of Unix sockets begin with it.
         Ok(Self { directory: tempfile::Builder::new().prefix("h-").tempdir_in("/tmp")?, program })
     }
 
@@ -46,7 +48,7 @@ impl Workplace {
         self.directory.path()
     }
 
-    /// Keeps the files, for an investigation.
+    /// Keeps the files for an investigation.
     pub(crate) fn keep(&mut self) {
         self.directory.disable_cleanup(true);
     }
@@ -62,7 +64,7 @@ impl Workplace {
         }
         command.args(arguments).env("HOME", self.path()).env_remove("XDG_CONFIG_HOME").env_remove("XDG_STATE_HOME");
         command.env_remove("XDG_CACHE_HOME").env_remove("XDG_RUNTIME_DIR").env("HOSTLER_AGENT_RUN_DIR", self.run_dir());
-        // A process group of its own: an interrupt of this program is for this program only.
+        // Use a separate process group: an interrupt of this program is for this program only.
         command.stdin(Stdio::null()).kill_on_drop(true).process_group(0);
         command
     }
@@ -77,7 +79,7 @@ impl Workplace {
         Ok(Process { child, pid, out, err })
     }
 
-    /// The processes that were started here and live, engines and their keepers included.
+    /// Living processes that were started here, engines and their keepers included.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let pids = fs::read_dir("/proc").into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         pids.filter(|pid| self.is_ours(*pid)).collect()
@@ -90,7 +92,7 @@ impl Workplace {
         environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes()) && is_alive(pid)
     }
 
-    /// What agents have left below their run directory; its lock stays.
+    /// Files that agents have left below their run directory; its lock stays.
     pub(crate) fn leftover_files(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         below(self.run_dir(), &mut found);
@@ -98,7 +100,7 @@ impl Workplace {
         found
     }
 
-    /// The lines of the programs' logs that show a bug.
+    /// Lines of the programs' logs that show a bug.
     pub(crate) fn panics(&self) -> Vec<String> {
         let logs = fs::read_dir(self.path()).into_iter().flatten().flatten().map(|entry| entry.path());
         let logs = logs.filter(|path| path.extension().is_some_and(|end| end == "err"));
@@ -112,8 +114,9 @@ impl Workplace {
 }
 
 impl Drop for Workplace {
-    /// Kills everything that was started here. A process that is started meanwhile is killed by the
-    /// next sweep.
+    /// Kills everything that was started here.
+    ///
+    /// The next sweep kills a process that is started meanwhile.
     #[allow(clippy::disallowed_methods, reason = "a destructor cannot await, and the run is over")]
     fn drop(&mut self) {
         for _ in 0..SWEEPS {
@@ -143,7 +146,7 @@ impl Process {
         self::signal(self.pid, signal);
     }
 
-    /// Waits for the lines with these prefixes, and returns what follows.
+    /// Waits for the lines with these prefixes, and returns the rest of each.
     pub(crate) async fn wait_for_lines<const WORDS: usize>(&mut self, words: [&str; WORDS]) -> anyhow::Result<[String; WORDS]> {
         let begun = std::time::Instant::now();
         while begun.elapsed() < START {
@@ -167,16 +170,16 @@ impl Process {
         timeout(within, self.child.wait()).await.ok()?.ok()
     }
 
-    /// Kills it, as the kernel would.
+    /// Kills the process, as the kernel would.
     pub(crate) async fn kill(&mut self) {
-        // One that has exited is fine.
+        // A process that has exited is fine.
         let _ = self.child.kill().await;
     }
 }
 
 pub(crate) fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
-        // One that has exited needs no signal.
+        // A process that has exited needs no signal.
         let _ = kill_process(pid, signal);
     }
 }
@@ -188,14 +191,14 @@ pub(crate) fn signal_group(leader: u32, signal: Signal) {
     }
 }
 
-/// Whether a process runs; one that has ended and was not collected does not.
+/// Whether a process runs. A process that has ended and was not reaped does not.
 fn is_alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
     state.is_some_and(|state| !matches!(state, "Z" | "X"))
 }
 
-/// Bytes of memory that a process has for itself.
+/// Bytes of private memory of a process.
 pub(crate) fn memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));

@@ -1,4 +1,6 @@
-//! What is asked, and what the answer must be: an engine that nobody disturbs is asked everything once before the run, token by token.
+//! Questions and their required answers.
+//!
+//! An undisturbed engine answers every question once before the run, token by token.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,10 +15,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::{Client, Pace};
 
-/// The model of agents that name none.
+/// Model of agents that name none.
 const MODEL: &str = "simulated";
 
-/// Different prompts for each API.
+/// Number of different prompts for each API.
 const PROMPTS: usize = 64;
 
 /// Prompts with a common beginning, which they find in the engines' caches.
@@ -25,7 +27,7 @@ const ALIKE: usize = 8;
 /// Tokens of the longest answer.
 const LONGEST: usize = 160;
 
-/// How long the engine without faults may take for one answer.
+/// Time limit for one answer of the engine without faults.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A prompt, and the answer that every engine must give.
@@ -33,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Question {
     pub(crate) path: &'static str,
     body: Value,
-    /// The text of each token of the answer.
+    /// Text of each token of the answer.
     tokens: Vec<String>,
 }
 
@@ -48,10 +50,11 @@ pub(crate) struct SentRequest {
 }
 
 impl Question {
-    /// A request for an answer of some length. `number` makes it unique, because a request with
-    /// which two engines died is refused.
+    /// Creates a request for an answer of some length.
+    ///
+    /// `number` makes it unique, because a request with which two engines died is refused.
     pub(crate) fn ask(&self, random: &mut Rng, number: u64) -> SentRequest {
-        // Mostly short, so that there are many; some last longer than most faults.
+        // Most answers are short, so that there are many; some last longer than most faults.
         let most = if random.u8(..100) < 70 { 40 } else { self.tokens.len() };
         self.ask_for(random.usize(1..=most), random.u8(..100) < 60, random.bool(), number)
     }
@@ -82,7 +85,7 @@ pub(crate) async fn learn() -> anyhow::Result<Vec<Question>> {
     while let Some(question) = asking.join_next().await {
         questions.push(question??);
     }
-    // In the same order for every run.
+    // Use one order for every run.
     questions.sort_by_key(|(number, _)| *number);
     let questions: Vec<Question> = questions.into_iter().map(|(_, question)| question).collect();
     let mut texts: Vec<String> = questions.iter().map(|question| question.tokens.concat()).collect();
@@ -102,7 +105,7 @@ async fn learn_one(address: SocketAddr, number: usize) -> anyhow::Result<(usize,
     let mut client = Client::new(address, false);
     let begun = Instant::now();
     let mut answer = client.ask(&asked, Pace::default(), PATIENCE).await;
-    // It may not listen yet.
+    // The engine may not listen yet.
     while answer.status.is_none() && begun.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(5)).await;
         answer = client.ask(&asked, Pace::default(), PATIENCE).await;
@@ -112,7 +115,7 @@ async fn learn_one(address: SocketAddr, number: usize) -> anyhow::Result<(usize,
     Ok((number, question))
 }
 
-/// The text of each token of a plain answer with log probabilities.
+/// Text of each token of a plain answer with log probabilities.
 fn tokens(answer: &[u8]) -> anyhow::Result<Vec<String>> {
     let answer: Value = serde_json::from_slice(answer)?;
     let told = &answer["choices"][0]["logprobs"];

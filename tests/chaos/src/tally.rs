@@ -1,4 +1,5 @@
-//! What the run has seen: verdicts, times, violations, the figures of routers that may be new ones by now; and the table of it.
+//! Records of the run: verdicts, times, violations, and the figures of routers, which may have been
+//! restarted; and their table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,14 +9,14 @@ use parking_lot::Mutex;
 
 use crate::verdict::Verdict;
 
-/// Violations that are listed; one bug makes many.
+/// Most violations that are listed; one bug makes many.
 const MAX_LISTED_VIOLATIONS: usize = 20;
 
-/// Everything that is counted. One lock, held for a few instructions.
+/// All counts. There is one lock, held for a few instructions.
 #[derive(Debug)]
 pub(crate) struct Tally {
     counts: Mutex<Counts>,
-    /// Notes are printed as they come.
+    /// Whether notes are printed as they come.
     tells: bool,
 }
 
@@ -47,7 +48,7 @@ impl Tally {
         self.counts.lock().violations.push(what.to_owned());
     }
 
-    /// Notes what an investigation needs.
+    /// Records a line for an investigation.
     pub(crate) fn note(&self, line: &str) {
         if self.tells {
             crate::say(line);
@@ -55,7 +56,7 @@ impl Tally {
         self.counts.lock().notes.push(line.to_owned());
     }
 
-    /// A router's counter of retries has this value now.
+    /// Records the present value of a router's counter of retries.
     pub(crate) fn retries(&self, router: usize, now: f64) {
         let mut counts = self.counts.lock();
         let (last, all) = counts.retries.entry(router).or_default();
@@ -64,7 +65,7 @@ impl Tally {
         *last = now;
     }
 
-    /// A process of some kind has so much memory now.
+    /// Records the present memory of a process of some kind.
     pub(crate) fn memory(&self, kind: &'static str, bytes: u64) {
         let mut counts = self.counts.lock();
         let most = counts.memory.entry(kind).or_default();
@@ -80,12 +81,12 @@ impl Tally {
         self.counts.lock().verdicts.get(&Verdict::Whole).copied().unwrap_or(0)
     }
 
-    /// Everything that was noted, for a file.
+    /// All notes, for a file.
     pub(crate) fn notes(&self) -> String {
         self.counts.lock().notes.join("\n")
     }
 
-    /// The violations, up to the limit.
+    /// Violations, up to the limit.
     pub(crate) fn violations(&self) -> Vec<String> {
         let counts = self.counts.lock();
         let more = counts.violations.len().saturating_sub(MAX_LISTED_VIOLATIONS);

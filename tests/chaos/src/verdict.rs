@@ -1,5 +1,7 @@
-//! Whether an answer is one that a client may get, whatever happens to the fleet: the right text whole, or a beginning of it and an honest end, or
-//! a refusal that says to come back. Pure.
+//! Check that a client may get an answer, whatever happens to the fleet.
+//!
+//! It may get the right text whole, a beginning of it and an honest end, or a refusal that says to
+//! come back. Pure.
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
@@ -7,21 +9,21 @@ use serde_json::Value;
 use crate::client::{AnswerEnd, ObservedAnswer};
 use crate::questions::SentRequest;
 
-/// An answer that is allowed.
+/// An allowed answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verdict {
     Whole,
-    /// It broke off with an error event.
+    /// The answer broke off with an error event.
     Broken,
-    /// The router was killed under it, or was away.
+    /// The router was killed under the answer, or was away.
     Cut,
-    /// With this status.
+    /// The request was refused with this status.
     Refused(u16),
     /// The client did not wait for the end.
     Left,
 }
 
-/// What a stream has said.
+/// Content of a stream.
 #[derive(Debug, Default)]
 struct StreamContent {
     text: String,
@@ -31,7 +33,7 @@ struct StreamContent {
     done: bool,
     /// The last event is an error.
     ends_with_error: bool,
-    /// There are bytes of an unfinished event.
+    /// Whether there are bytes of an unfinished event.
     half: bool,
 }
 
@@ -64,7 +66,7 @@ fn refused(status: u16, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Resul
     let error = &error["error"];
     ensure!(error["message"].is_string(), "status {status} without a message");
     match status {
-        // Two engines died with it.
+        // Two engines died with this request.
         422 => ensure!(error["type"] == "request_kills_engines", "refused as wrong: {error}"),
         429 | 503 => ensure!(seen.may_retry, "status {status} without Retry-After: {error}"),
         _ => bail!("status {status}: {error}"),
@@ -144,7 +146,7 @@ fn read(body: &[u8]) -> anyhow::Result<StreamContent> {
     Ok(said)
 }
 
-/// Where a text differs from the expected one.
+/// Describes where a text differs from the expected one.
 fn difference(expected: &str, text: &str) -> String {
     let same = expected.bytes().zip(text.bytes()).take_while(|(left, right)| left == right).count();
     let after = |text: &str| String::from_utf8_lossy(&text.as_bytes()[same..text.len().min(same + 40)]).into_owned();

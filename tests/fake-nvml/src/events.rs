@@ -1,7 +1,10 @@
-//! Events: each XID that is appended to a device's list in the file is told once to every set that the device was registered with before.
+//! Events of the fake driver.
+//!
+//! Each XID that is appended to a device's list in the file is sent once to every set that the
+//! device was registered with before.
 //!
 //! # Safety
-//! As for `questions`.
+//! Same as for `questions`.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::time::{Duration, Instant};
@@ -17,10 +20,10 @@ use crate::state::State;
 /// NVML's bit for an XID.
 const XID: u64 = 8;
 
-/// The longest wait that is granted.
+/// Longest wait that is granted.
 const LONGEST_WAIT_MS: c_uint = 10;
 
-/// Between two reads of the file.
+/// Interval between two reads of the file.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Each device of a set, with the number of its XIDs that were sent or are older than the set.

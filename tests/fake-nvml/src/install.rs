@@ -1,4 +1,4 @@
-//! For tests in Rust: a copy of the library in a directory of the test's own, with its file.
+//! Installation for tests in Rust: a copy of the library in a directory of the test, with its file.
 
 use std::path::{Path, PathBuf};
 
@@ -17,8 +17,8 @@ impl Fake {
     /// When the library was not built, or cannot be copied.
     #[must_use]
     pub fn install(directory: &Path, devices: Vec<Device>) -> Self {
-        // Cargo puts it beside the test, and a program's dependencies into `deps` beside the
-        // program.
+        // Cargo puts the library beside the test, and a program's dependencies into `deps` beside
+        // the program.
         let test = std::env::current_exe().expect("a test knows its own path");
         let beside = test.parent().expect("a program is in a directory");
         let built = [beside.to_owned(), beside.join("deps")].map(|directory| directory.join("libhostler_fake_nvml.so"));
@@ -30,19 +30,19 @@ impl Fake {
         fake
     }
 
-    /// For `HOSTLER_NVML_LIB`.
+    /// Path for `HOSTLER_NVML_LIB`.
     #[must_use]
     pub fn library(&self) -> &Path {
         &self.library
     }
 
-    /// Changes what the driver says about one GPU.
+    /// Changes the driver's answers about one GPU.
     pub fn change(&mut self, index: usize, change: impl FnOnce(&mut Device)) {
         change(&mut self.state.devices[index]);
         self.write();
     }
 
-    /// Written atomically: the library may read at any moment.
+    /// Writes the file atomically, because the library may read at any moment.
     fn write(&self) {
         let text = serde_json::to_string(&self.state).expect("it has only plain fields");
         let path = |end: &str| PathBuf::from(format!("{}.{end}", self.library.display()));

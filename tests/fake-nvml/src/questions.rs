@@ -1,7 +1,11 @@
-//! The questions about GPUs. A handle of a device is a number: the index plus one, and for slices the position plus one, times 1,000.
+//! Questions about GPUs.
+//!
+//! A handle of a device is a number: the index plus one, and for slices the position plus one,
+//! times 1,000.
 //!
 //! # Safety
-//! All functions have the contract of NVML's own: pointers are valid for what the documentation of NVML says is written there.
+//! All functions have the contract of NVML's own: pointers are valid for the values that NVML's
+//! documentation says are written there.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong};
 use std::ptr;
@@ -17,20 +21,20 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::state::{Device, Process, Slice, State};
 
-/// Handles of slices are beyond those of GPUs.
+/// Factor of slice handles, which are beyond those of GPUs.
 const SLICES: usize = 1000;
 
 /// Field numbers of NVML.
 const REMAPPED_PENDING: u32 = 144;
 const REMAPPED_FAILURE: u32 = 145;
 
-/// Places for slices that a GPU has.
+/// Number of places for slices on a GPU.
 const MOST_SLICES: u32 = 7;
 
-/// Between two checks whether the driver still hangs.
+/// Interval between two checks whether the driver still hangs.
 const HANGING: Duration = Duration::from_millis(20);
 
-/// The index that a handle stands for, and the position of the slice if it is one.
+/// Index that a handle stands for, and the position of the slice if it is one.
 pub(crate) fn place(handle: nvmlDevice_t) -> (usize, Option<usize>) {
     let number = handle.addr();
     ((number % SLICES).wrapping_sub(1), (number / SLICES).checked_sub(1))

@@ -1,5 +1,8 @@
-//! What the fake driver tells: a file of JSON beside the library, `<library>.json`, read anew for each question. Tests write it, also
-//! while an agent runs. A test that wants a driver of its own copies the library: the name of the copy leads to the file.
+//! State of the fake driver: a file of JSON beside the library, `<library>.json`, read anew for
+//! each question.
+//!
+//! Tests write it, even while an agent runs. A test that wants a separate driver copies the
+//! library: the name of the copy leads to the file.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -9,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct State {
-    /// In PCI order.
+    /// Devices in PCI order.
     pub devices: Vec<Device>,
 }
 
@@ -21,14 +24,14 @@ pub struct Device {
     pub memory: u64,
     /// Memory in use beside that of `processes`.
     pub used: u64,
-    /// In the driver's format, with a domain of eight digits.
+    /// PCI address in the driver's format, with a domain of eight digits.
     pub pci: String,
     pub compute: (u32, u32),
-    /// Indices of GPUs that are joined with it by NVLink.
+    /// Indices of GPUs that are joined with this one by NVLink.
     pub links: Vec<u32>,
-    /// CPUs next to it.
+    /// CPUs next to the GPU.
     pub cpus: Vec<u32>,
-    /// It is in MIG mode when it has slices.
+    /// Slices of the GPU, which is in MIG mode if there are any.
     pub slices: Vec<Slice>,
     pub processes: Vec<Process>,
     pub utilisation: u32,
@@ -36,18 +39,18 @@ pub struct Device {
     pub milliwatts_limit: u32,
     pub sm_mhz: u32,
     pub celsius: u32,
-    /// The driver's bits.
+    /// Throttle reasons as the driver's bits.
     pub throttled: u64,
     pub corrected: u64,
     pub uncorrected: u64,
     pub remap_pending: bool,
     pub remap_failed: bool,
-    /// All XIDs so far. A new one is sent to all that wait for events.
+    /// All XIDs so far. A new one is sent to everyone that waits for events.
     pub xids: Vec<u64>,
-    /// It has fallen off the bus.
+    /// The GPU has fallen off the bus.
     pub lost: bool,
     pub needs_reset: bool,
-    /// Questions about it are not answered as long as this is set.
+    /// Whether questions about the GPU stay unanswered.
     pub hangs: bool,
 }
 
@@ -99,8 +102,9 @@ impl Default for Device {
 }
 
 impl State {
-    /// The present state. A missing or wrong file means a driver without GPUs, and a line on
-    /// standard error.
+    /// Present state.
+    ///
+    /// A missing or invalid file means a driver without GPUs, and a line on standard error.
     pub(crate) fn now() -> Self {
         let read = || {
             let text = std::fs::read_to_string(path()?).map_err(|error| error.to_string())?;
@@ -113,7 +117,7 @@ impl State {
     }
 }
 
-/// The file beside this very library, which the list of mapped files names.
+/// File beside this very library, which the list of mapped files names.
 fn path() -> Result<&'static PathBuf, String> {
     static PATH: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     PATH.get_or_init(|| {

@@ -1,4 +1,6 @@
-//! What each case may cost: a file that is checked in, and changed by whoever accepts a new figure.
+//! Budget of each case, in a file under version control.
+//!
+//! A person who accepts a new figure changes it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,12 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
 
-/// How far a figure may be from its budget. Equal programs differ by much less than a per cent,
-/// builds that differ elsewhere by up to two.
+/// How far a figure may be from its budget.
+///
+/// Equal programs differ by much less than a per cent, builds that differ elsewhere by up to two.
 pub(crate) const TOLERANCE: f64 = 0.05;
 
-/// The same for system calls and readings of the clock: how many bytes a read of a socket finds is
-/// a matter of chance, even here.
+/// Tolerance for system calls and readings of the clock.
+///
+/// How many bytes a read of a socket finds is a matter of chance, even here.
 const CALLS_TOLERANCE: f64 = 0.2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -26,30 +30,30 @@ pub(crate) struct OperationCost {
     pub(crate) clock: f64,
 }
 
-/// How a figure stands to its budget.
+/// Relation of a figure to its budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BudgetVerdict {
     /// There is no budget yet.
     New,
     Kept,
     Over,
-    /// Cheaper: worth accepting, so that it is not lost again.
+    /// The figure is cheaper, which is worth accepting, so that the gain is not lost again.
     Under,
 }
 
 impl OperationCost {
-    /// The share of each of this many operations.
+    /// Share of each of this many operations.
     #[must_use]
     pub(crate) fn each(self, operations: f64) -> Self {
         Self { instructions: self.instructions / operations, calls: self.calls / operations, clock: self.clock / operations }
     }
 
-    /// Compares these figures with `budget`. One that is dearer counts before any that is cheaper.
+    /// Compares these figures with `budget`. A dearer one counts before any cheaper one.
     #[must_use]
     pub(crate) fn standing(self, budget: Option<Self>) -> BudgetVerdict {
         let Some(budget) = budget else { return BudgetVerdict::New };
-        // Calls and readings are few. One timer more or less must not matter where there is hardly
-        // one per operation.
+        // Calls and readings are few. One timer more or less must not matter if there is hardly one
+        // per operation.
         let parts = [
             (self.instructions - budget.instructions, TOLERANCE * budget.instructions),
             (self.calls - budget.calls, CALLS_TOLERANCE * budget.calls.max(1.0)),
@@ -69,11 +73,11 @@ impl OperationCost {
 #[serde(transparent)]
 pub(crate) struct Budget(BTreeMap<String, OperationCost>);
 
-/// The first lines of the file.
+/// First lines of the file.
 const HEAD: &str = "# What one operation of each case may cost, within 5 % of instructions and 20 % of calls. Written by `make guard ARGS=--accept`; see tests/guard/src/cases.\n\n";
 
 impl Budget {
-    /// Reads the file; one that is not there is empty.
+    /// Reads the file; a missing one is empty.
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         match fs::read_to_string(path) {
             Ok(text) => toml::from_str(&text).with_context(|| format!("{} is not a budget", path.display())),

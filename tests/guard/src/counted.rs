@@ -1,4 +1,5 @@
-//! A thread with a runtime of its own that does the work which is counted, and the marks between which callgrind counts it.
+//! A thread with a separate runtime for the counted work, and the marks between which callgrind
+//! counts it.
 
 use std::hint::black_box;
 use std::sync::mpsc;
@@ -7,19 +8,19 @@ use std::thread::JoinHandle;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// Callgrind forgets what this thread has cost before a call of this.
+/// Mark at which callgrind forgets the earlier cost of this thread.
 #[inline(never)]
 pub(crate) fn counting_begins() {
     black_box("begins");
 }
 
-/// Callgrind writes down what this thread has cost before a call of this.
+/// Mark at which callgrind writes down the cost of this thread.
 #[inline(never)]
 pub(crate) fn counting_ends() {
     black_box("ends");
 }
 
-/// A thread that runs one future, and what is sent to it.
+/// A thread that runs one future, and the channel to it.
 #[derive(Debug)]
 pub(crate) struct CountedThread {
     handle: Handle,
@@ -27,33 +28,35 @@ pub(crate) struct CountedThread {
 }
 
 impl CountedThread {
-    /// Runs what `work` makes, on a thread of its own, until the process ends.
+    /// Runs the future that `work` creates on a separate thread, until the process ends.
     pub(crate) fn start<F: Future<Output = ()>>(work: impl FnOnce() -> F + Send + 'static) -> anyhow::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let thread = std::thread::Builder::new().name("counted".into()).spawn(move || {
-            // The same choices in each run.
+            // Make equal choices in each run.
             fastrand::seed(1);
             runtime.block_on(work());
         })?;
         Ok(Self { handle, _thread: thread })
     }
 
-    /// Holds the thread until the guard is dropped. Then it finds all events of its sockets at
-    /// once. So it does the same work in each run, whichever event came first.
+    /// Holds the thread until the guard is dropped.
+    ///
+    /// Then it finds all events of its sockets at once, and so does the same work in each run,
+    /// whichever event came first.
     pub(crate) async fn pause(&self) -> ThreadPause {
         let (release, released) = mpsc::channel::<()>();
-        // It ends when the guard is dropped; nothing is sent.
+        // The loop ends when the guard is dropped; nothing is sent.
         self.on_it(|| (), move || while released.recv().is_ok() {}).await;
         ThreadPause { _release: release }
     }
 
-    /// Counts from here.
+    /// Begins counting.
     pub(crate) async fn begin(&self) {
         self.on_it(counting_begins, || ()).await;
     }
 
-    /// Counts no more.
+    /// Stops counting.
     pub(crate) async fn end(&self) {
         self.on_it(counting_ends, || ()).await;
     }
@@ -70,7 +73,7 @@ impl CountedThread {
     }
 }
 
-/// See [`CountedThread::pause`].
+/// Guard of [`CountedThread::pause`].
 #[derive(Debug)]
 pub(crate) struct ThreadPause {
     _release: mpsc::Sender<()>,
@@ -81,7 +84,7 @@ pub(crate) fn drive(case: impl Future<Output = anyhow::Result<()>>) -> anyhow::R
     Builder::new_current_thread().enable_all().build()?.block_on(case)
 }
 
-/// Sends what is ready on this thread: the connections' tasks are a few turns behind.
+/// Sends everything ready on this thread: the connections' tasks are a few turns behind.
 pub(crate) async fn flush() {
     for _ in 0..16 {
         tokio::task::yield_now().await;

@@ -1,5 +1,7 @@
-//! A stand-in for an engine, a process of its own as engines are: it takes requests on its Unix socket and answers them when it is told to.
-//! A simulated engine would answer at times of its own, and the agent's work would differ from run to run.
+//! Stand-in for an engine, a separate process as engines are.
+//!
+//! It takes requests on its Unix socket and answers them on command. A simulated engine would
+//! answer at its own times, and the agent's work would differ between runs.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,10 +11,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::cases::{ANSWER, EVENT, chunk};
 
-/// The order to wait until this many requests wait.
+/// Order to wait until this many requests wait.
 pub(crate) const AWAIT: u32 = 1;
 
-/// The order to answer all that wait: a plain one whole, a stream with one event.
+/// Order to answer all waiting requests: a plain one whole, a stream with one event.
 pub(crate) const ANSWER_ALL: u32 = 2;
 
 struct Waiting {
@@ -21,8 +23,9 @@ struct Waiting {
     begun: bool,
 }
 
-/// Runs it; the arguments are those of a simulated engine, and `--steps` names the socket for
-/// orders.
+/// Runs the engine.
+///
+/// The arguments are those of a simulated engine, and `--steps` names the socket for orders.
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
     match serve(arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -48,7 +51,7 @@ fn serve(arguments: &[OsString]) -> io::Result<()> {
     Ok(())
 }
 
-/// Carries out orders until there are no more.
+/// Executes orders until there are no more.
 fn obey(mut orders: UnixStream, news: &Receiver<Waiting>) -> io::Result<()> {
     let mut waiting = Vec::new();
     loop {

@@ -1,7 +1,11 @@
-//! The guard of the hot paths: counts the instructions and system calls of a request and of a streamed event with valgrind's callgrind, and
-//! compares them with a budget. They do not depend on how busy the machine is, so that CI can refuse a change that makes a path dearer.
+//! Guard of the hot paths: counts the instructions and system calls of a request and of a streamed
+//! event with valgrind's callgrind, and compares them with a budget.
 //!
-//! Each case is a run of this program under valgrind, in which the real router or agent has a thread of its own; that thread alone is counted.
+//! The counts do not depend on how busy the machine is, so CI can refuse a change that makes a path
+//! dearer.
+//!
+//! Each case is a run of this program under valgrind, in which the real router or agent has a
+//! separate thread; only that thread is counted.
 
 mod budget;
 mod cases;
@@ -23,7 +27,7 @@ use budget::Budget;
 use cases::Case;
 use table::Row;
 
-/// The program's own allocator.
+/// Allocator of the program itself.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -83,14 +87,14 @@ fn guard(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if table::verdict(&rows, args.accept) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Counts these cases, as many at a time as there are cores, and shows each when those before it are shown.
+/// Counts these cases, as many at a time as there are cores, and shows each after those before it.
 fn count_all(cases: &[Case], folder: &Path, budget: &Budget) -> anyhow::Result<Vec<Row>> {
     let next = AtomicUsize::new(0);
     let (sender, counted) = mpsc::channel();
     let work = |sender: mpsc::Sender<_>| {
         while let Some((at, case)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, *cases.get(at)?))) {
             let count = valgrind::count(case, folder);
-            // Nobody listens any more when another case has failed.
+            // Nobody listens any more if another case has failed.
             if sender.send((at, count)).is_err() {
                 return;
             }

@@ -1,4 +1,4 @@
-//! What the guard prints.
+//! Output of the guard.
 
 use std::io::Write;
 
@@ -18,7 +18,7 @@ impl Row {
     }
 }
 
-/// Prints a row, and before the first one what the columns are.
+/// Prints a row, and the column names before the first one.
 pub(crate) fn show(row: &Row, is_first: bool) {
     if is_first {
         say(&format!("{:<24} {:>31}   {:>15}   {:>15}", "per operation", "instructions", "system calls", "clock readings"));
@@ -42,7 +42,7 @@ pub(crate) fn show(row: &Row, is_first: bool) {
     ));
 }
 
-/// Prints what the rows mean and what to do; returns whether that is success.
+/// Prints the meaning of the rows and the next steps, and returns whether that is success.
 pub(crate) fn verdict(rows: &[Row], accepted: bool) -> bool {
     let are = |standing| rows.iter().filter(|row| row.standing() == standing).count();
     let (over, under, new) = (are(BudgetVerdict::Over), are(BudgetVerdict::Under), are(BudgetVerdict::New));

@@ -1,4 +1,4 @@
-//! Runs a case under callgrind and reads what its counted thread has cost.
+//! Runs a case under callgrind and reads the cost of its counted thread.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,12 @@ use anyhow::{Context, bail};
 use crate::budget::OperationCost;
 use crate::cases::Case;
 
-/// glibc chooses `memcpy` and its like by the CPU, which moved an event's instructions by 10 % from one machine to another: all take those for any
-/// x86-64.
+/// Setting that makes all machines use the functions for any x86-64. glibc chooses `memcpy` and
+/// similar functions by the CPU, which moved an event's instructions by 10 % from one machine to
+/// another.
 const SAME_LIBC: &str = "glibc.cpu.hwcaps=-AVX2,-AVX,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM";
 
-/// What one operation of `case` costs. Callgrind's files stay in `folder`.
+/// Cost of one operation of `case`. Callgrind's files stay in `folder`.
 pub(crate) fn count(case: Case, folder: &Path) -> anyhow::Result<OperationCost> {
     let out = folder.join(format!("{}.callgrind", case.name()));
     let ran = Command::new("valgrind")
@@ -29,8 +30,8 @@ pub(crate) fn count(case: Case, folder: &Path) -> anyhow::Result<OperationCost> 
     if !ran.status.success() {
         bail!("{} failed under valgrind ({}):\n{}", case.name(), ran.status, String::from_utf8_lossy(&ran.stderr));
     }
-    // Of all threads' files, the one that was written at the mark. The others cover the whole life
-    // of the uncounted threads.
+    // Find the file that was written at the mark. The other threads' files cover their whole life,
+    // which is uncounted.
     let mut counted = None;
     let prefix = format!("{}.callgrind", case.name());
     for file in fs::read_dir(folder)? {
@@ -50,8 +51,10 @@ pub(crate) fn count(case: Case, folder: &Path) -> anyhow::Result<OperationCost> 
     Ok(totals.each(f64::from(case.operations())))
 }
 
-/// The totals of a file. There is no vDSO under valgrind, so each reading of the clock is a system
-/// call, and is counted separately here.
+/// Totals of a file.
+///
+/// There is no vDSO under valgrind, so each reading of the clock is a system call, and is counted
+/// separately here.
 fn totals(text: &str) -> Option<OperationCost> {
     let words = |name| text.lines().find_map(|line: &str| line.strip_prefix(name)).map(|rest| rest.split_whitespace().collect::<Vec<_>>());
     // The line `totals` includes calls before the mark.
@@ -61,8 +64,9 @@ fn totals(text: &str) -> Option<OperationCost> {
     Some(OperationCost { instructions: figure("Ir")?, calls: (figure("sysCount").unwrap_or(0.0) - clock).max(0.0), clock })
 }
 
-/// How often the clock was read, over all callers. A function has its name where it first occurs,
-/// and a number from then on.
+/// How often the clock was read, over all callers.
+///
+/// A function has its name where it first occurs, and a number from then on.
 fn clock_readings(text: &str) -> f64 {
     let (mut number, mut is_called, mut readings) = (None, false, 0.0);
     for line in text.lines() {

@@ -1,5 +1,5 @@
-//! One agent for as long as the fleet lives: attaches, reports as often as a real one with GPUs, answers requests, and dials again when its router
-//! is gone.
+//! One agent for as long as the fleet lives: attaches, reports as often as a real one with GPUs,
+//! answers requests, and dials again when its router is gone.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,19 +26,19 @@ const IDLE_REPORT_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the driver reports on the GPUs.
 const GPU_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long an answer takes, from its first event to its last.
+/// Duration of an answer, from its first event to its last.
 const ANSWER: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub struct Agent {
     hello: Hello,
     replicas: Arc<Vec<ReplicaCounts>>,
-    /// There is news to report.
+    /// Notified when there are changes to report.
     moved: Arc<Notify>,
     tally: Arc<Tally>,
 }
 
-/// What is counted of one replica.
+/// Counts of one replica.
 #[derive(Debug, Default)]
 struct ReplicaCounts {
     in_flight: AtomicU32,
@@ -46,7 +46,7 @@ struct ReplicaCounts {
 }
 
 impl Agent {
-    /// An agent of this name with as many replicas; what happens is counted in `tally`.
+    /// Creates an agent of this name with this many replicas; events are counted in `tally`.
     #[must_use]
     pub fn new(node: String, replicas: u32, tally: Arc<Tally>) -> Self {
         let hello = Hello { node, life: fastrand::u64(1..), ..Hello::default() };
@@ -115,7 +115,7 @@ impl Agent {
         }
     }
 
-    /// Every replica as it is now.
+    /// Every replica in its present state.
     fn replicas(&self) -> impl Iterator<Item = Replica> {
         self.replicas.iter().zip(0..).map(|(counts, index)| Replica {
             index,
@@ -124,7 +124,7 @@ impl Agent {
         })
     }
 
-    /// Answers a request in a task of its own.
+    /// Answers a request in a separate task.
     fn serve_request(&self, incoming: IncomingRequest) {
         let (replicas, moved) = (self.replicas.clone(), self.moved.clone());
         tokio::spawn(async move {
@@ -140,7 +140,7 @@ impl Agent {
     }
 }
 
-/// Agents that run. Dropping them ends their connections.
+/// Running agents. Dropping them ends their connections.
 #[derive(Debug)]
 pub struct Agents {
     agents: Vec<Arc<Agent>>,
@@ -149,8 +149,8 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// This many agents, `n0`, `n1` and so on, with this many replicas each, for the router whose
-    /// agents' port is `router`.
+    /// Starts this many agents, `n0`, `n1` and so on, with this many replicas each, for the router
+    /// whose agents' port is `router`.
     #[must_use]
     pub fn start(agents: u32, replicas: u32, router: SocketAddr) -> Self {
         let tally = Arc::<Tally>::default();

@@ -1,4 +1,5 @@
-//! One attachment to a router, with its lanes: the agent's side of `Attach` and `Carry`, in the hands of whoever holds it.
+//! One attachment to a router, with its lanes: the agent's side of `Attach` and `Carry`, controlled
+//! by its holder.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,14 +26,14 @@ use super::tally::{CountedStream, Traffic};
 /// Reports that may wait for the connection, as at a real agent.
 const QUEUE: usize = 16;
 
-/// An attachment that lives. Dropping it closes its connection.
+/// A living attachment. Dropping it closes its connection.
 #[derive(Debug)]
 pub struct Attachment {
     to_router: mpsc::Sender<wire::AttachRequest>,
     from_router: Streaming<wire::AttachResponse>,
     sequence: u64,
     lease_ms: u32,
-    /// A lane that ends takes the attachment with it.
+    /// Lanes; one that ends takes the attachment with it.
     lanes: Vec<AbortOnDropHandle<()>>,
 }
 
@@ -40,13 +41,14 @@ pub struct Attachment {
 pub struct AttachRequest {
     /// Name and life of the node; the versions are filled in.
     pub hello: wire::Hello,
-    /// All its replicas.
+    /// All replicas of the node.
     pub replicas: Vec<wire::ReplicaReport>,
     pub lanes: u32,
 }
 
-/// Attaches a node; requests for it go to `taken`, and the bytes of its connection are counted in
-/// `traffic`.
+/// Attaches a node.
+///
+/// Its requests go to `taken`, and the bytes of its connection are counted in `traffic`.
 ///
 /// # Errors
 /// When the router cannot be reached, or refuses.
@@ -108,8 +110,8 @@ async fn open_lane(
         let lane = LaneGuard(lane);
         while let Ok(Some(batch)) = batches.message().await {
             for incoming in lane.0.receive(batch) {
-                // A receiver that does not want them is dropped; then the router learns that they
-                // are given up.
+                // An unwanted receiver is dropped; then the router learns that the requests are
+                // given up.
                 let _ = taken.send(incoming);
             }
         }
@@ -126,7 +128,7 @@ impl Drop for LaneGuard {
 }
 
 impl Attachment {
-    /// A report, even an empty one, is due within this time.
+    /// Time within which a report is due, even an empty one.
     #[must_use]
     pub fn lease_ms(&self) -> u32 {
         self.lease_ms

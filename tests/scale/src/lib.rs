@@ -1,5 +1,8 @@
-//! Agents without engines: each attaches to a real router, reports replicas that are not there, and answers requests on its lanes. A thousand
-//! replicas then fit into one process. The wire, the lanes and the pauses between attempts are those of a real agent.
+//! Agents without engines.
+//!
+//! Each attaches to a real router, reports replicas that do not exist, and answers requests on its
+//! lanes. A thousand replicas then fit into one process. The wire, the lanes and the pauses between
+//! attempts are those of a real agent.
 
 mod agent;
 mod attached;

@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long one answer may take.
+/// Time limit of one answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Sends as many requests, `at_once` of them at the same time.
+/// Sends this many requests, `at_once` of them at the same time.
 ///
 /// # Errors
 /// When one of them fails.
@@ -32,13 +32,13 @@ pub(crate) async fn run(edge: SocketAddr, requests: u64, at_once: u64) -> anyhow
     Ok(())
 }
 
-/// Sends one request after the other on one connection, while there are any left.
+/// Sends one request after another on one connection, while there are any left.
 async fn client(edge: SocketAddr, left: Arc<AtomicU64>) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect(edge).await?;
     stream.set_nodelay(true)?;
     let mut read = Vec::with_capacity(4096);
     while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
-        // A unique prompt, so that each is placed by itself.
+        // Use a unique prompt, so that each is placed separately.
         let text = format!("Tell me about engine {}.", fastrand::u64(..));
         let body = format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"{text}"}}],"max_tokens":2,"stream":true}}"#);
         let head = format!(

@@ -1,6 +1,8 @@
-//! How a router bears a large fleet: agents without engines in this process, the real router in another, and one table of what they cost it.
+//! Cost of a large fleet for a router: agents without engines in this process, the real router in
+//! another, and one table of the costs.
 //!
-//! It fails when a request fails or a replica does not come; times and costs are printed beside the bars, and fail nothing.
+//! The test fails if a request fails or a replica does not come. Times and costs are printed beside
+//! the bars, but fail nothing.
 
 mod load;
 mod router;
@@ -19,7 +21,7 @@ use router::Router;
 use table::{Row, Storm};
 use viewers::Viewers;
 
-/// The program's own allocator.
+/// Allocator of the program itself.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -27,7 +29,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Debug, Parser)]
 #[command(name = "scale")]
 struct Args {
-    /// Replicas of the fleets, one after the other; the router is killed and started again under the last.
+    /// Replicas of the fleets, one after the other; the router is killed and started again under
+    /// the last.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100, 1_000])]
     replicas: Vec<u32>,
     /// Replicas of each agent.
@@ -45,7 +48,8 @@ struct Args {
     /// Seconds for which a fleet is watched that does nothing, without viewers and with them.
     #[arg(long, default_value_t = 10)]
     rest: u64,
-    /// Seconds for which the router is away when it has been killed: agents dial less and less often.
+    /// Seconds for which the router is away when it has been killed: agents dial less and less
+    /// often.
     #[arg(long, default_value_t = 5)]
     away: u64,
     /// The program whose router is measured.
@@ -85,7 +89,7 @@ async fn fleet(args: &Args, replicas: u32, is_last: bool, storm: &mut Option<Sto
     let rest = rest_cpu / seconds;
 
     let mut viewers = Viewers::open(&router, args.viewers).await?;
-    // The first pictures are whole ones.
+    // The first pictures are complete ones.
     sleep(Duration::from_secs(2)).await;
     let (began, cpu) = (Instant::now(), router.cpu()?);
     sleep(Duration::from_secs(args.rest)).await;
@@ -122,7 +126,7 @@ async fn fleet(args: &Args, replicas: u32, is_last: bool, storm: &mut Option<Sto
     Ok(row)
 }
 
-/// Kills the router and starts it again where it was.
+/// Kills the router and starts it again in its old place.
 async fn restart(args: &Args, router: &mut Router, agents: &Agents) -> anyhow::Result<Storm> {
     let attempts = agents.tally.attempts();
     router.kill()?;

@@ -1,8 +1,8 @@
-//! What an agent says of a replica that is ready.
+//! Reports of an agent about a replica that is ready.
 
 use hostler_proto::agent::v1 as wire;
 
-/// The model that every replica serves.
+/// Model that every replica serves.
 pub const MODEL: &str = "light";
 
 /// A replica without an engine, as its agent reports it.
@@ -15,11 +15,11 @@ pub struct Replica {
     pub served: u64,
 }
 
-/// Its one life.
+/// Epoch of its only life.
 const EPOCH: u64 = 1;
 
 impl Replica {
-    /// All of it, as a snapshot tells it.
+    /// Full report, as in a snapshot.
     #[must_use]
     pub fn full_report(self) -> wire::ReplicaReport {
         let card = format!(
@@ -45,7 +45,7 @@ impl Replica {
         wire::ReplicaReport { state: Some(state), ..self.load_report() }
     }
 
-    /// Its load alone, which changes with every request.
+    /// Report of the load alone, which changes with every request.
     #[must_use]
     pub fn load_report(self) -> wire::ReplicaReport {
         let engine = wire::EngineLoad { running: self.in_flight, kv_blocks: 50_000, block_size: 16, ..wire::EngineLoad::default() };
@@ -59,7 +59,7 @@ impl Replica {
         wire::ReplicaReport { index: self.index, epoch: EPOCH, load: Some(load), ..wire::ReplicaReport::default() }
     }
 
-    /// The readings of its GPU; `watts` differs from one second to the next.
+    /// Readings of its GPU; `watts` differs from one second to the next.
     #[must_use]
     pub fn gpu_report(self, watts: f32) -> wire::ReplicaReport {
         let reading = wire::GpuReading {

@@ -1,4 +1,4 @@
-//! The router that is measured: a process of its own, and what it costs.
+//! The measured router: a separate process, and its cost.
 
 use std::fs::{self, File};
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub(crate) struct Addresses {
     pub(crate) admin: SocketAddr,
 }
 
-/// A router that runs. Dropping it kills it.
+/// A running router. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Router {
     child: Child,
@@ -29,7 +29,7 @@ pub(crate) struct Router {
     home: TempDir,
 }
 
-/// Where operators ask it, in its home.
+/// Socket for operators, in the router's home.
 const SOCKET: &str = "o.sock";
 
 const START: Duration = Duration::from_secs(10);
@@ -65,14 +65,14 @@ impl Router {
         bail!("the router does not say where it listens")
     }
 
-    /// Kills it, as the kernel would.
+    /// Kills the router, as the kernel would.
     pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Seconds of processor time that its threads have used.
+    /// Seconds of processor time that the router's threads have used.
     pub(crate) fn cpu(&self) -> anyhow::Result<f64> {
         let mut nanoseconds = 0;
         for thread in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
@@ -89,8 +89,7 @@ impl Router {
         Ok(1024 * line.trim().trim_end_matches(" kB").parse::<u64>()?)
     }
 
-    /// How many replicas are ready, as an operator's list shows, and the size of that list in
-    /// bytes.
+    /// Number of ready replicas in an operator's list, and the size of that list in bytes.
     pub(crate) async fn list(&self) -> anyhow::Result<(usize, usize)> {
         let list = self.operate().await?.list(ListRequest {}).await?.into_inner();
         let bytes = prost::Message::encoded_len(&list);
@@ -101,7 +100,7 @@ impl Router {
         Ok((replicas.filter(is_ready).count(), bytes))
     }
 
-    /// What lets one viewer in.
+    /// Token that lets one viewer in.
     pub(crate) async fn page_token(&self) -> anyhow::Result<String> {
         Ok(self.operate().await?.open_page(OpenPageRequest { watch_only: true }).await?.into_inner().token)
     }
@@ -114,13 +113,13 @@ impl Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The router may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The addresses, once all have been printed.
+/// Addresses, once all have been printed.
 fn parse(said: &str) -> Option<Addresses> {
     let whole = said.rsplit_once('\n')?.0;
     let address = |word: &str| {

@@ -1,4 +1,4 @@
-//! What is printed.
+//! Printed tables.
 
 use std::io::Write;
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) replicas: u32,
-    /// From the router's start until all are routable.
+    /// Time from the router's start until all are routable.
     pub(crate) came: Duration,
     /// Cores in use while no request comes.
     pub(crate) rest: f64,
-    /// Cores that viewers of the page cost beside that.
+    /// Additional cores in use because of viewers of the page.
     pub(crate) viewed: f64,
     /// Bytes a second from the agents meanwhile, and to them.
     pub(crate) up: f64,
     pub(crate) down: f64,
-    /// Seconds of a core per request, with all that the agents report meanwhile.
+    /// Seconds of a core per request, with all reports of the agents meanwhile.
     pub(crate) per_request: f64,
-    /// The same without what the fleet costs at rest.
+    /// Seconds of a core per request, without the cost of the fleet at rest.
     pub(crate) of_requests: f64,
     pub(crate) rate: f64,
-    /// The cost of listing all replicas to an operator: seconds of a core, and bytes.
+    /// Cost of listing all replicas to an operator: seconds of a core, and bytes.
     pub(crate) list_cpu: f64,
     pub(crate) list_bytes: usize,
     pub(crate) resident: u64,
@@ -28,23 +28,23 @@ pub(crate) struct Row {
     pub(crate) served: Vec<u64>,
 }
 
-/// What happens when a router is killed and comes back.
+/// Results of killing a router that comes back.
 #[derive(Debug)]
 pub(crate) struct Storm {
-    /// Until it listens.
+    /// Time until the router listens.
     pub(crate) listens: Duration,
-    /// Until all replicas are routable.
+    /// Time until all replicas are routable.
     pub(crate) back: Duration,
-    /// What it has used by then, in seconds of a core.
+    /// Seconds of a core that the router has used by then.
     pub(crate) cpu: f64,
-    /// Times that it was dialled.
+    /// Number of times that it was dialled.
     pub(crate) attempts: u64,
 }
 
-/// All replicas are back this soon after a router has been started again.
+/// Time within which all replicas are back after a router has been started again.
 const BACK: Duration = Duration::from_secs(5);
 
-/// The names of the columns.
+/// Prints the names of the columns.
 pub(crate) fn head() {
     say(
         "replicas  routable   at rest                          viewers  requests                             ps                 memory   requests of a replica",

@@ -1,4 +1,4 @@
-//! What happens to the agents of a fleet, counted.
+//! Counts of events at the agents of a fleet.
 
 use std::io;
 use std::pin::Pin;
@@ -52,13 +52,13 @@ impl Tally {
         AttachmentGuard(self.attached.clone())
     }
 
-    /// An attachment has ended, or failed to begin.
+    /// Records that an attachment has ended, or failed to begin.
     pub(crate) fn note(&self, node: &str, ended: &Status) {
         tracing::debug!(node, %ended, "not attached");
     }
 }
 
-/// See [`Tally::attached`].
+/// Guard of [`Tally::attached`].
 pub(crate) struct AttachmentGuard(Arc<AtomicU32>);
 
 impl Drop for AttachmentGuard {

@@ -17,10 +17,10 @@ use crate::router::Router;
 pub(crate) struct Viewers(JoinSet<anyhow::Result<()>>);
 
 impl Viewers {
-    /// Opens the page so often. Each has had its first picture.
+    /// Opens the page this many times, and waits until each has its first picture.
     ///
     /// # Errors
-    /// When one gets no session, or no picture.
+    /// When a viewer gets no session, or no picture.
     pub(crate) async fn open(router: &Router, count: usize) -> anyhow::Result<Self> {
         let mut reading = JoinSet::new();
         for _ in 0..count {
@@ -35,17 +35,17 @@ impl Viewers {
         Ok(Self(reading))
     }
 
-    /// Whether all of them are still there.
+    /// Checks that all viewers are still there.
     ///
     /// # Errors
-    /// When one has lost its connection.
+    /// When a viewer has lost its connection.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         ensure!(self.0.try_join_next().is_none(), "a viewer has lost its connection");
         Ok(())
     }
 }
 
-/// The connection over which a viewer with this token gets pictures, once the first has come.
+/// Connection over which a viewer with this token gets pictures, once the first has come.
 async fn watch(admin: SocketAddr, token: &str) -> anyhow::Result<TcpStream> {
     let body = format!(r#"{{"token":"{token}"}}"#);
     let head = format!("POST /page/session HTTP/1.1\r\nHost: {admin}\r\nContent-Type: application/json\r\nContent-Length: {}", body.len());
@@ -58,7 +58,7 @@ async fn watch(admin: SocketAddr, token: &str) -> anyhow::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a request and reads its answer until it has this.
+/// Sends a request and reads its answer until these bytes have come.
 async fn ask(stream: &mut TcpStream, request: &str, until: &[u8]) -> anyhow::Result<String> {
     stream.write_all(request.as_bytes()).await?;
     let mut read = Vec::new();

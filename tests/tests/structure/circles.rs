@@ -1,11 +1,14 @@
-//! Circles of modules. Beside each other in a folder, modules (each with all that is below it) must have an order in which they can be read one at a time.
-//! A module may use what the modules above it define: it is a part of them.
+//! Circles of modules.
+//!
+//! The modules of one folder, each with everything below it, must have an order in which they can
+//! be read one at a time. A module may use definitions of the modules above it, because it is a
+//! part of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::Crate;
 
-/// Who uses whom among the modules of one folder, with a use as an example.
+/// Uses among the modules of one folder, each with an example.
 type Uses = BTreeMap<String, BTreeMap<String, String>>;
 
 /// A sentence for each circle of `krate`.
@@ -15,7 +18,7 @@ pub(crate) fn find(krate: &Crate) -> Vec<String> {
         for written in module.paths.iter().chain(module.bindings.values()) {
             let Some(to) = resolve(krate, from, written, 0) else { continue };
             let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
-            // Between a module and one above or below: a part and its whole.
+            // A use between a module and one above or below is between a part and its whole.
             if shared == from.len() || shared == to.len() {
                 continue;
             }
@@ -27,7 +30,7 @@ pub(crate) fn find(krate: &Crate) -> Vec<String> {
     folders.into_iter().flat_map(|(folder, uses)| circles_of(&krate.name, &folder, &uses)).collect()
 }
 
-/// The module whose file defines what a path means, or `None` for what is not of this crate.
+/// Module whose file defines the meaning of a path, or `None` if it is not in this crate.
 fn resolve(krate: &Crate, from: &[String], path: &[String], depth: usize) -> Option<Vec<String>> {
     // Two modules may bind names to each other. rustc follows such chains further than this does.
     if depth > 8 {

@@ -1,14 +1,15 @@
-//! The names of events in the log are an interface: those in the source and those in docs/logs.md are the same, with role and level.
+//! Check of the events in the log, whose names are an interface: those in the source and those in
+//! docs/logs.md must agree, with role and level.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::source::Crate;
 
-/// Name, role and level.
+/// Event as (name, role, level).
 type NamedEvent = (String, String, String);
 
-/// In which process a crate's lines are written.
+/// Role of the process that writes a crate's lines.
 fn role_of(krate: &str) -> &str {
     match krate {
         "boot" => "each",
@@ -17,7 +18,9 @@ fn role_of(krate: &str) -> &str {
     }
 }
 
-/// The table of the section `The names of events`: `| \`name\` | role | level | meaning | what to do |`, where role and level may be several.
+/// Rows of the table in the section `The names of events`.
+///
+/// The columns are name, role, level, meaning and remedy; role and level may be several.
 fn documented() -> BTreeSet<NamedEvent> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/logs.md");
     let page = std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("cannot read {}: {error}", page.display()));
@@ -38,7 +41,7 @@ fn documented() -> BTreeSet<NamedEvent> {
     found
 }
 
-/// What only the manual or only the source has.
+/// Events that only the manual or only the source has.
 pub(crate) fn differences(crates: &[Crate]) -> Vec<String> {
     let written: BTreeSet<NamedEvent> = crates
         .iter()

@@ -1,5 +1,7 @@
-//! The rules of ARCHITECTURE.md that a program can check, held against the source of every crate: no circle of modules, each type name once in a crate,
-//! and what may be mentioned where. Nothing is compiled or run here; the source is parsed.
+//! Rules of ARCHITECTURE.md that a program can check, against the source of every crate: no circle
+//! of modules, each type name once in a crate, and the places where things may be mentioned.
+//!
+//! Nothing is compiled or run here; the source is parsed.
 
 mod circles;
 mod events;
@@ -9,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use source::{Crate, Module, production_crates};
 
-/// A rule in a sentence, and what breaks it.
+/// A rule in a sentence, and a finder of its violations.
 type Rule = (&'static str, fn(&[Crate]) -> Vec<String>);
 
 const RULES: [Rule; 7] = [
@@ -22,7 +24,7 @@ const RULES: [Rule; 7] = [
     ("the names of events are those in docs/logs.md", events::differences),
 ];
 
-/// One test, because parsing the source takes longer than all rules.
+/// A single test checks all rules, because parsing the source takes longer than all of them.
 #[test]
 fn the_source_keeps_the_rules() {
     let crates = production_crates();
@@ -58,11 +60,15 @@ fn repeated_types(crates: &[Crate]) -> Vec<String> {
     repeated.map(|((krate, name), files)| format!("{krate} {name}: {}", files.join(", "))).collect()
 }
 
-/// Where messages of the contract between agents and routers may be named; everywhere else they have been read into the crate's own types.
+/// Modules that may name messages of the contract between agents and routers.
+///
+/// Everywhere else they have been read into the crate's own types.
 ///
 /// - `fleet::directives` writes the orders.
-/// - `fleet::agent_report` keeps what an agent reports of a replica as it came: `operators` answers with those messages whole.
-/// - `prompt::bundle` and `prompt_files` read and write a bundle of files, which is stored and hashed as one encoded message.
+/// - `fleet::agent_report` keeps an agent's reports of a replica unchanged: `operators` answers
+///   with those messages whole.
+/// - `prompt::bundle` and `prompt_files` read and write a bundle of files, which is stored and
+///   hashed as one encoded message.
 const WIRE: [(&str, &[&str]); 2] = [
     ("router", &["agent_endpoint", "fleet::agent_report", "fleet::directives", "fleet::session", "lanes", "prompt::bundle"]),
     ("agent", &["lane", "prompt_files", "uplink"]),
@@ -94,9 +100,10 @@ fn dropped_tasks(crates: &[Crate]) -> Vec<String> {
     modules(crates).flat_map(|(_, module)| module.dropped_tasks.clone()).collect()
 }
 
-/// The one trait object on the request path: what a lane's task hands a piece of an answer to while
-/// the relay waits (decision 10). As a type parameter it would travel through `Lane`, `Lanes`,
-/// `Replica` and `FleetView`.
+/// Files of the only trait object on the request path: the receiver to which a lane's task hands a
+/// piece of an answer while the relay waits (decision 10).
+///
+/// As a type parameter it would travel through `Lane`, `Lanes`, `Replica` and `FleetView`.
 const INLINE_CONSUMER: [&str; 2] = ["proto/src/lane/inbox.rs", "router/src/lanes/mod.rs"];
 
 fn trait_objects(crates: &[Crate]) -> Vec<String> {

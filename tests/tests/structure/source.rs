@@ -1,5 +1,7 @@
-//! The production source of the workspace's crates, parsed: modules, the types that they define, what they import and mention. Tests (`#[cfg(test)]`)
-//! are left out, and what macros generate is not seen.
+//! Production source of the workspace's crates, parsed: modules, the types that they define, their
+//! imports and mentions.
+//!
+//! Tests (`#[cfg(test)]`) are left out, and code that macros generate is not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-/// The crates that users run, and what they consist of. The folder is the crate's name.
+/// Crates that users run, and their parts. The folder is the crate's name.
 const CRATES: [&str; 16] = [
     "agent",
     "batch",
@@ -30,7 +32,7 @@ const CRATES: [&str; 16] = [
 
 pub(crate) struct Crate {
     pub(crate) name: String,
-    /// By path from the crate's root, which is the empty path.
+    /// Modules by path from the crate's root, which is the empty path.
     pub(crate) modules: BTreeMap<Vec<String>, Module>,
 }
 
@@ -38,13 +40,13 @@ pub(crate) struct Crate {
 pub(crate) struct Module {
     pub(crate) path: Vec<String>,
     pub(crate) file: PathBuf,
-    /// Names of the structs, enums, traits and aliases that it defines.
+    /// Names of the structs, enums, traits and aliases that the module defines.
     pub(crate) types: Vec<String>,
     /// Paths as they are written, without those of `use`.
     pub(crate) paths: BTreeSet<Vec<String>>,
-    /// What `use` binds: the name here, and the path as it is written.
+    /// Bindings of `use`: the name here, and the path as it is written.
     pub(crate) bindings: BTreeMap<String, Vec<String>>,
-    /// `tokio::spawn(…);` and `let _ = tokio::spawn(…);`.
+    /// Dropped tasks: `tokio::spawn(…);` and `let _ = tokio::spawn(…);`.
     pub(crate) dropped_tasks: Vec<String>,
     pub(crate) has_arc_dyn: bool,
     /// Name and level of each line of the log with `event = "…"`.
@@ -52,7 +54,7 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// Whether a path beginning with `prefix` is written in it.
+    /// Whether the module contains a path beginning with `prefix`.
     pub(crate) fn mentions(&self, prefix: &[&str]) -> bool {
         self.paths
             .iter()
@@ -94,9 +96,9 @@ fn read_module(root: &Path, file: &Path, path: Vec<String>, modules: &mut BTreeM
 
 struct Reader {
     module: Module,
-    /// Modules that are files of their own.
+    /// Modules in separate files.
     children: Vec<String>,
-    /// How many functions enclose what is visited; types defined in them are private to them.
+    /// Number of functions around the visited item; types defined in them are private to them.
     depth: usize,
 }
 
@@ -131,13 +133,16 @@ impl Reader {
     }
 
     fn bind(&mut self, name: String, path: Vec<String>) {
-        // Types and functions of one name, or an import within a function: both paths count.
+        // Types and functions may share a name, or an import may be within a function: both paths
+        // count.
         if let Some(other) = self.module.bindings.insert(name, path) {
             self.add_path(other);
         }
     }
 
-    /// Macros' arguments are tokens: paths in them are names joined by `::`. Macros in them are read as well.
+    /// Reads the tokens of macros' arguments: paths in them are names joined by `::`.
+    ///
+    /// Macros in them are read as well.
     fn read_tokens(&mut self, of_macro: &str, tokens: TokenStream) {
         self.add_events(of_macro, tokens.clone());
         let mut inner_macro = String::new();
@@ -171,7 +176,7 @@ impl Reader {
         }
     }
 
-    /// `event = "name"` among the arguments of a macro of `tracing`, whose name is the level.
+    /// Finds `event = "name"` among the arguments of a macro of `tracing`, whose name is the level.
     fn add_events(&mut self, level: &str, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         for three in tokens.windows(3) {
@@ -182,7 +187,8 @@ impl Reader {
                 self.module.events.insert((value.to_string().trim_matches('"').to_owned(), level.to_owned()));
             }
         }
-        // A field of that name whose value is a variable's: collectors would get the value as a name.
+        // Find fields with that name whose value is a variable's: collectors would get the value as
+        // a name.
         for (place, two) in tokens.windows(2).enumerate() {
             let follows_equals = place > 0 && matches!(&tokens[place - 1], TokenTree::Punct(before) if before.as_char() == '=');
             if let [TokenTree::Punct(sign), TokenTree::Ident(field)] = two

@@ -1,4 +1,4 @@
-//! The access log: every request has one line when it has ended, however it ended.
+//! Access log: every request has one line when it has ended, however it ended.
 
 use std::path::{Path, PathBuf};
 
@@ -122,7 +122,7 @@ async fn a_refused_request_is_logged_with_its_cause() {
     refused("a medium", 400, "media").await;
     raw(fleet.routers[0].edge, b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n").await;
     refused("a head that is none", 400, "malformed").await;
-    // What the engine itself refuses is its answer.
+    // A refusal by the engine itself counts as its answer.
     let answer = edge.post(CHAT, &json!({"model": MODEL, "messages": "no list"})).await;
     let line = line_of(&folder, answer.header("x-hostler-id")).await;
     assert_eq!((&line["outcome"], &line["cause"]), (&json!("complete"), &json!("engine")), "{line}");

@@ -1,4 +1,4 @@
-//! Who may send how much, who goes first when the fleet is full, and what those hear who may not.
+//! Limits of senders, priorities when the fleet is full, and the answers to refused requests.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -30,7 +30,7 @@ fn by(key: &str, body: &Value) -> Request<Full<Bytes>> {
     request.body(Full::from(body.to_string())).unwrap()
 }
 
-/// An answer's headers of OpenAI's limits: `limit`, `remaining` and `reset` of requests or tokens.
+/// Headers of OpenAI's limits in an answer: `limit`, `remaining` and `reset` of requests or tokens.
 fn rate<'a>(answer: &'a Answer, of: &str) -> Option<[&'a str; 3]> {
     let header = |what: &str| answer.header(&format!("x-ratelimit-{what}-{of}"));
     Some([header("limit")?, header("remaining")?, header("reset")?])
@@ -116,8 +116,9 @@ async fn in_flight_requests_count_until_their_last_byte() {
     fleet.until_idle().await;
 }
 
-/// A prompt of 6,000 bytes, some 1,500 tokens to a router, that has nothing in common with one of
-/// another name.
+/// A prompt of 6,000 bytes, some 1,500 tokens to a router.
+///
+/// It has nothing in common with one of another name.
 fn long(name: &str) -> Value {
     let words: Vec<String> = (0..900).map(|number| format!("{name}q{number}")).collect();
     let mut content = words.join(" ");
@@ -159,7 +160,7 @@ async fn hung(most: usize) -> (Fleet, TempDir, [String; 2], JoinHandle<Answer>) 
     (fleet, keys, both, first)
 }
 
-/// The requests that were placed, in that order, by what their clients call them.
+/// Placed requests in their order, by their clients' names for them.
 async fn order(fleet: &Fleet) -> Vec<String> {
     let decisions = fleet.admin().explain("", 100).await.unwrap();
     decisions.iter().rev().map(|decision| decision.client_id.clone()).collect()
@@ -182,7 +183,7 @@ async fn the_least_served_tenant_goes_first_beside_a_flood() {
         soon("an answer", answer).await.unwrap().assert_whole_stream();
     }
     let order = order(&fleet).await;
-    // What a tenant used before anybody had to wait is not counted, so one of the flood's requests
+    // A tenant's usage before anybody had to wait is not counted, so one of the flood's requests
     // may go first.
     let turn = order.iter().position(|name| name == "light").unwrap();
     assert!(order.len() == 10 && turn <= 2, "a key that is no admin's has no band before the others': {order:?}");

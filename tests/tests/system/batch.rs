@@ -1,4 +1,4 @@
-//! `hostler batch` from the command line: killed, stopped, waiting for its fleet, and told no.
+//! `hostler batch` from the command line: killed, stopped, waiting for its fleet, and refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Fleet, MODEL, Program, Setup, Workplace, chat, until};
 
-/// The answer to a request has as many tokens as its number says.
+/// Tokens of the answer to a request: as many as its number says.
 fn tokens(number: usize) -> usize {
     number % 7 + 1
 }
@@ -17,7 +17,7 @@ fn request(number: usize) -> Value {
     json!({"custom_id": format!("request-{number}"), "method": "POST", "url": "/v1/chat/completions", "body": chat(tokens(number))})
 }
 
-/// One that costs little: its prompt is tokens already.
+/// A cheap request, whose prompt is tokens already.
 fn cheap_request(number: usize) -> Value {
     let body = json!({"model": MODEL, "prompt": [number, 1, 2], "max_tokens": tokens(number)});
     json!({"custom_id": format!("request-{number}"), "method": "POST", "url": "/v1/completions", "body": body})

@@ -1,4 +1,6 @@
-//! What callers pay for: what engines compute for them, whatever a request has an engine repeat, or a client does to hear the end of it not.
+//! Billing of callers: they pay for all that engines compute for them.
+//!
+//! Neither repeated text in an answer nor a client that leaves before the end changes that.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -14,7 +16,7 @@ use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_str
 
 const RESPONSES: &str = "/v1/responses";
 
-/// More than any test uses.
+/// Token limit above the usage of any test.
 const MUCH: u64 = 1_000_000;
 
 /// A fleet whose engines keep responses, and the file of its keys.
@@ -22,7 +24,7 @@ async fn billed(agents: usize) -> (Fleet, TempDir, PathBuf) {
     billed_by(agents, "").await
 }
 
-/// The same with engines that have these flags too.
+/// A billed fleet whose engines have these additional flags.
 async fn billed_by(agents: usize, flags: &str) -> (Fleet, TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("keys.toml");
@@ -65,7 +67,7 @@ async fn post(fleet: &Fleet, path: &str, body: &Value, key: &str) -> Answer {
     fleet.edge().request(request(Method::POST, path, Some(body), key)).await
 }
 
-/// The tokens that a key may still generate.
+/// Tokens that a key may still generate.
 async fn left(fleet: &Fleet, key: &str) -> Option<u64> {
     let models = fleet.edge().request(request(Method::GET, "/v1/models", None, key)).await;
     models.header("x-ratelimit-remaining-tokens").map(|left| left.parse().unwrap())
@@ -80,7 +82,7 @@ async fn until_paid(fleet: &Fleet, key: &str, of: u64, tokens: std::ops::RangeIn
     .await;
 }
 
-/// A response of 500 tokens with a tool whose schema has these fields: a text that would be longer.
+/// A response of 500 tokens, cut from a longer text, with a tool whose schema has these fields.
 fn response(fields: &Value, stream: bool) -> Value {
     let mut schema = json!({"type": "string", "minLength": 9000});
     schema.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -98,7 +100,7 @@ fn response(fields: &Value, stream: bool) -> Value {
 async fn a_schema_that_mentions_zero_usage_makes_nothing_free() {
     let (fleet, _folder, file) = billed(1).await;
     let free = json!({"usage": {"input_tokens": 0, "output_tokens": 0}});
-    // Also where the whole is too long to be held.
+    // Include a case in which the whole is too long to be held.
     let long = json!({"x": "y".repeat(300_000), "usage": {"input_tokens": 0, "output_tokens": 0}});
     for (number, (schema, stream)) in [(&free, false), (&free, true), (&long, false), (&long, true)].into_iter().enumerate() {
         let key = paying(&fleet, &file, &format!("t{number}"), MUCH).await;
@@ -156,8 +158,7 @@ async fn a_stream_without_usage_costs_the_estimate_at_least() {
 
     let silent = paying(&fleet, &file, "silent", MUCH).await;
     post(&fleet, CHAT, &chat_stream(600), &silent).await.assert_whole_stream();
-    // A reservation for an answer is 256 tokens at first; each of the 600 came in an event of its
-    // own.
+    // A reservation for an answer is 256 tokens at first; each of the 600 came in a separate event.
     until_paid(&fleet, &silent, MUCH, 590..=602).await;
     fleet.until_idle().await;
 }
@@ -165,7 +166,7 @@ async fn a_stream_without_usage_costs_the_estimate_at_least() {
 #[tokio::test(start_paused = true)]
 async fn each_token_costs_where_events_have_twenty() {
     let (fleet, _folder, file) = billed_by(1, "--stream-interval 20").await;
-    // Of such a stream the router has no more than the text. A reservation is 256 tokens at first.
+    // The router has only the text of such a stream. A reservation is 256 tokens at first.
     let unknown = paying(&fleet, &file, "unknown", MUCH).await;
     post(&fleet, CHAT, &unresumed_stream(1500), &unknown).await.assert_whole_stream();
     until_paid(&fleet, &unknown, MUCH, 500..=1500).await;

@@ -1,4 +1,5 @@
-//! Bodies of requests at their bounds: compressed, arriving slowly by the dozen, and answers that a client of HTTP/2 does not take.
+//! Bodies of requests at their limits: compressed, arriving slowly by the dozen, and answers that a
+//! client of HTTP/2 does not take.
 
 use std::io::Write;
 use std::time::Duration;
@@ -52,8 +53,7 @@ async fn arriving_bodies_stay_within_the_body_memory() {
     let head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n";
     let refused = format!("{head}{}", "x".repeat(400_000));
     let first = crate::harness::until("a refusal for want of memory", async || {
-        // Whichever of the two arrives later is refused, so both are sent again until that is the
-        // second.
+        // The later arrival of the two is refused, so both are sent again until that is the second.
         let mut first = TcpStream::connect(edge).await.unwrap();
         first.write_all(format!("{head}{}", "x".repeat(800_000)).as_bytes()).await.unwrap();
         let answer = timeout(Duration::from_secs(1), raw(edge, refused.as_bytes())).await.unwrap_or_default();
@@ -107,7 +107,7 @@ async fn bodies_waiting_for_their_answer_stay_within_the_memory() {
 async fn a_translated_body_takes_its_memory_once() {
     let setup = Setup::agents(1).agent(|agent| agent.front_end = FrontEnd::Rust);
     let fleet = Fleet::start(setup.router(|router| (router.max_buffered_body_bytes, router.max_body_bytes) = (1 << 20, 900_000))).await;
-    // More than half of what is there.
+    // The text takes more than half of the available room.
     let text = "x".repeat(600_000);
     let messages = json!([{"role": "user", "content": text}]);
     for (path, body) in [
@@ -127,7 +127,7 @@ async fn a_stalled_http2_stream_ends_without_its_neighbours() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10").router(|router| router.client_stall_timeout = stall)).await;
     let stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
     let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-    // Some events fit into this window, no whole answer does.
+    // Some events fit into this window, but no whole answer does.
     builder.initial_stream_window_size(1000);
     let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
     let connection = tokio::spawn(connection);
@@ -177,14 +177,14 @@ async fn a_chat_with_several_large_images_passes() {
     fleet.until_idle().await;
 }
 
-/// The resident size of a process, or its peak, in bytes.
+/// Resident size of a process, or its peak, in bytes.
 fn memory(pid: u32, field: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// Bodies of about so many bytes whose values are as small as can be, for every route that reads
+/// Bodies of about this many bytes with the smallest possible values, for every route that reads
 /// more of them than a few fields.
 fn bodies_of_small_values(bytes: usize) -> Vec<(String, &'static str, String)> {
     let many = |item: &str| vec![item; bytes / (item.len() + 1)].join(",");
@@ -227,7 +227,7 @@ fn bodies_of_small_values(bytes: usize) -> Vec<(String, &'static str, String)> {
 #[tokio::test]
 async fn no_shape_of_a_body_takes_many_times_its_size() {
     const BODY_BYTES: usize = 2 << 20;
-    // Of a body's values 32 MiB are not counted, and the program has buffers of its own.
+    // 32 MiB of a body's values are not counted, and the program has its own buffers.
     const FREE_BYTES: usize = 48 << 20;
     let place = Workplace::new();
     let up = place.up(1, &["--sim-rust-front-end"]);
@@ -239,7 +239,7 @@ async fn no_shape_of_a_body_takes_many_times_its_size() {
     })
     .await;
     let before = || {
-        // Forgets the peak of before.
+        // Forget the earlier peak.
         std::fs::write(format!("/proc/{}/clear_refs", up.pid()), "5").unwrap();
         memory(up.pid(), "VmRSS")
     };

@@ -1,4 +1,4 @@
-//! The program as a user starts it: what it prints, what it leaves behind, and what it says when something is wrong.
+//! The program as a user starts it: its output, its leftovers, and its error messages.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -32,7 +32,7 @@ async fn up_prints_a_working_curl_line_and_leaves_nothing_behind() {
     let engines = engine_pids(&up).await;
     assert!(engines.len() == 2 && engines.iter().all(|pid| is_alive(*pid)));
 
-    // An interrupt lets what runs finish.
+    // An interrupt lets running requests finish.
     let mut stream = Endpoint::Tcp(address).open(CHAT, &chat_stream(100)).await;
     stream.events(2).await;
     up.signal(Signal::INT);
@@ -159,7 +159,7 @@ async fn a_port_in_use_is_reported_at_once() {
     let edge = up.address("edge").await.to_string();
     let second = Workplace::new().run(&["up", "--engine", "simulated", "--listen", &edge]).await;
     assert_fails_with(&second, &[&edge, "router.listen", "in use", "--listen"]);
-    // Also where that is found late: no engine outlives the agent.
+    // A late failure must not leave an engine behind either: no engine outlives the agent.
     let workplace = Workplace::new();
     let arguments = ["agent", "--router", "127.0.0.1:1", "--engine", "simulated", "--replicas", "2", "--agent-admin", &edge];
     assert_fails_with(&workplace.run(&arguments).await, &[&edge, "agent.agent_admin", "in use", "--agent-admin"]);

@@ -1,4 +1,5 @@
-//! What users of a cluster have beside `up`: their fleet's files, its address for programs here and elsewhere, and what keeps it from working.
+//! Features for users of a cluster beside `up`: their fleet's files, its address for programs here
+//! and elsewhere, and the diagnosis of what keeps it from working.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,19 +50,19 @@ fn add_cron(place: &mut Workplace) {
     add_program(place, "crontab", crontab);
 }
 
-/// Where the state of the user's fleet is.
+/// Folder with the state of the user's fleet.
 fn fleet_folder(place: &Workplace) -> PathBuf {
     let folder = place.path().join(".local/state/hostler/fleet");
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).unwrap();
     folder
 }
 
-/// The state of a fleet whose controller is this test.
+/// Writes the state of a fleet whose controller is this test.
 fn write_endpoint(place: &Workplace, edge: &str) {
     write_endpoint_of(place, edge, &Value::Null);
 }
 
-/// The same of one that is in a batch job, unless that is null.
+/// Writes the state of a fleet whose controller is in this batch job, unless that is null.
 fn write_endpoint_of(place: &Workplace, edge: &str, job: &Value) {
     let folder = fleet_folder(place);
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
@@ -71,7 +72,7 @@ fn write_endpoint_of(place: &Workplace, edge: &str, job: &Value) {
         "key_file": place.path().join(".config/hostler/user.key"),
         "job": job, "authority": place.path().join(".config/hostler/fleet/ca.crt"),
     });
-    // Whole or not at all: somebody may be reading it.
+    // Write the file whole or not at all, because somebody may be reading it.
     fs::write(folder.join("endpoint.new"), endpoint.to_string()).unwrap();
     fs::rename(folder.join("endpoint.new"), folder.join("endpoint.json")).unwrap();
 }
@@ -92,7 +93,7 @@ async fn init_creates_a_fleet_and_a_second_run_changes_nothing() {
     assert!(files(&folder) == before);
     assert!(place.run(&["check"]).await.success);
 
-    // What is gone is made again, and what it belongs to stays.
+    // A missing key is made again, and the fleet that it belongs to stays.
     fs::remove_file(folder.join("user.key")).unwrap();
     let token = place.path().join("join-token").to_str().unwrap().to_owned();
     let mended = place.run(&["init", "--out", &token]).await;
@@ -195,7 +196,7 @@ async fn env_gives_a_shell_the_fleets_address_and_key() {
     assert!(!open.success && open.stderr.contains("chmod 600") && !open.stdout.contains(&key), "{}", open.stderr);
 }
 
-/// A place with a controller that runs on this host. A scheduler has no jobs and takes none.
+/// A place with a controller that runs on this host. Its scheduler has no jobs and takes none.
 async fn place_with_controller() -> (Workplace, Program) {
     let mut place = Workplace::new();
     place.environment.push(("HOSTLER_CLUSTER_SCHEDULER", "pbs"));
@@ -218,7 +219,7 @@ async fn who_takes_a_controllers_port_gets_no_key() {
     assert!(printed.stdout.contains(&format!("export OPENAI_BASE_URL=https://{edge}/v1\n")), "{}{}", printed.stdout, printed.stderr);
     let bundle = printed.stdout.lines().find_map(|line| line.strip_prefix("export NODE_EXTRA_CA_CERTS=")).unwrap();
     let key = fs::read_to_string(place.path().join(".config/hostler/user.key")).unwrap().trim().to_owned();
-    // Its clients know it by what they are told of.
+    // Clients recognise the edge by the files that they are told of.
     for host in ["127.0.0.1", "localhost"] {
         let stream = TcpStream::connect(edge).await.unwrap();
         let stream = connect_to_host(stream, Path::new(bundle), host, b"http/1.1").await.unwrap();
@@ -245,7 +246,10 @@ async fn who_takes_a_controllers_port_gets_no_key() {
     assert!(!heard.is_empty() && !has(&key) && !has("Bearer") && !has("chat"), "{}", String::from_utf8_lossy(&heard));
 }
 
-/// As far as `hostler connect` goes: a command on the other side, and orders to the connection. The other side's login shell is chatty.
+/// A fake ssh, sufficient for `hostler connect`: a command on the other side, and orders to the
+/// connection.
+///
+/// The other side's login shell is chatty.
 const SSH: &str = r#"#!/bin/bash
 echo "$@" >> "$HOME/ssh.log"
 case " $* " in
@@ -286,7 +290,7 @@ async fn connect_reaches_the_fleet_until_it_ends() {
     let socket = log.split("ControlPath=").nth(1).unwrap().split_whitespace().next().unwrap();
     assert!(socket.starts_with("/tmp/hostler-") && !Path::new(socket).parent().unwrap().exists(), "{socket}");
 
-    // And it ends with ssh.
+    // `hostler connect` also ends with ssh.
     fs::remove_file(place.path().join("ssh.pid")).unwrap();
     let mut connected = place.start("again", &["connect", "me@login1"]);
     connected.line("export OPENAI_BASE_URL").await;
@@ -321,7 +325,7 @@ async fn connect_keeps_its_address_when_the_fleet_moves() {
     assert!(Path::new(&bundle).exists(), "a shell that still names it would trust nobody");
 }
 
-/// The port of this machine that ssh was told to forward there.
+/// Port of this machine that ssh was told to forward there.
 fn forwarded_port(place: &Workplace, there: &str) -> Result<u16, String> {
     let log = fs::read_to_string(place.path().join("ssh.log")).unwrap_or_default();
     let order =

@@ -1,4 +1,6 @@
-//! Requests that crash engines, or make them err (crash suspects): they cost a fleet two engines and nobody else an answer.
+//! Crash suspects: requests that crash engines, or make them err.
+//!
+//! They cost a fleet two engines and nobody else an answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,13 +15,13 @@ use tokio::task::JoinSet;
 
 use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, hostler, until};
 
-/// What kills the engines of these tests.
+/// Text that kills the engines of these tests.
 const DEADLY: &str = "say-the-word-that-kills";
 
-/// What they answer with 500.
+/// Text that the engines answer with 500.
 const INDIGESTIBLE: &str = "left-recursive-grammar";
 
-/// A chat of its own content.
+/// A chat with this content.
 fn asked(content: &str, tokens: usize, stream: bool) -> Value {
     json!({"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": tokens, "stream": stream})
 }
@@ -29,7 +31,7 @@ fn setup(agents: usize, milliseconds: u64) -> Setup {
     Setup::agents(agents).engine(&format!("--sim-die-on {DEADLY} --sim-die-on-ms {milliseconds} --sim-err-on {INDIGESTIBLE}"))
 }
 
-/// Lives of the engines, and how often they were started again.
+/// Epochs of the engines, and the number of their restarts.
 async fn lives(fleet: &Fleet) -> (Vec<u64>, u32) {
     let replicas = fleet.admin().replicas().await.unwrap();
     (replicas.iter().map(|replica| replica.epoch).collect(), replicas.iter().map(|replica| replica.restarts).sum())
@@ -46,7 +48,7 @@ async fn until_crashed(fleet: &Fleet, crashes: u32) {
     assert_eq!(lives(fleet).await.1, crashes);
 }
 
-/// Clients that ask one thing after another, each time something new, until told to stop.
+/// Clients that send one question after another, each time a new one, until told to stop.
 struct Load {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
@@ -62,7 +64,7 @@ impl Load {
             running.spawn(async move {
                 let mut answers = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    // Only whole answers are requested, so that none of them is ever broken off.
+                    // Request only whole answers, so that none of them is ever broken off.
                     let question = asked(&format!("question {} of client {client}", answers.len()), 10, false);
                     answers.push(edge.post(CHAT, &question).await);
                     answered.fetch_add(1, Ordering::Relaxed);
@@ -73,7 +75,7 @@ impl Load {
         Self { stop, answered, clients: running }
     }
 
-    /// Ends it when at least this many were answered, all of them well.
+    /// Ends the load once at least this many requests were answered, all of them well.
     async fn end_after(self, least: usize) {
         until("enough answers", async || {
             let answered = self.answered.load(Ordering::Relaxed);
@@ -138,7 +140,7 @@ async fn an_engine_dying_with_many_requests_costs_no_answer() {
         let edge = fleet.edge();
         requests.spawn(async move { edge.post(CHAT, &asked(&format!("innocent {number}"), 5, number % 2 == 0)).await });
     }
-    // The rest are queued for want of room.
+    // The rest is queued for lack of room.
     let fullest = until("all requests taken", async || {
         let replicas = fleet.admin().replicas().await.unwrap();
         let taken: u32 = replicas.iter().map(|replica| replica.in_flight).sum();
@@ -161,8 +163,8 @@ async fn an_engine_dying_with_many_requests_costs_no_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_of_a_crash_get_first_tokens_within_seconds() {
-    // An answer takes 4 s: one after the other, ten on each of the two engines that are left, would
-    // need 40 s.
+    // An answer takes 4 s: one after another, ten on each of the two remaining engines would need
+    // 40 s.
     let fleet = Fleet::start(Setup::agents(3).engine("--sim-step-ms 40")).await;
     fleet.fault("n0/0", "hang").await;
     let mut streams = JoinSet::new();
@@ -189,7 +191,8 @@ async fn requests_of_a_crash_get_first_tokens_within_seconds() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_killed_two_engines_is_banned() {
     let fleet = Fleet::start(setup(4, 200)).await;
-    // Simulated engines die of a text, which a continuation from tokens has not: this stream has none.
+    // Simulated engines die of a text, which a continuation from tokens does not contain: this
+    // stream has none.
     let mut killer = asked(DEADLY, 500, true);
     killer["stop"] = "never said".into();
     for crash in 1..=2 {
@@ -207,7 +210,7 @@ async fn a_stream_that_killed_two_engines_is_banned() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_killed_through_two_routers_is_banned_everywhere() {
     let fleet = Fleet::start(setup(4, 200).routers(2)).await;
-    // Such a stream is not resumed: each costs one engine.
+    // The stream is not resumed, so each attempt costs one engine.
     let mut killer = asked(DEADLY, 500, true);
     killer["stop"] = "never said".into();
     for (crash, router) in (1..).zip(&fleet.routers) {
@@ -231,7 +234,7 @@ async fn a_request_that_killed_through_two_routers_is_banned_everywhere() {
 #[tokio::test(start_paused = true)]
 async fn a_prompt_in_flight_at_two_outside_kills_is_answered() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 40")).await;
-    // Such a stream is not resumed, and its client asks again.
+    // The stream is not resumed, and its client sends it again.
     let mut prompt = asked("are you there?", 100, true);
     prompt["stop"] = "never said".into();
     for kill in 1..=2 {
@@ -268,7 +271,7 @@ async fn a_ban_holds_only_for_the_tenant_that_sent_it() {
     let killer = asked(DEADLY, 50, false);
     for (crashes, key) in [2, 4].into_iter().zip(&keys) {
         assert_refused(&ask_as(&fleet.edge(), key, &killer).await);
-        // So it was sent, and nobody had said that the other tenant's was the same.
+        // So the request was sent, and nobody had said that the other tenant's was equal.
         until_crashed(&fleet, crashes).await;
     }
 }
@@ -294,7 +297,7 @@ async fn six_killers_of_one_tenant_cost_four_engines() {
     }
     for digit in 0..6 {
         let answer = ask_as(&edge, &reckless, &asked(&format!("{DEADLY} {digit}"), 50, false)).await;
-        // The later ones find that their only replica is away.
+        // The later requests find that their only replica is away.
         assert!(matches!(answer.status.as_u16(), 422 | 503), "{}", answer.text());
     }
     assert_eq!(fleet.routers[0].metric("hostler_confined_tenants").await, 1.0);
@@ -345,7 +348,7 @@ async fn an_indigestible_request_repeated_gets_its_error_at_once() {
         });
     }
     clients.join_all().await;
-    // As long as an engine might take to exit, if each of them were waited for.
+    // An engine might take this long to exit, if the router waited for each of them.
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert_eq!(fleet.routers[0].metric("hostler_crash_suspects").await, 0.0);
     fleet.until_idle().await;

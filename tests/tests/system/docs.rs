@@ -1,4 +1,4 @@
-//! The files that come from the program are those it prints now, and the examples are sound.
+//! Generated files equal the program's present output, and the examples are sound.
 
 use std::path::Path;
 

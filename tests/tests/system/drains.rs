@@ -1,4 +1,5 @@
-//! Emptying a router, a replica, a node: what runs finishes, nothing new begins, nothing is left.
+//! Emptying a router, a replica, a node: running requests finish, no new ones begin, and nothing is
+//! left.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The edge over TLS: both HTTP versions, clients' certificates, and a certificate that changes under load.
+//! The edge over TLS: both HTTP versions, clients' certificates, and a certificate that changes
+//! under load.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use tokio_stream::StreamExt;
 
 use crate::harness::{CHAT, Fleet, MODEL, Setup, channel, chat, chat_stream, exchange, json_request, soon, until};
 
-/// An authority of the operator's own, and the files that it gives to a router.
+/// An operator with an authority, and the files that it gives to a router.
 struct Operator {
     folder: TempDir,
     certificate: CertificateDer<'static>,
@@ -48,7 +49,7 @@ impl Operator {
         self.folder.path().join(name)
     }
 
-    /// Gives the router a new certificate, one file after the other, as people do.
+    /// Gives the router a new certificate, one file after another, as people do.
     fn renew(&self) -> CertificateDer<'static> {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec!["edge.test".into()]).unwrap().signed_by(&key, &self.issuer).unwrap();
@@ -61,7 +62,7 @@ impl Operator {
         (router.tls_cert, router.tls_key) = (self.path("edge.pem"), self.path("edge.key"));
     }
 
-    /// A client that trusts this operator, with a certificate of its own or without.
+    /// A client that trusts this operator, with or without a certificate.
     fn client(&self, has_certificate: bool, protocol: &str) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone()).unwrap();

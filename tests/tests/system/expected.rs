@@ -1,4 +1,5 @@
-//! Models that have no replica and that a controller can bring: their requests wait, and the controller learns of them.
+//! Models that have no replica and that a controller can bring: their requests wait, and the
+//! controller learns of them.
 
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use tonic_types::StatusExt;
 
 use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat, chat_stream, soon, until};
 
-/// What PBS says of a job that waits.
+/// Comment of PBS about a job that waits.
 const REASON: &str = "2 jobs wait: Not Running: Insufficient amount of resource: ngpus";
 
-/// The models that clients of OpenAI's and of Ollama's API are shown.
+/// Models listed to clients of OpenAI's and of Ollama's API.
 async fn listed(fleet: &Fleet) -> Vec<String> {
     let ids = |list: &Value, field: &str| list.as_array().unwrap().iter().map(|model| model[field].as_str().unwrap().to_owned()).collect();
     let openais: Vec<String> = ids(&fleet.edge().get("/v1/models").await.json()["data"], "id");
@@ -95,7 +96,7 @@ async fn a_request_waits_for_the_next_replica_after_a_drain() {
 #[tokio::test(start_paused = true)]
 async fn each_api_says_what_a_late_model_waits_for() {
     let fleet = Fleet::start(Setup::agents(1).engine("--served-model-name other")).await;
-    // Longer than router.max_queue_wait.
+    // The time is longer than router.max_queue_wait.
     let _controller = expect(&fleet, Some(3_600_000)).await;
     assert_eq!(listed(&fleet).await, ["other", MODEL]);
     let words = format!("no replica of the model `{MODEL}` is ready: {REASON}");

@@ -1,4 +1,5 @@
-//! Agents that fall silent with requests of theirs unanswered, as one whose host is gone: their connection stands, and nothing comes over it.
+//! Agents that fall silent while their requests are unanswered, like one whose host is gone: their
+//! connection stands, and nothing comes over it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,17 +21,19 @@ use tonic::{Request, Streaming};
 
 use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, attach, chat, chat_stream, link, soon, until};
 
-/// Short, so that the tests are; far below the connection's keepalive, which these agents answer.
+/// Lease of the tests.
+///
+/// It is short to keep them fast, and far below the connection's keepalive, which these agents
+/// answer.
 const LEASE: Duration = Duration::from_millis(500);
 
-/// An agent that takes requests and is silent when the test wants it to be; its replica is
-/// `still/0`.
+/// An agent that takes requests and falls silent when the test wants it; its replica is `still/0`.
 struct Still {
     reports: mpsc::Sender<AttachRequest>,
     reported: u64,
     frames: mpsc::Sender<FrameBatch>,
     requests: Streaming<FrameBatch>,
-    /// What came of each request: whether it was cancelled.
+    /// Outcome of each request: whether it was cancelled.
     taken: BTreeMap<u64, bool>,
     _told: Streaming<AttachResponse>,
 }
@@ -54,7 +57,7 @@ impl Still {
         self.reports.send(AttachRequest { message: Some(report(self.reported, false)) }).await.unwrap();
     }
 
-    /// Waits for what the router sends until this is so.
+    /// Waits until the router's frames meet this condition.
     async fn until(&mut self, what: &str, is: impl Fn(&BTreeMap<u64, bool>) -> bool) {
         while !is(&self.taken) {
             for frame in soon(what, self.requests.message()).await.unwrap().expect("the lane stands").frames {
@@ -76,7 +79,7 @@ impl Still {
     }
 }
 
-/// Served by silent agents only.
+/// Model that only silent agents serve.
 const OWN_MODEL: &str = "still";
 
 fn report(sequence: u64, snapshot: bool) -> Message {
@@ -97,7 +100,7 @@ fn assert_whole(answer: &Answer) {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_whose_node_name_was_taken_is_refused() {
-    // Long enough for both to be heard of until the end.
+    // The lease is long enough for both to send news until the end.
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.lease = Duration::from_secs(20))).await;
     let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "still".into(), life: 6, job: None };
     let (late, mut told) = attach(fleet.routers[0].agents, [Message::Hello(hello)]).await.unwrap();
@@ -133,7 +136,7 @@ async fn unanswered_requests_leave_a_silent_agent_at_lease_end() {
     assert_eq!(router.metric("hostler_retries_total").await, still.taken.len() as f64);
     assert_eq!(router.metric("hostler_crash_suspects").await, 0.0, "no engine has crashed");
 
-    // Its answers after that reach nobody.
+    // Later answers of the agent reach nobody.
     let unknown = router.metric("hostler_unknown_frames_total").await;
     let late = *still.taken.keys().next().unwrap();
     still.answer(late, "{}").await;
@@ -176,7 +179,7 @@ async fn a_request_passed_on_by_full_engines_leaves_silent_agents() {
     }
     let mut still = Still::attach(&fleet).await;
     fleet.until_replica("still/0", "readiness", |replica| replica.phase == Phase::Ready).await;
-    // Its work so far makes it the last replica to which the request is sent.
+    // The replica's work so far makes it the last one to which the request is sent.
     let mut own = JoinSet::new();
     for _ in 0..4 {
         let (edge, mut body) = (fleet.edge(), chat(10));
@@ -214,7 +217,7 @@ async fn an_answer_slower_than_a_lease_is_waited_for() {
     let lease = 2 * LEASE;
     let fleet = Fleet::start(setup(2).engine("--sim-step-ms 20").router(|router| router.lease = lease)).await;
     let begun = Instant::now();
-    // Whole before its first byte comes.
+    // The answer is whole before its first byte comes.
     assert_whole(&fleet.edge().post(CHAT, &chat(150)).await);
     assert!(begun.elapsed() > 2 * lease);
     assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 0.0);

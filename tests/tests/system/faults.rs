@@ -1,5 +1,7 @@
-//! Engines that die, err or are full: what had begun ends with an error and never as if it were whole, what had not begun goes elsewhere. Streams that
-//! go on from another engine are in `resumption`.
+//! Engines that die, err or are full.
+//!
+//! A begun answer ends with an error and never looks whole; an answer that had not begun moves to
+//! another engine. Streams that continue from another engine are in `resumption`.
 
 use std::time::Duration;
 
@@ -11,7 +13,8 @@ use tokio::task::JoinSet;
 
 use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, unresumed_stream, until};
 
-/// Streams that have all begun, as evenly spread as the router spreads them, and that are not resumed.
+/// Streams that have all begun, as evenly spread as the router spreads them, and that are not
+/// resumed.
 async fn streams(fleet: &Fleet, count: usize, tokens: usize) -> Vec<Answering> {
     let mut opened = Vec::new();
     for _ in 0..count {
@@ -31,7 +34,7 @@ async fn finish(streams: Vec<Answering>) -> Vec<Answer> {
     answers
 }
 
-/// Whole answers and broken ones; each must be one or the other.
+/// Counts whole answers and broken ones; each must be one or the other.
 fn whole_and_broken(answers: &[Answer]) -> (usize, usize) {
     let broken = answers.iter().filter(|answer| answer.ended.is_err()).count();
     for answer in answers {
@@ -53,7 +56,7 @@ async fn a_killed_engines_streams_fail_and_the_others_go_on() {
     assert_eq!(back.restarts, 1);
     assert!(!fleet.is_running(victim.pid) && fleet.is_running(back.pid));
     let served = back.served;
-    // Prompts of their own: the first one is still cached at the other engine.
+    // Use different prompts: the first one is still cached at the other engine.
     for number in 0..8 {
         let mut body = chat_stream(5);
         body["messages"][0]["content"] = format!("{number} is another question").into();
@@ -77,7 +80,7 @@ async fn a_request_without_a_first_byte_is_answered_elsewhere() {
         let body = if index % 2 == 0 { chat(10) } else { chat_stream(10) };
         requests.spawn(async move { edge.post(CHAT, &body).await });
     }
-    // Both hang until then: one that answered the early ones would draw the late ones.
+    // Both hang until then: an engine that answered the early ones would attract the late ones.
     let in_flight = until("all requests placed", async || {
         let counts = [fleet.replica(ids[0]).await.in_flight, fleet.replica(ids[1]).await.in_flight];
         if counts[0] + counts[1] == 12 { Ok(counts) } else { Err(format!("{counts:?} in flight")) }
@@ -157,7 +160,7 @@ async fn an_engine_stopped_from_outside_breaks_streams_and_restarts() {
     let fleet = Fleet::start(Setup::two_agents().engine("--sim-step-ms 10")).await;
     let opened = streams(&fleet, 6, 150).await;
     let victim = fleet.until_replica("n0/0", "half of the streams", |replica| replica.in_flight == 3).await;
-    // It ends its streams with `abort` and `[DONE]`, and exits with code 0.
+    // The engine ends its streams with `abort` and `[DONE]`, and exits with code 0.
     fleet.terminate(&victim.id).await;
     let reading = tokio::spawn(finish(opened));
     let failed = fleet.until_replica("n0/0", "a crash", |replica| replica.phase == Phase::Failed).await;
@@ -218,7 +221,8 @@ async fn two_dead_core_errors_ban_a_request_before_engines_exit() {
             running.map(|replica| replica.id.clone()).ok_or_else(|| format!("{replicas:#?}"))
         })
         .await;
-        // The fault ends what the engine has by then, so it is set until the request has left.
+        // The fault ends only requests that the engine has by then, so repeat it until the request
+        // has left.
         let own = async || fleet.replica(&running).await.local_in_flight;
         while own().await == 1 && !request.is_finished() {
             fleet.fault(&running, "error_event").await;
@@ -229,7 +233,7 @@ async fn two_dead_core_errors_ban_a_request_before_engines_exit() {
     assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (422, None), "{}", answer.text());
     assert_eq!(fleet.routers[0].metric("hostler_retries_total").await, 1.0);
 
-    // These engines said so but live; they serve other requests.
+    // These engines reported it but live; they serve other requests.
     let opened = streams(&fleet, 4, 300).await;
     fleet.until_in_flight("n0/0", 2).await;
     fleet.until_in_flight("n1/0", 2).await;
@@ -240,7 +244,8 @@ async fn two_dead_core_errors_ban_a_request_before_engines_exit() {
 #[tokio::test(start_paused = true)]
 async fn a_client_of_a_stopped_only_engine_may_retry() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10 --shutdown-timeout 60")).await;
-    // Until this one ends, the engine takes others and begins none; then it answers them with 500.
+    // Until this one ends, the engine accepts others and begins none; then it answers them with
+    // 500.
     let mut running = fleet.engine("n0/0").await.open(CHAT, &chat_stream(300)).await;
     running.events(2).await;
     let running = tokio::spawn(running.finish());

@@ -1,4 +1,5 @@
-//! What an engine says reaches the client as the engine said it, and what the client says reaches the engine.
+//! Fidelity: the engine's bytes reach the client unchanged, and the client's bytes reach the
+//! engine.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
@@ -16,8 +17,8 @@ fn identified(path: &str, body: &Value) -> Request<Full<Bytes>> {
     request.header("x-request-id", "the-same").body(Full::from(body.to_string())).unwrap()
 }
 
-/// The body without what differs between any two answers: times, and the ids that engines draw at
-/// random.
+/// Body without the parts that differ between any two answers: times, and the ids that engines draw
+/// at random.
 fn normal(answer: &Answer) -> String {
     let mut text = answer.text();
     for (before, differs) in [
@@ -37,7 +38,7 @@ fn normal(answer: &Answer) -> String {
     text
 }
 
-/// The headers without the date, those of the connection, and the router's own.
+/// Headers without the date, those of the connection, and the router's own.
 fn normal_headers(answer: &Answer) -> HeaderMap {
     let mut headers = answer.headers.clone();
     for own in ["date", "connection", "transfer-encoding", "x-hostler-id", "x-accel-buffering"] {
@@ -46,8 +47,10 @@ fn normal_headers(answer: &Answer) -> HeaderMap {
     headers
 }
 
-/// Asks the edge and the engine until both give the same; the second time a prompt is cached, and
-/// an engine that got no processor time merges events, which no test can help.
+/// Asks the edge and the engine until both give equal answers.
+///
+/// The second time a prompt is cached, and an engine without processor time merges events, which no
+/// test can prevent.
 async fn assert_same(edge: &Endpoint, engine: &Endpoint, path: &str, body: &Value) -> Answer {
     for attempt in 0.. {
         let through = edge.request(identified(path, body)).await;
@@ -81,7 +84,7 @@ async fn every_route_answers_as_the_engine_itself_does() {
         (CHAT, edited(chat_stream(5), json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}}))),
         (CHAT, edited(chat(5), json!({"n": 3, "logprobs": true, "top_logprobs": 2}))),
         (CHAT, edited(chat_stream(40), tools)),
-        // What only vLLM knows passes as everything else does.
+        // Fields that only vLLM knows pass like all others.
         (CHAT, edited(chat(3), json!({"return_token_ids": true, "cache_salt": "salt", "x_unknown": {"a": [1, null]}}))),
         ("/v1/completions", json!({"model": MODEL, "prompt": "Once", "max_tokens": 6})),
         ("/v1/completions", json!({"model": MODEL, "prompt": [11, 22, 33], "max_tokens": 6, "stream": true})),
@@ -132,7 +135,7 @@ async fn an_engines_errors_pass_verbatim() {
 async fn a_large_body_arrives_whole_with_a_length_or_chunked() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let (edge, engine) = (fleet.edge(), fleet.engine("n0/0").await);
-    // Several windows of a lane, and in the answer again.
+    // The text takes several windows of a lane, and again in the answer.
     let text = "all engines run ".repeat(100_000);
     let body = json!({"model": MODEL, "prompt": text});
     let direct = engine.post("/tokenize", &body).await;

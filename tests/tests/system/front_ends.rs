@@ -1,4 +1,6 @@
-//! Engines with vLLM's Rust front-end, which lacks routes: where a chat can stand for a route the router answers by one, else it says what to do.
+//! Engines with vLLM's Rust front-end, which lacks routes.
+//!
+//! If a chat can stand for a route, the router answers through one; otherwise it names the remedy.
 
 use hostler_agent::FrontEnd;
 use http::{Request, StatusCode};
@@ -23,7 +25,7 @@ fn edited(mut body: Value, changes: Value) -> Value {
     body
 }
 
-/// The data of a stream's events, each of which has a name that its data repeats.
+/// Data of a stream's events, each of which has a name that its data repeats.
 fn events(answer: &Answer) -> Vec<Value> {
     assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"), "{}", answer.text());
     let event = |event: &str| {
@@ -92,7 +94,7 @@ async fn a_response_equals_its_chat_whole_and_streamed() {
     let last = events.last().unwrap();
     assert_eq!((&last["type"], &last["response"]["output"][0]["content"][0]["text"]), (&json!("response.incomplete"), text));
 
-    // What an engine would have to keep.
+    // An engine would have to keep these responses.
     for kept in [json!({"previous_response_id": "resp_1"}), json!({"background": true})] {
         let refused = edge.post(RESPONSES, &edited(asked.clone(), kept)).await;
         assert_eq!(refused.status, StatusCode::BAD_REQUEST);
@@ -232,7 +234,7 @@ async fn an_untranslatable_route_is_refused_with_advice() {
         let words = refused.text();
         assert!(words.contains("has no /v1/embeddings") && words.contains("--front-end python"), "{words}");
     }
-    // What the front-end has is its own to answer.
+    // The front-end itself answers the routes that it has.
     assert_eq!(edge.post("/tokenize", &json!({"model": MODEL, "prompt": "x"})).await.status, StatusCode::OK);
 }
 

@@ -1,5 +1,6 @@
-//! GPUs that fail, are divided, taken or lost: the real agent over the fake driver of `tests/fake-nvml`, with one simulated engine on each fake
-//! GPU. A fault touches the engines on its GPU and no other.
+//! GPUs that fail, are divided, taken or lost: the real agent over the fake driver of
+//! `tests/fake-nvml`, with one simulated engine on each fake GPU. A fault affects only the engines
+//! on its GPU.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::harness::{Answering, CHAT, Ended, Fleet, Setup, Workplace, chat, chat_stream, is_alive, until};
 
-/// How soon a GPU that fails must be out of service.
+/// Time within which a failing GPU must be out of service.
 const OUT_OF_SERVICE: Duration = Duration::from_secs(2);
 
 /// A fleet of one agent on fake GPUs.
@@ -31,7 +32,7 @@ fn devices(count: usize) -> Vec<Device> {
 }
 
 impl OnGpus {
-    /// Engines on all of them, ready.
+    /// Starts engines on all of them, and waits until they are ready.
     async fn start(devices: Vec<Device>, replicas: u32) -> Self {
         let on_gpus = Self::launch(devices, replicas).await;
         on_gpus.fleet.until_ready().await;
@@ -52,12 +53,12 @@ impl OnGpus {
         Self { fleet: Fleet::launch(adapt(setup)).await, driver, _directory: directory }
     }
 
-    /// What an operator's command at this fleet's router says.
+    /// Output of an operator's command at this fleet's router.
     async fn hostler(&self, arguments: &[&str]) -> Ended {
         Workplace::new().run(&[arguments, &["--admin", self.fleet.admin().socket()]].concat()).await
     }
 
-    /// The entry of `CUDA_VISIBLE_DEVICES` that a replica's engine was given.
+    /// Entry of `CUDA_VISIBLE_DEVICES` that a replica's engine was given.
     async fn visible(&self, id: &str) -> String {
         let pid = self.fleet.replica(id).await.pid;
         let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
@@ -65,7 +66,7 @@ impl OnGpus {
         value.unwrap_or_else(|| panic!("it has none: {environment}")).to_owned()
     }
 
-    /// What the router knows of the GPUs of a replica.
+    /// Readings that the router has for the GPUs of a replica.
     async fn readings(&self, id: &str) -> Vec<GpuReading> {
         let nodes = self.fleet.admin().nodes().await.unwrap();
         let replica = nodes.into_iter().flat_map(|node| node.replicas).find(|replica| replica.id == id);
@@ -73,7 +74,7 @@ impl OnGpus {
     }
 }
 
-/// A stream that has begun at each replica.
+/// Opens a stream at each replica, and waits until it has begun.
 async fn a_stream_each(fleet: &Fleet, replicas: usize) -> Vec<Answering> {
     let mut opened = Vec::new();
     for number in 0..replicas {
@@ -104,7 +105,7 @@ async fn a_gpu_off_the_bus_is_quarantined_at_once() {
     until("its engine's end", async || if is_alive(before[1].pid) { Err("it is alive".to_owned()) } else { Ok(()) }).await;
     assert!(failed.elapsed() <= OUT_OF_SERVICE, "it took {:?}", failed.elapsed());
 
-    // Its stream goes on from another engine.
+    // The engine's stream continues from another engine.
     let mut resumed = 0;
     for stream in streams {
         let answer = stream.finish().await;

@@ -1,4 +1,4 @@
-//! `hostler.inference.v1.Inference` with generated stubs, on the port of the HTTP APIs.
+//! The service `hostler.inference.v1.Inference` with generated stubs, on the port of the HTTP APIs.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn text(text: &str, tokens: u32) -> GenerateRequest {
     asked(Prompt::Text(text.into()), tokens)
 }
 
-/// The events of a whole stream, by kind.
+/// Events of a whole stream, by kind.
 #[derive(Debug, Default)]
 struct Told {
     started: Option<Started>,
@@ -93,7 +93,7 @@ async fn running(fleet: &Fleet, replica: &str) -> f64 {
     fleet.engine(replica).await.metric("vllm:num_requests_running").await
 }
 
-/// How long it takes after `leave` until the engine runs nothing.
+/// Time after `leave` until the engine runs nothing.
 async fn gone_after<T>(fleet: &Fleet, leave: impl Future<Output = T>) -> Duration {
     let engine = fleet.engine("n0/0").await;
     leave.await;
@@ -106,7 +106,7 @@ async fn gone_after<T>(fleet: &Fleet, leave: impl Future<Output = T>) -> Duratio
     left.elapsed()
 }
 
-/// The fastest of some tries: other tests run beside this one.
+/// Fastest of some attempts, because other tests run beside this one.
 async fn fastest(mut attempt: impl AsyncFnMut() -> Duration) -> Duration {
     let mut fastest = Duration::MAX;
     for _ in 0..5 {

@@ -1,4 +1,5 @@
-//! Tenants' caches kept apart: nobody's prompt is found cached because somebody else has sent it, and the router does not expect it.
+//! Isolation of tenants' caches: no prompt is found cached because another tenant has sent it, and
+//! the router does not expect it.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, hostler};
 
-/// The tenant whose keys are admins'.
+/// Tenant whose keys are admins'.
 const ADMINS: &str = "ops";
 
 /// Makes a key and returns its text.
@@ -40,7 +41,7 @@ async fn fleet(apart: bool, tenants: &[&str]) -> (Fleet, Vec<String>, TempDir) {
     (fleet, keys, folder)
 }
 
-/// How many tokens of a prompt were cached according to the engine; how many the router had
+/// Tokens of a prompt that were cached according to the engine, and the number that the router had
 /// expected, at which level, and where.
 #[derive(Debug, PartialEq)]
 struct Cached {
@@ -90,7 +91,7 @@ async fn a_tenant_finds_only_its_own_prompts_cached() {
         ("/v1/completions", json!({"model": MODEL, "prompt": text("completion"), "max_tokens": 2})),
         ("/v1/responses", json!({"model": MODEL, "input": text("response"), "max_output_tokens": 16})),
     ] {
-        // Blocks of another prompt would be taken for this one's.
+        // Blocks of another prompt would be mistaken for this one's.
         let (fleet, keys, _folder) = fleet(true, &["alpha", "alpha", "beta"]).await;
         fleet.until_exact().await;
         let first = cached(&fleet, &keys[0], path, &body).await;
@@ -104,7 +105,7 @@ async fn a_tenant_finds_only_its_own_prompts_cached() {
             assert!(other_key.expected.abs_diff(other_key.by_engine) <= 64, "{path}: {other_key:?}");
         }
         assert_eq!(other_key.replica, first.replica, "{path}");
-        // On both engines: each prompt is the first wherever it goes.
+        // Ask both engines: each prompt is the first wherever it goes.
         for turn in 0..2 {
             let mut beta = body.clone();
             beta["max_tokens"] = (2 + turn).into();
@@ -210,7 +211,7 @@ async fn an_engine_fetches_media_only_from_listed_hosts() {
     }
     assert_eq!(fleet.replica("n0/0").await.served, 0);
     for url in ["https://cdn.example.org/a.png", "data:image/png;base64,iVBORw0KGgo="] {
-        // Whatever the engine makes of it.
+        // The engine's reaction does not matter.
         assert!(fleet.edge().post(CHAT, &with(url)).await.header("x-hostler-id").is_some(), "{url}");
     }
 }

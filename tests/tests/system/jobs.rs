@@ -1,4 +1,5 @@
-//! Agents in batch jobs: real agents as processes, and stand-ins for the commands of the schedulers.
+//! Agents in batch jobs: real agents as processes, and stand-ins for the commands of the
+//! schedulers.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +11,8 @@ use serde_json::Value;
 
 use crate::harness::{CHAT, Endpoint, Program, Workplace, chat, chat_stream, until};
 
-/// `qstat -f -F dsv -D SEPARATOR ID` as `OpenPBS` prints it: times as `ctime` writes them, without a zone.
+/// Stand-in for `qstat -f -F dsv -D SEPARATOR ID` of `OpenPBS`: times as `ctime` writes them,
+/// without a zone.
 const QSTAT: &str = r#"#!/bin/sh
 [ "$1 $2 $3 $4" = "-f -F dsv -D" ] || exit 2
 . "$0.job" || exit 1
@@ -18,7 +20,7 @@ stime=$(LC_ALL=C date -d "@$started" '+%a %b %e %H:%M:%S %Y')
 echo "Job Id: $6$5job_state=R$5Resource_List.walltime=$walltime$5stime=$stime$5run_count=$run"
 "#;
 
-/// `squeue -h -j ID -o %e`, which obeys `SLURM_TIME_FORMAT`.
+/// Stand-in for `squeue -h -j ID -o %e`, which obeys `SLURM_TIME_FORMAT`.
 const SQUEUE: &str = r#"#!/bin/sh
 [ "$1 $2 $4 $5" = "-h -j -o %e" ] || exit 2
 . "$0.job" || exit 1
@@ -53,10 +55,10 @@ impl Host {
         fs::set_permissions(self.command(name), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// What the scheduler's command says from now on.
+    /// Sets the further answers of the scheduler's command.
     fn say(&self, name: &str, job: &str) {
         let file = self.command(&format!("{name}.job"));
-        // It is read at any moment.
+        // Replace the file, because it may be read at any moment.
         let next = file.with_extension("next");
         fs::write(&next, job).unwrap();
         fs::rename(next, file).unwrap();
@@ -66,7 +68,9 @@ impl Host {
         self.say("qstat", &format!("started={} walltime={walltime} run={run}", now()));
     }
 
-    /// Starts an agent with these variables of a job. PATH is that of the tasks that `pbsdsh` starts.
+    /// Starts an agent with these variables of a job.
+    ///
+    /// PATH is that of the tasks that `pbsdsh` starts.
     fn agent(&mut self, name: &str, variables: &[(&'static str, &str)], arguments: &[&str]) -> Program {
         let folder: &'static str = self.workplace.path().to_str().unwrap().to_owned().leak();
         self.workplace.environment = vec![("PBS_EXEC", folder), ("PATH", "/bin:/usr/bin"), ("HOSTLER_JOB_INTERVAL_MS", "100")];
@@ -83,7 +87,7 @@ impl Host {
         ended.stdout
     }
 
-    /// Waits until `ps --json` shows this.
+    /// Waits until `ps --json` meets this condition.
     async fn until_ps<T>(&self, what: &str, is: impl Fn(&Value) -> Option<T>) -> T {
         until(what, async || {
             let shown: Value = serde_json::from_str(&self.ps(&["--json"]).await).unwrap();
@@ -105,7 +109,7 @@ fn find<'a>(shown: &'a Value, node: &str) -> Option<&'a Value> {
     shown["nodes"].as_array()?.iter().find(|shown| shown["node"] == node)
 }
 
-/// The default name of a node in a job.
+/// Default name of a node in a job.
 fn node(job: &str) -> String {
     format!("{}.{job}", fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim())
 }
@@ -160,7 +164,7 @@ async fn an_agent_leaves_before_its_job_ends_without_broken_streams() {
     let edge = Endpoint::Tcp(host.router.address("edge").await);
     let mut stream = edge.open(CHAT, &chat_stream(600)).await;
     stream.events(2).await;
-    // Its drain and its stop may take 22 s.
+    // The agent's drain and stop may take 22 s.
     host.say_pbs("00:00:24", 1);
     until("it leaves", async || if agent.stderr().contains("the job 12.head ends in ") { Ok(()) } else { Err(agent.stderr()) }).await;
     stream.finish().await.assert_whole_stream();

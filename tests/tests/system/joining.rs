@@ -24,7 +24,7 @@ use tonic::{Code, Request, Status};
 
 use crate::harness::{CHAT, Endpoint, Fleet, Program, RunningRouter, Setup, Workplace, attach, channel, chat_stream, soon, until};
 
-/// A fleet's folder, and the nodes' own.
+/// Folder of a fleet, and those of the nodes.
 struct Gate {
     folder: TempDir,
     authority: Authority,
@@ -68,7 +68,7 @@ impl Gate {
         std::fs::read(self.path("nodes").join(node).join("node.der")).unwrap()
     }
 
-    /// The settings of a thief who has copied a node's folder.
+    /// Settings of a thief who has copied a node's folder.
     fn stolen(&self, node: &str) -> Arc<ClientConfig> {
         let authority = std::fs::read(self.path("nodes").join(node).join("ca.der")).unwrap();
         member_config(&authority, &self.certificate(node), &self.key(node), &self.path("nodes")).unwrap()
@@ -78,7 +78,7 @@ impl Gate {
         self.call(fleet, EnrollRequest { job: job.into(), ..self.request(token, node, &format!("{node}-of-a-test")) }).await
     }
 
-    /// What a node says that has this key.
+    /// Request of a node with this key.
     fn request(&self, token: &JoinToken, node: &str, key: &str) -> EnrollRequest {
         EnrollRequest {
             protocol: PROTOCOL,
@@ -103,7 +103,7 @@ async fn dial(fleet: &Fleet, config: Arc<ClientConfig>) -> Channel {
     channel(stream).await
 }
 
-/// The first answer to an attachment under this name.
+/// First answer to an attachment under this name.
 async fn attach_as(channel: Channel, node: &str) -> Result<(), Status> {
     let hello = Hello { protocol: PROTOCOL, agent_version: "1".into(), node: node.into(), life: 7, job: None };
     let first = tokio_stream::once(AttachRequest { message: Some(Message::Hello(hello)) });
@@ -140,7 +140,7 @@ async fn streams_of_the_former_router_outlast_a_change_of_the_file() {
     };
     name(&fleet);
     fleet.until_ready().await;
-    // Longer than until the agent reads the file again.
+    // The stream lasts longer than the agent takes to read the file again.
     let mut stream = fleet.edge().open(CHAT, &chat_stream(3_000)).await;
     stream.events(2).await;
     let next = RunningRouter::start(fleet.router_config()).await;
@@ -320,7 +320,7 @@ async fn unauthenticated_connections_are_bounded_and_hurt_no_member() {
         let stream = TcpStream::connect(fleet.routers[0].agents).await.unwrap();
         let shaken = hostler_tls::connect(stream, EnrollmentVerifier::config_for(gate.authority.fingerprint()).unwrap()).await;
         let mut stream = shaken.map_err(|error| error.to_string())?;
-        // The router's first bytes, if it goes on.
+        // These are the router's first bytes, if it continues.
         match stream.read(&mut [0; 9]).await {
             Ok(1..) => Ok(()),
             ended => Err(format!("{ended:?}")),

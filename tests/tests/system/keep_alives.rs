@@ -1,5 +1,5 @@
-//! Event streams through proxies, which close what is silent: what a client gets while its request waits or its engine is silent, and how it then
-//! learns what went wrong.
+//! Event streams through proxies, which close silent connections: the bytes that a client gets
+//! while its request waits or its engine is silent, and the error that it gets then.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::harness::{CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, unt
 const COMMENT: &str = ": keep-alive\n\n";
 const PING: &str = "event: ping\ndata: {\"type\": \"ping\"}\n\n";
 
-/// One agent or more, whose clients hear something this often.
+/// Setup of agents whose clients get a sign of life this often.
 fn setup(agents: usize) -> Setup {
     Setup::agents(agents).router(|router| router.stream_keepalive = Duration::from_millis(50))
 }
@@ -67,7 +67,7 @@ async fn errors_are_statuses_before_comments_and_events_afterwards() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engines_refusal_after_a_comment_keeps_its_words() {
-    // With one long prompt it is full, so the other waits in the router.
+    // One long prompt fills the engine, so the other waits in the router.
     let fleet = Fleet::start(setup(1).engine("--max-num-batched-tokens 256")).await;
     fleet.fault("n0/0", "hang").await;
     let mut body = chat_stream(4);
@@ -122,7 +122,8 @@ async fn only_event_streams_are_kept_alive() {
     assert!(streamed.text().contains(COMMENT), "{}", streamed.text());
 }
 
-/// The routes that a chat stands for where engines have vLLM's Rust front-end: what is asked, what keeps the stream alive, and its last event.
+/// Routes that a chat stands for if engines have vLLM's Rust front-end: the request, the keep-alive
+/// of the stream, and its last event.
 fn translated() -> [(&'static str, Value, &'static str, &'static str); 2] {
     let hello = json!([{"role": "user", "content": "Hello"}]);
     let message = json!({"model": MODEL, "messages": hello, "stream": true, "max_tokens": 4});

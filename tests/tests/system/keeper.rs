@@ -1,4 +1,6 @@
-//! What becomes of engines when their agent, or the keeper between the two, is killed: nothing is left of them, or they go on under the next agent, as it was set.
+//! Fate of engines when their agent, or the keeper between the two, is killed.
+//!
+//! Depending on the setting, nothing is left of them, or they continue under the next agent.
 
 use std::fs;
 use std::time::Duration;
@@ -108,7 +110,7 @@ async fn the_next_agent_adopts_kept_engines_within_three_seconds() {
         })
         .await;
 
-    // And they end with their new agent as if it had started them.
+    // The engines also end with their new agent as if it had started them.
     scene.ends(&mut next, Signal::TERM).await;
 }
 
@@ -159,7 +161,7 @@ async fn an_agent_hung_up_finishes_answers_and_leaves_its_engines() {
     assert!(next.ended().await.success(), "{}", next.stderr());
     scene.until_no_process_is_left().await;
 
-    // Where engines end with their agent, a closed terminal is a reason to stop.
+    // If engines end with their agent, a closed terminal is a reason to stop.
     let mut agent = scene.agent("third", "1", &["--if-agent-dies", "kill"]);
     scene.until_replicas("it serves", |replicas| replicas.iter().any(Seen::is_ready)).await;
     scene.ends(&mut agent, Signal::HUP).await;

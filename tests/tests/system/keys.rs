@@ -1,4 +1,5 @@
-//! Keys from the command line to the edge: who gets in, what a key may ask for, how keys change while requests run, and who may operate.
+//! Keys from the command line to the edge: access, the requests that a key allows, changes of keys
+//! while requests run, and operators.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::harness::{Answer, CHAT, Ended, Endpoint, Fleet, MODEL, Setup, Workplace, chat, chat_stream, hostler, until};
 
-/// A key file of a test, changed as operators change it.
+/// Key file of a test, changed as operators change it.
 struct KeyFile {
     folder: TempDir,
 }
@@ -39,7 +40,7 @@ impl KeyFile {
         ended
     }
 
-    /// A key that is made with these arguments.
+    /// Makes a key with these arguments.
     async fn create(&self, arguments: &[&str]) -> Key {
         let ended = self.run(&[&["create"], arguments].concat()).await;
         let key = Key(ended.stdout.trim().to_owned());
@@ -80,13 +81,13 @@ fn get(path: &str, headers: &[(&str, String)]) -> Request<Full<Bytes>> {
     headers.iter().fold(Request::get(path), |request, (name, value)| request.header(*name, value)).body(Full::default()).unwrap()
 }
 
-/// A fleet whose edge wants the keys of this file.
+/// A fleet whose edge requires the keys of this file.
 async fn fleet(keys: &KeyFile, setup: Setup) -> Fleet {
     let path = keys.path();
     Fleet::start(setup.router(|router| router.keys_file = path)).await
 }
 
-/// Waits until requests with this key are answered so.
+/// Waits until requests with this key get this status.
 async fn until_status(key: &Key, edge: &Endpoint, status: u16) -> Answer {
     until(&format!("status {status}"), async || {
         let answer = key.ask(edge, &chat(1)).await;
@@ -164,7 +165,7 @@ async fn a_key_is_replaced_under_load_without_failed_requests() {
     some_more().await;
     let new = keys.create(&["--name", "team"]).await;
     until_status(&new, &fleet.edge(), 200).await;
-    // Both are valid for now, and the clients change when they come to it.
+    // Both keys are valid for now, and each client switches in its own time.
     keys.run(&["revoke", old.id(), "--after", "1h"]).await;
     some_more().await;
     current.send_replace(new.clone());
@@ -262,7 +263,7 @@ async fn a_key_for_some_models_sees_and_uses_no_others() {
     }
     let later = poet.ask(&edge, &of("later")).await;
     assert!(later.status == 404 && later.text().contains("poet") && !later.text().contains("nickname"), "{}", later.text());
-    // An engine would take its default model.
+    // An engine would use its default model.
     let mut unnamed = chat(2);
     unnamed.as_object_mut().unwrap().remove("model");
     let refused = poet.ask(&edge, &unnamed).await;
@@ -272,7 +273,7 @@ async fn a_key_for_some_models_sees_and_uses_no_others() {
     assert_eq!(all.ask(&edge, &unnamed).await.status, 200);
 }
 
-/// Listens between the agent and an engine, and keeps what the engine is sent.
+/// Listens between the agent and an engine, and keeps the bytes that the engine receives.
 fn listen_in(socket: &Path) -> watch::Receiver<Vec<u8>> {
     let behind = socket.with_extension("behind");
     std::fs::rename(socket, &behind).unwrap();
@@ -297,11 +298,11 @@ fn listen_in(socket: &Path) -> watch::Receiver<Vec<u8>> {
     heard
 }
 
-/// What an engine of this fleet is sent when a client shows a key.
+/// Bytes that an engine of this fleet receives when a client shows a key.
 async fn heard_by_an_engine(fleet: &Fleet, key: &Key) -> String {
     let heard = listen_in(Path::new(&fleet.replica("n0/0").await.socket));
-    // So many that they hold all connections that the agent has kept. A request that comes now
-    // needs another.
+    // These streams hold all connections that the agent has kept. A request that comes now needs
+    // another one.
     let mut streams = Vec::new();
     for _ in 0..6 {
         let mut stream = fleet.edge().send(post(CHAT, &chat_stream(5000), &[key.bearer()])).await;
@@ -328,7 +329,7 @@ async fn a_clients_key_reaches_engines_only_without_router_keys() {
     assert!(heard.contains(&format!("authorization: Bearer {}", key.0)) && heard.contains("x-api-key"), "{heard}");
 }
 
-/// A file of mode 0600 with this text.
+/// Creates a file of mode 0600 with this text.
 fn private(workplace: &Workplace, name: &str, text: &str) -> String {
     let path = workplace.file(name, text);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -341,14 +342,15 @@ async fn remote_operators_need_an_admin_key_that_is_never_logged() {
     let (admin, user) = (keys.create(&["--role", "admin"]).await, keys.create(&[]).await);
     let mut workplace = Workplace::new();
     let (admin_file, user_file) = (private(&workplace, "admin.key", &format!("{}\n", admin.0)), private(&workplace, "user.key", &user.0));
-    // As where a shell has exported it for everything that it starts.
+    // A shell may have exported the key for everything that it starts.
     workplace.environment.push(("HOSTLER_ADMIN_KEY", admin.0.clone().leak()));
     let keys_path = keys.path();
     let flags =
         ["--listen", "127.0.0.1:0", "--admin-listen", "0.0.0.0:0", "--keys-file", keys_path.to_str().unwrap(), "--log-level", "debug"];
     let up =
         workplace.start("up", &[&["up", "--engine", "simulated", "--replicas", "1"][..], &flags, &["--", "--sim-start-ms", "50"]].concat());
-    // It found its replicas ready. For that it asks the guarded listener, with a key of its own.
+    // `hostler up` found its replicas ready. For that it asks the guarded listener, with its own
+    // key.
     assert!(up.line("curl").await.contains("-H \"authorization: Bearer $HOSTLER_KEY\""));
     let (edge, listener) = (Endpoint::Tcp(up.address("edge").await), up.address("admin").await);
     assert_eq!(admin.ask(&edge, &chat(1)).await.status, 200, "an admin may also send requests");
@@ -408,7 +410,7 @@ async fn a_new_key_goes_into_a_private_file() {
     let key = std::fs::read_to_string(&out).unwrap();
     assert!(key.starts_with("hk_") && key.ends_with('\n') && !made.stderr.contains(key.trim()), "{key}");
 
-    // No key is made where it could not be handed out.
+    // No key is made if it could not be handed out.
     let refused = workplace.run(&[&create[..], &["--out", &out]].concat()).await;
     assert!(!refused.success && refused.stderr.contains("--force") && refused.stdout.is_empty(), "{}", refused.stderr);
     assert_eq!((std::fs::read_to_string(&out).unwrap(), kept()), (key.clone(), 1));
@@ -416,11 +418,12 @@ async fn a_new_key_goes_into_a_private_file() {
     assert!(workplace.run(&[&create[..], &["--out", &out, "--force"]].concat()).await.success);
     assert_eq!(std::fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(std::fs::read_to_string(&out).unwrap() != key && kept() == 2);
-    // No key, no file for it.
+    // Without a key, no file is made for it.
     let (broken, unused) = (private(&workplace, "broken.toml", "key = 5"), path("unused.key"));
     assert!(!workplace.run(&["keys", "create", "--file", &broken, "--out", &unused]).await.success && !Path::new(&unused).exists());
 
-    // As a shell makes it for `> FILE` under the usual mask, and as it ought to be.
+    // One output file has the mode that a shell gives it for `> FILE` under the usual mask, the
+    // other the right one.
     for (name, mode, is_warned) in [("open", 0o644, true), ("private", 0o600, false)] {
         for (command, secret) in [(&create[..], "hk_"), (&["init", "--dir", &path(name)], "")] {
             std::fs::write(path(&format!("{name}.out")), "").unwrap();

@@ -1,5 +1,5 @@
-//! Both ends of a lane against each other, in any interleaving: the router's `lanes::Lane` and the agent's `lane::Lane`, with
-//! the network between them in the test's hands.
+//! Both ends of a lane against each other, in any interleaving: the router's `lanes::Lane` and the
+//! agent's `lane::Lane`, with the test as the network between them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use hostler_proto::lane::{RequestHead, ResponseHead};
 use hostler_router::lanes::{Exchange, Lane as RouterLane};
 use proptest::prelude::*;
 
-/// What may happen next. The number chooses a request, or how much.
+/// Next steps. The number chooses a request, or an amount.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     /// A client sends a request with a body of up to four windows.
@@ -54,7 +54,7 @@ struct Client {
     ends: Vec<Result<(), StreamFault>>,
 }
 
-/// A request at the engine, and what has passed there.
+/// A request at the engine, and its bytes there.
 struct AtEngine {
     serving: Option<RequestStream>,
     body: RequestBody,
@@ -81,7 +81,7 @@ fn context() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
-/// The body of a request is its id in every byte, so that a stray byte is noticed.
+/// Length of a request's body, whose bytes all are its id, so that a stray byte is noticed.
 fn body_of(id: u64) -> usize {
     usize::try_from(id * 37_411).unwrap() % (4 * WINDOW_BYTES)
 }
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// Everything that can still move moves, until nothing does.
+    /// Moves everything that can still move, until nothing does.
     fn move_all(&mut self, but: Option<u64>) {
         for _ in 0..200 {
             self.take(Step::Down);
@@ -208,7 +208,7 @@ impl AtEngine {
         }
     }
 
-    /// What the relay does: pieces as credit allows, then the end.
+    /// Sends like the relay: pieces as credit allows, then the end.
     fn send(&mut self) {
         let Some(serving) = &self.serving else { return };
         while !self.unsent.is_empty() {
@@ -271,7 +271,7 @@ proptest! {
             world.engine.iter_mut().for_each(|request| { request.closing.get_or_insert(Ok(())); });
         }
         world.move_all(None);
-        // Requests that reached the agent only now.
+        // Complete requests that reached the agent only now, too.
         world.engine.iter_mut().for_each(|request| { request.closing.get_or_insert(Ok(())); });
         world.move_all(None);
         for client in &world.clients {
@@ -330,7 +330,7 @@ proptest! {
                 prop_assert_eq!((&client.received, client.ends.len()), (&request.written, 1));
             }
         }
-        // And it gets everything once it reads.
+        // The client also gets everything once it reads.
         world.move_all(None);
         prop_assert!(world.clients.iter().all(|client| client.ends == [Ok(())]));
     }

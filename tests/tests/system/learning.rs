@@ -1,4 +1,5 @@
-//! What the answers of replicas teach a router about their speed, and what they must not.
+//! Effect of replicas' answers on the speeds that a router learns, including those that must have
+//! none.
 
 use hostler_proto::fleet::v1::Rates;
 use http::StatusCode;

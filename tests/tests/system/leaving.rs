@@ -1,4 +1,5 @@
-//! How agents leave a batch job: by which signals, in what time, with which exit code, and what streams and short requests see of it.
+//! How agents leave a batch job: by which signals, in what time, with which exit code, and the
+//! effect on streams and short requests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use rustix::process::Signal;
 
 use crate::harness::{Answer, CHAT, Program, Scene, Workplace, chat, chat_stream, until};
 
-/// A time that nothing here needs.
+/// Time longer than anything here needs.
 const AMPLE: &str = "120s";
 
 impl Scene {
@@ -33,7 +34,7 @@ impl Scene {
         self.place.start(node, &arguments)
     }
 
-    /// What the router was told last of why a replica failed.
+    /// Last failure of a replica that the router was told.
     async fn failure(&self, id: &str) -> Option<Failure> {
         let nodes = self.admin().nodes().await.unwrap();
         nodes.into_iter().flat_map(|node| node.replicas).find(|replica| replica.id == id)?.state?.failure
@@ -52,7 +53,7 @@ impl Scene {
     }
 }
 
-/// The message of a broken stream's one error.
+/// Message of a broken stream's only error.
 fn error_of(answer: &Answer) -> String {
     answer.assert_broken_stream();
     let error: serde_json::Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
@@ -74,7 +75,7 @@ async fn streams_that_can_end_finish_despite_the_schedulers_signals() {
     scene.until_draining().await;
     for signal in [Signal::USR1, Signal::TERM, Signal::TERM, Signal::USR1, Signal::TERM] {
         agent.signal(signal);
-        // Signals of a kind that wait for the process are one.
+        // Pending signals of one kind merge, so wait between them.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     stream.finish().await.assert_whole_stream();
@@ -88,7 +89,7 @@ async fn a_stream_cut_by_the_scheduler_names_its_job() {
     scene.ready(1).await;
     let mut stream = scene.router.edge().open(CHAT, &chat_stream(10_000)).await;
     stream.events(2).await;
-    // The warning leaves all the time of a drain; the scheduler's last word does not.
+    // The warning leaves all the time of a drain; the scheduler's last signal does not.
     agent.signal(Signal::USR1);
     scene.until_draining().await;
     agent.signal(Signal::TERM);
@@ -228,7 +229,7 @@ async fn failing_engines_outside_of_a_job_are_retried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_removed_run_directory_is_restored_and_its_engine_returns() {
     let scene = Scene::in_job().await;
-    // The engine's health is asked over a connection that is open; a test completion opens a new one.
+    // The engine's health is checked over an open connection; a test completion opens a new one.
     let mut agent = scene.named_agent("n0", &["--canary-interval", "2s"]);
     let before = scene.ready(1).await.remove(0);
     let own = Path::new(&before.socket).ancestors().nth(2).unwrap().to_owned();
@@ -242,7 +243,7 @@ async fn a_removed_run_directory_is_restored_and_its_engine_returns() {
     );
     assert_eq!(scene.router.edge().post(CHAT, &chat(3)).await.status, 200);
     until("the admin socket", async || if own.join("admin.sock").exists() { Ok(()) } else { Err("there is none".to_owned()) }).await;
-    // An agent that starts now does not take it for a dead one's.
+    // An agent that starts now does not mistake it for a dead one's.
     let mut other = scene.named_agent("n1", &[]);
     scene.ready(2).await;
     other.signal(Signal::TERM);

@@ -1,4 +1,5 @@
-//! How long a request counts: until its last byte, or until its client leaves; then nothing of it is left anywhere.
+//! Lifetime of a request: it counts until its last byte, or until its client leaves; then nothing
+//! of it is left anywhere.
 
 use std::time::Duration;
 
@@ -13,14 +14,14 @@ use crate::harness::{Answering, CHAT, DEADLINE, Endpoint, Fleet, MODEL, Setup, W
 async fn a_client_that_leaves_cancels_its_request() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 10")).await;
     let edge = fleet.edge();
-    // Mid-stream.
+    // Leave mid-stream.
     let mut stream = edge.open(CHAT, &chat_stream(10_000)).await;
     stream.events(3).await;
     fleet.until_in_flight("n0/0", 1).await;
     assert_eq!(fleet.engine("n0/0").await.metric("vllm:num_requests_running").await, 1.0);
     drop(stream);
     fleet.until_idle().await;
-    // Before the first byte.
+    // Leave before the first byte.
     let waiting = tokio::spawn(async move { edge.post(CHAT, &chat(10_000)).await });
     fleet.until_in_flight("n0/0", 1).await;
     waiting.abort();
@@ -53,13 +54,13 @@ async fn behave(edge: Endpoint, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let tokens = random.usize(1..40);
     let stream = random.bool();
-    // Some leave, whatever has happened by then.
+    // Some clients leave, whatever has happened by then.
     let patience = Duration::from_millis(if random.u8(..) < 80 { random.u64(1..150) } else { 30_000 });
     let request = async {
         let mut answer = edge.open(CHAT, &if stream { chat_stream(tokens) } else { chat(tokens) }).await;
         if stream && answer.status == 200 {
             for event in 0..random.usize(0..tokens) {
-                // One that ended early has ended in any case.
+                // An answer that ended early has ended in any case.
                 let _ = tokio::time::timeout(DEADLINE, read_some(&mut answer)).await;
                 if event % 4 == 0 && random.u8(..) < 40 {
                     tokio::time::sleep(Duration::from_millis(random.u64(..30))).await;
@@ -117,9 +118,9 @@ async fn a_client_that_reads_nothing_holds_little_and_stalls_nobody() {
     const TOKENS: usize = 2000;
     const CHOICES: usize = 16;
     const GENERATED: &str = "vllm:generation_tokens_total";
-    // A process of its own, so that its memory is the router's and the agent's alone.
+    // Use a separate process, so that its memory is only the router's and the agent's.
     let mut workplace = Workplace::new();
-    // The allocator gives back at once what is free.
+    // The allocator gives free memory back at once.
     workplace.environment.extend([("MIMALLOC_PURGE_DELAY", "0"), ("MIMALLOC_ARENA_EAGER_COMMIT", "0")]);
     let up = workplace.up(1, &["--sim-step-ms", "0", "--sim-decode-us", "0", "--num-gpu-blocks-override", "16384"]);
     up.line("curl").await;
@@ -127,7 +128,8 @@ async fn a_client_that_reads_nothing_holds_little_and_stalls_nobody() {
     let replica = admin.replicas().await.unwrap().remove(0);
     let engine = Endpoint::Unix(replica.socket.into());
     let body = json!({"model": MODEL, "prompt": "Everything", "stream": true, "max_tokens": TOKENS, "n": CHOICES, "logprobs": 20});
-    // What the first such answer leaves behind is not held for a client: a tokenizer, threads' own memory.
+    // The first such answer leaves behind memory that is not held for a client: a tokenizer, and
+    // threads' own memory.
     edge.post("/v1/completions", &body).await.assert_whole_stream();
     let (before, generated_before) = (resident(up.pid()), engine.metric(GENERATED).await);
 

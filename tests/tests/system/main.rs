@@ -1,4 +1,5 @@
-//! Whole-system tests: the real run functions over simulated engines, each theme in a file of its own.
+//! Whole-system tests: the real run functions over simulated engines, each theme in a separate
+//! file.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

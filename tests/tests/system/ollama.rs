@@ -1,4 +1,5 @@
-//! Ollama's API at the edge: clients that speak nothing else are answered by the same engines, with the same promises.
+//! Ollama's API at the edge: the same engines answer clients that only know this API, with the same
+//! promises.
 
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
@@ -28,7 +29,7 @@ fn text_of(lines: &[Value]) -> String {
     lines.iter().map(|line| line["message"]["content"].as_str().or(line["response"].as_str()).unwrap()).collect()
 }
 
-/// The one message of an error in Ollama's form.
+/// Only message of an error in Ollama's form.
 fn error(answer: &Answer) -> String {
     let body = answer.json();
     assert_eq!(body.as_object().unwrap().len(), 1, "{body}");
@@ -72,7 +73,7 @@ async fn a_chat_says_the_same_streamed_whole_and_as_openais() {
     let seen = edge.post(OLLAMAS_CHAT, &edited(chat(8), json!({"stream": false, "messages": messages}))).await;
     assert_eq!((seen.status, &seen.json()["eval_count"]), (StatusCode::OK, &json!(8)), "{}", seen.text());
 
-    // Ollama's documentation sends JSON without saying so.
+    // Ollama's documentation sends JSON without declaring it.
     let curl = Request::post(OLLAMAS_CHAT).header("content-type", "application/x-www-form-urlencoded");
     let answer = edge.request(curl.body(Full::from(edited(chat(8), json!({"stream": false})).to_string())).unwrap()).await;
     assert_eq!(answer.json()["message"]["content"], openais, "{}", answer.text());
@@ -101,7 +102,7 @@ async fn a_prompt_is_answered_through_the_template_or_raw() {
         edge.post("/api/generate", &edited(prompt, json!({"stream": false, "raw": true, "options": {"num_predict": -1}}))).await.json();
     let fits = 100 - raw["prompt_eval_count"].as_u64().unwrap();
     assert_eq!((&long["eval_count"], &long["done_reason"]), (&json!(fits), &json!("length")), "{long}");
-    // A request that only wants a loaded model has one.
+    // A request that only wants a loaded model already has one.
     let loaded = edge.post("/api/generate", &json!({"model": MODEL})).await.json();
     assert_eq!((&loaded["done"], &loaded["done_reason"]), (&json!(true), &json!("load")));
 }
@@ -229,7 +230,8 @@ async fn a_lost_attempt_is_retried_unnoticed_by_the_client() {
             let edge = fleet.edge();
             async move { edge.post(OLLAMAS_CHAT, &body).await }
         };
-        // Two at once mostly go to one engine each; which it is of two idle ones is chance.
+        // Two requests at once mostly go to one engine each; which of two idle ones comes first is
+        // chance.
         for number in 0..20 {
             let (one, other) = tokio::join!(ask(2 * number), ask(2 * number + 1));
             for answer in [one, other] {

@@ -1,4 +1,4 @@
-//! What operators order while clients ask on: sleep and wake, LoRA adapters, release, a rolling restart.
+//! Orders of operators under load: sleep and wake, LoRA adapters, release, a rolling restart.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use tonic::Code;
 
 use crate::harness::{Answer, CHAT, Endpoint, Fleet, Seen, Setup, chat, chat_stream, hostler, until};
 
-/// Long enough for engines to have whole blocks of it in their caches.
+/// Prompt so long that engines have whole blocks of it in their caches.
 fn long_prompt() -> Value {
     json!({"model": "simulated", "prompt": "one two three four ".repeat(50), "max_tokens": 2})
 }
@@ -75,8 +75,8 @@ async fn a_sleeping_fleet_says_so_and_answers_after_waking() {
         .await;
         assert_eq!(admin.wake("n0").await.unwrap(), ["n0/0", "n0/1"]);
         fleet.until_ready().await;
-        // Without reading its weights again, a simulated engine talks nonsense after level 2, as a
-        // real one does.
+        // Unless its weights are read again, a simulated engine talks nonsense after level 2, like
+        // a real one.
         assert_eq!(content(&edge, &chat(12)).await, before, "level {level}");
     }
 }
@@ -153,7 +153,7 @@ async fn requests_for_an_adapter_go_where_it_is_loaded() {
     let own = content(&edge, &chat(4)).await;
     assert_eq!(edge.post(CHAT, &of_adapter("poet")).await.status, 404);
     assert_eq!(admin.lora("n1/0", "poet", "/tmp").await.unwrap(), ["n1/0"]);
-    // At once: the order is answered after the report.
+    // The model is listed at once: the order is answered after the report.
     until("a model of the fleet", async || {
         let models = edge.get("/v1/models").await.text();
         if models.contains("poet") { Ok(()) } else { Err(models) }
@@ -165,7 +165,7 @@ async fn requests_for_an_adapter_go_where_it_is_loaded() {
     }
     fleet.until_replica("n1/0", "all six", |replica| replica.served == before + 6).await;
 
-    // Clients cannot change it, whatever they write.
+    // Clients cannot change the adapters of a fleet, whatever they write.
     let escaped = edge.post("/v1/unload%5Flora_adapter", &json!({"lora_name": "poet"})).await;
     assert_eq!(escaped.status, 400, "an escape of what needs none");
     for path in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"] {
@@ -359,7 +359,7 @@ impl Load {
         Self { stop, clients: running }
     }
 
-    /// Stops asking; how many answers there were, all of them whole.
+    /// Stops asking, and returns the number of answers, all of which were whole.
     async fn assert_all_answered(self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         let answers: Vec<Answer> = self.clients.join_all().await.into_iter().flatten().collect();

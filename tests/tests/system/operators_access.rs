@@ -1,4 +1,5 @@
-//! Who may operate a router: its own user on its socket, others with an admin key, and never a web page in somebody's browser.
+//! Access of operators to a router: its own user on its socket, others with an admin key, and never
+//! a web page in a browser.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,17 +16,17 @@ use crate::harness::{Endpoint, Fleet, PROGRAM, Program, Setup, Workplace, hostle
 
 const DRAIN: &str = "/hostler.fleet.v1.Fleet/Drain";
 
-/// Neither root nor the user who runs the tests.
+/// User who is neither root nor the one who runs the tests.
 const NOBODY: u32 = 65_534;
 
-/// A call to drain a replica, as far as it goes into the body of a plain HTTP request.
+/// Body of a plain HTTP request that imitates a call to drain a replica.
 fn drain_call(target: &str) -> Bytes {
     let message = hostler_proto::fleet::v1::TargetRequest { target: target.to_owned() }.encode_to_vec();
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     [&[0][..], &length, &message].concat().into()
 }
 
-/// What a script in a web page posts, with these headers.
+/// Request that a script in a web page posts, with these headers.
 fn post(headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
     let request = headers.iter().fold(Request::post(DRAIN), |request, (name, value)| request.header(*name, *value));
     request.body(Full::from(drain_call("n0/0"))).unwrap()
@@ -93,7 +94,7 @@ async fn another_user_of_this_host_reaches_no_operators_call() {
         return;
     }
     let fleet = Fleet::start(Setup::agents(1)).await;
-    // A place that others can read: the program, and the socket's folder with a mode that its user
+    // Others can read this place: the program, and the socket's folder with a mode that its user
     // would never leave.
     let place = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
     fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
@@ -121,7 +122,7 @@ async fn another_user_of_this_host_reaches_no_operators_call() {
     assert!(fleet.replica("n0/0").await.is_ready(), "nothing was drained");
 }
 
-/// A router of its own on free ports, and its socket.
+/// A separate router on free ports, and its socket.
 async fn router(workplace: &Workplace, name: &str) -> (Program, PathBuf) {
     let local = ["--listen", "127.0.0.1:0", "--agents-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
     let router = workplace.start(name, &[&["router"], &local[..]].concat());
@@ -159,7 +160,7 @@ async fn a_users_single_router_is_found_and_several_need_choosing() {
     let config = workplace.file("hostler.toml", &format!("[router]\noperators_socket = {second_socket:?}\n"));
     assert!(ps(&["--config", &config]).await.success, "the configuration says which");
 
-    // A killed router leaves its socket but does not count; one that exits removes it.
+    // A killed router leaves its socket but does not count; a router that exits removes it.
     first.signal(Signal::KILL);
     first.ended().await;
     assert!(first_socket.exists() && ps(&[]).await.success);

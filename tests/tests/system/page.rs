@@ -1,4 +1,5 @@
-//! The page at `/` of the admin listener: who gets in, what a browser may do there, and what it is told.
+//! The page at `/` of the admin listener: access, the actions allowed to a browser, and the data it
+//! gets.
 
 use bytes::Bytes;
 use hostler_proto::fleet::v1::OpenPageRequest;
@@ -12,7 +13,7 @@ const EVENTS: &str = "/page/events";
 const ORDERS: &str = "/page/orders";
 const SESSION: &str = "/page/session";
 
-/// The page of a fleet's router, as a browser asks for it.
+/// Page of a fleet's router, as a browser requests it.
 struct Page {
     admin: Endpoint,
     host: String,
@@ -57,7 +58,7 @@ fn bearer(session: &str) -> String {
     format!("Bearer {session}")
 }
 
-/// The events that have come so far.
+/// Events that have come so far.
 fn pictures(answering: &Answering) -> Vec<Value> {
     let text = String::from_utf8_lossy(&answering.read);
     let whole = text.rsplit_once("\n\n").map_or("", |(whole, _)| whole);
@@ -147,7 +148,7 @@ async fn pages_of_other_origins_get_nothing_even_with_a_session() {
     for (headers, words) in [
         (&[shown, ("origin", "https://evil.example")][..], "origin"),
         (&[shown, ("origin", "null")], "origin"),
-        // Another port of this host is another user's, perhaps.
+        // Another port of this host may belong to another user.
         (&[shown, ("origin", "http://127.0.0.1:1")], "origin"),
         (&[shown, ("sec-fetch-site", "cross-site")], "sec-fetch-site"),
         (&[shown, ("sec-fetch-site", "same-site")], "sec-fetch-site"),

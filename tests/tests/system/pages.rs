@@ -1,4 +1,5 @@
-//! The pages for operators and their monitoring: each role has its own, and a router's also has what its agents report.
+//! Pages for operators and their monitoring: each role has its own, and a router's also has its
+//! agents' reports.
 
 use std::collections::HashSet;
 
@@ -9,18 +10,18 @@ use http_body_util::Full;
 
 use crate::harness::{CHAT, Endpoint, Fleet, Setup, chat, until};
 
-/// What Prometheus 3 sends.
+/// `Accept` header of Prometheus 3.
 const PROMETHEUS: &str = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
                           application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
 
-/// The page as a client gets it that accepts this.
+/// Page as a client gets it that accepts this.
 async fn scrape(pages: &Endpoint, accept: &str, content_type: &str) -> String {
     let page = pages.request(Request::get("/metrics").header(ACCEPT, accept).body(Full::<Bytes>::default()).unwrap()).await;
     assert_eq!((page.status.as_u16(), page.header("content-type")), (200, Some(content_type)));
     page.text()
 }
 
-/// Asks for the page in both formats and holds each against its rules.
+/// Requests the page in both formats and checks each against its rules.
 async fn assert_follows_its_format(pages: &Endpoint) {
     let openmetrics = scrape(pages, PROMETHEUS, "application/openmetrics-text; version=1.0.0; charset=utf-8").await;
     let samples = openmetrics.strip_suffix("# EOF\n").unwrap();
@@ -30,7 +31,9 @@ async fn assert_follows_its_format(pages: &Endpoint) {
     assert_families(&text, "");
 }
 
-/// Each family is there once, with help, kind and its own samples below; `total` is what a counter's samples have behind its name.
+/// Checks that each family appears once, with help, kind and its own samples below.
+///
+/// `total` is the suffix of a counter's samples.
 fn assert_families(page: &str, total: &str) {
     let (mut names, mut samples) = (HashSet::new(), HashSet::new());
     let (mut helped, mut family, mut kind) = ("", "", "");

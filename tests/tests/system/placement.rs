@@ -1,4 +1,5 @@
-//! Where requests go: to the replica that has their beginning cached, or will answer soonest; or, while no replica has room, nowhere yet.
+//! Placement of requests: to the replica that has their beginning cached, or will answer soonest;
+//! or nowhere yet, while no replica has room.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -20,7 +21,7 @@ use tonic::Streaming;
 
 use crate::harness::{Answer, CHAT, Endpoint, Fleet, MODEL, Setup, Workplace, attach, soon, until};
 
-/// The flag with which engines report how much of a prompt they had cached.
+/// Flag with which engines report how much of a prompt they had cached.
 const TELLS: &str = "--enable-prompt-tokens-details";
 
 /// A text of this many bytes, each of them a token, that has nothing in common with one of another
@@ -59,7 +60,7 @@ fn asked(body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
     request.body(Full::from(body.to_string())).unwrap()
 }
 
-/// The answer to a chat that asks why it went where it went.
+/// Answer to a chat that asks why it was placed there.
 async fn explained(edge: &Endpoint, body: &Value) -> (Answer, Reason) {
     let answer = edge.request(asked(body, &[("x-hostler-explain", "1")])).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -69,7 +70,7 @@ async fn explained(edge: &Endpoint, body: &Value) -> (Answer, Reason) {
     (answer, Reason(parts))
 }
 
-/// The parts of `x-hostler-reason`.
+/// Parts of `x-hostler-reason`.
 #[derive(Debug)]
 struct Reason(HashMap<String, String>);
 
@@ -87,14 +88,14 @@ impl Reason {
     }
 }
 
-/// Prompt tokens, and those among them that the engine says it had cached.
+/// Prompt tokens, and those among them that the engine reports as cached.
 fn usage(answer: &Answer) -> (u64, u64) {
     let usage = &answer.json()["usage"];
     let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
     (usage["prompt_tokens"].as_u64().unwrap_or_else(|| panic!("{usage}")), cached)
 }
 
-/// Has an engine cache a text without a router; returns how many blocks of it.
+/// Makes an engine cache a text without a router, and returns how many blocks of it.
 async fn seed(fleet: &Fleet, id: &str, content: &str, block_tokens: u64) -> u64 {
     let answer = fleet.engine(id).await.post(CHAT, &talk(&[user(content)], 1)).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -178,7 +179,7 @@ async fn a_cache_reset_is_noticed_at_the_engines_next_step() {
     fleet.until_cached("n0/0", "the text", |now| now >= blocks).await;
     let engine = fleet.engine("n0/0").await;
     until("the cache emptied", async || {
-        // An engine that still ends its last step does not empty its cache.
+        // An engine that is still ending its last step does not empty its cache.
         let answer = engine.post("/reset_prefix_cache", &json!({})).await;
         if answer.json()["success"] == true { Ok(()) } else { Err(answer.text()) }
     })
@@ -260,8 +261,9 @@ async fn a_hanging_engine_gets_only_a_few_requests() {
     fleet.until_idle().await;
 }
 
-/// An engine that computes 256 tokens at a time, with a request of more than three times that in
-/// flight that will not end before the fault does.
+/// An engine that computes 256 tokens at a time.
+///
+/// A request of more than three times that is in flight and will not end before the fault does.
 async fn full(setup: Setup) -> (Fleet, tokio::task::JoinHandle<Answer>) {
     let fleet = Fleet::start(setup.engine("--max-num-batched-tokens 256")).await;
     fleet.fault("n0/0", "hang").await;
@@ -413,7 +415,7 @@ async fn next(answers: &mut Streaming<AttachResponse>) -> Told {
     soon("a message of the router", answers.message()).await.unwrap().expect("the stream goes on").message.unwrap()
 }
 
-/// A report of three blocks that says there are more.
+/// A report of three blocks that falsely announces more.
 fn lie(snapshot: bool) -> AttachRequest {
     let report = CacheReport { epoch: 1, snapshot, stored: vec![11, 22, 33], count: 99, digest: 5, ..CacheReport::default() };
     AttachRequest { message: Some(Message::Cache(report)) }

@@ -1,5 +1,7 @@
-//! What requests share: one tenant takes all that it can of a pool, and another one's request is answered. ARCHITECTURE lists the pools; of
-//! those that are not here, the queue is in `admission.rs`, agents' connections in `joining.rs`, and the rest in units.
+//! Shared pools: one tenant takes all that it can of a pool, and another one's request is answered.
+//!
+//! ARCHITECTURE lists the pools. Of those that are not here, the queue is in `admission.rs`,
+//! agents' connections are in `joining.rs`, and the rest is in unit tests.
 
 use std::any::Any;
 use std::path::Path;
@@ -36,10 +38,10 @@ async fn ask(fleet: &Fleet, key: &str, body: &Value) -> Answer {
     fleet.edge().request(request.body(Full::from(body.to_string())).unwrap()).await
 }
 
-/// What a flood holds until it is dropped.
+/// Resources that a flood holds until it is dropped.
 type Held = Vec<Box<dyn Any>>;
 
-/// So many connections on which these bytes were sent.
+/// Opens this many connections, and sends these bytes on each.
 async fn hold_connections(fleet: &Fleet, count: usize, bytes: &str) -> Held {
     let mut held: Held = Vec::new();
     for _ in 0..count {
@@ -50,7 +52,7 @@ async fn hold_connections(fleet: &Fleet, count: usize, bytes: &str) -> Held {
     held
 }
 
-/// One tenant floods a fleet with these settings; then another one asks.
+/// Checks that another tenant is answered while one floods a fleet with these settings.
 async fn assert_others_are_answered(pool: &str, configure: impl FnOnce(&mut RouterConfig), flood: impl AsyncFnOnce(&Fleet, &str) -> Held) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("keys.toml");

@@ -1,5 +1,7 @@
-//! Requests that are worded so that the router would read one thing and an engine another: by their form's parts, by their path, by the
-//! route that carries others, by their priority. Each is refused, or read by both in one way.
+//! Ambiguous requests, which the router and an engine would read differently: by their form's
+//! parts, by their path, by the route that carries others, by their priority.
+//!
+//! Each is refused, or both read it in one way.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -17,7 +19,8 @@ const AUDIO: &str = "/v1/audio/transcriptions";
 const FORM: &str = "multipart/form-data; boundary=b";
 const ADAPTER: &str = "x-amzn-sagemaker-adapter-identifier";
 
-/// A simulated engine's answer to a route that it does not have: the request reached one.
+/// Answer of a simulated engine to a route that it does not have, which shows that the request
+/// reached one.
 const REACHED: &str = r#"{"detail":"Not Found"}"#;
 
 struct Ring(TempDir);
@@ -31,7 +34,7 @@ impl Ring {
         self.0.path().join("keys.toml")
     }
 
-    /// A key that is like this.
+    /// A key with this shape.
     fn key(&self, shape: impl FnOnce(&mut KeyEntry)) -> String {
         let secret = Secret::random().unwrap();
         let mut entry = KeyEntry::new(&secret, "tenant", SystemTime::now());
@@ -128,8 +131,8 @@ async fn a_path_that_engines_would_read_differently_is_refused() {
         assert_eq!(answer.status, 400, "{path}: {}", answer.text());
         assert!(answer.message().starts_with("a path"), "{path}: {}", answer.text());
     }
-    // What names no route may be escaped, and so may a model's name, which the router decodes
-    // itself.
+    // A path that names no route may be escaped, and so may a model's name, which the router
+    // decodes itself.
     assert_eq!(ask(&fleet, "", "/v1/nothing/%C3%BC%20x?a=%2F", &[JSON], "{}").await.text(), REACHED);
     assert_eq!(fleet.edge().get("/v1/models/large%2Fv2").await.json()["id"], "large/v2");
 }
@@ -143,12 +146,12 @@ async fn the_connection_header_cannot_remove_a_deciding_header() {
     (body["model"], body["stream"]) = ("poet".into(), false.into());
     fetching["model"] = "poet".into();
     fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);
-    // Without the header an engine takes its own model.
+    // Without the header an engine uses its own model.
     for listed in [ADAPTER, "close, X-Amzn-SageMaker-Adapter-Identifier"] {
         let refused = ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet"), ("connection", listed)], body.to_string()).await;
         assert!(refused.status == 400 && refused.message().contains("Connection"), "{listed}: {}", refused.text());
     }
-    // Without one an engine reads JSON.
+    // Without a content type an engine reads JSON.
     let text = ("content-type", "application/octet-stream");
     let refused = ask(&fleet, &poet, CHAT, &[text, ("connection", "content-type")], fetching.to_string()).await;
     assert!(refused.status == 400 && refused.message().contains("Connection"), "{}", refused.text());
@@ -166,7 +169,7 @@ async fn an_odd_form_of_an_unrestricted_key_is_passed_on() {
     let odd = format!("words\r\n{}--b--\r\n", field("model", MODEL));
     assert_eq!(ask(&fleet, &all, AUDIO, &[("content-type", FORM)], odd.clone()).await.text(), REACHED);
     assert_eq!(ask(&fleet, &one, AUDIO, &[("content-type", FORM)], odd).await.status, 400);
-    // Of a JSON body more depends on what it says.
+    // More depends on the content of a JSON body.
     assert_eq!(ask(&fleet, &all, CHAT, &[JSON], "{").await.status, 400);
 }
 
@@ -176,7 +179,7 @@ async fn an_invocation_that_generates_nothing_reserves_no_output() {
     let key = ring.key(|entry| entry.limits = KeyLimits { output_per_day: Some(100), ..KeyLimits::default() });
     let fleet = ring.fleet(Setup::agents(1)).await;
     let send = async |body: Value| ask(&fleet, &key, "/invocations", &[JSON], body.to_string()).await.status;
-    // More than a day's budget, were it a completion.
+    // A completion would exceed a day's budget.
     assert_ne!(send(json!({"input": "Tell me about engines.", "max_tokens": 200})).await, 429);
     for completion in ["prompt", "prompt_embeds"] {
         assert_eq!(send(json!({completion: "Tell me about engines.", "max_tokens": 200})).await, 429, "{completion}");
@@ -244,7 +247,7 @@ async fn an_invocations_model_is_the_one_that_engines_use() {
         (body["model"], body["stream"]) = (model.into(), false.into());
         body.to_string()
     };
-    // Engines forget the body's and take their default.
+    // Engines ignore the body's model and use their default.
     let unnamed = ask(&fleet, &poet, "/invocations", &[JSON], named("poet")).await;
     assert!(unnamed.status == 403 && unnamed.message().contains(ADAPTER), "{}", unnamed.text());
     for other in ["other", "plain"] {
@@ -254,8 +257,8 @@ async fn an_invocations_model_is_the_one_that_engines_use() {
     assert_eq!(ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet")], named("plain")).await.status, 403);
     assert_eq!(ask(&fleet, &all, "/invocations", &[JSON, (ADAPTER, "poet"), (ADAPTER, "plain")], named("")).await.status, 400);
     assert_eq!(ask(&fleet, &poet, "/invocations", &[JSON, (ADAPTER, "poet")], named("poet")).await.status, 200);
-    // It goes to an engine of the model that the header names, whatever the body says; and without
-    // a header to one that the body names.
+    // The request goes to an engine of the model that the header names, whatever the body says.
+    // Without a header it goes to one that the body names.
     for (headers, body, replica) in [
         (&[JSON, ("x-hostler-explain", "1"), (ADAPTER, "poet")][..], "plain", "n1/0"),
         (&[JSON, ("x-hostler-explain", "1"), (ADAPTER, "plain")], "other", "n0/0"),
@@ -332,7 +335,7 @@ async fn audio_bytes_that_look_like_a_url_are_accepted() {
     let body = field("model", MODEL) + &part("Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"", noise) + "--b--\r\n";
     let answer = ask(&fleet, "", AUDIO, &[("content-type", FORM)], body).await;
     assert_eq!(answer.text(), REACHED);
-    // A body that is not a form is searched, by whatever content type an engine may take it for
+    // A body that is not a form is searched, whatever content type may make an engine read it as
     // JSON.
     let mut fetching = chat_stream(1);
     fetching["messages"][0]["content"] = json!([{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]);

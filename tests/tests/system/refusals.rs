@@ -1,4 +1,5 @@
-//! Requests that no engine sees: each gets a clear answer in OpenAI's form, and nothing is lost by it.
+//! Requests that no engine sees: each gets a clear answer in OpenAI's form, and nothing is lost by
+//! it.
 
 use std::time::Duration;
 
@@ -134,12 +135,12 @@ async fn a_too_large_body_is_refused_announced_or_not() {
 async fn malformed_json_is_refused_with_its_position() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     for (body, position) in [
-        // In the engine's words.
+        // These are in the engine's words.
         ("{\"model\": \"simulated\",\n \"messages\": [}", "'body.37'"),
         ("{\"model\": \"simulated\"", "'body.21'"),
         ("{} {}", "'body.3'"),
         ("[1, 2", "'body.5'"),
-        // In the router's, where a real engine would read it.
+        // This one is in the router's words; a real engine would accept the body.
         ("{\"model\": \"simulated\", \"temperature\": NaN}", "not valid JSON: expected value at line 1 column 39"),
     ] {
         let answer = fleet.edge().request(json_text(body)).await;

@@ -1,5 +1,7 @@
-//! Greedy streams with tools, grammars, log probabilities and the like, and those of messages, whose engine dies: their request is sent again, and the
-//! client gets one stream.
+//! Replays of streams whose engine dies: greedy ones with tools, grammars, log probabilities and
+//! similar fields, and those of messages.
+//!
+//! Their request is sent again, and the client gets one stream.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +19,7 @@ use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, json_request, soon};
 const COMPLETIONS: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
 
-/// Answers of a second or more.
+/// Tokens of answers that take a second or more.
 const TOKENS: usize = 120;
 
 fn replaying() -> Setup {
@@ -43,7 +45,7 @@ fn parameters() -> Value {
     json!({"type": "object", "properties": {"words": words}, "required": ["words"]})
 }
 
-/// What the client of an API for streams makes of one: each text, in all its pieces.
+/// Texts that a streaming client assembles from an answer's pieces.
 fn understood(answer: &Answer) -> BTreeMap<String, Value> {
     assert_eq!((answer.status.as_u16(), &answer.ended), (200, &Ok(())), "{}", answer.text());
     let mut understood = BTreeMap::new();
@@ -56,7 +58,7 @@ fn understood(answer: &Answer) -> BTreeMap<String, Value> {
 /// Names of texts that come in pieces, or would come twice if they were repeated.
 const TEXTS: [&str; 8] = ["content", "text", "arguments", "partial_json", "name", "role", "token", "finish_reason"];
 
-/// What differs in each answer, as what was cached does, and the numbers of log probabilities.
+/// Fields that differ in each answer, such as cached tokens, and the numbers of log probabilities.
 const LEFT_OUT: [&str; 10] = [
     "id",
     "created",
@@ -91,7 +93,7 @@ fn collect(path: &str, value: &Value, understood: &mut BTreeMap<String, Value>) 
     }
 }
 
-/// Kills the engine that answers the one request.
+/// Kills the engine that answers the only request.
 async fn kill_the_one_that_answers(fleet: &Fleet) {
     let replicas = fleet.admin().replicas().await.unwrap();
     let running = replicas.into_iter().find(|replica| replica.in_flight == 1).unwrap();
@@ -99,7 +101,7 @@ async fn kill_the_one_that_answers(fleet: &Fleet) {
     fleet.until_replica(&running.id, "its next life", |replica| replica.is_ready() && replica.pid != running.pid).await;
 }
 
-/// Each of these streams is what it would have been if its engine had not died.
+/// Checks that each of these streams equals the one without a death of its engine.
 async fn assert_replayed(requests: Vec<(&str, Value)>) {
     let fleet = Fleet::start(replaying()).await;
     for (number, (path, fields)) in requests.into_iter().enumerate() {

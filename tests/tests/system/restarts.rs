@@ -1,4 +1,7 @@
-//! A router keeps nothing that agents cannot tell again: one that was killed is whole when its agents are back.
+//! Restarts of routers.
+//!
+//! A router keeps nothing that agents cannot report again: a killed one is whole when its agents
+//! are back.
 
 use std::time::Duration;
 
@@ -10,7 +13,7 @@ use rustix::process::Signal;
 async fn first_answer(edge: &Endpoint) {
     until("an answer", async || {
         let request = http::Request::get("/health").body(http_body_util::Full::default()).unwrap();
-        // It may not listen yet.
+        // The router may not listen yet.
         match edge.try_send(request).await {
             Ok(answer) if answer.status == 200 => Ok(()),
             Ok(answer) => Err(answer.status.to_string()),
@@ -158,7 +161,7 @@ async fn a_request_waits_for_the_only_engines_next_life() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_the_only_engine_to_load() {
-    // Longer than the router's startup grace.
+    // The start takes longer than the router's startup grace.
     let fleet = Fleet::launch(Setup::agents(1).engine("--sim-start-ms 5000")).await;
     until("a loading replica", async || {
         let replicas = fleet.admin().replicas().await.unwrap();

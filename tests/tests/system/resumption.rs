@@ -1,4 +1,5 @@
-//! Streams whose engine dies, hangs or is stopped: they go on from another one, and are what they would have been without that.
+//! Resumption of streams whose engine dies, hangs or is stopped: they continue from another one,
+//! and equal the streams without that.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ mod waits;
 /// Tokens of an answer: some two seconds.
 const TOKENS: usize = 200;
 
-/// Of one that takes longer than a drain may.
+/// Tokens of an answer that takes longer than a drain may.
 const LONG: usize = 300;
 
 const SHORT_DRAIN: Duration = Duration::from_secs(1);
@@ -56,7 +57,7 @@ async fn finish(streams: Vec<Answering>) -> Vec<Answer> {
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Its text, its finish reasons, its ids, and the usage without what was cached.
+/// Text, finish reasons, number of ids, and the usage without cached tokens.
 fn content(answer: &Answer) -> (String, Vec<Value>, usize, Value) {
     answer.assert_whole_stream();
     let events: Vec<Value> = answer.events().iter().filter_map(|event| serde_json::from_str(event).ok()).collect();
@@ -69,7 +70,7 @@ fn content(answer: &Answer) -> (String, Vec<Value>, usize, Value) {
     (text, reasons.cloned().collect(), ids.len(), json!([usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]]))
 }
 
-/// They are what answers to the same requests are that nobody disturbs.
+/// Checks that the answers equal undisturbed answers to equal requests.
 async fn assert_same(fleet: &Fleet, answers: &[Answer], tokens: usize) {
     assert_same_as(fleet, answers, |number| stream_of(number, tokens)).await;
 }
@@ -84,7 +85,8 @@ async fn assert_same_as(fleet: &Fleet, answers: &[Answer], request: impl Fn(usiz
     }
 }
 
-/// All are whole and the same as answers that were left alone; `resumed` of them had to go on elsewhere.
+/// Checks that all answers are whole and equal undisturbed ones, and that `resumed` of them had to
+/// continue elsewhere.
 async fn assert_unharmed(fleet: &Fleet, answers: &[Answer], resumed: usize) {
     let seams = answers.iter().filter(|answer| answer.text().contains(": resumed\n\n")).count();
     assert_eq!(seams, resumed);
@@ -132,7 +134,7 @@ async fn streams_of_a_hung_engine_resume_on_another() {
 async fn streams_of_an_engine_stopped_from_outside_resume_on_another() {
     let fleet = Fleet::start(resuming()).await;
     let opened = open(&fleet, 8).await;
-    // It ends its streams with `abort` and `[DONE]`.
+    // The engine ends its streams with `abort` and `[DONE]`.
     fleet.terminate("n0/0").await;
     assert_unharmed(&fleet, &finish(opened).await, 4).await;
 }
@@ -174,7 +176,9 @@ async fn a_stream_may_resume_on_its_restarted_engine() {
     assert_eq!(answer.text().matches(": resumed\n\n").count(), 3);
 }
 
-/// Two replicas have the name of a poet, and a third one only the name that stands first at all of them.
+/// Three replicas, two of which have the name of a poet.
+///
+/// The third has only the name that stands first at all of them.
 fn poets() -> Setup {
     let named = |setup: Setup, (agent, names)| setup.engine_of(agent, &format!("--served-model-name {names}"));
     let names = [(0, "simulated poet"), (1, "simulated poet"), (2, "simulated")];
@@ -222,7 +226,7 @@ async fn hasty_fleet() -> Fleet {
     Fleet::start(resuming().agent(|agent| agent.drain_timeout = SHORT_DRAIN)).await
 }
 
-/// Each has moved so often, and is what it would have been otherwise.
+/// Checks that each answer has moved this many times, and equals the undisturbed one.
 async fn assert_moved(fleet: &Fleet, answers: &[Answer], moves: impl Fn(usize) -> bool) {
     assert_same(fleet, answers, LONG).await;
     let moved: Vec<usize> = answers.iter().map(|answer| answer.text().matches(": resumed\n\n").count()).collect();

@@ -1,4 +1,5 @@
-//! Several routers over the same agents, several addresses of one router, and agents that break the contract.
+//! Several routers over the same agents, several addresses of one router, and agents that break the
+//! contract.
 
 use std::time::Duration;
 
@@ -53,8 +54,8 @@ async fn an_agent_attaches_once_to_a_router_of_two_addresses() {
         if replicas.iter().any(crate::harness::Seen::is_ready) { Ok(()) } else { Err(format!("{replicas:?}")) }
     })
     .await;
-    // The second address is tried again and again meanwhile. If it attached, it would take the
-    // lanes of the first.
+    // The second address is tried repeatedly meanwhile. If it attached, it would take the lanes of
+    // the first.
     let stream = fleet.edge().open(CHAT, &chat_stream(300)).await;
     stream.finish().await.assert_whole_stream();
     assert_eq!(fleet.admin().nodes().await.unwrap().len(), 1);

@@ -1,4 +1,6 @@
-//! A large fleet in small: agents without engines by the dozen, at a router that is a process of its own. `tests/scale` measures a thousand replicas.
+//! A large fleet in small: agents without engines by the dozen, at a router in a separate process.
+//!
+//! `tests/scale` measures a thousand replicas.
 
 use hostler_scale::{Agents, MODEL};
 use rustix::process::Signal;
@@ -29,7 +31,7 @@ fn request(number: usize) -> Value {
     json!({"model": MODEL, "messages": [{"role": "user", "content": format!("Tell me about engine {number}.")}], "max_tokens": 2, "stream": true})
 }
 
-/// Sends as many requests at once, each of which must be answered.
+/// Sends this many requests at once, each of which must be answered.
 async fn answered(edge: &Endpoint, count: usize) {
     let sent = (0..count).map(|number| {
         let edge = edge.clone();
@@ -48,7 +50,7 @@ async fn every_replica_of_many_agents_returns_after_a_router_kill() {
     let (edge, admin) = (Endpoint::Tcp(addresses[0]), first.admin().await);
     let agents = Agents::start(AGENTS, REPLICAS, addresses[1]);
     until_routable(&agents, admin).await;
-    // Chance decides who is first among equals.
+    // Chance decides the order among equals.
     until("a request for each replica", async || {
         answered(&edge, (AGENTS * REPLICAS) as usize).await;
         let served = agents.served();

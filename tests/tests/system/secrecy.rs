@@ -1,5 +1,5 @@
-//! What users send stays with them: with every log at its most talkative, no prompt, no key and no join token is found in anything that the
-//! programs write, print, show or are called with.
+//! Secrecy of users' data: with every log at its most verbose, no prompt, no key and no join token
+//! is found in anything that the programs write, print, show or are called with.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -16,19 +16,21 @@ use tonic::transport::Endpoint as TonicEndpoint;
 
 use crate::harness::{Admin, CHAT, Collector, Endpoint, MODEL, Program, Workplace, raw, signal_group, soon, until};
 
-/// Stands in every prompt, and in whatever else a client may put its secrets into.
+/// Text in every prompt, and in every other place where a client may put its secrets.
 const CANARY: &str = "canary-7f3a91c2";
 
-/// Where the join token is, which is searched for everywhere else.
+/// File of the join token, which is searched for everywhere else.
 const TOKEN_FILE: &str = "join-token";
 
-/// A label, which is no secret: it has to be found, or nothing was searched.
+/// Label that is no secret. It has to be found, or nothing was searched.
 const LABEL: &str = "label-5d20";
 
-/// What proves to the collector of traces who sends them. It is in the programs' environment, and nowhere else.
+/// Credential of the sender at the collector of traces.
+///
+/// It is in the programs' environment, and nowhere else.
 const PROOF: &str = "proof-91be";
 
-/// A router and an agent of two engines, each at its most talkative.
+/// A router and an agent of two engines, each at its most verbose.
 struct System {
     workplace: Workplace,
     router: Program,
@@ -37,7 +39,7 @@ struct System {
     admin: SocketAddr,
     operators: Admin,
     key: String,
-    /// The token with which the agent has joined.
+    /// Token with which the agent has joined.
     token: String,
     collector: Collector,
 }
@@ -95,14 +97,13 @@ impl System {
         request.body(Full::from(body.into())).unwrap()
     }
 
-    /// The status of the answer to a request with the key. The text of a broken answer does not
-    /// matter.
+    /// Status of the answer to a request with the key. The text of a broken answer does not matter.
     async fn post(&self, path: &str, body: &Value) -> u16 {
         let request = self.request(Method::POST, path, &[("x-request-id", LABEL)], body.to_string());
         Endpoint::Tcp(self.edge).request(request).await.status.as_u16()
     }
 
-    /// Every file below the workplace, and everything that is shown.
+    /// Every file below the workplace, and all output.
     async fn sinks(&self) -> Vec<(String, Vec<u8>)> {
         let mut sinks = Vec::new();
         files(self.workplace.path(), &mut sinks);
@@ -141,7 +142,7 @@ fn files(folder: &Path, found: &mut Vec<(String, Vec<u8>)>) {
     }
 }
 
-/// Where a text is found, with its surroundings.
+/// Places where a text is found, with its surroundings.
 fn found(sinks: &[(String, Vec<u8>)], text: &str) -> Vec<String> {
     let mut places = Vec::new();
     for (name, content) in sinks {
@@ -157,12 +158,12 @@ fn user(text: &str) -> Value {
     json!([{"role": "user", "content": text}])
 }
 
-/// Long enough to be placed by its tokens.
+/// Prompt long enough to be placed by its tokens.
 fn prompt() -> String {
     format!("{CANARY} tell me. ").repeat(80)
 }
 
-/// A request of every API, whole and as a stream.
+/// Sends a request of every API, whole and as a stream.
 async fn ask_every_api(system: &System) {
     let (prompt, mut answered) = (prompt(), 0);
     for stream in [false, true] {
@@ -213,7 +214,7 @@ async fn ask_over_grpc(system: &System) {
     }
 }
 
-/// Requests that are refused, each for another reason, by the router or an engine.
+/// Sends requests that are refused, each for a different reason, by the router or an engine.
 async fn ask_wrongly(system: &System) {
     let edge = Endpoint::Tcp(system.edge);
     let chat = json!({"model": MODEL, "messages": user(CANARY), "max_tokens": 2});
@@ -235,7 +236,7 @@ async fn ask_wrongly(system: &System) {
     ] {
         refused += u32::from((400..500).contains(&system.post(path, &body).await));
     }
-    // The simulated engine takes what it does not know.
+    // The simulated engine accepts unknown fields.
     assert!(refused >= 10, "{refused} were refused");
     for (path, headers, body) in [
         (CHAT, &[("x-secret", CANARY), ("cookie", CANARY)][..], format!("{{\"messages\": \"{CANARY}")),
@@ -268,10 +269,10 @@ async fn ask_wrongly(system: &System) {
     }
 }
 
-/// Engines die with the prompt until it is banned; other answers break or their clients leave.
+/// Lets engines die with the prompt until it is banned; other answers break or their clients leave.
 async fn see_engines_die(system: &System) {
     let edge = Endpoint::Tcp(system.edge);
-    // A stop string without a seed: other streams go on from another engine.
+    // A stop string without a seed prevents resumption: other streams continue from another engine.
     let mut body = json!({"model": MODEL, "messages": user(&prompt()), "max_tokens": 10_000, "stream": true, "stop": "never said"});
     let mut left = edge.send(system.request(Method::POST, CHAT, &[], body.to_string())).await;
     left.events(2).await;
@@ -280,7 +281,7 @@ async fn see_engines_die(system: &System) {
         let mut stream = edge.send(system.request(Method::POST, CHAT, &[], body.to_string())).await;
         stream.events(2).await;
         let replicas = system.operators.replicas().await.unwrap();
-        // As a crash of its own ends it: one that was killed would blame no request.
+        // End the engine as its own crash would: a killed engine would blame no request.
         signal_group(replicas.iter().find(|replica| replica.local_in_flight > 0).unwrap().pid, rustix::process::Signal::ABORT);
         stream.finish().await.assert_broken_stream();
         until("the engine's next life", async || {
@@ -318,11 +319,12 @@ async fn no_secret_appears_in_anything_written_or_shown() {
         program.signal(rustix::process::Signal::TERM);
         assert!(program.ended().await.success(), "{}", program.stderr());
     }
-    // With the last output of the programs.
+    // Include the last output of the programs.
     files(system.workplace.path(), &mut sinks);
     sinks.push(("traces".to_owned(), system.collector.text().into_bytes()));
 
-    // What is searched is there: logs at every level, lines of requests, and decisions.
+    // Check that the search covers something: logs at every level, lines of requests, and
+    // decisions.
     let sizes = |name: &str| sinks.iter().filter(|(sink, _)| sink.ends_with(name)).map(|(_, content)| content.len()).max().unwrap_or(0);
     assert!(sizes("router.err") > 100_000 && sizes("agent.err") > 100_000, "{} {}", sizes("router.err"), sizes("agent.err"));
     assert!(!found(&sinks, "TRACE").is_empty() && sizes("access.log") > 5000);

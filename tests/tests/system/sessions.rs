@@ -1,4 +1,5 @@
-//! What a batch system does to a job: it signals every process of the agent's session, to end them, to suspend them, to kill them.
+//! Actions of a batch system on a job: it signals every process of the agent's session, to end
+//! them, to suspend them, to kill them.
 
 use std::path::PathBuf;
 use tokio::time::Instant;
@@ -8,12 +9,12 @@ use rustix::process::Signal;
 use crate::harness::{Answering, CHAT, Endpoint, Program, Scene, Seen, Workplace, chat, chat_stream, is_alive, until};
 use crate::harness::{session_of, signal, signal_group, signal_session, state_of};
 
-/// The processes of this place that are in another session than the job: keepers and engines.
+/// Processes of this place that are in another session than the job: keepers and engines.
 fn outside(scene: &Scene, job: &Program) -> Vec<u32> {
     scene.place.processes().into_iter().filter(|pid| session_of(*pid) != Some(job.pid())).collect()
 }
 
-/// This many streams, each of which has begun.
+/// Opens this many streams, and waits until each has begun.
 async fn streams(scene: &Scene, count: usize, tokens: usize) -> Vec<Answering> {
     let mut streams = Vec::new();
     for _ in 0..count {

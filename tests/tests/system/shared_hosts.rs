@@ -1,4 +1,5 @@
-//! A host with several users: each has a fleet of its own, and none reads, reaches or operates another's.
+//! A host with several users: each has a separate fleet, and none reads, reaches or operates
+//! another's.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,23 +16,24 @@ use serde_json::Value;
 
 use crate::harness::{Admin, Answer, CHAT, Endpoint, Program, Workplace, chat, json_request, soon, until};
 
-/// Neither root nor the user who runs the tests.
+/// User who is neither root nor the one who runs the tests.
 const NOBODY: u32 = 65_534;
 
-/// Only root can become another user.
+/// Whether this process can become another user, which only root can.
 fn can_be_another_user() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The user who runs the test. Files are protected by their own modes here: the folder above them is
-/// open.
+/// Workplace of the user who runs the test.
+///
+/// Files are protected by their own modes here: the folder above them is open.
 fn our_workplace() -> Workplace {
     let ours = Workplace::new();
     fs::set_permissions(ours.path(), Permissions::from_mode(0o755)).unwrap();
     ours
 }
 
-/// What a program prints that the other user runs.
+/// Output of a program that the other user runs.
 fn as_nobody(program: &str, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/").stderr(Stdio::null());
@@ -114,7 +116,7 @@ async fn another_user_reads_and_operates_nothing() {
     let root = ours.path().to_str().unwrap();
     let all = ["(", "-type", "f", "-o", "-type", "s", ")"];
     let open = as_nobody("find", &[&[root], &all[..], &["(", "-readable", "-o", "-writable", ")"]].concat());
-    // This test's own files, and the models' tokenizers.
+    // Leave out this test's own files, and the models' tokenizers.
     let own = |path: &&str| path.ends_with(".out") || path.ends_with(".err") || path.contains("/.cache/");
     let open: Vec<&str> = open.lines().filter(|path| !own(path)).collect();
     assert!(open.is_empty(), "another user may open {open:#?}");
@@ -156,7 +158,7 @@ async fn two_users_can_run_fleets_side_by_side() {
     let agent = start_agent(&ours, &agents, "ours");
     until_ready(router.admin().await, &router, &agent).await;
 
-    // The usual ports are ours already.
+    // The first user already has the usual ports.
     for (flag, address) in ["--listen", "--agents-listen", "--admin-listen"].into_iter().zip(addresses) {
         let flags = FREE_PORTS.map(str::to_owned);
         let at = flags.iter().position(|name| name == flag).unwrap();
@@ -167,7 +169,8 @@ async fn two_users_can_run_fleets_side_by_side() {
         let refused = theirs.run(&[&["router"], &flags[..]].concat()).await;
         assert!(!refused.success && refused.stderr.contains(&format!("choose another address with {flag}")), "{}", refused.stderr);
     }
-    // So is the usual router's port: what another user's engines would get are our prompts.
+    // The usual router's port is taken, too: another user's engines would get the first user's
+    // prompts.
     let mistaken = start_agent(&theirs, &agents, "theirs");
     until("the agent's refusal", async || {
         let said = mistaken.stderr();

@@ -1,4 +1,7 @@
-//! Responses that an engine keeps: whoever made one finds, continues and ends it, through any router that may know, and nobody else does.
+//! Responses that an engine keeps.
+//!
+//! Their creator finds, continues and ends them, through any router that may know, and nobody else
+//! does.
 
 use std::path::Path;
 
@@ -31,14 +34,14 @@ async fn about(edge: &Endpoint, method: Method, id: &str, below: &str, key: &str
     edge.request(request(method, &format!("{RESPONSES}/{id}{below}"), &Value::Null, key)).await
 }
 
-/// The id of a response, whole or streamed.
+/// Id of a response, whole or streamed.
 fn id(answer: &Answer) -> String {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     let text = answer.text();
     text[text.find("\"id\":\"").unwrap() + 6..].split('"').next().unwrap().to_owned()
 }
 
-/// An answer that says, in an engine's words, that there is no such response.
+/// Checks that an answer says, in an engine's words, that there is no such response.
 fn assert_missing(answer: &Answer, id: &str) {
     let message = format!("Response with id '{id}' not found.");
     let error = json!({"error": {"message": message, "type": "invalid_request_error", "param": "response_id", "code": 404}});
@@ -49,7 +52,7 @@ fn assert_missing(answer: &Answer, id: &str) {
 async fn a_stored_response_is_found_and_continued_on_its_engine() {
     let fleet = Fleet::start(keeping(2)).await;
     let (edge, other) = (fleet.routers[0].edge(), fleet.routers[1].edge());
-    // Enough of them that chance would find not even the half.
+    // There are so many that chance would not find even half of them.
     for number in 0..9 {
         let made = make(&edge, json!({"stream": number % 3 == 1, "background": number % 3 == 2}), "").await;
         let id = id(&made);
@@ -100,7 +103,7 @@ async fn a_response_that_nobody_keeps_is_not_found() {
         assert_missing(&about(&edge, Method::POST, id, "/cancel", "").await, &said);
         assert_missing(&make(&edge, json!({"previous_response_id": said}), "").await, &said);
     }
-    // Its engine dies, and what it kept with it.
+    // The engine dies, and its kept responses with it.
     let kept = id(&make(&edge, json!({}), "").await);
     for agent in 0..3 {
         let before = fleet.replica(&format!("n{agent}/0")).await.epoch;
@@ -136,7 +139,7 @@ async fn a_stored_response_is_visible_only_to_its_tenant() {
     assert_missing(&make(&edge, json!({"previous_response_id": kept}), &other).await, &kept);
     let replaced = make(&edge, json!({"request_id": kept}), &other).await;
     assert_eq!(replaced.status, StatusCode::FORBIDDEN, "{}", replaced.text());
-    // Whose it is only the first router knows.
+    // Only the first router knows the owner.
     assert_missing(&about(&fleet.routers[1].edge(), Method::GET, &kept, "", &owner).await, &kept);
     assert_eq!(about(&edge, Method::POST, &running, "/cancel", &same_tenant).await.json()["status"], "cancelled");
 }

@@ -1,4 +1,5 @@
-//! A router takes another one's place, as programs: no client is refused, no stream breaks, and one that fails to start changes nothing.
+//! Takeover of a router's place by another one, as programs: no client is refused, no stream
+//! breaks, and a failed start changes nothing.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -31,7 +32,7 @@ struct Site {
     agents: Vec<Program>,
 }
 
-/// A router, and the flags by which another one has the same place.
+/// A router, and the flags with which another one has the same place.
 struct Place {
     router: Program,
     edge: Endpoint,
@@ -41,7 +42,7 @@ struct Place {
 
 impl Site {
     fn new(router_flags: &[&str]) -> Self {
-        // Idle connections keep a router that was replaced alive for so long.
+        // Idle connections keep a replaced router alive for this long.
         let flags = ["--keep-alive", "2s"].into_iter().chain(router_flags.iter().copied());
         Self { workplace: Workplace::new(), router_flags: flags.map(str::to_owned).collect(), agents: Vec::new() }
     }
@@ -51,7 +52,7 @@ impl Site {
         self.workplace.start(name, &flags)
     }
 
-    /// The first router, with its addresses fixed for those that come after it.
+    /// Starts the first router, with its addresses fixed for its successors.
     async fn place(&self) -> Place {
         let any = ["--listen", "--agents-listen", "--admin-listen"].map(|flag| [flag.to_owned(), "127.0.0.1:0".to_owned()]);
         let router = self.start_router("first", &[self.router_flags.clone(), any.concat()].concat());
@@ -86,12 +87,12 @@ impl Place {
         .await;
     }
 
-    /// Starts a router that is to take this one's place.
+    /// Starts a router that should take this one's place.
     fn start_successor(&self, site: &Site, name: &str) -> Program {
         site.start_router(name, &[self.flags.clone(), vec!["--takeover".to_owned()]].concat())
     }
 
-    /// Starts a router that takes this one's place; returns when it has.
+    /// Starts a router that takes this one's place, and returns once it has.
     async fn take_over(&self, site: &Site, name: &str) -> Program {
         let next = self.start_successor(site, name);
         until("a taken place", async || {
@@ -112,14 +113,15 @@ impl Place {
     }
 }
 
-/// Short requests, one after the other, until it is told to stop. Each is answered, or it fails.
+/// Short requests, one after another, until told to stop. Each must be answered.
 struct Asking {
     stop: Arc<AtomicBool>,
     tasks: JoinSet<usize>,
 }
 
 impl Asking {
-    /// So many clients of each kind: with a connection for each request, one that is kept, and HTTP/2.
+    /// Starts this many clients of each kind: with a connection for each request, one that is kept,
+    /// and HTTP/2.
     fn start(edge: &Endpoint, each: usize, pause: Duration) -> Self {
         let Endpoint::Tcp(address) = *edge else { unreachable!("the edge is TCP") };
         let mut asking = Self { stop: Arc::default(), tasks: JoinSet::new() };
@@ -189,8 +191,10 @@ async fn connect_http2(address: std::net::SocketAddr) -> Kept {
 }
 
 impl Kept {
-    /// Sends a request and reads the whole answer; `false` where the router has not begun with it, so
-    /// that it may be sent again, as every pool of connections does.
+    /// Sends a request and reads the whole answer.
+    ///
+    /// `false` if the router has not begun with it, so that it may be sent again, as every pool of
+    /// connections does.
     async fn ask(&mut self, request: &Request<Full<Bytes>>) -> bool {
         let request = request.clone();
         let sent = match &mut self.sender {
@@ -221,7 +225,9 @@ impl Kept {
 }
 
 /// Whether the server has said that it did not begin with the request: it is above the last stream
-/// of a GOAWAY, or was refused (RFC 9113, 8.7). These are the rules of reqwest.
+/// of a GOAWAY, or was refused (RFC 9113, 8.7).
+///
+/// These are the rules of reqwest.
 fn is_unprocessed(error: &hyper::Error) -> bool {
     let Some(error) = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>()) else { return false };
     let says = |reason| error.is_remote() && error.reason() == Some(reason);
@@ -240,10 +246,11 @@ async fn open_streams(edge: &Endpoint, count: usize, tokens: usize) -> Vec<JoinH
     opened.into_iter().map(|stream| tokio::spawn(stream.finish())).collect()
 }
 
-/// Streams at once that outlast a takeover.
+/// Concurrent streams that outlast a takeover.
 const STREAMS: usize = 100;
 
-/// A takeover under these streams and so many clients of each kind; how many requests were answered each second.
+/// Makes a takeover under these streams and this many clients of each kind, and returns the
+/// answered requests per second.
 async fn take_over_under_load(clients: usize, pause: Duration) -> f64 {
     let mut site = Site::new(&[]);
     let mut place = site.place().await;
@@ -272,8 +279,8 @@ async fn take_over_under_load(clients: usize, pause: Duration) -> f64 {
     let rate = answered as f64 / began.elapsed().as_secs_f64();
     assert_eq!(place.edge.post(CHAT, &chat(2)).await.status, 200);
     let after = place.admin.replicas().await.unwrap();
-    // What was asked again had not been begun with: agents count each request once, the streams, the
-    // long one and the last one among them.
+    // Repeated requests had not been begun: agents count each request once, including the streams,
+    // the long one and the last one.
     until("each request counted once", async || {
         let served: u64 = place.admin.replicas().await.unwrap().iter().map(|replica| replica.served).sum();
         let asked = (answered + STREAMS + 2) as u64;
@@ -355,14 +362,14 @@ async fn a_request_crossing_an_idle_http2_close_is_answered() {
     let hello = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..], &acknowledged, &models_frame(1)].concat();
     client.write_all(&hello).await.unwrap();
     read_until_frame(&mut client, 1, 1).await;
-    // GOAWAY. The client has not said yet that it has heard.
+    // Read the GOAWAY. The client has not acknowledged it yet.
     read_until_frame(&mut client, 7, 0).await;
     client.write_all(&models_frame(3)).await.unwrap();
     let answer = read_until_frame(&mut client, 1, 3).await;
     assert_eq!(answer[0], 0x88, "status 200");
 }
 
-/// Says something as a successor would.
+/// Sends a message as a successor would.
 async fn say(stream: &mut UnixStream, message: &Value) {
     let text = message.to_string();
     stream.write_all(&u32::try_from(text.len()).unwrap().to_be_bytes()).await.unwrap();
@@ -391,16 +398,16 @@ async fn a_failed_takeover_leaves_the_predecessor_serving() {
     let mut second = site.start_router("mistaken", &place.flags);
     assert!(!second.ended().await.success());
     assert!(second.stderr().contains("`hostler router --takeover`"), "{}", second.stderr());
-    // Its own settings are wrong.
+    // The third router's own settings are wrong.
     let wrong = [place.flags.clone(), ["--takeover", "--keys-file", "/nowhere/keys.toml"].map(str::to_owned).to_vec()].concat();
     let mut third = site.start_router("wrong", &wrong);
     assert!(!third.ended().await.success());
-    // It is of another version.
+    // This successor is of another version.
     let mut other = UnixStream::connect(place.takeover_socket()).await.unwrap();
     say(&mut other, &json!({"Hello": {"protocol": 99, "version": "9.8.7"}})).await;
     let refused = hear(&mut other).await;
     assert!(refused["Refused"].as_str().unwrap().contains("router 9.8.7"), "{refused}");
-    // It dies when it has got the agents, who dial and find nobody.
+    // This successor dies once it has the agents, who dial and find nobody.
     let mut dying = UnixStream::connect(place.takeover_socket()).await.unwrap();
     say(&mut dying, &json!({"Hello": {"protocol": 1, "version": "0.1.0"}})).await;
     let offer = hear(&mut dying).await;
@@ -438,7 +445,7 @@ async fn a_router_whose_predecessor_is_killed_serves_on() {
     place.router.ended().await;
     stream.await.unwrap().assert_whole_stream();
     assert_eq!(place.edge.post(CHAT, &chat(2)).await.status, 200);
-    // Where no router is, the flag starts one.
+    // If there is no router, the flag starts one.
     signal(next.pid(), Signal::TERM);
     next.ended().await;
     let alone = place.start_successor(&site, "third");
@@ -456,7 +463,7 @@ async fn a_predecessor_that_only_hangs_up_keeps_its_place() {
     let mut place = site.place().await;
     signal(place.router.pid(), Signal::TERM);
     place.assert_ended().await;
-    // This process lives, and gives nothing.
+    // This process lives, but gives nothing.
     let running = UnixListener::bind(place.takeover_socket()).unwrap();
     let mut next = place.start_successor(&site, "second");
     let (mut stream, _) = soon("the second one's call", running.accept()).await.unwrap();

@@ -1,4 +1,5 @@
-//! Traces: a collector gets one for each request, whole and with the right parents, and neither its death nor its silence is noticed by anybody.
+//! Traces: a collector gets one for each request, whole and with the right parents, and nobody
+//! notices its death or silence.
 
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ fn request(body: &Value, headers: &[(&str, &str)]) -> Request<Full<bytes::Bytes>
     request.body(Full::from(body.to_string())).unwrap()
 }
 
-/// The names of a trace's spans, in the order in which they began, each with that of its parent.
+/// Names of a trace's spans, in the order in which they began, each with that of its parent.
 fn tree(spans: &[Collected]) -> Vec<(String, String)> {
     let name = |id: &str| spans.iter().find(|span| span.id == id).map_or(id.to_owned(), |span| span.name.clone());
     let mut ordered: Vec<&Collected> = spans.iter().collect();
@@ -46,7 +47,7 @@ fn branches<const N: usize>(expected: [(&str, &str); N]) -> Vec<(String, String)
     expected.into_iter().map(|(name, parent)| (name.to_owned(), parent.to_owned())).collect()
 }
 
-/// The spans of an answer's request, once all of `count` have come.
+/// Spans of an answer's request, once all of `count` have come.
 async fn spans_of(collector: &Collector, answer: &Answer, count: usize) -> Vec<Collected> {
     let id = answer.header("x-hostler-id").expect("an answer of an engine has our id");
     until(&format!("{count} spans"), async || {
@@ -128,9 +129,9 @@ async fn a_clients_trace_continues_through_the_router() {
     assert_eq!((&*spans[0].trace, &*spans[0].parent), (TRACE, SPAN));
     let attempt = named(&spans, &format!("chat {MODEL}"))[0];
     assert_eq!(kept.header("x-sim-traceparent"), Some(&*format!("00-{TRACE}-{}-01", attempt.id)));
-    // What comes after it in order has come, so what was dropped is not on its way.
+    // Later spans have come in order, so a dropped one is not on its way.
     assert!(collector.spans().iter().all(|span| span.attribute("hostler.request.id") != dropped.header("x-hostler-id").unwrap()));
-    // None that is none: another trace begins here.
+    // An invalid parent counts as none: another trace begins here.
     let wrong = fleet.edge().request(request(&chat(1), &[("traceparent", "00-1-2-03"), ("tracestate", "a=b")])).await;
     let spans = spans_of(&collector, &wrong, 4).await;
     assert_eq!(spans[0].parent, "");
@@ -213,7 +214,7 @@ async fn a_resumed_streams_trace_shows_where_and_why() {
     answer.assert_whole_stream();
     let spans = spans_of(&collector, &answer, 6).await;
     assert_eq!((&spans[0].events, spans[0].attribute("hostler.resumed")), (&vec!["resumption".to_owned()], json!(1)));
-    // The rest is asked for as a completion.
+    // The rest is requested as a completion.
     let [lost, rest] = [named(&spans, &format!("chat {MODEL}"))[0], named(&spans, &format!("text_completion {MODEL}"))[0]];
     assert_eq!((lost.attribute("hostler.replica"), lost.error.as_deref(), lost.events.len()), (json!(at), Some("engine_lost"), 1));
     assert_eq!((rest.error.as_deref(), rest.events.len(), &rest.parent), (None, 1, &spans[0].id));
@@ -244,7 +245,7 @@ async fn a_refused_request_has_a_trace_that_says_why() {
     drop(running);
     fleet.until_idle().await;
 
-    // Admitted, and no replica is there.
+    // The request is admitted, and there is no replica.
     let unknown = fleet.edge().post(CHAT, &json!({"model": "nobody\u{1b}[31m", "messages": []})).await;
     assert_eq!(unknown.status, 404, "{}", unknown.text());
     let spans = until("the trace of an unknown model", async || {
@@ -256,7 +257,7 @@ async fn a_refused_request_has_a_trace_that_says_why() {
     assert_eq!(named(&spans, "placement")[0].error.as_deref(), Some("unknown_model"));
     assert_eq!(spans[0].attribute("gen_ai.request.model"), "nobody\u{fffd}[31m");
 
-    // A path that anybody may make up is no name. Probes, and what comes from no caller, have no
+    // A path that anybody may make up is not a name. Probes, and requests without a caller, have no
     // trace at all.
     fleet.edge().get("/healthz").await;
     let malformed = raw(fleet.routers[0].edge, b"GET /malformed HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\n").await;
@@ -269,7 +270,7 @@ async fn a_refused_request_has_a_trace_that_says_why() {
     }
 }
 
-/// Asks so often that more spans come of it than may wait, and sees each request answered.
+/// Sends so many requests that their spans exceed the queue, and checks that each is answered.
 async fn ask_often(fleet: &Fleet) -> Duration {
     let mut slowest = Duration::ZERO;
     for _ in 0..40 {
@@ -291,7 +292,7 @@ async fn a_hanging_collector_costs_only_spans_beyond_the_queue() {
     collector.hang();
     let slowest = ask_often(&fleet).await;
     assert!(slowest < Duration::from_secs(5), "no request waited for the collector: {slowest:?}");
-    // Four spans each, of which ten requests' find room.
+    // There are four spans for each, and room for those of ten requests.
     until("thirty traces dropped", async || {
         let dropped = fleet.routers[0].metric("hostler_trace_spans_dropped_total").await;
         if dropped == 120.0 { Ok(()) } else { Err(format!("{dropped} spans")) }
@@ -327,7 +328,7 @@ async fn a_dead_collector_is_reported_once_and_found_again() {
     .await;
     let lines = |text: &str| up.stderr().lines().filter(|line| line.contains(text)).count();
     assert_eq!(lines("traces do not reach the collector"), 1, "{}", up.stderr());
-    // After a few attempts, which take two seconds.
+    // The line comes after a few attempts, which take two seconds.
     let told = async || if lines("events do not reach the collector") == 1 { Ok(()) } else { Err(up.stderr()) };
     until("the line of events", told).await;
     let collector = Collector::at(address).await;
@@ -337,7 +338,7 @@ async fn a_dead_collector_is_reported_once_and_found_again() {
     })
     .await;
     until("the line that says so", async || if lines("traces reach the collector again") == 1 { Ok(()) } else { Err(up.stderr()) }).await;
-    // What was sent last comes before the end.
+    // The last spans arrive before the end.
     let last = edge.post(CHAT, &chat(1)).await;
     up.signal(Signal::TERM);
     assert!(up.ended().await.success(), "{}", up.stderr());

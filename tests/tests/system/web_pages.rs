@@ -1,4 +1,5 @@
-//! Web pages of other origins: what a browser is told of who may read an answer, whoever gives the answer.
+//! Web pages of other origins: the answer to a browser about who may read it, whoever gives the
+//! answer.
 
 use std::time::SystemTime;
 
@@ -23,7 +24,7 @@ async fn ask(fleet: &Fleet, method: Method, path: &str, body: Option<&Value>, he
     fleet.edge().request(request(method, path, body, headers)).await
 }
 
-/// The values of all headers of one name.
+/// Values of all headers of one name.
 fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a str> {
     answer.headers.get_all(name).iter().map(|value| value.to_str().unwrap()).collect()
 }
@@ -34,7 +35,7 @@ fn assert_readable(answer: &Answer, origin: &str, what: &str) {
     assert_eq!(values(answer, "vary"), ["Origin"], "{what}: {answer:?}");
 }
 
-/// A fleet with these origins and one key, which may ask once a minute.
+/// A fleet with these origins and one key, which may send one request a minute.
 async fn keyed(origins: &[&str]) -> (Fleet, TempDir, String) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("keys.toml");
@@ -121,7 +122,7 @@ async fn an_engines_origin_headers_are_not_duplicated() {
     let asked = |origin| [("origin", origin), ("access-control-request-method", "POST")];
     for (engines, names) in [(r#"["*"]"#, "*"), (r#"["https://chat.example.org","https://other.example.org"]"#, OTHER)] {
         let setup = || Setup::agents(1).engine(&format!("--allowed-origins {engines}"));
-        // The router decides, also about an origin that only engines let in.
+        // The router decides, even about an origin that only engines allow.
         let fleet = Fleet::start(setup().router(|router| router.allowed_origins = vec![PAGE.into()])).await;
         for (method, body) in [(Method::POST, Some(chat(2))), (Method::POST, Some(chat_stream(2))), (Method::POST, None)] {
             let answer = ask(&fleet, method.clone(), CHAT, body.as_ref(), &[("origin", PAGE)]).await;
@@ -133,7 +134,7 @@ async fn an_engines_origin_headers_are_not_duplicated() {
         assert_eq!(preflight.status, 204);
         assert_readable(&preflight, PAGE, engines);
 
-        // Without the setting the engine does, and only about its own answers.
+        // Without the setting the engine decides, and only about its own answers.
         let fleet = Fleet::start(setup()).await;
         for body in [Some(chat(2)), Some(chat_stream(2)), None] {
             let answer = ask(&fleet, Method::POST, CHAT, body.as_ref(), &[("origin", OTHER)]).await;

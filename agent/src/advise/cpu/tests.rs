@@ -14,7 +14,7 @@ fn computing_processes_use_a_core_and_waiting_ones_none() {
     let (own, mut cpu, began) = (std::process::id(), FrontEndCpu::default(), std::time::Instant::now());
     let start = Instant::now();
     assert_eq!(cpu.read(own, start), None, "one reading tells nothing yet");
-    // Until the kernel has counted some ticks for us.
+    // Wait until the kernel has counted some ticks for this process.
     let before = parse_cpu_ticks(&read_stat(own).unwrap()).unwrap();
     while parse_cpu_ticks(&read_stat(own).unwrap()).unwrap() < before + 10 && began.elapsed() < Duration::from_secs(30) {}
     let share = cpu.read(own, start + Duration::from_secs(1)).unwrap();

@@ -1,4 +1,4 @@
-//! Each finding from the minute that shows it, and none from the minutes that do not.
+//! Each finding appears in the minute that shows it, and in no minute that does not.
 
 use super::*;
 use crate::engine::control::LoraAdapter;
@@ -160,7 +160,7 @@ fn eager_mode_on_a_gpu_is_a_finding_after_work() {
     -> drop --enforce-eager
     ");
     assert_eq!(evaluate_rules(&minute(&[(29, busy()), (31, idle())]), &eager, &told(), &[]), []);
-    // It stays true when the work is done.
+    // Eager mode stays a finding after the work is done.
     assert_eq!(kinds(&evaluate_rules(&minute(&[(30, busy()), (200, idle())]), &eager, &told(), &[])), [FindingKind::Eager]);
     assert_eq!(found(&busy(), &EngineSetup { gpus: Vec::new(), ..eager }, &told()), []);
     assert_eq!(kinds(&found(&busy(), &setup(&[]), &RuntimeFacts { eager: true, ..told() })), [FindingKind::Eager]);
@@ -192,12 +192,12 @@ fn waits_for_grammars_are_distinguished_from_waits_for_room() {
     guided_decoding: up to 7 requests at once waited for their grammar to be compiled, in 60 of the last 60 s
     -> send the same JSON schemas again instead of a new one with each request (compiled ones are kept), give the engine more CPU cores, or use simpler schemas
     ");
-    // An adapter or blocks on their way may be what they wait for.
+    // These requests may wait for an adapter or for blocks in transfer.
     assert_eq!(found(&waiting, &setup(&["--enable-lora"]), &told()), []);
     assert_eq!(found(&waiting, &setup(&["--kv-transfer-config={}"]), &told()), []);
 }
 
-/// Seconds of work in which tokens are so far apart, after those that were there before.
+/// Seconds of work with this token distance, appended to the window.
 fn work(window: &mut Window, seconds: u32, running: u32, guided: u32, milliseconds: f64) {
     for _ in 0..seconds {
         let before = window.details.unwrap_or_default();
@@ -248,7 +248,7 @@ fn a_long_context_is_a_finding_where_few_requests_fit() {
     assert_eq!(found(&busy(), &setup(&[]), &narrow), [], "fifty requests show nothing");
     let beyond = with_details(|details| (details.requests, details.longest_prompt) = (500, None));
     assert_eq!(found(&beyond, &setup(&[]), &narrow), [], "one was longer than the scale");
-    // Without a word in the log, the cache's size is known from its blocks: 160 000 tokens.
+    // If the log does not mention the cache's size, it follows from the blocks: 160 000 tokens.
     assert_eq!(kinds(&found(&usual, &setup(&[]), &RuntimeFacts { kv_tokens: None, ..narrow })), [FindingKind::Context]);
 }
 
@@ -322,7 +322,7 @@ fn a_lost_adapter_is_a_finding_until_it_is_reloaded() {
 
 #[test]
 fn old_token_times_are_forgotten_when_guided_requests_are_judged() {
-    // Contexts have grown since: now tokens are as far apart without guided requests.
+    // Contexts have grown: tokens are now as far apart without guided requests.
     let mut window = Window::default();
     work(&mut window, 600, 40, 0, 14.0);
     work(&mut window, 300, 40, 0, 31.0);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cache::tests::{batch, bytes_of, fixture, frames};
 
-/// The event that this JSON stands for, read without the decoder under test.
+/// Event that this JSON stands for, read without the decoder under test.
 fn expected(event: &Value) -> KvEvent {
     let named = |names: &[&str]| {
         let values = event.as_array().unwrap()[1..].iter();

@@ -1,4 +1,4 @@
-//! Readers at their own pace, in any interleaving with the writer.
+//! Readers at their own pace, interleaved with the writer in any order.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +12,12 @@ struct Reader {
     cursor: Cursor,
     keys: BTreeSet<BlockKey>,
     epoch: u64,
-    /// A partial delta was the last one.
+    /// The last delta was partial.
     waits: bool,
 }
 
 impl Reader {
-    /// Reads once and takes over what is reported, which must fit what it has.
+    /// Reads once and applies the delta, which must fit the blocks held so far.
     fn read(&mut self, log: &CacheLog, most: usize) -> bool {
         let Some(delta) = log.read(&mut self.cursor, most) else {
             assert!(!self.waits, "a partial delta has a rest");

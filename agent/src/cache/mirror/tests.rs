@@ -1,4 +1,5 @@
-//! The mirror against recordings, against a naive model, and against models that cache in other ways.
+//! The mirror against recordings, against a naive model, and against models with other kinds of
+//! caches.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +32,7 @@ fn digest_of(keys: &BTreeSet<BlockKey>) -> CacheDigest {
     CacheDigest { count: keys.len() as u64, xor: keys.iter().fold(0, |xor, key| xor ^ key) }
 }
 
-/// What a reader has who takes over one change after another, each of which must be one.
+/// Blocks of a reader that applies each change in turn; every change must be effective.
 fn followed(changes: &[Change]) -> BTreeSet<BlockKey> {
     let mut keys = BTreeSet::new();
     for change in changes {
@@ -76,7 +77,7 @@ fn a_recording_with_evictions_adapters_and_resets_is_mirrored_throughout() {
     for (lora, salt) in [("", ""), ("", "s1"), ("ad1", "")] {
         assert!(token_keys(KeyChain::new(lora, salt), prompt, 32).iter().all(|key| seen.contains(key)), "{lora:?} {salt:?}");
     }
-    // Each reset is in the recording; what was stored since is there.
+    // Each reset is in the recording; blocks stored since the last one are cached.
     let last_reset = events.iter().rposition(|event| *event == KvEvent::Cleared).unwrap();
     assert_eq!(keys(&mirror), keys(&applied(&events[last_reset..]).0));
 }
@@ -99,7 +100,7 @@ fn orphan_blocks_and_their_removals_are_ignored() {
 
 #[test]
 fn two_hashes_of_equal_content_are_one_block() {
-    // An adapter that was loaded again from another path.
+    // Load an adapter again from another path.
     let again = |hash| {
         let KvEvent::Stored(mut event) = stored(None, &[1]) else { panic!("it stores") };
         event.hashes = vec![hash];
@@ -212,8 +213,8 @@ fn a_contradictory_event_changes_nothing() {
 
 #[test]
 fn blocks_reported_again_are_removed_with_their_one_copy() {
-    // `kv_cache_report_mode` makes an engine report the cached blocks of a prompt once more, from
-    // the first one on.
+    // `kv_cache_report_mode` makes an engine report the cached blocks of a prompt again, from the
+    // first one on.
     let (mirror, _) = applied(&[stored(None, &[1, 2, 3]), stored(None, &[1, 2, 3]), removed(3), removed(2), removed(1)]);
     assert_eq!(mirror.digest(), CacheDigest::default());
 }
@@ -235,8 +236,7 @@ fn several_groups_without_a_kind_may_have_holes() {
     assert!(applied(&[in_unnamed(0), in_unnamed(1)]).0.has_holes());
 }
 
-/// What an engine may do with blocks 1..=12, of which each is stored after the one with half its
-/// number.
+/// Steps of an engine with blocks 1..=12, each stored after the block with half its number.
 #[derive(Debug, Clone)]
 enum Step {
     Store(u64),
@@ -252,7 +252,7 @@ fn parent(block: u64) -> Option<u64> {
     Some(block / 2).filter(|&parent| parent > 0)
 }
 
-/// The key of a block, by walking to it from the beginning.
+/// Key of a block, found by walking to it from the beginning.
 fn key_of(block: u64) -> BlockKey {
     let mut chain = parent(block).map_or(KeyChain::new("", ""), |parent| KeyChain::resume(key_of(parent)));
     chain.push(&[u32::try_from(block).unwrap(); 2])
@@ -267,7 +267,7 @@ proptest! {
             match step {
                 Step::Store(block) => {
                     mirror.apply(&stored(parent(block), &[block]), &mut effects);
-                    // A first block that is reported again may be only reported again.
+                    // A first block reported again may not be a second copy.
                     let is_told_again = parent(block).is_none() && copies.contains_key(&block);
                     if !is_told_again && parent(block).is_none_or(|parent| copies.contains_key(&parent)) {
                         *copies.entry(block).or_default() += 1;

@@ -1,4 +1,4 @@
-//! The subscriber against sockets as an engine binds them, in a directory as an engine has it.
+//! The subscriber against sockets and a directory like an engine's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl FakeEngine {
         Self::start_with(framing, FollowFrom::Now, 0..0).await
     }
 
-    /// An engine that has sent these messages before anybody listened.
+    /// An engine that sent these messages before anybody listened.
     async fn start_with(framing: Framing, since: FollowFrom, sent: std::ops::Range<u64>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (live, replay) = (directory.path().join("kv.sock"), directory.path().join("replay.sock"));
@@ -72,8 +72,9 @@ impl FakeEngine {
         }
     }
 
-    /// Sends a message again and again until it has the effect: a subscription takes hold some time
-    /// after it was made, and repeated messages are dropped.
+    /// Sends a message repeatedly until it has its effect.
+    ///
+    /// A subscription takes hold some time after it is made, and repeated messages are dropped.
     async fn send_until(&mut self, sequence: u64, payload: Bytes, effect: impl Fn(&CacheLog) -> bool) {
         let sending = async {
             while !effect(&self.log) {
@@ -87,8 +88,8 @@ impl FakeEngine {
         }
     }
 
-    /// Sends a message that stores a block with the message's own number, and waits until it is
-    /// there.
+    /// Sends a message that stores a block with the message's own number, and waits until the block
+    /// is cached.
     async fn tell(&mut self, sequence: u64) {
         let key = key(u32::try_from(sequence).unwrap());
         self.send_until(sequence, stores(sequence), |log| blocks(log).contains(&key)).await;
@@ -112,7 +113,7 @@ impl FakeEngine {
 }
 
 async fn changes(log: &CacheLog) {
-    // It cannot end while the log is there.
+    // The watch cannot end while the log exists.
     let _ = log.watch().changed().await;
 }
 
@@ -141,7 +142,7 @@ async fn answer_replays(mut router: RouterSocket, kept: Kept, framing: Framing) 
             }
             frames.extend([Bytes::copy_from_slice(&sequence.to_be_bytes()), payload]);
             if router.send(ZmqMessage::try_from(frames).unwrap()).await.is_err() {
-                // The asker has what it wanted.
+                // The subscriber has what it wanted.
                 break;
             }
         }
@@ -164,12 +165,12 @@ async fn events_become_blocks_as_they_come() {
 async fn missed_events_are_requested_in_the_framing_of_each_release() {
     for framing in [Framing::UpTo025, Framing::Since026] {
         let mut engine = FakeEngine::start(framing).await;
-        // The very first messages may be missed as well.
+        // The very first messages may be missed, too.
         (0..2).for_each(|sequence| engine.keep(sequence));
         engine.tell(2).await;
         assert_eq!(engine.blocks(), keys(0..3));
-        // The engine also sends the message at hand again, and one after it, which then comes once
-        // more.
+        // The engine also sends the present message again, and the one after it, which then arrives
+        // twice.
         (2..7).for_each(|sequence| engine.keep(sequence));
         engine.tell(5).await;
         engine.tell(6).await;
@@ -200,21 +201,21 @@ async fn an_adopted_engine_without_its_first_events_is_not_exact() {
 async fn a_gap_that_cannot_be_replayed_voids_earlier_blocks() {
     let mut engine = FakeEngine::start(Framing::Since026).await;
     engine.tell(0).await;
-    // The engine has forgotten message 1.
+    // Here the engine has forgotten message 1.
     (2..4).for_each(|sequence| engine.keep(sequence));
     engine.tell(4).await;
     assert_eq!(engine.blocks(), keys(2..5));
     engine.tell(5).await;
     let counters = engine.counters();
     assert_eq!((counters.gaps, counters.replays, counters.resets), (1, 0, 1));
-    // Here it has forgotten everything.
+    // Here the engine has forgotten everything.
     engine.kept.lock().clear();
     engine.tell(9).await;
     assert_eq!(engine.blocks(), keys(9..10));
     assert_eq!(engine.counters().resets, 2);
     let watch = engine.watch();
     assert!(!watch.exact && watch.reason.contains("lost"), "blocks that are still cached are not reported again: {watch:?}");
-    // With an empty cache everything is known again.
+    // Clearing the cache makes everything known again.
     engine.send_until(10, batch(&[json!(["AllBlocksCleared"])]), |log| log.watch().borrow().exact).await;
 }
 
@@ -224,7 +225,7 @@ async fn old_messages_are_dropped_and_a_restarted_sequence_voids_blocks() {
     for sequence in 0..4 {
         engine.tell(sequence).await;
     }
-    // An old message has no effect of its own, so the next one shows when it was taken.
+    // An old message has no effect of its own, so the next one shows when it was read.
     let old = vec![Bytes::new(), Bytes::copy_from_slice(&2_u64.to_be_bytes()), stores(99)];
     engine.events.send(ZmqMessage::try_from(old).unwrap()).await.unwrap();
     engine.tell(4).await;

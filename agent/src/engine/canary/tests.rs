@@ -1,4 +1,4 @@
-//! When an engine is asked for a test completion, and what its answers mean.
+//! When an engine is tested, and what its answers mean.
 
 use tokio::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::engine_client::api_client::tests::Scripted;
 
 const S: Duration = Duration::from_secs(1);
 
-/// An engine that answers by a script, and is asked after thirty quiet seconds.
+/// An engine that answers by a script, and is tested after thirty quiet seconds.
 fn watched(script: impl FnMut() -> Option<u16> + Send + 'static) -> (Watched, Scripted) {
     let mut script = script;
     let engine = Scripted::start(Box::new(move |_| script().map(|status| (status, String::new()))));
@@ -91,7 +91,8 @@ async fn an_idle_engine_that_does_not_answer_the_canary_hangs() {
     let begun = Instant::now();
     let reason = watch(&watched.subject).await.to_string();
     assert_eq!(reason, "a test completion failed 2 times in a row while no request was running: no answer within 30 s");
-    // 30 s of quiet, the long first deadline, a pause, and the same again: it has not been warm.
+    // 30 s of quiet, the long first deadline, a pause, and another such round: the engine was never
+    // warm.
     assert!(begun.elapsed() < 93 * S, "{:?}", begun.elapsed());
 }
 
@@ -116,7 +117,8 @@ async fn a_canary_during_a_suspension_proves_nothing() {
 fn a_busy_engine_that_answers_late_is_just_slow() {
     let slow = || CanaryOutcome::TimedOut(10 * S);
     let stopped = ProcessActivity::Stopped("x (pid 7)".to_owned());
-    // Outcome, whether anything else came out of the engine, activity, whether it counts.
+    // Columns: outcome, whether the engine made other progress, activity, whether the outcome
+    // counts.
     let cases = [
         (slow(), false, ProcessActivity::Idle, true),
         (slow(), false, stopped.clone(), true),

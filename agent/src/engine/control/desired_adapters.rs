@@ -1,4 +1,6 @@
-//! Which adapters the engine is to have in each of its lives. The task behind the orders writes it; whoever reads the engine's models keeps to it.
+//! Adapters that the engine should have in each of its lives.
+//!
+//! The control task writes them; every reader of the engine's models respects them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,18 +9,19 @@ use super::{LoraAdapter, routes};
 use crate::engine::model_card::ModelCard;
 use crate::engine_client::ApiClient;
 
-/// What the reader of the engine's models must see to. A change means that the models are to be
-/// read again now.
+/// Adapters to keep loaded and hide for readers of the engine's models.
+///
+/// A change means that the models must be read again now.
 #[derive(Debug, Clone, Default)]
 pub(in crate::engine) struct DesiredAdapters {
-    /// Loaded in every life.
+    /// Adapters loaded in every life.
     pub(in crate::engine) adapters: Arc<[LoraAdapter]>,
-    /// About to be unloaded, so no longer reported.
+    /// Adapter about to be unloaded, so no longer reported.
     pub(in crate::engine) unloading: Option<String>,
 }
 
 impl DesiredAdapters {
-    /// Of the models that the engine names, those to report.
+    /// Filters the models that the engine names down to those to report.
     pub(in crate::engine) fn visible_models(&self, mut models: Vec<ModelCard>) -> Vec<ModelCard> {
         models.retain(|model| self.unloading.as_ref() != Some(&model.id));
         models
@@ -29,8 +32,10 @@ impl DesiredAdapters {
         told.filter(|adapter| models.iter().all(|model| model.id != adapter.name))
     }
 
-    /// Loads what this life lacks. What cannot be loaded is logged, and stays a finding: the model
-    /// itself can serve all the same.
+    /// Loads the adapters that this life lacks.
+    ///
+    /// An adapter that cannot be loaded is logged and stays a finding, because the model itself can
+    /// still serve.
     pub(in crate::engine) async fn restore(&self, socket: &Path, models: &[ModelCard]) {
         let client = ApiClient::new(socket);
         for adapter in self.missing_adapters(models) {

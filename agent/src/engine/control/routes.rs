@@ -1,4 +1,4 @@
-//! An engine's own routes for sleep and adapters, and what it means by its answers.
+//! The engine's own routes for sleep and adapters, and the meaning of its answers.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use super::{ControlError, LoraAdapter};
 use crate::engine::model_card::ModelCard;
 use crate::engine_client::{ApiClient, ApiReply, FetchError};
 
-/// How long the engine may take to move its memory out or in. Weights of 140 GB through pinned
-/// memory at 10 GB/s take 14 s.
+/// Time limit for moving the engine's memory out or in.
+///
+/// Weights of 140 GB through pinned memory at 10 GB/s take 14 s.
 pub(super) const SLEEP_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// How long an adapter may take: the engine reads hundreds of megabytes, perhaps from a shared
+/// Time limit for loading an adapter: the engine reads hundreds of megabytes, perhaps from a shared
 /// filesystem.
 const ADAPTER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long a question may take that the engine answers from memory.
+/// Time limit for a question that the engine answers from memory.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) const NO_SLEEP_ROUTE: &str =
@@ -31,9 +32,10 @@ pub(super) async fn sleep(client: &ApiClient, level: u8) -> Result<(), ControlEr
     check_result(client.post(&format!("/sleep?level={level}"), "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE)
 }
 
-/// Returns when the engine has accepted each step, not when it is awake. After level 1 its weights
-/// are in host memory. After level 2 they are read within `reading`, before the cache is allocated,
-/// which would take the memory that reading needs.
+/// Wakes the engine, and returns once it has accepted each step, before it is awake.
+///
+/// After level 1 its weights are in host memory. After level 2 they are read within `reading`,
+/// before the cache is allocated, which would take the memory that reading needs.
 pub(super) async fn wake(client: &ApiClient, level: u8, reading: Duration) -> Result<(), ControlError> {
     if level == 1 {
         return check_result(client.post("/wake_up", "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE);
@@ -44,7 +46,7 @@ pub(super) async fn wake(client: &ApiClient, level: u8, reading: Duration) -> Re
     check_result(client.post("/wake_up?tags=kv_cache", "", SLEEP_TIMEOUT).await, NO_SLEEP_ROUTE)
 }
 
-/// Whether it sleeps. Its health and its list of models do not tell.
+/// Whether the engine sleeps. Its health and its list of models do not tell.
 pub(in crate::engine) async fn is_asleep(client: &mut ApiClient) -> Result<bool, ControlError> {
     #[derive(Deserialize)]
     struct Answer {
@@ -66,7 +68,7 @@ pub(super) async fn unload(client: &ApiClient, name: &str) -> Result<(), Control
     check_result(client.post("/v1/unload_lora_adapter", body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
 }
 
-/// The adapter that a model card describes; `None` when it is the model itself.
+/// Adapter that a model card describes; `None` if the card is the model itself.
 pub(super) fn parse_adapter(card: &ModelCard) -> Option<LoraAdapter> {
     #[derive(Deserialize)]
     struct Card {
@@ -82,8 +84,9 @@ fn check_result(reply: Result<ApiReply, FetchError>, no_route: &'static str) -> 
     check_reply(&reply.map_err(ControlError::Unreachable)?, no_route)
 }
 
-/// What an engine's answer means. A missing route gives FastAPI's own 404; a refusal has the
-/// engine's words.
+/// Turns an engine's answer into a result.
+///
+/// A missing route gives FastAPI's own 404; a refusal has the engine's words.
 pub(super) fn check_reply(reply: &ApiReply, no_route: &'static str) -> Result<(), ControlError> {
     #[derive(Deserialize)]
     struct Refusal {

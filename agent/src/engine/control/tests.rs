@@ -1,4 +1,4 @@
-//! Orders to engines that obey, refuse and hang, by a script; and what their answers mean.
+//! Orders to engines that obey, refuse and hang by a script, and the meaning of their answers.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -138,7 +138,7 @@ async fn an_engine_found_asleep_reloads_its_weights_when_it_wakes() {
 
 #[tokio::test]
 async fn an_order_ends_with_its_engines_life() {
-    // Nothing but the questions is answered.
+    // Only the questions are answered.
     let (mut fixture, _served) = engine(|path| (path == "/is_sleeping").then_some((200, r#"{"is_sleeping":false}"#))).await;
     let ordering = {
         let engine = fixture.engine.clone();
@@ -203,7 +203,7 @@ async fn an_adapter_lost_in_a_restart_is_reported_until_forgotten() {
     let first = Scripted::at(fixture.engine.socket(), script(Arc::clone(&is_lost)));
     let epoch = fixture.phase(Phase::Ready).await.epoch;
     assert_eq!(fixture.engine.missing_adapters(), []);
-    // A task of its own remembers it.
+    // Another task remembers the adapter.
     while fixture.engine.shared.desired_adapters.borrow().adapters.is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -1,62 +1,63 @@
-//! Why a life of an engine ends, as this agent itself has seen it, before anybody reads what the engine printed.
+//! Why an engine's life ends, as this agent itself has seen it, before anybody reads the engine's
+//! output.
 
 use std::fmt::{self, Display, Formatter};
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-/// Why a life ends.
+/// Reasons why a life ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EndCause {
-    /// Its first process could not be made, for this reason.
+    /// The engine's first process could not be made, for this reason.
     NotStarted(String),
-    /// There is no directory for it, for this reason.
+    /// There is no directory for the engine, for this reason.
     NoDirectory(String),
-    /// Somebody removed its directory while it lived.
+    /// Somebody removed the engine's directory while it lived.
     DirectoryRemoved(PathBuf),
-    /// Something outside of it has failed it, such as a GPU.
+    /// Something outside the engine, such as a GPU, has failed.
     Failed(String),
-    /// It was not ready within this time.
+    /// The engine was not ready within this time.
     NotReadyWithin(Duration),
-    /// The agent that began it has died, and now it does not answer.
+    /// The agent that began the life has died, and now the engine does not answer.
     SilentSinceAdoption,
-    /// Requests wait, and nothing comes out of it.
+    /// Requests wait, and the engine makes no progress.
     Stalled {
-        /// For how long.
+        /// How long the stall lasted.
         lasted: Duration,
-        /// How many requests wait.
+        /// Number of waiting requests.
         waiting: u32,
-        /// What its processes do, or what came of a test completion.
+        /// Activity of the engine's processes, or the result of a test completion.
         why: String,
     },
-    /// It failed so many test completions while it was idle, the last one so.
+    /// The engine failed this many test completions while it was idle.
     FailedTests {
-        /// In a row.
+        /// Failed tests in a row.
         tests: u32,
-        /// The last one's end, and what its processes did.
+        /// End of the last test, and the activity of the processes.
         reason: String,
     },
-    /// It answered so many health checks badly, the last one so.
+    /// The engine answered this many health checks badly.
     Unhealthy {
-        /// In a row.
+        /// Bad checks in a row.
         checks: u32,
-        /// The last answer.
+        /// Answer to the last check.
         reason: String,
     },
-    /// One of its processes, of which another is the parent, has ended.
+    /// A child process of one of the engine's processes has ended.
     ProcessLost {
-        /// Its name and id.
+        /// Name and id of the process.
         process: String,
-        /// What the health check said then.
+        /// Answer of the health check at that time.
         health: String,
     },
-    /// Its front-end lacks a route that is needed.
+    /// The engine's front-end lacks a required route.
     LacksRoute(String),
-    /// Its first process has ended by itself.
+    /// The engine's first process has ended by itself.
     Exited(ExitStatus),
-    /// Its keeper has ended, and took it along.
+    /// The engine's keeper has ended and taken the engine with it.
     KeeperLost,
-    /// Its keeper does not do what it is told.
+    /// The engine's keeper does not obey.
     KeeperSilent,
 }
 

@@ -1,5 +1,8 @@
-//! What vLLM, PyTorch, Python and the libraries below them print when they fail, and which failure each sentence means. From vLLM 0.11 to
-//! 0.33; those that could be produced without a GPU are recorded in `tests/fixtures/vllm`, the others are from the sources.
+//! Failure messages of vLLM, PyTorch, Python and the libraries below them, and the failure that
+//! each means.
+//!
+//! They cover vLLM 0.11 to 0.33. Messages that could be produced without a GPU are recorded in
+//! `tests/fixtures/vllm`; the others are from the sources.
 
 use super::super::crash_output::{FinalLines, message};
 use super::{Diagnosis, FailureKind, remedies};
@@ -10,7 +13,7 @@ struct FailurePattern {
     remedy: &'static str,
 }
 
-/// In order: what is certain before what may be its consequence.
+/// Patterns in order: certain failures come before their possible consequences.
 const FAILURE_PATTERNS: &[FailurePattern] = &[
     FailurePattern { kind: FailureKind::BadValue, phrases: &["Bfloat16 is only supported on GPUs"], remedy: remedies::NO_BFLOAT16 },
     FailurePattern {
@@ -213,7 +216,7 @@ const GPU_MEMORY: [&str; 5] = [
 ];
 
 pub(super) fn diagnose_output(ending: FinalLines<'_>, was_ready: bool) -> Option<Diagnosis> {
-    // An exception of a request is not what stopped an engine that served.
+    // A request's exception does not stop an engine that served.
     if was_ready && !ending.has_given_up() && !ending.messages().any(is_abort) {
         return None;
     }
@@ -235,26 +238,26 @@ fn match_patterns(ending: FinalLines<'_>, was_ready: bool) -> Option<Diagnosis> 
             return Some(Diagnosis::new(words.kind, strip_library_prefix(message), words.remedy));
         }
     }
-    // Said by the configuration's own checks, and by nothing more certain.
+    // The configuration's own checks print this, and no pattern above was more certain.
     told().find_map(|message| message.trim_start().strip_prefix("Value error, ")).map(|text| {
         let text = text.split(" [type=").next().unwrap_or(text);
         Diagnosis::new(FailureKind::BadValue, text, remedies::BAD_VALUES)
     })
 }
 
-/// A line of a traceback that is not a message: a place, or the source that was run.
+/// Whether a traceback line is no message but a place, or the source that was run.
 fn is_traceback_line(message: &str) -> bool {
     message.starts_with("  File ") || message.starts_with("    ")
 }
 
-/// A message without what Python's libraries add around it.
+/// Strips what Python's libraries add around a message.
 fn strip_library_prefix(message: &str) -> &str {
     let message = message.trim();
     let message = message.strip_prefix("Value error, ").unwrap_or(message);
     message.split(" [type=").next().unwrap_or(message)
 }
 
-/// What `argparse` says of the command line, and what vLLM says of the longest context.
+/// Diagnoses errors of `argparse` about the command line, and of vLLM about the longest context.
 fn diagnose_arguments(message: &str) -> Option<Diagnosis> {
     if message.starts_with("vllm")
         && let Some((_, error)) = message.split_once(": error: ")
@@ -279,7 +282,7 @@ fn diagnose_arguments(message: &str) -> Option<Diagnosis> {
     Some(Diagnosis::new(FailureKind::BadValue, cause, remedy))
 }
 
-/// Sentences whose numbers make the remedy.
+/// Diagnoses messages whose numbers determine the remedy.
 fn diagnose_memory(message: &str) -> Option<Diagnosis> {
     diagnose_kv_cache(message).or_else(|| diagnose_gpu_in_use(message))
 }
@@ -296,7 +299,7 @@ fn diagnose_kv_cache(message: &str) -> Option<Diagnosis> {
         let (longest, fits) = (number_after(message, "max seq len (")?, whole_number(stored.split(')').next()?)?);
         return Some(kv_too_small(longest, &format!("it holds {fits} tokens"), Some(fits)));
     }
-    // vLLM itself has written `models's`.
+    // vLLM itself wrote `models's`.
     let (_, rest) = message.split_once("To serve at least one request with the model")?;
     let longest = number_after(rest, "max seq len (")?;
     let needed = rest.split_once("), (")?.1.split(' ').next()?;
@@ -312,8 +315,8 @@ fn kv_too_small(longest: u64, numbers: &str, fits: Option<u64>) -> Diagnosis {
     Diagnosis::new(FailureKind::KvTooSmall, cause, remedy)
 }
 
-/// `Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired GPU memory
-/// utilization (0.92, 72.8 GiB).`
+/// Diagnoses `Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired GPU
+/// memory utilization (0.92, 72.8 GiB).`
 fn diagnose_gpu_in_use(message: &str) -> Option<Diagnosis> {
     let (_, rest) = message.split_once("Free memory on device ")?;
     let (device, rest) = rest.split_once(" (")?;
@@ -321,7 +324,7 @@ fn diagnose_gpu_in_use(message: &str) -> Option<Diagnosis> {
     let (all, rest) = rest.split_once(" GiB)")?;
     let wanted = rest.split_once("utilization (").and_then(|(_, wanted)| wanted.split(',').next()).unwrap_or("its share");
     let cause = format!("only {free} of {all} GiB are free on {device} and the engine wants {wanted} of it: somebody else uses this GPU");
-    // A little less than what is free, because CUDA contexts take some, too.
+    // Take a little less than the free share, because CUDA contexts need some, too.
     let share = free.parse::<f32>().ok()? / all.parse::<f32>().ok()? - 0.02;
     let remedy = if share > 0.1 {
         format!("end the other processes (`nvidia-smi` shows them), or use --gpu-memory-utilization {:.2}", (share * 100.0).floor() / 100.0)
@@ -331,7 +334,7 @@ fn diagnose_gpu_in_use(message: &str) -> Option<Diagnosis> {
     Some(Diagnosis::new(FailureKind::GpuInUse, cause, remedy))
 }
 
-/// `Failed core proc(s): {'EngineCore_DP0': -9}`: the process, and the signal that ended it.
+/// Process and signal in `Failed core proc(s): {'EngineCore_DP0': -9}`.
 pub(super) fn failed_process(lines: &[String]) -> Option<(&str, i32)> {
     let said = lines.iter().rev().find_map(|line| message(line).split_once("Failed core proc(s): {")).map(|(_, processes)| processes)?;
     let (name, code) = said.split_once('}').map_or(said, |(inside, _)| inside).split(',').next()?.split_once(':')?;
@@ -339,13 +342,13 @@ pub(super) fn failed_process(lines: &[String]) -> Option<(&str, i32)> {
     (code < 0).then_some((name.trim().trim_matches('\''), -code))
 }
 
-/// A message that only says that a process of the engine died.
+/// Whether a message only says that a process of the engine died.
 pub(super) fn is_process_death(message: &str) -> bool {
     message.contains("EngineDeadError")
 }
 
-/// A process that another one saw die: `EngineCore_DP0`, `VllmWorker-0`, and the signal that ended
-/// it where known.
+/// Process that another one saw die, such as `EngineCore_DP0` or `VllmWorker-0`, and the signal
+/// that ended it, if known.
 pub(super) fn dead_process(message: &str) -> Option<(&str, Option<i32>)> {
     if message.contains("engine core exited unexpectedly") {
         return Some(("EngineCore", None));
@@ -355,7 +358,7 @@ pub(super) fn dead_process(message: &str) -> Option<(&str, Option<i32>)> {
     Some((before.split_whitespace().next_back()?, code.filter(|code| *code < 0).map(|code| -code)))
 }
 
-/// What the C library and C++ print before they abort a process.
+/// Whether the C library or C++ prints this before it aborts a process.
 fn is_abort(message: &str) -> bool {
     message.contains("terminate called after") || message.contains("Fatal Python error") || message.contains("Assertion failed")
 }
@@ -364,7 +367,7 @@ fn number_after(text: &str, words: &str) -> Option<u64> {
     whole_number(text.split_once(words)?.1.split([' ', ')', ',', '.']).next()?)
 }
 
-/// `8192` and `8192.0`; anything else is none.
+/// Parses `8192` and `8192.0`; `None` for anything else.
 fn whole_number(text: &str) -> Option<u64> {
     text.strip_suffix(".0").unwrap_or(text).parse().ok()
 }

@@ -1,4 +1,4 @@
-//! What to do about each failure, in sentences that name a flag, a variable or a command.
+//! Remedies for each failure, in sentences that name a flag, a variable or a command.
 
 pub(super) const UNKNOWN: &str = "read the engine's last lines with `hostler logs REPLICA`; it is started again by itself";
 pub(super) const NO_RUN_DIR: &str = "`df -h` and `ls -ld` show why; name another place on a local disk with --run-dir";

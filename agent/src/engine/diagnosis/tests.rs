@@ -26,7 +26,7 @@ fn expect(ended: &LifeEnd, printed: &str, kind: FailureKind, cause: &str, remedy
     assert_eq!(found.kind, kind, "{found:?}");
     assert!(found.cause.contains(cause), "{found:?}");
     assert!(found.remedy.contains(remedy), "{found:?}");
-    // One screen: a few lines of a terminal each.
+    // Cause and remedy fit one screen: a few lines of a terminal each.
     assert!(found.cause.chars().count() <= CAUSE_CAP + 2 && found.remedy.len() < 250 && !found.cause.contains('\n'), "{found:?}");
 }
 
@@ -98,7 +98,7 @@ fn a_resource_that_the_host_lacks_is_diagnosed() {
     expect(&exited(1), recorded!("shm_small"), FailureKind::SharedMemory, "160 MiB required, 0 MiB free", "--shm-size");
 }
 
-/// A message as Python ends a traceback that nobody caught.
+/// A message in the form in which Python ends an uncaught traceback.
 fn uncaught(message: &str) -> String {
     format!(
         "(APIServer pid=1) Traceback (most recent call last):\n(APIServer pid=1)   File \"x.py\", line 1\n(APIServer pid=1) {message}\n"

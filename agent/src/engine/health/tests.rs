@@ -1,4 +1,4 @@
-//! Readiness and loss of health against an engine that answers by a script.
+//! Readiness and loss of health, against an engine that answers by a script.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,12 @@ use crate::traffic::{EngineWait, InFlight, RouterKey};
 
 const MODELS: &str = r#"{"object":"list","data":[{"id":"a", "max_model_len": 64},{"id":"b"}]}"#;
 
-/// News within a generous time; the clock runs by itself, so a bug cannot hang the test.
+/// Next event within a generous time. The clock runs by itself, so a bug cannot hang the test.
 async fn next(news: &mut mpsc::Receiver<HealthEvent>) -> Option<HealthEvent> {
     tokio::time::timeout(Duration::from_secs(60), news.recv()).await.unwrap()
 }
 
-/// A subject, and what the supervisor, the probe and the relays have in their hands.
+/// A subject, and the handles that the supervisor, the probe and the relays hold.
 pub(in super::super) struct Watched {
     pub(in super::super) subject: MonitoredEngine,
     pub(in super::super) status: watch::Sender<EngineStatus>,
@@ -80,7 +80,7 @@ impl Watched {
     }
 }
 
-/// A request that the engine has all of.
+/// A request that the engine has received whole.
 pub(in super::super) fn waits(in_flight: &InFlight) -> EngineWait<'_> {
     let mut wait = in_flight.track_wait();
     wait.begin();
@@ -118,8 +118,8 @@ async fn a_ready_engine_is_healthy_and_names_a_model() {
     assert_eq!(asked, ["/health", "/health", "/health", "/v1/models", "/metrics"]);
 }
 
-/// The events before readiness, and the requested paths, of an engine whose front-end lacks the
-/// route `lacking`.
+/// Events before readiness, and requested paths, of an engine whose front-end lacks the route
+/// `lacking`.
 async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<HealthEvent>, Vec<String>) {
     let engine = Scripted::start(Box::new(move |path| match path {
         "/health" => Some((200, String::new())),
@@ -214,8 +214,7 @@ async fn an_engine_without_its_core_fails_at_one_bad_answer() {
     let watching = tokio::spawn(watch(watched.subject, sender));
     assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
     assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(_))));
-    // The models are read again after several good answers, so by then it is known which processes
-    // there are.
+    // The models are read again after several good answers, so by then the processes are known.
     assert!(matches!(next(&mut news).await, Some(HealthEvent::Models(_))));
     drop(core);
     ended.store(true, Ordering::Relaxed);
@@ -281,7 +280,7 @@ async fn models_are_read_again_right_after_an_adapter_order() {
     watching.abort();
 }
 
-/// A process that does nothing, in a group of its own, until dropped.
+/// An idle process in its own group, until dropped.
 pub(in super::super) struct Resting(std::process::Child);
 
 impl Resting {
@@ -293,7 +292,8 @@ impl Resting {
     fn called(title: &str) -> Self {
         use std::os::unix::process::CommandExt;
         let resting = Self(std::process::Command::new("/bin/sleep").arg0(title).arg("600").process_group(0).spawn().unwrap());
-        // While it loads its libraries it may wait for the disk, which counts as computing.
+        // While the process loads its libraries it may wait for the disk, which counts as
+        // computing.
         let is_asleep = || std::fs::read_to_string(format!("/proc/{}/stat", resting.pid())).is_ok_and(|stat| stat.contains(") S "));
         for _ in 0..1000 {
             if is_asleep() {

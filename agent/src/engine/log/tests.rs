@@ -1,4 +1,4 @@
-//! Lines cut anywhere, engines that print without end.
+//! Lines cut anywhere, and engines that print without end.
 
 use super::*;
 

@@ -5,7 +5,7 @@ use super::*;
 
 const START_LIMIT: Duration = Duration::from_secs(1800);
 
-/// Replicas on a GPU each.
+/// Replicas on one GPU each.
 fn apart(replicas: usize) -> Arc<StartOrder> {
     start_order((0..replicas).map(|gpu| vec![format!("GPU-{gpu}")]).collect(), true)
 }
@@ -18,7 +18,7 @@ fn on(gpus: &[&str]) -> Vec<String> {
     gpus.iter().map(|gpu| (*gpu).to_owned()).collect()
 }
 
-/// Each replica requests its start permit in order; what comes back waits or has it.
+/// Requests a start permit for each replica in order; each task waits for its permit or has it.
 async fn ask(order: &Arc<StartOrder>, replicas: std::ops::Range<u32>) -> Vec<JoinHandle<StartPermit>> {
     let mut asked = Vec::new();
     for index in replicas {
@@ -52,7 +52,7 @@ async fn the_first_engine_warms_the_compile_cache_before_the_others() {
     run_tasks().await;
     assert_eq!(begun(&asked), [true, true]);
     drop(first);
-    // A later start of any replica waits for nobody: the cache stays warm.
+    // A later start of any replica waits for nobody, because the cache stays warm.
     assert_eq!(begun(&ask(&order, 0..1).await), [true]);
 }
 
@@ -72,7 +72,7 @@ async fn a_failed_warm_up_lets_the_next_engine_try() {
     drop(asked.remove(0).await.unwrap());
     run_tasks().await;
     assert_eq!(begun(&asked), [true, false]);
-    // The failed one comes again after those who have waited.
+    // The failed replica queues behind those that have waited.
     let mut again = ask(&order, 0..1).await;
     assert_eq!(begun(&again), [false]);
     drop(asked.remove(0).await.unwrap());
@@ -91,7 +91,7 @@ async fn engines_that_share_a_gpu_start_one_after_another() {
     assert_eq!(order.blocked_by(1).unwrap(), "waits for replica 0, which starts on the same GPU");
     assert_eq!(order.blocked_by(3).unwrap(), "waits for replica 2, which starts on the same GPU");
     let third = asked.remove(2).await.unwrap();
-    // The cache was not asked to be warmed; `warmed` frees nobody's GPU.
+    // No warm-up was requested, so `mark_cache_warm` frees nobody's GPU.
     third.mark_cache_warm();
     run_tasks().await;
     assert_eq!(begun(&asked), [true, false, false]);
@@ -105,7 +105,7 @@ async fn engines_that_share_a_gpu_start_one_after_another() {
 async fn the_engine_that_waited_longest_gets_the_gpu_first() {
     let order = start_order(vec![on(&["a"]), on(&["a", "b"]), on(&["b"])], false);
     let mut asked = ask(&order, 0..3).await;
-    // The last could begin at once, and would then hold up the one before it.
+    // The last replica could start at once, but would then hold up the one before it.
     assert_eq!(begun(&asked), [true, false, false]);
     drop(asked.remove(0).await.unwrap());
     run_tasks().await;

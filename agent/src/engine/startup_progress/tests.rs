@@ -1,10 +1,10 @@
 use super::*;
 
-/// Recorded from vLLM 0.32 on CPU; the paths and the addresses are replaced.
+/// Recorded from vLLM 0.32 on CPU, with replaced paths and addresses.
 const EAGER: &str = include_str!("../../../../tests/fixtures/vllm/start_0.32_cpu_eager.log");
 const COMPILED: &str = include_str!("../../../../tests/fixtures/vllm/start_0.32_cpu_compiled.log");
 
-/// As vLLM's source has them for GPUs; written, not recorded.
+/// Lines from vLLM's source for GPUs; written, not recorded.
 const GPU: &str = "\
 (EngineCore pid=2) INFO 11-21 19:05:15 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='/models/tiny'
 (EngineCore pid=2) INFO 11-21 19:05:32 [gpu_model_runner.py:5040] Starting to load model /models/tiny...
@@ -84,7 +84,7 @@ fn a_gpu_start_reports_weights_compilation_graphs_and_memory() {
     for expected in [("loading weights", 37), ("compiling the model", 62), ("measuring memory", 75), ("capturing CUDA graphs", 87)] {
         assert!(stages.contains(&expected), "{expected:?} in {stages:?}");
     }
-    // The second bar starts again; the whole does not.
+    // The second bar starts again; the whole progress does not.
     assert!(stages.is_sorted_by_key(|(_, percent)| *percent), "{stages:?}");
     let told = LogFacts {
         kv_tokens: Some(371_536),

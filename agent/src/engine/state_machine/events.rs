@@ -1,4 +1,4 @@
-//! What happens to an engine, and what its supervisor is to do about it.
+//! Events of an engine, and the actions that its supervisor must take.
 
 use std::time::Duration;
 
@@ -8,28 +8,33 @@ use tokio::time::Instant;
 pub(crate) enum EngineEvent {
     /// Begin the first life.
     Start,
-    /// Go on with a life that another agent began.
+    /// Continue a life that another agent began.
     Adopt {
-        /// That agent had seen it ready, so it must answer soon.
+        /// The other agent had seen the engine ready, so it must answer soon.
         was_ready: bool,
     },
     /// The engine has its start permit.
     MayStart,
     Drain,
-    /// As `Drain`, and for good: no restart revives it. A second one may shorten the first.
+    /// Like `Drain`, but for good: no restart revives the engine.
+    ///
+    /// A second one may shorten the first.
     Retire(LeaveDeadlines),
-    /// As `Retire`, but the engine is left to the next agent, alive.
+    /// Like `Retire`, but the engine stays alive for the next agent.
     HandOver,
-    /// Finish what runs, then start again; also brings back a stopped or failed engine at once.
+    /// Finish running requests, then start again; also brings back a stopped or failed engine at
+    /// once.
     Restart,
     Stop,
-    /// Finish what runs, then stay out of service until `Release`.
+    /// Finish running requests, then stay out of service until `Release`.
     Quarantine,
-    /// As `Quarantine`, without waiting for requests or for the engine's own way to end.
+    /// Like `Quarantine`, without waiting for requests or for the engine's own shutdown.
     QuarantineNow,
-    /// Start again now, whatever kept the engine down, and forget its crashes; a drain that has not stopped it yet is called off.
+    /// Start again now, whatever kept the engine down, and forget its crashes.
+    ///
+    /// A drain that has not stopped the engine yet is cancelled.
     Release,
-    /// Something outside of the engine has failed it; handled as a crash.
+    /// Something outside the engine has failed; handled as a crash.
     Fail,
     FallAsleep,
     WakeUp,
@@ -37,27 +42,28 @@ pub(crate) enum EngineEvent {
     Loading,
     /// The engine answered its readiness probes.
     Ready,
-    /// As `Ready`, but it sleeps, because another agent has put it to sleep.
+    /// Like `Ready`, but the engine sleeps, because another agent has put it to sleep.
     FoundAsleep,
     /// The engine stopped answering its health probe.
     Unhealthy,
-    /// The engine's front-end lacks a route that is needed.
+    /// The engine's front-end lacks a required route.
     LacksRoute,
     /// The engine's first process has exited, with whatever code.
     Exited,
     /// No process of the engine's group is left.
     GroupEmpty,
     Idle,
-    /// Nobody waits for an answer, but the engine computes some, as for responses in the background.
+    /// The engine computes answers for which nobody waits, such as responses in the background.
     Unattended,
     /// The clock reached `next_deadline`.
     Tick,
 }
 
-/// What the supervisor must do now.
+/// An action that the supervisor must take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SupervisorAction {
-    /// Report `MayStart` once this engine may start. A start permit that it still has is given up first.
+    /// Report `MayStart` once this engine may start, after giving up any start permit that it still
+    /// has.
     RequestStart,
     /// Start every further life with the other command line.
     FallBack,
@@ -68,11 +74,11 @@ pub(crate) enum SupervisorAction {
     KillGroup,
     /// Leave the engine and its keeper to the next agent.
     Detach,
-    /// Report that the engine ended without having been asked to.
+    /// Report that the engine ended although nobody had asked it to.
     ReportCrash,
 }
 
-/// When an engine whose agent is leaving must be gone.
+/// Deadlines of an engine whose agent is leaving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LeaveDeadlines {
     /// When SIGTERM is sent even though requests run.

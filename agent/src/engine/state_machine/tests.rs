@@ -1,4 +1,5 @@
-//! Tables for the paths that matter, and random event sequences for the promises that hold on every path.
+//! Tables for the paths that matter, and random event sequences for the promises that hold on every
+//! path.
 
 use std::time::Duration;
 
@@ -11,12 +12,12 @@ fn limits() -> PhaseTimeouts {
     PhaseTimeouts { startup: Duration::from_secs(60), drain: Duration::from_secs(30), grace: Duration::from_secs(10) }
 }
 
-/// An agent that leaves at leisure.
+/// An agent that leaves without haste.
 fn retire(now: Instant) -> EngineEvent {
     EngineEvent::Retire(LeaveDeadlines { drained_by: now + limits().drain, stop: limits().grace })
 }
 
-/// A machine brought to where the test begins.
+/// A machine in the state where the test begins.
 fn machine_after(events: &[EngineEvent], now: Instant) -> EngineStateMachine {
     let mut machine = EngineStateMachine::new(limits(), false);
     for event in events {
@@ -165,7 +166,7 @@ fn a_hurried_agent_shortens_drains_and_stops_but_lengthens_none() {
     let now = Instant::now();
     let second = Duration::from_secs(1);
     let pressed = |now: Instant| EngineEvent::Retire(LeaveDeadlines { drained_by: now + 4 * second, stop: second });
-    // A drain of its own, one for leaving, and one that an operator began.
+    // Cases: no other drain, a drain for leaving, and drains that an operator began.
     for before in [None, Some(retire(now)), Some(EngineEvent::Drain), Some(EngineEvent::Restart)] {
         let mut machine = machine_after(READY, now);
         if let Some(before) = before {
@@ -179,18 +180,19 @@ fn a_hurried_agent_shortens_drains_and_stops_but_lengthens_none() {
         assert_eq!(machine.handle(EngineEvent::Tick, drained), [SupervisorAction::Terminate]);
         assert_eq!(machine.state(), EngineState::Stopping { then: AfterExit::Stop, until: drained + second });
     }
-    // A leaving agent cuts off what runs at the end of its drain; an engine that stopped at the same moment would be blamed for it.
+    // A leaving agent breaks running requests at the end of its drain. An engine that stopped at
+    // that moment would be blamed.
     let mut machine = machine_after(READY, now);
     let later = now + limits().drain + second;
     machine.handle(EngineEvent::Retire(LeaveDeadlines { drained_by: later, stop: second }), now);
     assert_eq!(machine.next_deadline(), Some(later));
-    // One that was told to stop has a second from now.
+    // An engine that was told to stop has a second from now.
     let mut machine = machine_after(READY, now);
     machine.handle(EngineEvent::Stop, now);
     assert_eq!(machine.next_deadline(), Some(now + limits().grace));
     machine.handle(pressed(now + second), now + second);
     assert_eq!(machine.next_deadline(), Some(now + 2 * second));
-    // One that starts is told to stop at once.
+    // A starting engine is told to stop at once.
     let mut machine = machine_after(&READY[..2], now);
     assert_eq!(machine.handle(pressed(now), now), [SupervisorAction::Terminate]);
     assert_eq!(machine.next_deadline(), Some(now + second));
@@ -330,7 +332,7 @@ fn a_quarantine_drains_and_only_a_release_ends_it() {
     let mut machine = machine_after(READY, now);
     assert_eq!(machine.handle(EngineEvent::Quarantine, now), []);
     assert!(matches!(machine.state(), EngineState::Draining(Drain { then: AfterExit::Quarantine, .. })));
-    // Not even a crash or a restart in between brings it back.
+    // Not even a crash or a restart in between brings the engine back.
     assert_eq!(machine.handle(EngineEvent::Restart, now), []);
     assert_eq!(machine.handle(EngineEvent::Exited, now), [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]);
     assert_eq!(machine.handle(EngineEvent::Restart, now), []);
@@ -402,7 +404,7 @@ fn a_failure_from_outside_is_a_crash() {
         assert_eq!(machine.handle(EngineEvent::Fail, now), [SupervisorAction::ReportCrash, SupervisorAction::KillGroup]);
         assert_eq!(machine.state(), EngineState::Killing { then: AfterExit::BackOff });
     }
-    // Also for an engine that has no process yet.
+    // An engine that has no process yet is treated alike.
     let mut machine = machine_after(&[EngineEvent::Start], now);
     assert_eq!(machine.handle(EngineEvent::Fail, now), []);
     assert_eq!(machine.state(), EngineState::BackingOff { until: now + INITIAL_BACKOFF });
@@ -601,16 +603,16 @@ fn any_event() -> impl Strategy<Value = EngineEvent> {
     ]
 }
 
-/// The world's side of the machine: what exists, and which events can therefore happen.
+/// Environment of the machine: what exists, and which events can therefore happen.
 #[derive(Default)]
 struct World {
     leader: bool,
     group: bool,
     killed: bool,
     asked: bool,
-    /// Waits for its start permit.
+    /// The engine waits for its start permit.
     queued: bool,
-    /// The last request keeps it down until it is released.
+    /// The last request keeps the engine down until it is released.
     quarantined: bool,
 }
 
@@ -699,7 +701,7 @@ proptest! {
             }
             prop_assert!(machine.state() != EngineState::Quarantined || world.quarantined, "a quarantine that nobody wanted");
         }
-        // From anywhere, Stop ends in finitely many steps with nothing left.
+        // From any state, Stop ends in finitely many steps with nothing left.
         for event in [EngineEvent::Stop, EngineEvent::Exited, EngineEvent::Tick, EngineEvent::GroupEmpty] {
             now += Duration::from_secs(600);
             if world.can_happen(event) {

@@ -1,4 +1,5 @@
-//! How the supervisor begins a life of its engine, goes on with one that another agent began, and ends one: what the keeper is told, and what is known of the engine when it has served or died.
+//! How the supervisor begins, adopts and ends a life of its engine: the orders to the keeper, and
+//! the state of the engine once it has served or died.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -31,24 +32,30 @@ use crate::process::orphans::end_orphans;
 use crate::vllm::CommandLine;
 use crate::vllm::directory::socket_path;
 
-/// Health events that wait for the supervisor, and as many events of the keeper.
+/// Capacity of the health event queue, and of the keeper event queue.
 const EVENT_QUEUE_LEN: usize = 8;
 
-/// How long a keeper may take to start the engine. It reads nothing but the program, which may be
-/// on a cold parallel filesystem.
+/// Time limit for a keeper to start the engine.
+///
+/// The keeper reads nothing but the program, which may be on a cold parallel filesystem.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a keeper may take to end the engine or to report what is left. After that the keeper
-/// itself is ended.
+/// Time limit for a keeper to end the engine or to report remaining processes.
+///
+/// After that the keeper itself is ended.
 pub(super) const KEEPER_TIMEOUT: Duration = STUCK_AFTER.saturating_add(Duration::from_secs(5));
 
-/// How long a crash waits for answers that the engine had sent before it exited: nobody is to be
-/// blamed who has one. A connection is longer open only if a router takes nothing from it, or
-/// another process holds it.
+/// How long a crash waits for answers that the engine had sent before it exited: a request with an
+/// answer is not to blame.
+///
+/// A connection stays open longer only if a router reads nothing from it, or another process holds
+/// it.
 const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Supervisor {
-    /// Goes on with a life that another agent began, if there is one; else the first one begins.
+    /// Continues a life that another agent began.
+    ///
+    /// `None` if there is no such life; then the first one begins.
     pub(super) async fn adopt(&mut self) -> Option<EngineEvent> {
         let AdoptedLife { survivor, .. } = self.deps.adopted.take()?;
         let (leader, life) = (survivor.leader, survivor.life_record.clone());
@@ -58,8 +65,8 @@ impl Supervisor {
             Err(error) => {
                 tracing::warn!(engine = self.deps.spec.index, %error, "cannot take an engine over; it ends and starts anew");
                 let directory = self.deps.spec.directory.clone();
-                // Never two engines in one directory. The GPU check will find processes that do not
-                // die.
+                // Never run two engines in one directory. The GPU check will find processes that do
+                // not die.
                 let _ = tokio::task::spawn_blocking(move || end_orphans(&directory)).await;
                 return None;
             }
@@ -130,7 +137,7 @@ impl Supervisor {
         }
     }
 
-    /// What the next agent must know of this life.
+    /// Record of this life for the next agent.
     pub(super) fn life_record(&self, epoch: u64, ready_in: Option<Duration>) -> wire::LifeRecord {
         wire::LifeRecord {
             node: self.deps.spec.node.clone(),
@@ -196,7 +203,7 @@ impl Supervisor {
         }
     }
 
-    /// Increases even if the clock was set back.
+    /// Next epoch, which increases even if the clock was set back.
     pub(super) fn next_epoch(&mut self) -> u64 {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX);
@@ -206,7 +213,7 @@ impl Supervisor {
 
     pub(super) fn terminate(&mut self) {
         if let Some(life) = &mut self.life {
-            // An engine that stops refuses to be read, which is nothing to warn of.
+            // A stopping engine refuses to be read, which deserves no warning.
             life.probe = None;
             life.cache_follower = None;
         }
@@ -223,14 +230,16 @@ impl Supervisor {
         self.deps.process_handle.lock().send(&KeeperRequest::Kill);
     }
 
-    /// With our end of the connection gone, the keeper waits for the next agent.
+    /// Detaches the keeper.
+    ///
+    /// Once the agent's end of the connection is gone, the keeper waits for the next agent.
     pub(super) fn detach_keeper(&mut self) {
         self.deps.process_handle.lock().keeper = None;
         self.deps.cache.end_life();
         (self.life, self.pending_work) = (None, PendingWork::None);
     }
 
-    /// Does what the keeper would have done.
+    /// Ends the processes in the keeper's place.
     pub(super) fn end_orphans(&mut self) {
         if !matches!(self.pending_work, PendingWork::EndingOrphans(_)) {
             let directory = self.deps.spec.directory.clone();
@@ -238,7 +247,7 @@ impl Supervisor {
         }
     }
 
-    /// The keeper did not do in time what it was told to do.
+    /// Handles a keeper that did not obey in time.
     pub(super) fn handle_keeper_timeout(&mut self) -> Option<EngineEvent> {
         self.pending_work = PendingWork::None;
         tracing::error!(engine = self.deps.spec.index, "the engine's keeper does not answer; it is ended");
@@ -263,8 +272,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends a life of which no process is left: forgets it and its files, and finds out why it
-    /// ended.
+    /// Ends a life without any process left: forgets it and its files, and finds out why it ended.
     pub(super) fn finish_life(&mut self) {
         self.deps.process_handle.lock().keeper = None;
         self.pending_work = PendingWork::None;
@@ -290,7 +298,7 @@ impl Supervisor {
         remove_life_files(&self.deps.spec.directory);
     }
 
-    /// A start that failed counts as long as none has succeeded.
+    /// Counts a failed start, as long as none has succeeded.
     pub(super) fn count_failed_start(&mut self) {
         self.failed_starts = self.failed_starts.map(|starts| starts.saturating_add(1));
     }
@@ -310,8 +318,9 @@ impl Supervisor {
         diagnose(&ended, &self.deps.log.last_lines_of_life(usize::MAX))
     }
 
-    /// The engine answers. Its cache is followed before requests come, so that what it stores from
-    /// now on is known.
+    /// Starts to follow the cache of an engine that answers.
+    ///
+    /// Following begins before requests arrive, so that everything stored from now on is known.
     pub(super) fn follow_cache(&mut self, models: Vec<ModelCard>) {
         let Some(life) = &mut self.life else { return };
         life.models = models.into();
@@ -331,7 +340,7 @@ impl Supervisor {
         if !matches!(self.machine.state(), EngineState::Alive(_)) {
             return None;
         }
-        // An adopted engine had been ready long before, as a rule.
+        // An adopted engine was usually ready long before.
         let took = self.last_start_duration.filter(|_| life.is_adopted).unwrap_or_else(|| life.spawned.elapsed());
         life.ready_in = Some(took);
         self.last_start_duration = Some(took);
@@ -367,8 +376,9 @@ impl Supervisor {
         Some(EngineEvent::Ready)
     }
 
-    /// Records who was in flight, if the engine ended by itself, a hang included: only that can
-    /// have been caused by a request.
+    /// Records the requests in flight if the engine ended by itself, hangs included.
+    ///
+    /// Requests can cause only such an end.
     pub(super) async fn record_crash(&mut self, event: EngineEvent) {
         if !matches!(event, EngineEvent::Exited | EngineEvent::Unhealthy) {
             return;
@@ -378,7 +388,7 @@ impl Supervisor {
             if self.deps.traffic.crash_suspects(self.last_epoch).is_empty() {
                 return;
             }
-            // Routers that have seen its requests break learn at once that those are not to blame.
+            // Routers whose requests broke here learn at once that those are not to blame.
             self.deps.crashes.record_blameless(self.last_epoch);
             let reason = if is_outside_kill { "the engine was killed, and not by its agent" } else { "the engine was to leave" };
             tracing::info!(
@@ -410,7 +420,8 @@ impl Supervisor {
         })
     }
 
-    /// A GPU of the engine has failed. If the engine crashed a moment ago, that was why.
+    /// Excuses the requests of a recent crash: a GPU of the engine has failed, and that was the
+    /// cause.
     pub(super) fn excuse_recent_crash(&self) {
         if self.deps.crashes.excuse(self.last_epoch) {
             let engine = self.deps.spec.index;
@@ -419,7 +430,7 @@ impl Supervisor {
     }
 }
 
-/// Sockets and temporary files of a life that is over.
+/// Removes sockets and temporary files of a life that is over.
 fn remove_life_files(directory: &Path) {
     match std::fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

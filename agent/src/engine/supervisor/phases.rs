@@ -1,4 +1,5 @@
-//! What the supervisor is in the middle of, beside the state machine's own state: a start, the end of the engine's processes, a failure.
+//! Work of the supervisor beside the state machine's own state: a start, the end of the engine's
+//! processes, a failure.
 
 use std::future::{Future, pending};
 use std::mem::take;
@@ -11,43 +12,43 @@ use crate::engine::diagnosis::{Diagnosis, EndCause, diagnose_decision};
 use crate::engine::start_order::StartPermit;
 use crate::gpu::StartObstacle;
 
-/// The permit to start, or what is in the way.
+/// Permit to start, or the obstacle.
 pub(super) type StartDecision = Result<StartPermit, StartObstacle>;
 
-/// How far an engine is on its way to a start.
+/// Progress of an engine towards a start.
 #[derive(Default)]
 pub(super) enum StartWait {
-    /// It does not want to start, or has started.
+    /// The engine does not want to start, or has started.
     #[default]
     None,
     Waiting(Pin<Box<dyn Future<Output = StartDecision> + Send>>),
-    /// Kept until the engine is ready or its processes are gone.
+    /// Permit kept until the engine is ready or its processes are gone.
     Holding(StartPermit),
 }
 
-/// What has to be done to the engine's processes, and by whom.
+/// Pending work on the engine's processes, and who does it.
 pub(super) enum PendingWork {
     None,
-    /// The keeper must have done by then what it was told last.
+    /// Deadline for the keeper's last order.
     KeeperUntil(Instant),
     /// The keeper is gone, so the supervisor ends the processes.
     EndingOrphans(JoinHandle<Result<usize, Vec<i32>>>),
 }
 
-/// What is known of the engine's last failure, until the engine is ready again.
+/// Knowledge of the engine's last failure, until the engine is ready again.
 #[derive(Default)]
 pub(super) enum FailureState {
     #[default]
     None,
     /// A sign that the life ends. The state machine decides whether it is a crash.
     Suspected(EndCause),
-    /// A crash. The life's last lines have not been read yet.
+    /// A crash whose last lines have not been read yet.
     Undiagnosed(EndCause),
     Diagnosed(Diagnosis),
 }
 
 impl StartWait {
-    /// Resolves with the decision where one is awaited.
+    /// Resolves with the decision, if one is awaited.
     pub(super) async fn decision(&mut self) -> StartDecision {
         match self {
             Self::Waiting(decision) => decision.await,
@@ -57,7 +58,7 @@ impl StartWait {
 }
 
 impl PendingWork {
-    /// Resolves with how the orphans ended, or `None` when the keeper has missed its deadline.
+    /// Resolves with how the orphans ended, or `None` if the keeper has missed its deadline.
     pub(super) async fn outcome(&mut self) -> Option<Result<usize, Vec<i32>>> {
         match self {
             Self::None => pending().await,
@@ -65,21 +66,23 @@ impl PendingWork {
                 sleep_until(*deadline).await;
                 None
             }
-            // A task that broke off has ended nothing.
+            // An aborted task has ended nothing.
             Self::EndingOrphans(task) => Some(task.await.unwrap_or_else(|_| Err(Vec::new()))),
         }
     }
 }
 
 impl FailureState {
-    /// Notes a sign of an end; after a crash it is only a consequence of our own kill.
+    /// Records a sign of an end.
+    ///
+    /// After a crash the sign is only a consequence of the agent's own kill.
     pub(super) fn suspect(&mut self, cause: EndCause) {
         if !matches!(self, Self::Undiagnosed(_)) {
             *self = Self::Suspected(cause);
         }
     }
 
-    /// What was suspected is a crash.
+    /// Turns the suspicion into a crash.
     pub(super) fn mark_crashed(&mut self) {
         *self = match take(self) {
             Self::Suspected(cause) => Self::Undiagnosed(cause),
@@ -87,7 +90,7 @@ impl FailureState {
         };
     }
 
-    /// What is known of the failure by now.
+    /// Diagnosis of the failure as known so far.
     pub(super) fn diagnosis(&self) -> Option<Diagnosis> {
         match self {
             Self::Diagnosed(diagnosis) => Some(diagnosis.clone()),

@@ -1,4 +1,5 @@
-//! What the supervisor tells of its engine: the sentence for each state, and the status that everybody reads.
+//! Reports of the supervisor about its engine: the sentence for each state, and the status that
+//! everybody reads.
 
 use std::sync::Arc;
 
@@ -12,13 +13,13 @@ use crate::engine::engine_life::EngineLife;
 use crate::engine::state_machine::{AfterExit, Drain, EngineEvent, EngineState, LiveStage};
 use crate::vllm::FrontEndInUse;
 
-/// Lines of the engine's log that are shown with a failure.
+/// Lines of the engine's log shown with a failure.
 const SHOWN_LINES: usize = 10;
 
 const RELEASE_HINT: &str = "`hostler release` brings it back";
 
 impl Supervisor {
-    /// Publishes how far a start has come, or what it waits for.
+    /// Publishes the progress of a start, or its obstacle.
     pub(super) fn publish_progress(&mut self) -> Option<EngineEvent> {
         let warm = self.life.as_ref().is_some_and(|life| life.startup_log.borrow().facts.compiled);
         if warm && let StartWait::Holding(permit) = &self.start_wait {
@@ -68,7 +69,7 @@ impl Supervisor {
         }
     }
 
-    /// What happened, what to do, when it goes on, and what the engine said last.
+    /// Describes what happened, the remedy, the time of the restart, and the engine's last lines.
     pub(super) fn describe_failure(&self, until: Instant) -> String {
         let pause = until.saturating_duration_since(Instant::now()).as_secs_f32().ceil();
         let mut text = match &self.failure {
@@ -88,7 +89,8 @@ impl Supervisor {
         text
     }
 
-    /// Seconds until an engine that had served does so again, where it is to start again after what it does now.
+    /// Seconds until an engine that had served does so again, if it restarts after the present
+    /// phase.
     fn expected_return(&self) -> Option<u32> {
         let has_served = self.life.as_ref().map_or(self.has_last_life_served, |life| life.ready_in.is_some());
         let start = self.last_start_duration.filter(|_| has_served)?;
@@ -101,7 +103,7 @@ impl Supervisor {
         let starts = matches!(self.machine.state(), EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
         let log = life.map(|life| life.startup_log.borrow().clone()).unwrap_or_default();
         let elapsed = |life: &EngineLife| life.log_parser.lock().progress(life.spawned.elapsed());
-        // Once the log has begun to tell, the clock goes on between two lines.
+        // Once the log reports progress, the clock advances it between two lines.
         let progress = log.progress.and(life.map(elapsed)).filter(|_| starts);
         let failure = self.failure.diagnosis();
         let returns_in = self.expected_return();
@@ -124,7 +126,7 @@ impl Supervisor {
                 front_end: self.command_line().front_end(),
                 missing_routes: match self.command_line().front_end() {
                     FrontEndInUse::Python => Arc::default(),
-                    // Those of the last life until this one's are known.
+                    // Keep the previous life's routes until this life's are known.
                     FrontEndInUse::Rust => {
                         life.and_then(|life| life.missing_routes.clone()).unwrap_or_else(|| status.missing_routes.clone())
                     }

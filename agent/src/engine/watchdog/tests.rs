@@ -1,4 +1,5 @@
-//! What counts as a hang: the decision as a table, the time of a stall, and whole stalls of an engine whose processes rest.
+//! Criteria of a hang: the decision as a table, the duration of a stall, and whole stalls of an
+//! engine whose processes rest.
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -28,7 +29,7 @@ fn a_stall_is_judged_by_the_activity_of_the_processes() {
     let stopped = || Stopped("VLLM::EngineCor (pid 7)".to_owned());
     let hung = |why: &str| StallVerdict::Hung(why.to_owned());
     let (nothing, computes) = ("its processes do nothing", "its processes compute, but for too long");
-    // Lasted, whether the engine says that it has requests, whether it takes test completions,
+    // Columns: duration, whether the engine reports requests, whether it takes test completions,
     // activity.
     let cases = [
         (9, true, true, stopped(), StallVerdict::Wait),
@@ -115,13 +116,14 @@ async fn an_engine_suspended_with_its_agent_gets_time_to_resume() {
     let request = watched.enter();
     let _wait = waits(&request);
     assert_eq!(within_while_suspended(&watched, &process).await, None);
-    // The same stall without a suspension is a hang by now.
+    // Without a suspension, this stall is already a hang.
     let reason = within(&watched, 11 * S).await.unwrap();
     assert!(reason.starts_with("no token for 10.0 s"), "{reason}");
 }
 
-/// Watches for nine seconds; then the job is suspended for an hour, and the engine goes on two
-/// seconds later than the agent.
+/// Watches for nine seconds.
+///
+/// Then the job is suspended for an hour, and the engine resumes two seconds later than the agent.
 async fn within_while_suspended(watched: &Watched, process: &Resting) -> Option<String> {
     let pid = Pid::from_raw(process.pid().cast_signed()).unwrap();
     let suspension = async {
@@ -149,7 +151,7 @@ async fn an_engine_that_makes_slow_progress_is_left_alone() {
             tokio::time::sleep(9 * S).await;
             wait.record_progress();
         }
-        // Now a prefill in pieces, which shows in the counters alone.
+        // Now a prefill in pieces, which shows only in the counters.
         for steps in 1..10 {
             tokio::time::sleep(9 * S).await;
             watched.says(EngineMetrics { steps, ..busy() });
@@ -165,10 +167,10 @@ async fn an_engine_that_makes_slow_progress_is_left_alone() {
 async fn requests_not_waiting_for_the_engine_prove_no_stall() {
     let (watched, _process) = resting();
     watched.says(busy());
-    // Its body is still on the way.
+    // The request's body is still on the way.
     let uploading = watched.enter();
     let _uploading = uploading.track_wait();
-    // Its client does not take what is there.
+    // The client does not read the available answer.
     let blocked = watched.enter();
     let mut blocked = waits(&blocked);
     tokio::select! {
@@ -216,7 +218,7 @@ async fn a_test_completion_decides_where_the_core_has_no_work() {
         (Some(200), None),
         (Some(500), Some("a test completion failed: status 500")),
         (None, Some("a test completion got no answer within 5 s")),
-        // A pooling model: only much more time can tell.
+        // A pooling model takes no tests, so only much more time can tell.
         (Some(404), Some("its processes do nothing")),
     ] {
         let engine = Scripted::start(Box::new(move |_| answer.map(|status| (status, String::new()))));

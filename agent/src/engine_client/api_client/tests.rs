@@ -1,4 +1,6 @@
-//! The client against sockets that answer, close, hang and talk too much. The scripted socket here also serves the tests of the probes.
+//! The client against sockets that answer, close, hang and send too much.
+//!
+//! The scripted socket here also serves the tests of the probes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,11 +13,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
 
-/// What a scripted engine does with a request: given the path, returns the status and the body, or
-/// nothing to hang.
+/// Behaviour of a scripted engine: given the path, it returns the status and the body, or nothing
+/// to hang.
 pub(crate) type Script = dyn FnMut(&str) -> Option<(u16, String)> + Send;
 
-/// An engine that answers by a script, one thread of talk per connection, until dropped.
+/// An engine that answers by a script, with one thread per connection, until dropped.
 pub(crate) struct Scripted {
     pub(crate) socket: PathBuf,
     pub(crate) asked: Arc<Mutex<Vec<String>>>,
@@ -31,7 +33,7 @@ impl Scripted {
         scripted
     }
 
-    /// Answers at a socket in a directory of somebody else's.
+    /// Answers at a socket in a directory that the caller owns.
     pub(crate) fn at(socket: &Path, script: Box<Script>) -> Self {
         let listener = UnixListener::bind(socket).unwrap();
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -69,7 +71,7 @@ async fn talk(mut stream: UnixStream, script: Arc<Mutex<Box<Script>>>, asked: Ar
     }
 }
 
-/// Whether a request is there with all of its body.
+/// Whether a request has arrived with its whole body.
 fn is_whole(received: &[u8]) -> bool {
     let text = String::from_utf8_lossy(received).to_ascii_lowercase();
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
@@ -173,7 +175,7 @@ struct Played {
 }
 
 impl Played {
-    /// With the engine's end of a connection that the client has kept.
+    /// Fixture with the engine's end of a connection that the client has kept.
     async fn with_kept_connection() -> (Self, UnixStream) {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("s");
@@ -193,7 +195,7 @@ impl Played {
     }
 }
 
-/// Reads a request and sends this.
+/// Reads a request and sends this reply.
 async fn reply_once(stream: &mut UnixStream, reply: &str) {
     assert!(stream.read(&mut [0_u8; 1024]).await.unwrap() > 0);
     stream.write_all(reply.as_bytes()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The words for whoever is on a GPU, and what of it matters.
+//! Descriptions of processes on a GPU, and the memory that matters.
 
 use super::*;
 use crate::gpu::MigSlice;
@@ -18,7 +18,7 @@ fn a_process_occupying_a_gpu_is_named_with_its_owner() {
     let hidden = in_use_obstacle(&gpu, &[occupant(7, None, None)], 1, 2);
     assert!(hidden.cause.contains("process 7 (not visible from here"), "{hidden:?}");
 
-    // In a container the driver may name none of the others.
+    // In a container the driver may name no other processes.
     let unnamed = in_use_obstacle(&gpu, &[], 1 << 30, 73 << 30);
     assert!(unnamed.cause.starts_with("GPU 3 is in use by processes that are not visible from here: 1.0 GiB are free"), "{unnamed:?}");
 
@@ -32,7 +32,7 @@ fn a_process_occupying_a_gpu_is_named_with_its_owner() {
 #[test]
 fn a_gpu_is_free_when_the_engines_memory_fits() {
     let of_80 = |used: u64| GpuUsage { processes: Vec::new(), memory: Some((80 << 30, used << 20)) };
-    // A display with its few MiB, the server of MPS, a monitor.
+    // Small users: a display with its few MiB, the MPS server, a monitor.
     assert_eq!(memory_shortfall(&of_80(300), 0.92), None);
     assert_eq!(memory_shortfall(&of_80(6_500), 0.92), None);
     assert!(memory_shortfall(&of_80(6_600), 0.92).is_some());

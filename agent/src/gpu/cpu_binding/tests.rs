@@ -1,4 +1,4 @@
-//! How cores are divided.
+//! Division of cores.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! What is found, asked through the real library's interface: the fake driver of `tests/fake-nvml` is loaded in its place.
+//! Discovery through the real library's interface, with the fake driver of `tests/fake-nvml` in its
+//! place.
 
 use hostler_fake_nvml::{Device, Fake, Process, Slice};
 use tempfile::TempDir;
@@ -55,7 +56,7 @@ async fn missing_libraries_mean_no_driver_and_wrong_ones_are_broken() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("missing.so");
     assert_eq!(GpuDriver::open(Some(&missing)).await.unwrap_err(), DriverError::Absent);
-    // A library of C that has none of the functions.
+    // Load a C library that has none of the functions.
     let other = std::fs::read_to_string("/proc/self/maps").unwrap();
     let other = other.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(|path| path.contains("libc.so"))).unwrap();
     assert!(matches!(GpuDriver::open(Some(Path::new(other))).await, Err(DriverError::Broken(_))));
@@ -73,7 +74,7 @@ async fn a_leftover_process_keeps_its_gpu_until_it_is_gone() {
     free(1).check().await.unwrap();
     fake.change(1, |device| device.processes.push(Process { pid: 4_000_000, used: 30 << 20 }));
     free(1).check().await.unwrap();
-    // Somebody in another container, whom the driver does not name here.
+    // A process in another container uses memory, and the driver does not name it here.
     fake.change(1, |device| (device.used, device.processes) = (61 << 30, Vec::new()));
     let StartObstacle { in_use, cause, .. } = free(1).check().await.unwrap_err();
     assert!(in_use && cause.contains("processes that are not visible from here: 19.0 GiB are free"), "{cause}");

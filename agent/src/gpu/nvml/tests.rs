@@ -1,4 +1,4 @@
-//! What it means that the driver's library does not load.
+//! Interpretation of a failure to load the driver's library.
 
 use super::*;
 

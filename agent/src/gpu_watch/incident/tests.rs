@@ -1,4 +1,4 @@
-//! What becomes of an engine, by what happened to its GPU.
+//! Responses of an engine to incidents of its GPU.
 
 use super::*;
 

@@ -4,7 +4,7 @@ use super::*;
 
 const TIME_TO_LEAVE: Duration = Duration::from_secs(40);
 
-/// A clock of the host: both of its kinds.
+/// Both clocks of the host.
 fn now() -> (Instant, SystemTime) {
     (Instant::now() + Duration::from_secs(3600), UNIX_EPOCH + Duration::from_secs(1_795_435_202))
 }
@@ -52,7 +52,7 @@ fn an_agent_serves_for_three_quarters_of_a_short_job() {
     }
 }
 
-/// A clock of a job of which nothing has been read; its commands are not there, so nothing will be.
+/// Clock of a job that was never read. Its scheduler's commands do not exist, so it never will be.
 fn clock() -> JobClock {
     let job = Job::detect(|name| (name == "PBS_JOBID").then(|| "12.head".to_owned())).unwrap();
     let facts = JobFacts { run: 1, ends: None, leaves: None };
@@ -88,7 +88,7 @@ async fn the_first_reading_decides_how_early_the_agent_leaves() {
         let facts = *clock.facts().borrow();
         (facts.ends.unwrap() - facts.leaves.unwrap()).as_secs_f32().round()
     };
-    // (what is left, how long before its end the agent leaves) at each reading.
+    // Each reading: (time left, how long before the job's end the agent leaves).
     for readings in [[(40, 10.0), (20, 10.0), (7200, 10.0)], [(7200, 40.0), (60, 40.0), (41, 40.0)]] {
         let clock = clock();
         for (left, expected) in readings {

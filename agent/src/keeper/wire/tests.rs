@@ -1,4 +1,4 @@
-//! Frames come back as they were put, however the bytes are cut.
+//! Frames come back unchanged, however the bytes are cut.
 
 use std::os::unix::ffi::OsStringExt;
 

@@ -1,4 +1,4 @@
-//! Descriptions of GPUs.
+//! Parsing of GPU descriptions.
 
 use super::*;
 

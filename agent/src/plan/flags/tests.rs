@@ -1,4 +1,4 @@
-//! Which release gets which flag, and that the user's own come first.
+//! Flags of each release, and the precedence of the user's own.
 
 use super::*;
 use crate::config::AgentConfig;
@@ -15,8 +15,7 @@ fn setup(minor: u32, profile: Profile, line: &str) -> EnginePlanSetup {
     EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, minor)), &config)
 }
 
-/// What is put on the command line, without what every engine gets and without graphs, which have a
-/// test of their own.
+/// Command line without the flags of every engine and without graphs, which have their own test.
 fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
     let choices = choose_flags(setup, &ReplicaContext { gpu, tp, shortened_context: None, front_end, has_workers: false });
     let words: Vec<&str> = choices.iter().filter(|choice| choice.flag != GRAPHS).flat_map(FlagChoice::to_arguments).collect();

@@ -1,4 +1,4 @@
-//! When an engine gets the Rust front-end.
+//! Conditions under which an engine gets the Rust front-end.
 
 use super::super::model::tests::fixture;
 use super::*;

@@ -1,4 +1,4 @@
-//! The layouts that a user is right to expect, and what holds for every layout.
+//! Layouts that a user may rightly expect, and invariants of every layout.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn setup(arguments: &[&str]) -> EnginePlanSetup {
     EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, 32)), &config)
 }
 
-/// A question in words: model, GPUs, NVLink domain, `--tp`, `--replicas`, engine arguments.
+/// A request in words: model, GPUs, NVLink domain, `--tp`, `--replicas`, engine arguments.
 struct Asked<'a> {
     model: &'a str,
     gpus: &'a str,
@@ -43,7 +43,7 @@ fn answer(asked: &Asked<'_>) -> Result<GpuLayout, PlanError> {
     })
 }
 
-/// As `2 x TP4 short pcie +1`, or the error.
+/// Layout in the form `2 x TP4 short pcie +1`, or the error.
 fn told(asked: &Asked<'_>) -> String {
     match answer(asked) {
         Ok(layout) => {
@@ -71,7 +71,7 @@ fn a_model_gets_as_many_smallest_replicas_as_fit() {
         ("llama-3.1-70b", "8x140.4", 8, "4 x TP2"),
         // Four of six make a replica; the others would need two more.
         ("llama-3.1-70b", "6x80", 8, "1 x TP4 +2"),
-        // Bridges join pairs only, so four GPUs work over PCIe because nothing else holds the
+        // Bridges join only pairs, so four GPUs work over PCIe because nothing else holds the
         // model.
         ("llama-3.1-70b", "4x80", 2, "1 x TP4 pcie"),
         ("llama-3.1-70b", "4x80", 0, "1 x TP4 pcie"),
@@ -83,7 +83,7 @@ fn a_model_gets_as_many_smallest_replicas_as_fit() {
         ("mixtral-8x7b", "2x80", 2, "1 x TP2"),
         ("deepseek-v3", "8x140.4", 8, "1 x TP8"),
         ("gpt-oss-20b", "2x24", 0, "2 x TP1"),
-        // Each kind of GPU is laid out by itself. Where the model does not fit one kind, that kind
+        // Each kind of GPU is laid out separately. If the model does not fit one kind, that kind
         // stays unused.
         ("llama-3.1-8b", "2x80,1x24", 0, "2 x TP1, 1 x TP1 short"),
         ("llama-3.1-70b", "4x80,2x24", 4, "1 x TP4 +2"),
@@ -122,7 +122,7 @@ fn the_users_layout_is_used_unless_it_cannot_fit() {
     assert_eq!(asked("gemma-2b", "4x24", 2, 0, &[]), "2 x TP2");
     assert_eq!(asked("gemma-2b", "4x24", 0, 3, &[]), "3 x TP1 +1");
     assert_eq!(asked("gemma-2b", "4x24", 1, 2, &[]), "2 x TP1 +2");
-    // The rest is an estimate, so a small cache is the user's own choice; weights are not.
+    // The cache size is an estimate, so a small cache is the user's own choice; weights are not.
     assert_eq!(asked("qwen2.5-32b", "2x40", 2, 0, &[]), "1 x TP2");
     assert!(asked("llama-3.1-70b", "4x80", 1, 0, &[]).starts_with("the model does not fit"));
     assert_eq!(asked("llama-3.1-8b", "2x24", 0, 0, &["--max-model-len", "8192"]), "2 x TP1");

@@ -1,4 +1,4 @@
-//! Shapes of known public models, and folders as downloads leave them.
+//! Shapes of known public models, and folders in the state that downloads leave.
 
 use serde_json::json;
 
@@ -25,8 +25,7 @@ pub(in super::super) fn fixture(name: &str, arguments: &[&str]) -> ModelFacts {
 
 #[test]
 fn parameter_counts_from_shapes_match_known_models() {
-    // In millions, from the models' own pages; those of the vision tower of Gemma 3 are not
-    // counted.
+    // Numbers in millions, from the models' own pages; the vision tower of Gemma 3 is not counted.
     let table = [
         ("gemma-2b", 2_506),
         ("llama-3.1-8b", 8_030),

@@ -1,4 +1,4 @@
-//! What engines make of arguments, profiles and releases.
+//! Setups that follow from arguments, profiles and releases.
 
 use super::*;
 use crate::plan::model::tests::fixture;
@@ -101,7 +101,7 @@ fn steps_never_exceed_what_the_engine_starts_with() {
         // Whole prompts must fit one step.
         (Profile::Throughput, gpu("L4", 24), "--no-enable-chunked-prefill", (2_048, 256)),
         (Profile::Latency, gpu("H100", 80), "--no_enable_chunked_prefill", (8_192, 1_024)),
-        // Left to the engine, right or wrong.
+        // Values left to the engine, right or wrong.
         (Profile::Conservative, gpu("L4", 24), "--max-num-seqs 6000", (2_048, 6_000)),
     ];
     for (profile, gpu, line, (tokens, sequences)) in table {

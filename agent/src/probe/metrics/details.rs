@@ -1,28 +1,33 @@
-//! The metrics that only the advisor wants, once a second from a busy engine: how long requests are and wait, and what the queue waits for.
+//! Metrics that only the advisor wants, once a second from a busy engine: how long requests are and
+//! wait, and what the queue waits for.
 
 use super::{PrometheusSample, SampleSum, path_of, round_count};
 
-/// What one engine reports beyond its load. What it does not say stays at zero or `None`.
+/// Details of one engine beyond its load.
+///
+/// Values that the engine does not report stay at zero or `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct EngineDetails {
-    /// Of the waiting requests, those that could not run even if there were room: their grammar is
-    /// being compiled, or their adapter or their blocks are not there yet. Reported since vLLM
-    /// 0.20.
+    /// Waiting requests that could not run even if there were room.
+    ///
+    /// Their grammar is being compiled, or their adapter or their blocks are not there yet.
+    /// Reported since vLLM 0.20.
     pub deferred: u32,
     /// Requests that have ended since the engine started.
     pub requests: u64,
-    /// An upper bound of all prompts since the engine started, in tokens. `None` when one is beyond
-    /// the scale.
+    /// Upper bound of all prompts since the engine started, in tokens.
+    ///
+    /// `None` if one is beyond the scale.
     pub longest_prompt: Option<u64>,
-    /// The same of all answers.
+    /// Upper bound of all answers since the engine started, in tokens.
     pub longest_answer: Option<u64>,
     /// Seconds that requests have waited in the engine's queue since it started.
     pub queue_seconds: f64,
-    /// How many had begun to run by then.
+    /// Number of requests behind `queue_seconds`: those that had begun to run.
     pub queued: u64,
     /// Seconds between two tokens of one answer, summed since the engine started.
     pub gap_seconds: f64,
-    /// How many such gaps there were.
+    /// Number of these gaps.
     pub gaps: u64,
 }
 
@@ -33,16 +38,18 @@ const ANSWERS: &str = "vllm:request_generation_tokens_bucket";
 const QUEUE_SUM: &str = "vllm:request_queue_time_seconds_sum";
 const QUEUE_COUNT: &str = "vllm:request_queue_time_seconds_count";
 
-/// The second of each is the name in old releases; the first counts where both are present.
+/// Names of the sums and counts.
+///
+/// The second of each is the name in old releases; the first counts if both are present.
 const GAP_SUM: [&str; 2] = ["vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"];
 const GAP_COUNT: [&str; 2] = ["vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count"];
 
-/// The path that asks for the details alone; see `filtered_path`.
+/// Path that requests only the details; see `filtered_path`.
 pub(crate) fn detailed_path() -> String {
     path_of([DEFERRED, PROMPTS, PROMPTS_COUNT, ANSWERS, QUEUE_SUM, QUEUE_COUNT].into_iter().chain(GAP_SUM).chain(GAP_COUNT))
 }
 
-/// Reads a page. Lines that are not samples are skipped.
+/// Parses a page. Lines that are not samples are skipped.
 pub(crate) fn parse_details(page: &str) -> EngineDetails {
     let [mut deferred, mut requests, mut queue_sum, mut queued] = [SampleSum::default(); 4];
     let (mut gap_sums, mut gap_counts) = ([SampleSum::default(); 2], [SampleSum::default(); 2]);
@@ -77,7 +84,7 @@ pub(crate) fn parse_details(page: &str) -> EngineDetails {
     }
 }
 
-/// The buckets of a histogram: how many were at most so long, over all label sets.
+/// Buckets of a histogram: the number of samples up to each bound, over all label sets.
 #[derive(Debug, Default)]
 struct PrometheusHistogram {
     buckets: Vec<(f64, f64)>,
@@ -85,7 +92,7 @@ struct PrometheusHistogram {
 
 impl PrometheusHistogram {
     fn add(&mut self, sample: &PrometheusSample<'_>) {
-        // Rust reads `+Inf` too.
+        // Rust parses `+Inf`, too.
         let Some(bound) = sample.label("le").and_then(|bound| bound.parse::<f64>().ok()).filter(|bound| !bound.is_nan()) else { return };
         if !sample.value.is_finite() {
             return;
@@ -96,8 +103,8 @@ impl PrometheusHistogram {
         }
     }
 
-    /// The least bound that no sample exceeds: 0 where nothing was counted, `None` where only
-    /// infinity is.
+    /// Least bound that no sample exceeds: 0 if nothing was counted, `None` if only infinity holds
+    /// all.
     fn upper_bound(mut self) -> Option<u64> {
         self.buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         let (_, all) = *self.buckets.last()?;

@@ -1,4 +1,4 @@
-//! What is made of two looks at an engine's processes, and a look at real ones.
+//! Conclusions from two snapshots of an engine's processes, and a snapshot of real ones.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,7 @@ const LEADER: i32 = 10;
 
 const TEN: Duration = Duration::from_secs(10);
 
-/// Of each its id, its name and the CPU time that it has used, in seconds.
+/// Processes by id, name and CPU time used, in seconds.
 type Processes<'a> = &'a [(i32, &'a str, f64)];
 
 fn look(processes: Processes<'_>) -> ProcessSnapshot {
@@ -26,7 +26,7 @@ fn look(processes: Processes<'_>) -> ProcessSnapshot {
     ProcessSnapshot { leader: LEADER, processes: processes.iter().map(sample).collect() }
 }
 
-/// What an engine did in ten seconds whose processes used this much CPU time in them, in seconds.
+/// Activity of an engine whose processes used this much CPU time in ten seconds, in seconds.
 fn did(processes: Processes<'_>) -> ProcessActivity {
     let earlier: Vec<_> = processes.iter().map(|(pid, name, _)| (*pid, *name, 100.0)).collect();
     let later: Vec<_> = processes.iter().map(|(pid, name, used)| (*pid, *name, 100.0 + used)).collect();
@@ -46,9 +46,9 @@ fn an_engine_computes_when_core_or_front_end_is_busy() {
         (&[(LEADER, "vllm", 9.0), (11, core, 0.1)], Computing),
         (&[(LEADER, "vllm", 0.0), (11, core, 0.1), (12, worker, 10.0)], Computing),
         (&[(LEADER, "vllm", 0.0), (11, core, 0.1), (12, worker, 0.0)], Idle),
-        // A resource tracker or a shell is no core where there is one.
+        // A resource tracker or a shell does not count as the core if there is one.
         (&[(LEADER, "vllm", 0.0), (11, core, 0.1), (12, "python3", 1.0)], Idle),
-        // Without such names: all but the first process, or that one alone.
+        // Without such names, all processes but the first count, or the first one alone.
         (&[(LEADER, "keeper", 1.0), (11, "hostler", 0.1)], Idle),
         (&[(LEADER, "keeper", 0.0), (11, "hostler", 1.0)], Computing),
         (&[(LEADER, "hostler", 1.0)], Computing),
@@ -126,7 +126,7 @@ fn a_stat_line_of_the_kernel_is_parsed() {
     assert_eq!(ProcessSample::parse(7, 9, ""), None);
 }
 
-/// A shell as leader of a group of its own, killed with it.
+/// A shell as leader of its own group, killed with it.
 struct Group(Child);
 
 impl Group {
@@ -146,7 +146,7 @@ impl Drop for Group {
     }
 }
 
-/// Looks on and on until the engine is found to do this.
+/// Takes snapshots until the engine has this activity.
 async fn until(group: &Group, expected: impl Fn(&ProcessActivity) -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {

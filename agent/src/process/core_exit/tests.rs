@@ -1,4 +1,4 @@
-//! Real processes that end, under a parent that does not ask how.
+//! Real processes that end, under a parent that does not reap them.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -8,8 +8,7 @@ use rustix::process::{kill_process, kill_process_group};
 
 use super::*;
 
-/// A process group whose leader never takes the status of its child, which is called like vLLM's
-/// core.
+/// A process group whose leader never reaps its child, which has the name of vLLM's core.
 struct Group(Child);
 
 impl Group {

@@ -71,8 +71,8 @@ fn a_file_of_other_processes_stays() {
     let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "psm_new");
     mapping.look(&leftovers);
-    // The engine removed it itself, and another has the name now; the old one is still mapped, so
-    // its inode is not given again.
+    // The engine removed the file itself, and another file has the name now. The old one is still
+    // mapped, so its inode is not reused.
     fs::remove_file(&mapping.path).unwrap();
     fs::write(&mapping.path, "another").unwrap();
     assert_eq!((leftovers.remove(), mapping.path.exists()), (0, true));
@@ -83,7 +83,7 @@ fn a_semaphore_is_recognized_by_its_inode() {
     let (_directory, path) = directory();
     let leftovers = SharedMemoryLeftovers::in_directory(&path);
     let mapping = Mapping::of(&path, "sem.Bh4yjd");
-    // As the C library makes one.
+    // Create it as the C library does.
     let kept = path.join("sem.mp-4v8eqlko");
     fs::hard_link(&mapping.path, &kept).unwrap();
     fs::remove_file(&mapping.path).unwrap();

@@ -1,4 +1,4 @@
-//! Where the counters are found, and what they say.
+//! Location and meaning of the counters.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn a_kill_is_counted_by_the_cgroup_and_those_above() {
             "/sys/fs/cgroup/memory.events"
         ]
     );
-    // A container that sees its own cgroup alone, and one that sees the host's paths.
+    // A container that sees only its own cgroup, and one that sees the host's paths.
     assert_eq!(files("0::/", V2_MOUNT), ["/sys/fs/cgroup/memory.events"]);
     let of_container = V2_MOUNT.replace(" / /sys", " /docker/1f /sys");
     assert_eq!(files("0::/docker/1f", &of_container), ["/sys/fs/cgroup/memory.events"]);
@@ -52,7 +52,7 @@ fn a_kill_elsewhere_counts_only_where_the_cgroup_is_silent() {
     let file = folder.path().join("memory.events");
     let write = |count: u64| fs::write(&file, format!("low 0\noom 3\noom_kill {count}\noom_group_kill 0\n")).unwrap();
     write(2);
-    // The host's counter has grown by far since: it had been less than nothing.
+    // The host's counter has grown far since then.
     let counted = |host| OomWatch { cgroup: Some((file.clone(), 2)), host };
     assert_eq!(counted(None).has_killed(), Some(false));
     write(3);

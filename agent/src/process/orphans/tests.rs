@@ -1,4 +1,4 @@
-//! Real processes, found and ended by what an engine's directory and their environment say.
+//! Real processes, found and ended by an engine's directory and their environment.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -47,7 +47,7 @@ fn an_orphaned_keeper_is_ended_with_its_engine_and_uncounted() {
     let (directory, other) = (parent.path().join("e0"), parent.path().join("e1"));
     let mut child = spawn("exec sleep 600", &directory, &[]);
     let mut keepers = [&directory, &other].map(|of| Command::new("/bin/sleep").arg("600").env(KEEPER_OF, of).spawn().unwrap());
-    // A child has the environment of its program only once it has become that.
+    // A child has the environment of its program only once it runs that program.
     while keepers_of(&directory).is_empty() || keepers_of(&other).is_empty() {
         std::thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! Lines of `/proc` as the kernel writes them, and this very process.
+//! Lines of `/proc` as the kernel writes them, and this process itself.
 
 use super::*;
 

@@ -13,7 +13,7 @@ fn a_removed_run_directory_is_restored_and_still_owned() {
     let removals: [&dyn Fn(); 3] = [
         &|| fs::remove_dir_all(&base).unwrap(),
         &|| fs::remove_dir_all(&own).unwrap(),
-        // As by a cleaner that removes files only.
+        // Remove only files, as some cleaners do.
         &|| fs::remove_file(own.join(LOCK)).unwrap(),
     ];
     for remove in removals {

@@ -1,4 +1,4 @@
-//! Who counts as having been there when an engine crashed.
+//! Requests that count as present when an engine crashed.
 
 use super::*;
 use crate::traffic::{InFlight, PromptEstimate, RouterKey, Traffic};
@@ -43,7 +43,7 @@ async fn a_request_abandoned_on_a_hung_engine_is_no_suspect() {
 #[tokio::test(start_paused = true)]
 async fn a_life_fails_since_its_first_broken_answer() {
     let traffic = Traffic::new();
-    // Neither a client that leaves nor another life's answer says that this engine fails.
+    // Neither a client that leaves nor another life's answer shows that this engine fails.
     drop((sent(&traffic, 1, LIFE), sent(&traffic, 2, LIFE)));
     let earlier = sent(&traffic, 3, LIFE - 1);
     earlier.mark_failed();
@@ -66,7 +66,7 @@ async fn a_request_of_the_previous_life_is_no_suspect() {
     let traffic = Traffic::new();
     let late = sent(&traffic, 1, LIFE);
     assert_eq!(names(&traffic, LIFE), [1]);
-    // Its relay sees the end of the connection after the supervisor has seen the exit.
+    // The relay sees the end of the connection after the supervisor has seen the exit.
     let _next = sent(&traffic, 2, LIFE + 1);
     assert_eq!(names(&traffic, LIFE + 1), [2]);
     late.mark_failed();

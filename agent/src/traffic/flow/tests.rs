@@ -1,4 +1,4 @@
-//! Waits that end as they began, and which pauses are the engine's.
+//! Balanced waits, and the pauses that count as the engine's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ proptest! {
             match (step, waits.get_mut(chosen)) {
                 (1, Some(wait)) => wait.begin(),
                 (2, Some(wait)) => wait.record_progress(),
-                // Given up while its client takes nothing.
+                // The wait is given up while its client reads nothing.
                 (3, Some(wait)) => {
                     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
                     let before = wait.is_waiting;

@@ -1,4 +1,4 @@
-//! Bounds of the buckets, what counts as slow, and what is forgotten.
+//! Bounds of the buckets, slow gaps, and forgetting.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,7 @@
-//! When a prompt counts as computed, what a request leaves behind of its wait, its name and its end. Whole requests are relayed by the system's tests.
+//! When a prompt counts as computed, and what a request leaves behind of its wait, its fingerprint
+//! and its end.
+//!
+//! The system's tests relay whole requests.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -48,7 +51,7 @@ fn an_engine_is_lost_only_if_not_told_to_stop() {
         (Phase::Sleeping, Fault::EngineStopped),
     ] {
         assert_eq!(classify_break(3, phase, None, true, "connection reset").fault, expected, "{phase:?}");
-        // A request that never got there is lost to no engine.
+        // A request that never reached an engine is not lost with one.
         let unsent = if expected == Fault::EngineLost { Fault::NotReady } else { expected };
         assert_eq!(classify_break(3, phase, None, false, "connection refused").fault, unsent, "{phase:?}");
     }
@@ -56,7 +59,7 @@ fn an_engine_is_lost_only_if_not_told_to_stop() {
     assert_eq!(words(None), "the engine of replica 3 broke off (connection reset)");
     let failure = |kind| Diagnosis { kind, cause: "no token for 10.0 s".to_owned(), remedy: String::new() };
     assert_eq!(words(Some(&failure(FailureKind::Hang))), "the engine of replica 3 hung: no token for 10.0 s");
-    // What an engine printed before it died may hold anything.
+    // Output of an engine before it died may hold anything.
     assert_eq!(words(Some(&failure(FailureKind::Unknown))), "the engine of replica 3 broke off (connection reset)");
 }
 
@@ -85,7 +88,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// A request of four bytes of which the router has sent this much.
+    /// A request of four bytes, of which the router has sent these.
     async fn start(body: &'static [u8]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("s");
@@ -114,7 +117,7 @@ impl Fixture {
         self.lane.receive(FrameBatch { frames: vec![Frame::new(1, Kind::Body(body.into()))] });
     }
 
-    /// The engine reads until this comes.
+    /// The engine reads until this end appears.
     async fn engine_reads(&mut self, end: &[u8]) {
         let mut read = Vec::new();
         while !read.ends_with(end) {

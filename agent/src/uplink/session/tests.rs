@@ -1,4 +1,5 @@
-//! A session with a router that only listens: an engine whose HTTP side is scripted, and a cache that the test writes.
+//! A session with a router that only listens, an engine whose HTTP side is scripted, and a cache
+//! that the test writes.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -30,12 +31,12 @@ use crate::uplink::redial::maintain_session;
 use crate::vllm::CommandLine;
 use crate::{AgentConfig, AgentMetrics};
 
-/// Larger than one part.
+/// Size of a tokenizer that is larger than one part.
 const TOKENIZER_BYTES: usize = 600_000;
 
 const ROUTER_LIFE: u64 = 7;
 
-/// What the router gets, and a way to order something.
+/// Messages that the router gets, and a channel for its orders.
 type Attached = (Streaming<wire::AttachRequest>, mpsc::Sender<Result<wire::AttachResponse, Status>>);
 
 struct Listening(mpsc::Sender<Attached>);
@@ -58,7 +59,7 @@ impl AgentLink for Listening {
     }
 }
 
-/// What a router knows after all reports.
+/// Knowledge of a router after all reports.
 #[derive(Debug, Default)]
 struct Known {
     epoch: u64,
@@ -165,7 +166,7 @@ impl Fixture {
         Self { known: Known::default(), from_agent, orders, engine, end, tracker, _http: http, _directory: directory }
     }
 
-    /// Listens until the router knows this.
+    /// Listens until the router's knowledge meets this condition.
     async fn until(&mut self, condition: impl Fn(&Known) -> bool) {
         while !condition(&self.known) {
             let message = timeout(Duration::from_secs(60), self.from_agent.message()).await;
@@ -179,7 +180,7 @@ impl Fixture {
         self.orders.send(Ok(wire::AttachResponse { message: Some(directive) })).await.unwrap();
     }
 
-    /// Writes the cache in place of the engine's events.
+    /// Writer of the cache in place of the engine's events.
     fn writer(&self) -> CacheLogWriter {
         let writer = self.engine.cache().begin_life(self.known.epoch);
         writer.mark_exact();

@@ -3,7 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// A file as a fleet's controller writes it.
+/// Writes a file as a fleet's controller does.
 fn write_file(path: &Path, agents: &str) {
     let draft = path.with_extension("draft");
     fs::write(&draft, format!(r#"{{"host": "login1", "pid": 7, "agents": "{agents}"}}"#)).unwrap();

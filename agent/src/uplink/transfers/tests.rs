@@ -1,4 +1,4 @@
-//! Parts as a router would get them.
+//! Parts in the order in which a router would get them.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::cache::CacheLogWriter;
 use crate::cache::kv_event::{BlocksStored, KvEvent};
 
-/// A log in its life `epoch`, with this many blocks, and what writes to it.
+/// A log in its life `epoch`, with this many blocks, and its writer.
 fn log(epoch: u64, blocks: u32) -> (Arc<CacheLog>, CacheLogWriter) {
     let log = Arc::<CacheLog>::default();
     let writer = log.begin_life(epoch);
@@ -16,7 +16,7 @@ fn log(epoch: u64, blocks: u32) -> (Arc<CacheLog>, CacheLogWriter) {
     (log, writer)
 }
 
-/// Stores this many more blocks of one token; different `salt`, different blocks.
+/// Stores this many more blocks of one token. A different `salt` makes different blocks.
 fn store(writer: &CacheLogWriter, salt: u32, blocks: u32) {
     let hashes = (0..blocks).map(|block| u64::from(salt) << 32 | u64::from(block)).collect();
     let tokens = (0..blocks).map(|block| salt + block).collect();

@@ -1,4 +1,4 @@
-//! Tables of what may stand on a command line.
+//! Tables of possible command lines.
 
 use super::*;
 

@@ -40,8 +40,8 @@ fn planned(engine: &EngineProgram, version: Option<VllmVersion>, replica: &Repli
     make_plan(&ground, &config).unwrap()
 }
 
-/// What the tests change: an engine of the newest release that is alone on its host, without flags
-/// of the plan.
+/// Base for the tests to change: an engine of the newest release that is alone on its host, without
+/// flags of the plan.
 fn launch<'a>(engine: &'a EngineProgram, replica: &'a ReplicaPlan, config: &'a AgentConfig) -> LaunchContext<'a> {
     LaunchContext {
         engine,
@@ -72,7 +72,7 @@ fn line(
     })
 }
 
-/// One word per line part, as a shell would show it.
+/// Formats a command line as a shell would show it, one word per part.
 fn shown(line: &CommandLine) -> String {
     let mut shown = String::new();
     for (name, value) in &line.set {

@@ -1,4 +1,4 @@
-//! Versions as real releases print them, and programs that do not behave.
+//! Versions as real releases print them, and programs that misbehave.
 
 use std::os::unix::fs::PermissionsExt;
 

@@ -1,4 +1,4 @@
-//! Tests of what is sent.
+//! Tests of the bodies that are sent.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
-//! The blocks of one replica in the order of their last use. A block's place in that order is always after that of the block before it in
-//! its chain, so that the ends of chains are forgotten first and what is known has no holes.
+//! Blocks of one replica in the order of their last use.
+//!
+//! A block always comes after its predecessor in the chain in that order. So the ends of chains are
+//! forgotten first, and the known blocks have no holes.
 
 use std::mem;
 
@@ -9,7 +11,7 @@ use crate::block_keys::BlockKey;
 
 const NO_SLOT: u32 = u32::MAX;
 
-/// A list of blocks by use that is also the tree of their chains; links are slot numbers.
+/// A list of blocks by use that is also the tree of their chains. Links are slot numbers.
 #[derive(Debug)]
 pub(super) struct LruPrefixTree {
     capacity: usize,
@@ -26,9 +28,9 @@ struct TreeBlock {
     /// Neighbours in the order of use.
     newer: u32,
     older: u32,
-    /// The block before it in its chain.
+    /// Predecessor in the chain.
     parent: u32,
-    /// The first of the blocks that follow it, which are a list.
+    /// First of the successors, which form a list.
     child: u32,
     next: u32,
     previous: u32,
@@ -40,7 +42,7 @@ impl LruPrefixTree {
         Self { capacity, slots: FxHashMap::default(), blocks: Vec::new(), free: Vec::new(), newest: NO_SLOT, oldest: NO_SLOT }
     }
 
-    /// The leading blocks that are known, found by bisection since there are no gaps.
+    /// Number of known leading blocks, found by bisection since there are no gaps.
     pub(super) fn matched_blocks(&self, keys: &[BlockKey]) -> usize {
         match keys.first() {
             Some(first) if self.slots.contains_key(first) => keys.partition_point(|key| self.slots.contains_key(key)),
@@ -48,9 +50,11 @@ impl LruPrefixTree {
         }
     }
 
-    /// Marks this chain as used now. Of a chain longer than the capacity the beginning is kept.
-    /// Blocks dropped for it are never its own, unless keys of different blocks are equal by
-    /// chance; then its rest is not kept.
+    /// Marks this chain as used now.
+    ///
+    /// If the chain is longer than the capacity, its beginning is kept. The dropped blocks are
+    /// never its own, unless keys of different blocks are equal by chance; then its rest is not
+    /// kept.
     pub(super) fn touch(&mut self, keys: &[BlockKey]) {
         let keys = &keys[..keys.len().min(self.capacity)];
         let known: Vec<u32> = keys.iter().map_while(|key| self.slots.get(key).copied()).collect();
@@ -70,7 +74,7 @@ impl LruPrefixTree {
         }
     }
 
-    /// Forgets the block after the first `kept` of this chain, and all that follow it.
+    /// Forgets the block after the first `kept` of this chain, and all its successors.
     pub(super) fn remove_after(&mut self, keys: &[BlockKey], kept: usize) {
         if let Some(slot) = keys.get(kept).and_then(|key| self.slots.get(key)) {
             self.remove_subtree(*slot);
@@ -78,8 +82,8 @@ impl LruPrefixTree {
     }
 
     fn insert(&mut self, key: BlockKey, parent: u32) -> u32 {
-        // Two chains that share a key by chance, or a chain that repeats one: the block stays where
-        // it was first.
+        // Two chains share a key by chance, or a chain repeats one: the block stays in its first
+        // place.
         if let Some(slot) = self.slots.get(&key) {
             return *slot;
         }
@@ -103,7 +107,7 @@ impl LruPrefixTree {
         slot
     }
 
-    /// Forgets a block and all that follow it, from the ends.
+    /// Forgets a block and all its successors, from the ends.
     fn remove_subtree(&mut self, slot: u32) {
         let mut end = slot;
         loop {
@@ -120,7 +124,7 @@ impl LruPrefixTree {
         }
     }
 
-    /// Forgets a block that none follows.
+    /// Forgets a block without successors.
     fn remove_leaf(&mut self, slot: u32) {
         self.unlink(slot);
         let TreeBlock { key, parent, next, previous, .. } = *self.block(slot);

@@ -91,7 +91,8 @@ fn a_closed_slot_is_emptied_and_reused() {
     assert_eq!(matched(&guess, seat, &keys), 0);
 }
 
-/// The same as a list of keys by use, the newest first, with the chain that each was sent in.
+/// Model of the tree: a list of keys by use, the newest first, with the chain in which each was
+/// sent.
 #[derive(Default)]
 struct Model {
     capacity: usize,

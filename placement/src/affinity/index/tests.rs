@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::block_keys::{KeyChain, token_keys};
 
-/// A chain that shares its first blocks with all others, and has a tail of its own.
+/// A chain that shares its first blocks with all others, and has a unique tail.
 fn chain(shared: usize, own: usize, tail: u32) -> Vec<BlockKey> {
     let tokens: Vec<u32> = (0..shared).map(|_| 0).chain((0..own).map(|_| tail)).collect();
     token_keys(KeyChain::new("", ""), &tokens, 1)
@@ -125,7 +125,7 @@ fn a_match_costs_nothing_for_slots_not_asked_about() {
 
 #[test]
 fn a_block_takes_at_most_64_bytes_for_each_holder() {
-    // Just above and just below the sizes at which the tables grow.
+    // Sizes just above and just below those at which the tables grow.
     for blocks in [100_000, 115_000, 125_000, 200_000] {
         let index = CacheIndex::new();
         let seat = index.open();
@@ -191,7 +191,7 @@ fn concurrent_readers_never_see_more_than_was_stored() {
     assert_eq!(index.len(), 100);
 }
 
-/// What may happen to an index; slots are numbers of the model.
+/// Changes to an index; slots are numbers of the model.
 #[derive(Debug, Clone)]
 enum Change {
     Open,
@@ -216,11 +216,11 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// How many blocks each chain shares with the others.
+/// Number of blocks that each chain shares with the others.
 const CHAINS: [usize; 5] = [0, 3, 10, 10, 24];
 const LENGTH: usize = 24;
 
-/// An index, and the model of what it should contain.
+/// An index, and the model of its expected contents.
 struct Pair {
     index: CacheIndex,
     chains: Vec<Vec<BlockKey>>,

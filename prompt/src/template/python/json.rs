@@ -1,4 +1,5 @@
-//! `json.dumps` of Python: the same separators, escapes and numbers, because what a template writes of tools and arguments are tokens.
+//! Python's `json.dumps`: the same separators, escapes and numbers, because a template's output for
+//! tools and arguments becomes tokens.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
@@ -7,7 +8,7 @@ use minijinja::{Error, ErrorKind, Value};
 pub(super) struct JsonLayout {
     pub(super) ascii: bool,
     pub(super) sorted: bool,
-    /// The indent per level; `None` writes one line.
+    /// Indent per level; `None` writes one line.
     pub(super) indent: Option<String>,
     pub(super) between_items: String,
     pub(super) after_key: String,
@@ -19,7 +20,7 @@ impl Default for JsonLayout {
     }
 }
 
-/// Deeper than any tool; a template can build values that contain themselves or more.
+/// Most levels, deeper than any tool; a template can build values that contain themselves or more.
 const MAX_LEVELS: usize = 200;
 
 pub(super) fn dumps(value: &Value, layout: &JsonLayout) -> Result<String, Error> {
@@ -62,7 +63,7 @@ impl JsonWriter<'_> {
         Ok(())
     }
 
-    /// A JSON key is a string, whatever the value was.
+    /// Writes a key. A JSON key is a string, whatever the value was.
     fn key(&mut self, key: &Value) -> Result<(), Error> {
         if key.kind() == ValueKind::String {
             return self.value(key);
@@ -134,7 +135,7 @@ fn escape(text: &mut String, character: char) {
     }
 }
 
-/// `repr` of a Python float: the shortest digits, and an exponent with a sign and two digits.
+/// Python's `repr` of a float: the shortest digits, and an exponent with a sign and two digits.
 fn float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();

@@ -1,4 +1,6 @@
-//! Tests of the dates and the numbers that templates write; the rest is compared with the library in the tests of templates.
+//! Tests of the dates and numbers that templates write.
+//!
+//! The tests of templates compare the rest with the library.
 
 use serde_json::{Map, json};
 

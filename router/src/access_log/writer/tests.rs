@@ -52,7 +52,7 @@ fn a_log_file_moved_away_is_reopened() {
     sink.reopen_if_moved();
     sink.write(&mut "4\n".to_owned());
     assert_eq!((lines_in(&moved), lines_in(&path)), (3, 1));
-    // A folder that is gone: what was open goes on.
+    // The path cannot be opened again: writing to the open file goes on.
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
     sink.reopen_if_moved();

@@ -12,7 +12,7 @@ fn asked(prompt_tokens: u64, output_tokens: u64) -> UsageEstimate {
     UsageEstimate { prompt_tokens, output_tokens, ..UsageEstimate::default() }
 }
 
-/// As it travels.
+/// The message after its transfer.
 fn sent<T: Serialize + serde::de::DeserializeOwned>(message: T) -> T {
     serde_json::from_slice(&serde_json::to_vec(&message).unwrap()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Crashes of which an agent says that no request is to blame.
+//! Crashes for which an agent says that no request is to blame.
 
 use super::*;
 

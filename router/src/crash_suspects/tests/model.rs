@@ -1,5 +1,7 @@
-//! The bounds that `crash_suspects` states, on a small model of a fleet in steps of virtual time: engines that crash and come back, suspects that wait and are tried,
-//! requests among them that kill engines at moments of their own, agents that report crashes sooner or later than the router sees them.
+//! Checks the bounds of `crash_suspects` on a small model of a fleet in steps of virtual time.
+//!
+//! Engines crash and come back, suspects wait and are tried, some requests kill engines at their
+//! own moments, and agents report crashes sooner or later than the router sees them.
 
 use proptest::prelude::*;
 
@@ -8,15 +10,15 @@ use super::*;
 
 const TICK: Duration = Duration::from_millis(10);
 
-/// By when everything must be over.
+/// The time by which everything must be over.
 const HORIZON: Duration = Duration::from_secs(300);
 
-/// When a killer kills, counted from when it is sent.
+/// When a killer kills, counted from its sending.
 #[derive(Debug, Clone, Copy)]
 enum Strike {
-    /// Before its first token: at this share of the way there.
+    /// Before the first token, at this share of the way to it.
     Early(f64),
-    /// After it: at this share of the rest.
+    /// After the first token, at this share of the rest.
     Late(f64),
 }
 
@@ -84,7 +86,7 @@ impl Model {
         usize::try_from(self.random % below as u64).unwrap()
     }
 
-    /// All requests that are not over, in an order that chance decides.
+    /// All requests that are not over, in random order.
     fn order(&mut self) -> Vec<usize> {
         let is_over = |state: &State| matches!(state, State::Answered | State::Refused);
         let mut order: Vec<usize> = (0..self.requests.len()).filter(|index| !is_over(&self.states[*index])).collect();

@@ -1,4 +1,4 @@
-//! Which tenant a crash is put down to, and where a confined tenant's requests go.
+//! Tests which tenant a crash is charged to, and where a confined tenant's requests go.
 
 use super::super::tenant_crashes::{Confinement, ConfinementChoices};
 use super::*;
@@ -6,7 +6,7 @@ use super::*;
 const RECKLESS: u64 = 7;
 const NEIGHBOR: u64 = 8;
 
-/// One of a tenant's requests.
+/// A request of a tenant.
 fn asked(tenant: u64, number: u64) -> Fingerprint {
     fingerprint(tenant, "/v1/completions", &number.to_le_bytes()).unwrap()
 }
@@ -17,8 +17,7 @@ fn choices(ready: &[&str]) -> ConfinementChoices {
 }
 
 impl SuspectTable {
-    /// An engine crashes with these requests in flight, of which this router has lost those of one
-    /// tenant.
+    /// Crashes an engine with these requests in flight, all of which this router has lost.
     fn crashes(&mut self, life: &EngineLife, requests: &[Fingerprint], now: Instant) {
         requests.iter().for_each(|request| drop(self.lost(*request, life, now)));
         self.record_reported_crash(life, requests, now, now);
@@ -57,7 +56,7 @@ fn variants_of_a_killer_confine_their_tenant_at_the_third_crash() {
         assert!(!table.confines(RECKLESS, now));
     }
     assert!(table.is_refused(asked(RECKLESS, 1), now));
-    // What the router has seen itself counts before the agent's report.
+    // The router's own observation counts before the agent's report.
     table.lost(asked(RECKLESS, 2), &engine(), now);
     assert!(table.confines(RECKLESS, now));
     assert!(!table.confines(NEIGHBOR, now));

@@ -1,4 +1,4 @@
-//! Who may be on trial where and for how long, and what a crash makes of those that are.
+//! Tests who may be on trial where and for how long, and what a crash means for suspects on trial.
 
 use super::*;
 
@@ -117,7 +117,7 @@ fn a_suspect_that_passed_is_not_blamed_for_later_trials() {
         assert!(table.is_refused(KILLER, now));
         assert_eq!(table.standing(FELLOW, now), SuspectStanding::Suspect);
         assert_eq!(table.standing(3, now), SuspectStanding::Suspect, "who had nothing to its name has one crash now");
-        // Not so where nobody else was on trial.
+        // The crash counts if nobody else was on trial.
         table.lost(FELLOW, &life("n2/0", 1), now);
         assert!(table.is_refused(FELLOW, now));
     }

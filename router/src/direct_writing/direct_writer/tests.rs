@@ -5,7 +5,7 @@ use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 
-/// A connection as the library has it, and its client, who takes little before it reads.
+/// A connection as the library has it, and its client, which buffers little before it reads.
 async fn connection() -> (ClientStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpSocket::new_v4().unwrap();

@@ -6,7 +6,7 @@ use crate::fleet::tests::{attach, attach_node, fleet, ready, report_job};
 
 const LOST: &str = "the connection was lost";
 
-/// A fleet with one replica, on node `n` and in job `12.head` with these moments to leave and to end, in seconds.
+/// A fleet with one replica on node `n` in job `12.head`, which leaves and ends at these seconds.
 async fn fleet_in_job(moments: (u64, u64)) -> (Fleet, Arc<Replica>, impl Sized) {
     let fleet = fleet();
     let lane = attach(&fleet, 1, vec![ready(0)]).await;
@@ -15,7 +15,8 @@ async fn fleet_in_job(moments: (u64, u64)) -> (Fleet, Arc<Replica>, impl Sized) 
     (fleet, placed, lane)
 }
 
-/// What a client is told after so many seconds of an answer that was lost on the replica, which was as it is here when the answer began.
+/// The client's message for an answer lost after so many seconds. `placed` is the replica as it was
+/// when the answer began.
 fn loss(fleet: &Fleet, placed: &Replica, seconds: u64, message: &str) -> String {
     explain_loss(&fleet.view(), placed, Instant::now() + Duration::from_secs(seconds), message.into())
 }

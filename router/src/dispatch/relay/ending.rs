@@ -1,4 +1,5 @@
-//! How an answer ends: what is recorded of it, what its caller is charged with, and what a client gets of one that broke.
+//! How an answer ends: what is recorded, what the caller is charged, and what the client of a
+//! broken answer gets.
 
 use tokio::time::Instant;
 
@@ -19,7 +20,7 @@ impl Relay {
         if let Some(events) = events {
             self.context.metrics.record_stream(events, usage);
         }
-        // What another engine did of it would be taken for this one's speed.
+        // Skip resumed answers: part of their time belongs to another engine.
         let is_resumed = self.resumption.as_ref().is_some_and(|resumption| resumption.is_under_way());
         if self.context.usage_bounds.work.is_some() && !is_resumed {
             let most = self.context.usage_bounds;
@@ -30,7 +31,7 @@ impl Relay {
         self.reconcile_usage(usage, true);
     }
 
-    /// The answer broke: an event stream ends with an error event.
+    /// Ends a broken answer: an event stream ends with an error event.
     pub(super) fn fail(&mut self, cause: &'static str, message: String) {
         self.exchange.detach();
         let fleet = self.context.feedback.fleet();
@@ -51,7 +52,7 @@ impl Relay {
         };
     }
 
-    /// The client has left, unless the answer was complete.
+    /// Records that the client has left, unless the answer was complete.
     pub(super) fn record_disconnect(&mut self) {
         // A client that knows the length, or that there is no body, does not ask for the end.
         if self.is_fully_read() {
@@ -68,14 +69,15 @@ impl Relay {
         }
     }
 
-    /// Tokens of a stream that have come, as far as that can be true.
+    /// Tokens of the stream so far, within the bounds of what is possible.
     fn seen_tokens(&self) -> u64 {
         self.context.usage_bounds.clamp_completion(self.pipeline.lock().seen_tokens())
     }
 
-    /// Reconciles the caller's limits with what was used. No answer has reported all of it before
-    /// its end, and some never do. What has come of a stream counts in any case, so leaving early
-    /// does not make an answer cheaper.
+    /// Reconciles the caller's limits with the usage.
+    ///
+    /// No answer reports all of its usage before its end, and some never do. The part of a stream
+    /// that has come always counts, so leaving early does not make an answer cheaper.
     fn reconcile_usage(&mut self, usage: Option<TokenUsage>, is_whole: bool) {
         let work = self.context.usage_bounds.work;
         if !work.is_some() {
@@ -90,7 +92,7 @@ impl Relay {
         self.context.permit.reconcile_usage(ActualUsage { prompt_tokens, output_tokens });
     }
 
-    /// The usage that the engine reported, as far as it can be true.
+    /// The engine's reported usage, within the bounds of what is possible.
     fn usage(&self) -> Option<TokenUsage> {
         let flow = self.pipeline.lock();
         let reported = match (&flow.scanner, &flow.answer_parser) {

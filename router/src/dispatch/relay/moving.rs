@@ -1,5 +1,8 @@
-//! Moves a stream to another engine before its own one is gone: a drain, a restart, sleep and the end of a job take as long as the moves, not as long as
-//! the answers. A stream whose agent has fallen silent moves too, when nothing comes any more. Its engine goes on with it until another one has begun.
+//! Moves a stream to another engine before its own one is gone.
+//!
+//! Drains, restarts, sleep and the end of a job thus take as long as the moves, not as long as the
+//! answers. A stream whose agent has fallen silent moves too, once nothing comes any more. The old
+//! engine continues the stream until another one has begun.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -16,22 +19,23 @@ use crate::direct_writing::AnswerPipeline;
 use crate::dispatch::resume::{Departure, Destinations, ResumedAnswer};
 use crate::fleet::{Fleet, MoveTurn, Replica};
 
-/// A stream that would end sooner stays.
+/// A stream that would end within this time stays.
 const STAY: Duration = Duration::from_secs(2);
 
-/// Silence of a stream whose agent is silent, after which it moves. Without the agent's word nobody knows whether its engine computes.
+/// Silence after which a stream whose agent is silent moves. Without the agent's word nobody knows
+/// whether its engine computes.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How often a stream that cannot move yet, or had better stay, checks again.
+/// How often a stream that cannot move yet, or should stay for now, checks again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Until a stream that could not be moved tries again; twice as long after each further failure.
+/// Pause before a stream that could not be moved tries again. Each further failure doubles it.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// At most this often twice as long: a minute.
+/// Most doublings of the retry pause, which reaches about a minute.
 const MAX_DOUBLINGS: u32 = 6;
 
-/// Ends when the stream is to move and it is its turn.
+/// Ends when the stream should move and it is its turn.
 pub(super) struct MoveWatch(Pin<Box<dyn Future<Output = MoveTurn> + Send>>);
 
 impl fmt::Debug for MoveWatch {
@@ -40,18 +44,18 @@ impl fmt::Debug for MoveWatch {
     }
 }
 
-/// What is known of a stream that may have to move.
+/// The facts about a stream that may have to move.
 struct MovableStream {
     replica: Arc<Replica>,
     pipeline: Arc<AnswerPipeline>,
     destinations: Destinations,
     max_tokens: Option<u64>,
-    /// When this engine began with it, and how many tokens it had then.
+    /// When this engine began the stream, and how many tokens it had then.
     begun: (Instant, u64),
 }
 
 impl MovableStream {
-    /// When it is to leave its replica, and it is its turn.
+    /// Waits until the stream should leave its replica and it is its turn.
     async fn await_turn(self, fleet: Fleet, delay: Duration) -> MoveTurn {
         if !delay.is_zero() {
             sleep(delay).await;
@@ -73,7 +77,8 @@ impl MovableStream {
         }
     }
 
-    /// Whether it does not end soon, where the replica drains; whether nothing comes, where its agent is silent.
+    /// Whether the stream should move: a draining replica's if it does not end soon, a silent
+    /// agent's if nothing comes.
     fn is_better_off_elsewhere(&self, leaving: &Replica) -> bool {
         let flow = self.pipeline.lock();
         if !leaving.is_being_emptied() {
@@ -97,8 +102,10 @@ pub(super) struct Move {
 }
 
 impl Relay {
-    /// Has a stream that can be continued move when its replica leaves, not before `delay`. One that would be replayed stays as long as it can: its
-    /// replay begins with the first token.
+    /// Lets a stream that can be continued move when its replica leaves, not before `delay`.
+    ///
+    /// A stream that would be replayed stays as long as it can, because its replay starts with the
+    /// first token.
     pub(super) fn watch_for_move(&mut self, delay: Duration) {
         let Some(resumption) = self.resumption.as_ref().filter(|resumption| resumption.is_allowed()) else { return };
         let Some(sampling) = resumption.sampling() else { return };
@@ -118,13 +125,13 @@ impl Relay {
         self.move_watch = Some(MoveWatch(Box::pin(stream.await_turn(resumption.fleet().clone(), delay))));
     }
 
-    /// Begins to move the stream if it is time to; `true` if so.
+    /// Begins to move the stream if it is time to. Returns whether it did.
     pub(super) fn poll_move(&mut self, context: &mut Context<'_>) -> bool {
         let Some(watch) = &mut self.move_watch else { return false };
         let Poll::Ready(turn) = watch.0.as_mut().poll(context) else { return false };
         self.move_watch = None;
         self.exchange.detach();
-        // What the lane's task took before that counts.
+        // An end that the lane's task found before this counts.
         if self.pipeline.lock().failure.is_none() {
             self.begin_move(turn);
         }
@@ -133,7 +140,7 @@ impl Relay {
 
     fn begin_move(&mut self, turn: MoveTurn) {
         let Some((resumption, known)) = self.take_resumption() else {
-            // The next events may say where it can be cut.
+            // The next events may show where the stream can be cut.
             self.watch_for_move(RETRY_INTERVAL);
             return self.stay();
         };
@@ -150,14 +157,14 @@ impl Relay {
         self.state = RelayState::Moving(moving, Move { begun_at: Instant::now(), cause, _turn: turn });
     }
 
-    /// Goes on with the engine that has the stream.
+    /// Continues with the engine that has the stream.
     fn stay(&mut self) {
         self.state = RelayState::Streaming;
         let flow = self.pipeline.lock();
         self.is_direct_writing_pending = flow.direct_writer.is_some();
     }
 
-    /// Another engine has begun to go on, or none does. Returns what is to be sent.
+    /// Ends the move: another engine has begun, or none will. Returns the bytes to send.
     pub(super) fn finish_move(&mut self, resumed: ResumedAnswer, until: &Move) -> Bytes {
         let ResumedAnswer { resumption, crash_watch, outcome } = resumed;
         let replica = self.context.replica.clone();

@@ -1,4 +1,5 @@
-//! What the relay does when its stream leaves its engine: another one goes on, or the answer fails.
+//! How the relay reacts when its stream leaves the engine: another one goes on, or the answer
+//! fails.
 
 use std::time::Duration;
 
@@ -11,10 +12,11 @@ use crate::dispatch::{AGENT_LOST, StartedAnswer};
 use crate::resume_tier::ResumeTier;
 use crate::resumption::{Continuation, ContinuationRequest, KnownTokens, SEAM};
 
-/// The word in the access log for a replay that gives another answer.
+/// The access log's word for a replay that gives another answer.
 const DIFFERENCE: &str = "difference";
 
-/// Losses that are put down to no request and to no operator: a host or an agent died, or an engine's answer just ended.
+/// Losses that no request and no operator explains: a host or an agent died, or an engine's answer
+/// just ended.
 const UNEXPLAINED: [&str; 2] = [AGENT_LOST, "incomplete"];
 
 /// Why and when a stream left its engine.
@@ -26,10 +28,11 @@ pub(super) struct Loss {
 }
 
 impl Relay {
-    /// The engine was lost. Returns what is to be sent where another one is to go on, or nothing but the end was missing; `None` where the answer has failed.
+    /// Handles the loss of the engine. Returns the bytes to send if another engine goes on or only
+    /// the end was missing, and `None` if the answer has failed.
     pub(super) fn lose(&mut self, cause: &'static str, message: String) -> Option<Bytes> {
         self.exchange.detach();
-        // What the lane's task found behind the loss belongs to the engine that is left.
+        // A fault that the lane's task found behind the loss belongs to the lost engine.
         self.pipeline.lock().failure = None;
         let Some((resumption, known)) = self.take_resumption() else {
             self.fail(cause, message);
@@ -43,9 +46,9 @@ impl Relay {
             return Some(self.tell_end(known, &loss));
         }
         self.pipeline.lock().last_progress_at = loss.at;
-        // It computes nothing there any more.
+        // The lost engine computes nothing any more.
         self.context.in_flight = None;
-        // Where it was on trial it is no more.
+        // A trial there is over.
         self.context.crash_watch.end_trial();
         let idle_watch = resumption.idle_watch();
         let crash_watch = std::mem::replace(&mut self.context.crash_watch, idle_watch);
@@ -62,7 +65,7 @@ impl Relay {
         self.pipeline.lock().replay_record.as_ref().is_some_and(|record| record.differs())
     }
 
-    /// Ends the stream, as there is no way to go on with it.
+    /// Ends a stream that cannot go on.
     pub(super) fn diverge(&mut self) {
         if let Some(resumption) = self.resumption.take() {
             self.context.metrics.record_resumption(resumption.tier, DIFFERENCE, None);
@@ -70,14 +73,15 @@ impl Relay {
         self.fail(DIFFERENCE, "the engine was lost, and another one did not give the same answer".into());
     }
 
-    /// The request for the rest of a stream that goes on from its tokens, if there is any rest.
+    /// The request for the rest of a stream that goes on from its tokens, if any rest is left.
     pub(super) fn rest_of(&self, resumption: &Resumption, known: Option<&KnownTokens>) -> Option<Option<ContinuationRequest>> {
         let (known, sampling) = known.zip(resumption.sampling())?;
         let context = resumption.context_to_go_on(known.total(), self.context.replica.max_context_tokens());
         Some(known.continuation_request(sampling, context))
     }
 
-    /// What the stream goes on from, if it may be resumed once more and all of it is known. One that is replayed has no tokens.
+    /// The state that the stream goes on from, if it may be resumed again and all of it is known. A
+    /// replayed stream has no tokens.
     pub(super) fn take_resumption(&mut self) -> Option<(Box<Resumption>, Option<KnownTokens>)> {
         self.resumption.as_ref().filter(|resumption| resumption.is_allowed() && resumption.fleet().cut_off_reason().is_none())?;
         let flow = self.pipeline.lock();
@@ -93,14 +97,14 @@ impl Relay {
         Some((self.resumption.take()?, known))
     }
 
-    /// Tells the end of a stream that the client has got but for that.
+    /// Sends the end of a stream whose client lacks only that.
     fn tell_end(&mut self, known: &KnownTokens, loss: &Loss) -> Bytes {
         let Some(resumption) = &self.resumption else { return Bytes::new() };
         self.context.metrics.record_resumption(resumption.tier, loss.cause, Some(Duration::ZERO));
         self.context.log_entry.record_resumption();
         let sampling = resumption.sampling().cloned();
         let has_usage = self.pipeline.lock().scanner.as_ref().is_some_and(|scanner| scanner.usage().is_some());
-        // Its engine died with it all the same.
+        // The engine died with the request all the same.
         self.context.clears_suspicion = false;
         let _ = self.rewind();
         let ending = sampling.map(|sampling| known.ending(&sampling, has_usage)).unwrap_or_default();
@@ -109,7 +113,8 @@ impl Relay {
         ending
     }
 
-    /// Forgets what the client has not got whole, and returns what the stream goes on from. One that is replayed has no tokens.
+    /// Forgets events that the client has not received whole, and returns the state that the stream
+    /// goes on from. A replayed stream has no tokens.
     fn rewind(&self) -> Option<Option<KnownTokens>> {
         let mut flow = self.pipeline.lock();
         let (known, is_finished) = match &mut flow.replay_record {
@@ -128,7 +133,7 @@ impl Relay {
         Some(known)
     }
 
-    /// Another engine has begun to go on after a loss, or none does. Returns what is to be sent.
+    /// Ends a resumption: another engine has begun, or none will. Returns the bytes to send.
     pub(super) fn resume(&mut self, resumed: ResumedAnswer, loss: Loss) -> Bytes {
         let ResumedAnswer { resumption, crash_watch, outcome } = resumed;
         let tier = resumption.tier;
@@ -136,7 +141,8 @@ impl Relay {
         self.context.crash_watch = crash_watch;
         match outcome {
             Ok(begun) => {
-                // Another request than the one that its engine may have died of: that this one ends well acquits nobody.
+                // A continuation is another request than the one that may have killed the engine,
+                // so its good end acquits nobody.
                 self.context.clears_suspicion &= tier == ResumeTier::Replay;
                 self.continue_with(*begun, &loss)
             }
@@ -148,7 +154,7 @@ impl Relay {
         }
     }
 
-    /// Goes on with the answer of another engine. Returns the seam.
+    /// Goes on with another engine's answer. Returns the seam.
     pub(super) fn continue_with(&mut self, begun: StartedAnswer, loss: &Loss) -> Bytes {
         let Some((known, resumption)) = self.rewind().zip(self.resumption.as_ref()) else {
             self.fail(loss.cause, loss.message.clone());
@@ -170,7 +176,7 @@ impl Relay {
         self.exchange = exchange;
         self.first_chunk = first_chunk;
         self.state = RelayState::Streaming;
-        // It may have been set for the end of a long wait.
+        // The timer may have been set for the end of a long wait.
         self.silence_timer = None;
         let mut flow = self.pipeline.lock();
         flow.continuation = continuation;

@@ -1,15 +1,17 @@
-//! What an engine has to have in common with the one that began a stream, so that it may go on with it.
+//! The properties that an engine must share with the one that began a stream, so that it can
+//! continue it.
 
 use crate::fleet::{EngineLaunch, Replica};
 use crate::prompt::FilesHash;
 use crate::resumption::{StreamApi, are_alike, check_engine, check_replaying_engine, have_alike_tokens};
 
-/// The engine that began a stream, as far as that matters to others.
+/// The facts about the engine that began a stream.
 #[derive(Debug, Clone)]
 pub(super) struct StreamOrigin {
-    /// What the request names, else what the engine is called first: a request without a model may not go on at another one.
+    /// The requested model, else the engine's first model name: a request without a model may not
+    /// go on at another model.
     model: Option<String>,
-    /// Tokenizer and template.
+    /// Hash of tokenizer and template.
     files: Option<FilesHash>,
     launch: EngineLaunch,
 }
@@ -41,7 +43,8 @@ impl StreamOrigin {
     }
 
     fn is_same_model(&self, replica: &Replica) -> bool {
-        // Agents tell their engines' files a moment after the engines serve, and some cannot read them.
+        // Agents report their engines' files a moment after the engines serve, and some cannot read
+        // them.
         let have_same_files = self.files.zip(replica.state.files).is_none_or(|(one, other)| one == other);
         have_same_files && replica.serves(self.model())
     }

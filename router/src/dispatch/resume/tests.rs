@@ -42,22 +42,23 @@ enum Death {
     EngineError,
     Abort,
     Incomplete,
-    /// Lost with a half of the next event, within a character of several bytes where that has one.
+    /// The stream is lost with half of the next event, within a multi-byte character if it has one.
     WithinEvent,
     Silence,
     /// The rest comes so many seconds later.
     Stall(u64),
-    /// It cannot do what it is asked, but lives.
+    /// The engine cannot do what it is asked, but lives.
     EngineRefusal,
 }
 
-/// Replicas of one node, whose engines answer alike. The first attempts end as the script says, behind so many events.
+/// Replicas of one node whose engines answer alike. The first attempts end as the script says, each
+/// after so many events.
 struct Fixture {
     dispatch: Arc<Dispatch>,
     admission: Admission,
     lane: Arc<Lane>,
     script: Arc<Mutex<VecDeque<(usize, Death)>>>,
-    /// What was sent to engines.
+    /// Requests that were sent to engines.
     seen: Arc<Mutex<Vec<(RequestHead, Bytes)>>>,
     tasks: BackgroundTasks,
 }
@@ -67,7 +68,7 @@ impl Fixture {
         Self::start_with(&vec![FrontEnd::Python; replicas as usize], script).await
     }
 
-    /// A replica with each of these front-ends.
+    /// Starts a replica with each of these front-ends.
     async fn start_with(front_ends: &[FrontEnd], script: &[(usize, Death)]) -> Self {
         let told_by = front_ends.to_vec();
         Self::start_telling(front_ends, script, move |head, body, attempt| {
@@ -77,7 +78,7 @@ impl Fixture {
         .await
     }
 
-    /// The same, with engines that answer like this.
+    /// Starts replicas whose engines answer as `tell` does.
     async fn start_telling(
         front_ends: &[FrontEnd],
         script: &[(usize, Death)],
@@ -87,7 +88,7 @@ impl Fixture {
         Self::start_states(launches.map(started).collect(), script, tell).await
     }
 
-    /// The same, with a replica in each of these states.
+    /// Starts a replica in each of these states.
     async fn start_states(
         states: Vec<ReplicaStatus>,
         script: &[(usize, Death)],
@@ -118,21 +119,21 @@ impl Fixture {
         fixture
     }
 
-    /// What the client of a stream gets, and how it ends.
+    /// The text that the client of a stream gets, and how it ends.
     async fn stream(&self, path: &str, body: &str) -> (String, Result<(), String>) {
         let permit = self.admission.admit(&Caller::anonymous("".into()), UsageEstimate::default()).unwrap();
         let answer = self.dispatch.send(request(path, body), permit).await.unwrap_or_else(|refusal: Refusal| panic!("{refusal}"));
         read(answer.body).await
     }
 
-    /// Nothing is left of the requests that have ended.
+    /// Nothing is left of requests that have ended.
     fn assert_idle(&self) {
         assert_eq!((self.admission.in_flight(), self.lane.open_request_count(), self.dispatch.record_memory.taken()), (0, 0, 0));
         assert!(self.dispatch.fleet.view().replicas.iter().all(|replica| replica.local_load.in_flight() == 0));
     }
 }
 
-/// A replica that is ready, whose engine was started like this.
+/// A ready replica whose engine was started like this.
 fn started(launch: EngineLaunch) -> ReplicaStatus {
     ReplicaStatus { launch: Some(launch), ..state(Phase::Ready, "m") }
 }
@@ -194,7 +195,7 @@ async fn serve(lane: Arc<Lane>, script: Arc<Mutex<VecDeque<(usize, Death)>>>, se
     serve_with(lane, script, seen, tell).await;
 }
 
-/// The same with engines that answer like this.
+/// Stands in for the agent, with engines that answer as `tell` does.
 async fn serve_with(
     lane: Arc<Lane>,
     script: Arc<Mutex<VecDeque<(usize, Death)>>>,
@@ -265,7 +266,8 @@ fn frames(id: u64, events: &[String], end: Option<(usize, Death)>) -> Vec<Frame>
 
 const SEAM_TEXT: &str = ": resumed\n\n";
 
-/// Without what the router itself sends, and what it cannot know of an engine that did not end its answer.
+/// The text without the router's own parts, and without what it cannot know of an engine that did
+/// not end its answer.
 fn bare(told: &str) -> String {
     assert_eq!(SEAM, SEAM_TEXT);
     told.replace(SEAM_TEXT, "").replace(": keep-alive\n\n", "").replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "")
@@ -283,7 +285,7 @@ async fn a_stream_whose_engine_is_lost_anywhere_arrives_whole() {
     for (front_end, (path, body)) in FrontEnd::ALL.into_iter().flat_map(|front_end| requests.map(|request| (front_end, request))) {
         let uncut = answer(front_end, path, body.as_bytes(), "cmpl-r1", &TEXTS);
         let events = answer(front_end, path, &ask_for_tokens(body.as_bytes()), "", &TEXTS).len();
-        // How it dies does not depend on the form.
+        // The form does not matter to how the engine dies.
         let deaths = if front_end == FrontEnd::Python { &deaths[..] } else { &deaths[2..6] };
         for death in deaths {
             for cut in 1..events {
@@ -334,7 +336,7 @@ async fn a_stream_that_loses_several_engines_resumes_each_time() {
         .map(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).unwrap())
         .map(|body| (body["prompt"].to_string(), body["max_tokens"].as_u64().unwrap()))
         .collect();
-    // The second engine gives a text without anything to see, which the third gives again.
+    // The second engine gives a token without visible text, which the third gives again.
     let prompts = [("[1,2,10]", 99), ("[1,2,10]", 99), ("[1,2,10,11,12]", 97)];
     assert_eq!(asked, prompts.map(|(prompt, most)| (prompt.to_owned(), most)));
 }
@@ -354,7 +356,7 @@ async fn a_stream_resumes_only_where_its_model_has_room() {
         (context(100), context(2), false),
     ] {
         let states = [first, second];
-        // The first attempt goes to either.
+        // The first attempt may go to either replica.
         for states in [states.clone().to_vec(), states.into_iter().rev().collect()] {
             let is_room_at_stake =
                 states.iter().any(|state| state.launch.as_ref().is_some_and(|launch| launch.max_context_tokens == Some(2)));
@@ -364,7 +366,7 @@ async fn a_stream_resumes_only_where_its_model_has_room() {
             let fixture = fixture.await;
             let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
             let began_at = fixture.seen.lock()[0].0.replica;
-            // A larger one has room for what began at the small one.
+            // A larger engine has room for a stream that began at the small one.
             let expected =
                 goes_on || (is_room_at_stake && fixture.dispatch.fleet.view().replicas[began_at as usize].max_context_tokens() == 2);
             assert_eq!(ended.is_ok(), expected, "{told}");

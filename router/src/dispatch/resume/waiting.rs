@@ -1,5 +1,8 @@
-//! Holds a stream that has lost its engine while no replica can go on with it and one is expected: its engine loads or starts again, its agent may come back, or a
-//! controller brings another node. What is expected, and for how long it is waited for, is decided where new requests wait (`placement::queue`, `fleet::arrival`).
+//! Holds a stream that has lost its engine while one that can go on with it is expected.
+//!
+//! The engine loads or starts again, its agent may come back, or a controller brings another node.
+//! `placement::queue` and `fleet::arrival` decide what is expected and how long to wait for it, as
+//! for new requests.
 
 use std::time::Duration;
 
@@ -11,14 +14,14 @@ use crate::dispatch::StartedAnswer;
 use crate::dispatch::attempts::Attempts;
 use crate::fleet::Replica;
 
-/// How often a stream that waits looks for a replica.
+/// How often a waiting stream looks for a replica.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a replica that has lost a stream may look as if nothing were wrong. Its connections break first, and its process may end 8 s later
-/// (`crash_suspects`).
+/// How long a replica that has lost a stream may still look healthy. Its connections break first,
+/// and its process may end 8 s later (`crash_suspects`).
 const REPORT_DUE: Duration = Duration::from_secs(10);
 
-/// For how long a stream waits.
+/// How long a stream waits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
     since: Instant,
@@ -26,7 +29,7 @@ pub(super) struct Patience {
     has_waited: bool,
 }
 
-/// What a stream can hope for.
+/// The prospects of a stream that lost its engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prospect {
     /// A replica can go on with it now.
@@ -44,7 +47,7 @@ impl Patience {
         now.saturating_duration_since(self.since) >= self.max_wait
     }
 
-    /// What a client is told whose stream could not go on.
+    /// The client's message if its stream could not go on.
     fn explain(self, reason: String, now: Instant) -> String {
         if !self.has_waited {
             return reason;
@@ -56,7 +59,7 @@ impl Patience {
 }
 
 impl Resumption {
-    /// Has another engine go on with it, as soon as there is one.
+    /// Continues the stream on another engine as soon as there is one.
     pub(super) async fn await_continuation(
         &mut self,
         mut patience: Patience,
@@ -84,7 +87,7 @@ impl Resumption {
         }
     }
 
-    /// Waits until there is a replica, or none is expected, or the time is over, or no attempt is left.
+    /// Waits until there is a replica, none is expected, time is over, or no attempt is left.
     async fn await_replica(&self, attempts: &Attempts, patience: &mut Patience, crash_watch: &CrashWatch) {
         while attempts.policy.allows_attempt()
             && crash_watch.clearance().is_ok()
@@ -110,7 +113,7 @@ impl Resumption {
             }
         }
         view.expectation(model).inspect(|expectation| expectation.record_miss(now));
-        // One that serves and is of no use now will be of none.
+        // A replica that serves and is of no use now will never be.
         let may_take = |replica: &Replica| !replica.is_ready() || has_lost_it.contains(&replica.id);
         let is_expected = self.dispatch.queue.may_wait_for(view.arrival_among(model, now, may_take));
         if is_expected { Prospect::Expected } else { Prospect::Hopeless }

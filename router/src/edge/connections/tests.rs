@@ -9,9 +9,9 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// An HTTP/2 client that asks nothing and always has another frame to send, of a kind that nobody knows.
+/// An HTTP/2 client without requests that always has another frame of an unknown kind to send.
 struct Flood {
-    /// What it sends next.
+    /// The bytes that it sends next.
     bytes: Box<dyn Iterator<Item = u8> + Send>,
 }
 
@@ -25,7 +25,7 @@ impl Flood {
 
 impl AsyncRead for Flood {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        // As a socket does.
+        // A socket does this too.
         ready!(poll_proceed(context)).made_progress();
         while buffer.remaining() > 0 {
             buffer.put_slice(&[self.bytes.next().expect("it has no end")]);

@@ -1,4 +1,4 @@
-//! An engine's whole answer as a message.
+//! Translates an engine's whole answer to a message.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -33,7 +33,7 @@ impl<'a> MessageHead<'a> {
     }
 }
 
-/// What was used. Tokens of the prompt that were cached are counted apart from the others.
+/// The usage. Cached prompt tokens are counted apart from the others.
 pub(super) fn usage_of(usage: ChunkUsage) -> Value {
     let cached = usage.cached_tokens();
     let mut told = json!({
@@ -46,7 +46,8 @@ pub(super) fn usage_of(usage: ChunkUsage) -> Value {
     told
 }
 
-/// Why an answer ended, and at which of the client's stop sequences. A call that one of them has cut short must not be run.
+/// Why an answer ended, and at which of the client's stop sequences. A call cut short by a stop
+/// sequence must not be run.
 pub(super) fn stop_reason(finish: &str, stop: Option<Value>, has_call: bool, is_call_whole: bool) -> (&'static str, Option<String>) {
     match (finish, stop) {
         ("length", _) => ("max_tokens", None),
@@ -58,10 +59,10 @@ pub(super) fn stop_reason(finish: &str, stop: Option<Value>, has_call: bool, is_
     }
 }
 
-/// An engine's whole answer to a chat as a message.
+/// Translates an engine's whole answer to a chat into a message.
 ///
 /// # Errors
-/// When it is none, or calls a tool in a way that clients cannot read.
+/// If the body is no such answer, or calls a tool in a way that clients cannot read.
 pub(in crate::edge) fn translate_answer(body: &[u8]) -> Result<Vec<u8>, String> {
     let CompletionChunk { id, model, choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
     let ChunkChoice { message, finish_reason, stop_reason: stop, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
@@ -79,7 +80,8 @@ pub(in crate::edge) fn translate_answer(body: &[u8]) -> Result<Vec<u8>, String> 
     for (index, call) in calls.into_iter().enumerate() {
         match tool_use(index, call) {
             Ok(block) => blocks.push(block),
-            // A call that was cut short has no input to run it with; `max_tokens` says why it is not there.
+            // A call that was cut short has no input to run it with. `max_tokens` explains why it
+            // is absent.
             Err(_) if is_cut => {}
             Err(message) => return Err(message),
         }
@@ -103,15 +105,15 @@ fn tool_use(index: usize, call: ChunkToolCall) -> Result<Value, String> {
     Ok(json!({"type": "tool_use", "id": call.id.unwrap_or_else(|| made_up_id(index)), "name": name, "input": input}))
 }
 
-/// The id of a call that its engine gave none.
+/// The id for a call whose engine gave none.
 pub(super) fn made_up_id(index: usize) -> String {
     format!("toolu_{index}")
 }
 
-/// The answer of `/tokenize` as the count that was asked for.
+/// Translates the answer of `/tokenize` to the requested count.
 ///
 /// # Errors
-/// When it is none.
+/// If the body is no such answer.
 pub(in crate::edge) fn translate_count(body: &[u8]) -> Result<Vec<u8>, String> {
     #[derive(Deserialize)]
     struct Tokenized {

@@ -1,5 +1,5 @@
-//! What clients of Anthropic's Messages API ask, as a chat for an engine; and the engine's answer in their form. Both are what vLLM's Python
-//! front-end makes of them.
+//! Translates requests of Anthropic's Messages API to chats for an engine, and the engine's answers
+//! back. Both translations match those of vLLM's Python front-end.
 
 mod answer;
 mod request;

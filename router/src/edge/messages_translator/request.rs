@@ -1,14 +1,15 @@
-//! A request of the Messages API as a chat.
+//! Translates a request of the Messages API to a chat.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::edge::translation::{USE_PYTHON, is_wanted};
 
-/// Text of a system prompt that begins so has a hash of the request, as Claude Code writes it: no prompt with it would ever be found cached.
+/// Beginning of a system text with a hash of the request, as Claude Code writes it. No prompt with
+/// such a hash would ever be found cached.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// Fields that a chat has too, with its name for each. Their values are for the engine to judge.
+/// Fields that a chat has too, with its name for each. The engine judges their values.
 const SAME_FIELDS: [(&str, &str); 9] = [
     ("model", "model"),
     ("stop_sequences", "stop"),
@@ -21,8 +22,10 @@ const SAME_FIELDS: [(&str, &str); 9] = [
     ("watermarking", "watermarking"),
 ];
 
-/// Fields that ask for something that a message's answer has only where its engine makes it, or that no engine does. The others that Anthropic
-/// has are about its own service (where and how fast it computes, what it stores and bills), and engines drop them too.
+/// Fields that ask for something only some engines' message answers have, or none.
+///
+/// Anthropic's other fields concern its own service (where and how fast it computes, what it stores
+/// and bills), and engines drop them too.
 const LOST_FIELDS: [(&str, &str); 5] = [
     ("kv_transfer_params", USE_PYTHON),
     ("ec_transfer_params", USE_PYTHON),
@@ -31,7 +34,7 @@ const LOST_FIELDS: [(&str, &str); 5] = [
     ("top_logprobs", "messages have no log probabilities: ask for a chat completion"),
 ];
 
-/// What is read of a request; `SAME_FIELDS` are among the rest.
+/// The fields of a request. `SAME_FIELDS` are in `rest`.
 #[derive(Debug, Deserialize)]
 struct MessagesRequest {
     messages: Vec<Message>,
@@ -83,7 +86,7 @@ enum Block {
     Thinking {
         thinking: String,
     },
-    /// Nobody but Anthropic can read it.
+    /// Only Anthropic can read redacted thinking.
     RedactedThinking {},
     ToolUse {
         id: String,
@@ -134,7 +137,7 @@ enum OutputFormat {
     JsonSchema { schema: Value },
 }
 
-/// One that the client runs itself. Those that Anthropic runs have no schema.
+/// A tool that the client runs itself. Tools that Anthropic runs have no schema.
 #[derive(Debug, Deserialize)]
 struct ClientTool {
     name: String,
@@ -161,10 +164,11 @@ enum WhichTool {
     Tool { name: String },
 }
 
-/// The body of a chat for a body of `/v1/messages`, and whether its answer is a stream.
+/// The body of a chat for a body of `/v1/messages`, and whether its answer streams.
 ///
 /// # Errors
-/// When it is none, or asks for what no engine does; in words for the client.
+/// If the body is no such request, or asks for something that no engine does; in words for the
+/// client.
 pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, bool), String> {
     let request = parse(body)?;
     let most = request.max_tokens.filter(|most| *most > 0).ok_or("max_tokens is needed, and at least 1")?;
@@ -187,7 +191,7 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, bool), String
 /// The body of a request to `/tokenize` for one of `/v1/messages/count_tokens`.
 ///
 /// # Errors
-/// As above.
+/// As for [`chat_request`].
 pub(in crate::edge) fn count_request(body: &[u8]) -> Result<Value, String> {
     let mut chat = parse(body)?.into_chat()?;
     chat.retain(|name, _| matches!(name.as_str(), "model" | "messages" | "tools" | "chat_template_kwargs"));
@@ -204,7 +208,7 @@ fn parse(body: &[u8]) -> Result<MessagesRequest, String> {
 }
 
 impl MessagesRequest {
-    /// What counting and generating have in common.
+    /// The chat fields that counting and generating share.
     fn into_chat(mut self) -> Result<Map<String, Value>, String> {
         let mut chat = Map::new();
         for (name, chats) in SAME_FIELDS {
@@ -213,7 +217,7 @@ impl MessagesRequest {
             }
         }
         let mut messages = Vec::new();
-        // Many templates take a system prompt at the beginning only, so what comes later goes there too.
+        // Many templates accept a system prompt only at the beginning, so later ones go there too.
         let mut system = self.system.as_ref().map(system_text).transpose()?.unwrap_or_default();
         for message in self.messages {
             match message.role {
@@ -229,7 +233,7 @@ impl MessagesRequest {
             Some(Thinking::Enabled { budget_tokens }) => {
                 chat.insert("thinking_token_budget".to_owned(), budget_tokens.into());
             }
-            // Templates call it by one name or the other, and drop what they do not know.
+            // Templates call the option by one name or the other, and drop unknown names.
             Some(Thinking::Disabled {}) => {
                 let options = chat.entry("chat_template_kwargs").or_insert_with(|| json!({}));
                 if let Value::Object(options) = options {
@@ -289,7 +293,7 @@ impl WhichTool {
     }
 }
 
-/// The parts of a content, of which a text is one.
+/// The parts of a content. A plain text is one part.
 fn blocks(content: Value) -> Result<Vec<Block>, String> {
     match content {
         Value::String(text) => Ok(vec![Block::Text { text }]),
@@ -310,7 +314,7 @@ fn system_text(content: &Value) -> Result<String, String> {
     blocks(content.clone())?.into_iter().map(text).collect()
 }
 
-/// Adds what a message becomes: one for each tool's result, and one for the rest.
+/// Adds the chat messages for a message: one for each tool's result, and one for the rest.
 fn convert_message(role: MessageRole, content: Value, messages: &mut Vec<Value>) -> Result<(), String> {
     if let Value::String(text) = content {
         messages.push(json!({"role": role.as_str(), "content": text}));
@@ -344,7 +348,7 @@ fn convert_message(role: MessageRole, content: Value, messages: &mut Vec<Value>)
         return Ok(());
     }
     let mut message = json!({"role": "assistant"});
-    // One without either is refused by engines.
+    // Engines refuse a message with neither content nor calls.
     if !parts.is_empty() || calls.is_empty() {
         message["content"] = join_parts(parts);
     }
@@ -358,7 +362,7 @@ fn convert_message(role: MessageRole, content: Value, messages: &mut Vec<Value>)
     Ok(())
 }
 
-/// Parts as a content: a text alone is no list.
+/// Parts as a content. A single text is not wrapped in a list.
 fn join_parts(mut parts: Vec<Value>) -> Value {
     match &mut parts[..] {
         [] => "".into(),
@@ -367,7 +371,7 @@ fn join_parts(mut parts: Vec<Value>) -> Value {
     }
 }
 
-/// The texts that a tool has given, and its images.
+/// The texts and images of a tool's result.
 fn result_content(content: Option<Value>) -> Result<(String, Vec<Value>), String> {
     let (mut texts, mut images) = (Vec::new(), Vec::new());
     for block in content.filter(|content| !content.is_null()).map_or_else(|| Ok(Vec::new()), blocks)? {

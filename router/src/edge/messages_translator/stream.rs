@@ -1,4 +1,4 @@
-//! Chunks of an engine's answer as the events of a message.
+//! Translates chunks of an engine's answer to the events of a message.
 
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -9,18 +9,19 @@ use crate::edge::translation::{
 };
 use crate::sse::Dialect;
 
-/// Text that came while a call was told, and a call's arguments.
+/// Most bytes of text held during a call, and of a call's arguments.
 const MAX_HELD_BYTES: usize = 4 * 1024 * 1024;
 
-/// Tells chunks as events. A message's blocks come one after the other, and each is closed before the next one begins.
+/// Translates chunks to events. A message's blocks follow each other, and each is closed before the
+/// next one begins.
 #[derive(Debug, Default)]
 pub(in crate::edge) struct MessagesTranslator {
     /// The message's id, once it has begun.
     id: Option<String>,
-    /// Blocks that have begun.
+    /// How many blocks have begun.
     block_count: usize,
     open_block: Option<OpenBlock>,
-    /// Text that came while a call was told, whose arguments may go on.
+    /// Text that came during a call, whose arguments may go on.
     held_text: String,
     has_call: bool,
     /// Arguments of the last call.
@@ -34,7 +35,7 @@ pub(in crate::edge) struct MessagesTranslator {
 enum OpenBlock {
     Thinking,
     Text,
-    /// The call that the engine gives this number.
+    /// The call with this number from the engine.
     ToolUse(usize),
 }
 
@@ -56,11 +57,12 @@ impl MessagesTranslator {
         self.open_block = Some(block);
     }
 
-    /// Closes the block that is open. What was held until then makes one of its own.
+    /// Closes the open block. Held text becomes a separate block.
     fn end_block(&mut self, output: &mut Vec<u8>) {
         let Some(open) = self.open_block.take() else { return };
         if open == OpenBlock::Thinking {
-            // Anthropic's are a proof that it has thought so itself. Clients want one.
+            // Anthropic's signatures prove that its model wrote the thinking. Clients want a
+            // signature.
             self.write_delta(&json!({"type": "signature_delta", "signature": self.id}), output);
         }
         write_event("content_block_stop", &json!({"type": "content_block_stop", "index": self.block_count - 1}), output);
@@ -113,7 +115,7 @@ impl MessagesTranslator {
         Ok(())
     }
 
-    /// More of a call.
+    /// Reads more of a call.
     fn read_tool_call(&mut self, call: ChunkToolCall, output: &mut Vec<u8>) -> Result<(), TranslationError> {
         let ChunkToolCall { index, id, function } = call;
         let is_open = self.open_block == Some(OpenBlock::ToolUse(index));

@@ -15,7 +15,7 @@ fn chat(more: Value) -> Value {
     chat_request(body.to_string().as_bytes()).unwrap_or_else(|error| panic!("{error}: {body}")).0
 }
 
-/// What `more` adds to the chat.
+/// The fields that `more` adds to the chat.
 fn added(more: Value) -> Value {
     let mut chat = chat(more);
     for plain in ["model", "max_tokens", "messages"] {
@@ -238,7 +238,7 @@ const STREAM: &str = concat!(
     "\n\ndata: [DONE]\n\n",
 );
 
-/// Tells a stream that comes in these pieces; what is told, and why no more.
+/// Translates a stream in these pieces. Returns the output, and the error that ended it.
 fn told_of(pieces: &[&[u8]]) -> (String, Option<TranslationError>) {
     let now = ArrivalTime { instant: Instant::now(), time: SystemTime::UNIX_EPOCH };
     let mut translation = StreamTranslation::new(MessagesTranslator::default());
@@ -262,7 +262,8 @@ fn events(told: &str) -> Vec<Value> {
     told.split_terminator("\n\n").map(event).collect()
 }
 
-/// Fails unless clients can read these events: one start, blocks one after the other and each closed, nothing after the end. A ping may be anywhere.
+/// Fails unless clients can read these events: one start, blocks in sequence and each closed,
+/// nothing after the end. A ping may be anywhere.
 fn assert_valid(events: &[Value]) {
     let (mut open, mut blocks, mut ended) = (None, 0, false);
     for (position, event) in events.iter().filter(|event| event["type"] != "ping").enumerate() {

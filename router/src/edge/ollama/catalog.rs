@@ -1,4 +1,4 @@
-//! Which models there are, told as Ollama does: its lists, and the names it knows them by.
+//! The fleet's models in Ollama's terms: its lists, and the names it uses.
 
 use std::time::{Duration, SystemTime};
 
@@ -23,7 +23,7 @@ const API_VERSION: &str = "0.12.11";
 /// The expiry of a model that is never unloaded, in a form that every client can parse.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
-/// What Ollama's clients add to a name without a tag.
+/// The suffix that Ollama's clients add to a name without a tag.
 const LATEST_TAG: &str = ":latest";
 
 /// `/api/version`.
@@ -38,7 +38,7 @@ struct CatalogCard {
     max_model_len: Option<u64>,
 }
 
-/// What is known of a model; Ollama's fields for the rest stay empty.
+/// The known facts of a model. Ollama's fields for the rest stay empty.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct CatalogModel {
     name: String,
@@ -108,8 +108,8 @@ impl CatalogModel {
         })
     }
 
-    /// Answers `/api/show`. Clients look for a model's context length only under the name of its
-    /// architecture, which engines do not tell; it stands under the engine's.
+    /// The answer to `/api/show`. Clients look for a model's context length only under the name of
+    /// its architecture, which engines do not report; the length is under the engine's name.
     pub(super) fn show_answer(&self) -> Value {
         let mut info =
             Map::from_iter([("general.architecture".to_owned(), json!("vllm")), ("general.basename".to_owned(), json!(self.name))]);
@@ -132,15 +132,15 @@ impl CatalogModel {
 pub(super) struct EngineFlags<'a>(pub(super) &'a [String]);
 
 impl<'a> EngineFlags<'a> {
-    /// A flag's value: the next word, or what follows `=`.
+    /// A flag's value: the next word, or the text behind `=`.
     fn value(self, name: &str) -> Option<&'a str> {
         let behind = |flag: &'a String| flag.strip_prefix(name)?.strip_prefix('=');
         let next = || self.0.windows(2).find(|pair| pair[0] == name).map(|pair| pair[1].as_str());
         self.0.iter().find_map(behind).or_else(next)
     }
 
-    /// What a model can do, as far as its engine's flags tell; they do not tell whether it sees
-    /// images.
+    /// A model's capabilities, as far as its engine's flags show them. They do not show whether it
+    /// sees images.
     pub(super) fn capabilities(self) -> Vec<&'static str> {
         let pools = self.value("--runner") == Some("pooling") || matches!(self.value("--convert"), Some("embed" | "classify" | "reward"));
         if pools {
@@ -172,7 +172,7 @@ impl Edge {
         json!({"models": self.list_catalog(caller).iter().map(CatalogModel::tags_entry).collect::<Vec<_>>()})
     }
 
-    /// `/api/ps`: those that are served now.
+    /// `/api/ps`: the models that are served now.
     pub(super) fn list_running(&self, caller: &Caller) -> Value {
         let running = self.list_catalog(caller).into_iter().filter(|known| known.is_ready);
         json!({"models": running.map(|known| known.ps_entry()).collect::<Vec<_>>()})
@@ -226,7 +226,7 @@ impl Edge {
         resolve(name, view.models().into_iter().map(|model| model.id.as_str()))
     }
 
-    /// The longest context that a model takes, as far as it is known.
+    /// The longest context that a model takes, if known.
     pub(super) fn longest_context(&self, name: &str) -> Option<u64> {
         let view = self.dispatch.fleet.view();
         let model = view.models().into_iter().find(|model| model.id == name)?;

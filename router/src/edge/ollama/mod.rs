@@ -1,4 +1,5 @@
-//! Ollama's API: what its clients ask becomes a request for an engine, goes the way of every other, and the answer is told in their form.
+//! Ollama's API: translates clients' requests for an engine, dispatches them like all others, and
+//! translates the answers back.
 
 mod catalog;
 
@@ -23,7 +24,7 @@ use crate::inbound::{Edge, Explanation, InboundRequest, Prepared, Rejection, hea
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
 
-/// Some clients look for this at `/` before they go on.
+/// The page at `/`. Some clients look for it before they go on.
 const ROOT_PAGE: &str = "Hostler is running. To clients of its API, Ollama is running.\n";
 
 pub(super) fn is_ollama_path(path: &str) -> bool {
@@ -41,12 +42,12 @@ pub(super) fn translate_error(response: Response<EdgeBody>) -> Response<EdgeBody
     })
 }
 
-/// Whether what is there would change a replica behind the back of all routers.
+/// Whether a route at this path would change a replica behind the back of all routers.
 fn is_operators_path(path: &str) -> bool {
     matches!(path, "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete") || path.starts_with("/api/blobs/")
 }
 
-/// Refuses what Hostler does not do, or not with this method.
+/// Refuses a request that Hostler does not support, or not with this method.
 fn refuse_path(path: &str) -> Response<EdgeBody> {
     match path {
         "/" | "/api/version" | "/api/tags" | "/api/ps" => method_not_allowed("GET, HEAD"),
@@ -60,7 +61,7 @@ struct OllamaReading {
     model: String,
     route: OllamaRoute,
     is_stream: bool,
-    /// `None` where the client only wants its model loaded.
+    /// `None` if the client only wants its model loaded.
     prepared: Option<Prepared>,
 }
 
@@ -91,7 +92,7 @@ impl Edge {
         }
     }
 
-    /// Has an engine answer, and translates the answer into Ollama's form.
+    /// Has an engine answer, and translates the answer to Ollama's form.
     async fn proxy_translated(
         self: &Arc<Self>,
         form: OllamaRoute,

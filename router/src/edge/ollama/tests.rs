@@ -21,7 +21,7 @@ fn refused(form: OllamaRoute, body: &Value) -> String {
     OllamaRequest::parse(form, body.to_string().as_bytes()).expect_err("it cannot be done")
 }
 
-/// What `more` adds to a plain chat request that does not stream.
+/// The fields that `more` adds to a plain chat request that does not stream.
 fn added(more: Value) -> Value {
     let mut body = json!({"model": "m", "stream": false, "messages": [{"role": "user", "content": "hi"}]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -55,13 +55,13 @@ fn options_become_the_engines_sampling_parameters() {
             json!({"repetition_penalty": 1.1, "presence_penalty": 0.25, "frequency_penalty": -0.5}),
         ),
         (json!({"seed": 42, "stop": ["a", "b"], "num_predict": 10}), json!({"seed": 42, "stop": ["a", "b"], "max_tokens": 10})),
-        // From languages with one kind of number.
+        // Some languages have only one kind of number.
         (json!({"seed": 42.0, "top_k": 40.0, "num_predict": 10.0}), json!({"seed": 42, "top_k": 40, "max_tokens": 10})),
-        // No limit.
+        // No limit is set.
         (json!({"num_predict": -1}), json!({})),
         (json!({"num_predict": -2}), json!({})),
         (json!({"num_predict": 0}), json!({})),
-        // How a model is loaded is not up to a request.
+        // A request cannot change how a model is loaded.
         (json!({"num_ctx": 8192, "num_gpu": 1, "mirostat": 2, "repeat_last_n": 64, "unknown": {}}), json!({})),
         (json!({"temperature": null, "num_predict": null, "stop": []}), json!({})),
     ] {
@@ -274,7 +274,7 @@ fn the_latest_tag_is_optional_unless_the_fleet_distinguishes_it() {
     assert_eq!(resolve("tiny:latest", &["tiny", "tiny:latest"]), "tiny:latest");
     assert_eq!(resolve("tiny", &["tiny:latest"]), "tiny:latest");
     assert_eq!(resolve("org/tiny:latest", &["org/tiny"]), "org/tiny");
-    // The fleet's refusal then repeats what the client said.
+    // The fleet's refusal then repeats the client's name.
     assert_eq!(resolve("none:latest", &["tiny"]), "none:latest");
     assert_eq!(resolve("tiny:7b", &["tiny"]), "tiny:7b");
 }

@@ -1,4 +1,5 @@
-//! What an engine answers, and how it is told to a client of Ollama's API: one JSON object for a whole answer, or one a line.
+//! Translates an engine's answer for a client of Ollama's API: one JSON object for a whole answer,
+//! or one per line of a stream.
 
 use std::time::{Duration, SystemTime};
 
@@ -28,8 +29,8 @@ impl OllamaToolCall {
     /// A complete call.
     ///
     /// # Errors
-    /// When its arguments are no JSON object, which clients expect: the model was cut short, or
-    /// wrote nonsense.
+    /// If its arguments are no JSON object, which clients expect: the model was cut short, or wrote
+    /// nonsense.
     pub(in crate::edge) fn new(index: usize, id: Option<String>, name: String, arguments: &str) -> Result<Self, String> {
         let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
         match serde_json::from_str(arguments) {
@@ -63,9 +64,9 @@ pub(in crate::edge) struct AnswerEnd<'a> {
 pub(in crate::edge) struct AnswerTimings {
     /// From the request to the end of its answer.
     pub(in crate::edge) total: Duration,
-    /// From the request to the first token; unknown where the answer came as one piece.
+    /// From the request to the first token; unknown if the answer came as one piece.
     pub(in crate::edge) prompt: Option<Duration>,
-    /// From the first token to the end; the whole time where the answer came as one piece.
+    /// From the first token to the end; the whole time if the answer came as one piece.
     pub(in crate::edge) answer: Duration,
 }
 

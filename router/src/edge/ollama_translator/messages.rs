@@ -1,5 +1,5 @@
-//! Messages of a chat from Ollama's form into the engine's: images become parts of the content, and tool calls get the ids that Ollama's
-//! do without.
+//! Translates chat messages from Ollama's form to the engine's. Images become parts of the content,
+//! and tool calls get ids, which Ollama's lack.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,8 +37,8 @@ struct PendingToolCall {
     name: String,
 }
 
-/// The calls of a turn whose results have not come yet, each with its place among them. A turn may
-/// have as many as a body has room for, so none is looked for one by one.
+/// The calls of a turn whose results have not come yet, by position. A turn may have as many as a
+/// body has room for, so lookups must not be linear.
 #[derive(Default)]
 struct PendingToolCalls {
     calls: BTreeMap<usize, PendingToolCall>,
@@ -72,9 +72,10 @@ fn first_place(calls: &BTreeSet<(String, usize)>, text: &str) -> Option<usize> {
     (found == text).then_some(*place)
 }
 
-/// Hands out ids of calls. They depend on the position alone, so that each turn of a chat repeats
-/// the prompt of the one before and finds it cached. Nine letters and digits are what the strictest
-/// templates, Mistral's, accept.
+/// Generates ids of calls.
+///
+/// Ids depend on the position alone, so each turn of a chat repeats the prompt of the previous one
+/// and finds it cached. The strictest templates, Mistral's, accept nine letters and digits.
 #[derive(Default)]
 struct ToolCallIds(usize);
 
@@ -88,7 +89,7 @@ impl ToolCallIds {
 /// The messages in the engine's form.
 ///
 /// # Errors
-/// When an image is not base64.
+/// If an image is not base64.
 pub(super) fn to_openai_messages(messages: Vec<ChatMessage>) -> Result<Vec<Value>, String> {
     let mut ids = ToolCallIds::default();
     let mut open = PendingToolCalls::default();
@@ -133,7 +134,7 @@ fn to_openai_message(message: ChatMessage, ids: &mut ToolCallIds, open: &mut Pen
 /// The content of a message: a text alone, or images and their text.
 ///
 /// # Errors
-/// When an image is not base64.
+/// If an image is not base64.
 pub(super) fn content_with_images(text: String, images: Vec<String>) -> Result<Value, String> {
     if images.is_empty() {
         return Ok(text.into());
@@ -155,7 +156,7 @@ fn image_part(image: &str) -> Result<Value, String> {
     Ok(json!({"type": "image_url", "image_url": {"url": url}}))
 }
 
-/// The media type by the first bytes of a file, read through its base64.
+/// The media type from the first bytes of a file, read through its base64.
 fn media_type(base64: &str) -> &'static str {
     match base64 {
         _ if base64.starts_with("/9j/") => "image/jpeg",
@@ -163,7 +164,7 @@ fn media_type(base64: &str) -> &'static str {
         _ if base64.starts_with("R0lGOD") => "image/gif",
         _ if base64.starts_with("UklGR") => "image/webp",
         _ if base64.starts_with("Qk") => "image/bmp",
-        // The engine detects it itself.
+        // The engine detects the type itself.
         _ => "application/octet-stream",
     }
 }

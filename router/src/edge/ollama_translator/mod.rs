@@ -1,4 +1,4 @@
-//! What clients of Ollama's API ask, as a request for an engine; and the engine's answer in their form.
+//! Translates requests of Ollama's API for an engine, and the engine's answers back.
 
 mod answer;
 mod messages;

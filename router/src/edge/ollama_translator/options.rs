@@ -1,10 +1,10 @@
-//! Ollama's `options`, `format` and `think` as the fields of an engine's request.
+//! Translates Ollama's `options`, `format` and `think` to fields of an engine's request.
 
 use serde_json::{Map, Value, json};
 
-/// Options that have the same meaning in both APIs, with the engine's name for each. Ollama's
-/// others (`num_ctx`, `num_gpu`, `mirostat`, …) say how a model is loaded or what its own sampler
-/// does, and are ignored.
+/// Options with the same meaning in both APIs, and the engine's name for each. Ollama's others
+/// (`num_ctx`, `num_gpu`, `mirostat`, …) concern how a model is loaded or its own sampler, and are
+/// ignored.
 const SAMPLING_OPTIONS: [(&str, &str); 9] = [
     ("temperature", "temperature"),
     ("top_k", "top_k"),
@@ -20,7 +20,7 @@ const SAMPLING_OPTIONS: [(&str, &str); 9] = [
 /// Adds the sampling options to `request`. The engine judges their values.
 ///
 /// # Errors
-/// When `num_predict` is no number: an answer's limit must not be lost silently.
+/// If `num_predict` is no number: an answer's limit must not be lost silently.
 pub(super) fn add_sampling(options: &Map<String, Value>, request: &mut Map<String, Value>) -> Result<(), String> {
     for (name, engines) in SAMPLING_OPTIONS {
         match options.get(name) {
@@ -31,7 +31,7 @@ pub(super) fn add_sampling(options: &Map<String, Value>, request: &mut Map<Strin
             }
         }
     }
-    // Negative means as many as fit (-2) or as the model likes (-1), and so does 0.
+    // -2 means as many as fit, -1 as the model likes, and so does 0.
     match options.get("num_predict") {
         None | Some(Value::Null) => {}
         Some(value) => match to_integer(value) {
@@ -45,8 +45,8 @@ pub(super) fn add_sampling(options: &Map<String, Value>, request: &mut Map<Strin
     Ok(())
 }
 
-/// Clients in languages with one kind of number write integers as `40.0`, which not every front-end
-/// accepts.
+/// Reads an integer. Clients in languages with one kind of number write `40.0`, which not every
+/// front-end accepts.
 fn to_integer(value: &Value) -> Option<i64> {
     // Below 2^53 a float names every whole number exactly.
     const EXACT: f64 = 9_007_199_254_740_992.0;
@@ -58,7 +58,7 @@ fn to_integer(value: &Value) -> Option<i64> {
 /// Adds the form of the answer: any JSON, or JSON of a schema.
 ///
 /// # Errors
-/// When it is neither.
+/// If `format` is neither.
 pub(super) fn add_format(format: Option<&Value>, request: &mut Map<String, Value>) -> Result<(), String> {
     let format = match format {
         None | Some(Value::Null) => return Ok(()),
@@ -74,11 +74,12 @@ pub(super) fn add_format(format: Option<&Value>, request: &mut Map<String, Value
 /// Adds whether, or how much, the model thinks before it answers.
 ///
 /// # Errors
-/// When it is neither a boolean nor one of the levels.
+/// If `think` is neither a boolean nor one of the levels.
 pub(super) fn add_thinking(think: Option<&Value>, request: &mut Map<String, Value>) -> Result<(), String> {
     match think {
         None | Some(Value::Null) => {}
-        // Templates use one name or the other; an engine ignores what its template does not know.
+        // Templates use one name or the other; an engine ignores names that its template does not
+        // know.
         Some(Value::Bool(thinks)) => {
             request.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": thinks, "thinking": thinks}));
         }

@@ -1,4 +1,4 @@
-//! What a client of Ollama's API asks, as a request for an engine.
+//! Translates a request of Ollama's API for an engine.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -13,13 +13,13 @@ const EMBEDDINGS: &str = "/v1/embeddings";
 /// The route, which decides the form of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::edge) enum OllamaRoute {
-    /// As a message: `/api/chat`.
+    /// `/api/chat`, answered with a message.
     Chat,
-    /// As text: `/api/generate`.
+    /// `/api/generate`, answered with text.
     Generate,
-    /// As vectors: `/api/embed`.
+    /// `/api/embed`, answered with vectors.
     Embed,
-    /// As one vector: `/api/embeddings`.
+    /// `/api/embeddings`, answered with one vector.
     Embedding,
 }
 
@@ -27,9 +27,9 @@ pub(in crate::edge) enum OllamaRoute {
 pub(in crate::edge) struct OllamaRequest {
     pub(in crate::edge) model: String,
     pub(in crate::edge) route: OllamaRoute,
-    /// Whether the answer is to come line by line.
+    /// Whether the answer must come line by line.
     pub(in crate::edge) is_stream: bool,
-    /// What the engine is asked; `None` where the client only wants its model loaded.
+    /// The request for the engine; `None` if the client only wants its model loaded.
     pub(in crate::edge) engine_request: Option<OpenAiRequest>,
 }
 
@@ -38,8 +38,8 @@ pub(in crate::edge) struct OllamaRequest {
 pub(in crate::edge) struct OpenAiRequest {
     pub(in crate::edge) path: &'static str,
     pub(in crate::edge) fields: Map<String, Value>,
-    /// The engine's default on this route is a few tokens, and the client wants as many as there
-    /// may be.
+    /// The engine's default on this route is a few tokens, but the client wants as many as
+    /// possible.
     pub(in crate::edge) needs_token_limit: bool,
 }
 
@@ -69,7 +69,7 @@ struct GenerationFields {
 }
 
 impl GenerationFields {
-    /// Whether the answer is to come line by line: yes, unless the client says no.
+    /// Whether the answer must come line by line, which is the default.
     fn is_stream(&self) -> bool {
         self.stream.unwrap_or(true)
     }
@@ -83,7 +83,7 @@ impl GenerationFields {
         add_format(self.format.as_ref(), fields)
     }
 
-    /// Adds what only a chat has.
+    /// Adds the fields that only a chat has.
     fn add_to_chat(&self, fields: &mut Map<String, Value>) -> Result<(), String> {
         self.add_to(fields)?;
         add_logprobs(self.logprobs, self.top_logprobs, fields);
@@ -222,7 +222,8 @@ impl OllamaEmbeddings {
     }
 }
 
-/// Too long a text is cut to what the model takes, unless the client forbids it.
+/// Builds a request for embeddings. A text that is too long is cut to the model's limit, unless the
+/// client forbids it.
 fn embeddings_request(texts: Vec<String>, truncate: Option<bool>) -> Option<OpenAiRequest> {
     if texts.is_empty() {
         return None;

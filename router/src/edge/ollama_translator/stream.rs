@@ -1,4 +1,4 @@
-//! Chunks of an engine's answer as lines of JSON for a client of Ollama's API.
+//! Translates chunks of an engine's answer to lines of JSON for a client of Ollama's API.
 
 use tokio::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::edge::translation::{
     ArrivalTime, ChunkChoice, ChunkMessage, ChunkToolCall, ChunkTranslator, ChunkUsage, CompletionChunk, TranslationError,
 };
 
-/// Bytes of arguments of all calls of an answer; they are sent when they are complete.
+/// Most bytes of arguments in all calls of an answer, which are sent when they are complete.
 const MAX_TOOL_CALL_BYTES: usize = 4 * 1024 * 1024;
 
 /// Turns chunks into lines.
@@ -81,7 +81,7 @@ impl OllamaTranslator {
         if bytes > MAX_TOOL_CALL_BYTES { Err(TranslationError("the model's calls of tools are too large".to_owned())) } else { Ok(()) }
     }
 
-    /// Tells the calls, which are complete now: clients read their arguments as objects.
+    /// Writes the calls, which are complete now: clients read their arguments as objects.
     fn write_tool_calls(&mut self, now: ArrivalTime, lines: &mut Vec<u8>) -> Result<(), TranslationError> {
         if self.tool_calls.is_empty() {
             return Ok(());
@@ -117,13 +117,13 @@ impl ChunkTranslator for OllamaTranslator {
         Ok(())
     }
 
-    /// A line that says so.
+    /// Writes an error line.
     fn write_error(&self, message: &str, lines: &mut Vec<u8>) {
         lines.extend_from_slice(error_body(message).to_string().as_bytes());
         lines.push(b'\n');
     }
 
-    /// Each line is an object with words of the answer, so there is nothing.
+    /// Writes nothing: each line is an object with words of the answer.
     fn write_keep_alive(&self, _lines: &mut Vec<u8>) {}
 }
 

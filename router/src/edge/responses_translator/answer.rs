@@ -1,4 +1,5 @@
-//! An engine's whole answer as a response, and what all responses repeat of their requests.
+//! Translates an engine's whole answer to a response, and keeps the request fields that responses
+//! repeat.
 
 use std::time::SystemTime;
 
@@ -7,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use crate::edge::translation::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
 
-/// Of what a response repeats. Each stream keeps it, and tells it three times.
+/// Most bytes of repeated fields. Each stream keeps them, and sends them three times.
 const MAX_REPEATED_BYTES: usize = 4 * 1024 * 1024;
 
-/// Fields of a response that are those of its request, with what stands there where that says nothing.
+/// Request fields that a response repeats, with their values if the request lacks them.
 fn repeated_fields() -> [(&'static str, Value); 16] {
     [
         ("instructions", Value::Null),
@@ -32,10 +33,10 @@ fn repeated_fields() -> [(&'static str, Value); 16] {
     ]
 }
 
-/// What a response repeats of its request.
+/// The fields of a request that its response repeats.
 #[derive(Debug, Clone)]
 pub(in crate::edge) struct ResponseFields {
-    /// As the text of an object, for values take many times the memory and a stream may last long.
+    /// The text of an object: parsed values take many times the memory, and a stream may last long.
     repeated: Bytes,
     /// The name that the client gives the response.
     id: Option<String>,
@@ -43,7 +44,7 @@ pub(in crate::edge) struct ResponseFields {
 
 impl ResponseFields {
     /// # Errors
-    /// When it is more than is kept of a request.
+    /// If the fields take more than the limit.
     pub(super) fn new(request: &Map<String, Value>) -> Result<Self, String> {
         let given = |name: &str| request.get(name).filter(|value| !value.is_null()).cloned();
         let mut fields: Map<String, Value> =
@@ -60,13 +61,13 @@ impl ResponseFields {
         Ok(Self { repeated: repeated.into(), id: given("request_id").and_then(|id| id.as_str().map(str::to_owned)) })
     }
 
-    /// Has the memory of what is repeated counted.
+    /// Counts the memory of the repeated fields.
     pub(in crate::edge) fn keep_in<E>(&mut self, count: impl FnOnce(Bytes) -> Result<Bytes, E>) -> Result<(), E> {
         self.repeated = count(std::mem::take(&mut self.repeated))?;
         Ok(())
     }
 
-    /// A response with these items, of which the engine says that it ended so; one without an end is in progress.
+    /// A response with these items, ended as the engine says. Without an `end` it is in progress.
     pub(super) fn response(&self, head: &ResponseHead, output: &[Value], end: Option<(&str, ChunkUsage)>) -> Value {
         let is_cut = end.is_some_and(|(finish, _)| finish == "length");
         let status = match end {
@@ -93,13 +94,13 @@ impl ResponseFields {
     }
 }
 
-/// What the engine says of an answer as a whole.
+/// The engine's statements about an answer as a whole.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ResponseHead {
-    /// The engine's own, without the word that tells chats from others.
+    /// The engine's own id, without the prefix that marks chats.
     pub(super) id: String,
     pub(super) model: String,
-    /// In seconds since 1970.
+    /// Seconds since 1970.
     pub(super) created_at: u64,
 }
 
@@ -113,7 +114,7 @@ impl ResponseHead {
         }
     }
 
-    /// The id of an item of this kind, the `index`th of the answer.
+    /// The id of the answer's `index`th item, of this kind.
     pub(super) fn item_id(&self, kind: &str, index: usize) -> String {
         format!("{kind}_{}_{index}", self.id)
     }
@@ -129,19 +130,19 @@ fn usage_of(usage: ChunkUsage) -> Value {
     })
 }
 
-/// An item with what the model has thought.
+/// An item with the model's reasoning.
 pub(super) fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
     let content = if text.is_empty() { json!([]) } else { json!([{"type": "reasoning_text", "text": text}]) };
     json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
 }
 
-/// An item with what it has said, which is one part or nothing yet.
+/// An item with the model's message, which has one part or none yet.
 pub(super) fn message_item(id: &str, part: Option<Value>, status: &str) -> Value {
     let content: Vec<Value> = part.into_iter().collect();
     json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
 }
 
-/// What was said, with the log probabilities of its tokens where they were asked for.
+/// The message's text, with the log probabilities of its tokens if they were asked for.
 pub(super) fn output_text(text: &str, logprobs: &[Value]) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
@@ -149,21 +150,21 @@ pub(super) fn output_text(text: &str, logprobs: &[Value]) -> Value {
 /// Log probabilities of tokens, which have the same form in both APIs.
 ///
 /// # Errors
-/// When they are no list.
+/// If they are no list.
 pub(super) fn token_logprobs(logprobs: Option<ChunkLogprobs>) -> Result<Vec<Value>, String> {
     let content = logprobs.and_then(|logprobs| logprobs.content);
     content.map_or_else(|| Ok(Vec::new()), |content| serde_json::from_str(content.get()).map_err(unreadable_answer))
 }
 
-/// An item with a function that it has called.
+/// An item with a function call.
 pub(super) fn call_item(id: &str, call_id: &str, name: &str, arguments: &str, status: &str) -> Value {
     json!({"id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments, "status": status})
 }
 
-/// An engine's whole answer to a chat as a response.
+/// Translates an engine's whole answer to a chat into a response.
 ///
 /// # Errors
-/// When it is none.
+/// If the body is no such answer.
 pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], now: SystemTime) -> Result<Vec<u8>, String> {
     let CompletionChunk { id, model, choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
     let ChunkChoice { message, logprobs, finish_reason, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;

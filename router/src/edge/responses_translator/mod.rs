@@ -1,4 +1,5 @@
-//! What clients of OpenAI's Responses API ask without the engine keeping anything, as a chat for an engine; and the engine's answer in their form.
+//! Translates requests of OpenAI's Responses API that keep nothing in the engine to chats, and the
+//! engine's answers back.
 
 mod answer;
 mod request;

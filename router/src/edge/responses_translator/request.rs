@@ -1,4 +1,4 @@
-//! A request of the Responses API as a chat.
+//! Translates a request of the Responses API to a chat.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::answer::ResponseFields;
 use crate::edge::translation::{USE_PYTHON, is_wanted};
 
-/// Fields that a chat has too, with its name for each. Their values are for the engine to judge.
+/// Fields that a chat has too, with its name for each. The engine judges their values.
 const SAME_FIELDS: [(&str, &str); 28] = [
     ("model", "model"),
     ("max_output_tokens", "max_tokens"),
@@ -42,7 +42,8 @@ const SAME_FIELDS: [(&str, &str); 28] = [
     ("session_id", "session_id"),
 ];
 
-/// Fields for what only an engine can do that keeps responses or runs tools itself, or whose answer says more than a chat's.
+/// Fields that need an engine which keeps responses, runs tools itself, or answers with more than a
+/// chat.
 const ENGINE_FIELDS: [&str; 8] = [
     "previous_response_id",
     "background",
@@ -54,13 +55,14 @@ const ENGINE_FIELDS: [&str; 8] = [
     "ec_transfer_params",
 ];
 
-/// Fields for what no engine does, whatever its front-end, and a client should know of.
+/// Fields for features that no engine has, whatever its front-end. A client should know so.
 const UNKNOWN_FIELDS: [&str; 2] = ["moderation", "context_management"];
 
-/// Asks for the log probabilities of what is said. What else can be included belongs to tools that engines run.
+/// Asks for the log probabilities of the answer's text. Other inclusions belong to tools that
+/// engines run.
 const INCLUDE_LOGPROBS: &str = "message.output_text.logprobs";
 
-/// One thing that was said, called or found.
+/// A message, call, result or thought.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Item {
@@ -106,7 +108,7 @@ impl ItemRole {
         match self {
             Self::User => "user",
             Self::Assistant => "assistant",
-            // Few templates know the other one.
+            // Few templates know the developer role.
             Self::System | Self::Developer => "system",
         }
     }
@@ -135,7 +137,8 @@ enum FunctionTool {
     Function { name: String, description: Option<Value>, parameters: Option<Value>, strict: Option<bool>, defer_loading: Option<bool> },
 }
 
-/// Whether a request speaks of a response that an engine keeps, or is to keep while nobody waits for it.
+/// Whether a request refers to a response that an engine keeps, or is to keep while nobody waits
+/// for it.
 pub(in crate::edge) fn needs_kept_responses(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct AnyFields<'a>(#[serde(borrow)] BTreeMap<Cow<'a, str>, &'a RawValue>);
@@ -147,15 +150,17 @@ pub(in crate::edge) fn needs_kept_responses(body: &[u8]) -> bool {
         || fields.get("store").is_some_and(|store| store.get() == "true")
 }
 
-/// The first of these that a request asks for.
+/// The first of these fields that a request asks for.
 fn wanted<'a>(fields: &Map<String, Value>, names: &[&'a str]) -> Option<&'a str> {
     names.iter().copied().find(|name| fields.get(*name).is_some_and(is_wanted))
 }
 
-/// The body of a chat for a body of `/v1/responses`, what the answer repeats of the request, and whether it is a stream.
+/// The body of a chat for a body of `/v1/responses`, the fields that its answer repeats, and
+/// whether it streams.
 ///
 /// # Errors
-/// When it is none, or asks for what a chat cannot do; in words for the client.
+/// If the body is no such request, or asks for something that a chat cannot do; in words for the
+/// client.
 pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseFields, bool), String> {
     let mut fields: Map<String, Value> =
         serde_json::from_slice(body).map_err(|error| format!("the body is no request of the Responses API: {error}"))?;
@@ -191,7 +196,7 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseField
     if let Some(effort) = fields.get("reasoning").and_then(|reasoning| reasoning.get("effort")).filter(|effort| !effort.is_null()) {
         chat.insert("reasoning_effort".to_owned(), effort.clone());
     }
-    // As much of the end of the prompt as fits.
+    // Keep as much of the prompt's end as fits.
     if fields.get("truncation").is_some_and(|truncation| truncation == "auto") {
         chat.insert("truncate_prompt_tokens".to_owned(), (-1).into());
     }
@@ -203,7 +208,7 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseField
     Ok((chat.into(), repeated, streams))
 }
 
-/// Refuses what would be lost in a chat: what it cannot do, and what has not the form that is read here.
+/// Refuses fields that a chat would lose: unsupported ones, and those in an unreadable form.
 fn check_fields(fields: &Map<String, Value>) -> Result<(), String> {
     if let Some(field) = wanted(fields, &ENGINE_FIELDS) {
         return Err(format!("the engines of this model have a front-end that does not do `{field}`: {USE_PYTHON}"));
@@ -238,7 +243,7 @@ fn add_tools(fields: &Map<String, Value>, chat: &mut Map<String, Value>) -> Resu
     Ok(())
 }
 
-/// Engines count alternatives only where log probabilities are asked for.
+/// Asks for log probabilities. Engines count alternatives only together with them.
 fn add_logprobs(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
     let included = fields.get("include").and_then(Value::as_array);
     if included.is_some_and(|included| included.iter().any(|what| what == INCLUDE_LOGPROBS)) {
@@ -249,7 +254,7 @@ fn add_logprobs(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
     }
 }
 
-/// Whether the model is to go on with what it has begun to say or think.
+/// Whether the model must continue the text or reasoning of this item.
 fn is_partial(item: &Value) -> bool {
     let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
     let status = item.get("status").and_then(Value::as_str);
@@ -259,7 +264,7 @@ fn is_partial(item: &Value) -> bool {
 fn chat_tool(tool: &Value) -> Result<Value, String> {
     let FunctionTool::Function { name, description, parameters, strict, defer_loading } = FunctionTool::deserialize(tool)
         .map_err(|error| format!("a tool cannot be understood ({error}); for tools that engines run themselves {USE_PYTHON}"))?;
-    // The Rust front-end wants parameters of every function.
+    // The Rust front-end requires parameters for every function.
     let parameters = parameters.filter(|parameters| !parameters.is_null()).unwrap_or_else(|| json!({"type": "object", "properties": {}}));
     let mut function = json!({"name": name, "parameters": parameters});
     let flags = [("strict", strict.map(Value::from)), ("defer_loading", defer_loading.map(Value::from))];
@@ -296,7 +301,7 @@ fn add_format(format: &Value, chat: &mut Map<String, Value>) -> Result<(), Strin
     Ok(())
 }
 
-/// Adds an item to the messages. What a model has thought, said and called in one turn is one message.
+/// Adds an item to the messages. A model's reasoning, text and calls in one turn are one message.
 fn add_item(mut item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
     if let Value::Object(fields) = &mut item {
         fields.entry("type").or_insert_with(|| "message".into());
@@ -336,7 +341,7 @@ fn add_item(mut item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
     Ok(())
 }
 
-/// The model's turn that the messages end with, or a new one where that has one of these already.
+/// The model's turn at the end of the messages, or a new one if that turn has one of these fields.
 fn turn_without<'a>(messages: &'a mut Vec<Value>, fields: &[&str]) -> &'a mut Value {
     let goes_on = |turn: &Value| turn["role"] == "assistant" && fields.iter().all(|field| turn.get(field).is_none());
     if !messages.last().is_some_and(goes_on) {
@@ -345,7 +350,7 @@ fn turn_without<'a>(messages: &'a mut Vec<Value>, fields: &[&str]) -> &'a mut Va
     messages.last_mut().expect("one was just added")
 }
 
-/// A content as a chat has it: a text alone is no list.
+/// A chat's content. A single text is not wrapped in a list.
 fn message_content(content: Value) -> Result<Value, String> {
     let Value::Array(parts) = content else {
         return if content.is_string() { Ok(content) } else { Err("a content is a text or a list of parts".to_owned()) };

@@ -1,4 +1,4 @@
-//! Chunks of an engine's answer as the events of a response.
+//! Translates chunks of an engine's answer to the events of a response.
 
 use serde_json::{Value, json};
 
@@ -8,21 +8,22 @@ use crate::edge::translation::{
 };
 use crate::sse::Dialect;
 
-/// All that the answer has said so far: its last event repeats it.
+/// Most bytes of an answer so far, because its last event repeats all of it.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 
-/// Tells chunks as events. A response's items come one after the other, and each is closed before the next one begins.
+/// Translates chunks to events. A response's items follow each other, and each is closed before the
+/// next one begins.
 #[derive(Debug)]
 pub(in crate::edge) struct ResponsesTranslator {
     fields: ResponseFields,
-    /// Once the response has begun.
+    /// Set once the response has begun.
     head: Option<ResponseHead>,
-    /// Items that are closed.
+    /// Closed items.
     output: Vec<Value>,
     open_item: Option<OpenItem>,
-    /// Text that came while a call was told, whose arguments may go on.
+    /// Text that came during a call, whose arguments may go on.
     held_text: String,
-    /// Of tokens whose text has not come yet, or is held.
+    /// Log probabilities of tokens whose text has not come yet, or is held.
     held_logprobs: Vec<Value>,
     answer_bytes: usize,
     event_count: u64,
@@ -30,14 +31,14 @@ pub(in crate::edge) struct ResponsesTranslator {
     usage: ChunkUsage,
 }
 
-/// The item that the answer goes on with.
+/// The item that the answer continues.
 #[derive(Debug)]
 struct OpenItem {
     id: String,
     kind: ItemKind,
-    /// What it has said so far.
+    /// The item's text so far.
     text: String,
-    /// Those of the text's tokens, where they were asked for.
+    /// Log probabilities of the text's tokens, if they were asked for.
     logprobs: Vec<Value>,
 }
 
@@ -45,7 +46,7 @@ struct OpenItem {
 enum ItemKind {
     Reasoning,
     Message,
-    /// The call that the engine gives this number.
+    /// The call with this number from the engine.
     Call {
         index: usize,
         call_id: String,
@@ -63,7 +64,7 @@ impl OpenItem {
         }
     }
 
-    /// What it is made of; a call has no parts.
+    /// The item's part. A call has none.
     fn part(&self) -> Option<Value> {
         match self.kind {
             ItemKind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text})),
@@ -72,7 +73,7 @@ impl OpenItem {
         }
     }
 
-    /// The name of the events that tell of its text, without their last word.
+    /// The name of the events about the item's text, without their last word.
     fn event_name(&self) -> &'static str {
         match self.kind {
             ItemKind::Reasoning => "response.reasoning_text",
@@ -105,7 +106,7 @@ impl ResponsesTranslator {
         output.extend_from_slice(format!("event: {name}\ndata: {data}\n\n").as_bytes());
     }
 
-    /// An event about the open item.
+    /// Writes an event about the open item.
     fn write_item_event(&mut self, name: &str, mut data: Value, output: &mut Vec<u8>) {
         let Some(item) = &self.open_item else { return };
         data["item_id"] = item.id.as_str().into();
@@ -134,7 +135,7 @@ impl ResponsesTranslator {
         }
     }
 
-    /// Closes the item that is open. What was held until then makes one of its own.
+    /// Closes the open item. Held text becomes a separate item.
     fn end_item(&mut self, output: &mut Vec<u8>) {
         let Some(item) = &mut self.open_item else { return };
         if item.kind == ItemKind::Message {
@@ -161,7 +162,7 @@ impl ResponsesTranslator {
         }
     }
 
-    /// More of the open item.
+    /// Writes more of the open item.
     fn write_delta(&mut self, delta: &str, output: &mut Vec<u8>) {
         let Some(item) = &mut self.open_item else { return };
         item.text.push_str(delta);
@@ -176,7 +177,7 @@ impl ResponsesTranslator {
         self.write_item_event(&name, data, output);
     }
 
-    /// More of what is thought or said.
+    /// Writes more of the reasoning or the message.
     fn write_text(&mut self, kind: ItemKind, text: &str, output: &mut Vec<u8>) {
         if self.open_item.as_ref().is_none_or(|item| item.kind != kind) {
             self.begin_item(kind, output);
@@ -191,7 +192,7 @@ impl ResponsesTranslator {
         let (reasoning, content) = (text(reasoning), text(content));
         let logprob_bytes = logprobs.as_ref().and_then(|logprobs| logprobs.content.as_ref()).map_or(0, |content| content.get().len());
         self.count(reasoning.as_ref().map_or(0, String::len) + content.as_ref().map_or(0, String::len) + logprob_bytes)?;
-        // Those of thoughts and calls are told nowhere.
+        // Log probabilities of reasoning and calls have no place in a response.
         if reasoning.is_none() && tool_calls.is_none() {
             self.held_logprobs.append(&mut token_logprobs(logprobs).map_err(TranslationError)?);
         }
@@ -211,13 +212,13 @@ impl ResponsesTranslator {
         Ok(())
     }
 
-    /// More of a call.
+    /// Reads more of a call.
     fn read_tool_call(&mut self, call: ChunkToolCall, output: &mut Vec<u8>) -> Result<(), TranslationError> {
         let ChunkToolCall { index, id, function } = call;
         let is_open =
             |open: &Option<OpenItem>| matches!(open, Some(OpenItem { kind: ItemKind::Call { index: at, .. }, .. }) if *at == index);
         if let Some(name) = function.name.filter(|name| !name.is_empty() && !is_open(&self.open_item)) {
-            // First, so that the number of what comes is known.
+            // End the open item first, so that the next item's number is known.
             self.end_item(output);
             let made_up = || self.head.as_ref().map(|head| head.item_id("call", self.output.len())).unwrap_or_default();
             let call_id = id.unwrap_or_else(made_up);

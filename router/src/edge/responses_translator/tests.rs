@@ -18,7 +18,7 @@ fn chat(more: Value) -> Value {
     chat_request(&body(more)).unwrap().0
 }
 
-/// What `more` adds to the chat of a plain request.
+/// The fields that `more` adds to the chat of a plain request.
 fn added(more: Value) -> Value {
     let mut chat = chat(more);
     for plain in ["model", "messages"] {
@@ -229,7 +229,7 @@ fn log_probabilities_are_those_of_the_text() {
     let stream = [
         chunk(json!({"reasoning": "hm"}), &["hm"]),
         chunk(json!({"content": "It"}), &["It"]),
-        // Half a character.
+        // A character may come in two tokens.
         chunk(json!({"content": ""}), &["\u{fffd}"]),
         chunk(json!({"content": "é"}), &["é"]),
         self::chunk(&json!({}), Some("stop")),
@@ -253,7 +253,7 @@ fn a_response_has_the_id_given_by_its_client() {
     assert_eq!(told["id"], "mine");
 }
 
-/// Tells a stream that comes in these pieces; what is told, and why no more.
+/// Translates a stream in these pieces. Returns the output, and the error that ended it.
 fn told_of(pieces: &[&[u8]]) -> (String, Option<TranslationError>) {
     let now = ArrivalTime { instant: Instant::now(), time: SystemTime::UNIX_EPOCH };
     let mut translation = StreamTranslation::new(ResponsesTranslator::new(fields()));
@@ -277,8 +277,8 @@ fn events(told: &str) -> Vec<Value> {
     told.split_terminator("\n\n").map(event).collect()
 }
 
-/// Fails unless clients can read these events: numbered, items one after the other and each closed with what its deltas said, and at the end
-/// a response of these items.
+/// Fails unless clients can read these events. They are numbered, items follow each other, each is
+/// closed with the text of its deltas, and a response of these items ends the stream.
 fn assert_valid(events: &[Value]) {
     let (mut open, mut closed, mut text): (Option<Value>, Vec<Value>, String) = (None, Vec::new(), String::new());
     for (number, event) in events.iter().enumerate() {
@@ -321,7 +321,7 @@ fn chunk(delta: &Value, finish: Option<&str>) -> String {
     format!("data: {chunk}\n\n")
 }
 
-/// Thought, text, a call with a blank amid its arguments, another call, the end and the usage.
+/// Reasoning, text, a call with a blank amid its arguments, another call, the end and the usage.
 fn stream() -> String {
     let call = |index: usize, more: Value| {
         let mut call = json!({"index": index});

@@ -1,5 +1,8 @@
-//! Bodies of engines' answers that are translated. Like the relay that it reads from, a stream is polled by the client's connection, holds no
-//! more than one event, and ends cleanly only when the answer is whole: one that breaks says so, and then breaks.
+//! Translated bodies of engines' answers.
+//!
+//! Like the relay that it reads from, a stream is polled by the client's connection, holds no more
+//! than one event, and ends cleanly only if the answer is whole. A broken answer says so, and then
+//! breaks.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -17,10 +20,12 @@ use crate::dispatch::Relay;
 use crate::inbound::{Explanation, headers};
 use crate::placement::PlacementDecision;
 
-/// A whole answer longer than this is not translated. Embeddings are the largest: of two thousand texts they have some 100 MB in JSON.
+/// Longest whole answer that is translated. Embeddings are the largest: those of two thousand texts
+/// have about 100 MB in JSON.
 const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
-/// As long as the relay gives it: HTTP/2 throws away what is queued when a stream is reset.
+/// How long a failed answer may be flushed, as in the relay: HTTP/2 drops queued data when a stream
+/// is reset.
 const FLUSH_DELAY: Duration = Duration::from_millis(200);
 
 /// The body of a streamed answer.
@@ -34,7 +39,8 @@ pub(in crate::edge) struct TranslatedBody {
 #[derive(Debug)]
 enum TranslatedBodyState {
     Streaming,
-    /// The client was told that the answer failed; the connection gets a moment to send that, then breaks.
+    /// The client was told that the answer failed. The connection gets a moment to send that, then
+    /// breaks.
     Flushing(Pin<Box<Sleep>>, String),
     Ended,
 }
@@ -90,7 +96,8 @@ impl Body for TranslatedBody {
     }
 }
 
-/// The headers of an engine's answer without those that speak of its body, and whether that is an event stream.
+/// The headers of an engine's answer without those about its body, and whether the body is an event
+/// stream.
 pub(in crate::edge) fn translated_headers(
     engines: Vec<Header>,
     decision: &PlacementDecision,
@@ -105,7 +112,8 @@ pub(in crate::edge) fn translated_headers(
     (headers, is_stream)
 }
 
-/// All of an answer that is no stream. The relay sees to it that the engine does not pause for ever, and aborts when the client leaves.
+/// The whole body of an answer that is no stream. The relay ends the wait for a silent engine, and
+/// aborts when the client leaves.
 pub(in crate::edge) async fn collect_body(body: Box<Relay>) -> Result<Bytes, String> {
     match Limited::new(body, MAX_ANSWER_BYTES).collect().await {
         Ok(body) => Ok(body.to_bytes()),

@@ -1,11 +1,12 @@
-//! What engines answer to chats and completions, whole or a chunk of a stream, as far as other APIs tell it.
+//! Engines' answers to chats and completions, whole or as chunks of a stream, as far as other APIs
+//! use them.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// A chunk of an engine's stream, or all that it says.
+/// A chunk of an engine's stream, or its whole answer.
 #[derive(Debug, Default, Deserialize)]
 pub(in crate::edge) struct CompletionChunk {
     pub(in crate::edge) id: Option<String>,
@@ -18,27 +19,27 @@ pub(in crate::edge) struct CompletionChunk {
 
 #[derive(Debug, Default, Deserialize)]
 pub(in crate::edge) struct ChunkChoice {
-    /// What is new of a chat, or all of it.
+    /// The new part of a chat, or all of it.
     #[serde(alias = "delta")]
     pub(in crate::edge) message: Option<ChunkMessage>,
-    /// What is new of a completion, or all of it.
+    /// The new part of a completion, or all of it.
     pub(in crate::edge) text: Option<String>,
     pub(in crate::edge) logprobs: Option<ChunkLogprobs>,
     pub(in crate::edge) finish_reason: Option<String>,
-    /// The stop string at which it ended, or the number of such a token.
+    /// The stop string at which the answer ended, or the number of a stop token.
     pub(in crate::edge) stop_reason: Option<Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 pub(in crate::edge) struct ChunkMessage {
     pub(in crate::edge) content: Option<String>,
-    /// vLLM's name for it; the other one is what it and others once said.
+    /// vLLM's name for reasoning. `reasoning_content` is a former name, which others used too.
     #[serde(alias = "reasoning_content")]
     pub(in crate::edge) reasoning: Option<String>,
     pub(in crate::edge) tool_calls: Option<Vec<ChunkToolCall>>,
 }
 
-/// A tool's call, or what is new of it.
+/// A tool call, or the new part of one.
 #[derive(Debug, Default, Deserialize)]
 pub(in crate::edge) struct ChunkToolCall {
     #[serde(default)]
@@ -81,18 +82,18 @@ struct CompletionTokenDetails {
 }
 
 impl ChunkUsage {
-    /// Tokens of the prompt that were cached, where the engine says so.
+    /// Cached tokens of the prompt, if the engine reports them.
     pub(in crate::edge) fn cached_tokens(&self) -> Option<u64> {
         self.prompt_tokens_details?.cached_tokens
     }
 
-    /// Tokens of the answer that were reasoning, where the engine says so.
+    /// Reasoning tokens of the answer, if the engine reports them.
     pub(in crate::edge) fn reasoning_tokens(&self) -> Option<u64> {
         self.completion_tokens_details?.reasoning_tokens
     }
 }
 
-/// What a client is told of a whole answer that is no JSON.
+/// The client's message for a whole answer that is no JSON.
 pub(in crate::edge) fn unreadable_answer(error: serde_json::Error) -> String {
     format!("the engine's answer cannot be read: {error}")
 }

@@ -1,4 +1,5 @@
-//! What all translations between other APIs and the engines' share: the chunks of an answer, the stream and its body, and words about requests.
+//! The common parts of all translations between other APIs and the engines': the chunks of an
+//! answer, the stream and its body, and messages about requests.
 
 mod body;
 mod chunk;

@@ -1,8 +1,8 @@
-//! What requests of other APIs share on their way to become chats.
+//! The common parts of translating requests of other APIs to chats.
 
 use serde_json::Value;
 
-/// What to do about a request that only the routes themselves can answer.
+/// Advice for a request that only the routes themselves can answer.
 pub(in crate::edge) const USE_PYTHON: &str = "whoever runs the engines starts their agents with --front-end python";
 
 /// Whether a field asks for something.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Cuts bytes where it is told to.
+/// Cuts bytes at these places.
 pub(in crate::edge) fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
     let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
     cuts.extend([0, stream.len()]);
@@ -11,7 +11,7 @@ pub(in crate::edge) fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [
     cuts.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect()
 }
 
-/// The delta of a chunk with something of an answer.
+/// The delta of a chunk with some part of an answer.
 pub(in crate::edge) fn any_delta() -> impl Strategy<Value = Value> {
     let text = || "[a-z ]{0,3}";
     prop_oneof![

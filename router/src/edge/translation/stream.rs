@@ -1,4 +1,4 @@
-//! An engine's event stream on its way into another API's form, however its bytes are cut.
+//! Translates an engine's event stream to another API's form, however its bytes are cut.
 
 use std::time::SystemTime;
 
@@ -6,21 +6,22 @@ use tokio::time::Instant;
 
 use super::chunk::{CompletionChunk, error_message};
 
-/// An event longer than this ends the answer. The largest come with log-probabilities, and have some ten kilobytes.
+/// Longest event; a longer one ends the answer. The largest come with log probabilities, and have
+/// about ten kilobytes.
 const MAX_EVENT_BYTES: usize = 1024 * 1024;
 
-/// Why an answer cannot be told on; its client is told so, and its connection broken.
+/// Why an answer cannot be translated further. The client is told so, and its connection broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::edge) struct TranslationError(pub(in crate::edge) String);
 
 impl TranslationError {
-    /// There was no finish reason.
+    /// The error for an answer without a finish reason.
     pub(in crate::edge) fn incomplete() -> Self {
         Self("the engine ended the answer before it was complete".to_owned())
     }
 }
 
-/// When something came.
+/// When a piece came.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::edge) struct ArrivalTime {
     pub(in crate::edge) instant: Instant,
@@ -33,28 +34,29 @@ impl ArrivalTime {
     }
 }
 
-/// Tells chunks of an answer in the form of one API. What it writes is sent even where it then fails.
+/// Writes chunks of an answer in the form of one API. The output is sent even if a later step
+/// fails.
 pub(in crate::edge) trait ChunkTranslator: std::fmt::Debug + Send {
     /// Takes in a chunk.
     fn read_chunk(&mut self, chunk: CompletionChunk, now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError>;
 
-    /// Writes what ends the answer, or says that it is not whole.
+    /// Writes the end of the answer, or fails because the answer is not whole.
     fn finish(&mut self, now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError>;
 
-    /// Writes that there will be no more, and why.
+    /// Writes an error that ends the answer.
     fn write_error(&self, message: &str, output: &mut Vec<u8>);
 
-    /// Writes what keeps the client's connection alive, where its API has something that says nothing.
+    /// Writes a keep-alive for the client's connection, if the API has one without content.
     fn write_keep_alive(&self, output: &mut Vec<u8>);
 }
 
-/// One stream that is translated.
+/// The translation of one stream.
 #[derive(Debug)]
 pub(in crate::edge) struct StreamTranslation {
     translator: Box<dyn ChunkTranslator>,
-    /// The line of the event stream that has come so far.
+    /// The beginning of the event stream's current line.
     partial_line: Vec<u8>,
-    /// For the client.
+    /// Output for the client.
     output: Vec<u8>,
 }
 
@@ -63,10 +65,11 @@ impl StreamTranslation {
         Self { translator: Box::new(translator), partial_line: Vec::new(), output: Vec::new() }
     }
 
-    /// Takes in what was read and gives what is to be sent, which may be nothing.
+    /// Reads bytes and returns the output, which may be empty.
     ///
     /// # Errors
-    /// When the engine says that it failed, or what it says cannot be told. What came before can still be taken.
+    /// If the engine reports a failure, or its answer cannot be translated. Earlier output can
+    /// still be taken.
     pub(in crate::edge) fn push(&mut self, mut bytes: &[u8], now: ArrivalTime) -> Result<Vec<u8>, TranslationError> {
         while let Some(end) = memchr::memchr(b'\n', bytes) {
             if self.partial_line.is_empty() {
@@ -85,7 +88,7 @@ impl StreamTranslation {
         Ok(self.take_output())
     }
 
-    /// What is to be sent and was not taken yet.
+    /// The output that was not taken yet.
     pub(in crate::edge) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
@@ -93,22 +96,23 @@ impl StreamTranslation {
     /// The end of the answer, now that the stream has ended.
     ///
     /// # Errors
-    /// When the answer is not whole.
+    /// If the answer is not whole.
     pub(in crate::edge) fn finish(&mut self, now: ArrivalTime) -> Result<Vec<u8>, TranslationError> {
-        // An engine may leave out the last line's end.
+        // An engine may leave out the last line end.
         let rest = std::mem::take(&mut self.partial_line);
         self.read_line(&rest, now)?;
         self.translator.finish(now, &mut self.output)?;
         Ok(self.take_output())
     }
 
-    /// What was not taken yet, and that there will be no more.
+    /// The output that was not taken yet, followed by an error.
     pub(in crate::edge) fn fail(&mut self, message: &str) -> Vec<u8> {
         self.translator.write_error(message, &mut self.output);
         self.take_output()
     }
 
-    /// One line of the event stream. Engines write an event's data in one. They, and the relay, keep a silent stream alive by comments.
+    /// Reads one line of the event stream. Engines write an event's data in one line. Engines and
+    /// the relay keep a silent stream alive with comments.
     fn read_line(&mut self, line: &[u8], now: ArrivalTime) -> Result<(), TranslationError> {
         if line.starts_with(b":") {
             self.translator.write_keep_alive(&mut self.output);

@@ -11,7 +11,7 @@ use crate::fleet::tests::{attach, fleet, ready, report as fleet_report};
 use crate::fleet::{Replica, fleet_writer::ReplicaChange};
 use crate::lanes::Lane;
 
-/// A writer over a fleet of one node with two replicas, and what its agent is told.
+/// A writer over a fleet of one node with two replicas, and the messages to its agent.
 struct Fixture {
     fleet: Fleet,
     index: Arc<CacheIndex>,

@@ -77,7 +77,7 @@ fn a_status_never_exceeds_what_clients_accept() {
         serde_json::json!({"error": {"message": "é".repeat(100_000), "type": "t".repeat(1000), "param": "p".repeat(1000), "code": 400}});
     let status = engine_refusal(400, &[], error.to_string().as_bytes());
     assert!(status.message().len() < 1100 && status.message().ends_with('…'));
-    // As trailers: percent encoding may triple the message, base64 adds a third to the details.
+    // In trailers, percent encoding may triple the message, and base64 adds a third to the details.
     assert!(
         status.message().len() * 3 + status.details().len() * 4 / 3 < 8192,
         "{} and {}",

@@ -19,7 +19,7 @@ fn recorded(raw: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The events of a stream that comes in pieces of this size, and how it ended.
+/// The events of a stream in pieces of this size, and how it ended.
 fn told(body: &[u8], piece: usize) -> (Vec<Event>, Result<(), Status>) {
     let mut lines = SseDecoder::default();
     let mut translation =
@@ -134,8 +134,8 @@ fn an_endless_event_is_not_buffered_forever() {
     assert_eq!(lines.next_event().unwrap_err().code(), Code::Internal);
 }
 
-/// What a client makes of a stream: each text of a choice in all its pieces, its tokens, calls and end, and the usage. Calls are told without their ids, and
-/// log probabilities without their numbers.
+/// A client's view of a stream: each text of a choice in one piece, its tokens, calls and end, and
+/// the usage. Calls lack their ids, and log probabilities their numbers.
 fn understood(body: &str) -> Vec<(String, String)> {
     let (events, ended) = told(body.as_bytes(), 100);
     ended.unwrap();

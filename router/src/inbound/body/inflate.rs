@@ -1,4 +1,4 @@
-//! Undoes the compression of a request's body, up to a bound on what comes out and on how much more that is than what went in.
+//! Decompresses a request's body within bounds on the output and on its ratio to the input.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use flate2::write::{MultiGzDecoder, ZlibDecoder};
 /// megabyte or two.
 pub(super) const STEP_BYTES: usize = 2048;
 
-/// How many times larger a body may become. Text and token ids grow at most tenfold; a document of
+/// How many times larger a body may become. Text and token ids grow at most tenfold. A document of
 /// one repeated sentence grows more, which is why small bodies are exempt.
 pub(super) const MAX_RATIO: usize = 200;
 
@@ -25,7 +25,7 @@ pub(super) enum ContentCoding {
 }
 
 impl ContentCoding {
-    /// By its name in `Content-Encoding`.
+    /// Finds a coding by its name in `Content-Encoding`.
     pub(super) fn parse(name: &str) -> Option<Self> {
         match name {
             "gzip" | "x-gzip" => Some(Self::Gzip),
@@ -80,7 +80,7 @@ pub(super) struct Inflater {
 }
 
 impl Inflater {
-    /// At most `most` bytes may come out.
+    /// Creates an inflater with an output of at most `most` bytes.
     pub(super) fn new(coding: ContentCoding, most: usize) -> Self {
         let plain = BoundedOutput { bytes: Vec::new(), max_bytes: most };
         let decoder = match coding {

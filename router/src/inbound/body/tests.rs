@@ -39,7 +39,7 @@ fn all() -> BodyReservation {
     of(&BodyMemory::new(usize::MAX))
 }
 
-/// Releases its memory when it has been read.
+/// Reads a body, and releases its memory afterwards.
 async fn read_body<B>(config: &RouterConfig, mut room: BodyReservation, headers: &HeaderMap, body: B) -> Result<Bytes, BodyReadError>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -152,7 +152,8 @@ fn a_tenant_with_many_bodies_leaves_room_for_another() {
     let reading = BodyMemory::new(80 * PIECE_BYTES);
     let room = |tenant, bytes: usize| reading.reserve(QueueShare { tenant, weight: 1.0, bytes: bytes as u64 });
     let flood: Vec<BodyReservation> = std::iter::from_fn(|| room(1, 6 * PIECE_BYTES).ok()).collect();
-    // So many of the 70 pieces for large bodies that four times what is free is no more.
+    // The flood takes so many of the 70 pieces for large bodies that four times the free memory is
+    // no more.
     assert_eq!(flood.len(), 8);
     assert!(room(2, 6 * PIECE_BYTES).is_ok());
     drop(flood);
@@ -178,7 +179,7 @@ fn a_bodys_memory_is_passed_on_and_counted_once() {
     let reading = BodyMemory::new(10 * PIECE_BYTES);
     let share = |tenant, pieces: usize| QueueShare { tenant, weight: 1.0, bytes: (pieces * PIECE_BYTES - 1) as u64 };
     let taken = || (reading.0.taken(), reading.0.taken_by(1), reading.0.taken_by(2));
-    // Twice as much would not be there.
+    // Twice as much memory would not be there.
     let reservation = reading.reserve(share(1, 6)).unwrap().transfer_to(share(1, 6)).unwrap();
     assert_eq!(taken(), (6, 6, 0));
     let reservation = reservation.transfer_to(share(1, 7)).unwrap().transfer_to(share(2, 7)).unwrap();

@@ -33,7 +33,7 @@ fn the_model_is_found_before_and_after_a_file() {
 #[test]
 fn a_form_is_read_as_clients_write_it() {
     for written in [
-        // .NET, OkHttp and Apache's HttpClient.
+        // Headers as .NET, OkHttp and Apache's HttpClient write them.
         "Content-Type: text/plain; charset=utf-8\r\nContent-Disposition: form-data; name=model",
         "Content-Disposition: form-data; name=\"model\"\r\nContent-Length: 1",
         "Content-Disposition: form-data; name=\"model\"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit",

@@ -20,7 +20,7 @@ fn salted_as(content_type: &str, route: &str, tenant: &str, body: &str) -> Resul
     isolation().add_salt(&UnsaltedRequest { tenant, route, content: BodyFormat::from_content_type(content_type), body: &body, peek: &peek })
 }
 
-/// RFC 4231: the cases 1 to 4, 6 and 7; with a key shorter than a block, as long as the hash, and
+/// RFC 4231, cases 1 to 4, 6 and 7: with a key shorter than a block, as long as the hash, and
 /// longer than a block.
 #[test]
 fn the_hmac_matches_the_standard() {
@@ -61,7 +61,7 @@ fn a_salt_depends_on_tenant_and_own_salt() {
         Isolation { secret: vec![8; 32] }.salt("a", ""),
     ];
     for (index, salt) in salts.iter().enumerate() {
-        // vLLM takes at most 128 characters, without `@`, `/` and `\`.
+        // vLLM accepts at most 128 characters, without `@`, `/` and `\`.
         assert!(salt.len() == 64 && salt.bytes().all(|byte| byte.is_ascii_hexdigit()), "{salt}");
         assert!(!salts[..index].contains(salt), "{index}");
     }
@@ -112,7 +112,7 @@ fn a_client_cannot_keep_its_own_salt_under_any_spelling() {
 fn bodies_that_cannot_be_salted_are_refused() {
     let chat = "/v1/chat/completions";
     assert!(salted_as("text/plain", chat, "t", "{}").unwrap_err().contains("content type application/json"));
-    // Under any content type that an engine may read as JSON.
+    // Salts are added under any content type that an engine may read as JSON.
     for json in ["", "application/vnd.api+json"] {
         assert!(salted_as(json, chat, "t", "{}").unwrap().is_some(), "{json}");
     }
@@ -185,8 +185,7 @@ proptest! {
         prop_assert_eq!(&serde_json::from_slice::<Value>(&salted.body).unwrap(), &expected);
         let after = peek(&salted.body).unwrap();
         prop_assert_eq!(after.salt.as_deref(), Some(&*salted.salt));
-        // The prompt is found at its new place, so that the router's block keys are of the same
-        // text.
+        // The prompt is found at its new place, so the router's block keys belong to the same text.
         prop_assert_eq!(before.prompt_parts.len(), after.prompt_parts.len());
         for (old_part, new_part) in before.prompt_parts.iter().zip(&after.prompt_parts) {
             let found = salted.relocate(&old, old_part);

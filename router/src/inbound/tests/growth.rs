@@ -1,4 +1,4 @@
-//! No reading of a body on its way into the fleet takes more than its length.
+//! Reading a body on its way into the fleet takes no more memory than the body's length.
 
 use bytes::Bytes;
 use hostler_prompt::PromptRequest;
@@ -106,7 +106,7 @@ fn reading_a_form_takes_no_more_than_its_length() {
         ("hyphens", "--".to_owned()),
         ("near boundaries", "\r\n--a".to_owned()),
     ] {
-        // No more parts than are read.
+        // Not more parts than are read.
         let count = (48 * 1024 / part.len()).min(240);
         let part = part.repeat(48 * 1024 / part.len() / count);
         let write = |count| form(&part, count);

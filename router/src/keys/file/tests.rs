@@ -63,7 +63,7 @@ fn concurrent_changes_of_the_key_file_are_all_kept() {
             let path = &path;
             scope.spawn(move || (0..5).for_each(|turn| add(path, &format!("{writer}-{turn}")).unwrap()));
         }
-        // A reader sees a whole file at any moment, but for the first, empty one.
+        // A reader sees a whole file at any moment, except for the first, empty one.
         let path = &path;
         scope.spawn(move || {
             for _ in 0..200 {

@@ -43,7 +43,7 @@ fn call(path: &str, via: CallOrigin, key: Option<&Secret>) -> Request {
     request
 }
 
-/// The same with another header.
+/// The request with another header.
 fn with(mut request: Request, name: &'static str, value: &str) -> Request {
     request.headers_mut().insert(name, value.parse().unwrap());
     request
@@ -152,7 +152,7 @@ fn a_keyless_page_is_shown_only_under_local_names() {
         assert!(under("/metrics", CallOrigin::Loopback, host), "{host}");
     }
     assert!(!under("/metrics", CallOrigin::Loopback, "evil.example:8002"), "DNS rebinding");
-    // A scraper elsewhere goes by a name of its own network, a load balancer by any.
+    // A remote scraper uses a name of its own network, a load balancer any name.
     assert!(under("/metrics", CallOrigin::Network, "router.cluster.local") && under("/readyz", CallOrigin::Loopback, "service"));
     let keyed = bench.guard(NeedKey::Always, "127.0.0.1");
     assert!(keyed.check(&with(call("/metrics", CallOrigin::Loopback, Some(&bench.admin)), "host", "router.cluster.local")).is_ok());

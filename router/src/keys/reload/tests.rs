@@ -22,7 +22,7 @@ fn knows(keys: &Keys, secret: &Secret) -> bool {
     keys.authenticate(&headers(&[("x-api-key", secret.reveal())])).is_ok()
 }
 
-/// How often the file was read: with success, and without.
+/// How often the file was read, with success and without.
 fn counts(metrics: &RouterMetrics) -> (u64, u64) {
     metrics.key_file_reads()
 }
@@ -47,7 +47,7 @@ fn a_broken_key_file_keeps_the_keys_in_use() {
     assert_eq!((turn(), turn()), ((1, 0), (1, 0)));
     assert!(knows(&keys, &first) && knows(&keys, &second));
 
-    // Written in place, and broken.
+    // The file is written in place, and broken.
     std::fs::write(&path, "[[key]]\nid = 5").unwrap();
     assert_eq!((turn(), turn()), ((1, 1), (1, 1)));
     assert!(knows(&keys, &first) && knows(&keys, &second));
@@ -85,6 +85,6 @@ async fn a_changed_key_file_is_noticed_within_two_seconds() {
     }
     end.cancel();
     task.await.unwrap();
-    // Where there are no keys there is nothing to follow.
+    // Without keys there is nothing to follow.
     watch_file(Keys::default(), Arc::default(), CancellationToken::new()).await;
 }

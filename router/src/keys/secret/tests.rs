@@ -57,7 +57,7 @@ fn a_digest_is_the_sha_256_of_the_whole_key() {
     assert_eq!(String::from(key.digest()), EXPECTED);
 }
 
-/// What coreutils' `sha256sum` says.
+/// The output of coreutils' `sha256sum`.
 const EXPECTED: &str = "ed8e9659f4eebfb87205796592ccb877d6fd6029da1d46cc7479540d659c47ea";
 
 proptest! {

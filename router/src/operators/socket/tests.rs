@@ -18,7 +18,7 @@ async fn live_routers_sockets_are_found_in_every_folder() {
     let paths = folders.each_ref().map(|folder| folder.path().to_owned());
     let usual = |port: u16| OperatorsSocket { configured: PathBuf::new(), port }.paths(&paths);
     let (first, second) = (PrivateSocket::bind(&usual(8002)[0]).await.unwrap(), PrivateSocket::bind(&usual(9002)[1]).await.unwrap());
-    // Left by a router that was killed, and files that are no sockets.
+    // A killed router left this socket, and other files are no sockets.
     drop(UnixListener::bind(&usual(7002)[0]).unwrap());
     let _others = ["admin.sock", "router-x.sock"].map(|name| UnixListener::bind(paths[0].join(name)).unwrap());
     let mut expected = vec![usual(8002)[0].clone(), usual(9002)[1].clone()];
@@ -27,7 +27,7 @@ async fn live_routers_sockets_are_found_in_every_folder() {
     drop(first);
     assert_eq!(find_private_sockets(&paths).await, [second.file().path()]);
     assert!(find_private_sockets(&[paths[0].join("nowhere")]).await.is_empty());
-    // As another user may have made it before.
+    // Another user may have made the folder before.
     fs::set_permissions(&paths[1], fs::Permissions::from_mode(0o777)).unwrap();
     assert!(find_private_sockets(&paths).await.is_empty());
 }

@@ -6,7 +6,7 @@ use crate::placement::PlacementRequest;
 use crate::placement::prompt::tests::text;
 use crate::placement::tests::Fixture;
 
-/// A placed request, and where its text was noted.
+/// A placed request, and the decision that placed it.
 fn place(fixture: &Fixture, prompt: &Prompt) -> (PlacementFeedback, InFlight, Arc<PlacementDecision>) {
     let chosen = fixture.choose(prompt);
     let in_flight = fixture.placer.count_in_flight(prompt, &chosen, Instant::now());

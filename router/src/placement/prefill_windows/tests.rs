@@ -9,7 +9,7 @@ fn windows(every: Duration) -> (PrefillWindows, Instant) {
     (PrefillWindows::new(every, now, SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000)), now)
 }
 
-/// The milliseconds of the first two seconds in which a busy replica is given prompts.
+/// The milliseconds of the first two seconds in which a busy replica gets prompts.
 fn open(windows: &PrefillWindows, begun: Instant) -> Vec<u64> {
     (0..2_000).filter(|ms| windows.is_open(BUSY_IN_FLIGHT, begun + Duration::from_millis(*ms))).collect()
 }

@@ -7,23 +7,23 @@ use crate::placement::tests::{FILES, Fixture};
 use crate::prompt::FilesHash;
 use crate::prompt::tests::prove;
 
-/// A prompt of which only the text is known.
+/// A prompt with known text but unknown tokens.
 pub(in crate::placement) fn text(text: &str) -> Prompt {
     Prompt::from_text(asked(text), "")
 }
 
-/// One for the model of this name.
+/// A prompt for the model of this name.
 pub(in crate::placement) fn for_model(name: &str) -> Prompt {
     Prompt::from_text(PlacementRequest { model: Some(name.into()), ..asked("") }, "")
 }
 
-/// The same for an answer that streams.
+/// A prompt whose answer streams.
 pub(in crate::placement) fn stream(text: &str) -> Prompt {
     Prompt::from_text(PlacementRequest { is_stream: true, ..asked(text) }, "")
 }
 
-/// A prompt of this many tokens, as replicas with these files and the Python front-end see them,
-/// and without text.
+/// A prompt without text and with this many tokens, as replicas with these files and the Python
+/// front-end see them.
 pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
     let exact = TokenizedPrompt {
         reader: python(files),
@@ -138,8 +138,8 @@ async fn a_prompt_of_an_unproved_form_is_placed_by_text() {
     let prompt = read(continued).await;
     assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(python(FILES)))), ("continued messages not proved", false));
     assert_eq!(fixture.choose(&prompt).level, CacheLevel::Text);
-    // An engine with the other front-end agrees about it; the first one's cache is still known by
-    // text alone.
+    // An engine with the other front-end agrees about the prompt. The first one's cache is still
+    // known by text alone.
     let rust = EncoderKey { files: FILES, dialect: Dialect::Rust };
     prove(&fixture.placer.prompts, &rust, PromptForms::ALL);
     assert!(!read(continued).await.is_exact_for(Some(rust)), "nobody has it");

@@ -8,12 +8,12 @@ use crate::fleet::{FleetUpdate, InFlight, InFlightCost, Phase, ReplicaStatus};
 use crate::placement::prompt::tests::{exact, for_model, text};
 use crate::placement::tests::{FILES, Fixture as Placement};
 
-/// A fleet of one replica, whose queue is watched.
+/// A fleet of one replica, and its queue.
 struct Fixture {
     placed: Placement,
     queue: RequestQueue,
     shutdown: Shutdown,
-    /// Who had a turn, in order.
+    /// The requests that had a turn, in order.
     log: Arc<Log<Vec<&'static str>>>,
 }
 
@@ -56,7 +56,7 @@ fn share(tenant: u64, bytes: u64) -> QueueShare {
     QueueShare { tenant, weight: 1.0, bytes }
 }
 
-/// A tenant's request that would go there.
+/// A tenant's request for the chosen replica.
 fn asked(tenant: u64, chosen: &ChosenReplica) -> TurnFactors {
     TurnFactors { priority: 0, tenant, weight: 1.0, uncached_tokens: chosen.uncached_tokens(), output_tokens: 0, queued_at: 0.0 }
 }
@@ -76,7 +76,7 @@ async fn turn(
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// The clock is paused: this lets every task run as far as it can.
+/// Lets every task run as far as it can. The clock is paused.
 async fn let_tasks_run() {
     sleep(Duration::from_millis(50)).await;
 }
@@ -120,7 +120,7 @@ async fn prompts_for_a_busy_replica_wait_for_a_prefill_window() {
     let begun = Instant::now();
     let mut turns = Vec::new();
     for _ in 0..4 {
-        // They come at different points of the first two intervals.
+        // The requests come at different points of the first two intervals.
         sleep(Duration::from_millis(130)).await;
         let (queue, placer) = (fixture.queue.clone(), fixture.placed.placer.clone());
         turns.push(tokio::spawn(async move {
@@ -268,7 +268,7 @@ async fn waiting_requests_learn_of_their_replicas_end() {
 }
 
 impl Fixture {
-    /// The only replica is in this phase now, and its start takes so long yet.
+    /// Puts the only replica into this phase, with this much time left until its start ends.
     async fn enter(&self, phase: Phase, start_left: Option<Duration>) {
         let state = ReplicaStatus { start_left, ..state(phase, "m") };
         report(&self.placed.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(0) }]).await;
@@ -279,7 +279,8 @@ impl Fixture {
         let_tasks_run().await;
     }
 
-    /// Waits for a replica that is not there: for how long, and whether one came. `None` where it may not wait.
+    /// Waits for an absent replica. Returns for how long, and whether one came; `None` if the
+    /// request may not wait.
     fn wait_for_arrival(&self) -> JoinHandle<Option<(Duration, bool)>> {
         self.wait_for_replica(text("hello"))
     }
@@ -532,7 +533,7 @@ async fn queued_bytes_are_bounded_and_freed_with_their_client() {
 #[tokio::test(start_paused = true)]
 async fn a_tenant_served_without_waiting_goes_behind_unserved_ones() {
     let fixture = Fixture::start(10, LONG).await;
-    // The first one that waits makes the queue.
+    // The first request that waits creates the queue.
     let full = fixture.fill(0);
     drop(wait_for(&fixture, "first", 3, 0));
     let_tasks_run().await;

@@ -30,7 +30,7 @@ async fn missing_prompt_files_are_requested_once() {
     assert!(told.try_recv().is_err(), "two replicas have the same files");
     let reader = EncoderKey { files: FILES, dialect: Dialect::Python };
     assert_eq!(prompts.status(&reader), EncoderStatus::Loading);
-    // The agent does not send them.
+    // The agent does not send the files.
     sleep(Duration::from_secs(60)).await;
     scan_fleet(&prompts, &fleet, &mut JoinSet::new());
     assert!(told.try_recv().is_ok());

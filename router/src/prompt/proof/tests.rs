@@ -14,7 +14,7 @@ use crate::prompt::bundle::build_encoder;
 use crate::prompt::tests::{body, bundle, nothing_kept, reader, unproved};
 use crate::prompt::{EncoderKey, EncoderStatus, NotEncoded};
 
-/// What an engine behind a lane answers to a request: status and body.
+/// An engine's answer to a request behind a lane: status and body.
 type Answers = Box<dyn Fn(&str, &[u8]) -> (u32, Vec<u8>) + Send>;
 
 /// An engine at the other end of a lane, until the lane is lost.
@@ -47,7 +47,7 @@ fn engine(answers: Answers) -> (Arc<Lanes>, Arc<Lane>) {
     (lanes, lane)
 }
 
-/// An engine's own tokenizer, as vLLM answers with its Python front-end.
+/// Tokenizes as vLLM does with its Python front-end.
 fn tokenizes(encoder: &Encoder, path: &str, body: &[u8]) -> (u32, Vec<u8>) {
     tokenizes_in(Dialect::Python, encoder, path, body)
 }
@@ -105,7 +105,7 @@ async fn each_front_end_is_proved_by_its_own_rules() {
     let (lanes, _lane) = engine(rust_with_words_from(0));
     prompts.prove(rust, &lanes, 3, "small").await;
     assert_eq!((prompts.status(&rust), prompts.status(&python)), (EncoderStatus::Proved, EncoderStatus::Unproved));
-    // `user : helloworld`: no part of this is a known word.
+    // No part of `user : helloworld` is a known word.
     assert_eq!(parts(Dialect::Rust).await.unwrap().tokens, [0, 0, 0]);
     assert_eq!(parts(Dialect::Python).await.err(), Some(NotEncoded::NotProved));
     let (lanes, _lane) = engine(with_words_from(0));
@@ -145,7 +145,7 @@ fn that_continues_nothing(refuses: bool) -> Answers {
             (true, true) => return (400, b"{}".to_vec()),
             (true, false) => {}
         }
-        // Most templates end a message with a token of its own.
+        // Most templates end a message with a special token.
         let mut answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
         answer["tokens"].as_array_mut().unwrap().push(2.into());
         (status, answer.to_string().into_bytes())
@@ -221,7 +221,7 @@ async fn an_overlong_tokenize_answer_is_not_read_to_the_end() {
     lanes.add(&lane);
     let (mut batches, served) = (lane.outbox().batches(), lane.clone());
     tokio::spawn(async move {
-        // Sends as much as it has credit for, and never ends.
+        // The engine sends as much as it has credit for, and never ends.
         while let Some(batch) = batches.next().await {
             for Frame { id, kind } in batch.frames {
                 let frames = match kind {

@@ -1,4 +1,4 @@
-//! Events of chats and completions: what each tells of its choice.
+//! Reads events of chats and completions, each with one choice.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -20,17 +20,17 @@ const FINISH: u8 = 7;
 const TEXT_LANE: u8 = 0;
 pub(super) const TOKEN_LANE: u8 = 1;
 
-/// What an engine says when it was stopped. It tells nothing of the answer.
+/// The finish reason of a stopped engine, which is no part of the answer.
 const ABORT: &str = "abort";
 
 /// Up to here all events of a stream are alike.
 const CHOICES: &[u8] = b"\"choices\":[";
 
-/// What an event of a chat or a completion is.
+/// The kinds of events in a chat or a completion.
 pub(super) enum ChoiceEvent<'a> {
-    /// It tells of one choice.
+    /// Part of one choice.
     Of(Box<Choice<'a>>),
-    /// It has nothing but the usage.
+    /// Nothing but the usage.
     Usage,
     /// The engine was stopped.
     Aborted,
@@ -42,7 +42,8 @@ struct Chunk<'a> {
     choices: Vec<Choice<'a>>,
 }
 
-/// Fields that nobody knows may tell anything, so an event with one is not understood.
+/// A choice of an event. Unknown fields could mean anything, so an event with one is not
+/// understood.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Choice<'a> {
@@ -65,10 +66,10 @@ pub(super) struct Choice<'a> {
     _prompt_logprobs: Nothing,
 }
 
-/// A field that says nothing here.
+/// A field that must be empty here.
 type Nothing = Option<Unexpected>;
 
-/// No value is one.
+/// A type without values.
 #[derive(Deserialize)]
 enum Unexpected {}
 
@@ -108,13 +109,13 @@ struct Function<'a> {
     arguments: Option<Text<'a>>,
 }
 
-/// How the events of a stream begin, by one of them.
+/// The common beginning of a stream's events, taken from one of them.
 pub(super) fn head(event: &[u8]) -> Option<&[u8]> {
     memchr::memmem::find(event, CHOICES).map(|at| &event[..at + CHOICES.len()])
 }
 
 impl<'a> ChoiceEvent<'a> {
-    /// `None` if the event is of another form.
+    /// `None` if the event has another form.
     pub(super) fn parse(data: &'a [u8]) -> Option<Self> {
         let Chunk { mut choices } = serde_json::from_slice(data).ok()?;
         match choices.pop() {
@@ -130,7 +131,7 @@ impl Choice<'_> {
         self.finish_reason.is_some()
     }
 
-    /// Tells the event.
+    /// Compares the event with the transcript.
     pub(super) fn tell(self, event: &[u8], transcript: &mut Transcript) -> Result<Retold, Difference> {
         let lane = transcript.lane((self.index, TEXT_LANE))?;
         let mut telling = Telling::new(transcript, lane);
@@ -171,7 +172,7 @@ impl Choice<'_> {
 }
 
 impl Delta<'_> {
-    /// In the order in which a model tells it. What is known is taken out.
+    /// Compares the fields in the order in which a model produces them, and removes known parts.
     fn tell(&mut self, telling: &mut Telling<'_>) -> Result<(), Difference> {
         if let Some(Text(role)) = &self.role
             && telling.mark(ROLE, &[role])?
@@ -194,7 +195,7 @@ impl Delta<'_> {
 }
 
 impl Call<'_> {
-    /// Returns whether something of it is new. Its id is another one in each replay.
+    /// Returns whether some part of the call is new. The call's id differs in each replay.
     fn tell(&mut self, telling: &mut Telling<'_>) -> Result<bool, Difference> {
         let had_new = std::mem::take(&mut telling.has_new);
         let name = self.function.as_ref().and_then(|function| function.name.as_ref());

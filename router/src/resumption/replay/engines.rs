@@ -1,14 +1,14 @@
-//! Which engines' streams can be replayed, and by which other engines.
+//! Decides which engines' streams can be replayed, and by which other engines.
 
 use std::collections::BTreeMap;
 
 use super::super::engine_check::is_flag;
 use crate::fleet::EngineLaunch;
 
-/// With these nobody can tell how an engine was started, or what a stream of it looks like.
+/// Flags with which nobody can tell how an engine was started, or the form of its streams.
 const OBSCURE: [&str; 3] = ["--config", "--skip-tokenizer-init", "--return-tokens-as-token-ids"];
 
-/// Flags that decide what an engine makes of a request's answer. Others, as those of its GPUs, may differ.
+/// Flags that shape an engine's answer to a request. Others, such as those of GPUs, may differ.
 const SHAPING: [&str; 31] = [
     "--reasoning-parser",
     "--reasoning-parser-plugin",
@@ -43,7 +43,8 @@ const SHAPING: [&str; 31] = [
     "--speculative-config",
 ];
 
-/// Of these, the ones that decide which tokens an engine makes of others where the request leaves it to the engine, and what a token is.
+/// The subset of `SHAPING` that decides which tokens follow others where the request leaves it to
+/// the engine, and what a token is.
 const TOKEN_SHAPING: [&str; 9] = [
     "--generation-config",
     "--override-generation-config",
@@ -59,28 +60,29 @@ const TOKEN_SHAPING: [&str; 9] = [
 /// Whether the streams of an engine that was started like this can be replayed.
 ///
 /// # Errors
-/// With the reason why not.
+/// The reason why not.
 pub(crate) fn check_replaying_engine(launch: Option<&EngineLaunch>) -> Result<(), &'static str> {
     let launch = launch.ok_or("engine")?;
     let is_obscure = |flag: &String| OBSCURE.iter().any(|name| is_flag(flag, name));
     if launch.flags.iter().any(is_obscure) { Err("engine") } else { Ok(()) }
 }
 
-/// Whether two engines, by their front-ends and flags, make the same stream of the same tokens.
+/// Whether two engines, by front-end and flags, make the same stream of the same tokens.
 pub(crate) fn are_alike(one: &EngineLaunch, other: &EngineLaunch) -> bool {
     one.dialect == other.dialect && select_flags(&one.flags, &SHAPING) == select_flags(&other.flags, &SHAPING)
 }
 
-/// Whether two engines, by their flags, go on alike from the same tokens. Their front-ends may differ.
+/// Whether two engines, by their flags, go on alike from the same tokens. Their front-ends may
+/// differ.
 pub(crate) fn have_alike_tokens(one: &EngineLaunch, other: &EngineLaunch) -> bool {
     select_flags(&one.flags, &TOKEN_SHAPING) == select_flags(&other.flags, &TOKEN_SHAPING)
 }
 
-/// Those of the flags that have one of these names, each with the part that it sets and its last value.
+/// The flags with one of these names, each with the part that it sets and its last value.
 fn select_flags<'a>(flags: &'a [String], names: &[&'static str]) -> BTreeMap<(&'static str, Option<&'a str>), Vec<&'a str>> {
     let mut selected = BTreeMap::new();
     for (at, flag) in flags.iter().enumerate() {
-        // The short form of `--quantization`.
+        // `-q` is the short form of `--quantization`.
         let Some(name) = names.iter().find(|name| is_flag(flag, name) || (**name == "--quantization" && flag == "-q")) else { continue };
         let (flag, within) = flag.split_once('=').map_or((flag.as_str(), None), |(flag, value)| (flag, Some(value)));
         let part = flag.split_once('.').map(|(_, part)| part);
@@ -110,7 +112,7 @@ mod tests {
         assert!(!alike("--chat-template a --port 1", "--chat-template b --port 1"));
         assert!(!alike("--default-chat-template-kwargs.enable_thinking false", ""));
         assert!(!alike("-q fp8", "") && alike("-q fp8", "--quantization=fp8"));
-        // The last one counts.
+        // The last flag counts.
         assert!(alike("--dtype half --dtype auto", "--dtype auto") && !alike("--dtype half --dtype auto", "--dtype auto --dtype half"));
         assert!(!are_alike(&launch(Dialect::Python, ""), &launch(Dialect::Rust, "")));
         assert!(have_alike_tokens(&launch(Dialect::Python, "--reasoning-parser qwen3"), &launch(Dialect::Rust, "--max-model-len 9")));

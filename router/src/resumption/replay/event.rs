@@ -1,4 +1,5 @@
-//! What all dialects of an event stream have in common: where an event's JSON is, what becomes of the event, and how a part of it is replaced.
+//! Parts common to all dialects of an event stream: finding an event's JSON, the fate of the event,
+//! and replacing parts of it.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,16 +9,16 @@ use serde_json::value::RawValue;
 
 use super::transcript::{Channel, Difference, LaneAt, Transcript};
 
-/// What becomes of an event of a replay.
+/// The fate of a replay's event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Retold {
-    /// The client has got all of it, or it has nothing.
+    /// The client has all of it, or the event is empty.
     Known,
-    /// It is new.
+    /// All of it is new.
     New,
-    /// A part of it is.
+    /// Part of it is new: these bytes.
     Partly(Vec<u8>),
-    /// The engine says that it has failed or was stopped, for the scanner to find. What follows is no answer.
+    /// The engine says that it failed or was stopped, for the scanner to find. No answer follows.
     Failed,
 }
 
@@ -26,13 +27,13 @@ pub(super) enum Retold {
 #[serde(transparent)]
 pub(super) struct Text<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
-/// Tells the parts of one event.
+/// Compares the parts of one event with the transcript.
 pub(super) struct Telling<'t> {
     pub(super) transcript: &'t mut Transcript,
     pub(super) lane: LaneAt,
-    /// Something of it is new.
+    /// Part of the event is new.
     pub(super) has_new: bool,
-    /// Something of it is known.
+    /// Part of the event is known.
     pub(super) has_known: bool,
 }
 
@@ -41,7 +42,7 @@ impl<'t> Telling<'t> {
         Self { transcript, lane, has_new: false, has_known: false }
     }
 
-    /// Tells a text; what stays of it is new.
+    /// Compares a text, and leaves its new part in `text`.
     pub(super) fn text(&mut self, channel: Channel, text: &mut Option<Text<'_>>) -> Result<(), Difference> {
         let Some(Text(told)) = text else { return Ok(()) };
         let known = self.transcript.tell_text(self.lane, channel, told)?;
@@ -53,7 +54,7 @@ impl<'t> Telling<'t> {
         Ok(())
     }
 
-    /// Tells what comes whole. Returns whether it was known.
+    /// Compares a piece that comes whole. Returns whether it was known.
     pub(super) fn mark(&mut self, kind: u8, parts: &[&str]) -> Result<bool, Difference> {
         let is_known = self.transcript.tell_mark(self.lane, kind, parts)?;
         self.has_known |= is_known;
@@ -68,13 +69,13 @@ pub(super) fn data(event: &[u8]) -> Option<&[u8]> {
     line.strip_prefix(b"data: ").map(<[u8]>::trim_ascii_end)
 }
 
-/// Where a value of an event stands in it.
+/// The place of a value within its event.
 pub(super) fn place(event: &[u8], value: &RawValue) -> Range<usize> {
     let begin = value.get().as_ptr().addr() - event.as_ptr().addr();
     begin..begin + value.get().len()
 }
 
-/// An event with other values at these places, which are in its order.
+/// The event with other values at these places, which are in ascending order.
 pub(super) fn replace(event: &[u8], values: &[(Range<usize>, String)]) -> Vec<u8> {
     let mut replaced = Vec::with_capacity(event.len() + 64);
     let mut copied = 0;

@@ -1,4 +1,5 @@
-//! The log probabilities in an event. They belong to tokens, so they are compared by these: their numbers differ a little from engine to engine.
+//! Compares an event's log probabilities by their tokens, because the numbers differ slightly from
+//! engine to engine.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -8,7 +9,7 @@ use super::transcript::Difference;
 
 const TOKEN: u8 = 8;
 
-/// As chats have them.
+/// The log probabilities of a chat.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct ChatLogprobs<'a> {
@@ -22,7 +23,7 @@ struct TokenName<'a> {
     token: Text<'a>,
 }
 
-/// As completions have them: a list for each field.
+/// The log probabilities of a completion: a list for each field.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct TextLogprobs<'a> {
@@ -36,7 +37,7 @@ struct TextLogprobs<'a> {
     top_logprobs: Vec<&'a RawValue>,
 }
 
-/// Tells log probabilities; returns what is new of them, where that is not all.
+/// Compares log probabilities. Returns the new part, unless all is new.
 pub(super) fn tell_logprobs(raw: &RawValue, telling: &mut Telling<'_>) -> Result<Option<String>, Difference> {
     if let Ok(ChatLogprobs { mut content }) = serde_json::from_str(raw.get()) {
         let mut known = 0;

@@ -1,4 +1,4 @@
-//! Events of `/v1/messages`: what each tells of its block of content.
+//! Reads events of `/v1/messages`, each with part of a content block.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -24,7 +24,7 @@ const LANE: (u32, u8) = (0, 0);
 struct MessageEvent<'a> {
     #[serde(borrow)]
     r#type: Text<'a>,
-    /// With an id, which stays that of the first one.
+    /// The message, with an id; clients keep the first stream's.
     #[serde(borrow)]
     message: Option<&'a RawValue>,
     index: Option<u32>,
@@ -36,7 +36,7 @@ struct MessageEvent<'a> {
     _usage: Option<&'a RawValue>,
 }
 
-/// A block that begins, without any content. A call's id is another one in each replay.
+/// The start of a block, without content. A call's id differs in each replay.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ContentBlock<'a> {
@@ -65,7 +65,7 @@ struct MessageDelta<'a> {
     thinking: Option<&'a RawValue>,
     #[serde(borrow)]
     partial_json: Option<&'a RawValue>,
-    /// Another one in each replay.
+    /// The signature differs in each replay.
     #[serde(borrow)]
     signature: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -74,7 +74,7 @@ struct MessageDelta<'a> {
     stop_sequence: Option<&'a RawValue>,
 }
 
-/// Tells an event, of which this is the JSON.
+/// Compares an event with this JSON with the transcript.
 pub(super) fn tell(event: &[u8], data: &[u8], transcript: &mut Transcript) -> Result<Retold, Difference> {
     let told: MessageEvent<'_> = serde_json::from_slice(data).map_err(|_| Difference)?;
     let lane = transcript.lane(LANE)?;

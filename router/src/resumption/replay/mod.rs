@@ -1,4 +1,5 @@
-//! Streams that are resumed by sending their request again: the replay is compared with what the client has got, which it does not get twice.
+//! Resumes streams by sending their request again. The replay is compared with what the client has,
+//! which is not sent twice.
 
 mod choices;
 mod engines;

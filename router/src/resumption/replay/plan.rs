@@ -1,4 +1,4 @@
-//! What is sent again when the engine of a stream is lost: its own request.
+//! The stream's own request, kept to be sent again if its engine is lost.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::super::memory::{RecordMemory, RecordShare};
 use crate::placement::{OutputBounds, PlacementRequest};
 
-/// Which API a stream is of that may be replayed.
+/// The APIs whose streams may be replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplayApi {
     Chat,
@@ -27,14 +27,14 @@ impl ReplayApi {
     }
 }
 
-/// What a replay needs besides the request's body.
+/// Everything a replay needs besides the request's body.
 #[derive(Debug)]
 pub(crate) struct ReplayPlan {
     pub(crate) api: ReplayApi,
     path: String,
     model: Option<String>,
     cache_salt: String,
-    /// Where in the body its prompt is.
+    /// The places of the prompt in the body.
     prompt_parts: Vec<Range<usize>>,
     output_bounds: OutputBounds,
 }
@@ -47,7 +47,8 @@ pub(crate) struct KeptBody {
 }
 
 impl KeptBody {
-    /// Keeps a body, if there is room for it. It is copied: as it came, it takes room that new requests wait for.
+    /// Copies a body, if there is room for it. The original occupies room that new requests wait
+    /// for.
     pub(crate) fn copy(body: &[u8], memory: &RecordMemory) -> Option<Self> {
         let mut share = memory.share();
         share.grow_to(body.len()).then(|| Self { body: Bytes::copy_from_slice(body), _share: share })
@@ -55,7 +56,7 @@ impl KeptBody {
 }
 
 impl ReplayPlan {
-    /// Of a request that is to be placed.
+    /// The plan for a request that is to be placed.
     pub(crate) fn new(api: ReplayApi, request: &PlacementRequest) -> Self {
         let place = |part: &Bytes| {
             let begin = part.as_ptr().addr().checked_sub(request.body.as_ptr().addr())?;
@@ -71,7 +72,7 @@ impl ReplayPlan {
         }
     }
 
-    /// The request as it is placed once more.
+    /// The request for its next placement.
     pub(crate) fn placement_request(&self, body: &Bytes) -> PlacementRequest {
         let Self { path, model, cache_salt, prompt_parts, output_bounds, .. } = self;
         PlacementRequest {

@@ -1,7 +1,9 @@
-//! Remembers what a stream tells as its events pass, so that its request can be sent again when its engine is lost; and takes out of the replay's
-//! events what the client has got before. Events of a replay have the ids of the first ones.
+//! Records a stream's events as they pass, so that its request can be sent again if its engine is
+//! lost.
 //!
-//! Most events differ from the one before in a text alone. Of these nothing else is read: what stands around the text has been read before.
+//! The record removes from the replay's events what the client already has. Events of a replay get
+//! the ids of the first stream. Most events differ from the previous one in one text alone. Of
+//! these, only the text is read: the rest has been read before.
 
 use bytes::{Bytes, BytesMut};
 
@@ -13,29 +15,29 @@ use super::plan::ReplayApi;
 use super::transcript::{Channel, Difference, LaneAt, LastTold, Transcript};
 use crate::sse::event_end;
 
-/// A replay's event that is longer is not waited for.
+/// Longest event of a replay that is waited for.
 const MAX_EVENT_BYTES: usize = 1024 * 1024;
 
-/// What surrounds a text is not remembered if it is longer.
+/// Longest text surroundings that are remembered.
 const MAX_FORM_BYTES: usize = 1024;
 
-/// What is known of one stream.
+/// The record of one stream.
 #[derive(Debug)]
 pub(crate) struct ReplayRecord {
     api: ReplayApi,
     transcript: Transcript,
-    /// How each event begins, where all begin alike; empty before the first one.
+    /// The common beginning of all events, if there is one; empty before the first event.
     head: Bytes,
     has_usage: bool,
     /// The client has a finish reason.
     is_finished: bool,
     form: Option<CommonForm>,
     replay: Option<Replay>,
-    /// The replay tells something else.
+    /// The replay has diverged.
     differs: bool,
 }
 
-/// An event that has nothing but a text of this channel, and what stands around that.
+/// The surroundings of a text of this channel, in events with nothing else.
 #[derive(Debug)]
 struct CommonForm {
     before: Box<[u8]>,
@@ -44,10 +46,10 @@ struct CommonForm {
     channel: Channel,
 }
 
-/// The stream of the engine that begins anew.
+/// The stream of the engine that starts over.
 #[derive(Debug, Default)]
 struct Replay {
-    /// How its own events begin.
+    /// How the replay's own events begin.
     head: Bytes,
     /// The beginning of an event.
     buffer: BytesMut,
@@ -66,16 +68,17 @@ impl ReplayRecord {
         self.replay.is_some()
     }
 
-    /// Reads an event that differs from one before in a text alone, and so ends no answer, fails none and has no usage: `false` for anything else.
+    /// Reads an event that differs from an earlier one in one text alone. Such an event ends or
+    /// fails no answer and has no usage. `false` for any other event.
     pub(crate) fn observe_common(&mut self, event: &[u8]) -> bool {
         let Some(form) = self.form.as_ref().filter(|_| self.transcript.is_whole()) else { return false };
         let Some(text) = form.text(event) else { return false };
-        // Nothing differs from what is not known yet.
+        // New text cannot differ.
         let _ = self.transcript.tell_text(form.lane, form.channel, &text.0);
         true
     }
 
-    /// Remembers what whole events tell that the client gets.
+    /// Records the content of whole events that the client gets.
     pub(crate) fn observe(&mut self, events: &[u8]) {
         let mut begin = 0;
         while begin < events.len() && self.transcript.is_whole() {
@@ -91,12 +94,12 @@ impl ReplayRecord {
         }
     }
 
-    /// From now on nothing is remembered.
+    /// Stops recording for good.
     pub(crate) fn give_up(&mut self) {
         self.transcript.give_up();
     }
 
-    /// Whether all is known that the client has got.
+    /// Whether everything that the client has is recorded.
     #[must_use]
     pub(crate) fn is_known(&self) -> bool {
         self.transcript.is_whole() && !self.transcript.is_empty()
@@ -114,23 +117,23 @@ impl ReplayRecord {
         self.is_finished
     }
 
-    /// Whether the client has got all that came.
+    /// Whether the client has everything that came.
     #[must_use]
     pub(crate) fn is_told(&self) -> bool {
         self.transcript.is_told() && self.replay.as_ref().is_none_or(|replay| replay.buffer.is_empty())
     }
 
-    /// What is new in the replay's events that are whole with this piece.
+    /// The new part of the replay's events that this piece completes.
     ///
     /// # Errors
-    /// When the replay tells something else than the stream before it.
+    /// If the replay differs from the stream before it.
     pub(crate) fn retell(&mut self, piece: &[u8]) -> Result<Bytes, Difference> {
         let told = self.retell_events(piece);
         self.differs |= told.is_err();
         told
     }
 
-    /// Whether the replay has told something else.
+    /// Whether the replay has diverged.
     #[must_use]
     pub(crate) fn differs(&self) -> bool {
         self.differs
@@ -195,7 +198,7 @@ impl ReplayRecord {
         }
     }
 
-    /// All events of a stream begin alike.
+    /// Checks the common beginning that all events of a stream have.
     fn check_head(&mut self, event: &[u8]) -> Result<(), Difference> {
         let head = self.replay.as_mut().map_or(&mut self.head, |replay| &mut replay.head);
         if head.is_empty() {
@@ -204,7 +207,7 @@ impl ReplayRecord {
         if event.starts_with(head) { Ok(()) } else { Err(Difference) }
     }
 
-    /// The replay's event with the head of the stream that it goes on.
+    /// Appends the replay's event with the head of the stream that it continues.
     fn push_with_head(&self, event: &[u8], told: &mut BytesMut) {
         let head = self.replay.as_ref().map_or(&[][..], |replay| &replay.head);
         match event.strip_prefix(head) {
@@ -216,11 +219,11 @@ impl ReplayRecord {
         }
     }
 
-    /// Remembers what stands around the only thing that an event tells.
+    /// Remembers the surroundings of an event's only text.
     fn learn_form(&mut self, event: &[u8]) {
         let LastTold { pieces: 1, text: Some((lane, channel, address, length)) } = self.transcript.last else { return };
         let begin = address.wrapping_sub(event.as_ptr().addr());
-        // A text with escapes stands elsewhere.
+        // A text with escapes was unescaped elsewhere.
         let Some(behind) = begin.checked_add(length).and_then(|end| event.get(end..)) else { return };
         let Some(before) = event.get(..begin) else { return };
         let has_usage = memchr::memmem::find(event, b"\"usage\"").is_some();
@@ -234,7 +237,7 @@ impl CommonForm {
     /// The text of an event that has nothing else.
     fn text<'a>(&self, event: &'a [u8]) -> Option<Text<'a>> {
         let length = event.strip_prefix(&*self.before)?.strip_suffix(&*self.behind)?.len();
-        // With its quotes, of which no other is in a text.
+        // Include the quotes: a text contains no others.
         let quoted = &event[self.before.len() - 1..=self.before.len() + length];
         serde_json::from_slice(quoted).ok()
     }

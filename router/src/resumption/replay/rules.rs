@@ -1,4 +1,5 @@
-//! Which requests of `/v1/messages` may be replayed. Every field has a rule; one without a rule, or said twice, means that the stream is not resumed.
+//! Decides which requests of `/v1/messages` may be replayed. Every field has a rule; a field
+//! without a rule, or a repeated one, rules out a resumption.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,10 +11,10 @@ use serde_json::value::RawValue;
 use super::event::Text;
 use crate::placement::mentions_media;
 
-/// Whether a request for a stream of messages may be replayed: its body is this.
+/// Whether a request for a stream of messages with this body may be replayed.
 ///
 /// # Errors
-/// With the reason why not.
+/// The reason why not.
 pub(crate) fn check_message_request(body: &[u8]) -> Result<(), &'static str> {
     if body.len() > super::super::sampling::MAX_BODY_BYTES {
         return Err("size");

@@ -1,4 +1,5 @@
-//! Streams for tests that an engine tells again in other groups of tokens and with other ids, and what a client makes of a stream.
+//! Test streams that an engine can repeat with other token groups and ids, and a client's view of
+//! them.
 
 use hostler_prompt::Dialect;
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use super::transcript::Difference;
 
 use Piece::{Arguments, Call, Content, Nothing, Reasoning};
 
-/// What a token adds to an answer.
+/// A token's addition to an answer.
 #[derive(Debug, Clone, Copy)]
 enum Piece {
     Nothing,
@@ -43,7 +44,7 @@ const CHAT: [(&str, Piece); 18] = [
     ("<end>", Nothing),
 ];
 
-/// A text, as grammars, stop strings and penalties make it.
+/// A text as grammars, stop strings and penalties shape it.
 const TEXT: [(&str, Piece); 7] = [
     ("{", Content("{\"a\"")),
     ("f0 9f", Nothing),
@@ -54,12 +55,12 @@ const TEXT: [(&str, Piece); 7] = [
     ("<end>", Nothing),
 ];
 
-/// How an engine tells an answer.
+/// How an engine splits an answer into events.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grouping {
-    /// Tells its ids from those of others.
+    /// Distinguishes this engine's ids from others'.
     pub(crate) name: usize,
-    /// Tokens of an event.
+    /// Tokens per event.
     pub(crate) group: usize,
     pub(crate) front_end: Dialect,
 }
@@ -113,8 +114,8 @@ fn choices(is_completion: bool, body: &Value, tokens: &[(&str, Piece)], Grouping
     events
 }
 
-/// A choice of one of the Python front-end's events in those that a front-end writes: the Rust one leaves out what is `null`, and ends a choice in an
-/// event of its own.
+/// Converts a choice of the Python front-end's events to those of a front-end. The Rust one leaves
+/// out `null` fields and ends a choice in a separate event.
 fn written(front_end: Dialect, mut choice: Value) -> Vec<Value> {
     if front_end == Dialect::Python {
         return vec![choice];
@@ -129,7 +130,7 @@ fn written(front_end: Dialect, mut choice: Value) -> Vec<Value> {
     if finish.is_null() { vec![choice] } else { vec![choice, last] }
 }
 
-/// What some tokens add to a chat; `before` is how many came before.
+/// The addition of some tokens to a chat; `before` counts the earlier ones.
 fn delta(tokens: &[(&str, Piece)], before: usize, told: &[(&str, Piece)], name: usize) -> Value {
     let mut delta = json!({});
     let add = |field: &mut Value, text: &str| *field = format!("{}{text}", field.as_str().unwrap_or_default()).into();
@@ -165,7 +166,7 @@ fn push_call(delta: &mut Value, call: Value) {
     }
 }
 
-/// The numbers differ a little from group to group, as they do between engines.
+/// Log probabilities. The numbers differ slightly from group to group, as they do between engines.
 fn logprobs(is_completion: bool, body: &Value, told: &[(&str, Piece)], before: usize) -> Value {
     if body["logprobs"].is_null() {
         return Value::Null;
@@ -240,12 +241,13 @@ fn message(tokens: &[(&str, Piece)], Grouping { name, group, .. }: Grouping) -> 
     events
 }
 
-/// How many events an answer has that is told in groups of so many tokens.
+/// How many events an answer has in groups of so many tokens.
 pub(crate) fn event_count(front_end: Dialect, path: &str, body: &str, group: usize) -> usize {
     replayed_answer(path, body.as_bytes(), Grouping { name: 0, group, front_end }).len()
 }
 
-/// What a client gets of engines that tell the answer in these groups of tokens, each of which dies behind so many events but the last one.
+/// The client's stream from engines with these token groups. Each engine but the last dies after so
+/// many events.
 pub(crate) fn resumed_stream(front_end: Dialect, path: &str, body: &str, engines: &[(usize, usize)]) -> Result<String, Difference> {
     let mut record = ReplayRecord::new(ReplayApi::for_path(path).unwrap(), &RecordMemory::default());
     let mut told = String::new();
@@ -254,7 +256,7 @@ pub(crate) fn resumed_stream(front_end: Dialect, path: &str, body: &str, engines
         let events = replayed_answer(path, body.as_bytes(), Grouping { name, group: *group, front_end });
         for event in events.iter().take(if is_last { usize::MAX } else { *cut }) {
             if record.is_replaying() {
-                // In halves: pieces end anywhere.
+                // Split events in halves: pieces end anywhere.
                 let (one, other) = event.as_bytes().split_at(event.len() / 2);
                 for half in [one, other] {
                     told.push_str(std::str::from_utf8(&record.retell(half)?).unwrap());
@@ -276,7 +278,7 @@ pub(crate) fn resumed_stream(front_end: Dialect, path: &str, body: &str, engines
     Ok(told)
 }
 
-/// What a client makes of a stream: a list of what it was told, in which texts that follow each other are one.
+/// A client's view of a stream: a list of its values, with successive texts joined.
 pub(crate) fn understood(told: &str) -> Vec<(String, Value)> {
     let mut list: Vec<(String, Value)> = Vec::new();
     let events = told.split("\n\n").filter_map(|event| event.rsplit_once("data: ").map(|(_, data)| data));
@@ -300,7 +302,7 @@ pub(crate) fn understood(told: &str) -> Vec<(String, Value)> {
     understood
 }
 
-/// Names that have a text are marked with a plus.
+/// Flattens JSON into named values. A plus marks names with a text.
 fn flatten(path: &str, value: &Value, list: &mut Vec<(String, Value)>) {
     const TEXTS: [&str; 8] = ["content", "reasoning", "text", "arguments", "thinking", "partial_json", "name", "role"];
     match value {
@@ -319,7 +321,8 @@ fn flatten(path: &str, value: &Value, list: &mut Vec<(String, Value)>) {
         }
         Value::Array(values) => values.iter().for_each(|value| flatten(path, value, list)),
         Value::String(token) if path.ends_with(".token") => list.push((format!("{path}+"), token.as_str().into())),
-        // The client has not got them before, so they are those of the engine that tells them.
+        // The client has not seen these ids before, so they are those of the engine that sends
+        // them.
         Value::String(id) if id.starts_with("call-") || id.starts_with("sign-") => list.push((path.to_owned(), id[..5].into())),
         value => list.push((path.to_owned(), value.clone())),
     }

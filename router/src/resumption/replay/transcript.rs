@@ -1,32 +1,32 @@
-//! What the client of a stream has got, in an order that does not depend on how an engine groups tokens into events. A replay is compared with it
-//! piece by piece; what goes beyond is new, and becomes a part of it.
+//! The content that a stream's client has, independent of how an engine groups tokens into events.
 //!
-//! Each choice is a lane of its own, and so are the tokens of its log probabilities, which may come before or after their text. In a lane, a
-//! byte that no text has goes before each change of channel.
+//! A replay is compared with it piece by piece; any excess is new and joins the transcript. Each
+//! choice has a lane, and the tokens of its log probabilities, which may come before or after their
+//! text, have another. Within a lane, a byte that no text contains precedes each change of channel.
 
 use super::super::memory::{RecordMemory, RecordShare};
 
-/// A stream that tells more is not resumed.
+/// Longest stream that is resumed.
 const MAX_STREAM_BYTES: usize = 1024 * 1024;
 
-/// A stream of more choices is not resumed.
+/// Most lanes of a stream that is resumed.
 const MAX_LANES: usize = 64;
 
-/// Of a lane that has something.
+/// Least memory of a lane that is not empty.
 const MIN_LANE_BYTES: usize = 256;
 
-/// No UTF-8 has it.
+/// A byte that occurs in no UTF-8.
 const TAG: u8 = 0xff;
 
-/// The replay tells something else, or nobody can tell.
+/// The replay has diverged, or nobody can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Difference;
 
-/// What a text belongs to.
+/// The field that a text belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Channel {
     pub(super) kind: u8,
-    /// Of a tool call, or of a block of content.
+    /// Index of a tool call or a content block.
     pub(super) index: u32,
 }
 
@@ -41,24 +41,24 @@ impl Channel {
     }
 }
 
-/// Where a lane is in its transcript.
+/// The index of a lane in its transcript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaneAt(usize);
 
 #[derive(Debug)]
 pub(super) struct Transcript {
     lanes: Vec<TranscriptLane>,
-    /// All that was told is here.
+    /// Everything passed on so far is recorded.
     is_whole: bool,
     share: RecordShare,
     pub(super) last: LastTold,
 }
 
-/// What was told since this was cleared.
+/// The pieces recorded since this was cleared.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LastTold {
     pub(super) pieces: usize,
-    /// The last text: whose it is, and its bytes' address and length.
+    /// The last text: its lane and channel, and its bytes' address and length.
     pub(super) text: Option<(LaneAt, Channel, usize, usize)>,
 }
 
@@ -66,9 +66,9 @@ pub(super) struct LastTold {
 struct TranscriptLane {
     name: (u32, u8),
     told: Vec<u8>,
-    /// How far a replay has told the same; its length where there is none.
+    /// How much of `told` a replay has matched so far; all of it without a replay.
     at: usize,
-    /// That of the text before.
+    /// The channel of the previous text.
     channel: Option<Channel>,
 }
 
@@ -77,7 +77,7 @@ impl Transcript {
         Self { lanes: Vec::new(), is_whole: true, share: memory.share(), last: LastTold::default() }
     }
 
-    /// The lane of this name.
+    /// The lane of this name, which is added if new.
     pub(super) fn lane(&mut self, name: (u32, u8)) -> Result<LaneAt, Difference> {
         if let Some(at) = self.lanes.iter().position(|lane| lane.name == name) {
             return Ok(LaneAt(at));
@@ -89,7 +89,7 @@ impl Transcript {
         Ok(LaneAt(self.lanes.len() - 1))
     }
 
-    /// Tells a text. Returns how many of its bytes were known.
+    /// Compares a text and appends its new part. Returns how many of its bytes were known.
     pub(super) fn tell_text(&mut self, LaneAt(at): LaneAt, channel: Channel, text: &str) -> Result<usize, Difference> {
         if text.is_empty() {
             return Ok(0);
@@ -110,7 +110,7 @@ impl Transcript {
         Ok(known)
     }
 
-    /// Tells what comes whole or not at all. Returns whether it was known.
+    /// Compares a piece that comes whole or not at all. Returns whether it was known.
     pub(super) fn tell_mark(&mut self, LaneAt(at): LaneAt, kind: u8, parts: &[&str]) -> Result<bool, Difference> {
         self.last.pieces += 1;
         let mut mark = vec![TAG, kind];
@@ -123,7 +123,7 @@ impl Transcript {
         self.tell_whole(at, &mark)
     }
 
-    /// Whether a replay has told all that was known.
+    /// Whether a replay has repeated everything recorded.
     pub(super) fn is_told(&self) -> bool {
         self.lanes.iter().all(|lane| lane.left().is_empty())
     }
@@ -132,12 +132,12 @@ impl Transcript {
         self.lanes.iter().all(|lane| lane.told.is_empty())
     }
 
-    /// Whether all is known that was told.
+    /// Whether the record is complete.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// From now on nothing more is remembered, nor is anything that no replay has still to tell.
+    /// Stops recording, and forgets everything unless a replay still has to repeat some of it.
     pub(super) fn give_up(&mut self) {
         self.is_whole = false;
         if self.is_told() {
@@ -146,7 +146,7 @@ impl Transcript {
         }
     }
 
-    /// A replay begins.
+    /// Begins a replay.
     pub(super) fn rewind(&mut self) {
         for lane in &mut self.lanes {
             (lane.at, lane.channel) = (0, None);
@@ -180,7 +180,7 @@ impl Transcript {
         lane.at = lane.told.len();
     }
 
-    /// Makes room for so many more bytes; `false` where there is none.
+    /// Makes room for so many more bytes; `false` if there is none.
     fn grow(&mut self, at: usize, more: usize) -> bool {
         let taken: usize = self.lanes.iter().map(|lane| lane.told.capacity()).sum();
         let told = &mut self.lanes[at].told;
@@ -195,7 +195,7 @@ impl Transcript {
 }
 
 impl TranscriptLane {
-    /// What a replay has still to tell.
+    /// The part that a replay has still to repeat.
     fn left(&self) -> &[u8] {
         &self.told[self.at..]
     }

@@ -16,13 +16,13 @@ fn record(api: StreamApi) -> TokenRecord {
     TokenRecord::new(api, &RecordMemory::default())
 }
 
-/// What the client gets of events that come in one piece.
+/// The text that the client gets of events in one piece.
 fn without_tokens(record: &mut TokenRecord, events: Bytes) -> String {
     let (passed, end) = record.process_common(&events).unwrap_or_else(|| (record.process(events.clone()), b""));
     String::from_utf8([&passed[..], end].concat()).unwrap()
 }
 
-/// What the client gets of these events, and what the record knows then.
+/// The text that the client gets of these events.
 fn pass(record: &mut TokenRecord, events: &[String]) -> String {
     events.iter().map(|event| without_tokens(record, event.clone().into())).collect()
 }
@@ -58,7 +58,7 @@ fn a_client_gets_no_tokens_that_it_did_not_request() {
         done,
     ];
     assert_eq!(pass(&mut record(StreamApi::Chat), &asked), plain.concat());
-    // Several events in one piece.
+    // Several events come in one piece.
     assert_eq!(pass(&mut record(StreamApi::Chat), &[asked.concat()]), plain.concat());
     let asked = [text("State", "[74,75]", "[2606]"), text("y", "null", "[8,9]")];
     assert_eq!(pass(&mut record(StreamApi::Completions), &asked), [text("State", "null", "null"), text("y", "null", "null")].concat());
@@ -133,8 +133,8 @@ fn tokens_of_an_unknown_event_are_counted() {
 /// Empty texts are parts of a character, which the next text completes.
 const TEXTS: [&str; 10] = ["Hey", "", "", "\u{1f980}", " \\\"quo", "te\\\" ", "", "é", "\\n", "end"];
 
-/// What the client gets of a stream that dies behind each of these events of its engines, one after the other. The first one has the first of the
-/// front-ends, all others have the second.
+/// The client's stream if each engine dies behind its cut. The first engine has the first
+/// front-end, all others have the second.
 fn told(front_ends: [Dialect; 2], path: &str, body: &str, cuts: &[usize]) -> String {
     let api = StreamApi::for_path(path).unwrap();
     let (mut record, sampling) = (record(api), Sampling::parse(api, body.as_bytes()).unwrap());
@@ -144,7 +144,7 @@ fn told(front_ends: [Dialect; 2], path: &str, body: &str, cuts: &[usize]) -> Str
     for (attempt, cut) in cuts.iter().copied().chain([usize::MAX]).enumerate() {
         let (id, front_end) = if attempt == 0 { ("cmpl-r1", front_ends[0]) } else { ("cmpl-other", front_ends[1]) };
         for event in answer(front_end, path, &body, id, &TEXTS).iter().take(cut) {
-            // In halves: pieces end anywhere.
+            // Split events in halves: pieces end anywhere.
             let (one, other) = event.as_bytes().split_at(event.len() / 2);
             let events = match &mut continuation {
                 Some(continuation) => [continuation.retell(one), continuation.retell(other)].concat().into(),
@@ -221,7 +221,7 @@ const REQUESTS: [(&str, &str); 4] = [
     (COMPLETIONS, r#"{"prompt":[1,2],"stream":true,"max_tokens":100,"stream_options":{"include_usage":true}}"#),
 ];
 
-/// Calls this with each way to cut this stream once or twice.
+/// Calls `check` with each way to cut this stream once or twice.
 fn for_all_cuts(front_end: Dialect, path: &str, body: &str, mut check: impl FnMut(&[usize])) {
     let asking = crate::resumption::ask_for_tokens(body.as_bytes());
     let events = answer(front_end, path, &asking, "cmpl-r1", &TEXTS).len();
@@ -238,7 +238,7 @@ fn a_stream_cut_anywhere_and_continued_equals_an_uncut_one() {
             let told = |cuts: &[usize]| told([front_end; 2], path, body, cuts);
             let uncut = told(&[]);
             assert_eq!(uncut, answer(front_end, path, body.as_bytes(), "cmpl-r1", &TEXTS).concat());
-            // The engine that goes on after the end of an answer would not know its fingerprint.
+            // The engine that continues after the end of an answer would not know its fingerprint.
             let ends = |told: &str| told.replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "");
             for_all_cuts(front_end, path, body, |cuts| {
                 assert_eq!(ends(&told(cuts)), ends(&uncut), "{front_end:?} {body} cut behind {cuts:?}");
@@ -260,7 +260,7 @@ fn a_stream_continued_by_another_front_end_keeps_its_form() {
     }
 }
 
-/// What a stream says, wherever its texts are cut into events.
+/// The content of a stream, however its texts are cut into events.
 #[derive(Debug, PartialEq)]
 struct Said {
     text: String,
@@ -270,7 +270,7 @@ struct Said {
 }
 
 impl Said {
-    /// Of a stream all of whose events have the form of this front-end.
+    /// Parses a stream whose events all have the form of this front-end.
     fn parse(front_end: Dialect, told: &str) -> Self {
         let mut said = Self { text: String::new(), finish_reasons: Vec::new(), usages: Vec::new(), ends: 0 };
         for event in told.split_terminator("\n\n") {

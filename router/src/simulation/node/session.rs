@@ -29,10 +29,10 @@ use super::{FAREWELL_TIME, Incarnation, WELCOME_TIMEOUT};
 use crate::simulation::engine::SimulatedEngine;
 use crate::simulation::link::{Link, LinkEnd};
 
-/// Between two reports of changes.
+/// Time between two reports of changes.
 const REPORT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How long an engine that was told to restart is away.
+/// How long a restarting engine is away.
 const RESTART_TIME: Duration = Duration::from_secs(2);
 
 pub(super) struct Session {
@@ -55,7 +55,7 @@ async fn connect(wire: LinkEnd) -> Result<Channel, Status> {
         let wire = wire.lock().take();
         async move { wire.ok_or(std::io::Error::from(std::io::ErrorKind::NotConnected)) }
     });
-    // As the agent's `dial`.
+    // The settings of the agent's `dial`.
     let connected = Endpoint::from_static("http://router")
         .initial_stream_window_size(hostler_proto::wire::HTTP2_WINDOW_BYTES)
         .initial_connection_window_size(hostler_proto::wire::HTTP2_WINDOW_BYTES)
@@ -123,7 +123,7 @@ impl Session {
         })))
     }
 
-    /// Until it ends, and why it did.
+    /// Serves the session until it ends. Returns why it did.
     pub(super) async fn run(&mut self) -> Status {
         let agent = self.agent.clone();
         let engines = &agent.engines;
@@ -162,7 +162,7 @@ impl Session {
         }
     }
 
-    /// The router ends its side when it has read all.
+    /// Sends a last report. The router ends its side when it has read everything.
     async fn bid_farewell(&mut self) {
         let _ = self.send_changes().await;
         self.to_router = mpsc::channel(1).0;
@@ -246,7 +246,7 @@ impl Session {
     }
 }
 
-/// Closes its lane when the task that reads it ends.
+/// Closes the lane when the task that reads it ends.
 struct LaneGuard(Arc<Lane>);
 
 impl Drop for LaneGuard {
@@ -263,7 +263,7 @@ fn report(index: usize, engine: &SimulatedEngine, router: u64) -> wire::ReplicaR
         phase: life.phase.into(),
         models: vec![wire::Model { id: "tiny".into(), card }],
         launch: Some(wire::Launch { front_end: "python".into(), max_model_len: 4096, ..wire::Launch::default() }),
-        // They start again within a few seconds.
+        // Failed engines start again within a few seconds.
         returns_in_seconds: if life.phase == wire::Phase::Failed { 5 } else { 0 },
         ..wire::ReplicaState::default()
     };

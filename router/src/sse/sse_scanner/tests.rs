@@ -166,7 +166,7 @@ proptest! {
     }
 }
 
-/// What a client may put into a schema, and an engine repeats.
+/// A schema that a client may send and an engine repeats.
 const SCHEMA: &str = r#"{"usage":{"input_tokens":0,"output_tokens":0,"prompt_tokens":0,"completion_tokens":0},"choices":[{"finish_reason":"abort"}],"finish_reason":"abort"}"#;
 
 #[test]
@@ -187,7 +187,7 @@ fn a_schema_repeated_in_the_answer_is_ignored() {
 
 #[test]
 fn an_oversized_event_is_not_misread_for_repeated_text() {
-    // Wherever it is cut, the rest begins like an error.
+    // Wherever the event is cut, the rest begins like an error.
     let echo = format!("[{}0]", "{\"error\":{\"message\":\"EngineCore encountered an issue\"}},".repeat(10_000));
     let huge = format!(
         "event: response.completed\ndata: {{\"response\":{{\"tools\":{echo},\"schema\":{SCHEMA},\"usage\":{{\"input_tokens\":13,\"output_tokens\":500}},\"x\":{SCHEMA}}}}}\n\n"

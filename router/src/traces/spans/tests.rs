@@ -31,14 +31,15 @@ fn end(trace: &RequestTrace) -> RequestEnd<'static> {
     }
 }
 
-/// So many of a trace.
+/// This many spans of a trace.
 pub(crate) fn spans(count: usize) -> Vec<SpanData> {
     let trace = begin();
     let one = request_span(&trace, &end(&trace), trace.received.1);
     vec![one; count]
 }
 
-/// Each span's name, the milliseconds from the request's arrival to its begin and end, and its error.
+/// Each span's name, the milliseconds from the request's arrival to its begin and end, and its
+/// error.
 fn shown(trace: &RequestTrace, spans: &[SpanData]) -> Vec<(String, u128, u128, String)> {
     let after = |time: SystemTime| time.duration_since(trace.received.0).unwrap().as_millis();
     let error = |span: &SpanData| if let Status::Error { description } = &span.status { description.to_string() } else { String::new() };

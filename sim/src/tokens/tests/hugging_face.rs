@@ -1,4 +1,4 @@
-//! The tokenizer's files give Hugging Face's library the engine's own tokens.
+//! Check that the tokenizer's files give Hugging Face's library the engine's own tokens.
 
 use std::str::FromStr;
 use std::sync::LazyLock;

@@ -1,5 +1,8 @@
-//! The agent's part: requests from a real router to an engine that answers on command, and its answers back. The agent is the one of production,
-//! with its keeper; the router and the clients run uncounted on this thread.
+//! The agent's part: requests from a real router to an engine that answers on command, and its
+//! answers back.
+//!
+//! The agent is the production one with its keeper; the router and the clients run uncounted on
+//! this thread.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -22,24 +25,24 @@ use crate::fake_engine::{ANSWER_ALL, AWAIT};
 /// Streams that the engine steps together.
 pub(crate) const STREAMS: u32 = 256;
 
-/// Steps that are counted.
+/// Number of counted steps.
 pub(crate) const STEPS: u32 = 20;
 
 pub(crate) const AT_ONCE: u32 = 16;
 
-/// Times that they come and are counted.
+/// Number of counted rounds.
 pub(crate) const ROUNDS: u32 = 40;
 
 const WARM: u32 = 5;
 
-/// How long the agent and its engine may take to be ready, under valgrind on a busy machine.
+/// Time limit for the agent and its engine to be ready, under valgrind on a busy machine.
 const START: Duration = Duration::from_secs(60);
 
 /// A fleet of one agent, which is counted.
 struct AgentFixture {
     agent: CountedThread,
     edge: SocketAddr,
-    /// Where the engine takes orders.
+    /// Connection on which the engine takes orders.
     engine: UnixStream,
     shutdown: Shutdown,
     _folder: TempDir,
@@ -47,7 +50,7 @@ struct AgentFixture {
 
 impl AgentFixture {
     async fn start() -> anyhow::Result<Self> {
-        // Short: the paths of Unix sockets begin with it.
+        // Keep the path short: the paths of Unix sockets begin with it.
         let folder = tempfile::Builder::new().prefix("g-").tempdir_in("/tmp")?;
         let router = Router::bind(settings(&folder)).await?;
         let (edge, admin, agents) = (router.edge_address(), router.admin_address(), router.agents_address());
@@ -62,7 +65,7 @@ impl AgentFixture {
             run_dir: folder.path().join("r"),
             log_dir: folder.path().join("l"),
             kv_events: false,
-            // No timer is to fire.
+            // No timer should fire.
             probe_interval: Duration::from_secs(3600),
             stall_timeout: Duration::from_secs(3600),
             canary_interval: Duration::ZERO,
@@ -85,7 +88,7 @@ impl AgentFixture {
         self.order(AWAIT, count).await
     }
 
-    /// Has the engine answer every request that waits, so that the agent sees it all at once.
+    /// Makes the engine answer every waiting request, so that the agent sees everything at once.
     async fn answer_all(&mut self) -> anyhow::Result<()> {
         let hold = self.agent.pause().await;
         let done = self.order(ANSWER_ALL, 0).await;
@@ -117,12 +120,12 @@ impl AgentFixture {
     async fn end(self) {
         self.agent.end().await;
         self.shutdown.stop();
-        // The keeper sees it even if this process exits first.
+        // The keeper sees the end even if this process exits first.
         sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// Waits until the router has a replica, and connects to where its engine takes orders.
+/// Waits until the router has a replica, and connects to the socket for its engine's orders.
 async fn ready(admin: SocketAddr, steps: &Path) -> UnixStream {
     let steps: PathBuf = steps.into();
     loop {

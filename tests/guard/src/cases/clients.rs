@@ -1,4 +1,4 @@
-//! Clients on sockets of their own that send and read exactly as many bytes as are due.
+//! Clients on separate sockets that send and read exactly as many bytes as are due.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ pub(crate) const EVENT: &str = concat!(
     "\n\n"
 );
 
-/// How a stream begins, and how its events look, when its engine is asked for tokens.
+/// Beginning and events of a stream whose engine is asked for tokens.
 pub(crate) const FIRST_WITH_TOKENS: &str = concat!(
     r#"data: {"id":"chatcmpl-8f14e45fceea167a5a36dedd4bea2543","object":"chat.completion.chunk","created":1700000000,"model":"light","#,
     r#""choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":[151644,872,198],"prompt_text":null}"#,
@@ -34,14 +34,14 @@ pub(crate) const ANSWER: &str = concat!(
     r#""usage":{"prompt_tokens":12,"total_tokens":14,"completion_tokens":2,"prompt_tokens_details":null}}"#
 );
 
-/// A chat with more fields than these.
+/// A chat with additional fields.
 pub(crate) fn chat(content: &str, fields: &str) -> Vec<u8> {
     let body = format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"{content}"}}],"max_tokens":16,{fields}}}"#);
     let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: guard.test\r\nUser-Agent: guard\r\nAccept: */*\r\n";
     format!("{head}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// A chunk of an answer whose length is not known beforehand.
+/// A chunk of an answer whose length is not known in advance.
 pub(crate) fn chunk(piece: &str) -> String {
     format!("{:X}\r\n{piece}\r\n", piece.len())
 }
@@ -74,7 +74,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads what must come now.
+    /// Reads these bytes, which must come now.
     pub(crate) async fn expect(&mut self, bytes: &str) -> anyhow::Result<()> {
         let mut read = vec![0; bytes.len()];
         self.0.read_exact(&mut read).await.context("an answer is not whole")?;

@@ -7,16 +7,16 @@ use crate::counted::drive;
 /// Streams that an engine steps together.
 pub(crate) const STREAMS: u32 = 256;
 
-/// Steps that are counted.
+/// Number of counted steps.
 pub(crate) const STEPS: u32 = 20;
 
-/// Events that are counted of a stream that is alone.
+/// Counted events of a single stream.
 pub(crate) const ALONE: u32 = 500;
 
-/// Steps before that.
+/// Steps before counting.
 const WARM: u32 = 5;
 
-/// What is counted.
+/// Kind of the counted streams.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamKind {
     fields: &'static str,
@@ -24,16 +24,17 @@ pub(crate) struct StreamKind {
     event: &'static str,
 }
 
-/// A stop string and sampling without a seed: no engine is asked for its tokens, and nothing is remembered.
+/// A stop string and sampling without a seed: no engine is asked for its tokens, and nothing is
+/// remembered.
 pub(crate) const NOT_RESUMED: StreamKind = StreamKind { fields: r#""stream":true,"stop":"never said""#, first: EVENT, event: EVENT };
 
-/// A seed at a temperature: what it tells is remembered.
+/// A seed at a temperature: the tokens are remembered.
 pub(crate) const REPLAYED: StreamKind = StreamKind { fields: r#""stream":true,"seed":7"#, first: EVENT, event: EVENT };
 
-/// The engine tells tokens, which are remembered and taken out.
+/// The engine reports tokens, which are remembered and removed.
 pub(crate) const RESUMED: StreamKind = StreamKind { fields: r#""stream":true"#, first: FIRST_WITH_TOKENS, event: EVENT_WITH_TOKEN };
 
-/// What a client gets of an event with the tokens in `list`.
+/// Bytes that a client gets for an event with the tokens in `list`.
 fn seen_by_client(event: &str, list: &str) -> String {
     chunk(&event.replace(list, "null"))
 }

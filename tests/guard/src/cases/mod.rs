@@ -1,4 +1,4 @@
-//! The paths that are counted. Each brings up what it needs, warms it, and counts some rounds.
+//! Counted paths. Each case starts its parts, warms them, and counts some rounds.
 
 mod agent;
 mod clients;
@@ -58,7 +58,7 @@ impl Case {
         Self::value_variants().iter().copied()
     }
 
-    /// Its name on the command line and in the budget.
+    /// Name on the command line and in the budget.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         // Clap's own value owns its name, so it cannot be returned here.
@@ -82,7 +82,7 @@ impl Case {
         }
     }
 
-    /// How many operations are counted.
+    /// Number of counted operations.
     #[must_use]
     pub(crate) fn operations(self) -> u32 {
         match self {

@@ -1,4 +1,4 @@
-//! The parts of the paths that wait for nothing, each by itself.
+//! Parts of the paths that wait for nothing, each measured separately.
 
 use std::hint::black_box;
 
@@ -13,7 +13,7 @@ use hostler_router::sse::{Dialect, SseScanner};
 use super::clients::EVENT;
 use crate::counted::{counting_begins, counting_ends};
 
-/// How often each is done.
+/// Number of repetitions.
 pub(crate) const TIMES: u32 = 1_000;
 
 fn count(mut work: impl FnMut()) {
@@ -33,7 +33,7 @@ pub(crate) fn scanner() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The choice among replicas under mixed load, of which one in eight has a part of the prompt.
+/// Choice among replicas under mixed load, an eighth of which hold a part of the prompt.
 pub(crate) fn place_among(count_of: usize) -> anyhow::Result<()> {
     const TOKENS: u32 = 8_000;
     let mut random = fastrand::Rng::with_seed(1);

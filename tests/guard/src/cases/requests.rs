@@ -1,4 +1,5 @@
-//! Requests at the router: bytes of HTTP in, a frame to the agent out; the agent's frames in, an answer out.
+//! Requests at the router: bytes of HTTP in, a frame to the agent out; the agent's frames in, an
+//! answer out.
 
 use super::clients::{ANSWER, Client, chat};
 use super::scene::{RouterFixture, begin, piece, traces};
@@ -7,13 +8,13 @@ use crate::counted::drive;
 /// Clients that send at the same time.
 pub(crate) const AT_ONCE: u32 = 16;
 
-/// Requests of each that are counted.
+/// Counted requests of each client.
 pub(crate) const ROUNDS: u32 = 40;
 
-/// Requests with a long prompt that are counted, one after the other.
+/// Counted requests with a long prompt, one after another.
 pub(crate) const LONG: u32 = 20;
 
-/// Requests of each before that.
+/// Requests of each client before counting.
 const WARM: u32 = 10;
 
 pub(crate) fn tiny(replicas: u32) -> anyhow::Result<()> {

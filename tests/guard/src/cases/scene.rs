@@ -19,10 +19,10 @@ use tokio::sync::mpsc;
 
 use crate::counted::{CountedThread, flush};
 
-/// Longer than any case: no timer is to fire.
+/// Time longer than any case, so that no timer fires.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
-/// See the module.
+/// Router and agent; see the module.
 #[derive(Debug)]
 pub(crate) struct RouterFixture {
     pub(crate) router: CountedThread,
@@ -32,7 +32,7 @@ pub(crate) struct RouterFixture {
     _folder: TempDir,
 }
 
-/// Settings of a router that listens on free ports, where nothing happens because of the time.
+/// Settings of a router that listens on free ports, where time triggers nothing.
 pub(crate) fn settings(folder: &TempDir) -> RouterConfig {
     let local = || "127.0.0.1:0".to_owned();
     RouterConfig {
@@ -50,7 +50,7 @@ pub(crate) fn settings(folder: &TempDir) -> RouterConfig {
     }
 }
 
-/// Traces of this part of the requests, which are sent to nobody while requests are counted.
+/// Traces of this share of the requests, which are sent to nobody while requests are counted.
 pub(crate) fn traces(ratio: f64) -> TraceSettings {
     let sampling = SamplingRule { follows_parent: true, ratio };
     TraceSettings { sampling, export_interval: FOR_EVER, ..TraceSettings::for_endpoint("http://127.0.0.1:9".into()) }
@@ -86,7 +86,7 @@ impl RouterFixture {
         Ok(serving)
     }
 
-    /// Does something that the router then sees all at once.
+    /// Runs an action whose effects the router then sees all at once.
     pub(crate) async fn at_once(&self, work: impl AsyncFnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
         let hold = self.router.pause().await;
         let done = work().await;

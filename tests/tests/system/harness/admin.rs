@@ -1,4 +1,4 @@
-//! What an operator sees and does at one router, over the gRPC of its operators' socket.
+//! An operator's view and actions at one router, over the gRPC of its operators' socket.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ pub(crate) struct Seen {
     pub(crate) in_flight: u32,
     pub(crate) served: u64,
     pub(crate) models: Vec<String>,
-    /// What the router knows of its cached blocks.
+    /// Knowledge of the router about the replica's cached blocks.
     pub(crate) cache: Cache,
 }
 
@@ -61,18 +61,19 @@ impl From<Replica> for Seen {
     }
 }
 
-/// A client of a router's operators' socket; it connects anew for each call, so it also serves for
-/// a router that was restarted.
+/// A client of a router's operators' socket.
+///
+/// It connects anew for each call, so it also works with a router that was restarted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Admin(&'static str);
 
 impl Admin {
     pub(crate) fn at(socket: &Path) -> Self {
-        // Leaks a few bytes until the test ends, so that it can be copied into every task.
+        // Leak a few bytes until the test ends, so that the client can be copied into every task.
         Self(socket.to_str().unwrap().to_owned().leak())
     }
 
-    /// As `--admin` names it.
+    /// Path of the socket, for `--admin`.
     pub(crate) fn socket(self) -> &'static str {
         self.0
     }
@@ -104,7 +105,7 @@ impl Admin {
         soon("an announcement's answer", async { self.client().await?.expect(request).await.map(|_| ()) }).await
     }
 
-    /// What clients want of a model, if it is attached or expected.
+    /// Clients' demand for a model, if it is attached or expected.
     pub(crate) async fn demand(self, model: &str) -> Option<ModelDemand> {
         let listed = soon("the list of demand", async { self.client().await?.list(ListRequest {}).await }).await.unwrap();
         listed.into_inner().demand.into_iter().find(|demand| demand.model == model)
@@ -150,7 +151,7 @@ impl Admin {
         soon("an engine's log", async { Ok(self.client().await?.logs(request).await?.into_inner().lines) }).await
     }
 
-    /// The decisions about a request, or without an id the latest ones, the newest first.
+    /// Decisions about a request, or without an id the latest ones, the newest first.
     pub(crate) async fn explain(self, id: &str, most: u32) -> Result<Vec<Decision>, Status> {
         let request = ExplainRequest { id: id.to_owned(), most };
         soon("an explanation", async { Ok(self.client().await?.explain(request).await?.into_inner().decisions) }).await

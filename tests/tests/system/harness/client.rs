@@ -1,4 +1,5 @@
-//! A client that hides nothing: one HTTP/1.1 request a connection, over TCP or a Unix socket, and the answer with the way it ended.
+//! A client that reports everything: one HTTP/1.1 request a connection, over TCP or a Unix socket,
+//! and the answer with the way it ended.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,7 +19,7 @@ use tonic::transport::Channel;
 
 use super::wait::soon;
 
-/// A channel for gRPC over a connection that is there already: one over TLS.
+/// Channel for gRPC over an existing connection, which has TLS.
 pub(crate) async fn channel(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Channel {
     let mut stream = Some(TokioIo::new(stream));
     let connector = tower::service_fn(move |_| {
@@ -39,7 +40,7 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Vec<u8>,
-    /// `Err` when the connection broke before the body was complete.
+    /// How the body ended; `Err` if the connection broke before it was complete.
     pub(crate) ended: Result<(), String>,
 }
 
@@ -48,7 +49,7 @@ pub(crate) struct Answer {
 pub(crate) struct Answering {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// What was read so far.
+    /// Bytes read so far.
     pub(crate) read: Vec<u8>,
     body: Incoming,
     _connection: AbortOnDropHandle<()>,
@@ -81,7 +82,7 @@ impl Endpoint {
         }
     }
 
-    /// As `send`, for a request that may get no answer at all.
+    /// Like `send`, for a request that may get no answer at all.
     pub(crate) async fn try_send(&self, request: Request<Full<Bytes>>) -> Result<Answering, String> {
         match self {
             Self::Tcp(address) => exchange(TcpStream::connect(address).await.map_err(words)?, request).await,
@@ -89,7 +90,7 @@ impl Endpoint {
         }
     }
 
-    /// The sum of a metric over its labels; 0 when the page does not have it.
+    /// Sum of a metric over its labels; 0 if the page does not have it.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
         let page = self.get("/metrics").await;
         assert_eq!(page.status, 200, "{}", page.text());
@@ -134,7 +135,7 @@ impl Answering {
         }
     }
 
-    /// Reads until at least `count` events have come whole.
+    /// Reads until at least `count` complete events have come.
     pub(crate) async fn events(&mut self, count: usize) {
         soon("more events", async {
             while String::from_utf8_lossy(&self.read).matches("\n\n").count() < count {
@@ -168,7 +169,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The message of an error in OpenAI's form.
+    /// Message of an error in OpenAI's form.
     pub(crate) fn message(&self) -> String {
         let error = &self.json()["error"];
         assert_eq!(error["code"], self.status.as_u16(), "{error}");
@@ -193,8 +194,8 @@ impl Answer {
         assert!(!text.contains("\"error\""), "{text}");
     }
 
-    /// Fails unless this is a stream that was broken off: the last event is its one error, nothing
-    /// says that it is complete.
+    /// Fails unless this is a stream that was broken off: its last event is its only error, and
+    /// nothing says that it is complete.
     pub(crate) fn assert_broken_stream(&self) {
         let text = self.text();
         assert_eq!(self.status, StatusCode::OK);
@@ -211,7 +212,7 @@ impl Answer {
     }
 }
 
-/// Sends `bytes` as they are and reads until the other side closes.
+/// Sends `bytes` unchanged and reads until the other side closes.
 pub(crate) async fn raw(address: SocketAddr, bytes: &[u8]) -> String {
     soon("the end of a raw exchange", async {
         let mut stream = TcpStream::connect(address).await.unwrap();

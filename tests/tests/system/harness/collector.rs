@@ -1,4 +1,5 @@
-//! A collector of OpenTelemetry, in this process: it keeps the spans and events that it is sent, or takes them and never answers.
+//! A collector of OpenTelemetry, in this process: it keeps the spans and events it receives, or
+//! accepts them and never answers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -36,7 +37,7 @@ pub(crate) struct Collector {
 struct Kept {
     spans: Mutex<Vec<Collected>>,
     events: Mutex<Vec<CollectedEvent>>,
-    /// All that has come, as it is shown for debugging.
+    /// Everything received, in its debug form.
     text: Mutex<String>,
     hangs: AtomicBool,
 }
@@ -46,17 +47,17 @@ struct Kept {
 pub(crate) struct Collected {
     pub(crate) trace: String,
     pub(crate) id: String,
-    /// Empty where it has none.
+    /// Id of the parent; empty if there is none.
     pub(crate) parent: String,
     pub(crate) name: String,
     pub(crate) kind: SpanKind,
     pub(crate) attributes: BTreeMap<String, Value>,
     pub(crate) events: Vec<String>,
-    /// What the error is, if it is one.
+    /// Error of the span, if it has one.
     pub(crate) error: Option<String>,
-    /// Nanoseconds.
+    /// Times in nanoseconds.
     pub(crate) times: (u64, u64),
-    /// Of who sends it.
+    /// Service name of the sender.
     pub(crate) service: Value,
 }
 
@@ -67,7 +68,7 @@ pub(crate) struct CollectedEvent {
     pub(crate) severity: String,
     pub(crate) body: Value,
     pub(crate) attributes: BTreeMap<String, Value>,
-    /// Of who sends it.
+    /// Service name of the sender.
     pub(crate) service: Value,
     pub(crate) host: Value,
 }
@@ -88,7 +89,7 @@ impl Collector {
         Self { address, kept, _server: server }
     }
 
-    /// It takes what it is sent from now on, and never answers.
+    /// Makes the collector accept everything from now on without ever answering.
     pub(crate) fn hang(&self) {
         self.kept.hangs.store(true, Ordering::Relaxed);
     }
@@ -97,7 +98,7 @@ impl Collector {
         format!("http://{}", self.address)
     }
 
-    /// For a router that sends what it has at once.
+    /// Settings for a router that sends its spans at once.
     pub(crate) fn settings(&self) -> TraceSettings {
         TraceSettings { export_interval: Duration::from_millis(20), ..TraceSettings::for_endpoint(self.endpoint()) }
     }
@@ -106,7 +107,7 @@ impl Collector {
         self.kept.spans.lock().clone()
     }
 
-    /// The first event of this name that is like this, once it has come.
+    /// First event of this name that meets the condition, once it has come.
     pub(crate) async fn event(&self, name: &str, is: impl Fn(&CollectedEvent) -> bool) -> CollectedEvent {
         until(&format!("the event {name}"), async || {
             let events = self.kept.events.lock();
@@ -119,12 +120,13 @@ impl Collector {
         self.kept.text.lock().clone()
     }
 
-    /// The spans of the request with this number of the router's, the request's own first, once that has come.
+    /// Spans of the request with this number of the router's, the request's own first, once that
+    /// has come.
     pub(crate) async fn trace(&self, request: &str) -> Vec<Collected> {
         self.trace_where(request, |span| span.attributes.get("hostler.request.id") == Some(&json!(request))).await
     }
 
-    /// The spans of the request whose own span is like this.
+    /// Spans of the request whose own span meets the condition.
     pub(crate) async fn trace_where(&self, what: &str, is: impl Fn(&Collected) -> bool) -> Vec<Collected> {
         until(&format!("the trace of {what}"), async || {
             let spans = self.spans();

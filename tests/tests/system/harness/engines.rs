@@ -1,4 +1,4 @@
-//! Simulated engines in this process, and the pace of a clock that is paused.
+//! Simulated engines in this process, and the pace of a paused clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) fn in_process() -> Arc<InProcessEngines> {
 fn run(launch: EngineLaunch, terminate: CancellationToken) -> BoxFuture<'static, bool> {
     async move {
         let is_set = |name: &str| launch.set.iter().any(|(set, value)| set == name && value != "0");
-        // After `sim engine`.
+        // Skip `sim engine`.
         let flags: Vec<_> = launch.arguments.iter().skip(2).map(|flag| flag.to_string_lossy()).collect();
         let mut args = EngineArgs::from_flags(&flags);
         args.sim_dev_mode |= is_set("VLLM_SERVER_DEV_MODE");
@@ -35,13 +35,16 @@ fn run(launch: EngineLaunch, terminate: CancellationToken) -> BoxFuture<'static,
     .boxed()
 }
 
-/// How far a paused clock moves at once while nothing is to be done. What one task has written to a
-/// socket may be seen by another one only after such a step, so this is the latency of a hop.
+/// Step of a paused clock while all tasks wait.
+///
+/// A task may see another one's write to a socket only after such a step, so this is the latency of
+/// a hop.
 const STEP: Duration = Duration::from_millis(1);
 
-/// Keeps a paused clock at this pace, for as long as it is polled. Tokio moves such a clock to the
-/// next timer as soon as every task waits, also where that is for a socket which has just been
-/// written to: with this the next timer is never far.
+/// Keeps a paused clock at this pace, for as long as it is polled.
+///
+/// Tokio moves such a clock to the next timer as soon as every task waits, even if one waits for a
+/// socket that has just been written to. With this pace the next timer is never far.
 pub(super) async fn pace_paused_clock() {
     if is_clock_paused() {
         loop {

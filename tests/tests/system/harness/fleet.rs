@@ -1,6 +1,7 @@
-//! Routers, agents and simulated engines in this process, over real sockets. Where the test's clock
-//! is paused, so is theirs: waiting takes no time, and a busy machine makes nobody late. Dropping a
-//! `Fleet` stops it, also in a failing test.
+//! Routers, agents and simulated engines in this process, over real sockets.
+//!
+//! If the test's clock is paused, so is theirs: waiting takes no time, and a busy machine makes
+//! nobody late. Dropping a `Fleet` stops it, even in a failing test.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -30,7 +31,7 @@ use super::engines::{in_process, pace_paused_clock};
 use super::program::kill_group;
 use super::wait::{soon, until};
 
-/// The defaults for engines' flags.
+/// Defaults for engines' flags.
 const ENGINE_DEFAULTS: [(&str, &str); 2] = [("--sim-step-ms", "5"), ("--sim-start-ms", "50")];
 
 #[derive(Debug, Clone)]
@@ -86,7 +87,9 @@ impl Setup {
         self
     }
 
-    /// For what engines print, and what can be seen of their processes. Their clock is never paused.
+    /// Runs engines as processes, to test their output and their processes.
+    ///
+    /// Their clock is never paused.
     pub(crate) fn engines_as_processes(mut self) -> Self {
         self.engines_are_processes = true;
         self
@@ -128,7 +131,7 @@ pub(crate) struct RunningRouter {
 pub(crate) struct RunningAgent {
     pub(crate) shutdown: Shutdown,
     pub(crate) task: JoinHandle<Result<(), AgentError>>,
-    /// Below it the agent makes its own directory.
+    /// Run directory, below which the agent makes its own directory.
     pub(crate) run_dir: PathBuf,
 }
 
@@ -175,7 +178,7 @@ impl Fleet {
     }
 
     pub(crate) async fn launch(setup: Setup) -> Self {
-        // Shown when a test fails.
+        // This log is shown when a test fails.
         let log = hostler_boot::telemetry::LogConfig { level: "info,h2=off".into(), ..Default::default() };
         hostler_boot::telemetry::init(&log).unwrap();
         let directory = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
@@ -183,7 +186,7 @@ impl Fleet {
         let mut fleet =
             Self { routers: Vec::new(), agents: Vec::new(), setup: setup.clone(), directory, engines: in_process(), _pace: pace };
         for index in 0..setup.routers {
-            // Each has its socket, and keeps models' tokenizers, in a place of its own.
+            // Each router has its socket, and keeps models' tokenizers, in a separate place.
             let cache_dir = fleet.directory.path().join(format!("c{index}"));
             let operators_socket = fleet.directory.path().join(format!("o{index}.sock"));
             fleet.routers.push(RunningRouter::start(RouterConfig { cache_dir, operators_socket, ..setup.router.clone() }).await);
@@ -270,7 +273,7 @@ impl Fleet {
         self.admin().replica(id).await
     }
 
-    /// Waits until the first router sees this of a replica.
+    /// Waits until a replica meets this condition for the first router.
     pub(crate) async fn until_replica(&self, id: &str, what: &str, is: impl Fn(&Seen) -> bool) -> Seen {
         until(&format!("{id}: {what}"), async || {
             let replica = self.replica(id).await;
@@ -279,7 +282,7 @@ impl Fleet {
         .await
     }
 
-    /// The engine of a replica, without anything of ours between.
+    /// Endpoint of a replica's engine, without any Hostler process in between.
     pub(crate) async fn engine(&self, id: &str) -> Endpoint {
         Endpoint::Unix(self.replica(id).await.socket.into())
     }
@@ -289,33 +292,33 @@ impl Fleet {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 
-    /// Has an engine crash by itself, as of a request.
+    /// Makes an engine crash by itself, as if a request had caused it.
     pub(crate) async fn crash(&self, id: &str) {
         self.fault(id, "die").await;
     }
 
-    /// Kills an engine from outside, which is no request's doing.
+    /// Kills an engine from outside, which no request has caused.
     pub(crate) async fn kill(&self, id: &str) {
         let engine = self.replica(id).await.pid;
         if self.setup.engines_are_processes { kill_group(engine) } else { self.engines.kill(engine) }
     }
 
-    /// As SIGTERM from a stranger.
+    /// Ends an engine like SIGTERM from a third party.
     pub(crate) async fn terminate(&self, id: &str) {
         self.engines.terminate(self.replica(id).await.pid);
     }
 
-    /// Whether the engine that had this id lives.
+    /// Whether the engine with this id lives.
     pub(crate) fn is_running(&self, engine: u32) -> bool {
         self.engines.is_running(engine)
     }
 
-    /// Requests in flight on a replica, over all routers.
+    /// Waits until this many requests are in flight on a replica, over all routers.
     pub(crate) async fn until_in_flight(&self, id: &str, count: u32) {
         self.until_replica(id, &format!("{count} in flight"), |replica| replica.in_flight == count).await;
     }
 
-    /// Waits until no count of a request is left: of each router, of the agents, of the engines.
+    /// Waits until no request is counted any more: by the routers, the agents or the engines.
     pub(crate) async fn until_idle(&self) {
         until("nothing in flight", async || {
             for router in &self.routers {
@@ -340,20 +343,20 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        // What still runs ends with the runtime. An engine is killed when its supervisor's task is
-        // dropped.
+        // The remaining tasks end with the runtime. An engine is killed when its supervisor's task
+        // is dropped.
         self.agents.iter().for_each(|agent| agent.shutdown.stop());
         self.routers.iter().for_each(|router| router.shutdown.stop());
     }
 }
 
-/// The agents' side of a router's contract, for tests that speak it themselves.
+/// The agents' side of a router's contract, for tests that use it themselves.
 pub(crate) async fn link(router: SocketAddr) -> AgentLinkClient<Channel> {
     AgentLinkClient::new(TonicEndpoint::from_shared(format!("http://{router}")).unwrap().connect().await.unwrap())
 }
 
-/// Begins an `Attach` call as an agent of our own would, with these first messages; the sender is
-/// for more.
+/// Begins an `Attach` call as a real agent would, with these first messages; the sender is for
+/// more.
 pub(crate) async fn attach(
     router: SocketAddr,
     first: impl IntoIterator<Item = Message>,

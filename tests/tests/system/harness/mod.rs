@@ -1,4 +1,5 @@
-//! What the system tests are built from: fleets in this process, the program as a process of its own, clients, and waiting.
+//! Parts of the system tests: fleets in this process, the program as a separate process, clients,
+//! and waiting.
 
 mod admin;
 mod client;
@@ -23,7 +24,7 @@ use serde_json::{Value, json};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_hostler-under-test");
 
-/// The model of simulated engines unless another is named.
+/// Model of simulated engines unless another is named.
 pub(crate) const MODEL: &str = "simulated";
 
 /// A chat request of `tokens` tokens.
@@ -31,19 +32,20 @@ pub(crate) fn chat(tokens: usize) -> Value {
     json!({"model": MODEL, "messages": [{"role": "user", "content": "Tell me about engines."}], "max_tokens": tokens})
 }
 
-/// The same as an event stream.
+/// A chat request of `tokens` tokens as an event stream.
 pub(crate) fn chat_stream(tokens: usize) -> Value {
     let mut body = chat(tokens);
     body["stream"] = true.into();
     body
 }
 
-/// One that is not resumed when its engine is lost: a stop string, and sampling without a seed.
+/// A stream that is not resumed when its engine is lost: it has a stop string, and sampling without
+/// a seed.
 pub(crate) fn unresumed_stream(tokens: usize) -> Value {
     let mut body = chat_stream(tokens);
     body["stop"] = "never said".into();
     body
 }
 
-/// Where chats go.
+/// Route of chats.
 pub(crate) const CHAT: &str = "/v1/chat/completions";

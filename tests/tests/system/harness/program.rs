@@ -1,4 +1,5 @@
-//! The program as users run it: a process of its own in a place of its own, ended with all its engines when the test ends.
+//! The program as users run it: a separate process in a separate place, ended with all its engines
+//! when the test ends.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -16,10 +17,10 @@ use super::wait::{DEADLINE, until};
 #[derive(Debug)]
 pub(crate) struct Workplace {
     directory: TempDir,
-    /// Variables of its own, such as PATH.
+    /// Variables of this place, such as PATH.
     pub(crate) environment: Vec<(&'static str, &'static str)>,
     program: PathBuf,
-    /// Another one than the user who runs the test.
+    /// User of the programs, if it is not the user who runs the test.
     user: Option<u32>,
 }
 
@@ -39,12 +40,14 @@ pub(crate) struct Ended {
 
 impl Workplace {
     pub(crate) fn new() -> Self {
-        // Short: the paths of Unix sockets begin with it.
+        // Keep the path short: the paths of Unix sockets begin with it.
         let directory = tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap();
         Self { directory, environment: Vec::new(), program: PROGRAM.into(), user: None }
     }
 
-    /// Another user's, which only root can make. That user may not reach what cargo has built.
+    /// Creates another user's workplace, which only root can do.
+    ///
+    /// That user may not reach the files that cargo has built.
     pub(crate) fn of_user(user: u32) -> Self {
         let mut place = Self::new();
         place.program = place.path().join("hostler");
@@ -64,7 +67,7 @@ impl Workplace {
         path.to_str().unwrap().to_owned()
     }
 
-    /// What is below the run directory, sockets included.
+    /// Files below the run directory, sockets included.
     pub(crate) fn left(&self) -> Vec<PathBuf> {
         fn below(path: PathBuf, found: &mut Vec<PathBuf>) {
             for entry in fs::read_dir(path).into_iter().flatten().flatten() {
@@ -79,7 +82,7 @@ impl Workplace {
         found
     }
 
-    /// The processes that were started here and live, engines included.
+    /// Living processes that were started here, engines included.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let mark = format!("HOSTLER_AGENT_RUN_DIR={}", self.run_dir().display());
         let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -106,7 +109,7 @@ impl Workplace {
             command.env_remove(name);
         }
         command.args(arguments).env("HOME", self.directory.path()).env_remove("XDG_CONFIG_HOME").env_remove("XDG_STATE_HOME");
-        // Routers' sockets are below it, and nobody else's are found.
+        // Routers' sockets are below it, so no other router is found.
         command.env("XDG_RUNTIME_DIR", self.directory.path());
         command.env("HOSTLER_AGENT_RUN_DIR", self.run_dir()).stdin(Stdio::null());
         command.envs(self.environment.iter().copied());
@@ -117,9 +120,9 @@ impl Workplace {
         self.start_command(name, self.command(arguments))
     }
 
-    /// The same as leader of a session of its own, whose id is the program's.
+    /// Starts the program as leader of its own session, whose id is the program's.
     pub(crate) fn start_session(&self, name: &str, arguments: &[&str]) -> Program {
-        // It becomes the program, because this test's child leads no process group.
+        // `setsid` becomes the program, because this test's child leads no process group.
         let mut command = Command::new("setsid");
         command.arg(PROGRAM);
         self.start_command(name, self.adapt(command, arguments))
@@ -152,7 +155,7 @@ impl Workplace {
     }
 }
 
-/// Runs the program where nothing is configured.
+/// Runs the program in a place without configuration.
 pub(crate) async fn hostler(arguments: &[&str]) -> Ended {
     Workplace::new().run(arguments).await
 }
@@ -170,7 +173,7 @@ impl Program {
         fs::read_to_string(self.home.join(format!("{}.err", self.name))).unwrap_or_default()
     }
 
-    /// Waits for a line of its output with this prefix; returns the whole line.
+    /// Waits for an output line with this prefix, and returns the whole line.
     pub(crate) async fn line(&self, beginning: &str) -> String {
         until(&format!("a line {beginning:?}"), async || {
             let (out, error) = (self.stdout(), self.stderr());
@@ -181,14 +184,14 @@ impl Program {
         .await
     }
 
-    /// The address in a line such as `edge    http://127.0.0.1:8000/v1`, with TLS or without.
+    /// Address in a line such as `edge    http://127.0.0.1:8000/v1`, with TLS or without.
     pub(crate) async fn address(&self, of: &str) -> std::net::SocketAddr {
         let line = self.line(of).await;
         let address = line.split_whitespace().nth(1).unwrap().rsplit("://").next().unwrap().trim_end_matches("/v1");
         address.parse().unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
-    /// Its router, once it has said where.
+    /// Admin of the program's router, once it has printed its socket.
     pub(crate) async fn admin(&self) -> Admin {
         let line = self.line("socket").await;
         Admin::at(Path::new(line.split_whitespace().nth(1).unwrap()))
@@ -198,7 +201,7 @@ impl Program {
         self::signal(self.pid(), signal);
     }
 
-    /// Waits until it ends.
+    /// Waits until the program ends.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         let (home, name) = (self.home.clone(), self.name.clone());
         until("the program's end", async || {
@@ -214,7 +217,7 @@ impl Drop for Program {
     fn drop(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(5);
         while Instant::now() < deadline && self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
-            // The second signal stops it at once, engines included.
+            // The second signal stops the program at once, engines included.
             self.signal(Signal::TERM);
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -233,7 +236,7 @@ impl Drop for Program {
 }
 
 pub(crate) fn signal(pid: u32, signal: Signal) {
-    // One that has exited is fine.
+    // A process that has exited is fine.
     let _ = kill_process(process(pid), signal);
 }
 
@@ -245,7 +248,7 @@ pub(crate) fn signal_group(leader: u32, signal: Signal) {
     let _ = kill_process_group(process(leader), signal);
 }
 
-/// What a batch system does: it looks for the processes of a session and signals each.
+/// Acts like a batch system: finds the processes of a session and signals each.
 pub(crate) fn signal_session(leader: u32, signal: Signal) {
     let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let members: Vec<u32> = pids.filter(|pid| session_of(*pid) == Some(leader)).collect();
@@ -257,19 +260,19 @@ pub(crate) fn session_of(pid: u32) -> Option<u32> {
     stat_fields(pid)?.get(3)?.parse().ok()
 }
 
-/// The letter of what a process does, such as `T` of one that is stopped.
+/// Letter of a process's state, such as `T` for stopped.
 pub(crate) fn state_of(pid: u32) -> Option<char> {
     stat_fields(pid)?.first()?.chars().next()
 }
 
-/// The fields of its line in `/proc` after its name.
+/// Fields of the process's line in `/proc` after its name.
 fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;
     Some(rest.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Whether a process runs; one that has ended and was not collected does not.
+/// Whether a process runs. A process that has ended and was not reaped does not.
 pub(crate) fn is_alive(pid: u32) -> bool {
     state_of(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }

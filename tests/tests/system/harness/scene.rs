@@ -1,4 +1,4 @@
-//! A router in this process and agents as programs of their own, for what happens to the processes of an agent.
+//! A router in this process and agents as separate programs, for tests of an agent's processes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ impl Scene {
         self.start(name, replicas, flags, Workplace::start)
     }
 
-    /// The same as leader of a session, as a batch system starts jobs.
+    /// An agent of node `n0` as leader of a session, as a batch system starts jobs.
     pub(crate) fn job(&self, name: &str, replicas: &str, flags: &[&str]) -> Program {
         self.start(name, replicas, flags, Workplace::start_session)
     }
@@ -61,20 +61,20 @@ impl Scene {
         .await
     }
 
-    /// The directory of the only engine of the only agent.
+    /// Directory of the only engine of the only agent.
     pub(crate) fn engine(&self) -> PathBuf {
         let records: Vec<_> = self.place.left().into_iter().filter(|path| path.ends_with("engine.pid")).collect();
         assert_eq!(records.len(), 1, "{records:?}");
         records[0].parent().unwrap().to_owned()
     }
 
-    /// The processes that keep an engine.
+    /// Processes that keep an engine.
     pub(crate) fn keepers(&self) -> Vec<u32> {
         let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         self.place.processes().into_iter().filter(|pid| name(pid).trim() == "engine-keeper").collect()
     }
 
-    /// The agent ends as it should, and nothing is left, not even a file.
+    /// Ends the agent, which must exit as it should and leave nothing behind, not even a file.
     pub(crate) async fn ends(&self, agent: &mut Program, signal: Signal) {
         agent.signal(signal);
         assert!(agent.ended().await.success(), "{}", agent.stderr());

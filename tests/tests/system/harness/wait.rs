@@ -1,4 +1,6 @@
-//! Waiting for a condition, never for a time: each wait has a deadline, and says what it last saw when that passes.
+//! Waiting for a condition, never for a time.
+//!
+//! Each wait has a deadline, and reports its last observation when that passes.
 
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(90);
 /// How often a condition is checked.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Asks `probe` until it gives `Ok`; fails with its last `Err` at the deadline.
+/// Calls `probe` until it gives `Ok`; fails with its last `Err` at the deadline.
 pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<T, String>) -> T {
     let begun = Instant::now();
     let mut state = "it was never looked at".to_owned();
@@ -25,7 +27,7 @@ pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<
     panic!("waited {DEADLINE:?} for this: {what}\nlast seen: {state}");
 }
 
-/// The result of something that must end within the deadline.
+/// Result of a future that must end within the deadline.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(DEADLINE, future).await {
         Ok(value) => value,

@@ -1,4 +1,4 @@
-//! What is beside the service: health, reflection, and the other APIs on the same port.
+//! Neighbours of the service on its port: health, reflection, and the other APIs.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -155,7 +155,7 @@ async fn http_2_requests_that_are_no_grpc_are_refused() {
     assert_eq!(json.status, 415);
     let compressed = raw.call("/hostler.inference.v1.Inference/Generate", &text("x", 1), &[("grpc-encoding", "gzip")]).await;
     assert_eq!(compressed.code(), Code::Unimplemented);
-    // The other APIs are where they were.
+    // The other APIs are in their old place.
     assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
     let old = http::Request::post("/hostler.inference.v1.Inference/Generate").header("content-type", "application/grpc");
     let old = fleet.edge().request(old.body(Full::default()).unwrap()).await;

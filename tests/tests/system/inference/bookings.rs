@@ -27,7 +27,7 @@ async fn a_booking_counts_until_it_is_released_or_expires() {
     let chosen: Vec<_> = first.candidates.iter().filter(|candidate| candidate.chosen).collect();
     assert_eq!((chosen.len(), &chosen[0].replica), (1, &replica));
 
-    // The next one sees it counted.
+    // The next request sees this one counted.
     let mut load = [0; 2];
     let mut bookings = vec![id(&first)];
     for _ in 0..5 {

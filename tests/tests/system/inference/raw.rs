@@ -1,4 +1,4 @@
-//! A gRPC client that says what it is told to say, and watches no deadline.
+//! A gRPC client that sends exactly what it is given, and watches no deadline.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -15,13 +15,13 @@ pub(super) struct Raw {
     _connection: AbortOnDropHandle<()>,
 }
 
-/// What became of a call.
+/// Outcome of a call.
 #[derive(Debug)]
 pub(super) struct Called {
     pub(super) status: u16,
-    /// Of the body.
+    /// Bytes of the body.
     pub(super) bytes: usize,
-    /// With the trailers.
+    /// Headers, including the trailers.
     pub(super) headers: HeaderMap,
 }
 

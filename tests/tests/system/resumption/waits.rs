@@ -10,7 +10,7 @@ fn alone() -> Setup {
     Setup::agents(1).engine("--sim-step-ms 10").router(|router| router.stream_keepalive = Duration::from_millis(200))
 }
 
-/// One whose engine takes long to start.
+/// A single engine that takes long to start.
 fn slow() -> Setup {
     alone().engine("--sim-start-ms 4000")
 }
@@ -26,7 +26,7 @@ async fn open_all(fleet: &Fleet, count: u32, tokens: usize) -> Vec<Answering> {
     opened
 }
 
-/// The only engine is gone, and its streams wait for the next one.
+/// Kills the only engine, whose streams then wait for the next one.
 async fn kill_only_engine(fleet: &Fleet) {
     fleet.kill("n0/0").await;
     fleet.until_replica("n0/0", "starting again", |replica| !replica.is_ready()).await;

@@ -1,4 +1,4 @@
-//! The same recorded pages, and histograms of our own.
+//! Recorded pages and synthetic histograms.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Streams that leave an engine which lives.
+//! Streams that leave a living engine.
 
 use super::*;
 use crate::fleet::tests::{attach_node, report};
@@ -32,7 +32,7 @@ async fn a_stream_on_a_draining_replica_resumes_elsewhere() {
     for (path, body) in [(CHAT, BODY), (COMPLETIONS, r#"{"model":"m","prompt":[1,2],"stream":true,"max_tokens":5000}"#)] {
         let uncut = answer(FrontEnd::Python, path, body.as_bytes(), "cmpl-r1", &TEXTS).concat();
         let events = uncut.matches("\n\n").count();
-        // Behind the finish reason there is nothing to move.
+        // Behind the finish reason nothing is left to move.
         for cut in 1..events - 1 {
             let fixture = Fixture::start(2, &[(cut, Death::Silence)]).await;
             let begun = Instant::now();
@@ -105,7 +105,7 @@ async fn a_stream_leaves_a_replica_for_sleep_and_may_return() {
         sleep(Duration::from_millis(100)).await;
         fixture.enter(0, Phase::Sleeping).await;
         sleep(Duration::from_millis(200)).await;
-        // The same life of its engine.
+        // The engine's life is unchanged.
         fixture.enter(0, Phase::Ready).await;
         fixture.enter(1, Phase::Draining).await;
     };

@@ -20,7 +20,7 @@ const REQUESTS: [(&str, &str); 8] = [
     (MESSAGES, r#"{"model":"m","messages":[],"stream":true,"temperature":0}"#),
 ];
 
-/// Engines that tell their answers in these groups of tokens, one after the other.
+/// Engines that give their answers in these groups of tokens, one engine after another.
 async fn start(groups: &'static [usize], script: &[(usize, Death)]) -> Fixture {
     let front_ends = vec![FrontEnd::Python; groups.len()];
     let fixture = Fixture::start_telling(&front_ends, script, move |head, body, attempt| {
@@ -105,7 +105,7 @@ async fn a_killer_request_is_not_replayed_through_the_fleet() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_a_replay_leaves_nothing_behind() {
     let [(path, body), ..] = REQUESTS;
-    // While it catches up, and while no other engine has begun.
+    // The stream is silent while it catches up, and before another engine has begun.
     for replay in [(4, Death::Silence), (0, Death::Silence)] {
         let fixture = start(&[1, 1], &[(6, Death::Fault(Fault::EngineStopped)), replay]).await;
         let permit = fixture.admission.admit(&Caller::anonymous("".into()), UsageEstimate::default()).unwrap();

@@ -1,14 +1,14 @@
-//! Streams that no replica can go on with for a while.
+//! Streams that no replica can continue for a while.
 
 use super::*;
 use crate::fleet::tests::{announce, detach, report};
 
 const BODY: &str = r#"{"model":"m","messages":[],"stream":true,"temperature":0,"max_tokens":5000}"#;
 
-/// One that is sent again.
+/// A request whose stream is replayed.
 const REPLAYED: &str = r#"{"model":"m","messages":[],"stream":true,"temperature":0,"stop":["x"]}"#;
 
-/// The events without those that show nothing, which a replay may leave out.
+/// The events without empty ones, which a replay may leave out.
 fn telling(told: &str) -> Vec<String> {
     bare(told).split("\n\n").filter(|event| !event.contains(r#""delta":{"content":""}"#)).map(str::to_owned).collect()
 }
@@ -24,13 +24,13 @@ impl Fixture {
         Self::start(1, &[(3, end)]).await
     }
 
-    /// The agent is lost when the stream has begun.
+    /// The agent is lost once the stream has begun.
     async fn lose_agent(&self) {
         sleep(Duration::from_millis(100)).await;
         detach(&self.dispatch.fleet, 1).await;
     }
 
-    /// Another agent has this life of the engine.
+    /// Another agent attaches with this life of the engine.
     async fn attach_again(&self, epoch: u64) {
         let lane = attach(&self.dispatch.fleet, 2, vec![in_phase(Phase::Ready, epoch, None)]).await;
         self.tasks.spawn(serve(lane, self.script.clone(), self.seen.clone()));
@@ -40,7 +40,7 @@ impl Fixture {
         report(&self.dispatch.fleet, 1, false, vec![in_phase(phase, epoch, start_left)]).await;
     }
 
-    /// The agent goes on to report.
+    /// The agent keeps reporting.
     async fn live(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -75,7 +75,7 @@ async fn a_stream_waits_for_the_next_life_of_its_engine() {
     for death in [Fault::EngineLost, Fault::EngineStopped] {
         let fixture = Fixture::with_one(Death::Fault(death)).await;
         let starts_again = async {
-            // Its process dies slowly.
+            // The process dies slowly.
             fixture.live(Duration::from_secs(5)).await;
             fixture.enter_life(Phase::Failed, 1, Some(Duration::from_secs(31))).await;
             fixture.live(Duration::from_secs(1)).await;

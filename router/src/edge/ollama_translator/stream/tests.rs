@@ -60,7 +60,7 @@ fn told_of(form: OllamaRoute, pieces: &[&[u8]]) -> (String, Option<TranslationEr
     (String::from_utf8(lines).unwrap(), cut)
 }
 
-/// An event a piece, with the blank line behind it.
+/// Splits a stream into its events, each with the blank line behind it.
 fn events(stream: &str) -> Vec<&[u8]> {
     stream.split_inclusive("\n\n").map(str::as_bytes).collect()
 }
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// What a client makes of lines: each text in all its pieces, the calls without their ids, and the end.
+/// A client's view of lines: each text in one piece, the calls without their ids, and the end.
 fn understood(lines: &str) -> Value {
     let mut told = json!({"content": "", "thinking": "", "tokens": [], "calls": []});
     for line in timeless(lines) {

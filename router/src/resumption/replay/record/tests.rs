@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use super::super::samples::{Grouping, event_count, replayed_answer, resumed_stream, understood};
 use super::*;
 
-/// Requests of each kind: with tools and reasoning, with log probabilities, of several choices, of a text with usage.
+/// Requests of each kind: with tools and reasoning, log probabilities, several choices, or a text
+/// with usage.
 const REQUESTS: [(ReplayApi, &str, &str); 9] = [
     (ReplayApi::Chat, "/v1/chat/completions", r#"{"tools":[]}"#),
     (ReplayApi::Chat, "/v1/chat/completions", r#"{"tools":[],"logprobs":true,"stream_options":{"include_usage":true}}"#),
@@ -52,13 +53,13 @@ proptest! {
     ) {
         let uncut = understood(&told(front_end, request, &[(1, 0)]).unwrap());
         let mut engines = engines;
-        // The first one has told something.
+        // The first engine has sent something.
         engines[0].1 = engines[0].1.max(1);
         prop_assert_eq!(understood(&told(front_end, request, &engines).unwrap()), uncut);
     }
 }
 
-/// Replays events after these; what is new of them.
+/// Replays events after these and returns what is new.
 fn replay(api: ReplayApi, first: &[String], again: &[String]) -> Result<String, Difference> {
     let mut record = ReplayRecord::new(api, &RecordMemory::default());
     first.iter().for_each(|event| record.observe(event.as_bytes()));
@@ -84,7 +85,7 @@ fn any_deviation_of_a_replay_is_detected() {
             }
             assert_eq!(replay(*api, &first[..count - 2], &again), Err(Difference), "{:?} {from}", REQUESTS[request]);
         }
-        // One that ends before.
+        // The replay ends before the stream did.
         let mut short = events(request, 1, 1);
         short.drain(2..count - 3);
         assert_eq!(replay(*api, &first[..count - 2], &short), Err(Difference), "{:?}", REQUESTS[request]);

@@ -3,7 +3,7 @@ use super::*;
 const ONE: Channel = Channel { kind: 1, index: 0 };
 const OTHER: Channel = Channel { kind: 2, index: 0 };
 
-/// Told `ab` and `é` in one channel, a mark, and `c` in the other one.
+/// A transcript with `ab` and `é` in one channel, a mark, and `c` in another channel.
 fn told() -> (Transcript, LaneAt) {
     let mut transcript = Transcript::new(&RecordMemory::default());
     let lane = transcript.lane((0, 0)).unwrap();
@@ -26,7 +26,7 @@ fn repeated_text_is_recognized_in_other_pieces() {
     assert_eq!(transcript.tell_text(lane, OTHER, "cd"), Ok(1));
     assert!(transcript.is_told());
     assert_eq!(transcript.tell_text(lane, OTHER, "e"), Ok(0));
-    // What was new belongs to it from then on.
+    // New pieces belong to the transcript from then on.
     transcript.rewind();
     assert_eq!(transcript.tell_text(lane, ONE, "abé"), Ok(4));
     assert_eq!(transcript.tell_mark(lane, 9, &["x", "y"]), Ok(true));
@@ -42,7 +42,7 @@ fn any_other_text_is_a_difference() {
     assert!(differs(&|told, lane| told.tell_text(lane, ONE, "ax").is_err()));
     assert!(differs(&|told, lane| told.tell_text(lane, OTHER, "ab").is_err()));
     assert!(differs(&|told, lane| told.tell_mark(lane, 9, &["x", "y"]).is_err()));
-    // More in a channel than there was before the next one.
+    // More text in a channel than the first stream had before its next piece.
     assert!(differs(&|told, lane| told.tell_text(lane, ONE, "abéz").is_err()));
     let after_text = |parts: &[&str]| {
         let (mut transcript, lane) = told();
