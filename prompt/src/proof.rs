@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+use hostler_api::Route;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -74,7 +75,7 @@ impl Coverage {
     /// Records a comparison, attributed to the sample's last form, because the others have separate
     /// samples.
     pub fn record(&mut self, sample: &Value, compared: Result<Agreement, Difference>) {
-        let request = PromptRequest::parse("/tokenize", sample.to_string().as_bytes());
+        let request = PromptRequest::parse(Route::Tokenize.path(), sample.to_string().as_bytes());
         let Some(form) = request.and_then(|request| request.forms().iter().next_back()) else { return };
         match compared {
             Ok(Agreement::Nothing) => {}
@@ -184,7 +185,7 @@ pub fn compare(encoder: &Encoder, dialect: Dialect, body: &[u8], answer: (u16, &
         tokens: Vec<u32>,
     }
     let differ = |what| Err(Difference { sample: shortened(body), what });
-    let Some(request) = PromptRequest::parse("/tokenize", body) else { return differ(DifferenceKind::NoRequest) };
+    let Some(request) = PromptRequest::parse(Route::Tokenize.path(), body) else { return differ(DifferenceKind::NoRequest) };
     let encoded = encoder.encode_in(dialect, &request);
     let engine = match answer {
         (200, body) => match serde_json::from_slice::<Answer>(body) {

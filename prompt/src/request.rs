@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use hostler_api::Route;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -83,15 +84,16 @@ impl PromptRequest {
     /// accepts, or whose values would take too much memory.
     #[must_use]
     pub fn parse(path: &str, body: &[u8]) -> Option<Self> {
-        let fields: RequestFields<'_> = match path {
-            "/v1/chat/completions" | "/v1/completions" | "/tokenize" => serde_json::from_slice(body).ok()?,
+        let route = Route::of(path);
+        let fields: RequestFields<'_> = match route {
+            Route::ChatCompletions | Route::Completions | Route::Tokenize => serde_json::from_slice(body).ok()?,
             _ => return None,
         };
-        let is_chat = path == "/v1/chat/completions" || path == "/tokenize" && fields.messages.is_some();
-        match path {
+        let is_chat = route == Route::ChatCompletions || route == Route::Tokenize && fields.messages.is_some();
+        match route {
             _ if is_chat && check_tree_size(body).is_err() => None,
-            _ if is_chat => fields.into_chat(path != "/tokenize"),
-            "/tokenize" => fields.into_tokenize(),
+            _ if is_chat => fields.into_chat(route != Route::Tokenize),
+            Route::Tokenize => fields.into_tokenize(),
             _ => fields.into_completion(),
         }
     }

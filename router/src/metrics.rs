@@ -6,25 +6,26 @@ use std::time::Duration;
 use hostler_boot::metrics::MetricRegistry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use strum::EnumCount;
 use tokio::time::Instant;
 
 use crate::cache_level::CacheLevel;
-use crate::outcome::{AnswerOutcome, RefusalReason};
+use crate::outcome::{AnswerOutcome, LossCause, RefusalReason, names};
 use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
 
 /// The router's own metrics.
 #[derive(Debug)]
 pub struct RouterMetrics {
-    answers: [Counter; 3],
-    placements: [Counter; 3],
-    predicted_cached: [Counter; 3],
-    actual_cached: [Counter; 3],
+    answers: [Counter; AnswerOutcome::COUNT],
+    placements: [Counter; CacheLevel::COUNT],
+    predicted_cached: [Counter; CacheLevel::COUNT],
+    actual_cached: [Counter; CacheLevel::COUNT],
     cached_error: Histogram,
     first_token: Histogram,
     first_token_ratio: Histogram,
     queue_time: Histogram,
-    refused: [Counter; 8],
+    refused: [Counter; RefusalReason::COUNT],
     key_file_reads: [Counter; 2],
     /// Attempts beyond a request's first.
     pub retries: Counter,
@@ -40,7 +41,7 @@ pub struct RouterMetrics {
     stream_events: Counter,
     completion_tokens: Counter,
     resumptions: [Counter; RESUMPTION_OUTCOMES.len()],
-    resumption_reasons: [Counter; BREAK_REASONS.len()],
+    resumption_reasons: [Counter; LossCause::COUNT],
     resumption_pause: Histogram,
 }
 
@@ -53,10 +54,6 @@ const RESUMPTION_OUTCOMES: [&str; 6] = [
     "replay_failed",
     "replay_resumed",
 ];
-
-/// Why a stream broke, in the access log's words.
-const BREAK_REASONS: [&str; 9] =
-    ["agent_lost", "difference", "draining", "engine_error", "engine_lost", "engine_stopped", "incomplete", "protocol", "silent"];
 
 const RETRIES_DENIED_HELP: &str =
     "Failures that clients got because the retry budget of attempts that were lost, or refused by an engine, was used up.";
@@ -76,13 +73,13 @@ impl Default for RouterMetrics {
 impl RouterMetrics {
     /// Registers the metrics on `page`.
     pub fn register(page: &mut MetricRegistry) -> Self {
-        let levels = CacheLevel::ALL.map(CacheLevel::as_str);
+        let levels = names::<CacheLevel, _>();
         Self {
             answers: page.register_counters(
                 "answers",
                 "outcome",
                 "Answers that had begun, by how they ended.",
-                AnswerOutcome::ALL.map(AnswerOutcome::as_str),
+                names::<AnswerOutcome, _>(),
             ),
             placements: page.register_counters("placements", "level", "Requests sent to a replica, by how its cache was known.", levels),
             predicted_cached: page.register_counters(
@@ -108,7 +105,7 @@ impl RouterMetrics {
                 "refused",
                 "reason",
                 "Requests that got no engine's answer, by why.",
-                RefusalReason::ALL.map(RefusalReason::as_str),
+                names::<RefusalReason, _>(),
             ),
             key_file_reads: page.register_counters(
                 "key_file_reads",
@@ -147,7 +144,7 @@ impl RouterMetrics {
                 "resumption_reasons",
                 "reason",
                 "The same, by what was the matter with the engine.",
-                BREAK_REASONS,
+                names::<LossCause, _>(),
             ),
             resumption_pause: page.register(
                 "resumption_pause_seconds",
@@ -159,19 +156,17 @@ impl RouterMetrics {
 
     /// Records the resumption of a stream of this tier that has lost its engine. `pause` is how
     /// long it took to go on, if it did.
-    pub(crate) fn record_resumption(&self, tier: ResumeTier, reason: &str, pause: Option<Duration>) {
+    pub(crate) fn record_resumption(&self, tier: ResumeTier, cause: LossCause, pause: Option<Duration>) {
         let Some(row) = ResumeTier::RESUMED.iter().position(|name| *name == tier.as_str()) else { return };
         self.resumptions[2 * row + usize::from(pause.is_some())].inc();
-        if let Some(at) = BREAK_REASONS.iter().position(|known| *known == reason) {
-            self.resumption_reasons[at].inc();
-        }
+        self.resumption_reasons[cause as usize].inc();
         pause.inspect(|pause| self.resumption_pause.observe(pause.as_secs_f64()));
     }
 
     /// How many streams have left an engine for this reason.
     #[cfg(test)]
-    pub(crate) fn resumptions(&self, reason: &str) -> u64 {
-        BREAK_REASONS.iter().position(|known| *known == reason).map_or(0, |at| self.resumption_reasons[at].get())
+    pub(crate) fn resumptions(&self, cause: LossCause) -> u64 {
+        self.resumption_reasons[cause as usize].get()
     }
 
     pub fn observe_first_byte(&self, begun: Instant) {

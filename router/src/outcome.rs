@@ -1,7 +1,11 @@
 //! How requests end, in the words that the metrics and the access log share.
 
+use hostler_proto::lane::Fault;
+use strum::{EnumCount, IntoStaticStr, VariantNames};
+
 /// How an answer that had begun ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumCount, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum AnswerOutcome {
     Complete,
     /// The engine or its node broke off.
@@ -10,20 +14,59 @@ pub enum AnswerOutcome {
 }
 
 impl AnswerOutcome {
-    /// All outcomes, each at its own index.
-    pub(crate) const ALL: [Self; 3] = [Self::Complete, Self::Broken, Self::ClientLeft];
-
     pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Complete => "complete",
-            Self::Broken => "broken",
-            Self::ClientLeft => "client_left",
+        self.into()
+    }
+}
+
+/// Why an attempt failed, or a stream left its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumCount, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum LossCause {
+    /// The connection to its agent. The engine may live.
+    AgentLost,
+    /// A replay gave another answer than the client has got.
+    Difference,
+    /// The stream moves because its replica is emptied.
+    Draining,
+    /// The engine reported an error.
+    EngineError,
+    EngineLost,
+    EngineStopped,
+    /// The engine ended the answer before it was complete.
+    Incomplete,
+    /// The agent broke the protocol of lanes.
+    Protocol,
+    /// The stream moves because its agent is silent.
+    Silent,
+}
+
+impl LossCause {
+    pub(crate) fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// Whether no request and no operator explains the loss: a host or an agent died, or an engine's
+    /// answer just ended.
+    pub(crate) fn is_unexplained(self) -> bool {
+        matches!(self, Self::AgentLost | Self::Incomplete)
+    }
+}
+
+impl From<Fault> for LossCause {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::EngineStopped => Self::EngineStopped,
+            Fault::LaneLost => Self::AgentLost,
+            Fault::Protocol => Self::Protocol,
+            Fault::EngineLost | Fault::NotReady => Self::EngineLost,
         }
     }
 }
 
 /// Why a request got no engine's answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumCount, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum RefusalReason {
     /// The request itself: malformed, too large, or of an unknown model.
     Request,
@@ -39,34 +82,7 @@ pub enum RefusalReason {
     CrashSuspect,
 }
 
-impl RefusalReason {
-    /// All reasons, each at its own index.
-    pub(crate) const ALL: [Self; 8] =
-        [Self::Request, Self::NoRoute, Self::NoKey, Self::WrongKey, Self::Full, Self::Limit, Self::Fleet, Self::CrashSuspect];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Request => "request",
-            Self::NoRoute => "no_route",
-            Self::NoKey => "no_key",
-            Self::WrongKey => "wrong_key",
-            Self::Full => "full",
-            Self::Limit => "limit",
-            Self::Fleet => "fleet",
-            Self::CrashSuspect => "crash_suspect",
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cache_level::CacheLevel;
-
-    #[test]
-    fn outcomes_reasons_and_levels_match_their_counter_indices() {
-        assert!(AnswerOutcome::ALL.iter().enumerate().all(|(number, outcome)| *outcome as usize == number));
-        assert!(RefusalReason::ALL.iter().enumerate().all(|(number, reason)| *reason as usize == number));
-        assert!(CacheLevel::ALL.iter().enumerate().all(|(number, level)| *level as usize == number));
-    }
+/// The words of an enumeration, each at its variant's number, for counters by variant.
+pub(crate) fn names<T: VariantNames, const COUNT: usize>() -> [&'static str; COUNT] {
+    std::array::from_fn(|number| T::VARIANTS[number])
 }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use hostler_api::Route;
 use http::header::{self, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, SERVER, VARY};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -31,36 +32,36 @@ type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Every path with its method, in the words of `allow`.
 const ROUTES: &[(&str, &str)] = &[
-    ("/v1/chat/completions", "POST"),
-    ("/v1/completions", "POST"),
-    ("/v1/responses", "POST"),
-    ("/v1/messages", "POST"),
-    ("/v1/messages/count_tokens", "POST"),
-    ("/v1/embeddings", "POST"),
-    ("/tokenize", "POST"),
-    ("/detokenize", "POST"),
-    ("/invocations", "POST"),
+    (Route::ChatCompletions.path(), "POST"),
+    (Route::Completions.path(), "POST"),
+    (Route::Responses.path(), "POST"),
+    (Route::Messages.path(), "POST"),
+    (Route::CountTokens.path(), "POST"),
+    (Route::Embeddings.path(), "POST"),
+    (Route::Tokenize.path(), "POST"),
+    (Route::Detokenize.path(), "POST"),
+    (Route::Invocations.path(), "POST"),
     ("/reset_prefix_cache", "POST"),
     ("/sleep", "POST"),
     ("/wake_up", "POST"),
     ("/is_sleeping", "GET"),
     ("/collective_rpc", "POST"),
-    ("/v1/load_lora_adapter", "POST"),
-    ("/v1/unload_lora_adapter", "POST"),
+    (Route::LoadAdapter.path(), "POST"),
+    (Route::UnloadAdapter.path(), "POST"),
     ("/sim/fault", "POST"),
     ("/sim/model/tokenizer.json", "GET"),
     ("/sim/model/tokenizer_config.json", "GET"),
-    ("/v1/models", "GET"),
-    ("/health", "GET"),
-    ("/ping", "GET, POST"),
-    ("/version", "GET"),
-    ("/load", "GET"),
+    (Route::Models.path(), "GET"),
+    (Route::Health.path(), "GET"),
+    (Route::Ping.path(), "GET, POST"),
+    (Route::Version.path(), "GET"),
+    (Route::Load.path(), "GET"),
     ("/metrics", "GET"),
     ("/metrics/", "GET"),
 ];
 
 /// Paths that vLLM's Rust front-end lacks, up to 0.33 at least, with everything below them.
-const RUST_LACKS: [&str; 5] = ["/v1/messages", "/v1/responses", "/v1/embeddings", "/invocations", "/ping"];
+const RUST_LACKS: [Route; 5] = [Route::Messages, Route::Responses, Route::Embeddings, Route::Invocations, Route::Ping];
 
 pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Reply, BodyError> {
     let given_id = request.headers().get(REQUEST_ID).cloned();
@@ -105,10 +106,11 @@ fn preflight(method: &Method, headers: &HeaderMap, is_allowed: bool) -> Option<R
 
 async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderValue>) -> Result<Reply, BodyError> {
     let path = request.uri().path();
-    if api.args.sim_rust_front_end && RUST_LACKS.iter().any(|lacked| path.starts_with(lacked)) {
+    if api.args.sim_rust_front_end && RUST_LACKS.iter().any(|lacked| path.starts_with(lacked.path())) {
         return Ok(rust_not_found());
     }
-    if let Some(below) = path.strip_prefix("/v1/responses/") {
+    let below = path.strip_prefix(Route::Responses.path()).and_then(|rest| rest.strip_prefix('/'));
+    if let Some(below) = below {
         return Ok(api::stored_response(api, request.method(), &percent_decode(below)));
     }
     let Some((path, allowed)) = ROUTES.iter().find(|(known, _)| *known == path && is_enabled(api, path)) else {
@@ -118,7 +120,7 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
         // Name the first route of a path, as FastAPI does.
         return Ok(wrong_method(allowed.split(", ").next().unwrap_or(allowed)));
     }
-    if request.method() == Method::GET || *path == "/ping" {
+    if request.method() == Method::GET || Route::of(path) == Route::Ping {
         return Ok(get(api, path, request.uri().query().unwrap_or_default()));
     }
     let query = request.uri().query().unwrap_or_default().to_owned();
@@ -137,12 +139,12 @@ async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderVa
     {
         return Ok(error.reply());
     }
-    let (path, body) = match *path {
-        "/invocations" => match api::parse_invocation(&body, adapter.as_deref()) {
+    let (path, body) = match Route::of(path) {
+        Route::Invocations => match api::parse_invocation(&body, adapter.as_deref()) {
             Ok(carried) => carried,
             Err(error) => return Ok(error.reply()),
         },
-        path => (path, body),
+        _ => (*path, body),
     };
     Ok(post(api, (path, &query), &body, id).await.unwrap_or_else(|error| error.reply()))
 }
@@ -156,14 +158,14 @@ fn rust_not_found() -> Reply {
 
 /// Whether a route checks the content type of a body.
 fn is_client_route(path: &str) -> bool {
-    path.starts_with("/v1/") || matches!(path, "/tokenize" | "/detokenize" | "/invocations")
+    path.starts_with("/v1/") || matches!(Route::of(path), Route::Tokenize | Route::Detokenize | Route::Invocations)
 }
 
 /// Whether a route is enabled. vLLM has some routes only if it was started for them.
 fn is_enabled(api: &Api, path: &str) -> bool {
-    match path {
-        "/sleep" | "/wake_up" | "/is_sleeping" | "/collective_rpc" => api.args.sim_dev_mode,
-        "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => api.args.sim_runtime_lora,
+    match (Route::of(path), path) {
+        (_, "/sleep" | "/wake_up" | "/is_sleeping" | "/collective_rpc") => api.args.sim_dev_mode,
+        (Route::LoadAdapter | Route::UnloadAdapter, _) => api.args.sim_runtime_lora,
         _ => true,
     }
 }
@@ -172,41 +174,41 @@ async fn post(api: &Api, (path, query): (&str, &str), body: &Bytes, id: Option<&
     if path.starts_with("/v1/") {
         apply_triggers(api, body)?;
     }
-    match path {
-        "/v1/chat/completions" => api::chat(api, body, id).await,
-        "/v1/completions" => api::completions(api, body, id).await,
-        "/v1/responses" => api::responses(api, body, id).await,
-        "/v1/messages" => api::messages(api, body, id).await,
-        "/v1/messages/count_tokens" => api::count_tokens(api, body),
-        "/v1/embeddings" => api::embeddings(api, body, id).await,
-        "/tokenize" => api::tokenize(api, body),
-        "/detokenize" => api::detokenize(api, body),
-        "/reset_prefix_cache" => {
+    match (Route::of(path), path) {
+        (Route::ChatCompletions, _) => api::chat(api, body, id).await,
+        (Route::Completions, _) => api::completions(api, body, id).await,
+        (Route::Responses, _) => api::responses(api, body, id).await,
+        (Route::Messages, _) => api::messages(api, body, id).await,
+        (Route::CountTokens, _) => api::count_tokens(api, body),
+        (Route::Embeddings, _) => api::embeddings(api, body, id).await,
+        (Route::Tokenize, _) => api::tokenize(api, body),
+        (Route::Detokenize, _) => api::detokenize(api, body),
+        (_, "/reset_prefix_cache") => {
             let success = api.core.reset_cache().await;
             Ok(json(StatusCode::OK, format!(r#"{{"success":{success}}}"#)))
         }
-        "/sleep" => Ok(api::sleep(api, query).await),
-        "/wake_up" => Ok(api::wake_up(api, query).await),
-        "/collective_rpc" => Ok(api::collective_rpc(api, body)),
-        "/v1/load_lora_adapter" => api::load_adapter(api, body),
-        "/v1/unload_lora_adapter" => api::unload_adapter(api, body),
+        (_, "/sleep") => Ok(api::sleep(api, query).await),
+        (_, "/wake_up") => Ok(api::wake_up(api, query).await),
+        (_, "/collective_rpc") => Ok(api::collective_rpc(api, body)),
+        (Route::LoadAdapter, _) => api::load_adapter(api, body),
+        (Route::UnloadAdapter, _) => api::unload_adapter(api, body),
         _ => set_fault(api, body).await,
     }
 }
 
 fn get(api: &Api, path: &str, query: &str) -> Reply {
-    match path {
-        "/health" | "/ping" => empty(),
-        "/version" => json(StatusCode::OK, format!(r#"{{"version":"{VLLM_VERSION}"}}"#)),
-        "/load" => {
+    match (Route::of(path), path) {
+        (Route::Health | Route::Ping, _) => empty(),
+        (Route::Version, _) => json(StatusCode::OK, format!(r#"{{"version":"{VLLM_VERSION}"}}"#)),
+        (Route::Load, _) => {
             let counted = api.args.enable_server_load_tracking;
             let load = if counted { api.core.in_flight() } else { 0 };
             json(StatusCode::OK, format!(r#"{{"server_load":{load}}}"#))
         }
-        "/v1/models" => api::models(api),
-        "/is_sleeping" => api::is_sleeping(api),
-        "/sim/model/tokenizer.json" => json(StatusCode::OK, tokenizer_json()),
-        "/sim/model/tokenizer_config.json" => json(StatusCode::OK, tokenizer_config_json()),
+        (Route::Models, _) => api::models(api),
+        (_, "/is_sleeping") => api::is_sleeping(api),
+        (_, "/sim/model/tokenizer.json") => json(StatusCode::OK, tokenizer_json()),
+        (_, "/sim/model/tokenizer_config.json") => json(StatusCode::OK, tokenizer_config_json()),
         _ => {
             let text = render(&api.core.metrics, &api.args, &requested_names(query));
             whole(StatusCode::OK, "text/plain; version=1.0.0; charset=utf-8", text)

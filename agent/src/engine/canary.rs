@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use hostler_api::Route;
 use http::StatusCode;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
@@ -61,7 +62,7 @@ impl Canary {
         // Every vocabulary has a token 1, and a prompt of tokens needs no tokenizer.
         let body = json!({"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0}).to_string();
         let asked = Instant::now();
-        let outcome = match self.client.post("/v1/completions", body, deadline).await {
+        let outcome = match self.client.post(Route::Completions.path(), body, deadline).await {
             Ok(reply) if reply.status.is_success() => CanaryOutcome::Computed,
             Ok(reply) if reply.status.is_server_error() => CanaryOutcome::Failed(format!("status {}", reply.status.as_u16())),
             Ok(reply) => CanaryOutcome::Unsupported(reply.status),

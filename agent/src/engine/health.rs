@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hostler_api::Route;
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -45,39 +46,11 @@ const MODELS_TIMEOUT: Duration = Duration::from_secs(30);
 const ROUTE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Route that shows which tokens the engine makes of a prompt.
-const TOKENIZE: &str = "/tokenize";
+const TOKENIZE: &str = Route::Tokenize.path();
 
 /// Routes that a front-end must have, and their purpose.
 const REQUIRED_ROUTES: [(&str, &str); 2] =
     [("/metrics", "which tells its load"), (TOKENIZE, "by which routers learn how it encodes prompts")];
-
-/// Client routes that releases of the Rust front-end lack.
-///
-/// The Python front-end has those that its model can answer.
-const CLIENT_ROUTES: [&str; 22] = [
-    "/v1/messages",
-    "/v1/responses",
-    "/invocations",
-    "/v1/chat/completions/batch",
-    "/v1/chat/completions/render",
-    "/v1/completions/render",
-    "/v1/systemone",
-    "/generative_scoring",
-    "/tokenizer_info",
-    "/v1/embeddings",
-    "/v2/embed",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/v1/score",
-    "/rerank",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/cohere/v2/chat",
-    "/inference/v1/generate",
-];
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HealthEvent {
@@ -185,7 +158,7 @@ async fn missing_route(client: &mut ApiClient, front_end: FrontEndInUse) -> Opti
 
 async fn missing_client_routes(client: &mut ApiClient) -> Vec<&'static str> {
     let mut missing = Vec::new();
-    for route in CLIENT_ROUTES {
+    for route in Route::all().filter(|route| route.may_be_missing()).map(Route::path) {
         if is_missing(client, route).await {
             missing.push(route);
         }
@@ -287,7 +260,7 @@ fn health_error(answer: &Result<ApiReply, FetchError>) -> Option<String> {
 }
 
 async fn read_models(client: &mut ApiClient) -> Result<Vec<ModelCard>, String> {
-    let reply = client.get("/v1/models", MODELS_TIMEOUT).await.map_err(|error| format!("cannot read /v1/models: {error}"))?;
+    let reply = client.get(Route::Models.path(), MODELS_TIMEOUT).await.map_err(|error| format!("cannot read /v1/models: {error}"))?;
     if reply.status != StatusCode::OK {
         return Err(format!("/v1/models has status {}", reply.status.as_u16()));
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hostler_api::{Route, Work};
 use hostler_boot::root_cause;
 use hostler_proto::lane::{Fault, RequestHead, StreamFault, is_keep_alive_comment};
 use http::StatusCode;
@@ -186,10 +187,7 @@ async fn assume_prefilled_after(in_flight: Option<&InFlight>, prefill_estimate: 
 /// while the core hangs.
 fn needs_engine_core(head: &RequestHead) -> bool {
     let path = head.path.split('?').next().unwrap_or_default();
-    head.method == "POST"
-        && !matches!(path, "/tokenize" | "/detokenize" | "/v1/messages/count_tokens")
-        && !path.ends_with("/cancel")
-        && !path.ends_with("/render")
+    head.method == "POST" && Route::of(path).work() != Work::Nothing
 }
 
 fn not_ready(message: String) -> StreamFault {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use hostler_proto::lane::Header;
 
 use super::OpenEntry;
+use crate::outcome::LossCause;
 use crate::traces::{RequestTrace, TraceParent};
 
 /// An attempt. It ends when this is dropped, unless its end was recorded before.
@@ -48,8 +49,8 @@ impl AttemptEntry {
     }
 
     /// Records that the attempt failed because of `cause`.
-    pub(crate) fn record_failure(&self, cause: &'static str) {
-        self.update(|trace, attempt| trace.end_attempt(attempt, Some(cause)));
+    pub(crate) fn record_failure(&self, cause: LossCause) {
+        self.update(|trace, attempt| trace.end_attempt(attempt, Some(cause.as_str())));
     }
 
     fn update(&self, note: impl FnOnce(&mut RequestTrace, usize)) {

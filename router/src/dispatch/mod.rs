@@ -46,8 +46,8 @@ use crate::fleet::{Fleet, InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementDecision, PlacementFeedback, Placer, Prompt, RequestQueue};
-use crate::resume_tier::ResumeTier;
-use crate::resumption::{RecordMemory, check_engine, check_replaying_engine, unasked_part, without_asking};
+use crate::resume_tier::{NotResumed, ResumeTier};
+use crate::resumption::{RecordMemory, ResumePlan, check_engine, check_replaying_engine, unasked_part, without_asking};
 use crate::sse::Dialect;
 use binding::Binding;
 
@@ -56,9 +56,6 @@ const MAX_PREFILL_SECONDS: f64 = 600.0;
 
 /// How often a router in its startup grace looks for a replica.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Resume reason of answers that do not stream.
-pub(crate) const NO_STREAM: &str = "no_stream";
 
 const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";
 
@@ -198,8 +195,8 @@ impl Dispatch {
         let prefill_estimate = Duration::from_secs_f64(chosen.first_token_seconds().clamp(0.001, MAX_PREFILL_SECONDS));
         let replica = chosen.replica.clone();
         let resume = resume_tier(outgoing, &replica);
-        let body = match (&outgoing.sampling, resume) {
-            (Ok(_), ResumeTier::None(_)) => without_asking(&outgoing.body),
+        let body = match (&outgoing.resume_plan, resume) {
+            (ResumePlan::Continue(_), ResumeTier::None(_)) => without_asking(&outgoing.body),
             _ => outgoing.body.clone(),
         };
         let mut head = RequestHead {
@@ -375,33 +372,20 @@ impl Dispatch {
 
 /// Ends an attempt without an answer.
 fn lose(entry: &AttemptEntry, broken: StreamFault) -> AttemptOutcome {
-    entry.record_failure(fault_label(broken.fault));
+    entry.record_failure(broken.fault.into());
     AttemptOutcome::Lost(broken)
-}
-
-/// The access log's word for an answer whose agent was lost. Its engine may live.
-const AGENT_LOST: &str = "agent_lost";
-
-/// The word in the access log and in traces for the fault that broke an answer.
-fn fault_label(fault: Fault) -> &'static str {
-    match fault {
-        Fault::EngineStopped => "engine_stopped",
-        Fault::LaneLost => AGENT_LOST,
-        Fault::Protocol => "protocol",
-        Fault::EngineLost | Fault::NotReady => "engine_lost",
-    }
 }
 
 /// How a stream on this replica is resumed if the engine dies.
 fn resume_tier(outgoing: &OutboundRequest, replica: &Replica) -> ResumeTier {
     let launch = replica.state.launch.as_ref();
-    let tier = match (&outgoing.sampling, &outgoing.replay) {
-        (_, Some(_)) => check_replaying_engine(launch).map(|()| ResumeTier::Replay),
-        (Ok(sampling), None) => check_engine(launch, sampling.api).map(|()| sampling.tier),
-        (Err(reason), None) => Err(*reason),
+    let tier = match &outgoing.resume_plan {
+        ResumePlan::Continue(sampling) => check_engine(launch, sampling.api).map(|()| sampling.tier),
+        ResumePlan::Replay(_) => check_replaying_engine(launch).map(|()| ResumeTier::Replay),
+        ResumePlan::None(reason) => Err(*reason),
     };
     let tier = tier.unwrap_or_else(ResumeTier::None);
-    if tier != ResumeTier::None(NO_STREAM) {
+    if tier != ResumeTier::None(NotResumed::NoStream) {
         outgoing.log_entry.set_resume_tier(tier);
     }
     tier

@@ -10,7 +10,7 @@ use super::Work;
 use crate::access_log::AccessEntry;
 use crate::placement::{PlacementRequest, QueueShare, QueueSlot};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
-use crate::resumption::{ReplayPlan, Sampling};
+use crate::resumption::ResumePlan;
 use crate::sse::Dialect;
 
 /// A request to be sent to one replica, or to several in turn.
@@ -39,12 +39,8 @@ pub(crate) struct OutboundRequest {
     pub referenced_response: ResponseReference,
     /// Records whose response the answer is, if the engine stores it.
     pub stored_response: Option<ResponseRecorder>,
-    /// Parameters that a continuation of the stream takes over, or why there is none. The body asks
-    /// for tokens if there may be one.
-    pub sampling: Result<Box<Sampling>, &'static str>,
-    /// How to send the request again if there is no continuation and its answer is the same each
-    /// time.
-    pub replay: Option<Box<ReplayPlan>>,
+    /// How its stream goes on if its engine is lost.
+    pub resume_plan: ResumePlan,
     pub received_at: Instant,
 }
 

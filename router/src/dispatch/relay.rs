@@ -21,7 +21,6 @@ use hostler_proto::lane::{Fault, StreamFault, is_keep_alive_comment};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
-use super::fault_label;
 use super::resume::{ResumingAnswer, Resumption, StreamRecord};
 use super::usage_bounds::UsageBounds;
 use crate::access_log::{AccessEntry, AttemptEntry};
@@ -31,6 +30,7 @@ use crate::direct_writing::{AnswerPipeline, DirectWriter};
 use crate::fleet::{InFlight, Replica};
 use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
+use crate::outcome::LossCause;
 use crate::placement::PlacementFeedback;
 use crate::response_affinity::ResponseIdReader;
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
@@ -236,7 +236,7 @@ impl Relay {
         let failed = self.pipeline.lock().failure.take();
         match failed {
             Some(failed) => self.apply_outcome(failed),
-            None => self.lose(fault_label(broken.fault), broken.message).unwrap_or_default(),
+            None => self.lose(broken.fault.into(), broken.message).unwrap_or_default(),
         }
     }
 
@@ -277,11 +277,11 @@ impl Relay {
             ChunkOutcome::Failed { bytes, error_at, is_engine_dead } => {
                 if is_engine_dead {
                     let _ = self.context.crash_watch.record_engine_loss(&self.context.replica.engine_life());
-                    if let Some(more) = self.lose("engine_error", "the engine reported an error".into()) {
+                    if let Some(more) = self.lose(LossCause::EngineError, "the engine reported an error".into()) {
                         return [bytes.slice(..error_at), more].concat().into();
                     }
                 } else {
-                    self.fail("engine_error", "the engine reported an error".into());
+                    self.fail(LossCause::EngineError, "the engine reported an error".into());
                 }
                 self.state = flushing_state("the engine reported an error".into());
                 bytes
@@ -291,7 +291,7 @@ impl Relay {
                 bytes
             }
             ChunkOutcome::Aborted(bytes) => {
-                let more = self.lose("engine_stopped", super::ABORT_MESSAGE.into()).unwrap_or_default();
+                let more = self.lose(LossCause::EngineStopped, super::ABORT_MESSAGE.into()).unwrap_or_default();
                 [bytes, more].concat().into()
             }
         }
@@ -304,7 +304,7 @@ impl Relay {
             return rest;
         }
         // After half an event, the client could not read the error event.
-        self.lose("incomplete", super::END_MESSAGE.into()).unwrap_or_default()
+        self.lose(LossCause::Incomplete, super::END_MESSAGE.into()).unwrap_or_default()
     }
 
     /// Whether an answer that is not scanned has been read to its end.
@@ -336,7 +336,7 @@ impl Body for Relay {
                         },
                         (None, Poll::Ready(Ok(Some(bytes)))) => relay.process_chunk(bytes),
                         (None, Poll::Ready(Ok(None))) => relay.finish_body(),
-                        (None, Poll::Ready(Err(broken))) => relay.lose(fault_label(broken.fault), broken.message).unwrap_or_default(),
+                        (None, Poll::Ready(Err(broken))) => relay.lose(broken.fault.into(), broken.message).unwrap_or_default(),
                     };
                     if !sent.is_empty() {
                         return relay.emit(sent);
@@ -354,7 +354,7 @@ impl Body for Relay {
                     relay.state = RelayState::Resuming(resuming, loss);
                     match ready!(waited) {
                         Ok(keep_alive) => return relay.emit(keep_alive),
-                        Err(broken) => relay.fail(fault_label(broken.fault), broken.message),
+                        Err(broken) => relay.fail(broken.fault.into(), broken.message),
                     }
                 }
                 RelayState::Moving(mut moving, until) => {

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hostler_api::Route;
 use hostler_proto::lane::{Header, RequestHead};
 use tokio::time::{Instant, timeout};
 
@@ -24,7 +25,7 @@ use crate::fleet::{Fleet, FleetView, Replica};
 use crate::placement::{OutputBounds, PlacementDecision, PlacementRequest};
 use crate::response_affinity::ResponseReference;
 use crate::resume_tier::ResumeTier;
-use crate::resumption::{ContinuationRequest, KeptBody, ReplayRecord, Sampling, TokenRecord};
+use crate::resumption::{ContinuationRequest, KeptBody, ReplayRecord, ResumePlan, Sampling, TokenRecord};
 use crate::sse::Dialect;
 
 /// Planned moves may meet a stream of hours several times. Crash suspicion stops a stream that
@@ -36,7 +37,7 @@ const MAX_RESUMPTIONS: usize = 8;
 const MOVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The route that takes tokens as a prompt.
-const COMPLETIONS: &str = "/v1/completions";
+const COMPLETIONS: &str = Route::Completions.path();
 
 /// Everything needed to continue a stream.
 #[derive(Debug)]
@@ -169,15 +170,15 @@ impl Dispatch {
         let origin = StreamOrigin::new(decision.model.as_deref(), replica)?;
         let body = std::mem::take(&mut outgoing.body);
         let memory = &self.record_memory.of_tenant(outgoing.queue_share);
-        let (record, source) = match (tier, &outgoing.replay) {
-            (ResumeTier::None(_), _) => return None,
-            (ResumeTier::Replay, replay) => {
-                let record = ReplayRecord::new(replay.as_ref()?.api, memory);
+        let (record, source) = match &outgoing.resume_plan {
+            ResumePlan::None(_) => return None,
+            ResumePlan::Replay(plan) => {
+                let record = ReplayRecord::new(plan.api, memory);
                 let kept = KeptBody::copy(&body, memory)?;
                 (StreamRecord::Replay(Box::new(record)), ResumptionSource::Request(kept))
             }
-            (ResumeTier::TokenExact | ResumeTier::ValidContinuation, _) => {
-                let sampling = outgoing.sampling.clone().ok()?;
+            ResumePlan::Continue(sampling) => {
+                let sampling = sampling.clone();
                 (StreamRecord::Tokens(Box::new(TokenRecord::new(sampling.api, memory))), ResumptionSource::Tokens(sampling))
             }
         };
@@ -296,7 +297,7 @@ impl Resumption {
     fn ask_again(&mut self) {
         let ResumptionSource::Request(KeptBody { body, .. }) = &self.source else { return };
         let outgoing = &mut self.outgoing;
-        if let Some(plan) = &outgoing.replay {
+        if let ResumePlan::Replay(plan) = &outgoing.resume_plan {
             outgoing.placement_request = plan.placement_request(body);
         }
         outgoing.body = body.clone();

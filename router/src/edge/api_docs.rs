@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use hostler_api::Route;
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use minijinja::value::Serde;
@@ -37,13 +38,10 @@ struct ApiDocs {
     page: Bytes,
 }
 
-pub(super) fn is_docs_path(path: &str) -> bool {
-    matches!(path, "/openapi.json" | "/docs")
-}
-
-pub(super) fn answer(path: &str, needs_keys: bool) -> Response<EdgeBody> {
+/// The document for programs, or the page for people.
+pub(super) fn answer(route: Route, needs_keys: bool) -> Response<EdgeBody> {
     let docs = &*API_DOCS[usize::from(needs_keys)];
-    if path == "/openapi.json" {
+    if route == Route::OpenApi {
         return reply::json(StatusCode::OK, docs.document.clone());
     }
     let mut response = Response::new(EdgeBody::Local(Some(docs.page.clone())));

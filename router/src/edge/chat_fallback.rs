@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use hostler_api::Route;
 use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 use serde::Deserialize;
@@ -18,9 +19,6 @@ use super::responses_translator::{self, ResponseFields, ResponsesTranslator};
 use super::translation::{StreamTranslation, TranslatedBody, collect_body, translated_headers};
 use crate::dispatch;
 use crate::inbound::{Edge, Explanation, InboundRequest, Prepared, Rejection, headers};
-use crate::sse::Dialect;
-
-const CHAT: &str = "/v1/chat/completions";
 
 /// A route that a chat can replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +30,7 @@ pub(super) enum ChatFallback {
 
 /// The request sent to an engine instead.
 struct FallbackRequest {
-    path: &'static str,
+    route: Route,
     body: Value,
     is_stream: bool,
     form: AnswerForm,
@@ -47,34 +45,34 @@ enum AnswerForm {
 
 impl ChatFallback {
     pub(super) fn from_request(method: &Method, path: &str) -> Option<Self> {
-        let routes = [Self::Messages, Self::CountTokens, Self::Responses];
-        routes.into_iter().find(|route| route.path() == path && method == Method::POST)
+        let asked = Some(Route::of(path)).filter(|_| method == Method::POST)?;
+        [Self::Messages, Self::CountTokens, Self::Responses].into_iter().find(|fallback| fallback.route() == asked)
     }
 
-    pub(super) fn path(self) -> &'static str {
+    pub(super) fn route(self) -> Route {
         match self {
-            Self::Messages => "/v1/messages",
-            Self::CountTokens => "/v1/messages/count_tokens",
-            Self::Responses => "/v1/responses",
+            Self::Messages => Route::Messages,
+            Self::CountTokens => Route::CountTokens,
+            Self::Responses => Route::Responses,
         }
     }
 
     fn engine_request(self, body: &[u8]) -> Result<FallbackRequest, String> {
         match self {
             Self::Messages => messages_translator::chat_request(body).map(|(body, is_stream)| FallbackRequest {
-                path: CHAT,
+                route: Route::ChatCompletions,
                 body,
                 is_stream,
                 form: AnswerForm::Message,
             }),
             Self::CountTokens => messages_translator::count_request(body).map(|body| FallbackRequest {
-                path: "/tokenize",
+                route: Route::Tokenize,
                 body,
                 is_stream: false,
                 form: AnswerForm::TokenCount,
             }),
             Self::Responses => responses_translator::chat_request(body).map(|(body, fields, is_stream)| FallbackRequest {
-                path: CHAT,
+                route: Route::ChatCompletions,
                 body,
                 is_stream,
                 form: AnswerForm::Response(fields),
@@ -120,9 +118,9 @@ impl Edge {
         // An unreadable body has no model, and is refused by whoever reads it.
         let model = serde_json::from_slice::<Named>(body).ok().and_then(|named| named.model);
         let model = model.as_deref();
-        let is_there = || view.eligible(model, &[]).any(|(_, replica)| replica.has_route(route.path()));
+        let is_there = || view.eligible(model, &[]).any(|(_, replica)| replica.has_route(route.route().path()));
         let needs_route = route == ChatFallback::Responses && responses_translator::needs_kept_responses(body) && is_there();
-        !needs_route && view.may_lack_route(model, route.path())
+        !needs_route && view.may_lack_route(model, route.route())
     }
 
     fn read_for_route(&self, route: ChatFallback, mut inquiry: InboundRequest) -> Result<ReadRequest, Rejection> {
@@ -130,11 +128,12 @@ impl Edge {
         if !self.needs_fallback(route, &inquiry.body) {
             return Ok(ReadRequest { prepared: self.prepare(inquiry)?, translation: None });
         }
-        let FallbackRequest { path, body, is_stream, mut form } = route.engine_request(&inquiry.body).map_err(Rejection::Malformed)?;
+        let FallbackRequest { route: engine_route, body, is_stream, mut form } =
+            route.engine_request(&inquiry.body).map_err(Rejection::Malformed)?;
         if let AnswerForm::Response(fields) = &mut form {
             fields.keep_in(|bytes| self.hold_memory(&inquiry, bytes))?;
         }
-        inquiry.replace_body(path, body.to_string());
+        inquiry.replace_body(engine_route, body.to_string());
         Ok(ReadRequest { prepared: self.prepare(inquiry)?, translation: Some((form, is_stream)) })
     }
 
@@ -151,7 +150,7 @@ impl Edge {
         let Some((form, is_stream)) = translation else {
             return self.answer_prepared(prepared, &caller, &entry, explanation).await;
         };
-        let dialect = is_stream.then(|| Dialect::for_path(route.path()));
+        let dialect = is_stream.then(|| route.route().dialect());
         match self.await_answer(prepared, &caller, &entry, dialect).await {
             Awaited::Answered(Ok(mut answer)) => {
                 answer.body.send_keep_alives(self.config.stream_keepalive);

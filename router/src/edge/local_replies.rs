@@ -1,11 +1,11 @@
 //! The router's own answers in the engines' style, on the routes that both have and in the dialect
 //! of the requested API.
 
+use hostler_api::Route;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
 use serde::Deserialize;
 
-use super::api_docs::is_docs_path;
 use super::error_forms::messages_error_type;
 use super::reply::{EdgeBody, error, json, no_route};
 use crate::access_log::REQUEST_ID;
@@ -20,7 +20,10 @@ pub(super) struct LocalReplyContext {
 
 impl LocalReplyContext {
     pub(super) fn from_request<B>(request: &Request<B>) -> Self {
-        Self { request_id: request.headers().get(REQUEST_ID).cloned(), is_messages_api: request.uri().path().starts_with("/v1/messages") }
+        Self {
+            request_id: request.headers().get(REQUEST_ID).cloned(),
+            is_messages_api: request.uri().path().starts_with(Route::Messages.path()),
+        }
     }
 
     /// Adds the headers of every engine's answer to the router's own. An engine's answer is left as
@@ -59,7 +62,7 @@ pub(super) fn not_proxied_reply(path: &str) -> Response<EdgeBody> {
 /// Paths that need no key. Load balancers ask there whether the router can serve (vLLM's paths and
 /// those of Kubernetes), and anybody may read the manual.
 pub(super) fn is_public(path: &str) -> bool {
-    matches!(path, "/health" | "/ping" | "/healthz" | "/readyz" | "/livez") || is_docs_path(path)
+    matches!(Route::of(path), Route::Health | Route::Ping | Route::Healthz | Route::Readyz | Route::Livez | Route::OpenApi | Route::Docs)
 }
 
 /// Explains a base URL with too little or too much in it, from the resulting path. OpenAI's SDKs

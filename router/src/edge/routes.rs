@@ -12,33 +12,14 @@ use super::ollama;
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
 use crate::dispatch::{Answer, Refusal};
-use crate::inbound::{Edge, Explanation, INVOCATIONS, PageAccess, Prepared, Rejection, allow_preflight, headers, is_preflight};
+use crate::inbound::{Edge, Explanation, PageAccess, Prepared, Rejection, allow_preflight, headers, is_preflight};
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
+use hostler_api::{Route, ServedBy};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
-
-/// The engine paths that are proxied, besides everything under `/v1/` and `/v2/`. The engine's
-/// other paths (metrics, sleep, weight updates, profiling) are for operators.
-const PROXIED_PATHS: [&str; 14] = [
-    "/tokenize",
-    "/detokenize",
-    "/tokenizer_info",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/rerank",
-    "/generative_scoring",
-    "/inference/v1/generate",
-    "/cohere/v2/chat",
-    "/cohere/v2/chat/render",
-    "/version",
-    "/invocations",
-    // Without a slash these paths are the router's own; with a slash, engines redirect.
-    "/health/",
-];
 
 impl Edge {
     /// Answers one request. `flaw` is the flaw of its framing, if any. The request is boxed because
@@ -84,7 +65,7 @@ impl Edge {
         }
         let caller = match self.keys.authenticate(request.headers()) {
             Ok(caller) => caller,
-            Err(_) if local_replies::is_public(request.uri().path()) => return self.answer_public(request.uri().path()),
+            Err(_) if local_replies::is_public(request.uri().path()) => return self.answer_public(Route::of(request.uri().path())),
             Err(error) => {
                 self.dispatch.metrics.count_refusal(if error == Unauthenticated::Missing {
                     RefusalReason::NoKey
@@ -120,15 +101,17 @@ impl Edge {
     /// Dispatches the request of a known caller by its method and path.
     async fn route(self: &Arc<Self>, request: Box<Request<Incoming>>, caller: &Caller, entry: &AccessEntry) -> Response<EdgeBody> {
         let path = request.uri().path();
-        match (request.method(), path) {
-            (&Method::GET, "/v1/models") => self.list_models(caller),
-            (&Method::GET, path) if path.starts_with("/v1/models/") && path != "/v1/models/" => {
-                self.show_model(caller, &percent_decode_str(&path["/v1/models/".len()..]).decode_utf8_lossy(), entry)
+        let route = Route::of(path);
+        match (request.method(), route) {
+            (&Method::GET, Route::Models) => self.list_models(caller),
+            (&Method::GET, Route::Model) => {
+                let id = &path[Route::Models.path().len() + 1..];
+                self.show_model(caller, &percent_decode_str(id).decode_utf8_lossy(), entry)
             }
-            (&Method::GET, path) if local_replies::is_public(path) => self.answer_public(path),
-            (&Method::POST, "/ping") => self.answer_public(path),
-            (&Method::GET, "/load") => self.report_load(),
-            _ if is_operators_route(path) => reply::operators_only(),
+            (&Method::GET, _) if local_replies::is_public(path) => self.answer_public(route),
+            (&Method::POST, Route::Ping) => self.answer_public(route),
+            (&Method::GET, Route::Load) => self.report_load(),
+            _ if route.served_by() == ServedBy::Operators => reply::operators_only(),
             _ if ollama::is_ollama_path(path) => Box::pin(self.answer_ollama(request, caller, entry)).await,
             _ if is_proxied(path) => self.proxy(request, caller, entry).await,
             _ => {
@@ -167,11 +150,11 @@ impl Edge {
     }
 
     /// `/livez`: 200 while the router runs. Other probes: 200 when a request could be served.
-    fn answer_public(&self, path: &str) -> Response<EdgeBody> {
-        if api_docs::is_docs_path(path) {
-            return api_docs::answer(path, self.keys.are_required());
+    fn answer_public(&self, route: Route) -> Response<EdgeBody> {
+        if matches!(route, Route::OpenApi | Route::Docs) {
+            return api_docs::answer(route, self.keys.are_required());
         }
-        let serves = path == "/livez" || self.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
+        let serves = route == Route::Livez || self.dispatch.fleet.view().replicas.iter().any(|replica| replica.is_ready());
         let mut response = Response::new(EdgeBody::Local(None));
         *response.status_mut() = if serves { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         response
@@ -189,13 +172,13 @@ impl Edge {
             Err(unread) => return reply::unread_body(&unread),
         };
         if let Some(route) = ChatFallback::from_request(&inquiry.method, inquiry.path.path())
-            && self.may_lack_route(route.path()).await
+            && self.may_lack_route(route.route()).await
         {
             return Box::pin(self.answer_on_any_route(route, inquiry)).await;
         }
         let explanation = self.explanation(&inquiry.headers, caller);
-        let is_invocation = inquiry.path.path() == INVOCATIONS && inquiry.method == Method::POST;
-        let lacks_route = is_invocation && self.may_lack_route(INVOCATIONS).await;
+        let is_invocation = Route::of(inquiry.path.path()) == Route::Invocations && inquiry.method == Method::POST;
+        let lacks_route = is_invocation && self.may_lack_route(Route::Invocations).await;
         let prepared = self
             .read_on_pool((inquiry.body.len(), caller), move |edge| {
                 edge.prepare(if lacks_route { inquiry.unwrap_invocation()? } else { inquiry })
@@ -222,10 +205,10 @@ impl Edge {
     }
 
     /// Whether a replica of any model lacks this route.
-    async fn may_lack_route(&self, path: &str) -> bool {
+    async fn may_lack_route(&self, route: Route) -> bool {
         // Until the first agents are here, nobody knows.
         self.dispatch.await_startup_grace(None).await;
-        self.dispatch.fleet.view().may_lack_route(None, path)
+        self.dispatch.fleet.view().may_lack_route(None, route)
     }
 
     /// An engine's answer as the client gets it.
@@ -246,14 +229,15 @@ impl Edge {
     }
 }
 
-/// Whether a path is proxied. Engines redirect from the same path with a slash.
+/// Whether a path is proxied: those of engines, and everything below `/v1/` and `/v2/`. The engine's
+/// other paths (metrics, sleep, weight updates, profiling) are for operators. Engines redirect from
+/// the same path with a slash.
 fn is_proxied(path: &str) -> bool {
-    let is_listed = |path: &str| PROXIED_PATHS.contains(&path);
+    let is_engines = |path: &str| {
+        let route = Route::of(path);
+        route.served_by() == ServedBy::Engine && !route.path().is_empty()
+    };
     let is_versioned = path.starts_with("/v1/") || path.starts_with("/v2/");
-    (is_versioned && local_replies::base_url_hint(path).is_none()) || is_listed(path) || path.strip_suffix('/').is_some_and(is_listed)
-}
-
-/// Routes of engines below `/v1/` that change what a replica serves.
-fn is_operators_route(path: &str) -> bool {
-    matches!(path, "/v1/load_lora_adapter" | "/v1/unload_lora_adapter")
+    let is_redirected = |path: &str| is_engines(path) || path == "/health";
+    (is_versioned && local_replies::base_url_hint(path).is_none()) || is_engines(path) || path.strip_suffix('/').is_some_and(is_redirected)
 }

@@ -4,10 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use strum::IntoStaticStr;
 use tokio::time::Instant;
 
 /// The scheduler of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Scheduler {
     Pbs,
     Slurm,
@@ -56,10 +58,7 @@ impl Scheduler {
     /// The word for people and scripts.
     #[must_use]
     pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Pbs => "pbs",
-            Self::Slurm => "slurm",
-        }
+        self.into()
     }
 }
 

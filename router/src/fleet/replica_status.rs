@@ -6,11 +6,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use hostler_placement::affinity::ChainGaps;
 use hostler_prompt::Dialect;
+use strum::IntoStaticStr;
 
 use crate::prompt::{EncoderKey, FilesHash};
 
 /// An engine's stage of life.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Phase {
     /// The engine's process has been started.
     #[default]
@@ -35,16 +37,7 @@ impl Phase {
     /// The word for people and scripts.
     #[must_use]
     pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Loading => "loading",
-            Self::Ready => "ready",
-            Self::Draining => "draining",
-            Self::Stopped => "stopped",
-            Self::Failed => "failed",
-            Self::Quarantined => "quarantined",
-            Self::Sleeping => "sleeping",
-        }
+        self.into()
     }
 }
 

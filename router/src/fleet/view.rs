@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use hostler_api::Route;
 use hostler_prompt::Dialect;
 use tokio::time::Instant;
 
@@ -207,10 +208,10 @@ impl FleetView {
     /// path, or with a route that may turn out to be missing. The front-end of a model that is only
     /// expected is unknown.
     #[must_use]
-    pub(crate) fn may_lack_route(&self, model: Option<&str>, path: &str) -> bool {
+    pub(crate) fn may_lack_route(&self, model: Option<&str>, route: Route) -> bool {
         let may_serve = |replica: &Replica| replica.state.models.is_empty() || replica.serves(model);
         let may_lack =
-            |replica: &Replica| !replica.has_route(path) || (replica.has_rust_front_end() && replica.state.phase != Phase::Ready);
+            |replica: &Replica| !replica.has_route(route.path()) || (replica.has_rust_front_end() && replica.state.phase != Phase::Ready);
         let is_only_expected = || self.expectation(model).is_some() && !self.replicas.iter().any(|replica| replica.serves(model));
         self.replicas.iter().any(|replica| may_lack(replica) && may_serve(replica)) || is_only_expected()
     }

@@ -4,6 +4,7 @@
 use std::fmt::Display;
 
 use bytes::Bytes;
+use hostler_api::Route;
 use hostler_proto::inference::v1 as wire;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
@@ -60,18 +61,18 @@ pub(super) fn generate_request(request: wire::GenerateRequest, mut headers: Head
     let (mut body, mut tokens) = (Map::new(), None);
     put(&mut body, "model", non_empty(model));
     let is_chat = matches!(prompt, Prompt::Chat(_));
-    let path = match prompt {
+    let route = match prompt {
         Prompt::Chat(chat) => {
             put_chat(&mut body, chat)?;
-            "/v1/chat/completions"
+            Route::ChatCompletions
         }
         Prompt::Text(text) => {
             body.insert("prompt".into(), text.into());
-            "/v1/completions"
+            Route::Completions
         }
         Prompt::Tokens(of_prompt) => {
             tokens = Some(TokenField::Prompt(of_prompt.ids));
-            "/v1/completions"
+            Route::Completions
         }
     };
     put_sampling(&mut body, sampling.unwrap_or_default(), is_chat)?;
@@ -91,7 +92,7 @@ pub(super) fn generate_request(request: wire::GenerateRequest, mut headers: Head
     put_name_header(&mut headers, "session", "x-session-id", &request.session)?;
     put_name_header(&mut headers, "request_id", "x-request-id", &request.request_id)?;
     put_priority_header(&mut headers, request.priority);
-    build_request(path, headers, (body, tokens), request.extra)
+    build_request(route, headers, (body, tokens), request.extra)
 }
 
 pub(super) fn embed_request(request: wire::EmbedRequest, mut headers: HeaderMap) -> Result<EngineRequest, Status> {
@@ -107,12 +108,12 @@ pub(super) fn embed_request(request: wire::EmbedRequest, mut headers: HeaderMap)
     put(&mut body, "user", non_empty(request.user));
     put_name_header(&mut headers, "request_id", "x-request-id", &request.request_id)?;
     put_priority_header(&mut headers, request.priority);
-    build_request("/v1/embeddings", headers, (body, tokens), request.extra)
+    build_request(Route::Embeddings, headers, (body, tokens), request.extra)
 }
 
 /// Builds the request with its caller's extra fields, and headers that fit the new body.
 fn build_request(
-    path: &'static str,
+    route: Route,
     mut headers: HeaderMap,
     (mut body, tokens): (Map<String, Value>, Option<TokenField>),
     extra: Option<prost_types::Struct>,
@@ -131,7 +132,7 @@ fn build_request(
     }
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let body = serde_json::to_vec(&JsonBody { fields: body, tokens }).expect("a map with text as its keys is always valid JSON");
-    Ok(EngineRequest { path, headers, body: body.into() })
+    Ok(EngineRequest { path: route.path(), headers, body: body.into() })
 }
 
 fn put(body: &mut Map<String, Value>, name: &str, value: Option<impl Into<Value>>) {

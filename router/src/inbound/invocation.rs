@@ -8,27 +8,26 @@
 //! vLLM's Rust front-end lacks the route. An engine with it gets the carried request on that
 //! request's own route.
 
+use hostler_api::Route;
 use http::HeaderMap;
 use serde_json::{Map, Value};
 
 use super::peek::{Peek, peek};
 
-pub(crate) const PATH: &str = "/invocations";
-
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+/// The path as messages show it.
+const PATH: &str = Route::Invocations.path();
 
 /// The header that names the model, which need not be an adapter.
 pub(super) const ADAPTER_HEADER: &str = "x-amzn-sagemaker-adapter-identifier";
 
 /// The route that a request is effectively for. An invocation that is neither chat nor completion
 /// generates nothing: it is embedded, classified or scored, which are the same to the router.
-pub(super) fn effective_route<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
-    match path {
-        PATH if peek.is_chat => CHAT,
-        PATH if peek.is_completion => COMPLETIONS,
-        PATH => "/pooling",
-        path => path,
+pub(super) fn effective_route(route: Route, peek: &Peek<'_>) -> Route {
+    match route {
+        Route::Invocations if peek.is_chat => Route::ChatCompletions,
+        Route::Invocations if peek.is_completion => Route::Completions,
+        Route::Invocations => Route::Pooling,
+        route => route,
     }
 }
 
@@ -36,8 +35,8 @@ pub(super) fn effective_route<'a>(path: &'a str, peek: &Peek<'_>) -> &'a str {
 ///
 /// # Errors
 /// If two models are named; the message is for the client.
-pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Option<String>, String> {
-    if path != PATH {
+pub(super) fn model_from_header(route: Route, headers: &HeaderMap) -> Result<Option<String>, String> {
+    if route != Route::Invocations {
         return Ok(None);
     }
     let mut named = headers.get_all(ADAPTER_HEADER).iter();
@@ -50,18 +49,16 @@ pub(super) fn model_from_header(path: &str, headers: &HeaderMap) -> Result<Optio
 
 /// The route and body of the chat or completion that an invocation carries, with the model of its
 /// header, else of its body. `None` for any other request.
-pub(super) fn carried_request(path: &str, headers: &HeaderMap, body: &[u8]) -> Option<(&'static str, String)> {
-    let route = match effective_route(path, &peek(body).ok()?) {
-        _ if path != PATH => return None,
-        CHAT => CHAT,
-        COMPLETIONS => COMPLETIONS,
-        _ => return None,
-    };
+pub(super) fn carried_request(route: Route, headers: &HeaderMap, body: &[u8]) -> Option<(Route, String)> {
+    let carried = effective_route(route, &peek(body).ok()?);
+    if route != Route::Invocations || !matches!(carried, Route::ChatCompletions | Route::Completions) {
+        return None;
+    }
     let mut fields: Map<String, Value> = serde_json::from_slice(body).ok()?;
-    if let Some(model) = model_from_header(path, headers).ok()? {
+    if let Some(model) = model_from_header(route, headers).ok()? {
         fields.insert("model".to_owned(), model.into());
     }
-    Some((route, Value::Object(fields).to_string()))
+    Some((carried, Value::Object(fields).to_string()))
 }
 
 /// The message for a caller that may not use all models and names none where engines look.
@@ -78,17 +75,17 @@ mod tests {
 
     #[test]
     fn the_body_decides_what_an_invocation_carries() {
-        for (path, body, expected) in [
-            (PATH, r#"{"messages":[],"prompt":"x"}"#, "/v1/chat/completions"),
-            (PATH, r#"{"m\u0065ssages":7}"#, "/v1/chat/completions"),
-            (PATH, r#"{"prompt":"x"}"#, "/v1/completions"),
-            (PATH, r#"{"prompt_\u0065mbeds":"x"}"#, "/v1/completions"),
-            (PATH, r#"{"prompt":null,"input":"x"}"#, "/v1/completions"),
-            (PATH, r#"{"input":"x"}"#, "/pooling"),
-            (PATH, r#"{"query":"x","documents":["prompt"]}"#, "/pooling"),
-            ("/v1/embeddings", r#"{"messages":[]}"#, "/v1/embeddings"),
+        for (route, body, expected) in [
+            (Route::Invocations, r#"{"messages":[],"prompt":"x"}"#, Route::ChatCompletions),
+            (Route::Invocations, r#"{"m\u0065ssages":7}"#, Route::ChatCompletions),
+            (Route::Invocations, r#"{"prompt":"x"}"#, Route::Completions),
+            (Route::Invocations, r#"{"prompt_\u0065mbeds":"x"}"#, Route::Completions),
+            (Route::Invocations, r#"{"prompt":null,"input":"x"}"#, Route::Completions),
+            (Route::Invocations, r#"{"input":"x"}"#, Route::Pooling),
+            (Route::Invocations, r#"{"query":"x","documents":["prompt"]}"#, Route::Pooling),
+            (Route::Embeddings, r#"{"messages":[]}"#, Route::Embeddings),
         ] {
-            assert_eq!(effective_route(path, &peek(body.as_bytes()).unwrap()), expected, "{path} {body}");
+            assert_eq!(effective_route(route, &peek(body.as_bytes()).unwrap()), expected, "{body}");
         }
     }
 
@@ -99,7 +96,7 @@ mod tests {
             for value in values {
                 headers.append(ADAPTER_HEADER, value.parse().unwrap());
             }
-            model_from_header(PATH, &headers)
+            model_from_header(Route::Invocations, &headers)
         };
         assert_eq!((read(&[]), read(&[""]), read(&["m"])), (Ok(None), Ok(None), Ok(Some("m".into()))));
         assert!(read(&["m", "m"]).is_err() && read(&["m\u{e9}"]).is_err());

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use bytes::{Bytes, BytesMut};
+use hostler_api::Route;
 use hostler_tls::hex;
 use sha2::{Digest, Sha256};
 
@@ -21,9 +22,6 @@ use crate::random::random;
 const HASH_BLOCK: usize = 64;
 
 const SECRET_BYTES: usize = 32;
-
-/// Routes with prompts whose requests have no salt in vLLM 0.32, and the route to use instead.
-const UNSALTED_ROUTES: [(&str, &str); 2] = [("/v2/embed", "/v1/embeddings"), ("/cohere/v2/chat", "/v1/chat/completions")];
 
 pub(crate) struct Isolation {
     secret: Vec<u8>,
@@ -73,8 +71,9 @@ impl Isolation {
         if body.is_empty() {
             return Ok(None);
         }
-        if let Some((_, instead)) = UNSALTED_ROUTES.iter().find(|(unsalted, _)| unsalted == route) {
-            return Err(format!("tenants' caches are kept apart here, which engines cannot do for {route}: use {instead}"));
+        if let Some(substitute) = route.salted_substitute() {
+            let (route, substitute) = (route.path(), substitute.path());
+            return Err(format!("tenants' caches are kept apart here, which engines cannot do for {route}: use {substitute}"));
         }
         match content {
             BodyFormat::Json => {}
@@ -106,7 +105,7 @@ impl Isolation {
 #[derive(Debug)]
 pub(super) struct UnsaltedRequest<'a> {
     pub(super) tenant: &'a str,
-    pub(super) route: &'a str,
+    pub(super) route: Route,
     pub(super) content: BodyFormat<'a>,
     pub(super) body: &'a Bytes,
     pub(super) peek: &'a Peek<'a>,

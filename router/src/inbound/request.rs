@@ -1,6 +1,7 @@
 //! A request on its way into the fleet, and why it may not get there.
 
 use bytes::Bytes;
+use hostler_api::Route;
 use hostler_prompt::check_tree_size;
 use http::Method;
 use http::header::{self, HeaderMap, HeaderValue};
@@ -35,10 +36,10 @@ pub(crate) struct InboundRequest {
 }
 
 impl InboundRequest {
-    /// Turns this into a request for another path, with a JSON body that the router made of the
+    /// Turns this into a request for another route, with a JSON body that the router made of the
     /// client's.
-    pub(crate) fn replace_body(&mut self, path: &'static str, body: String) {
-        self.path = PathAndQuery::from_static(path);
+    pub(crate) fn replace_body(&mut self, route: Route, body: String) {
+        self.path = PathAndQuery::from_static(route.path());
         self.body = body.into();
         // These headers describe the client's body and the answer that it accepts.
         self.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -66,8 +67,8 @@ impl InboundRequest {
     /// If there is no room for it.
     pub(crate) fn unwrap_invocation(mut self) -> Result<Self, Rejection> {
         self.count_translation()?;
-        if let Some((route, body)) = invocation::carried_request(self.path.path(), &self.headers, &self.body) {
-            self.path = PathAndQuery::from_static(route);
+        if let Some((route, body)) = invocation::carried_request(Route::of(self.path.path()), &self.headers, &self.body) {
+            self.path = PathAndQuery::from_static(route.path());
             self.body = body.into();
             self.headers.remove(invocation::ADAPTER_HEADER);
         }

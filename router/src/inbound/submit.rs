@@ -1,6 +1,7 @@
 //! Submits every request to the fleet, for all APIs: peeks at it, admits and dispatches it.
 
 use bytes::Bytes;
+use hostler_api::{self as api, Route};
 use hostler_proto::lane::RequestHead;
 use http::Method;
 use tokio::time::Instant;
@@ -14,17 +15,17 @@ use super::invocation;
 use super::isolation::{SaltedBody, UnsaltedRequest};
 use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::request::{InboundRequest, Prepared, Rejection};
-use super::resume_plan::ResumePlan;
+use super::resume_choice::ResumeChoice;
 use super::share::queue_share;
-use super::work_estimate::{charged_answers, computes_nothing, estimate_tokens, estimate_work, output_bounds};
+use super::work_estimate::{charged_answers, estimate_tokens, estimate_work, output_bounds};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
-use crate::dispatch::{Answer, ExternalPlacement, NO_STREAM, OutboundRequest, Refusal, Work};
+use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
 use crate::keys::{Caller, Role};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
-use crate::resumption::{ReplayPlan, ask_for_tokens};
-use crate::sse::Dialect;
+use crate::resume_tier::NotResumed;
+use crate::resumption::ask_for_tokens;
 
 /// The refusal for callers with limits.
 const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
@@ -108,8 +109,10 @@ impl Edge {
         let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inquiry;
         let content = BodyFormat::from_headers(&headers);
         let mut peek = peek_body(content, &body, self.needs_readable_body(content, &caller)).map_err(Rejection::Malformed)?;
-        let route = invocation::effective_route(path.path(), &peek);
-        let named = invocation::model_from_header(path.path(), &headers).map_err(Rejection::Malformed)?;
+        let asked = Route::of(path.path());
+        let route = invocation::effective_route(asked, &peek);
+        let effective_path = if route == asked { path.path() } else { route.path() };
+        let named = invocation::model_from_header(asked, &headers).map_err(Rejection::Malformed)?;
         let id = ids::next_request_id();
         entry.set_request(id, named.as_deref().or(peek.model.as_deref()));
         check_permission(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Rejection::Forbidden)?;
@@ -120,13 +123,13 @@ impl Edge {
         self.check_media(content, &body, &entry)?;
         let plain = UnsaltedRequest { tenant: caller.owner(), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
-            Some(isolation) if !computes_nothing(route) => isolation.add_salt(&plain).map_err(Rejection::Malformed)?,
+            Some(isolation) if route.work() != api::Work::Nothing => isolation.add_salt(&plain).map_err(Rejection::Malformed)?,
             _ => None,
         };
         let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
         let guest = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
         let room = reservation.transfer_to(guest).map_err(LimitExceeded::from)?;
-        let names = ResponseReference::parse(&method, route, peek.previous_response_id.as_deref());
+        let names = ResponseReference::parse(&method, effective_path, peek.previous_response_id.as_deref());
         if peek.background && names.creates_response() && caller.limits.has_usage_limits() {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
         }
@@ -136,17 +139,27 @@ impl Edge {
         self.check_response_id(&names, peek.response_id.as_deref(), &caller, begun)?;
         let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
         let may_be_resumed = peek.is_stream && method == Method::POST && matches!(content, BodyFormat::Json);
-        let plan = if may_be_resumed { self.resume_plan(&path, plain, &peek) } else { ResumePlan::None(NO_STREAM) };
-        let (mut sampling, replayed_api) = plan.into_parts();
-        let asking = sampling.is_ok().then(|| ask_for_tokens(plain));
+        let resumption =
+            if may_be_resumed { self.choose_resumption(&path, plain, &peek) } else { ResumeChoice::None(NotResumed::NoStream) };
+        let asking = matches!(resumption, ResumeChoice::Continue(_)).then(|| ask_for_tokens(plain));
         let for_engine = EngineBody { received: &body, salted, asking };
         let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| for_engine.locate(text)).collect() };
         let (body, salt) = for_engine.into_parts(peek.salt);
         // The texts do not hold the reservation: they are dropped once the replica has been chosen,
         // and an answer may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
-        sampling.iter_mut().for_each(|sampling| sampling.cache_salt.clone_from(&salt));
-        let mut outgoing = Box::new(OutboundRequest {
+        let placement_request = PlacementRequest {
+            model: peek.model.filter(|model| !model.is_empty()),
+            path: effective_path.to_owned(),
+            prompt_parts: text,
+            cache_salt: salt,
+            output_bounds,
+            is_stream: peek.is_stream,
+            required_engine: None,
+            body: body.clone(),
+        };
+        let outgoing = Box::new(OutboundRequest {
+            resume_plan: resumption.into_plan(&placement_request),
             id,
             priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
             tenant: caller.tenant_hash().unwrap_or_default(),
@@ -154,19 +167,8 @@ impl Edge {
             queue_share: guest,
             queue_slot: None,
             client_id: client_id(&headers),
-            placement_request: PlacementRequest {
-                model: peek.model.filter(|model| !model.is_empty()),
-                path: route.to_owned(),
-                prompt_parts: text,
-                cache_salt: salt,
-                output_bounds,
-                is_stream: peek.is_stream,
-                required_engine: None,
-                body: body.clone(),
-            },
-            dialect: Dialect::for_path(route),
-            sampling,
-            replay: None,
+            placement_request,
+            dialect: route.dialect(),
             work,
             stored_response: names
                 .creates_response()
@@ -184,7 +186,6 @@ impl Edge {
             log_entry: entry,
             received_at: begun,
         });
-        outgoing.replay = replayed_api.map(|api| Box::new(ReplayPlan::new(api, &outgoing.placement_request)));
         Ok((outgoing, permit))
     }
 
@@ -246,7 +247,7 @@ fn clamp_priority(caller: &Caller, asked: i32) -> i32 {
 /// Checks that a caller may send this request. `named` is the model of an invocation's header,
 /// which engines use. The body's model must be allowed too, because other releases may read it.
 fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
-    if path != invocation::PATH || caller.models.is_none() {
+    if Route::of(path) != Route::Invocations || caller.models.is_none() {
         return caller.check_permission(method, path, peek.model.as_deref());
     }
     let named = named.ok_or_else(invocation::missing_model_message)?;

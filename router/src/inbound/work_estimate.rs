@@ -1,6 +1,8 @@
 //! Estimates the work that a request asks of an engine, from its route and body. The estimate gives
 //! the caller's expected usage, and bounds the usage that an answer can report.
 
+use hostler_api::{self as api, Prompts, Route};
+
 use super::peek::{Peek, RequestedCount, count_items};
 use crate::dispatch::Work;
 use crate::placement::OutputBounds;
@@ -27,26 +29,26 @@ pub(super) fn output_bounds(peek: &Peek<'_>) -> OutputBounds {
 
 /// The most work that a request of this route can cause. Embedded inputs, and audio in pieces,
 /// count as many prompts as the body has room for.
-pub(super) fn estimate_work(route: &str, body_bytes: usize, peek: &Peek<'_>) -> Work {
-    if computes_nothing(route) {
-        return Work::default();
-    }
+pub(super) fn estimate_work(route: Route, body_bytes: usize, peek: &Peek<'_>) -> Work {
     let listed = (body_bytes / MIN_PROMPT_BYTES) as u64 + 1;
     let choices = match peek.choices {
         RequestedCount::Unset => 1,
         RequestedCount::Count(number) => number.clamp(1, MAX_CHOICES),
         RequestedCount::Unreadable => MAX_CHOICES,
     };
-    let prompts = match route {
-        _ if !is_generation(route) => return Work { prompts: listed, answers: 0, turns: 1 },
-        "/v1/completions" => peek.prompt_parts.iter().map(|prompt| count_prompts(prompt)).sum::<u64>() + peek.embedded_prompts,
-        "/v1/chat/completions/batch" => peek.prompt_parts.iter().map(|messages| count_items(messages)).sum(),
-        // Audio is computed in pieces.
-        "/v1/audio/transcriptions" | "/v1/audio/translations" => listed,
-        _ => 1,
+    let form = match route.work() {
+        api::Work::Nothing => return Work::default(),
+        api::Work::Pooled => return Work { prompts: listed, answers: 0, turns: 1 },
+        api::Work::Generated(form) => form,
+    };
+    let prompts = match form {
+        Prompts::One | Prompts::InTurns => 1,
+        Prompts::OfCompletion => peek.prompt_parts.iter().map(|prompt| count_prompts(prompt)).sum::<u64>() + peek.embedded_prompts,
+        Prompts::OfChats => peek.prompt_parts.iter().map(|messages| count_items(messages)).sum(),
+        Prompts::OfSound => listed,
     };
     let prompts = prompts.max(1);
-    let turns = if route == "/v1/responses" { MAX_TURNS } else { 1 };
+    let turns = if form == Prompts::InTurns { MAX_TURNS } else { 1 };
     Work { prompts, answers: prompts.saturating_mul(choices), turns }
 }
 
@@ -74,28 +76,6 @@ pub(super) fn estimate_tokens(text: &str) -> u64 {
 /// The inside of a list of tokens.
 fn token_ids(text: &str) -> Option<&str> {
     text.strip_prefix('[').map(str::trim_start).filter(|ids| ids.starts_with(|first: char| first.is_ascii_digit()))
-}
-
-/// Routes that need nothing computed on the accelerator.
-pub(super) fn computes_nothing(path: &str) -> bool {
-    const NOTHING: [&str; 5] = ["/tokenize", "/detokenize", "/tokenizer_info", "/version", "/v1/messages/count_tokens"];
-    NOTHING.contains(&path) || path.ends_with("/render") || path.ends_with("/derender") || path.starts_with("/v1/responses/")
-}
-
-/// Routes whose answers are generated token by token.
-fn is_generation(path: &str) -> bool {
-    const GENERATE: [&str; 9] = [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/chat/completions/batch",
-        "/v1/audio/transcriptions",
-        "/v1/audio/translations",
-        "/inference/v1/generate",
-        "/cohere/v2/chat",
-    ];
-    GENERATE.contains(&path)
 }
 
 #[cfg(test)]

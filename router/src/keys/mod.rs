@@ -14,6 +14,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
+use hostler_api::Route;
 use http::Method;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
@@ -149,7 +150,7 @@ impl Caller {
     /// If it may not; the sentence is for the client.
     pub fn check_permission(&self, method: &Method, path: &str, model: Option<&str>) -> Result<(), String> {
         let Some(models) = &self.models else { return Ok(()) };
-        let is_cancel = path.starts_with("/v1/responses/") && path.ends_with("/cancel");
+        let is_cancel = Route::of(path) == Route::StoredResponse && path.ends_with("/cancel");
         match model {
             Some(model) if self.may_use(model) => Ok(()),
             Some(model) => Err(format!("the key {} may not use the model `{model}`; it may use {}", self.key, models.join(", "))),

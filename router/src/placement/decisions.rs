@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::{ChosenReplica, Prompt};
 use crate::cache_level::CacheLevel;
 use crate::client_text::cut;
-use crate::resume_tier::ResumeTier;
+use crate::resume_tier::{NotResumed, ResumeTier};
 
 #[derive(Debug)]
 pub(crate) struct PlacementDecision {
@@ -67,7 +67,7 @@ impl PlacementDecision {
             attempt: 1,
             queued_seconds: 0.0,
             level,
-            resume: ResumeTier::None("no_stream"),
+            resume: ResumeTier::None(NotResumed::NoStream),
             fallback_reason: prompt.fallback_reason,
             prompt_tokens: prompt.token_count(),
             expected_output_tokens,

@@ -4,6 +4,7 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytes::Bytes;
+use hostler_api::Route;
 use hostler_placement::affinity::{Arrivals, InFlightBlocks, PromptKeys};
 use hostler_placement::block_keys::{BlockKey, KeyChain, TEXT_BLOCK_TOKENS, token_keys};
 use hostler_prompt::EncodedPrompt;
@@ -30,9 +31,6 @@ static MEDIA_MARKERS: LazyLock<[Finder<'static>; 5]> =
 pub(crate) fn mentions_media(part: &[u8]) -> bool {
     MEDIA_MARKERS.iter().any(|marker| marker.find(part).is_some())
 }
-
-/// Routes whose prompts are read as tokens.
-const TOKENIZED_PATHS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
 /// Fewest blocks of a prompt that is tokenized. A shorter prompt's cached part is worth less than
 /// tokenizing costs.
@@ -301,7 +299,7 @@ impl Placer {
 
     /// How to tokenize a prompt; `None` if its tokens cannot change the choice.
     fn plan_reading(&self, prompt: &Prompt) -> Option<ReadingPlan> {
-        if !TOKENIZED_PATHS.contains(&prompt.path()) {
+        if !matches!(Route::of(prompt.path()), Route::ChatCompletions | Route::Completions) {
             return None;
         }
         let view = self.fleet.view();

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use hostler_api::Route;
 use hostler_placement::cost::ChoiceReason;
 use hostler_prompt::Dialect;
 
@@ -97,8 +98,8 @@ async fn a_request_goes_only_to_front_ends_with_its_route() {
     assert_eq!((candidates("/v1/responses"), candidates("/v1/responses/resp_1/cancel")), (1, 1));
     assert_eq!(&*fixture.choose(&Prompt::from_text(asked("/v1/responses"), "")).replica.id, "n/1");
     let view = fixture.fleet.view();
-    assert!(view.may_lack_route(Some("m"), "/v1/responses") && !view.may_lack_route(Some("other"), "/v1/responses"));
-    assert!(!view.may_lack_route(Some("m"), "/v1/messages"));
+    assert!(view.may_lack_route(Some("m"), Route::Responses) && !view.may_lack_route(Some("other"), Route::Responses));
+    assert!(!view.may_lack_route(Some("m"), Route::Messages));
 }
 
 /// A stream of at most so many tokens.

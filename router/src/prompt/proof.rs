@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hostler_api::Route;
 use hostler_prompt::proof::{Coverage, ProofResult, compare, samples};
 use hostler_prompt::{Dialect, Encoder};
 use hostler_proto::lane::{Header, RequestHead, StreamFault};
@@ -73,7 +74,7 @@ impl ProofTarget<'_> {
         let head = RequestHead {
             replica: self.replica,
             method: "POST".into(),
-            path: "/tokenize".into(),
+            path: Route::Tokenize.path().into(),
             headers: vec![Header::new(&CONTENT_TYPE, &HeaderValue::from_static("application/json"))],
             body_bytes: body.len() as u64,
             aside: true,

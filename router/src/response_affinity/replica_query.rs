@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use hostler_api::Route;
 use hostler_proto::lane::RequestHead;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::timeout;
@@ -28,7 +29,7 @@ pub(crate) async fn query_replicas(view: &FleetView, id: &str) -> Option<EngineL
 
 /// Asks one replica. The head of its answer suffices, so the exchange is dropped with it.
 async fn query_replica(replica: &Replica, id: &str) -> Option<EngineLife> {
-    let path = format!("/v1/responses/{}", utf8_percent_encode(id, NON_ALPHANUMERIC));
+    let path = format!("{}/{}", Route::Responses.path(), utf8_percent_encode(id, NON_ALPHANUMERIC));
     let head = RequestHead { replica: replica.index, method: "GET".into(), path, ..RequestHead::default() };
     let exchange = replica.lanes.open(head, Bytes::new()).ok()?;
     let head = timeout(QUERY_TIMEOUT, poll_fn(|context| exchange.poll_head(context))).await.ok()?.ok()?;

@@ -1,10 +1,11 @@
 //! The response that a request names: in its path, or as the one that it continues.
 
+use hostler_api::Route;
 use http::Method;
 use percent_encoding::percent_decode_str;
 
 /// Requests to this path create responses.
-const RESPONSES_PATH: &str = "/v1/responses";
+const RESPONSES_PATH: &str = Route::Responses.path();
 
 /// How a request relates to stored responses.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use super::sampling::StreamApi;
 use crate::fleet::EngineLaunch;
+use crate::resume_tier::NotResumed;
 
 /// Flags with which a chat is not, or may not be, the text of its tokens.
 ///
@@ -24,15 +25,15 @@ const FLAGS_OF_ALL: [&str; 4] = ["--config", "--skip-tokenizer-init", "--enable-
 ///
 /// # Errors
 /// The reason why not.
-pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Result<(), &'static str> {
-    let launch = launch.ok_or("engine")?;
+pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Result<(), NotResumed> {
+    let launch = launch.ok_or(NotResumed::Engine)?;
     let has = |names: &[&str]| launch.flags.iter().any(|flag| names.iter().any(|name| is_flag(flag, name)));
     if has(&FLAGS_OF_ALL) {
-        return Err("engine");
+        return Err(NotResumed::Engine);
     }
     let parses_chats =
         || has(&FLAGS_OF_CHATS) || launch.flags.iter().any(|flag| flag.contains(WORD_OF_CHATS) || flag.contains(PARSED_FAMILY));
-    if api == StreamApi::Chat && parses_chats() { Err("parser") } else { Ok(()) }
+    if api == StreamApi::Chat && parses_chats() { Err(NotResumed::Parser) } else { Ok(()) }
 }
 
 /// Whether an argument is the flag of this name, in either spelling, with or without its value or a
@@ -46,7 +47,7 @@ pub(super) fn is_flag(argument: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn check(api: StreamApi, flags: &[&str]) -> Result<(), &'static str> {
+    fn check(api: StreamApi, flags: &[&str]) -> Result<(), NotResumed> {
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         check_engine(Some(&EngineLaunch { flags, ..EngineLaunch::default() }), api)
     }
@@ -54,7 +55,7 @@ mod tests {
     #[test]
     fn an_engine_that_parses_chats_has_only_its_completions_resumed() {
         use StreamApi::{Chat, Completions};
-        assert_eq!(check_engine(None, Chat), Err("engine"));
+        assert_eq!(check_engine(None, Chat), Err(NotResumed::Engine));
         assert_eq!(check(Chat, &["--max-model-len", "10"]), Ok(()));
         for flags in [
             &["--reasoning-parser", "qwen3"][..],
@@ -64,11 +65,11 @@ mod tests {
             &["--structured-outputs-config", "{\"reasoning_parser\": \"qwen3\"}"],
             &["--served-model-name", "openai/gpt-oss-20b"],
         ] {
-            assert_eq!(check(Chat, flags), Err("parser"), "{flags:?}");
+            assert_eq!(check(Chat, flags), Err(NotResumed::Parser), "{flags:?}");
             assert_eq!(check(Completions, flags), Ok(()), "{flags:?}");
         }
         // The tool parser finds nothing in answers to requests without tools.
         assert_eq!(check(Chat, &["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]), Ok(()));
-        assert_eq!(check(Completions, &["--config", "x.yaml"]), Err("engine"));
+        assert_eq!(check(Completions, &["--config", "x.yaml"]), Err(NotResumed::Engine));
     }
 }

@@ -9,6 +9,7 @@ mod engine_check;
 mod event_form;
 mod known_tokens;
 mod memory;
+mod plan;
 mod replay;
 #[cfg(test)]
 pub(crate) mod samples;
@@ -20,6 +21,7 @@ pub(crate) use continuation::{Continuation, SEAM};
 pub(crate) use engine_check::check_engine;
 pub(crate) use known_tokens::{ContinuationRequest, KnownTokens};
 pub(crate) use memory::RecordMemory;
+pub(crate) use plan::ResumePlan;
 #[cfg(test)]
 pub(crate) use replay::samples as replay_samples;
 pub(crate) use replay::{

@@ -8,12 +8,13 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 
 use bytes::{Bytes, BytesMut};
+use hostler_api::Route;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::placement::mentions_media;
-use crate::resume_tier::ResumeTier;
+use crate::resume_tier::{NotResumed, ResumeTier};
 
 /// Longest body that is asked for tokens: those of its prompt come in one event.
 pub(super) const MAX_BODY_BYTES: usize = 128 * 1024;
@@ -33,10 +34,10 @@ pub(crate) enum StreamApi {
 
 impl StreamApi {
     #[must_use]
-    pub(crate) fn for_path(path: &str) -> Option<Self> {
-        match path {
-            "/v1/chat/completions" => Some(Self::Chat),
-            "/v1/completions" => Some(Self::Completions),
+    pub(crate) fn for_route(route: Route) -> Option<Self> {
+        match route {
+            Route::ChatCompletions => Some(Self::Chat),
+            Route::Completions => Some(Self::Completions),
             _ => None,
         }
     }
@@ -62,21 +63,31 @@ pub(crate) struct Sampling {
 /// Why a stream is not continued from its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unfit {
-    pub(crate) reason: &'static str,
+    pub(crate) reason: NotResumed,
     /// Repeating the request gives the same answer, and each of its fields has a rule.
     pub(crate) may_be_replayed: bool,
 }
 
 impl Unfit {
     /// An obstacle that rules out a replay too.
-    fn hopeless(reason: &'static str) -> Self {
+    fn hopeless(reason: NotResumed) -> Self {
         Self { reason, may_be_replayed: false }
     }
 }
 
 /// Reasons that an answer is not the text of its tokens, or that a continuation would choose other
 /// tokens. Sending the same request again still gives the same answer.
-const REPLAYABLE: [&str; 9] = ["choices", "penalty", "logprobs", "tools", "grammar", "stop", "echo", "continuous_usage", "parser"];
+const REPLAYABLE: [NotResumed; 9] = [
+    NotResumed::Choices,
+    NotResumed::Penalty,
+    NotResumed::Logprobs,
+    NotResumed::Tools,
+    NotResumed::Grammar,
+    NotResumed::Stop,
+    NotResumed::Echo,
+    NotResumed::ContinuousUsage,
+    NotResumed::Parser,
+];
 
 impl Sampling {
     /// Reads the parameters of a request for a stream.
@@ -85,9 +96,9 @@ impl Sampling {
     /// The reason why the stream is not continued from its tokens.
     pub(crate) fn parse(api: StreamApi, body: &[u8]) -> Result<Self, Unfit> {
         if body.len() > MAX_BODY_BYTES {
-            return Err(Unfit::hopeless("size"));
+            return Err(Unfit::hopeless(NotResumed::Size));
         }
-        let draft: SamplingDraft = serde_json::from_slice(body).map_err(|_| Unfit::hopeless("body"))?;
+        let draft: SamplingDraft = serde_json::from_slice(body).map_err(|_| Unfit::hopeless(NotResumed::Body))?;
         draft.finish(api)
     }
 
@@ -141,7 +152,7 @@ pub(crate) fn unasked_part(body: &[u8]) -> &[u8] {
 #[derive(Debug, Default)]
 struct SamplingDraft {
     carried: String,
-    reason: Option<&'static str>,
+    reason: Option<NotResumed>,
     /// A field has no rule even for a replay.
     is_hopeless: bool,
     is_greedy: bool,
@@ -163,19 +174,19 @@ impl SamplingDraft {
         }
         let max_tokens = match (api, self.max_completion_tokens, self.max_tokens) {
             (StreamApi::Chat, Some(most), _) => Some(most),
-            (StreamApi::Completions, Some(_), _) => return Err(Unfit::hopeless("max_completion_tokens")),
+            (StreamApi::Completions, Some(_), _) => return Err(Unfit::hopeless(NotResumed::MaxCompletionTokens)),
             (StreamApi::Completions, None, None) => Some(DEFAULT_COMPLETION_TOKENS),
             // vLLM 0.32 takes the default. Releases before it normalized this take no limit.
-            (StreamApi::Completions, None, Some(None)) => return Err(unfit("max_tokens")),
+            (StreamApi::Completions, None, Some(None)) => return Err(unfit(NotResumed::MaxTokens)),
             (_, None, most) => most.flatten(),
         };
         let tier = match (self.is_greedy, self.is_seeded) {
             (true, _) => ResumeTier::TokenExact,
-            (false, true) => return Err(unfit("seed")),
+            (false, true) => return Err(unfit(NotResumed::Seed)),
             (false, false) => ResumeTier::ValidContinuation,
         };
         if self.carried.len() > MAX_CARRIED_BYTES {
-            return Err(unfit("size"));
+            return Err(unfit(NotResumed::Size));
         }
         let Self { carried, min_tokens, ignores_end, wants_usage, .. } = self;
         let cache_salt = String::new();
@@ -183,15 +194,15 @@ impl SamplingDraft {
     }
 
     /// Applies the rule of a field.
-    fn read(&mut self, name: &str, value: &RawValue) -> Result<(), &'static str> {
+    fn read(&mut self, name: &str, value: &RawValue) -> Result<(), NotResumed> {
         let raw = value.get();
         match (name, raw) {
             ("max_tokens", "null") => self.max_tokens = Some(None),
             // The router adds this field, and vLLM's Rust front-end refuses repeated fields.
-            ("return_token_ids", _) => return Err("token_ids"),
+            ("return_token_ids", _) => return Err(NotResumed::TokenIds),
             (_, "null") => {}
-            ("messages" | "prompt", _) if mentions_media(raw.as_bytes()) => return Err("media"),
-            ("prompt", _) if !is_single_prompt(raw) => return Err("choices"),
+            ("messages" | "prompt", _) if mentions_media(raw.as_bytes()) => return Err(NotResumed::Media),
+            ("prompt", _) if !is_single_prompt(raw) => return Err(NotResumed::Choices),
             // These fields make the prompt, whose tokens the engine reports, or mean nothing to the
             // engine.
             ("messages" | "prompt" | "chat_template" | "chat_template_kwargs" | "documents" | "add_generation_prompt", _)
@@ -215,29 +226,29 @@ impl SamplingDraft {
                 self.is_seeded = raw != "-1";
                 self.carry(name, raw);
             }
-            ("max_tokens", _) => self.max_tokens = Some(Some(count(value).ok_or("max_tokens")?)),
-            ("max_completion_tokens", _) => self.max_completion_tokens = Some(count(value).ok_or("max_tokens")?),
-            ("min_tokens", _) => self.min_tokens = count(value).ok_or("min_tokens")?,
+            ("max_tokens", _) => self.max_tokens = Some(Some(count(value).ok_or(NotResumed::MaxTokens)?)),
+            ("max_completion_tokens", _) => self.max_completion_tokens = Some(count(value).ok_or(NotResumed::MaxTokens)?),
+            ("min_tokens", _) => self.min_tokens = count(value).ok_or(NotResumed::MinTokens)?,
             ("stream", "true") | ("logprobs" | "echo" | "use_beam_search" | "return_tokens_as_token_ids", "false") => {}
             ("tools" | "stop" | "bad_words", "[]") | ("tool_choice", "\"none\"" | "\"auto\"") | ("suffix" | "stop", "\"\"") => {}
             ("n" | "best_of", "1") | ("top_logprobs", "0") => {}
             ("presence_penalty" | "frequency_penalty", _) if number(value) == Some(0.0) => {}
             ("response_format", _) if is_text_format(raw) => {}
             ("stream_options", _) => self.read_stream_options(raw)?,
-            ("n" | "best_of", _) => return Err("choices"),
-            ("presence_penalty" | "frequency_penalty", _) => return Err("penalty"),
-            ("logprobs" | "top_logprobs" | "prompt_logprobs", _) => return Err("logprobs"),
-            ("tools" | "tool_choice" | "functions" | "function_call", _) => return Err("tools"),
+            ("n" | "best_of", _) => return Err(NotResumed::Choices),
+            ("presence_penalty" | "frequency_penalty", _) => return Err(NotResumed::Penalty),
+            ("logprobs" | "top_logprobs" | "prompt_logprobs", _) => return Err(NotResumed::Logprobs),
+            ("tools" | "tool_choice" | "functions" | "function_call", _) => return Err(NotResumed::Tools),
             ("response_format" | "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar", _) => {
-                return Err("grammar");
+                return Err(NotResumed::Grammar);
             }
-            ("return_tokens_as_token_ids", _) => return Err("token_ids"),
+            ("return_tokens_as_token_ids", _) => return Err(NotResumed::TokenIds),
             // Engines look for stop words in their own output, and one may straddle the seam.
-            ("stop" | "bad_words", _) => return Err("stop"),
-            ("echo" | "suffix", _) => return Err("echo"),
+            ("stop" | "bad_words", _) => return Err(NotResumed::Stop),
+            ("echo" | "suffix", _) => return Err(NotResumed::Echo),
             // The tokens of hidden text are not sent.
-            ("include_reasoning", _) => return Err("parser"),
-            _ => return Err("field"),
+            ("include_reasoning", _) => return Err(NotResumed::Parser),
+            _ => return Err(NotResumed::Field),
         }
         Ok(())
     }
@@ -247,7 +258,7 @@ impl SamplingDraft {
         let _ = write!(self.carried, "\"{name}\":{raw},");
     }
 
-    fn read_stream_options(&mut self, raw: &str) -> Result<(), &'static str> {
+    fn read_stream_options(&mut self, raw: &str) -> Result<(), NotResumed> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct StreamOptions {
@@ -256,9 +267,9 @@ impl SamplingDraft {
             #[serde(default)]
             continuous_usage_stats: Option<bool>,
         }
-        let options: StreamOptions = serde_json::from_str(raw).map_err(|_| "stream_options")?;
+        let options: StreamOptions = serde_json::from_str(raw).map_err(|_| NotResumed::StreamOptions)?;
         self.wants_usage = options.include_usage == Some(true);
-        if options.continuous_usage_stats == Some(true) { Err("continuous_usage") } else { Ok(()) }
+        if options.continuous_usage_stats == Some(true) { Err(NotResumed::ContinuousUsage) } else { Ok(()) }
     }
 }
 
@@ -310,7 +321,7 @@ impl<'de> Visitor<'de> for SamplingVisitor {
         while let Some(ParameterName(name)) = map.next_key::<ParameterName<'de>>()? {
             let value: &RawValue = map.next_value()?;
             // Engines differ in which of two values they take.
-            let read = if names.contains(&name) { Err("repeated_field") } else { draft.read(&name, value) };
+            let read = if names.contains(&name) { Err(NotResumed::RepeatedField) } else { draft.read(&name, value) };
             // Keep the first reason in the body's order.
             draft.is_hopeless |= read.is_err_and(|reason| !REPLAYABLE.contains(&reason));
             draft.reason = draft.reason.or(read.err());

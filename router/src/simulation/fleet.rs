@@ -12,6 +12,7 @@ use super::router::RunningRouter;
 use super::scenario::{FleetFault, NodePlan, Scenario};
 use super::world::World;
 use crate::fleet::ReplicaOrder;
+use crate::outcome::LossCause;
 
 /// How long a fleet may take to be whole again once no fault is left.
 const HEAL_TIME: Duration = Duration::from_secs(60);
@@ -267,10 +268,10 @@ impl SimulatedFleet {
         // Reports of ended requests, and cancels, are still on their way.
         sleep(NEWS_TIME).await;
         for router in self.routers.lock().iter() {
-            for reason in ["draining", "silent"] {
-                let count = router.departed_streams(reason);
+            for cause in [LossCause::Draining, LossCause::Silent] {
+                let count = router.departed_streams(cause);
                 if count > 0 {
-                    self.world.trace.note(format_args!("router {}: {count} streams moved, {reason}", router.number));
+                    self.world.trace.note(format_args!("router {}: {count} streams moved, {}", router.number, cause.as_str()));
                 }
             }
             for left in router.leftovers() {

@@ -23,6 +23,7 @@ use crate::health_watches::HealthWatchPermits;
 use crate::inbound::{AllowedOrigins, BodyMemory, Edge, MediaHosts};
 use crate::keys::Keys;
 use crate::metrics::RouterMetrics;
+use crate::outcome::LossCause;
 use crate::placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue};
 use crate::resumption::RecordMemory;
 use crate::shared_state::SharedState;
@@ -156,9 +157,9 @@ impl RunningRouter {
         self.has_ended.is_cancelled()
     }
 
-    /// How many streams have left an engine for this reason.
-    pub(super) fn departed_streams(&self, reason: &str) -> u64 {
-        self.edge.dispatch.metrics.resumptions(reason)
+    /// How many streams have left an engine for this cause.
+    pub(super) fn departed_streams(&self, cause: LossCause) -> u64 {
+        self.edge.dispatch.metrics.resumptions(cause)
     }
 
     /// Everything that is still counted, although nothing runs any more.

@@ -2,7 +2,6 @@
 //! changing a byte.
 
 mod answer_parser;
-mod dialect;
 mod engine_error;
 mod event;
 mod sse_scanner;
@@ -10,8 +9,8 @@ mod text_length;
 
 pub use answer_parser::TokenUsage;
 pub(crate) use answer_parser::{AnswerParser, FinishState};
-pub use dialect::Dialect;
 pub(crate) use engine_error::EngineEnd;
 pub(crate) use event::event_end;
+pub use hostler_api::Dialect;
 pub(crate) use sse_scanner::ChunkOutcome;
 pub use sse_scanner::SseScanner;

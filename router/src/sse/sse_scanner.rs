@@ -12,10 +12,10 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem::Finder;
 
 use super::answer_parser::{AnswerParser, FinishState, TokenUsage};
-use super::dialect::Dialect;
 use super::engine_error::EngineEnd;
 use super::event::{EventFields, event_end};
 use super::text_length::text_bytes;
+use hostler_api::Dialect;
 
 /// A longer event is passed on in parts. Log probabilities of a long prompt make the largest.
 const MAX_BUFFERED_EVENT_BYTES: usize = 256 * 1024;

@@ -1,6 +1,7 @@
 //! Names of spans and their attributes: OpenTelemetry's semantic conventions for generative AI and
 //! for HTTP servers, and `hostler.*` for the rest. docs/traces.md lists them.
 
+use hostler_api::Route;
 use http::Method;
 
 pub(super) const METHOD: &str = "http.request.method";
@@ -50,38 +51,8 @@ pub(super) const VLLM: &str = "vllm";
 /// The `error.type` of an attempt that was lost without a known reason.
 pub(super) const GIVEN_UP: &str = "given_up";
 
-/// Routes that may name a span. Any other path is a client's own text, of unbounded variety.
-const ROUTES: [&str; 36] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-    "/v1/models",
-    "/v1/score",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/v2/embed",
-    "/v1/audio/transcriptions",
-    "/v1/audio/translations",
-    "/inference/v1/generate",
-    "/cohere/v2/chat",
-    "/invocations",
-    "/tokenize",
-    "/detokenize",
-    "/pooling",
-    "/classify",
-    "/score",
-    "/rerank",
-    "/version",
-    "/load",
-    "/api/chat",
-    "/api/generate",
-    "/api/embed",
-    "/api/embeddings",
-    "/api/tags",
-    "/api/show",
+/// Methods of the gRPC service, each a route of its own.
+const GRPC_METHODS: [&str; 6] = [
     "/hostler.inference.v1.Inference/Generate",
     "/hostler.inference.v1.Inference/GenerateStream",
     "/hostler.inference.v1.Inference/Embed",
@@ -90,13 +61,10 @@ const ROUTES: [&str; 36] = [
     "/hostler.inference.v1.Inference/Release",
 ];
 
-/// Routes with named resources below them.
-const NAMED: [(&str, &str); 2] = [("/v1/responses/", "/v1/responses/{id}"), ("/v1/models/", "/v1/models/{id}")];
-
-/// The route of a path, from a bounded set.
+/// The route of a path, from a bounded set. Any other path is a client's own text.
 pub(super) fn route(path: &str) -> Option<&'static str> {
-    let named = || NAMED.iter().find(|(beginning, _)| path.starts_with(beginning)).map(|(_, route)| *route);
-    ROUTES.iter().find(|route| **route == path).copied().or_else(named)
+    let grpc = || GRPC_METHODS.into_iter().find(|method| *method == path);
+    Some(Route::of(path).path()).filter(|route| !route.is_empty()).or_else(grpc)
 }
 
 /// A method, or the convention's word for an unknown one.
@@ -116,16 +84,6 @@ pub(super) fn method(method: &Method) -> &'static str {
     KNOWN.iter().position(|known| known == method).map_or("_OTHER", |at| NAMES[at])
 }
 
-/// The operation of a request to an engine's path, if the convention has a word for it.
-pub(super) fn operation(path: &str) -> Option<&'static str> {
-    match path {
-        "/v1/chat/completions" | "/v1/responses" | "/v1/messages" | "/cohere/v2/chat" => Some("chat"),
-        "/v1/completions" | "/inference/v1/generate" => Some("text_completion"),
-        "/v1/embeddings" | "/v2/embed" => Some("embeddings"),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,7 +94,7 @@ mod tests {
         assert_eq!(route("/v1/responses/resp_1/cancel"), Some("/v1/responses/{id}"));
         assert_eq!(route("/v1/models/org/model"), Some("/v1/models/{id}"));
         assert_eq!((route("/v1/chat/completions/"), route("/made/up"), route("")), (None, None, None));
-        assert!(ROUTES.iter().all(|known| route(known) == Some(known)));
+        assert!(GRPC_METHODS.iter().all(|method| route(method) == Some(method)));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use hostler_api::Route;
 use http::Method;
 use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
@@ -71,7 +72,7 @@ fn request_span(trace: &RequestTrace, end: &RequestEnd<'_>, ended_at: Instant) -
     attributes.add_some(names::ROUTE, route);
     attributes.add_text(names::PATH, end.path);
     attributes.add_some(names::STATUS, end.status.map(i64::from));
-    attributes.add_some(names::OPERATION, engine_path(trace).or(end.path).and_then(names::operation));
+    attributes.add_some(names::OPERATION, engine_path(trace).or(end.path).and_then(|path| Route::of(path).operation()));
     attributes.add_text(names::MODEL, end.model);
     attributes.add_usage(end.usage);
     attributes.add_some(names::REQUEST_ID, (end.id != 0).then(|| format!("{:016x}", end.id)));
@@ -148,7 +149,7 @@ fn vain_placement_span(trace: &RequestTrace, end: &RequestEnd<'_>, ended_at: Ins
 
 fn attempt_span(trace: &RequestTrace, attempt: &AttemptTrace, end: &RequestEnd<'_>, ended_at: Instant, is_last: bool) -> SpanData {
     let decision = &attempt.decision;
-    let operation = names::operation(&decision.path);
+    let operation = Route::of(&decision.path).operation();
     let refused = attempt.status.filter(|status| *status >= 400);
     let unanswered = if is_last { end.cause } else { Some(names::GIVEN_UP) };
     let failure = attempt.cause.or(refused.map(|_| "engine")).or(unanswered.filter(|_| attempt.is_unanswered()));

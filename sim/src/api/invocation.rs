@@ -4,6 +4,7 @@
 //! ignored, as in vLLM 0.32.
 
 use bytes::Bytes;
+use hostler_api::Route;
 use http::StatusCode;
 use serde_json::{Map, Value};
 
@@ -16,8 +17,8 @@ pub(crate) fn parse_invocation(body: &[u8], adapter: Option<&str>) -> Result<(&'
     let mut fields: Map<String, Value> = serde_json::from_slice(body).map_err(|error| ApiError::bad_json(body, &error))?;
     fields.insert("model".into(), adapter.into());
     let path = match (fields.contains_key("messages"), fields.contains_key("prompt")) {
-        (true, _) => "/v1/chat/completions",
-        (false, true) => "/v1/completions",
+        (true, _) => Route::ChatCompletions.path(),
+        (false, true) => Route::Completions.path(),
         (false, false) => {
             return Err(ApiError { status: StatusCode::BAD_REQUEST, ..ApiError::internal("Cannot find suitable handler for request.") });
         }

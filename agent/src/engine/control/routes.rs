@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hostler_api::Route;
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
@@ -60,12 +61,12 @@ pub(in crate::engine) async fn is_asleep(client: &mut ApiClient) -> Result<bool,
 
 pub(super) async fn load(client: &ApiClient, adapter: &LoraAdapter) -> Result<(), ControlError> {
     let body = json!({"lora_name": adapter.name, "lora_path": adapter.path}).to_string();
-    check_result(client.post("/v1/load_lora_adapter", body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
+    check_result(client.post(Route::LoadAdapter.path(), body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
 }
 
 pub(super) async fn unload(client: &ApiClient, name: &str) -> Result<(), ControlError> {
     let body = json!({"lora_name": name}).to_string();
-    check_result(client.post("/v1/unload_lora_adapter", body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
+    check_result(client.post(Route::UnloadAdapter.path(), body, ADAPTER_TIMEOUT).await, NO_ADAPTER_ROUTE)
 }
 
 /// Adapter that a model card describes; `None` if the card is the model itself.

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::{Relay, RelayState, flushing_state};
 use crate::admission::{ActualUsage, OutputTokens};
 use crate::dispatch::job_end::explain_loss;
-use crate::outcome::AnswerOutcome;
+use crate::outcome::{AnswerOutcome, LossCause};
 use crate::sse::{SseScanner, TokenUsage};
 
 impl Relay {
@@ -32,12 +32,12 @@ impl Relay {
     }
 
     /// Ends a broken answer: an event stream ends with an error event.
-    pub(super) fn fail(&mut self, cause: &'static str, message: String) {
+    pub(super) fn fail(&mut self, cause: LossCause, message: String) {
         self.exchange.detach();
         let fleet = self.context.feedback.fleet();
         let (cause, message) = match fleet.cut_off_reason() {
             Some(reason) => ("router_left", reason.to_owned()),
-            None => (cause, explain_loss(&fleet.view(), &self.context.replica, Instant::now(), message)),
+            None => (cause.as_str(), explain_loss(&fleet.view(), &self.context.replica, Instant::now(), message)),
         };
         let replica = &self.context.replica.id;
         let id = self.context.feedback.decision_id();

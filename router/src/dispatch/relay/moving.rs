@@ -18,6 +18,7 @@ use super::{Relay, RelayState};
 use crate::direct_writing::AnswerPipeline;
 use crate::dispatch::resume::{Departure, Destinations, ResumedAnswer};
 use crate::fleet::{Fleet, MoveTurn, Replica};
+use crate::outcome::LossCause;
 
 /// A stream that would end within this time stays.
 const STAY: Duration = Duration::from_secs(2);
@@ -97,7 +98,7 @@ impl MovableStream {
 #[derive(Debug)]
 pub(super) struct Move {
     begun_at: Instant,
-    cause: &'static str,
+    cause: LossCause,
     _turn: MoveTurn,
 }
 
@@ -150,7 +151,7 @@ impl Relay {
         };
         let replica = &self.context.replica;
         let is_being_emptied = resumption.fleet().view().present(replica).is_some_and(|present| present.is_being_emptied());
-        let cause = if is_being_emptied { "draining" } else { "silent" };
+        let cause = if is_being_emptied { LossCause::Draining } else { LossCause::Silent };
         let watch = resumption.second_watch();
         self.context.log_entry.record_search();
         let moving = resumption.start(Departure::Move, Some(request), replica, watch);

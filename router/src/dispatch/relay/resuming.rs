@@ -7,22 +7,16 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{Relay, RelayState};
+use crate::dispatch::StartedAnswer;
 use crate::dispatch::resume::{Departure, ResumedAnswer, Resumption};
-use crate::dispatch::{AGENT_LOST, StartedAnswer};
+use crate::outcome::LossCause;
 use crate::resume_tier::ResumeTier;
 use crate::resumption::{Continuation, ContinuationRequest, KnownTokens, SEAM};
-
-/// The access log's word for a replay that gives another answer.
-const DIFFERENCE: &str = "difference";
-
-/// Losses that no request and no operator explains: a host or an agent died, or an engine's answer
-/// just ended.
-const UNEXPLAINED: [&str; 2] = [AGENT_LOST, "incomplete"];
 
 /// Why and when a stream left its engine.
 #[derive(Debug)]
 pub(super) struct Loss {
-    pub(super) cause: &'static str,
+    pub(super) cause: LossCause,
     pub(super) message: String,
     pub(super) at: Instant,
 }
@@ -30,7 +24,7 @@ pub(super) struct Loss {
 impl Relay {
     /// Handles the loss of the engine. Returns the bytes to send if another engine goes on or only
     /// the end was missing, and `None` if the answer has failed.
-    pub(super) fn lose(&mut self, cause: &'static str, message: String) -> Option<Bytes> {
+    pub(super) fn lose(&mut self, cause: LossCause, message: String) -> Option<Bytes> {
         self.exchange.detach();
         // A fault that the lane's task found behind the loss belongs to the lost engine.
         self.pipeline.lock().failure = None;
@@ -54,7 +48,7 @@ impl Relay {
         let crash_watch = std::mem::replace(&mut self.context.crash_watch, idle_watch);
         let replica = &self.context.replica;
         tracing::info!(replica = %replica.id, reason = loss.message, "a stream has lost its engine and is to go on elsewhere");
-        let departure = Departure::Loss { is_explained: !UNEXPLAINED.contains(&cause), is_agents: cause == AGENT_LOST };
+        let departure = Departure::Loss { is_explained: !cause.is_unexplained(), is_agents: cause == LossCause::AgentLost };
         let resuming = resumption.start(departure, rest.flatten(), replica, crash_watch);
         self.state = RelayState::Resuming(resuming, loss);
         Some(Bytes::new())
@@ -68,9 +62,9 @@ impl Relay {
     /// Ends a stream that cannot go on.
     pub(super) fn diverge(&mut self) {
         if let Some(resumption) = self.resumption.take() {
-            self.context.metrics.record_resumption(resumption.tier, DIFFERENCE, None);
+            self.context.metrics.record_resumption(resumption.tier, LossCause::Difference, None);
         }
-        self.fail(DIFFERENCE, "the engine was lost, and another one did not give the same answer".into());
+        self.fail(LossCause::Difference, "the engine was lost, and another one did not give the same answer".into());
     }
 
     /// The request for the rest of a stream that goes on from its tokens, if any rest is left.

@@ -2,6 +2,7 @@ use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hostler_api::Route;
 use hostler_placement::affinity::CacheIndex;
 use hostler_prompt::Dialect as FrontEnd;
 use hostler_proto::agent::v1::frame::Kind;
@@ -23,6 +24,7 @@ use crate::keys::Caller;
 use crate::lanes::Lane;
 use crate::placement::{Placer, PrefillWindows, QueueLimits, QueueShare, RequestQueue};
 use crate::prompt::Prompts;
+use crate::resume_tier::NotResumed;
 use crate::resumption::StreamApi;
 use crate::resumption::samples::answer;
 use crate::resumption::{RecordMemory, ReplayApi, ReplayPlan, SEAM, ask_for_tokens};
@@ -151,10 +153,9 @@ async fn read(mut relay: Box<Relay>) -> (String, Result<(), String>) {
 }
 
 fn request(path: &str, body: &str) -> Box<OutboundRequest> {
-    let parsed = StreamApi::for_path(path).ok_or("route").map(|api| Sampling::parse(api, body.as_bytes()));
-    let may_be_replayed = parsed.is_err() || matches!(parsed, Ok(Err(unfit)) if unfit.may_be_replayed);
-    let sampling = parsed.and_then(|sampling| sampling.map_err(|unfit| unfit.reason)).map(Box::new);
-    let body = if sampling.is_ok() { ask_for_tokens(body.as_bytes()) } else { Bytes::from(body.to_owned()) };
+    let sampling = StreamApi::for_route(Route::of(path)).map(|api| Sampling::parse(api, body.as_bytes()));
+    let is_continued = matches!(sampling, Some(Ok(_)));
+    let body = if is_continued { ask_for_tokens(body.as_bytes()) } else { Bytes::from(body.to_owned()) };
     let placement_request = PlacementRequest {
         model: Some("m".into()),
         path: path.into(),
@@ -163,9 +164,16 @@ fn request(path: &str, body: &str) -> Box<OutboundRequest> {
         is_stream: true,
         ..PlacementRequest::default()
     };
-    let replayed_api = ReplayApi::for_path(path).filter(|_| may_be_replayed);
+    let resume_plan = match sampling {
+        Some(Ok(sampling)) => ResumePlan::Continue(Box::new(sampling)),
+        Some(Err(unfit)) if !unfit.may_be_replayed => ResumePlan::None(unfit.reason),
+        _ => match ReplayApi::for_route(Route::of(path)) {
+            Some(api) => ResumePlan::Replay(Box::new(ReplayPlan::new(api, &placement_request))),
+            None => ResumePlan::None(NotResumed::Route),
+        },
+    };
     Box::new(OutboundRequest {
-        replay: replayed_api.map(|api| Box::new(ReplayPlan::new(api, &placement_request))),
+        resume_plan,
         placement_request,
         id: 7,
         priority: 0,
@@ -176,12 +184,11 @@ fn request(path: &str, body: &str) -> Box<OutboundRequest> {
         client_id: None,
         head: RequestHead { method: "POST".into(), path: path.into(), body_bytes: body.len() as u64, ..RequestHead::default() },
         body,
-        dialect: Dialect::for_path(path),
+        dialect: Route::of(path).dialect(),
         work: Work { prompts: 1, answers: 1, turns: 1 },
         log_entry: AccessEntry::none(),
         referenced_response: ResponseReference::None,
         stored_response: None,
-        sampling,
         received_at: Instant::now(),
     })
 }

@@ -130,7 +130,7 @@ impl Edge {
         let OllamaRequest { model, route, is_stream, engine_request } =
             OllamaRequest::parse(form, &inquiry.body).map_err(Rejection::Malformed)?;
         let prepared = engine_request.map(|asked| {
-            inquiry.replace_body(asked.path, self.engine_body(&model, asked));
+            inquiry.replace_body(asked.engine_route, self.engine_body(&model, asked));
             self.prepare(inquiry)
         });
         Ok(OllamaReading { prepared: prepared.transpose()?, model, route, is_stream })

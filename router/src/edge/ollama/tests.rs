@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use hostler_api::Route;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -39,7 +40,7 @@ fn a_chat_streams_by_default_and_reports_its_usage() {
         "stream_options": {"include_usage": true},
     });
     assert_eq!(fields(OllamaRoute::Chat, &chat), expected);
-    assert_eq!(asked(OllamaRoute::Chat, &chat).path, "/v1/chat/completions");
+    assert_eq!(asked(OllamaRoute::Chat, &chat).engine_route, Route::ChatCompletions);
     assert_eq!(added(json!({})), json!({}));
 }
 
@@ -153,9 +154,12 @@ fn a_prompt_uses_the_models_template_unless_raw() {
     assert_eq!(fields(OllamaRoute::Generate, &templated), expected);
 
     let raw = asked(OllamaRoute::Generate, &json!({"model": "m", "prompt": "<s>why?", "raw": true, "stream": false, "think": true}));
-    assert_eq!((raw.path, Value::Object(raw.fields), raw.needs_token_limit), ("/v1/completions", json!({"prompt": "<s>why?"}), true));
+    assert_eq!(
+        (raw.engine_route, Value::Object(raw.fields), raw.needs_token_limit),
+        (Route::Completions, json!({"prompt": "<s>why?"}), true)
+    );
     let fill = asked(OllamaRoute::Generate, &json!({"model": "m", "prompt": "def ", "suffix": "return", "options": {"num_predict": 9}}));
-    assert_eq!((fill.path, fill.needs_token_limit), ("/v1/completions", false));
+    assert_eq!((fill.engine_route, fill.needs_token_limit), (Route::Completions, false));
     assert_eq!((&fill.fields["suffix"], &fill.fields["max_tokens"], &fill.fields["stream"]), (&json!("return"), &json!(9), &json!(true)));
 }
 

@@ -1,14 +1,11 @@
 //! Translates a request of Ollama's API for an engine.
 
+use hostler_api::Route;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::messages::{self, ChatMessage};
 use super::options::{add_format, add_logprobs, add_sampling, add_thinking};
-
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
-const EMBEDDINGS: &str = "/v1/embeddings";
 
 /// The route, which decides the form of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +33,7 @@ pub(in crate::edge) struct OllamaRequest {
 /// A request for an engine, without its model.
 #[derive(Debug, PartialEq)]
 pub(in crate::edge) struct OpenAiRequest {
-    pub(in crate::edge) path: &'static str,
+    pub(in crate::edge) engine_route: Route,
     pub(in crate::edge) fields: Map<String, Value>,
     /// The engine's default on this route is a few tokens, but the client wants as many as
     /// possible.
@@ -116,7 +113,10 @@ impl OllamaChat {
             fields.insert("tools".to_owned(), tools.into());
         }
         common.add_to_chat(&mut fields)?;
-        Ok(common.into_request(OllamaRoute::Chat, Some(OpenAiRequest { path: CHAT, fields, needs_token_limit: false })))
+        Ok(common.into_request(
+            OllamaRoute::Chat,
+            Some(OpenAiRequest { engine_route: Route::ChatCompletions, fields, needs_token_limit: false }),
+        ))
     }
 }
 
@@ -151,7 +151,10 @@ impl OllamaGenerate {
             messages.push(json!({"role": "user", "content": messages::content_with_images(prompt, images)?}));
             fields.insert("messages".to_owned(), messages.into());
             common.add_to_chat(&mut fields)?;
-            return Ok(common.into_request(OllamaRoute::Generate, Some(OpenAiRequest { path: CHAT, fields, needs_token_limit: false })));
+            return Ok(common.into_request(
+                OllamaRoute::Generate,
+                Some(OpenAiRequest { engine_route: Route::ChatCompletions, fields, needs_token_limit: false }),
+            ));
         }
         if system.is_some() || !images.is_empty() || common.logprobs == Some(true) {
             return Err("a prompt with `raw` or `suffix` goes to the model as it is: it has no `system`, `images` or `logprobs`".to_owned());
@@ -162,7 +165,10 @@ impl OllamaGenerate {
         }
         common.add_to(&mut fields)?;
         let unlimited = !fields.contains_key("max_tokens");
-        Ok(common.into_request(OllamaRoute::Generate, Some(OpenAiRequest { path: COMPLETIONS, fields, needs_token_limit: unlimited })))
+        Ok(common.into_request(
+            OllamaRoute::Generate,
+            Some(OpenAiRequest { engine_route: Route::Completions, fields, needs_token_limit: unlimited }),
+        ))
     }
 }
 
@@ -234,5 +240,5 @@ fn embeddings_request(texts: Vec<String>, truncate: Option<bool>) -> Option<Open
     if truncate != Some(false) {
         fields.insert("truncate_prompt_tokens".to_owned(), (-1).into());
     }
-    Some(OpenAiRequest { path: EMBEDDINGS, fields, needs_token_limit: false })
+    Some(OpenAiRequest { engine_route: Route::Embeddings, fields, needs_token_limit: false })
 }

@@ -1,3 +1,4 @@
+use hostler_api::Route;
 use tokio::time::sleep;
 
 use super::*;
@@ -91,7 +92,7 @@ async fn an_expected_model_is_listed_until_its_engine_describes_it() {
 async fn an_expected_model_may_lack_any_front_end_route() {
     let fleet = fleet();
     announce(&fleet, &[("m", None)]).await;
-    let may_lack = |model| fleet.view().may_lack_route(Some(model), "/v1/messages");
+    let may_lack = |model| fleet.view().may_lack_route(Some(model), Route::Messages);
     assert!(may_lack("m") && !may_lack("other"));
     let _lane = attach(&fleet, 1, vec![ready(0)]).await;
     assert!(!may_lack("m"));

@@ -14,10 +14,16 @@ fn salted(tenant: &str, body: &str) -> Result<Option<SaltedBody>, String> {
     salted_as("application/json; charset=utf-8", "/v1/chat/completions", tenant, body)
 }
 
-fn salted_as(content_type: &str, route: &str, tenant: &str, body: &str) -> Result<Option<SaltedBody>, String> {
+fn salted_as(content_type: &str, path: &str, tenant: &str, body: &str) -> Result<Option<SaltedBody>, String> {
     let body = Bytes::copy_from_slice(body.as_bytes());
     let peek = peek(&body).unwrap_or_default();
-    isolation().add_salt(&UnsaltedRequest { tenant, route, content: BodyFormat::from_content_type(content_type), body: &body, peek: &peek })
+    isolation().add_salt(&UnsaltedRequest {
+        tenant,
+        route: Route::of(path),
+        content: BodyFormat::from_content_type(content_type),
+        body: &body,
+        peek: &peek,
+    })
 }
 
 /// RFC 4231, cases 1 to 4, 6 and 7: with a key shorter than a block, as long as the hash, and
@@ -124,7 +130,7 @@ fn bodies_that_cannot_be_salted_are_refused() {
     let spoken = Peek { prompt_field: Some("prompt".into()), ..Peek::default() };
     let form = UnsaltedRequest {
         tenant: "t",
-        route: audio,
+        route: Route::of(audio),
         content: BodyFormat::Form("multipart/form-data; boundary=x"),
         body: &body,
         peek: &spoken,
@@ -179,7 +185,7 @@ proptest! {
         let text = if pretty { format!("{expected:#}") } else { expected.to_string() };
         let old = Bytes::from(format!("{space}{text}{space}"));
         let before = peek(&old).unwrap();
-        let plain = UnsaltedRequest { tenant: "t", route: "/v1/completions", content: BodyFormat::Json, body: &old, peek: &before };
+        let plain = UnsaltedRequest { tenant: "t", route: Route::Completions, content: BodyFormat::Json, body: &old, peek: &before };
         let salted = isolation().add_salt(&plain).unwrap().unwrap();
         expected["cache_salt"] = isolation().salt("t", own.as_deref().unwrap_or_default()).into();
         prop_assert_eq!(&serde_json::from_slice::<Value>(&salted.body).unwrap(), &expected);

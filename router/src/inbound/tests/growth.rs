@@ -1,15 +1,16 @@
 //! Reading a body on its way into the fleet takes no more memory than the body's length.
 
 use bytes::Bytes;
+use hostler_api::Route;
 use hostler_prompt::PromptRequest;
 use http::HeaderMap;
 
 use super::super::body_format::BodyFormat;
+use super::super::invocation;
 use super::super::isolation::{Isolation, UnsaltedRequest};
 use super::super::media::MediaHosts;
 use super::super::peek::peek;
 use super::super::work_estimate::{estimate_tokens, estimate_work, output_bounds};
-use super::super::{INVOCATIONS, invocation};
 use crate::growth::{assert_linear, assert_proportional};
 use crate::resumption::{Sampling, StreamApi, ask_for_tokens, check_message_request, unasked_part, without_asking};
 
@@ -31,7 +32,7 @@ const MESSAGE: &[(&str, &str)] = &[
 fn a_peek_takes_no_more_than_a_bodys_length() {
     assert_linear("peek", COMPLETION, |body| {
         let Ok(peeked) = peek(body) else { return };
-        let _ = (estimate_work("/v1/completions", body.len(), &peeked), output_bounds(&peeked));
+        let _ = (estimate_work(Route::Completions, body.len(), &peeked), output_bounds(&peeked));
         let _: u64 = peeked.prompt_parts.iter().map(|text| estimate_tokens(text)).sum();
     });
 }
@@ -43,7 +44,7 @@ fn keeping_tenants_apart_takes_no_more_than_a_bodys_length() {
     assert_linear("isolation", COMPLETION, |body| {
         let body = Bytes::copy_from_slice(body);
         let peeked = peek(&body).unwrap();
-        let request = UnsaltedRequest { tenant: "t", route: "/v1/completions", content: BodyFormat::Json, body: &body, peek: &peeked };
+        let request = UnsaltedRequest { tenant: "t", route: Route::Completions, content: BodyFormat::Json, body: &body, peek: &peeked };
         let Ok(Some(salted)) = isolation.add_salt(&request) else { return };
         for text in &peeked.prompt_parts {
             let _ = salted.relocate(&body, text);
@@ -81,7 +82,7 @@ fn media_are_found_in_no_more_than_a_bodys_length() {
 #[test]
 fn an_invocation_is_unwrapped_in_no_more_than_its_length() {
     assert_linear("invocation", CHAT, |body| {
-        let _ = invocation::carried_request(INVOCATIONS, &HeaderMap::new(), body);
+        let _ = invocation::carried_request(Route::Invocations, &HeaderMap::new(), body);
     });
 }
 

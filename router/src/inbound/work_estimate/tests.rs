@@ -3,8 +3,8 @@ use super::*;
 
 #[test]
 fn a_route_decides_what_work_is_estimated() {
-    let of = |route, prompt| estimate_work(route, 100, &Peek { prompt_parts: vec![prompt], ..Peek::default() });
-    let once = |route| of(route, "\"x\"");
+    let of = |path, prompt| estimate_work(Route::of(path), 100, &Peek { prompt_parts: vec![prompt], ..Peek::default() });
+    let once = |path| of(path, "\"x\"");
     let one = Work { prompts: 1, answers: 1, turns: 1 };
     assert_eq!(once("/v1/chat/completions"), one);
     assert_eq!([once("/v1/completions"), of("/v1/completions", "[ 1,2]")], [one; 2]);
@@ -24,9 +24,9 @@ fn a_route_decides_what_work_is_estimated() {
 
 #[test]
 fn each_answer_that_a_body_asks_for_is_charged() {
-    let charged = |route, body: &str| {
+    let charged = |path, body: &str| {
         let peeked = peek(body.as_bytes()).unwrap();
-        charged_answers(estimate_work(route, body.len(), &peeked), &peeked)
+        charged_answers(estimate_work(Route::of(path), body.len(), &peeked), &peeked)
     };
     assert_eq!(charged("/v1/chat/completions", r#"{"messages":[],"n":"3"}"#), 3);
     assert_eq!(charged("/v1/completions", r#"{"prompt":["a","b"],"n":3.0}"#), 6);
@@ -40,7 +40,7 @@ fn each_answer_that_a_body_asks_for_is_charged() {
 
 #[test]
 fn an_unclear_number_of_choices_counts_as_the_maximum() {
-    let answers = |choices| estimate_work("/v1/chat/completions", 100, &Peek { choices, ..Peek::default() }).answers;
+    let answers = |choices| estimate_work(Route::ChatCompletions, 100, &Peek { choices, ..Peek::default() }).answers;
     assert_eq!(
         [
             RequestedCount::Unset,

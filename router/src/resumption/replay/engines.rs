@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::engine_check::is_flag;
 use crate::fleet::EngineLaunch;
+use crate::resume_tier::NotResumed;
 
 /// Flags with which nobody can tell how an engine was started, or the form of its streams.
 const OBSCURE: [&str; 3] = ["--config", "--skip-tokenizer-init", "--return-tokens-as-token-ids"];
@@ -61,10 +62,10 @@ const TOKEN_SHAPING: [&str; 9] = [
 ///
 /// # Errors
 /// The reason why not.
-pub(crate) fn check_replaying_engine(launch: Option<&EngineLaunch>) -> Result<(), &'static str> {
-    let launch = launch.ok_or("engine")?;
+pub(crate) fn check_replaying_engine(launch: Option<&EngineLaunch>) -> Result<(), NotResumed> {
+    let launch = launch.ok_or(NotResumed::Engine)?;
     let is_obscure = |flag: &String| OBSCURE.iter().any(|name| is_flag(flag, name));
-    if launch.flags.iter().any(is_obscure) { Err("engine") } else { Ok(()) }
+    if launch.flags.iter().any(is_obscure) { Err(NotResumed::Engine) } else { Ok(()) }
 }
 
 /// Whether two engines, by front-end and flags, make the same stream of the same tokens.
@@ -122,9 +123,9 @@ mod tests {
     #[test]
     fn an_unknown_engine_replays_nothing() {
         let check = |dialect, flags| check_replaying_engine(Some(&launch(dialect, flags)));
-        assert_eq!(check_replaying_engine(None), Err("engine"));
+        assert_eq!(check_replaying_engine(None), Err(NotResumed::Engine));
         assert_eq!(check(Dialect::Python, "--reasoning-parser qwen3 --tool-call-parser hermes"), Ok(()));
-        assert_eq!(check(Dialect::Python, "--config x.yaml"), Err("engine"));
+        assert_eq!(check(Dialect::Python, "--config x.yaml"), Err(NotResumed::Engine));
         assert_eq!(check(Dialect::Rust, ""), Ok(()));
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use hostler_api::Route;
 
 use super::super::memory::{RecordMemory, RecordShare};
 use crate::placement::{OutputBounds, PlacementRequest};
@@ -17,11 +18,11 @@ pub(crate) enum ReplayApi {
 
 impl ReplayApi {
     #[must_use]
-    pub(crate) fn for_path(path: &str) -> Option<Self> {
-        match path {
-            "/v1/chat/completions" => Some(Self::Chat),
-            "/v1/completions" => Some(Self::Completions),
-            "/v1/messages" => Some(Self::Messages),
+    pub(crate) fn for_route(route: Route) -> Option<Self> {
+        match route {
+            Route::ChatCompletions => Some(Self::Chat),
+            Route::Completions => Some(Self::Completions),
+            Route::Messages => Some(Self::Messages),
             _ => None,
         }
     }

@@ -10,33 +10,34 @@ use serde_json::value::RawValue;
 
 use super::event::Text;
 use crate::placement::mentions_media;
+use crate::resume_tier::NotResumed;
 
 /// Whether a request for a stream of messages with this body may be replayed.
 ///
 /// # Errors
 /// The reason why not.
-pub(crate) fn check_message_request(body: &[u8]) -> Result<(), &'static str> {
+pub(crate) fn check_message_request(body: &[u8]) -> Result<(), NotResumed> {
     if body.len() > super::super::sampling::MAX_BODY_BYTES {
-        return Err("size");
+        return Err(NotResumed::Size);
     }
-    let Fields(fields) = serde_json::from_slice(body).map_err(|_| "body")?;
+    let Fields(fields) = serde_json::from_slice(body).map_err(|_| NotResumed::Body)?;
     let mut is_greedy = false;
     let mut names = BTreeSet::new();
     for (Text(name), value) in &fields {
         if !names.insert(name) {
-            return Err("repeated_field");
+            return Err(NotResumed::RepeatedField);
         }
         let raw = value.get();
         match (&**name, raw) {
             (_, "null") => {}
-            ("messages" | "system", _) if mentions_media(raw.as_bytes()) => return Err("media"),
+            ("messages" | "system", _) if mentions_media(raw.as_bytes()) => return Err(NotResumed::Media),
             ("temperature", _) => is_greedy = serde_json::from_str::<f64>(raw).is_ok_and(|temperature| temperature == 0.0),
             ("model" | "messages" | "system" | "max_tokens" | "stream" | "top_p" | "top_k" | "stop_sequences", _)
             | ("tools" | "tool_choice" | "metadata" | "thinking" | "output_config" | "cache_salt" | "chat_template_kwargs", _) => {}
-            _ => return Err("field"),
+            _ => return Err(NotResumed::Field),
         }
     }
-    if is_greedy { Ok(()) } else { Err("sampling") }
+    if is_greedy { Ok(()) } else { Err(NotResumed::Sampling) }
 }
 
 /// The fields of an object.
@@ -70,7 +71,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 mod tests {
     use super::*;
 
-    fn check(fields: &str) -> Result<(), &'static str> {
+    fn check(fields: &str) -> Result<(), NotResumed> {
         check_message_request(format!(r#"{{"model":"m","max_tokens":9,"messages":[],"stream":true{fields}}}"#).as_bytes())
     }
 
@@ -79,16 +80,16 @@ mod tests {
         for (fields, expected) in [
             (r#","temperature":0"#, Ok(())),
             (r#","temperature":0.0,"tools":[{"name":"x"}],"tool_choice":{"type":"any"},"thinking":null"#, Ok(())),
-            ("", Err("sampling")),
-            (r#","temperature":1"#, Err("sampling")),
-            (r#","temperature":"0""#, Err("sampling")),
-            (r#","temperature":0,"invented":1"#, Err("field")),
+            ("", Err(NotResumed::Sampling)),
+            (r#","temperature":1"#, Err(NotResumed::Sampling)),
+            (r#","temperature":"0""#, Err(NotResumed::Sampling)),
+            (r#","temperature":0,"invented":1"#, Err(NotResumed::Field)),
             (r#","temperature":0,"invented":null"#, Ok(())),
-            (r#","temperature":1,"temper\u0061ture":0"#, Err("repeated_field")),
-            (r#","temperature":0,"system":[{"type":"image","source":{"type":"base64"}}]"#, Err("media")),
+            (r#","temperature":1,"temper\u0061ture":0"#, Err(NotResumed::RepeatedField)),
+            (r#","temperature":0,"system":[{"type":"image","source":{"type":"base64"}}]"#, Err(NotResumed::Media)),
         ] {
             assert_eq!(check(fields), expected, "{fields}");
         }
-        assert_eq!(check_message_request(b"[]"), Err("body"));
+        assert_eq!(check_message_request(b"[]"), Err(NotResumed::Body));
     }
 }

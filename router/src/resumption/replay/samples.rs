@@ -1,6 +1,7 @@
 //! Test streams that an engine can repeat with other token groups and ids, and a client's view of
 //! them.
 
+use hostler_api::Route;
 use hostler_prompt::Dialect;
 use serde_json::{Value, json};
 
@@ -249,7 +250,7 @@ pub(crate) fn event_count(front_end: Dialect, path: &str, body: &str, group: usi
 /// The client's stream from engines with these token groups. Each engine but the last dies after so
 /// many events.
 pub(crate) fn resumed_stream(front_end: Dialect, path: &str, body: &str, engines: &[(usize, usize)]) -> Result<String, Difference> {
-    let mut record = ReplayRecord::new(ReplayApi::for_path(path).unwrap(), &RecordMemory::default());
+    let mut record = ReplayRecord::new(ReplayApi::for_route(Route::of(path)).unwrap(), &RecordMemory::default());
     let mut told = String::new();
     for (name, (group, cut)) in engines.iter().enumerate() {
         let is_last = name + 1 == engines.len();

@@ -3,7 +3,7 @@ use super::*;
 const CHAT: StreamApi = StreamApi::Chat;
 const COMPLETIONS: StreamApi = StreamApi::Completions;
 
-fn parse(api: StreamApi, body: &[u8]) -> Result<Sampling, &'static str> {
+fn parse(api: StreamApi, body: &[u8]) -> Result<Sampling, NotResumed> {
     Sampling::parse(api, body).map_err(|unfit| unfit.reason)
 }
 
@@ -11,7 +11,7 @@ fn chat_body(fields: &str) -> Vec<u8> {
     format!(r#"{{"model":"m","messages":[{{"role":"user","content":"Hi"}}],"stream":true{fields}}}"#).into_bytes()
 }
 
-fn chat(fields: &str) -> Result<Sampling, &'static str> {
+fn chat(fields: &str) -> Result<Sampling, NotResumed> {
     parse(CHAT, &chat_body(fields))
 }
 
@@ -29,39 +29,39 @@ fn the_resume_tier_follows_from_a_requests_parameters() {
         (r#","temperature":null"#, ValidContinuation),
         (r#","temperature":0.7,"top_p":0.9,"top_k":50,"repetition_penalty":1.1"#, ValidContinuation),
         (r#","temperature":"0""#, ValidContinuation),
-        (r#","temperature":0.7,"seed":7"#, None("seed")),
+        (r#","temperature":0.7,"seed":7"#, None(NotResumed::Seed)),
         (r#","seed":null"#, ValidContinuation),
         (r#","n":1,"logprobs":false,"top_logprobs":0,"tools":[],"tool_choice":"none","stop":[],"presence_penalty":0.0"#, ValidContinuation),
-        (r#","n":2"#, None("choices")),
-        (r#","presence_penalty":0.5"#, None("penalty")),
-        (r#","frequency_penalty":-1"#, None("penalty")),
-        (r#","logprobs":true"#, None("logprobs")),
-        (r#","top_logprobs":3"#, None("logprobs")),
-        (r#","tools":[{"type":"function"}]"#, None("tools")),
-        (r#","tool_choice":"required""#, None("tools")),
+        (r#","n":2"#, None(NotResumed::Choices)),
+        (r#","presence_penalty":0.5"#, None(NotResumed::Penalty)),
+        (r#","frequency_penalty":-1"#, None(NotResumed::Penalty)),
+        (r#","logprobs":true"#, None(NotResumed::Logprobs)),
+        (r#","top_logprobs":3"#, None(NotResumed::Logprobs)),
+        (r#","tools":[{"type":"function"}]"#, None(NotResumed::Tools)),
+        (r#","tool_choice":"required""#, None(NotResumed::Tools)),
         (r#","response_format":{"type":"text"}"#, ValidContinuation),
-        (r#","response_format":{"type":"json_object"}"#, None("grammar")),
-        (r#","structured_outputs":{"choice":["a"]}"#, None("grammar")),
-        (r#","stop":"x""#, None("stop")),
-        (r#","stop":["x","y"]"#, None("stop")),
-        (r#","bad_words":["x"]"#, None("stop")),
-        (r#","return_token_ids":true"#, None("token_ids")),
-        (r#","return_token_ids":false"#, None("token_ids")),
-        (r#","return_token_ids":null"#, None("token_ids")),
+        (r#","response_format":{"type":"json_object"}"#, None(NotResumed::Grammar)),
+        (r#","structured_outputs":{"choice":["a"]}"#, None(NotResumed::Grammar)),
+        (r#","stop":"x""#, None(NotResumed::Stop)),
+        (r#","stop":["x","y"]"#, None(NotResumed::Stop)),
+        (r#","bad_words":["x"]"#, None(NotResumed::Stop)),
+        (r#","return_token_ids":true"#, None(NotResumed::TokenIds)),
+        (r#","return_token_ids":false"#, None(NotResumed::TokenIds)),
+        (r#","return_token_ids":null"#, None(NotResumed::TokenIds)),
         (r#","stream_options":{"include_usage":true}"#, ValidContinuation),
-        (r#","stream_options":{"include_usage":true,"continuous_usage_stats":true}"#, None("continuous_usage")),
-        (r#","stream_options":{"something":true}"#, None("stream_options")),
-        (r#","max_tokens":"9""#, None("max_tokens")),
-        (r#","max_tokens":-1"#, None("max_tokens")),
-        (r#","echo":true"#, None("echo")),
+        (r#","stream_options":{"include_usage":true,"continuous_usage_stats":true}"#, None(NotResumed::ContinuousUsage)),
+        (r#","stream_options":{"something":true}"#, None(NotResumed::StreamOptions)),
+        (r#","max_tokens":"9""#, None(NotResumed::MaxTokens)),
+        (r#","max_tokens":-1"#, None(NotResumed::MaxTokens)),
+        (r#","echo":true"#, None(NotResumed::Echo)),
         (r#","include_reasoning":true"#, ValidContinuation),
-        (r#","include_reasoning":false"#, None("parser")),
-        (r#","vllm_xargs":{"a":1}"#, None("field")),
-        (r#","invented":true"#, None("field")),
+        (r#","include_reasoning":false"#, None(NotResumed::Parser)),
+        (r#","vllm_xargs":{"a":1}"#, None(NotResumed::Field)),
+        (r#","invented":true"#, None(NotResumed::Field)),
         (r#","invented":null"#, ValidContinuation),
         (r#","seed":-1"#, ValidContinuation),
-        (r#","temperature":0,"temperature":1"#, None("repeated_field")),
-        (r#","temper\u0061ture":0,"temperature":1"#, None("repeated_field")),
+        (r#","temperature":0,"temperature":1"#, None(NotResumed::RepeatedField)),
+        (r#","temper\u0061ture":0,"temperature":1"#, None(NotResumed::RepeatedField)),
     ] {
         assert_eq!(tier(fields), expected, "{fields}");
     }
@@ -94,15 +94,15 @@ fn a_deterministic_request_may_be_replayed() {
 fn a_request_field_without_a_rule_prevents_resumption() {
     let with_prompt = |prompt: &str| parse(COMPLETIONS, format!(r#"{{"prompt":{prompt},"stream":true}}"#).as_bytes());
     for prompt in [r#"["a","b"]"#, "[[1,2],[3]]", "[]", "{}"] {
-        assert_eq!(with_prompt(prompt), Err("choices"), "{prompt}");
+        assert_eq!(with_prompt(prompt), Err(NotResumed::Choices), "{prompt}");
     }
     assert!(with_prompt(r#""a""#).is_ok() && with_prompt("[1,2]").is_ok());
     let picture = r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:"}}]}],"stream":true}"#;
-    assert_eq!(parse(CHAT, picture.as_bytes()), Err("media"));
-    assert_eq!(StreamApi::for_path("/v1/messages"), None);
-    assert_eq!(parse(CHAT, b"[]"), Err("body"));
-    assert_eq!(parse(CHAT, &vec![b' '; MAX_BODY_BYTES + 1]), Err("size"));
-    assert_eq!(chat(&format!(r#","stop_token_ids":[{}1]"#, "1,".repeat(3000))), Err("size"));
+    assert_eq!(parse(CHAT, picture.as_bytes()), Err(NotResumed::Media));
+    assert_eq!(StreamApi::for_route(Route::Messages), None);
+    assert_eq!(parse(CHAT, b"[]"), Err(NotResumed::Body));
+    assert_eq!(parse(CHAT, &vec![b' '; MAX_BODY_BYTES + 1]), Err(NotResumed::Size));
+    assert_eq!(chat(&format!(r#","stop_token_ids":[{}1]"#, "1,".repeat(3000))), Err(NotResumed::Size));
 }
 
 #[test]
@@ -117,9 +117,9 @@ fn an_answers_length_is_read_as_engines_read_it() {
         (CHAT, r#","max_tokens":5,"max_completion_tokens":7"#, Ok(Some(7))),
         (CHAT, r#","max_tokens":null"#, Ok(None)),
         (COMPLETIONS, "", Ok(Some(16))),
-        (COMPLETIONS, r#","max_tokens":null"#, Err("max_tokens")),
+        (COMPLETIONS, r#","max_tokens":null"#, Err(NotResumed::MaxTokens)),
         (COMPLETIONS, r#","max_tokens":5"#, Ok(Some(5))),
-        (COMPLETIONS, r#","max_completion_tokens":7"#, Err("max_completion_tokens")),
+        (COMPLETIONS, r#","max_completion_tokens":7"#, Err(NotResumed::MaxCompletionTokens)),
     ] {
         assert_eq!(most(api, fields), expected, "{api:?} {fields}");
     }

@@ -1,3 +1,4 @@
+use hostler_api::Route;
 use hostler_prompt::Dialect;
 use serde_json::Value;
 
@@ -136,7 +137,7 @@ const TEXTS: [&str; 10] = ["Hey", "", "", "\u{1f980}", " \\\"quo", "te\\\" ", ""
 /// The client's stream if each engine dies behind its cut. The first engine has the first
 /// front-end, all others have the second.
 fn told(front_ends: [Dialect; 2], path: &str, body: &str, cuts: &[usize]) -> String {
-    let api = StreamApi::for_path(path).unwrap();
+    let api = StreamApi::for_route(Route::of(path)).unwrap();
     let (mut record, sampling) = (record(api), Sampling::parse(api, body.as_bytes()).unwrap());
     let mut continuation: Option<Continuation> = None;
     let (mut path, mut body) = (path, crate::resumption::ask_for_tokens(body.as_bytes()));

@@ -16,19 +16,8 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect of a route.
-    #[must_use]
-    pub fn for_path(path: &str) -> Self {
-        match path {
-            "/v1/chat/completions" | "/v1/completions" => Self::OpenAi,
-            "/v1/responses" => Self::Responses,
-            "/v1/messages" => Self::Anthropic,
-            _ => Self::Other,
-        }
-    }
-
     /// Bytes in every event with new tokens. Front-ends send other events before they have any.
-    pub(crate) fn token_marker(self) -> &'static [u8] {
+    pub fn token_marker(self) -> &'static [u8] {
         match self {
             Self::OpenAi | Self::Other => b"\n\n",
             Self::Responses => b".delta\n",
@@ -37,7 +26,7 @@ impl Dialect {
     }
 
     /// Whether an event of this name ends a complete answer.
-    pub(super) fn is_final_event(self, name: &[u8]) -> bool {
+    pub fn is_final_event(self, name: &[u8]) -> bool {
         match self {
             Self::Responses => matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed"),
             Self::Anthropic => name == b"message_stop",
@@ -45,7 +34,7 @@ impl Dialect {
         }
     }
 
-    pub(super) fn has_usage_field(self, name: &[u8]) -> bool {
+    pub fn has_usage_field(self, name: &[u8]) -> bool {
         match self {
             Self::Responses => self.is_final_event(name),
             Self::Anthropic => matches!(name, b"message_start" | b"message_delta"),
@@ -54,7 +43,7 @@ impl Dialect {
     }
 
     /// The fields with generated text, each up to its first quote of text.
-    pub(super) fn text_fields(self) -> &'static [&'static [u8]] {
+    pub fn text_fields(self) -> &'static [&'static [u8]] {
         match self {
             Self::OpenAi => &[br#""content":""#, br#""text":""#, br#""reasoning":""#, br#""reasoning_content":""#, br#""arguments":""#],
             Self::Responses => &[br#""delta":""#],
@@ -64,7 +53,7 @@ impl Dialect {
     }
 
     /// The field of an event that may hold the usage, if not the event itself.
-    pub(super) fn nested_field(self) -> &'static str {
+    pub fn nested_field(self) -> &'static str {
         match self {
             Self::OpenAi => "",
             Self::Responses => "response",
@@ -76,7 +65,7 @@ impl Dialect {
 
     /// Bytes that keep a stream's connection alive while there is no event.
     #[must_use]
-    pub(crate) fn keep_alive(self) -> Bytes {
+    pub fn keep_alive(self) -> Bytes {
         Bytes::from_static(match self {
             Self::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
             Self::OpenAi | Self::Responses | Self::Other => b": keep-alive\n\n",
