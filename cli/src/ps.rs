@@ -4,7 +4,6 @@ mod fleet;
 mod fleet_jobs;
 mod gpu_total;
 
-
 use clap::Args;
 use hostler_proto::fleet::v1::ListRequest;
 

@@ -242,12 +242,13 @@ impl Placer {
         let seconds = view.seconds(now);
         tables.candidates.clear();
         tables.cache_knowledge.clear();
-        let (mut pool, mut ours, mut others) = (RatePool::default(), 0, 0_u32);
+        let (mut pool, mut ours, mut others, mut max_context) = (RatePool::default(), 0, 0_u32, 0);
         let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica));
         for (index, replica) in eligible {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
             pool.add(&replica.local_load.learned());
+            max_context = replica.max_context_tokens().max(max_context);
             ours += replica.local_load.in_flight();
             others = others.saturating_add(replica.load.in_flight_elsewhere);
         }
@@ -268,7 +269,7 @@ impl Placer {
         let arrivals = prompt.arrivals(|keys, block_tokens| self.popularity.arrive(keys, block_tokens, seconds));
         let bounds = prompt.output_bounds();
         let (output, long_output) = (self.output_lengths.expected(bounds), self.output_lengths.long(bounds));
-        let ask = PricingInput { tokens: prompt.token_count(), output, long_output, arrivals };
+        let ask = PricingInput { tokens: prompt.computed_tokens(max_context), output, long_output, arrivals };
         let decision = place(&ask, candidates, &Conditions { nominal, utilisation }, priced, &mut fastrand::Rng::new())?;
         let choice = &decision.choice().candidate;
         let (replica, is_window_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
@@ -326,7 +327,8 @@ impl Placer {
             }
             None => f64::INFINITY,
         };
-        let booking = InFlightCost { prompt_tokens: prompt.token_count(), uncached_tokens: choice.uncached, first_byte_due: due };
+        let prompt_tokens = prompt.computed_tokens(chosen.replica.max_context_tokens());
+        let booking = InFlightCost { prompt_tokens, uncached_tokens: choice.uncached, first_byte_due: due };
         chosen.replica.local_load.start_request(booking, pledge)
     }
 

@@ -36,6 +36,10 @@ pub(crate) fn mentions_media(part: &[u8]) -> bool {
 /// tokenizing costs.
 const MIN_PROMPT_BLOCKS: usize = 2;
 
+/// A prompt of this many contexts does not fit. Where its tokens are estimated by its text, they may
+/// be a quarter of the estimate: runs of blanks make tokens of 16 bytes.
+const SURELY_TOO_LONG: u64 = 4;
+
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PlacementRequest {
     pub model: Option<String>,
@@ -126,6 +130,14 @@ impl Prompt {
     pub(crate) fn token_count(&self) -> u32 {
         let estimate = || u32::try_from(self.text.byte_len().div_ceil(BYTES_PER_TOKEN)).unwrap_or(u32::MAX);
         self.tokenized.as_ref().map_or_else(estimate, |exact| exact.total_tokens)
+    }
+
+    /// Tokens that an engine with this context computes. An engine refuses a prompt that is too long
+    /// for it, so such a prompt keeps nobody waiting.
+    #[must_use]
+    pub(crate) fn computed_tokens(&self, max_context: u64) -> u32 {
+        let tokens = self.token_count();
+        if u64::from(tokens) > max_context.saturating_mul(SURELY_TOO_LONG) { 0 } else { tokens }
     }
 
     /// Whether a replica with this encoder sees exactly these tokens.

@@ -86,6 +86,24 @@ impl Fixture {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_prompt_that_engines_refuse_for_its_length_keeps_nobody_waiting() {
+    let fixture = Fixture::approximate(1).await;
+    let mut state = state(Phase::Ready, "m");
+    state.launch = Some(EngineLaunch { max_context_tokens: Some(4096), ..EngineLaunch::default() });
+    report(&fixture.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(0) }]).await;
+    let has_room = || !fixture.placer.is_full(&fixture.fleet.view(), Some("m"), Instant::now());
+    let hold = |number: u32, bytes: usize| {
+        let prompt = text(&format!("{number} ").repeat(bytes / 2));
+        fixture.enter(&prompt, &fixture.choose(&prompt))
+    };
+    let endless: Vec<InFlight> = (0..3).map(|number| hold(number, 16 << 20)).collect();
+    assert!(has_room(), "8 million tokens are refused at once");
+    drop(endless);
+    let long: Vec<InFlight> = (0..9).map(|number| hold(number, 4 * 4000)).collect();
+    assert!(!has_room(), "{} prompts of 4,000 tokens are computed", long.len());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_request_goes_only_to_front_ends_with_its_route() {
     let fixture = Fixture::approximate(2).await;
     let ReplicaChange { state: Some(mut state), .. } = replica(0) else { panic!("it has a state") };
