@@ -25,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
-use crate::exposition::TextFormat;
 use crate::listen::configure_stream;
 use crate::metrics::MetricRegistry;
 use crate::socket::PrivateSocket;
@@ -59,9 +58,8 @@ pub fn routes(pages: Arc<impl AdminPages>) -> Router {
         )
         .route(
             "/metrics",
-            get(async move |headers: HeaderMap| {
-                let format = TextFormat::accepted_by(&headers);
-                ([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "Accept")], pages.metrics().render(format))
+            get(async move || {
+                ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], pages.metrics().render())
             }),
         )
 }

@@ -6,7 +6,6 @@ pub mod admin;
 pub mod collector;
 pub mod config;
 pub mod duration;
-pub mod exposition;
 pub mod home;
 pub mod listen;
 pub mod metrics;

@@ -12,8 +12,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use crate::exposition::TextFormat;
-
 /// Before every name.
 const PREFIX: &str = "hostler";
 
@@ -96,12 +94,12 @@ impl MetricRegistry {
         &self.descriptions
     }
 
-    /// The page.
+    /// The page, in OpenMetrics 1.0.0.
     #[must_use]
-    pub fn render(&self, format: TextFormat) -> String {
+    pub fn render(&self) -> String {
         let mut page = String::with_capacity(16 * 1024);
         encode(&mut page, &self.registry).expect("writing to a String cannot fail");
-        format.convert(page)
+        page
     }
 }
 

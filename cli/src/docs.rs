@@ -48,8 +48,7 @@ pub(crate) fn print(docs: &Docs, command: clap::Command) -> anyhow::Result<()> {
 fn metrics() -> String {
     let mut page = String::from(
         "# Metrics\n\nGenerated from the program by `hostler docs metrics`; a test compares them.\n\n\
-         A client that names `application/openmetrics-text` in `Accept`, as Prometheus does, gets OpenMetrics\n\
-         1.0.0. Every other client gets Prometheus' text format 0.0.4.\n",
+         The pages are OpenMetrics 1.0.0.\n",
     );
     let router = hostler_router::describe_metrics();
     let mut agent = MetricRegistry::default();

@@ -2,11 +2,10 @@
 //! which clients are told of a file replace the host's own, so a file with the authority alone would break all other programs of the shell.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use tempfile::NamedTempFile;
+use hostler_tls::write_private;
 
 /// OpenSSL and what is built on it (Python's ssl and so httpx and OpenAI's SDK), requests, and curl.
 pub(crate) const REPLACING_VARIABLES: [&str; 3] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
@@ -34,7 +33,12 @@ pub(crate) fn write_bundle(file: PathBuf, authority: &str, variable: impl Fn(&st
     });
     let roots = roots.transpose()?;
     let has_roots = roots.is_some();
-    write_once(&file, &format!("{}{}\n", roots.unwrap_or_default(), authority.trim()))?;
+    let bundle = format!("{}{}\n", roots.unwrap_or_default(), authority.trim());
+    if fs::read_to_string(&file).is_ok_and(|found| found == bundle) {
+        return Ok(Bundle { file, has_roots });
+    }
+    // Programs may be reading it.
+    write_private(&file, bundle.as_bytes())?;
     Ok(Bundle { file, has_roots })
 }
 
@@ -46,19 +50,6 @@ fn find_roots(bundle: &Path, variable: impl Fn(&str) -> Option<String>, system: 
     let named = REPLACING_VARIABLES.iter().filter_map(|name| variable(name).map(PathBuf::from));
     let mut named = named.filter_map(|named| if named == bundle { former.clone() } else { Some(named) });
     named.find(|file| file.is_file() && file != bundle).or(system.filter(|file| file != bundle))
-}
-
-fn write_once(file: &Path, bundle: &str) -> anyhow::Result<()> {
-    if fs::read_to_string(file).is_ok_and(|found| found == bundle) {
-        return Ok(());
-    }
-    // Programs may be reading it.
-    let written = (|| {
-        let mut new = NamedTempFile::new_in(file.parent().unwrap_or(Path::new("/")))?;
-        new.write_all(bundle.as_bytes())?;
-        new.persist(file).map_err(|error| error.error)
-    })();
-    written.with_context(|| format!("cannot write {}", file.display())).map(drop)
 }
 
 #[cfg(test)]

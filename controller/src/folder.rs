@@ -10,12 +10,13 @@ mod standby;
 mod tag;
 
 use std::fs::{self, DirBuilder};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use hostler_cluster::{FleetEntry, Memory};
 use hostler_scheduler::SchedulerIdentity;
+use hostler_tls::{TlsError, write_private};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use self::lock::LOCK_TIMEOUT;
@@ -40,6 +41,8 @@ pub enum FolderError {
     Open { path: PathBuf, owner: u32, mode: u32 },
     #[error("cannot {what} {}: {source}", path.display())]
     File { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Write(#[from] TlsError),
     #[error("{} is not what Hostler wrote: {message}", path.display())]
     Unreadable { path: PathBuf, message: String },
     #[error("another command changes {}: try again", path.display())]
@@ -169,7 +172,7 @@ impl FleetFolder {
         if let Some(folder) = path.parent() {
             make(folder)?;
         }
-        self.replace(path, script.as_bytes())
+        Ok(write_private(path, script.as_bytes())?)
     }
 
     /// What the controller logs.
@@ -243,7 +246,7 @@ impl FleetFolder {
         let path = self.path.join("fleet.toml");
         let text =
             toml::to_string_pretty(&file).map_err(|error| FolderError::Unreadable { path: path.clone(), message: error.to_string() })?;
-        self.replace(&path, text.as_bytes())?;
+        write_private(&path, text.as_bytes())?;
         Ok(result)
     }
 
@@ -344,16 +347,7 @@ impl FleetFolder {
         let path = self.path.join(name);
         let text =
             serde_json::to_vec_pretty(value).map_err(|error| FolderError::Unreadable { path: path.clone(), message: error.to_string() })?;
-        self.replace(&path, &text)
-    }
-
-    /// Writes a file of mode 0600 whole: beside it, then in its place.
-    fn replace(&self, path: &Path, content: &[u8]) -> Result<(), FolderError> {
-        let failed = |source| FolderError::File { what: "write", path: path.to_owned(), source };
-        let mut file = tempfile::NamedTempFile::new_in(&self.path).map_err(failed)?;
-        file.write_all(content).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-        file.persist(path).map_err(|error| failed(error.error))?;
-        Ok(())
+        Ok(write_private(&path, &text)?)
     }
 }
 

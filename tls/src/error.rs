@@ -1,6 +1,7 @@
 //! Errors of files, certificates and handshakes, in sentences that name the remedy.
 
 use std::error::Error;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use tokio_rustls::rustls::{self, AlertDescription, CertificateError};
@@ -31,6 +32,14 @@ pub enum TlsError {
     Request(String),
     #[error("{0}")]
     Crypto(String),
+}
+
+impl TlsError {
+    /// Whether a file was not written because there is one already.
+    #[must_use]
+    pub fn is_already_there(&self) -> bool {
+        matches!(self, Self::Write { source, .. } if source.kind() == ErrorKind::AlreadyExists)
+    }
 }
 
 impl From<rcgen::Error> for TlsError {

@@ -1,12 +1,14 @@
 //! Files with secrets: written whole and readable by their owner alone, and refused if others may
 //! read them.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
-use crate::{TlsError, hex, provider};
+use tempfile::NamedTempFile;
+
+use crate::TlsError;
 
 /// Largest file with a key, a certificate or a token that is read, in bytes.
 ///
@@ -34,32 +36,22 @@ pub(crate) fn write_public(path: &Path, content: &[u8]) -> Result<(), TlsError> 
 ///
 /// # Errors
 /// When the file already exists, or cannot be written.
-pub(crate) fn write_new(path: &Path, content: &[u8]) -> Result<(), TlsError> {
+pub fn write_new(path: &Path, content: &[u8]) -> Result<(), TlsError> {
     write(path, content, 0o600, false)
 }
 
 fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), TlsError> {
-    let failed = |source| TlsError::Write { path: path.to_owned(), source };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    // Do not use the process id: in two containers that share the folder both may be 1, and each
-    // would overwrite the other's draft.
-    let mut random = [0; 8];
-    provider().secure_random.fill(&mut random).map_err(|_| TlsError::Crypto("the system has no randomness for a file's name".into()))?;
-    name.push(format!(".{}.new", hex(&random)));
-    let unfinished = path.with_file_name(name);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let written = (|| {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&unfinished)?;
+        let mut file = NamedTempFile::new_in(folder)?;
         // Set the mode independently of the user's umask.
-        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
         file.write_all(content)?;
-        file.sync_all()?;
-        // A hard link never replaces a file, even on a file system that hosts share.
-        if replace { fs::rename(&unfinished, path) } else { fs::hard_link(&unfinished, path) }
+        file.as_file().sync_all()?;
+        let placed = if replace { file.persist(path) } else { file.persist_noclobber(path) };
+        placed.map(drop).map_err(|failed| failed.error)
     })();
-    if !replace || written.is_err() {
-        let _ = fs::remove_file(&unfinished);
-    }
-    written.map_err(failed)
+    written.map_err(|source| TlsError::Write { path: path.to_owned(), source })
 }
 
 /// Reads a file of at most [`MAX_FILE_BYTES`].

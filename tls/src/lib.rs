@@ -23,7 +23,7 @@ pub use authority::{Authority, EdgeCertificate, IssuedCertificate, NodeKey};
 pub use certificate_info::{CertificateInfo, Fingerprint, check_name};
 pub use client::{EnrollmentVerifier, connect, connect_to_host, member_config};
 pub use error::{TlsError, describe_for_agent, describe_for_router, is_alert_about_certificate};
-pub use files::{read_private, write_private};
+pub use files::{read_private, write_new, write_private};
 pub use server::{AgentsTls, EdgeFiles, EdgeTls};
 pub use stream::{Handshake, Stream, accept};
 pub use token::JoinToken;

@@ -71,7 +71,7 @@ impl NodeNames {
         }
         make_folder(&self.folder)?;
         match write_new(&self.file(node)?, &content(key, since)) {
-            Err(TlsError::Write { source, .. }) if source.kind() == ErrorKind::AlreadyExists => self.holder(node, key),
+            Err(error) if error.is_already_there() => self.holder(node, key),
             written => written.map(|()| NameHolder::ThisKey),
         }
     }

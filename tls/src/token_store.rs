@@ -257,7 +257,7 @@ impl TokenStore {
             let name = format!("{id}.use-{number}");
             match self.write(&name, &used) {
                 Ok(()) => return Ok(None),
-                Err(TlsError::Write { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) if error.is_already_there() => {}
                 Err(error) => return Err(error.into()),
             }
             let earlier: Option<TokenUse> = self.read(&name)?;

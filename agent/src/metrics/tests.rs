@@ -1,5 +1,3 @@
-use hostler_boot::exposition::TextFormat;
-
 use super::*;
 
 #[derive(Debug)]
@@ -40,7 +38,7 @@ fn a_gpu_shows_only_the_figures_of_its_driver() {
     let labels = ["0", "3", "GPU-1"].map(str::to_owned).to_vec();
     let mut page = MetricRegistry::default();
     page.register_collector(ListedGpus(vec![(labels, (gpu, reading))]));
-    let page = page.render(TextFormat::OpenMetrics);
+    let page = page.render();
     let samples: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
     insta::assert_snapshot!(samples.join("\n"), @r#"
     hostler_agent_gpu_memory_bytes{replica="0",gpu="3",uuid="GPU-1"} 4000

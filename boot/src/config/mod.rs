@@ -25,40 +25,9 @@ pub enum ConfigError {
     Syntax { path: PathBuf, message: String },
     #[error("{origin}: unknown key `{key}`{}", nearest.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default())]
     Unknown { origin: String, key: String, nearest: Option<String> },
-    /// A setting of an earlier release.
-    #[error("{origin}: `{key}` is no setting any more: {instead}")]
-    Removed { origin: String, key: String, instead: &'static str },
     #[error("{origin}: {key}: {message}")]
     Value { origin: String, key: String, message: String },
 }
-
-/// Settings of earlier releases, and what to do without them.
-const REMOVED_SETTINGS: [(&str, &str); 14] = [
-    (
-        "router.operators_need_key",
-        "leave it out; operators' calls come by the router's own socket (router.operators_socket), or to its admin listener with an admin key, \
-         and router.metrics_need_key says whether the metrics page needs one",
-    ),
-    ("router.certificate_lifetime", "leave it out; a node's certificate holds for 24 h, and its agent renews it after 16 h"),
-    ("router.client_stall_timeout", "leave it out; a client that takes nothing of its answer for 5 min is disconnected"),
-    (
-        "router.max_held_bytes",
-        "leave it out; the bodies of waiting requests may have 1 GiB in all, and router.max_queued bounds their number",
-    ),
-    ("router.max_held", "it is called router.max_queued now"),
-    ("router.longest_wait", "it is called router.max_queue_wait now"),
-    ("router.poison_for", "it is called router.crash_suspect_ttl now"),
-    ("router.max_reading_bytes", "it is called router.max_buffered_body_bytes now"),
-    ("router.gather", "it is called router.prefill_interval now"),
-    ("agent.lanes", "leave it out; an agent has four lanes to each router"),
-    ("agent.probe_interval", "leave it out; a busy engine's load is read every 50 ms"),
-    ("agent.nvml_lib", "set the environment variable HOSTLER_NVML_LIB instead"),
-    (
-        "agent.switch_interval",
-        "leave it out; the throughput and latency profiles have 0.5 ms, and agent.profile = \"conservative\" leaves Python's 5 ms",
-    ),
-    ("agent.keep_for", "it is called agent.takeover_timeout now"),
-];
 
 #[derive(Debug, Default)]
 pub struct SettingSources<'a> {
@@ -87,13 +56,6 @@ impl Settings {
             settings.read_file(path, sections)?;
         }
         let environment: BTreeMap<&str, &str> = sources.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        for (removed, instead) in REMOVED_SETTINGS {
-            let (section, key) = removed.split_once('.').unwrap_or((removed, ""));
-            let name = schema::environment_name(section, key);
-            if sections.iter().any(|known| known.name == section) && environment.contains_key(name.as_str()) {
-                return Err(ConfigError::Removed { origin: format!("environment variable {name}"), key: removed.into(), instead });
-            }
-        }
         for setting in sections.iter().flat_map(|section| &section.settings) {
             // Other variables with the prefix are left alone: Kubernetes sets HOSTLER_ROUTER_PORT
             // for a service of that name.
@@ -204,9 +166,6 @@ impl Settings {
             for (key, value) in entries {
                 if !section.settings.iter().any(|setting| setting.key == key) {
                     let full = format!("{section_name}.{key}");
-                    if let Some((_, instead)) = REMOVED_SETTINGS.into_iter().find(|(removed, _)| *removed == full) {
-                        return Err(ConfigError::Removed { origin: place(Some(&key)), key: full, instead });
-                    }
                     let nearest = schema::nearest(&key, section.settings.iter().map(|setting| setting.key));
                     let nearest = nearest.map(|name| format!("{section_name}.{name}"));
                     return Err(ConfigError::Unknown { origin: place(Some(&key)), key: full, nearest });

@@ -108,23 +108,6 @@ fn an_absent_optional_duration_is_an_empty_text() {
 }
 
 #[test]
-fn a_removed_setting_says_what_to_do_instead() {
-    for (setting, hint) in REMOVED_SETTINGS {
-        let (section, key) = setting.split_once('.').unwrap();
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        write!(file, "[{section}]\n{key} = \"always\"\n").unwrap();
-        let sources = SettingSources { file: Some(file.path()), ..SettingSources::default() };
-        let sections = [Section::of::<Example>("router"), Section::of::<Example>("agent")];
-        let error = Settings::load(&sections, &sources).unwrap_err().to_string();
-        assert!(error.ends_with(&format!(":2: `{setting}` is no setting any more: {hint}")), "{error}");
-        let name = format!("HOSTLER_{}", setting.replace('.', "_").to_uppercase());
-        let sources = SettingSources { environment: vec![(name.clone(), "5".into())], ..SettingSources::default() };
-        let error = Settings::load(&sections, &sources).unwrap_err().to_string();
-        assert_eq!(error, format!("environment variable {name}: `{setting}` is no setting any more: {hint}"));
-    }
-}
-
-#[test]
 fn a_key_in_two_sections_is_found_in_its_own() {
     let text = "[other]\nworkers = 1\n\n[example]\nlisten = \"a\"\nworkers = \"many\"\n";
     assert_eq!(schema::line_of(text, "example", Some("workers")), Some(6));

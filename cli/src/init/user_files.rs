@@ -2,7 +2,6 @@
 //! what is missing and changes nothing that is there.
 
 use std::fs::DirBuilder;
-use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -12,8 +11,7 @@ use hostler_controller::{ClusterConfig, FleetFolder};
 use hostler_router::RouterConfig;
 use hostler_router::keys::{KeyEntry, Secret, change, list, read_private};
 use hostler_scheduler::NoScheduler;
-use hostler_tls::{Authority, write_private};
-use tempfile::NamedTempFile;
+use hostler_tls::{Authority, write_new, write_private};
 
 use super::{InitArgs, create_token, sites};
 use crate::controller_service::make_service;
@@ -85,7 +83,7 @@ pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyh
         }
         None => {
             let site = site.map_or_else(sites::read_of_host, Ok);
-            write_once(&files.settings, &settings_text(&files, site.as_deref().ok()))?;
+            write_new(&files.settings, settings_text(&files, site.as_deref().ok()).as_bytes())?;
             tell("settings", true, &files.settings);
             say(match site {
                 Ok(_) => "next        fill in [cluster] of the settings, then `hostler doctor`",
@@ -147,21 +145,10 @@ fn ensure_key(files: &UserFiles) -> anyhow::Result<()> {
     tell("keys", !is_known, &files.keys);
     if !is_there {
         // A key in the file that nobody has does no harm.
-        write_once(&files.user_key, &format!("{}\n", secret.reveal()))?;
+        write_new(&files.user_key, format!("{}\n", secret.reveal()).as_bytes())?;
     }
     tell("your key", !is_there, &files.user_key);
     Ok(())
-}
-
-/// A new file that its owner alone can read, whole or not at all.
-fn write_once(path: &Path, text: &str) -> anyhow::Result<()> {
-    let written = (|| {
-        let mut file = NamedTempFile::new_in(path.parent().unwrap_or(Path::new("/")))?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist_noclobber(path).map_err(|error| error.error)
-    })();
-    written.with_context(|| format!("cannot write {}", path.display())).map(drop)
 }
 
 fn settings_text(files: &UserFiles, site: Option<&str>) -> String {

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 
+use hostler_tls::write_private;
+
 use super::heartbeat::set_time_to_now;
 use super::{FleetFolder, FolderError, read, remove};
 
@@ -15,7 +17,7 @@ impl FleetFolder {
     pub fn renew_standby(&self, job: &str) -> Result<(), FolderError> {
         let path = self.path().join(STANDBY_FILE);
         if read(&path)?.as_deref() != Some(job) {
-            return self.replace(&path, job.as_bytes());
+            return Ok(write_private(&path, job.as_bytes())?);
         }
         let renewed = File::open(&path).and_then(|file| set_time_to_now(&file));
         renewed.map_err(|source| FolderError::File { what: "set the time of", path, source })

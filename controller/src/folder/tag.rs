@@ -2,8 +2,9 @@
 //! entries may have the same names.
 
 use std::hash::{BuildHasher, RandomState};
-use std::io::{ErrorKind, Write};
 use std::path::Path;
+
+use hostler_tls::write_new;
 
 use super::{FolderError, read};
 
@@ -40,13 +41,10 @@ pub(super) fn take_tag(folder: &Path) -> Result<String, FolderError> {
         return Ok(tag);
     }
     let path = folder.join(FILE);
-    let failed = |source| FolderError::File { what: "write", path: path.clone(), source };
     let drawn = draw_word(TAG_LETTERS);
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    writeln!(file, "{drawn}").and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-    match file.persist_noclobber(&path) {
-        Ok(_) => Ok(drawn),
-        Err(error) if error.error.kind() == ErrorKind::AlreadyExists => find_tag(folder)?.ok_or_else(|| failed(error.error)),
-        Err(error) => Err(failed(error.error)),
+    match write_new(&path, format!("{drawn}\n").as_bytes()) {
+        Ok(()) => Ok(drawn),
+        Err(error) if error.is_already_there() => Ok(find_tag(folder)?.ok_or(error)?),
+        Err(error) => Err(error.into()),
     }
 }

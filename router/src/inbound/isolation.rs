@@ -3,23 +3,18 @@
 //! Every prompt gets a `cache_salt` that only its tenant's prompts have, made of the tenant's name
 //! and a secret of the routers. The router's own index uses the same salt.
 
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use bytes::{Bytes, BytesMut};
+use hmac::{Hmac, KeyInit, Mac};
 use hostler_api::Route;
-use hostler_tls::hex;
-use sha2::{Digest, Sha256};
+use hostler_tls::{hex, write_new};
+use sha2::Sha256;
 
 use super::body_format::BodyFormat;
 use super::peek::Peek;
 use crate::keys::{KeyFileError, read_private};
 use crate::random::random;
-
-/// Block size of SHA-256 in bytes; RFC 2104 pads its key to one block.
-const HASH_BLOCK: usize = 64;
 
 const SECRET_BYTES: usize = 32;
 
@@ -111,35 +106,23 @@ pub(super) struct UnsaltedRequest<'a> {
     pub(super) peek: &'a Peek<'a>,
 }
 
+/// Creates the secret, unless another router just did.
 fn create_secret(path: &Path) -> std::io::Result<()> {
     let random: [u8; SECRET_BYTES] = random()?;
-    let secret = hex(&random);
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(format!(".{:016x}", fastrand::u64(..)));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-    let written = writeln!(file, "{secret}").and_then(|()| file.sync_all()).and_then(|()| match std::fs::hard_link(&draft, path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        linked => linked,
-    });
-    // The link is the secret now. A draft that stays does no harm.
-    let _ = std::fs::remove_file(&draft);
-    written
+    match write_new(path, format!("{}\n", hex(&random)).as_bytes()) {
+        Err(error) if !error.is_already_there() => Err(std::io::Error::other(error)),
+        _ => Ok(()),
+    }
 }
 
-/// HMAC-SHA256 (RFC 2104) of the parts in sequence.
+/// HMAC-SHA256 of the parts in sequence.
 fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    let mut padded = [0_u8; HASH_BLOCK];
-    if key.len() > HASH_BLOCK {
-        padded[..32].copy_from_slice(&Sha256::digest(key));
-    } else {
-        padded[..key.len()].copy_from_slice(key);
-    }
-    let begin = |pad: u8| Sha256::new_with_prefix(padded.map(|byte| byte ^ pad));
-    let inner = parts.iter().fold(begin(0x36), |hash, part| hash.chain_update(part)).finalize();
-    begin(0x5c).chain_update(inner).finalize().into()
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
 }
 
 #[derive(Debug)]

@@ -2,14 +2,14 @@
 //! folder is reported once and then ignored. Blocking. A bundle counts only if its hash is right,
 //! so nobody need trust the folder.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use hostler_tls::{hex, parse_hex};
+use hostler_tls::{hex, parse_hex, write_private};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
@@ -17,8 +17,8 @@ use super::FilesHash;
 use super::bundle::{self, MAX_BUNDLE_BYTES};
 use super::encoder_table::MAX_MODELS;
 
-/// The suffix of a bundle that is still being written.
-const TEMP_SUFFIX: &str = ".new";
+/// The beginning of the name of a bundle that is still being written.
+const TEMP_PREFIX: &str = ".tmp";
 
 /// Age at which an unfinished bundle was surely left by a router that died.
 const TEMP_FILE_TTL: Duration = Duration::from_secs(60 * 60);
@@ -80,22 +80,7 @@ impl DiskCache {
 
     fn try_write(&self, hash: &FilesHash, bundle: &[u8]) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
-        let path = self.path(hash);
-        // Other routers of this user may be writing the same bundle at this moment.
-        let unfinished = self.folder.join(format!("{}.{:016x}{TEMP_SUFFIX}", hex(hash), fastrand::u64(..)));
-        let written = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&unfinished)
-            .and_then(|mut file| file.write_all(bundle))
-            .and_then(|()| fs::rename(&unfinished, &path));
-        if written.is_err() {
-            // The first error is reported. A file that cannot be removed now is removed later as
-            // abandoned.
-            let _ = fs::remove_file(&unfinished);
-        }
-        written
+        write_private(&self.path(hash), bundle).map_err(io::Error::other)
     }
 
     /// Removes surplus files. Files that cannot be removed stay, which only makes the folder
@@ -111,7 +96,7 @@ impl DiskCache {
             let _ = fs::remove_file(path);
         }
         for (written, path) in others {
-            let unfinished = path.as_os_str().as_encoded_bytes().ends_with(TEMP_SUFFIX.as_bytes());
+            let unfinished = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(TEMP_PREFIX.as_bytes()));
             if unfinished && written.elapsed().is_ok_and(|age| age > TEMP_FILE_TTL) {
                 let _ = fs::remove_file(path);
             }

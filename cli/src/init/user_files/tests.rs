@@ -19,11 +19,11 @@ fn files_not_named_by_settings_lie_beside_them() {
 fn new_settings_read_back_correctly_in_any_folder() {
     let place = tempfile::Builder::new().prefix("a \"b\" \\é ").tempdir().unwrap();
     let files = UserFiles::locate(place.path().join("hostler.toml"), &RouterConfig::default());
-    write_once(&files.settings, &settings_text(&files, Some(&sites::read("polaris").unwrap()))).unwrap();
+    write_new(&files.settings, settings_text(&files, Some(&sites::read("polaris").unwrap())).as_bytes()).unwrap();
     let router = settings::router_config(Some(&files.settings)).unwrap();
     assert_eq!((router.tls_dir, router.keys_file), (files.authority.clone(), files.keys.clone()));
     assert_eq!(settings::cluster_config(Some(&files.settings)).unwrap().queue, "preemptable");
-    assert!(write_once(&files.settings, "").is_err(), "what is there stays");
+    assert!(write_new(&files.settings, b"").is_err(), "what is there stays");
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn unfinished_bundles_of_dead_routers_are_removed() {
     let disk = DiskCache::open(cache.path());
     let (hash, content) = bundle(0);
     disk.write(&hash, &content);
-    let (abandoned, fresh, foreign) = ("a.new", "b.new", "c.txt");
+    let (abandoned, fresh, foreign) = (".tmpa", ".tmpb", "c.txt");
     for name in [abandoned, fresh, foreign] {
         fs::write(disk.folder.join(name), b"half").unwrap();
     }
