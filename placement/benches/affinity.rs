@@ -32,17 +32,17 @@ fn shared(
     holes: ChainGaps,
 ) -> (CacheIndex, Vec<(ReplicaSlot, ChainGaps)>) {
     let index = CacheIndex::new();
-    let seats: Vec<(ReplicaSlot, ChainGaps)> = (0..replicas).map(|_| (index.open(), holes)).collect();
-    for (number, (seat, _)) in seats.iter().enumerate() {
+    let slots: Vec<(ReplicaSlot, ChainGaps)> = (0..replicas).map(|_| (index.open(), holes)).collect();
+    for (number, (slot, _)) in slots.iter().enumerate() {
         let fifths = match number {
             7 | 20 | 40 => 4,
             _ if number % 8 == 0 => 2,
             _ => 1,
         };
-        index.store(*seat, &prompt[..prompt.len() * fifths / 5]);
-        index.store(*seat, &keys(random, OTHERS / replicas));
+        index.store(*slot, &prompt[..prompt.len() * fifths / 5]);
+        index.store(*slot, &keys(random, OTHERS / replicas));
     }
-    (index, seats)
+    (index, slots)
 }
 
 fn matching(criterion: &mut Criterion) {
@@ -53,18 +53,18 @@ fn matching(criterion: &mut Criterion) {
         let name = |what: &str| BenchmarkId::new(format!("{what}, {blocks} blocks"), replicas);
         let prompt = keys(&mut random, blocks);
         let unknown = keys(&mut random, blocks);
-        let (index, mut seats) = shared(&mut random, replicas, &prompt, ChainGaps::None);
-        group.bench_function(name("shared"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&prompt, &seats))));
-        group.bench_function(name("unknown"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&unknown, &seats))));
-        seats.iter_mut().for_each(|seat| seat.1 = ChainGaps::Possible);
-        group.bench_function(name("shared, with holes"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&prompt, &seats))));
+        let (index, mut slots) = shared(&mut random, replicas, &prompt, ChainGaps::None);
+        group.bench_function(name("shared"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&prompt, &slots))));
+        group.bench_function(name("unknown"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&unknown, &slots))));
+        slots.iter_mut().for_each(|slot| slot.1 = ChainGaps::Possible);
+        group.bench_function(name("shared, with holes"), |bencher| bencher.iter(|| black_box(index.matched_blocks(&prompt, &slots))));
     }
     group.finish();
 }
 
 fn writing(criterion: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(2);
-    let (index, seats) = shared(&mut random, 64, &[], ChainGaps::None);
+    let (index, slots) = shared(&mut random, 64, &[], ChainGaps::None);
     let mut group = criterion.benchmark_group("write");
     for blocks in [100, 10_000] {
         // New keys each time, as in an engine that evicts as much as it stores.
@@ -74,8 +74,8 @@ fn writing(criterion: &mut Criterion) {
             bencher.iter_batched_ref(
                 || batches.next().unwrap_or_default(),
                 |batch| {
-                    index.store(seats[3].0, batch);
-                    index.remove(seats[3].0, batch);
+                    index.store(slots[3].0, batch);
+                    index.remove(slots[3].0, batch);
                 },
                 criterion::BatchSize::SmallInput,
             );
@@ -88,20 +88,20 @@ fn others(criterion: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(3);
     let prompt: Arc<[BlockKey]> = keys(&mut random, 6250).into();
     let index = CacheIndex::new();
-    let seats: Vec<(ReplicaSlot, ChainGaps)> = (0..64).map(|_| (index.open(), ChainGaps::None)).collect();
+    let slots: Vec<(ReplicaSlot, ChainGaps)> = (0..64).map(|_| (index.open(), ChainGaps::None)).collect();
 
     let overlay = Arc::new(InFlightOverlay::default());
     let _in_flight: Vec<_> = (0..1000)
         .map(|number| {
             let mut other = prompt.to_vec();
             other[6 * number + 1] ^= 1;
-            overlay.add_placed(seats[number % 64].0, PromptKeys::whole(other.into()))
+            overlay.add_placed(slots[number % 64].0, PromptKeys::whole(other.into()))
         })
         .collect();
     criterion.bench_function("overlay, 1000 requests in flight that share their beginning", |bencher| {
         bencher.iter(|| {
             let mut matched = [0; 64];
-            overlay.raise_matches(&PromptToMatch::whole(&prompt), &seats, &mut matched);
+            overlay.raise_matches(&PromptToMatch::whole(&prompt), &slots, &mut matched);
             black_box(matched)
         });
     });
@@ -114,14 +114,14 @@ fn others(criterion: &mut Criterion) {
     });
 
     let guess = ApproxPrefixIndex::default();
-    let seats: Vec<ReplicaSlot> = (0..64).map(|_| guess.open(CAPACITY)).collect();
-    for (number, seat) in seats.iter().enumerate() {
-        guess.record_sent(*seat, &prompt[..number * 97]);
+    let slots: Vec<ReplicaSlot> = (0..64).map(|_| guess.open(CAPACITY)).collect();
+    for (number, slot) in slots.iter().enumerate() {
+        guess.record_sent(*slot, &prompt[..number * 97]);
     }
     criterion.bench_function("guess, match of 6250 blocks on 64 replicas", |bencher| {
-        bencher.iter(|| black_box(guess.matched_blocks(&prompt, &seats)));
+        bencher.iter(|| black_box(guess.matched_blocks(&prompt, &slots)));
     });
-    criterion.bench_function("guess, 6250 blocks sent", |bencher| bencher.iter(|| guess.record_sent(seats[5], &prompt)));
+    criterion.bench_function("guess, 6250 blocks sent", |bencher| bencher.iter(|| guess.record_sent(slots[5], &prompt)));
 }
 
 /// Builds a fleet in which each replica has different blocks, the worst case for memory.
@@ -133,9 +133,9 @@ fn fleet(_: &mut Criterion) {
     let index = CacheIndex::new();
     let (mut taken, mut slowest) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..1000 {
-        let (seat, blocks) = (index.open(), keys(&mut random, CAPACITY));
+        let (slot, blocks) = (index.open(), keys(&mut random, CAPACITY));
         let start = Instant::now();
-        index.store(seat, &blocks);
+        index.store(slot, &blocks);
         taken += start.elapsed();
         slowest = slowest.max(start.elapsed());
     }

@@ -73,13 +73,13 @@ fn choosing(criterion: &mut Criterion) {
         let tokens: Vec<u32> = (0..length).collect();
         let keys: Arc<[BlockKey]> = token_keys(KeyChain::new("", ""), &tokens, 16).into();
         let (index, overlay, popularity) = (CacheIndex::new(), Arc::<InFlightOverlay>::default(), Popularity::default());
-        let seats: Vec<(ReplicaSlot, ChainGaps)> = (0..count).map(|_| (index.open(), ChainGaps::None)).collect();
+        let slots: Vec<(ReplicaSlot, ChainGaps)> = (0..count).map(|_| (index.open(), ChainGaps::None)).collect();
         let mut pledges = Vec::new();
-        for (number, (seat, _)) in seats.iter().enumerate() {
+        for (number, (slot, _)) in slots.iter().enumerate() {
             let fifths = if number % 21 == 7 && number < 64 { 4 } else { 1 + usize::from(number % 8 == 0) };
-            index.store(*seat, &keys[..keys.len() * fifths / 5]);
-            index.store(*seat, &(0..1_000_000 / count).map(|_| random.u64(..)).collect::<Vec<BlockKey>>());
-            pledges.push(overlay.add_placed(*seat, PromptKeys::whole((0..500).map(|_| random.u64(..)).collect())));
+            index.store(*slot, &keys[..keys.len() * fifths / 5]);
+            index.store(*slot, &(0..1_000_000 / count).map(|_| random.u64(..)).collect::<Vec<BlockKey>>());
+            pledges.push(overlay.add_placed(*slot, PromptKeys::whole((0..500).map(|_| random.u64(..)).collect())));
         }
         let mut candidates = candidates(count);
         let conditions = Conditions { nominal: Rates::default(), utilisation: 0.0 };
@@ -88,8 +88,8 @@ fn choosing(criterion: &mut Criterion) {
             bencher.iter(|| {
                 now += 0.001;
                 let keys = token_keys(KeyChain::new("", ""), black_box(&tokens), 16);
-                let mut matched = index.matched_blocks(&keys, &seats);
-                overlay.raise_matches(&PromptToMatch::whole(&keys), &seats, &mut matched);
+                let mut matched = index.matched_blocks(&keys, &slots);
+                overlay.raise_matches(&PromptToMatch::whole(&keys), &slots, &mut matched);
                 for (candidate, blocks) in candidates.iter_mut().zip(&matched) {
                     candidate.matched = blocks * 16;
                 }

@@ -46,10 +46,10 @@ async fn a_crash_that_is_excused_is_reported_again() {
     let mut changes = crashes.subscribe();
     tokio::time::advance(Duration::from_secs(3)).await;
     assert!(crashes.excuse(1) && changes.changed().await);
-    let (news, version) = crashes.crashes_since(reported);
-    assert_eq!((epochs(&news), &*news[0].requests, news[0].at.elapsed()), (vec![1], &[][..], Duration::from_secs(3)));
+    let (since, version) = crashes.crashes_since(reported);
+    assert_eq!((epochs(&since), &*since[0].requests, since[0].at.elapsed()), (vec![1], &[][..], Duration::from_secs(3)));
     assert_eq!(epochs(&crashes.recent_crashes()), [2, 1]);
-    // Nothing is news a second time, for a life that has not crashed, or so long after the crash.
+    // Nothing is since a second time, for a life that has not crashed, or so long after the crash.
     tokio::time::advance(Duration::from_secs(3)).await;
     assert!(!crashes.excuse(1) && !crashes.excuse(3) && !crashes.excuse(2));
     assert_eq!(crashes.version(), version);

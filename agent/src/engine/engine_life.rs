@@ -149,11 +149,11 @@ impl KeeperReader {
         let progress = reader.parse_line(line, self.spawned.elapsed());
         let facts = reader.facts();
         drop(reader);
-        self.startup_log.send_if_modified(|story| {
-            let changed = progress.is_some() || story.facts != facts;
+        self.startup_log.send_if_modified(|startup_log| {
+            let changed = progress.is_some() || startup_log.facts != facts;
             if changed {
-                story.progress = progress.or_else(|| story.progress.take());
-                story.facts = facts;
+                startup_log.progress = progress.or_else(|| startup_log.progress.take());
+                startup_log.facts = facts;
             }
             changed
         });

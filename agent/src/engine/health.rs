@@ -71,38 +71,38 @@ pub(crate) enum HealthEvent {
 /// Watches one life until it turns unhealthy or nobody receives the events.
 ///
 /// The supervisor, not this task, has the deadline for the start.
-pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEvent>) {
+pub(crate) async fn watch(subject: MonitoredEngine, events: mpsc::Sender<HealthEvent>) {
     let mut client = ApiClient::new(&subject.socket);
     let mut wanted = subject.desired_adapters.clone();
-    let Some(models) = await_ready(&mut client, &subject.socket, &news, &mut wanted).await else {
+    let Some(models) = await_ready(&mut client, &subject.socket, &events, &mut wanted).await else {
         return;
     };
     let front_end = subject.status.borrow().front_end;
     if let Some(reason) = missing_route(&mut client, front_end).await
-        && news.send(HealthEvent::LacksRoute(reason)).await.is_err()
+        && events.send(HealthEvent::LacksRoute(reason)).await.is_err()
     {
         return;
     }
     if front_end == FrontEndInUse::Rust {
         let missing = missing_client_routes(&mut client).await;
-        if news.send(HealthEvent::MissingRoutes(missing)).await.is_err() {
+        if events.send(HealthEvent::MissingRoutes(missing)).await.is_err() {
             return;
         }
     }
     // Another agent may have put the engine to sleep. Requests that reach it now would wait until
     // it is woken.
     let asleep = subject.may_sleep && control::is_asleep(&mut client).await.is_ok_and(|asleep| asleep);
-    if (asleep && news.send(HealthEvent::Asleep).await.is_err()) || news.send(HealthEvent::Ready(models)).await.is_err() {
+    if (asleep && events.send(HealthEvent::Asleep).await.is_err()) || events.send(HealthEvent::Ready(models)).await.is_err() {
         return;
     }
     let cause = tokio::select! {
-        cause = await_unhealthy(&mut client, &subject, &news, &mut wanted) => cause,
+        cause = await_unhealthy(&mut client, &subject, &events, &mut wanted) => cause,
         cause = watchdog::watch(&subject) => Some(cause),
         cause = canary::watch(&subject) => Some(cause),
     };
     if let Some(cause) = cause {
         // The supervisor may have seen the exit first.
-        let _ = news.send(HealthEvent::Unhealthy(cause)).await;
+        let _ = events.send(HealthEvent::Unhealthy(cause)).await;
     }
 }
 
@@ -110,7 +110,7 @@ pub(crate) async fn watch(subject: MonitoredEngine, news: mpsc::Sender<HealthEve
 async fn await_ready(
     client: &mut ApiClient,
     socket: &Path,
-    news: &mpsc::Sender<HealthEvent>,
+    events: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<Vec<ModelCard>> {
     let mut bound = false;
@@ -119,9 +119,9 @@ async fn await_ready(
         // vLLM binds its socket after its imports and listens once everything is loaded.
         if !bound && socket.exists() {
             bound = true;
-            news.send(HealthEvent::Loading).await.ok()?;
+            events.send(HealthEvent::Loading).await.ok()?;
         }
-        if news.is_closed() {
+        if events.is_closed() {
             return None;
         }
         match client.get("/health", HEALTH_TIMEOUT).await {
@@ -196,14 +196,14 @@ async fn read_all_models(
 async fn await_unhealthy(
     client: &mut ApiClient,
     subject: &MonitoredEngine,
-    news: &mpsc::Sender<HealthEvent>,
+    events: &mpsc::Sender<HealthEvent>,
     wanted: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<EndCause> {
     let mut tally = HealthFailures::default();
     let when_ready = ProcessSnapshot::take(subject.process_group()).await;
     let mut health_at = Instant::now() + HEALTH_INTERVAL;
     let mut models_at = Instant::now() + MODELS_INTERVAL;
-    while !news.is_closed() {
+    while !events.is_closed() {
         tokio::select! {
             () = sleep_until(health_at) => {
                 let answer = client.get("/health", HEALTH_TIMEOUT).await;
@@ -225,7 +225,7 @@ async fn await_unhealthy(
             let now = wanted.borrow_and_update().clone();
             if let Ok(models) = read_models(client).await {
                 // A closed channel ends the loop.
-                let _ = news.send(HealthEvent::Models(now.visible_models(models))).await;
+                let _ = events.send(HealthEvent::Models(now.visible_models(models))).await;
             }
         }
     }

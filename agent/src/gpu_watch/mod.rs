@@ -187,24 +187,24 @@ impl PreviousReading {
             let is_news = !std::mem::replace(&mut self.silent, true);
             return if is_news { vec![IncidentKind::Silent] } else { Vec::new() };
         };
-        let mut news = Vec::new();
+        let mut incidents = Vec::new();
         if std::mem::replace(&mut self.silent, false) {
-            news.push(IncidentKind::Answers);
+            incidents.push(IncidentKind::Answers);
         }
         match standing {
             GpuHealth::Reachable => {}
-            GpuHealth::Lost => news.push(IncidentKind::Lost),
-            GpuHealth::NeedsReset => news.push(IncidentKind::NeedsReset),
+            GpuHealth::Lost => incidents.push(IncidentKind::Lost),
+            GpuHealth::NeedsReset => incidents.push(IncidentKind::NeedsReset),
         }
         let pending = readings.iter().any(|reading| reading.remap_pending);
         if pending && !std::mem::replace(&mut self.remap_pending, pending) {
-            news.push(IncidentKind::RemapPending);
+            incidents.push(IncidentKind::RemapPending);
         }
         self.remap_pending = pending;
         if readings.iter().any(|reading| reading.remap_failed) {
-            news.push(IncidentKind::RemapFailed);
+            incidents.push(IncidentKind::RemapFailed);
         }
-        news
+        incidents
     }
 }
 

@@ -124,8 +124,8 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
     // The engine does not inherit the handlers.
     let mut children = unix::signal(SignalKind::child())?;
     let mut signals = [unix::signal(SignalKind::terminate())?, unix::signal(SignalKind::interrupt())?, unix::signal(SignalKind::hangup())?];
-    let mut guard = match Keeper::start(agent, process, &order) {
-        Ok(guard) => guard,
+    let mut keeper = match Keeper::start(agent, process, &order) {
+        Ok(keeper) => keeper,
         Err((mut agent, text)) => {
             agent.queue_notice(&KeeperNotice::StartFailed(text));
             agent.queue_notice(&KeeperNotice::Empty);
@@ -134,12 +134,12 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
         }
     };
     loop {
-        let step = guard.next(&mut children, &mut signals).await;
-        if guard.handle(step).is_break() {
+        let step = keeper.next(&mut children, &mut signals).await;
+        if keeper.handle(step).is_break() {
             break;
         }
     }
-    guard.finish().await;
+    keeper.finish().await;
     Ok(())
 }
 

@@ -34,28 +34,28 @@ impl ApproxPrefixIndex {
     /// # Panics
     /// When four billion slots are open.
     pub fn open(&self, capacity_blocks: usize) -> ReplicaSlot {
-        let mut seats = self.slots.write();
-        let seat = seats.free.pop_front().unwrap_or_else(|| {
-            seats.trees.push(None);
-            ReplicaSlot(u32::try_from(seats.trees.len() - 1).expect("four billion engines at once: memory ends before"))
+        let mut slots = self.slots.write();
+        let slot = slots.free.pop_front().unwrap_or_else(|| {
+            slots.trees.push(None);
+            ReplicaSlot(u32::try_from(slots.trees.len() - 1).expect("four billion engines at once: memory ends before"))
         });
-        seats.trees[seat.index()] = Some(Arc::new(Mutex::new(LruPrefixTree::new(capacity_blocks))));
-        seat
+        slots.trees[slot.index()] = Some(Arc::new(Mutex::new(LruPrefixTree::new(capacity_blocks))));
+        slot
     }
 
     /// Ends a life. Its slot is reused, so nobody may use it for this life any more.
-    pub fn close(&self, seat: ReplicaSlot) {
-        let mut seats = self.slots.write();
-        if seats.trees.get_mut(seat.index()).and_then(Option::take).is_some() {
-            seats.free.push_back(seat);
+    pub fn close(&self, slot: ReplicaSlot) {
+        let mut slots = self.slots.write();
+        if slots.trees.get_mut(slot.index()).and_then(Option::take).is_some() {
+            slots.free.push_back(slot);
         }
     }
 
     /// Records a prompt that was sent there.
     ///
     /// It will be cached in place of the least recently used blocks.
-    pub fn record_sent(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
-        if let Some(blocks) = self.tree(seat) {
+    pub fn record_sent(&self, slot: ReplicaSlot, keys: &[BlockKey]) {
+        if let Some(blocks) = self.tree(slot) {
             blocks.lock().touch(keys);
         }
     }
@@ -65,8 +65,8 @@ impl ApproxPrefixIndex {
     ///
     /// All blocks after them are forgotten, in other chains, too. Meanwhile the engine has computed
     /// this prompt again; when its answer has come, call [`record_sent`](Self::record_sent).
-    pub fn correct(&self, seat: ReplicaSlot, keys: &[BlockKey], cached_blocks: u32) {
-        if let Some(blocks) = self.tree(seat) {
+    pub fn correct(&self, slot: ReplicaSlot, keys: &[BlockKey], cached_blocks: u32) {
+        if let Some(blocks) = self.tree(slot) {
             blocks.lock().remove_after(keys, cached_blocks as usize);
         }
     }
@@ -74,16 +74,16 @@ impl ApproxPrefixIndex {
     /// Number of leading blocks of a chain that each slot probably holds; 0 for a slot that is not
     /// open.
     #[must_use]
-    pub fn matched_blocks(&self, keys: &[BlockKey], seats: &[ReplicaSlot]) -> Vec<u32> {
+    pub fn matched_blocks(&self, keys: &[BlockKey], slots: &[ReplicaSlot]) -> Vec<u32> {
         let known = self.slots.read();
-        let matched = |seat: &ReplicaSlot| {
-            known.trees.get(seat.index()).and_then(Option::as_ref).map_or(0, |blocks| blocks.lock().matched_blocks(keys))
+        let matched = |slot: &ReplicaSlot| {
+            known.trees.get(slot.index()).and_then(Option::as_ref).map_or(0, |blocks| blocks.lock().matched_blocks(keys))
         };
-        seats.iter().map(|seat| u32::try_from(matched(seat)).unwrap_or(u32::MAX)).collect()
+        slots.iter().map(|slot| u32::try_from(matched(slot)).unwrap_or(u32::MAX)).collect()
     }
 
-    fn tree(&self, seat: ReplicaSlot) -> Option<Arc<Mutex<LruPrefixTree>>> {
-        self.slots.read().trees.get(seat.index()).cloned().flatten()
+    fn tree(&self, slot: ReplicaSlot) -> Option<Arc<Mutex<LruPrefixTree>>> {
+        self.slots.read().trees.get(slot.index()).cloned().flatten()
     }
 }
 

@@ -29,11 +29,11 @@ impl Holders {
         Self(fields.iter().rev().fold(0, |packed, field| (packed << FIELD_BITS) | u64::from(*field)))
     }
 
-    fn from_mask(slot: u32) -> Self {
-        Self(MASK_FLAG | u64::from(slot))
+    fn from_mask(mask: u32) -> Self {
+        Self(MASK_FLAG | u64::from(mask))
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "a field has 21 bits, and a slot was a u32 before it was packed")]
+    #[expect(clippy::cast_possible_truncation, reason = "a field has 21 bits, and a mask was a u32 before it was packed")]
     fn unpack(self) -> HoldersForm {
         if self.0 & MASK_FLAG != 0 {
             return HoldersForm::Mask(self.0 as u32);
@@ -46,21 +46,21 @@ impl Holders {
     }
 
     /// Adds a slot; `false` if it was already there.
-    pub(super) fn insert(&mut self, seat: ReplicaSlot, masks: &mut Masks) -> bool {
+    pub(super) fn insert(&mut self, slot: ReplicaSlot, masks: &mut Masks) -> bool {
         match self.unpack() {
-            HoldersForm::Mask(slot) => masks.insert(slot, seat),
-            HoldersForm::Few(fields) if fields.contains(&(seat.0 + 1)) => false,
+            HoldersForm::Mask(mask) => masks.insert(mask, slot),
+            HoldersForm::Few(fields) if fields.contains(&(slot.0 + 1)) => false,
             HoldersForm::Few(mut fields) => {
                 if let Some(free) = fields.iter_mut().find(|field| **field == 0) {
-                    *free = seat.0 + 1;
+                    *free = slot.0 + 1;
                     *self = Self::from_fields(fields);
                 } else {
-                    let slot = masks.take(seat);
-                    masks.insert(slot, seat);
+                    let mask = masks.take(slot);
+                    masks.insert(mask, slot);
                     for field in fields {
-                        masks.insert(slot, ReplicaSlot(field - 1));
+                        masks.insert(mask, ReplicaSlot(field - 1));
                     }
-                    *self = Self::from_mask(slot);
+                    *self = Self::from_mask(mask);
                 }
                 true
             }
@@ -71,23 +71,23 @@ impl Holders {
     ///
     /// A mask is given back when two slots are left, not three, so that a block that comes and goes
     /// on a fourth replica does not change its form each time.
-    pub(super) fn remove(&mut self, seat: ReplicaSlot, masks: &mut Masks) -> bool {
+    pub(super) fn remove(&mut self, slot: ReplicaSlot, masks: &mut Masks) -> bool {
         match self.unpack() {
             HoldersForm::Few(mut fields) => {
-                let Some(field) = fields.iter_mut().find(|field| **field == seat.0 + 1) else { return false };
+                let Some(field) = fields.iter_mut().find(|field| **field == slot.0 + 1) else { return false };
                 *field = 0;
                 *self = Self::from_fields(fields);
             }
-            HoldersForm::Mask(slot) => {
-                if !masks.remove(slot, seat) {
+            HoldersForm::Mask(mask) => {
+                if !masks.remove(mask, slot) {
                     return false;
                 }
-                if masks.words(slot).iter().map(|word| word.count_ones()).sum::<u32>() < FIELDS {
+                if masks.words(mask).iter().map(|word| word.count_ones()).sum::<u32>() < FIELDS {
                     let mut fields = [0; FIELDS as usize];
-                    for (field, left) in fields.iter_mut().zip(set_bits(masks.words(slot))) {
+                    for (field, left) in fields.iter_mut().zip(set_bits(masks.words(mask))) {
                         *field = left + 1;
                     }
-                    masks.give_back(slot);
+                    masks.give_back(mask);
                     *self = Self::from_fields(fields);
                 }
             }
@@ -109,8 +109,8 @@ impl Holders {
                     }
                 }
             }
-            HoldersForm::Mask(slot) => {
-                for ((out, among), held) in out.iter_mut().zip(among).zip(masks.words(slot)) {
+            HoldersForm::Mask(mask) => {
+                for ((out, among), held) in out.iter_mut().zip(among).zip(masks.words(mask)) {
                     *out = among & held;
                 }
             }
@@ -119,8 +119,8 @@ impl Holders {
 }
 
 /// Word and bit of a slot in a bitmask.
-pub(super) fn bit_of(seat: ReplicaSlot) -> (usize, u64) {
-    (seat.index() / 64, 1 << (seat.0 % 64))
+pub(super) fn bit_of(slot: ReplicaSlot) -> (usize, u64) {
+    (slot.index() / 64, 1 << (slot.0 % 64))
 }
 
 /// Numbers of the set bits.
@@ -146,55 +146,55 @@ pub(super) struct Masks {
 }
 
 impl Masks {
-    fn words(&self, slot: u32) -> &[u64] {
-        let start = slot as usize * self.width;
+    fn words(&self, mask: u32) -> &[u64] {
+        let start = mask as usize * self.width;
         &self.words[start..start + self.width]
     }
 
-    fn word(&mut self, slot: u32, word: usize) -> &mut u64 {
-        &mut self.words[slot as usize * self.width + word]
+    fn word(&mut self, mask: u32, word: usize) -> &mut u64 {
+        &mut self.words[mask as usize * self.width + word]
     }
 
-    fn insert(&mut self, slot: u32, seat: ReplicaSlot) -> bool {
-        let (word, bit) = bit_of(seat);
+    fn insert(&mut self, mask: u32, slot: ReplicaSlot) -> bool {
+        let (word, bit) = bit_of(slot);
         self.widen(word + 1);
-        let word = self.word(slot, word);
+        let word = self.word(mask, word);
         let new = *word & bit == 0;
         *word |= bit;
         new
     }
 
-    fn remove(&mut self, slot: u32, seat: ReplicaSlot) -> bool {
-        let (word, bit) = bit_of(seat);
+    fn remove(&mut self, mask: u32, slot: ReplicaSlot) -> bool {
+        let (word, bit) = bit_of(slot);
         if word >= self.width {
             return false;
         }
-        let word = self.word(slot, word);
+        let word = self.word(mask, word);
         let had = *word & bit != 0;
         *word &= !bit;
         had
     }
 
     /// Takes an empty mask with room for this slot.
-    fn take(&mut self, seat: ReplicaSlot) -> u32 {
-        self.widen(bit_of(seat).0 + 1);
-        if let Some(slot) = self.free.pop() {
-            return slot;
+    fn take(&mut self, slot: ReplicaSlot) -> u32 {
+        self.widen(bit_of(slot).0 + 1);
+        if let Some(mask) = self.free.pop() {
+            return mask;
         }
-        let slot = u32::try_from(self.words.len() / self.width).expect("a shard with 2^32 masks would be larger than any memory");
+        let mask = u32::try_from(self.words.len() / self.width).expect("a shard with 2^32 masks would be larger than any memory");
         if self.words.capacity() < self.words.len() + self.width {
             // Grow by a quarter instead of doubling: these masks are most of the memory when many
             // replicas share a prefix.
             self.words.reserve_exact((self.words.len() / 4).next_multiple_of(self.width).max(4 * self.width));
         }
         self.words.resize(self.words.len() + self.width, 0);
-        slot
+        mask
     }
 
-    fn give_back(&mut self, slot: u32) {
-        let start = slot as usize * self.width;
+    fn give_back(&mut self, mask: u32) {
+        let start = mask as usize * self.width;
         self.words[start..start + self.width].fill(0);
-        self.free.push(slot);
+        self.free.push(mask);
         if self.free.len() * self.width == self.words.len() {
             *self = Self { width: self.width, ..Self::default() };
         }

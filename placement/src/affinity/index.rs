@@ -82,55 +82,55 @@ impl CacheIndex {
     /// # Panics
     /// When two million slots are open, or closed and not swept.
     pub fn open(&self) -> ReplicaSlot {
-        let mut seats = self.slots.write();
-        let seat = seats.free.pop_front().unwrap_or_else(|| {
-            let number = u32::try_from(seats.digests.len()).ok().filter(|number| *number <= MAX_SLOT);
-            let seat = ReplicaSlot(number.expect("two million lives of engines at once: memory ends before"));
-            seats.digests.push(KeySetDigest::default());
-            seat
+        let mut slots = self.slots.write();
+        let slot = slots.free.pop_front().unwrap_or_else(|| {
+            let number = u32::try_from(slots.digests.len()).ok().filter(|number| *number <= MAX_SLOT);
+            let slot = ReplicaSlot(number.expect("two million lives of engines at once: memory ends before"));
+            slots.digests.push(KeySetDigest::default());
+            slot
         });
-        let (word, bit) = bit_of(seat);
-        if seats.open.len() <= word {
-            seats.open.resize(word + 1, 0);
+        let (word, bit) = bit_of(slot);
+        if slots.open.len() <= word {
+            slots.open.resize(word + 1, 0);
         }
-        seats.open[word] |= bit;
-        seat
+        slots.open[word] |= bit;
+        slot
     }
 
     /// Ends a life: readers no longer see any of it.
     ///
     /// [`sweep`](Self::sweep) removes its entries, and then the slot is reused. A slot that is not
     /// open is ignored.
-    pub fn close(&self, seat: ReplicaSlot) {
-        let mut seats = self.slots.write();
-        if !seats.is_open(seat) {
+    pub fn close(&self, slot: ReplicaSlot) {
+        let mut slots = self.slots.write();
+        if !slots.is_open(slot) {
             return;
         }
-        let (word, bit) = bit_of(seat);
-        seats.open[word] &= !bit;
-        if seats.digests[seat.index()].count == 0 {
-            seats.free.push_back(seat);
+        let (word, bit) = bit_of(slot);
+        slots.open[word] &= !bit;
+        if slots.digests[slot.index()].count == 0 {
+            slots.free.push_back(slot);
         } else {
-            seats.closed.push(seat);
+            slots.closed.push(slot);
         }
     }
 
     /// Records that the slot holds these blocks.
     ///
     /// Blocks that it already held change nothing, and a slot that is not open is ignored.
-    pub fn store(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
-        if !self.slots.read().is_open(seat) {
+    pub fn store(&self, slot: ReplicaSlot, keys: &[BlockKey]) {
+        if !self.slots.read().is_open(slot) {
             return;
         }
         let mut new = KeySetDigest::default();
         for &key in keys {
             let mut shard = self.shard(key).write();
             let Shard { blocks, masks } = &mut *shard;
-            if blocks.entry(key).or_default().insert(seat, masks) {
+            if blocks.entry(key).or_default().insert(slot, masks) {
                 new.add(key);
             }
         }
-        let digest = &mut self.slots.write().digests[seat.index()];
+        let digest = &mut self.slots.write().digests[slot.index()];
         digest.count += new.count;
         digest.xor ^= new.xor;
     }
@@ -138,35 +138,35 @@ impl CacheIndex {
     /// Records that the slot no longer holds these blocks.
     ///
     /// Blocks that it did not hold change nothing.
-    pub fn remove(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
-        if self.slots.read().is_open(seat) {
-            self.remove_keys(seat, keys);
+    pub fn remove(&self, slot: ReplicaSlot, keys: &[BlockKey]) {
+        if self.slots.read().is_open(slot) {
+            self.remove_keys(slot, keys);
         }
     }
 
-    fn remove_keys(&self, seat: ReplicaSlot, keys: &[BlockKey]) {
+    fn remove_keys(&self, slot: ReplicaSlot, keys: &[BlockKey]) {
         let mut gone = KeySetDigest::default();
         for &key in keys {
             let mut shard = self.shard(key).write();
             let Shard { blocks, masks } = &mut *shard;
             let Entry::Occupied(mut block) = blocks.entry(key) else { continue };
-            if block.get_mut().remove(seat, masks) {
+            if block.get_mut().remove(slot, masks) {
                 gone.add(key);
                 if block.get().is_empty() {
                     block.remove();
                 }
             }
         }
-        let digest = &mut self.slots.write().digests[seat.index()];
+        let digest = &mut self.slots.write().digests[slot.index()];
         digest.count -= gone.count;
         digest.xor ^= gone.xor;
     }
 
     /// Digest of an open slot's blocks; empty for any other.
     #[must_use]
-    pub fn digest(&self, seat: ReplicaSlot) -> KeySetDigest {
-        let seats = self.slots.read();
-        if seats.is_open(seat) { seats.digests[seat.index()] } else { KeySetDigest::default() }
+    pub fn digest(&self, slot: ReplicaSlot) -> KeySetDigest {
+        let slots = self.slots.read();
+        if slots.is_open(slot) { slots.digests[slot.index()] } else { KeySetDigest::default() }
     }
 
     /// Removes entries of closed slots, one table after another, until it has looked at `most`
@@ -184,9 +184,9 @@ impl CacheIndex {
             }
             looked += self.sweep_shard(*next, &closed);
             *next = (*next + 1) % SHARDS;
-            let mut seats = self.slots.write();
-            seats.free_closed_slots();
-            closed = seats.closed();
+            let mut slots = self.slots.write();
+            slots.free_closed_slots();
+            closed = slots.closed();
         }
         !closed.is_empty()
     }
@@ -201,7 +201,7 @@ impl CacheIndex {
         let mut held = vec![0; closed.len()];
         for (key, holders) in &shard.blocks {
             holders.intersect(&shard.masks, closed, &mut held);
-            left.extend(set_bits(&held).map(|seat| (seat, *key)));
+            left.extend(set_bits(&held).map(|slot| (slot, *key)));
         }
         drop(shard);
         left.sort_unstable();
@@ -217,15 +217,15 @@ impl CacheIndex {
         looked
     }
 
-    /// Number of leading blocks of a chain that each slot holds, in the order of `seats`; 0 for a
+    /// Number of leading blocks of a chain that each slot holds, in the order of `slots`; 0 for a
     /// slot that is not open.
     #[must_use]
-    pub fn matched_blocks(&self, keys: &[BlockKey], seats: &[(ReplicaSlot, ChainGaps)]) -> Vec<u32> {
-        let width = seats.iter().map(|(seat, _)| bit_of(*seat).0 + 1).max().unwrap_or(0);
+    pub fn matched_blocks(&self, keys: &[BlockKey], slots: &[(ReplicaSlot, ChainGaps)]) -> Vec<u32> {
+        let width = slots.iter().map(|(slot, _)| bit_of(*slot).0 + 1).max().unwrap_or(0);
         let (mut whole, mut holed) = (vec![0; width], vec![0; width]);
         let known = self.slots.read();
-        for &(seat, holes) in seats {
-            let (word, bit) = bit_of(seat);
+        for &(slot, holes) in slots {
+            let (word, bit) = bit_of(slot);
             let among = if holes == ChainGaps::None { &mut whole } else { &mut holed };
             among[word] |= bit & known.open.get(word).copied().unwrap_or(0);
         }
@@ -237,7 +237,7 @@ impl CacheIndex {
         };
         bisect(keys.len(), &whole, &mut matched, lookup);
         walk(keys.len(), &holed, &mut matched, lookup);
-        seats.iter().map(|(seat, _)| matched[seat.index()]).collect()
+        slots.iter().map(|(slot, _)| matched[slot.index()]).collect()
     }
 
     /// Whether any slot holds this block, including closed ones that were not swept.
@@ -284,8 +284,8 @@ impl SlotTable {
     /// Bitmask of the closed slots with entries left, as long as the highest one needs; empty if
     /// there is none.
     fn closed(&self) -> Vec<u64> {
-        let mut words = vec![0; self.closed.iter().map(|seat| bit_of(*seat).0 + 1).max().unwrap_or(0)];
-        for (word, bit) in self.closed.iter().map(|seat| bit_of(*seat)) {
+        let mut words = vec![0; self.closed.iter().map(|slot| bit_of(*slot).0 + 1).max().unwrap_or(0)];
+        for (word, bit) in self.closed.iter().map(|slot| bit_of(*slot)) {
             words[word] |= bit;
         }
         words
@@ -294,17 +294,17 @@ impl SlotTable {
     /// Frees the closed slots without entries. Counts are exact, so they can be trusted.
     fn free_closed_slots(&mut self) {
         let Self { digests, closed, free, .. } = self;
-        closed.retain(|seat| {
-            let empty = digests[seat.index()].count == 0;
+        closed.retain(|slot| {
+            let empty = digests[slot.index()].count == 0;
             if empty {
-                free.push_back(*seat);
+                free.push_back(*slot);
             }
             !empty
         });
     }
 
-    fn is_open(&self, seat: ReplicaSlot) -> bool {
-        let (word, bit) = bit_of(seat);
+    fn is_open(&self, slot: ReplicaSlot) -> bool {
+        let (word, bit) = bit_of(slot);
         self.open.get(word).is_some_and(|open| open & bit != 0)
     }
 }

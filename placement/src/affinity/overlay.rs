@@ -88,8 +88,8 @@ pub struct InFlightBlocks {
 
 impl InFlightOverlay {
     /// Adds a prompt that was sent to a replica.
-    pub fn add_placed(self: &Arc<Self>, seat: ReplicaSlot, extent: PromptKeys) -> InFlightBlocks {
-        self.insert(Some(seat), extent)
+    pub fn add_placed(self: &Arc<Self>, slot: ReplicaSlot, extent: PromptKeys) -> InFlightBlocks {
+        self.insert(Some(slot), extent)
     }
 
     /// Adds a prompt that will be sent somewhere.
@@ -99,12 +99,12 @@ impl InFlightOverlay {
         self.insert(None, extent)
     }
 
-    fn insert(self: &Arc<Self>, seat: Option<ReplicaSlot>, extent: PromptKeys) -> InFlightBlocks {
+    fn insert(self: &Arc<Self>, slot: Option<ReplicaSlot>, extent: PromptKeys) -> InFlightBlocks {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let place = extent.keys.first().map(|first| (*first, number));
         if let Some(place) = place {
             self.partly_read.fetch_add(usize::from(extent.is_partly_read()), Ordering::Relaxed);
-            self.prompts.write().insert(place, InFlightPrompt { slot: seat, keys: extent });
+            self.prompts.write().insert(place, InFlightPrompt { slot, keys: extent });
         }
         InFlightBlocks { overlay: Arc::clone(self), key: place }
     }
@@ -133,21 +133,21 @@ impl InFlightOverlay {
 
     /// Raises `matched` if a request in flight shares more with this prompt than is cached.
     ///
-    /// `matched` is in the order of `seats`, which are all different. Compares with the 256 newest
+    /// `matched` is in the order of `slots`, which are all different. Compares with the 256 newest
     /// requests that share the first block.
-    pub fn raise_matches(&self, ours: &PromptToMatch<'_>, seats: &[(ReplicaSlot, ChainGaps)], matched: &mut [u32]) {
+    pub fn raise_matches(&self, ours: &PromptToMatch<'_>, slots: &[(ReplicaSlot, ChainGaps)], matched: &mut [u32]) {
         let Some(first) = ours.keys.first() else { return };
         let prompts = self.prompts.read();
         let mut newest = newest_prompts(&prompts, *first).peekable();
         if newest.peek().is_none() {
             return;
         }
-        let mut numbers = vec![usize::MAX; seats.iter().map(|(seat, _)| seat.index() + 1).max().unwrap_or(0)];
-        for (number, (seat, _)) in seats.iter().enumerate() {
-            numbers[seat.index()] = number;
+        let mut numbers = vec![usize::MAX; slots.iter().map(|(slot, _)| slot.index() + 1).max().unwrap_or(0)];
+        for (number, (slot, _)) in slots.iter().enumerate() {
+            numbers[slot.index()] = number;
         }
         for prompt in newest {
-            let number = prompt.slot.and_then(|seat| numbers.get(seat.index()));
+            let number = prompt.slot.and_then(|slot| numbers.get(slot.index()));
             if let Some(matched) = number.and_then(|number| matched.get_mut(*number)) {
                 let by_tokens = common_blocks(ours.keys, &prompt.keys.keys, *matched as usize);
                 let by_text = if ours.shares_read_tokens(&prompt.keys) { ours.matched_text_blocks(&prompt.keys.text) } else { 0 };

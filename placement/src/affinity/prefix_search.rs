@@ -9,15 +9,15 @@
 
 use super::holders::set_bits;
 
-/// Raises `matched` of each slot in `seats` from 0 to the number of leading blocks that it holds,
+/// Raises `matched` of each slot in `slots` from 0 to the number of leading blocks that it holds,
 /// out of `blocks`.
 ///
 /// Requires that no slot has gaps. While a batch of changes is being written that may not hold;
 /// then only this answer may be off.
-pub(super) fn bisect(blocks: usize, seats: &[u64], matched: &mut [u32], lookup: impl FnMut(usize, &[u64], &mut [u64])) {
-    let width = seats.len();
-    let mut search = Bisection { width, sets: seats.to_vec(), matched, lookup };
-    if blocks == 0 || seats.iter().all(|word| *word == 0) {
+pub(super) fn bisect(blocks: usize, slots: &[u64], matched: &mut [u32], lookup: impl FnMut(usize, &[u64], &mut [u64])) {
+    let width = slots.len();
+    let mut search = Bisection { width, sets: slots.to_vec(), matched, lookup };
+    if blocks == 0 || slots.iter().all(|word| *word == 0) {
         return;
     }
     // Most slots hold nothing of a prompt, so the first block decides about most of them.
@@ -27,19 +27,19 @@ pub(super) fn bisect(blocks: usize, seats: &[u64], matched: &mut [u32], lookup: 
         return;
     }
     let last = search.look_up(blocks - 1, held);
-    for seat in set_bits(&search.sets[last * width..(last + 1) * width]) {
-        search.matched[seat as usize] = count(blocks);
+    for slot in set_bits(&search.sets[last * width..(last + 1) * width]) {
+        search.matched[slot as usize] = count(blocks);
     }
     search.between(0, held, blocks - 1, last);
 }
 
-/// Raises `matched` of each slot in `seats` from 0 to the number of leading blocks that it holds,
+/// Raises `matched` of each slot in `slots` from 0 to the number of leading blocks that it holds,
 /// by walking them.
 ///
 /// A block after a missing one does not count.
-pub(super) fn walk(blocks: usize, seats: &[u64], matched: &mut [u32], mut lookup: impl FnMut(usize, &[u64], &mut [u64])) {
-    let mut alive = seats.to_vec();
-    let mut held = vec![0; seats.len()];
+pub(super) fn walk(blocks: usize, slots: &[u64], matched: &mut [u32], mut lookup: impl FnMut(usize, &[u64], &mut [u64])) {
+    let mut alive = slots.to_vec();
+    let mut held = vec![0; slots.len()];
     for block in 0..blocks {
         if alive.iter().all(|word| *word == 0) {
             return;
@@ -47,11 +47,11 @@ pub(super) fn walk(blocks: usize, seats: &[u64], matched: &mut [u32], mut lookup
         lookup(block, &alive, &mut held);
         if alive != held {
             alive.iter_mut().zip(&held).for_each(|(alive, held)| *alive &= !held);
-            set_bits(&alive).for_each(|seat| matched[seat as usize] = count(block));
+            set_bits(&alive).for_each(|slot| matched[slot as usize] = count(block));
             alive.copy_from_slice(&held);
         }
     }
-    set_bits(&alive).for_each(|seat| matched[seat as usize] = count(blocks));
+    set_bits(&alive).for_each(|slot| matched[slot as usize] = count(blocks));
 }
 
 /// Converts a number of blocks to the type of matches.
@@ -85,7 +85,7 @@ impl<L: FnMut(usize, &[u64], &mut [u64])> Bisection<'_, L> {
     fn ended(&mut self, before: usize, after: usize, blocks: usize) {
         for word in 0..self.width {
             let gone = self.sets[before * self.width + word] & !self.sets[after * self.width + word];
-            set_bits(&[gone]).for_each(|seat| self.matched[word * 64 + seat as usize] = count(blocks));
+            set_bits(&[gone]).for_each(|slot| self.matched[word * 64 + slot as usize] = count(blocks));
         }
     }
 

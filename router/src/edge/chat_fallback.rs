@@ -123,29 +123,29 @@ impl Edge {
         !needs_route && view.may_lack_route(model, route.route())
     }
 
-    fn read_for_route(&self, route: ChatFallback, mut inquiry: InboundRequest) -> Result<ReadRequest, Rejection> {
-        inquiry.count_translation()?;
-        if !self.needs_fallback(route, &inquiry.body) {
-            return Ok(ReadRequest { prepared: self.prepare(inquiry)?, translation: None });
+    fn read_for_route(&self, route: ChatFallback, mut inbound: InboundRequest) -> Result<ReadRequest, Rejection> {
+        inbound.count_translation()?;
+        if !self.needs_fallback(route, &inbound.body) {
+            return Ok(ReadRequest { prepared: self.prepare(inbound)?, translation: None });
         }
         let FallbackRequest { route: engine_route, body, is_stream, mut form } =
-            route.engine_request(&inquiry.body).map_err(Rejection::Malformed)?;
+            route.engine_request(&inbound.body).map_err(Rejection::Malformed)?;
         if let AnswerForm::Response(fields) = &mut form {
-            fields.keep_in(|bytes| self.hold_memory(&inquiry, bytes))?;
+            fields.keep_in(|bytes| self.hold_memory(&inbound, bytes))?;
         }
-        inquiry.replace_body(engine_route, body.to_string());
-        Ok(ReadRequest { prepared: self.prepare(inquiry)?, translation: Some((form, is_stream)) })
+        inbound.replace_body(engine_route, body.to_string());
+        Ok(ReadRequest { prepared: self.prepare(inbound)?, translation: Some((form, is_stream)) })
     }
 
     /// Has an engine answer a request for a route that some replicas lack, on the route or as a
     /// chat whose answer is translated to the route's form.
-    pub(super) async fn answer_on_any_route(self: &Arc<Self>, route: ChatFallback, inquiry: InboundRequest) -> Response<EdgeBody> {
-        let (caller, entry) = (inquiry.caller.clone(), inquiry.log_entry.clone());
-        let explanation = self.explanation(&inquiry.headers, &caller);
-        let read = self.read_on_pool((inquiry.body.len(), &caller), move |edge| edge.read_for_route(route, inquiry)).await;
+    pub(super) async fn answer_on_any_route(self: &Arc<Self>, route: ChatFallback, inbound: InboundRequest) -> Response<EdgeBody> {
+        let (caller, entry) = (inbound.caller.clone(), inbound.log_entry.clone());
+        let explanation = self.explanation(&inbound.headers, &caller);
+        let read = self.read_on_pool((inbound.body.len(), &caller), move |edge| edge.read_for_route(route, inbound)).await;
         let (prepared, translation) = match read {
             Ok(ReadRequest { prepared, translation }) => (Ok(prepared), translation),
-            Err(declined) => (Err(declined), None),
+            Err(rejection) => (Err(rejection), None),
         };
         let Some((form, is_stream)) = translation else {
             return self.answer_prepared(prepared, &caller, &entry, explanation).await;
@@ -156,7 +156,7 @@ impl Edge {
                 answer.body.send_keep_alives(self.config.stream_keepalive);
                 translate_response(form, answer, is_stream, explanation).await
             }
-            Awaited::Answered(Err(declined)) => reply::rejection(&declined),
+            Awaited::Answered(Err(rejection)) => reply::rejection(&rejection),
             Awaited::Held(mut stream, id) => {
                 stream.translate(form.stream_translation());
                 held_reply(stream, id)

@@ -108,8 +108,8 @@ impl HeldStream {
                 let status = StatusCode::BAD_GATEWAY;
                 Some(self.fail(status, error_text(status, "InternalServerError", NO_STREAM).as_bytes()))
             }
-            Err(declined) => {
-                let (status, words) = (self.rejection_words)(&declined);
+            Err(rejection) => {
+                let (status, words) = (self.rejection_words)(&rejection);
                 Some(self.fail(status, &words))
             }
         }

@@ -158,19 +158,19 @@ pub(super) fn unread_body(why: &BodyReadError) -> Response<EdgeBody> {
 }
 
 /// Explains a request that was not passed on, or found no answer.
-pub(super) fn rejection(declined: &Rejection) -> Response<EdgeBody> {
-    match declined {
+pub(super) fn rejection(rejection: &Rejection) -> Response<EdgeBody> {
+    match rejection {
         Rejection::Malformed(message) => error(StatusCode::BAD_REQUEST, "BadRequestError", message),
         Rejection::Forbidden(message) => error(StatusCode::FORBIDDEN, "PermissionDeniedError", message),
         Rejection::Limited(limited) => self::limited(limited),
         Rejection::Fleet(why) => refusal(why),
-        Rejection::NoResponse(_) => field_error(StatusCode::NOT_FOUND, "invalid_request_error", "response_id", &declined.to_string()),
+        Rejection::NoResponse(_) => field_error(StatusCode::NOT_FOUND, "invalid_request_error", "response_id", &rejection.to_string()),
     }
 }
 
 /// The status and body of a rejection, for a stream whose head is sent.
-pub(super) fn rejection_words(declined: &Rejection) -> (StatusCode, Bytes) {
-    let response = rejection(declined);
+pub(super) fn rejection_words(rejection: &Rejection) -> (StatusCode, Bytes) {
+    let response = self::rejection(rejection);
     let status = response.status();
     match response.into_body() {
         EdgeBody::Local(Some(words)) => (status, words),

@@ -144,9 +144,9 @@ impl Edge {
 
     /// Refuses a request for which no replica was sought.
     pub(super) fn refuse(&self, refusal: Refusal, entry: &AccessEntry) -> Response<EdgeBody> {
-        let declined = Rejection::Fleet(refusal);
-        self.count_rejection(&declined, entry);
-        reply::rejection(&declined)
+        let rejection = Rejection::Fleet(refusal);
+        self.count_rejection(&rejection, entry);
+        reply::rejection(&rejection)
     }
 
     /// `/livez`: 200 while the router runs. Other probes: 200 when a request could be served.
@@ -167,21 +167,21 @@ impl Edge {
     }
 
     async fn proxy(self: &Arc<Self>, request: Box<Request<Incoming>>, caller: &Caller, entry: &AccessEntry) -> Response<EdgeBody> {
-        let inquiry = match self.read_request(request, caller, entry).await {
-            Ok(inquiry) => inquiry,
+        let inbound = match self.read_request(request, caller, entry).await {
+            Ok(inbound) => inbound,
             Err(unread) => return reply::unread_body(&unread),
         };
-        if let Some(route) = ChatFallback::from_request(&inquiry.method, inquiry.path.path())
+        if let Some(route) = ChatFallback::from_request(&inbound.method, inbound.path.path())
             && self.may_lack_route(route.route()).await
         {
-            return Box::pin(self.answer_on_any_route(route, inquiry)).await;
+            return Box::pin(self.answer_on_any_route(route, inbound)).await;
         }
-        let explanation = self.explanation(&inquiry.headers, caller);
-        let is_invocation = Route::of(inquiry.path.path()) == Route::Invocations && inquiry.method == Method::POST;
+        let explanation = self.explanation(&inbound.headers, caller);
+        let is_invocation = Route::of(inbound.path.path()) == Route::Invocations && inbound.method == Method::POST;
         let lacks_route = is_invocation && self.may_lack_route(Route::Invocations).await;
         let prepared = self
-            .read_on_pool((inquiry.body.len(), caller), move |edge| {
-                edge.prepare(if lacks_route { inquiry.unwrap_invocation()? } else { inquiry })
+            .read_on_pool((inbound.body.len(), caller), move |edge| {
+                edge.prepare(if lacks_route { inbound.unwrap_invocation()? } else { inbound })
             })
             .await;
         self.answer_prepared(prepared, caller, entry, explanation).await
@@ -198,7 +198,7 @@ impl Edge {
         let dialect = prepared.as_ref().ok().and_then(|(outgoing, _)| outgoing.awaited_stream());
         match self.await_answer(prepared, caller, entry, dialect).await {
             Awaited::Answered(answered) => {
-                answered.map_or_else(|declined| reply::rejection(&declined), |answer| self.pass_on(answer, explanation))
+                answered.map_or_else(|rejection| reply::rejection(&rejection), |answer| self.pass_on(answer, explanation))
             }
             Awaited::Held(stream, id) => held_reply(stream, id),
         }

@@ -187,15 +187,9 @@ impl IndexWriter {
     /// Begins a new life, or the same one reported from its beginning. Earlier knowledge no longer
     /// counts.
     async fn begin_snapshot(&mut self, key: (u64, u32), epoch: u64) {
-        let seat = self.index.open();
-        let mut next = ReportedCache {
-            epoch,
-            slot: seat,
-            is_published: false,
-            awaits_snapshot: false,
-            consecutive_mismatches: 0,
-            stats: Arc::default(),
-        };
+        let slot = self.index.open();
+        let mut next =
+            ReportedCache { epoch, slot, is_published: false, awaits_snapshot: false, consecutive_mismatches: 0, stats: Arc::default() };
         if let Some(known) = self.replicas.remove(&key) {
             if known.epoch == epoch {
                 (next.consecutive_mismatches, next.stats) = (known.consecutive_mismatches, known.stats);

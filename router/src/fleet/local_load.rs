@@ -90,16 +90,16 @@ impl LocalLoad {
     /// Counts a request until the guard is dropped. `pledge` is dropped when the request's prompt
     /// has been computed.
     #[must_use]
-    pub(crate) fn start_request(self: &Arc<Self>, booking: InFlightCost, pledge: Option<InFlightBlocks>) -> InFlight {
+    pub(crate) fn start_request(self: &Arc<Self>, cost: InFlightCost, pledge: Option<InFlightBlocks>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        self.pending_tokens.fetch_add(booking.uncached_tokens.into(), Ordering::Relaxed);
-        self.context_tokens.fetch_add(booking.prompt_tokens.into(), Ordering::Relaxed);
+        self.pending_tokens.fetch_add(cost.uncached_tokens.into(), Ordering::Relaxed);
+        self.context_tokens.fetch_add(cost.prompt_tokens.into(), Ordering::Relaxed);
         let mut unanswered = self.unanswered.lock();
         unanswered.next_number += 1;
-        let due = (booking.first_byte_due.max(0.0).to_bits(), unanswered.next_number);
+        let due = (cost.first_byte_due.max(0.0).to_bits(), unanswered.next_number);
         unanswered.due_times.insert(due);
         self.update_earliest_due(&unanswered);
-        InFlight { load: self.clone(), cost: booking, due: Some(due), in_flight_blocks: Some(pledge) }
+        InFlight { load: self.clone(), cost, due: Some(due), in_flight_blocks: Some(pledge) }
     }
 
     #[must_use]
@@ -158,9 +158,9 @@ impl LocalLoad {
         {
             return noted.slot;
         }
-        let seat = index.open(usize::try_from(blocks()).unwrap_or(usize::MAX));
-        *known = Some((epoch, ApproxPrefixSlot { index: index.clone(), slot: seat }));
-        seat
+        let slot = index.open(usize::try_from(blocks()).unwrap_or(usize::MAX));
+        *known = Some((epoch, ApproxPrefixSlot { index: index.clone(), slot }));
+        slot
     }
 
     fn publish_learned(&self, learned: &LearnedRates) {

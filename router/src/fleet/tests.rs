@@ -241,12 +241,12 @@ async fn a_replica_that_lost_a_request_is_doubtful_briefly() {
 async fn cache_knowledge_counts_for_one_engine_life() {
     let fleet = fleet();
     attach(&fleet, 1, vec![ready(0)]).await;
-    let seat = hostler_placement::affinity::CacheIndex::new().open();
+    let slot = hostler_placement::affinity::CacheIndex::new().open();
     let known = |epoch| FleetUpdate::CacheChanged {
         attachment: 1,
         index: 0,
         epoch,
-        cache: ReplicaCache { slot: Some(seat), ..ReplicaCache::default() },
+        cache: ReplicaCache { slot: Some(slot), ..ReplicaCache::default() },
     };
     let is_known = || fleet.view().replicas[0].cache.slot.is_some();
     fleet.update(known(2)).await;

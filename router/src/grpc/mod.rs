@@ -154,7 +154,7 @@ impl InferenceCall {
         };
         match self.edge.read_on_pool((self.message_bytes, &self.caller), read).await {
             Ok(made) => made,
-            Err(declined) => Ok(Err(declined)),
+            Err(rejection) => Ok(Err(rejection)),
         }
     }
 
@@ -165,7 +165,7 @@ impl InferenceCall {
 
     async fn submit(&self, make: impl FnOnce(HeaderMap) -> Result<EngineRequest, Status> + Send + 'static) -> Result<Answer, Status> {
         let prepared = self.prepare(make).await?;
-        let answer = self.edge.send(prepared, &self.caller, &self.log_entry).await.map_err(|declined| status::rejection(&declined))?;
+        let answer = self.edge.send(prepared, &self.caller, &self.log_entry).await.map_err(|rejection| status::rejection(&rejection))?;
         if answer.head.status != 200 {
             self.log_entry.record_refusal("engine");
         }
@@ -229,7 +229,7 @@ impl Inference for InferenceCall {
         let placed = async {
             let prepared = self.prepare(|headers| request::generate_request(generation, headers, false)).await?;
             let reserved = self.edge.reserve(prepared, &self.caller, &self.log_entry).await;
-            let (reserved, permit) = reserved.map_err(|declined| status::rejection(&declined))?;
+            let (reserved, permit) = reserved.map_err(|rejection| status::rejection(&rejection))?;
             let placement = self.placement(&reserved.decision);
             let tells = asked.candidates && self.edge.shows_caches_to(&self.caller);
             Ok(place::place_response(reserved, permit, &self.edge.bookings, &self.caller, (placement, lasts, tells)))

@@ -71,9 +71,9 @@ pub(crate) fn body_error(why: &BodyReadError) -> Status {
     }
 }
 
-pub(super) fn rejection(declined: &Rejection) -> Status {
-    let message = declined.to_string();
-    match declined {
+pub(super) fn rejection(rejection: &Rejection) -> Status {
+    let message = rejection.to_string();
+    match rejection {
         Rejection::Malformed(_) => with_reason(Code::InvalidArgument, "MALFORMED", &message, &[]),
         Rejection::Forbidden(_) => with_reason(Code::PermissionDenied, "NOT_ALLOWED", &message, &[]),
         Rejection::Limited(limited) => with_details(Code::ResourceExhausted, "LIMITED", &message, &[], |details| {

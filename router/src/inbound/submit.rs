@@ -48,7 +48,7 @@ impl Edge {
             outgoing.placement_request.required_engine = self.find_required_engine(&outgoing.referenced_response, caller).await?;
             Ok(self.dispatch.send(outgoing, permit).await.map_err(|refusal| self.hide_other_models(refusal, caller))?)
         };
-        submitted.await.inspect_err(|declined| self.count_rejection(declined, entry))
+        submitted.await.inspect_err(|rejection| self.count_rejection(rejection, entry))
     }
 
     /// Chooses a replica for a request that `caller` sends itself. The request counts like any
@@ -67,13 +67,13 @@ impl Edge {
             entry.record_admission();
             Ok((self.dispatch.place_external(outgoing).await.map_err(|refusal| self.hide_other_models(refusal, caller))?, permit))
         };
-        reserved.await.inspect_err(|declined| self.count_rejection(declined, entry))
+        reserved.await.inspect_err(|rejection| self.count_rejection(rejection, entry))
     }
 
     /// Counts a request that no engine answers.
-    pub(crate) fn count_rejection(&self, declined: &Rejection, entry: &AccessEntry) {
-        entry.record_refusal(declined.as_str());
-        self.dispatch.metrics.count_refusal(declined.refusal_reason());
+    pub(crate) fn count_rejection(&self, rejection: &Rejection, entry: &AccessEntry) {
+        entry.record_refusal(rejection.as_str());
+        self.dispatch.metrics.count_refusal(rejection.refusal_reason());
     }
 
     /// Removes from a refusal the models that its caller may not use.
@@ -105,8 +105,8 @@ impl Edge {
     }
 
     /// Checks and admits a request. Returns it as it will be sent.
-    pub(crate) fn prepare(&self, inquiry: InboundRequest) -> Result<Prepared, Rejection> {
-        let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inquiry;
+    pub(crate) fn prepare(&self, inbound: InboundRequest) -> Result<Prepared, Rejection> {
+        let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inbound;
         let content = BodyFormat::from_headers(&headers);
         let mut peek = peek_body(content, &body, self.needs_readable_body(content, &caller)).map_err(Rejection::Malformed)?;
         let asked = Route::of(path.path());
@@ -127,16 +127,16 @@ impl Edge {
             _ => None,
         };
         let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
-        let guest = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
-        let room = reservation.transfer_to(guest).map_err(LimitExceeded::from)?;
-        let names = ResponseReference::parse(&method, effective_path, peek.previous_response_id.as_deref());
-        if peek.background && names.creates_response() && caller.limits.has_usage_limits() {
+        let share = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
+        let room = reservation.transfer_to(share).map_err(LimitExceeded::from)?;
+        let reference = ResponseReference::parse(&method, effective_path, peek.previous_response_id.as_deref());
+        if peek.background && reference.creates_response() && caller.limits.has_usage_limits() {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
         }
         let work = estimate_work(route, body.len(), &peek);
         let output_bounds = if work.generates() { output_bounds(&peek) } else { OutputBounds::NOTHING };
         let permit = self.admission.admit(&caller, self.estimate_usage(work, output_bounds, &peek, &body))?;
-        self.check_response_id(&names, peek.response_id.as_deref(), &caller, begun)?;
+        self.check_response_id(&reference, peek.response_id.as_deref(), &caller, begun)?;
         let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
         let may_be_resumed = peek.is_stream && method == Method::POST && matches!(content, BodyFormat::Json);
         let resumption =
@@ -164,16 +164,16 @@ impl Edge {
             priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
             tenant: caller.tenant_hash().unwrap_or_default(),
             owner: caller.owner().clone(),
-            queue_share: guest,
+            queue_share: share,
             queue_slot: None,
             client_id: client_id(&headers),
             placement_request,
             dialect: route.dialect(),
             work,
-            stored_response: names
+            stored_response: reference
                 .creates_response()
                 .then(|| ResponseRecorder { affinity: self.response_affinity.clone(), tenant: caller.owner().clone() }),
-            referenced_response: names,
+            referenced_response: reference,
             head: RequestHead {
                 method: method.as_str().to_owned(),
                 path: path.as_str().to_owned(),
@@ -190,8 +190,14 @@ impl Edge {
     }
 
     /// Checks the id that a caller has chosen for the response.
-    fn check_response_id(&self, names: &ResponseReference, chosen: Option<&str>, caller: &Caller, now: Instant) -> Result<(), Rejection> {
-        let is_taken = |id: &&str| names.creates_response() && self.response_affinity.belongs_to_another(id, caller.owner(), now);
+    fn check_response_id(
+        &self,
+        reference: &ResponseReference,
+        chosen: Option<&str>,
+        caller: &Caller,
+        now: Instant,
+    ) -> Result<(), Rejection> {
+        let is_taken = |id: &&str| reference.creates_response() && self.response_affinity.belongs_to_another(id, caller.owner(), now);
         let Some(chosen) = chosen.filter(is_taken) else { return Ok(()) };
         let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
         Err(Rejection::Forbidden(message))

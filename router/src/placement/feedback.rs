@@ -55,7 +55,7 @@ impl PlacementFeedback {
             placer: placer.clone(),
             decision,
             local_load: in_flight.load().clone(),
-            approx_prefix_blocks: approx_prefix_slot.map(|seat| (seat, prompt.text_keys().clone())),
+            approx_prefix_blocks: approx_prefix_slot.map(|slot| (slot, prompt.text_keys().clone())),
             sent_at: Instant::now(),
             first_token_at: None,
             load_at_start: (0, 0),
@@ -115,10 +115,10 @@ impl PlacementFeedback {
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
         let predicted = self.decision.decision.choice().candidate.matched;
         self.placer.metrics.record_cached_tokens(self.decision.level, predicted, cached_tokens);
-        if let Some((seat, keys)) = &self.approx_prefix_blocks {
+        if let Some((slot, keys)) = &self.approx_prefix_blocks {
             // Convert to the unit of the approximate prefix, whose tokens are estimates.
             let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));
-            self.placer.correct_approx_prefix(*seat, keys, predicted, cached);
+            self.placer.correct_approx_prefix(*slot, keys, predicted, cached);
         }
         self.decision.outcome.lock().cached_tokens = Some(cached_tokens);
     }

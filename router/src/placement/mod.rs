@@ -304,9 +304,9 @@ impl Placer {
     pub(crate) fn count_in_flight(&self, prompt: &Prompt, chosen: &ChosenReplica, now: Instant) -> InFlight {
         let seconds = self.fleet.view().seconds(now);
         let pledge = match (chosen.level, chosen.slot) {
-            (CacheLevel::Exact, Some(seat)) => Some(self.overlay.add_placed(seat, prompt.extent(chosen.block_tokens))),
-            (CacheLevel::Text, Some(seat)) => {
-                self.approx_prefix.record_sent(seat, prompt.text_keys());
+            (CacheLevel::Exact, Some(slot)) => Some(self.overlay.add_placed(slot, prompt.extent(chosen.block_tokens))),
+            (CacheLevel::Text, Some(slot)) => {
+                self.approx_prefix.record_sent(slot, prompt.text_keys());
                 None
             }
             _ => None,
@@ -328,8 +328,8 @@ impl Placer {
             None => f64::INFINITY,
         };
         let prompt_tokens = prompt.computed_tokens(chosen.replica.max_context_tokens());
-        let booking = InFlightCost { prompt_tokens, uncached_tokens: choice.uncached, first_byte_due: due };
-        chosen.replica.local_load.start_request(booking, pledge)
+        let cost = InFlightCost { prompt_tokens, uncached_tokens: choice.uncached, first_byte_due: due };
+        chosen.replica.local_load.start_request(cost, pledge)
     }
 
     fn cache_knowledge(&self, prompt: &Prompt, replica: &Replica) -> CacheKnowledge {
@@ -359,11 +359,11 @@ impl Placer {
             rows.clear();
             exact_slots.clear();
             for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
-                if let CacheKnowledge::Exact(seat, holes, of) = *cache_knowledge
+                if let CacheKnowledge::Exact(slot, holes, of) = *cache_knowledge
                     && of == size
                 {
                     rows.push(row);
-                    exact_slots.push((seat, holes));
+                    exact_slots.push((slot, holes));
                 }
             }
             let keys = prompt.token_keys(size);
@@ -380,9 +380,9 @@ impl Placer {
         rows.clear();
         approx_prefix_slots.clear();
         for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
-            if let CacheKnowledge::Approximate(seat) = *cache_knowledge {
+            if let CacheKnowledge::Approximate(slot) = *cache_knowledge {
                 rows.push(row);
-                approx_prefix_slots.push(seat);
+                approx_prefix_slots.push(slot);
             }
         }
         if !rows.is_empty() {
@@ -394,10 +394,10 @@ impl Placer {
 
     /// Corrects an approximate prefix by the engine's report of cached tokens. The engine has
     /// meanwhile computed, and so cached, all of the prompt again.
-    fn correct_approx_prefix(&self, seat: ReplicaSlot, keys: &[BlockKey], predicted: u32, cached: u32) {
+    fn correct_approx_prefix(&self, slot: ReplicaSlot, keys: &[BlockKey], predicted: u32, cached: u32) {
         if cached.saturating_add(APPROX_PREFIX_SLACK_TOKENS) < predicted {
-            self.approx_prefix.correct(seat, keys, cached / TEXT_BLOCK_TOKENS);
-            self.approx_prefix.record_sent(seat, keys);
+            self.approx_prefix.correct(slot, keys, cached / TEXT_BLOCK_TOKENS);
+            self.approx_prefix.record_sent(slot, keys);
         }
     }
 }

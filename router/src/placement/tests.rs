@@ -33,8 +33,8 @@ impl Fixture {
     pub(super) async fn known(replicas: u32) -> (Self, Vec<ReplicaSlot>) {
         let fixture = Self::approximate(replicas).await;
         let slots: Vec<ReplicaSlot> = (0..replicas).map(|_| fixture.index.open()).collect();
-        for (index, seat) in (0..).zip(&slots) {
-            let cache = ReplicaCache { slot: Some(*seat), ..ReplicaCache::default() };
+        for (index, slot) in (0..).zip(&slots) {
+            let cache = ReplicaCache { slot: Some(*slot), ..ReplicaCache::default() };
             fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, index, epoch: 1, cache }).await;
         }
         report(&fixture.fleet, 1, false, Vec::new()).await;

@@ -84,13 +84,13 @@ struct DispatchedRequest {
 impl HostlerPolicy {
     pub(super) fn new(fleet: &SimulatedFleet, random: fastrand::Rng, holds: bool) -> Self {
         let index = CacheIndex::new();
-        let seats = (0..fleet.replicas).map(|_| (index.open(), ChainGaps::None)).collect();
+        let slots = (0..fleet.replicas).map(|_| (index.open(), ChainGaps::None)).collect();
         let own = || LocalLoad { pending: 0, context: 0, learner: RateLearner::new(Rates::default()), due: BTreeSet::new() };
         Self {
             fleet: *fleet,
             random,
             index,
-            slots: seats,
+            slots,
             overlay: Arc::default(),
             popularity: Popularity::default(),
             offered_work: OfferedWork::new(),

@@ -14,8 +14,8 @@ use crate::traffic::{EngineWait, InFlight, RouterKey};
 const MODELS: &str = r#"{"object":"list","data":[{"id":"a", "max_model_len": 64},{"id":"b"}]}"#;
 
 /// Next event within a generous time. The clock runs by itself, so a bug cannot hang the test.
-async fn next(news: &mut mpsc::Receiver<HealthEvent>) -> Option<HealthEvent> {
-    tokio::time::timeout(Duration::from_secs(60), news.recv()).await.unwrap()
+async fn next(events: &mut mpsc::Receiver<HealthEvent>) -> Option<HealthEvent> {
+    tokio::time::timeout(Duration::from_secs(60), events.recv()).await.unwrap()
 }
 
 /// A subject, and the handles that the supervisor, the probe and the relays hold.
@@ -108,11 +108,11 @@ async fn a_ready_engine_is_healthy_and_names_a_model() {
         "/health" => Some((200, String::new())),
         _ => Some((200, MODELS.to_owned())),
     }));
-    let (sender, mut news) = mpsc::channel(8);
+    let (sender, mut events) = mpsc::channel(8);
     let watching = tokio::spawn(watch(Watched::at(&engine.socket).subject, sender));
-    assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
+    assert_eq!(next(&mut events).await, Some(HealthEvent::Loading));
     let models = parse_models(MODELS.as_bytes()).unwrap();
-    assert_eq!(next(&mut news).await, Some(HealthEvent::Ready(models)));
+    assert_eq!(next(&mut events).await, Some(HealthEvent::Ready(models)));
     watching.abort();
     let asked = engine.asked.lock().clone();
     assert_eq!(asked, ["/health", "/health", "/health", "/v1/models", "/metrics"]);
@@ -130,11 +130,11 @@ async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<H
     }));
     let watched = Watched::at(&engine.socket);
     watched.status.send_modify(|status| status.front_end = front_end);
-    let (sender, mut news) = mpsc::channel(8);
+    let (sender, mut events) = mpsc::channel(8);
     let watching = tokio::spawn(watch(watched.subject, sender));
     let mut told = Vec::new();
     while !matches!(told.last(), Some(HealthEvent::Ready(_))) {
-        told.push(next(&mut news).await.unwrap());
+        told.push(next(&mut events).await.unwrap());
     }
     watching.abort();
     let asked = engine.asked.lock().clone();
@@ -186,10 +186,10 @@ async fn an_engine_that_turns_unhealthy_is_reported_once() {
         "/health" => Some((health.next().unwrap_or(503), String::new())),
         _ => Some((200, MODELS.to_owned())),
     }));
-    let (sender, mut news) = mpsc::channel(8);
+    let (sender, mut events) = mpsc::channel(8);
     let watching = tokio::spawn(watch(Watched::at(&engine.socket).subject, sender));
     let mut all = Vec::new();
-    while let Some(item) = next(&mut news).await {
+    while let Some(item) = next(&mut events).await {
         all.push(item);
     }
     assert_eq!(all.len(), 3);
@@ -210,17 +210,17 @@ async fn an_engine_without_its_core_fails_at_one_bad_answer() {
     }));
     let watched = Watched::at(&engine.socket);
     watched.has_group(pid);
-    let (sender, mut news) = mpsc::channel(8);
+    let (sender, mut events) = mpsc::channel(8);
     let watching = tokio::spawn(watch(watched.subject, sender));
-    assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
-    assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(_))));
+    assert_eq!(next(&mut events).await, Some(HealthEvent::Loading));
+    assert!(matches!(next(&mut events).await, Some(HealthEvent::Ready(_))));
     // The models are read again after several good answers, so by then the processes are known.
-    assert!(matches!(next(&mut news).await, Some(HealthEvent::Models(_))));
+    assert!(matches!(next(&mut events).await, Some(HealthEvent::Models(_))));
     drop(core);
     ended.store(true, Ordering::Relaxed);
     let before = Instant::now();
     let expected = EndCause::ProcessLost { process: format!("VLLM::EngineCore (pid {pid})"), health: "status 503".to_owned() };
-    assert_eq!(next(&mut news).await, Some(HealthEvent::Unhealthy(expected)));
+    assert_eq!(next(&mut events).await, Some(HealthEvent::Unhealthy(expected)));
     assert!(before.elapsed() <= HEALTH_INTERVAL * 2, "{:?}", before.elapsed());
     watching.await.unwrap();
 }
@@ -228,8 +228,8 @@ async fn an_engine_without_its_core_fails_at_one_bad_answer() {
 #[tokio::test]
 async fn health_checks_end_when_nobody_listens() {
     let directory = tempfile::tempdir().unwrap();
-    let (sender, news) = mpsc::channel(8);
-    drop(news);
+    let (sender, events) = mpsc::channel(8);
+    drop(events);
     let watching = watch(Watched::at(&directory.path().join("s")).subject, sender);
     tokio::time::timeout(Duration::from_secs(10), watching).await.unwrap();
 }
@@ -246,13 +246,13 @@ async fn a_healthy_engine_that_gives_no_token_is_reported() {
     watched.has_group(resting.pid());
     let in_flight = watched.enter();
     let _wait = waits(&in_flight);
-    let (sender, mut news) = mpsc::channel(8);
+    let (sender, mut events) = mpsc::channel(8);
     let begun = Instant::now();
     let watching = tokio::spawn(watch(watched.subject, sender));
-    assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
-    assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(_))));
+    assert_eq!(next(&mut events).await, Some(HealthEvent::Loading));
+    assert!(matches!(next(&mut events).await, Some(HealthEvent::Ready(_))));
     let reason = loop {
-        match next(&mut news).await.unwrap() {
+        match next(&mut events).await.unwrap() {
             HealthEvent::Unhealthy(cause) => break cause.to_string(),
             other => assert!(matches!(other, HealthEvent::Models(_)), "{other:?}"),
         }
@@ -269,13 +269,13 @@ async fn models_are_read_again_right_after_an_adapter_order() {
         _ => Some((200, MODELS.to_owned())),
     }));
     let Watched { subject, wanted, status: _status, samples: _samples } = Watched::at(&engine.socket);
-    let (sender, mut news) = mpsc::channel(8);
+    let (sender, mut events) = mpsc::channel(8);
     let watching = tokio::spawn(watch(subject, sender));
-    assert_eq!(next(&mut news).await, Some(HealthEvent::Loading));
-    assert!(matches!(next(&mut news).await, Some(HealthEvent::Ready(models)) if models.len() == 2));
+    assert_eq!(next(&mut events).await, Some(HealthEvent::Loading));
+    assert!(matches!(next(&mut events).await, Some(HealthEvent::Ready(models)) if models.len() == 2));
     let before = Instant::now();
     wanted.send_modify(|wanted| wanted.unloading = Some("b".to_owned()));
-    assert!(matches!(next(&mut news).await, Some(HealthEvent::Models(models)) if models.len() == 1 && models[0].id == "a"));
+    assert!(matches!(next(&mut events).await, Some(HealthEvent::Models(models)) if models.len() == 1 && models[0].id == "a"));
     assert!(before.elapsed() < Duration::from_secs(1));
     watching.abort();
 }

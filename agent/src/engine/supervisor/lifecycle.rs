@@ -150,17 +150,17 @@ impl Supervisor {
     }
 
     pub(super) fn begin_life(&self, notices: KeeperNotices, epoch: u64) -> EngineLife {
-        let (news_out, news) = mpsc::channel(EVENT_QUEUE_LEN);
+        let (health_events_out, health_events) = mpsc::channel(EVENT_QUEUE_LEN);
         let (told_out, told) = mpsc::channel(EVENT_QUEUE_LEN);
-        let (story_out, story) = watch::channel(StartupLog::default());
+        let (startup_log_out, startup_log) = watch::channel(StartupLog::default());
         let reader = Arc::new(Mutex::new(StartupLogParser::new(self.last_start_duration)));
         let (spec, spawned) = (&self.deps.spec, Instant::now());
         let gave_up_at = Arc::<OnceLock<Instant>>::default();
         let follower = KeeperReader {
             log: self.deps.log.clone(),
             keeper_events: told_out,
-            health_events: news_out.clone(),
-            startup_log: story_out,
+            health_events: health_events_out.clone(),
+            startup_log: startup_log_out,
             log_parser: Arc::clone(&reader),
             gave_up_at: Arc::clone(&gave_up_at),
             spawned,
@@ -187,15 +187,15 @@ impl Supervisor {
             is_adopted: false,
             was_found_asleep: false,
             keeper_events: told,
-            health_events: news,
-            startup_log: story,
+            health_events,
+            startup_log,
             log_parser: reader,
             oom_watch: OomWatch::of_host(),
             gave_up_at,
             core_exit: Arc::default(),
             core_watch: None,
             _follower: AbortOnDropHandle::new(self.deps.tasks.spawn(follower.run(notices))),
-            _health: AbortOnDropHandle::new(self.deps.tasks.spawn(health::watch(subject, news_out))),
+            _health: AbortOnDropHandle::new(self.deps.tasks.spawn(health::watch(subject, health_events_out))),
             probe: None,
             cache: Some(self.deps.cache.begin_life(epoch)),
             cache_follower: None,

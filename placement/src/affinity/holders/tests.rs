@@ -13,13 +13,13 @@ fn seats_of(holders: Holders, masks: &Masks, among: &[u64]) -> Vec<u32> {
 #[test]
 fn a_mask_is_needed_from_the_fourth_slot_on() {
     let (mut holders, mut masks) = (Holders::default(), Masks::default());
-    for seat in [0, MAX_SLOT, 70] {
-        assert!(holders.insert(ReplicaSlot(seat), &mut masks));
+    for slot in [0, MAX_SLOT, 70] {
+        assert!(holders.insert(ReplicaSlot(slot), &mut masks));
     }
     assert_eq!(masks.bytes(), 0);
     assert!(holders.insert(ReplicaSlot(7), &mut masks));
     assert!(masks.bytes() > 0);
-    assert_eq!(seats_of(holders, &masks, &[u64::MAX; 2]), [0, 7, 70], "nobody asked about the last seat");
+    assert_eq!(seats_of(holders, &masks, &[u64::MAX; 2]), [0, 7, 70], "nobody asked about the last slot");
 }
 
 #[test]
@@ -27,10 +27,10 @@ fn unused_masks_return_their_memory() {
     let mut masks = Masks::default();
     let mut all = [Holders::default(); 100];
     for holders in &mut all {
-        (0..10).for_each(|seat| assert!(holders.insert(ReplicaSlot(seat), &mut masks)));
+        (0..10).for_each(|slot| assert!(holders.insert(ReplicaSlot(slot), &mut masks)));
     }
     for holders in &mut all {
-        (0..10).for_each(|seat| assert!(holders.remove(ReplicaSlot(seat), &mut masks)));
+        (0..10).for_each(|slot| assert!(holders.remove(ReplicaSlot(slot), &mut masks)));
         assert!(holders.is_empty());
     }
     assert_eq!(masks.bytes(), 0);
@@ -43,17 +43,17 @@ proptest! {
     ) {
         let mut masks = Masks::default();
         let mut blocks: [(Holders, BTreeSet<u32>); 6] = Default::default();
-        for (block, seat, stored) in changes {
+        for (block, slot, stored) in changes {
             let (holders, model) = &mut blocks[block];
             if stored {
-                prop_assert_eq!(holders.insert(ReplicaSlot(seat), &mut masks), model.insert(seat));
+                prop_assert_eq!(holders.insert(ReplicaSlot(slot), &mut masks), model.insert(slot));
             } else {
-                prop_assert_eq!(holders.remove(ReplicaSlot(seat), &mut masks), model.remove(&seat));
+                prop_assert_eq!(holders.remove(ReplicaSlot(slot), &mut masks), model.remove(&slot));
             }
             for (holders, model) in &blocks {
                 prop_assert_eq!(holders.is_empty(), model.is_empty());
                 prop_assert_eq!(seats_of(*holders, &masks, &[u64::MAX; 8]), model.iter().copied().collect::<Vec<_>>());
-                let low: Vec<u32> = model.iter().copied().filter(|seat| *seat < 64 && seat % 2 == 0).collect();
+                let low: Vec<u32> = model.iter().copied().filter(|slot| *slot < 64 && slot % 2 == 0).collect();
                 prop_assert_eq!(seats_of(*holders, &masks, &[0x5555_5555_5555_5555]), low);
             }
         }

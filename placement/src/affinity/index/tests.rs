@@ -13,8 +13,8 @@ fn chain(shared: usize, own: usize, tail: u32) -> Vec<BlockKey> {
     token_keys(KeyChain::new("", ""), &tokens, 1)
 }
 
-fn seats_without_holes(seats: &[ReplicaSlot]) -> Vec<(ReplicaSlot, ChainGaps)> {
-    seats.iter().map(|seat| (*seat, ChainGaps::None)).collect()
+fn seats_without_holes(slots: &[ReplicaSlot]) -> Vec<(ReplicaSlot, ChainGaps)> {
+    slots.iter().map(|slot| (*slot, ChainGaps::None)).collect()
 }
 
 fn sweep_all(index: &CacheIndex) {
@@ -29,11 +29,11 @@ fn a_match_is_the_leading_blocks_that_a_slot_holds() {
     index.store(whole, &mine);
     index.store(part, &mine[..7]);
     index.store(other, &others);
-    let seats = seats_without_holes(&[whole, part, other, whole]);
-    assert_eq!(index.matched_blocks(&mine, &seats), [30, 7, 10, 30]);
-    assert_eq!(index.matched_blocks(&others, &seats), [10, 7, 30, 10]);
-    assert_eq!(index.matched_blocks(&mine[..5], &seats), [5, 5, 5, 5]);
-    assert_eq!(index.matched_blocks(&[], &seats), [0, 0, 0, 0]);
+    let slots = seats_without_holes(&[whole, part, other, whole]);
+    assert_eq!(index.matched_blocks(&mine, &slots), [30, 7, 10, 30]);
+    assert_eq!(index.matched_blocks(&others, &slots), [10, 7, 30, 10]);
+    assert_eq!(index.matched_blocks(&mine[..5], &slots), [5, 5, 5, 5]);
+    assert_eq!(index.matched_blocks(&[], &slots), [0, 0, 0, 0]);
     assert_eq!(index.matched_blocks(&mine, &[]), [0; 0]);
     assert!(index.has(mine[29]) && index.has(others[29]) && !index.has(chain(10, 20, 3)[10]));
 }
@@ -56,16 +56,16 @@ fn a_repeated_block_counts_once_and_unknown_removals_are_ignored() {
 #[test]
 fn a_closed_slot_matches_and_stores_nothing() {
     let index = CacheIndex::new();
-    let seat = index.open();
+    let slot = index.open();
     let keys = chain(0, 10, 1);
-    index.store(seat, &keys);
-    index.close(seat);
-    index.close(seat);
-    index.store(seat, &keys);
-    index.remove(seat, &keys);
-    assert_eq!(index.matched_blocks(&keys, &[(seat, ChainGaps::None)]), [0]);
-    assert_eq!(index.matched_blocks(&keys, &[(seat, ChainGaps::Possible)]), [0]);
-    assert_eq!(index.digest(seat), KeySetDigest::default());
+    index.store(slot, &keys);
+    index.close(slot);
+    index.close(slot);
+    index.store(slot, &keys);
+    index.remove(slot, &keys);
+    assert_eq!(index.matched_blocks(&keys, &[(slot, ChainGaps::None)]), [0]);
+    assert_eq!(index.matched_blocks(&keys, &[(slot, ChainGaps::Possible)]), [0]);
+    assert_eq!(index.digest(slot), KeySetDigest::default());
     assert_eq!(index.len(), 10, "what is left waits for the sweep");
 }
 
@@ -91,9 +91,9 @@ fn a_slot_is_reused_once_its_blocks_are_swept() {
 #[test]
 fn an_empty_slot_is_reused_without_a_sweep() {
     let index = CacheIndex::new();
-    let seat = index.open();
-    index.close(seat);
-    assert_eq!(index.open(), seat);
+    let slot = index.open();
+    index.close(slot);
+    assert_eq!(index.open(), slot);
     assert!(!index.sweep(1));
 }
 
@@ -113,14 +113,14 @@ fn a_slot_with_holes_matches_up_to_the_first() {
 #[test]
 fn a_match_costs_nothing_for_slots_not_asked_about() {
     let index = CacheIndex::new();
-    let seats: Vec<ReplicaSlot> = (0..300).map(|_| index.open()).collect();
+    let slots: Vec<ReplicaSlot> = (0..300).map(|_| index.open()).collect();
     let keys = chain(0, 50, 1);
-    for (seat, length) in seats.iter().zip((0..50).cycle()) {
-        index.store(*seat, &keys[..length]);
+    for (slot, length) in slots.iter().zip((0..50).cycle()) {
+        index.store(*slot, &keys[..length]);
     }
-    assert_eq!(index.matched_blocks(&keys, &[(seats[7], ChainGaps::None)]), [7]);
+    assert_eq!(index.matched_blocks(&keys, &[(slots[7], ChainGaps::None)]), [7]);
     let all: Vec<u32> = (0..50).cycle().take(300).collect();
-    assert_eq!(index.matched_blocks(&keys, &seats_without_holes(&seats)), all);
+    assert_eq!(index.matched_blocks(&keys, &seats_without_holes(&slots)), all);
 }
 
 #[test]
@@ -128,16 +128,16 @@ fn a_block_takes_at_most_64_bytes_for_each_holder() {
     // Sizes just above and just below those at which the tables grow.
     for blocks in [100_000, 115_000, 125_000, 200_000] {
         let index = CacheIndex::new();
-        let seat = index.open();
-        index.store(seat, &chain(0, blocks, 1));
+        let slot = index.open();
+        index.store(slot, &chain(0, blocks, 1));
         let bytes = index.bytes();
         assert!(bytes <= 64 * blocks, "{bytes} bytes for {blocks} blocks");
     }
     let index = CacheIndex::new();
-    let seats: Vec<ReplicaSlot> = (0..1000).map(|_| index.open()).collect();
+    let slots: Vec<ReplicaSlot> = (0..1000).map(|_| index.open()).collect();
     let keys = chain(0, 30_000, 1);
-    for seat in &seats[996..] {
-        index.store(*seat, &keys);
+    for slot in &slots[996..] {
+        index.store(*slot, &keys);
     }
     let bytes = index.bytes();
     assert!(bytes <= 64 * 4 * keys.len(), "{bytes} bytes for {} blocks on four replicas of a thousand", keys.len());
@@ -196,22 +196,22 @@ fn concurrent_readers_never_see_more_than_was_stored() {
 enum Change {
     Open,
     Close(usize),
-    Store { seat: usize, chain: usize, length: usize },
-    Evict { seat: usize, chain: usize, from: usize },
-    Punch { seat: usize, chain: usize, block: usize },
-    Resync { seat: usize, chain: usize, length: usize },
+    Store { slot: usize, chain: usize, length: usize },
+    Evict { slot: usize, chain: usize, from: usize },
+    Punch { slot: usize, chain: usize, block: usize },
+    Resync { slot: usize, chain: usize, length: usize },
     Sweep(usize),
 }
 
 fn change() -> impl Strategy<Value = Change> {
-    let (seat, chain, block) = (0..8usize, 0..CHAINS.len(), 0..=LENGTH);
+    let (slot, chain, block) = (0..8usize, 0..CHAINS.len(), 0..=LENGTH);
     prop_oneof![
         2 => Just(Change::Open),
-        1 => seat.clone().prop_map(Change::Close),
-        8 => (seat.clone(), chain.clone(), block.clone()).prop_map(|(seat, chain, length)| Change::Store { seat, chain, length }),
-        4 => (seat.clone(), chain.clone(), block.clone()).prop_map(|(seat, chain, from)| Change::Evict { seat, chain, from }),
-        2 => (seat.clone(), chain.clone(), block.clone()).prop_map(|(seat, chain, block)| Change::Punch { seat, chain, block }),
-        1 => (seat, chain, block).prop_map(|(seat, chain, length)| Change::Resync { seat, chain, length }),
+        1 => slot.clone().prop_map(Change::Close),
+        8 => (slot.clone(), chain.clone(), block.clone()).prop_map(|(slot, chain, length)| Change::Store { slot, chain, length }),
+        4 => (slot.clone(), chain.clone(), block.clone()).prop_map(|(slot, chain, from)| Change::Evict { slot, chain, from }),
+        2 => (slot.clone(), chain.clone(), block.clone()).prop_map(|(slot, chain, block)| Change::Punch { slot, chain, block }),
+        1 => (slot, chain, block).prop_map(|(slot, chain, length)| Change::Resync { slot, chain, length }),
         2 => (1..40usize).prop_map(Change::Sweep),
     ]
 }
@@ -240,9 +240,9 @@ impl Pair {
 
     fn apply(&mut self, change: &Change) {
         if let Change::Open = change {
-            let seat = self.index.open();
-            assert!(self.lives.iter().all(|life| life.0 != seat), "a seat was given twice");
-            self.lives.push((seat, BTreeSet::new()));
+            let slot = self.index.open();
+            assert!(self.lives.iter().all(|life| life.0 != slot), "a slot was given twice");
+            self.lives.push((slot, BTreeSet::new()));
             return;
         }
         if let Change::Sweep(most) = change {
@@ -250,61 +250,61 @@ impl Pair {
             return;
         }
         let (&Change::Close(number)
-        | &Change::Store { seat: number, .. }
-        | &Change::Evict { seat: number, .. }
-        | &Change::Punch { seat: number, .. }
-        | &Change::Resync { seat: number, .. }) = change
+        | &Change::Store { slot: number, .. }
+        | &Change::Evict { slot: number, .. }
+        | &Change::Punch { slot: number, .. }
+        | &Change::Resync { slot: number, .. }) = change
         else {
             return;
         };
         if number >= self.lives.len() {
             return;
         }
-        let (seat, held) = &mut self.lives[number];
+        let (slot, held) = &mut self.lives[number];
         match *change {
             Change::Open | Change::Sweep(_) => {}
             Change::Close(_) => {
-                self.index.close(*seat);
+                self.index.close(*slot);
                 self.lives.swap_remove(number);
             }
             Change::Store { chain, length, .. } => {
-                self.index.store(*seat, &self.chains[chain][..length]);
+                self.index.store(*slot, &self.chains[chain][..length]);
                 held.extend(&self.chains[chain][..length]);
             }
             Change::Evict { chain, from, .. } => {
                 let Some(first) = self.chains[chain].get(from) else { return };
                 for chain in self.chains.iter().filter(|chain| chain[from] == *first) {
-                    self.index.remove(*seat, &chain[from..]);
+                    self.index.remove(*slot, &chain[from..]);
                     held.retain(|key| !chain[from..].contains(key));
                 }
             }
             Change::Punch { chain, block, .. } => {
                 if let (Some(key), ChainGaps::Possible) = (self.chains[chain].get(block), self.holes) {
-                    self.index.remove(*seat, &[*key]);
+                    self.index.remove(*slot, &[*key]);
                     held.remove(key);
                 }
             }
             Change::Resync { chain, length, .. } => {
-                self.index.close(*seat);
+                self.index.close(*slot);
                 let keys = &self.chains[chain][..length];
-                *seat = self.index.open();
-                self.index.store(*seat, keys);
+                *slot = self.index.open();
+                self.index.store(*slot, keys);
                 *held = keys.iter().copied().collect();
             }
         }
     }
 
     fn check(&self) {
-        let seats: Vec<_> = self.lives.iter().map(|life| (life.0, self.holes)).collect();
+        let slots: Vec<_> = self.lives.iter().map(|life| (life.0, self.holes)).collect();
         for chain in &self.chains {
             let walked =
                 |held: &BTreeSet<BlockKey>| chain.iter().zip(0..).find(|(key, _)| !held.contains(key)).map_or(24, |(_, block)| block);
             let expected: Vec<u32> = self.lives.iter().map(|life| walked(&life.1)).collect();
-            assert_eq!(self.index.matched_blocks(chain, &seats), expected);
+            assert_eq!(self.index.matched_blocks(chain, &slots), expected);
         }
-        for (seat, held) in &self.lives {
+        for (slot, held) in &self.lives {
             let digest = KeySetDigest { count: held.len() as u64, xor: held.iter().fold(0, |xor, key| xor ^ key) };
-            assert_eq!(self.index.digest(*seat), digest);
+            assert_eq!(self.index.digest(*slot), digest);
         }
     }
 

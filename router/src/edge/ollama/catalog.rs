@@ -191,11 +191,11 @@ impl Edge {
             #[serde(alias = "name")]
             model: String,
         }
-        let inquiry = match self.read_request(request, caller, entry).await {
+        let inbound = match self.read_request(request, caller, entry).await {
             Ok(read) => read,
             Err(unread) => return reply::unread_body(&unread),
         };
-        match serde_json::from_slice::<Show>(&inquiry.body) {
+        match serde_json::from_slice::<Show>(&inbound.body) {
             Err(error) => self.malformed(entry, &format!("the body cannot be understood: {error}")),
             Ok(Show { model }) => match self.find_model(&model, caller) {
                 Ok(known) => json_response(&known.show_answer()),

@@ -100,17 +100,17 @@ impl Edge {
         caller: &Caller,
         entry: &AccessEntry,
     ) -> Response<EdgeBody> {
-        let inquiry = match self.read_request(request, caller, entry).await {
+        let inbound = match self.read_request(request, caller, entry).await {
             Ok(read) => read,
             Err(unread) => return reply::unread_body(&unread),
         };
-        let (received_at, explanation) = (inquiry.received_at, self.explanation(&inquiry.headers, caller));
-        let read = self.read_on_pool((inquiry.body.len(), caller), move |edge| edge.read_for_ollama(form, inquiry)).await;
+        let (received_at, explanation) = (inbound.received_at, self.explanation(&inbound.headers, caller));
+        let read = self.read_on_pool((inbound.body.len(), caller), move |edge| edge.read_for_ollama(form, inbound)).await;
         let OllamaReading { model, route, is_stream, prepared } = match read {
             Ok(read) => read,
-            Err(declined) => {
-                self.count_rejection(&declined, entry);
-                return reply::rejection(&declined);
+            Err(rejection) => {
+                self.count_rejection(&rejection, entry);
+                return reply::rejection(&rejection);
             }
         };
         let Some(prepared) = prepared else {
@@ -121,17 +121,17 @@ impl Edge {
         };
         match self.send(Ok(prepared), caller, entry).await {
             Ok(answer) => translate_response(TranslationOptions { route, model, is_stream, received_at, explanation }, answer).await,
-            Err(declined) => reply::rejection(&declined),
+            Err(rejection) => reply::rejection(&rejection),
         }
     }
 
-    fn read_for_ollama(&self, form: OllamaRoute, mut inquiry: InboundRequest) -> Result<OllamaReading, Rejection> {
-        inquiry.count_translation()?;
+    fn read_for_ollama(&self, form: OllamaRoute, mut inbound: InboundRequest) -> Result<OllamaReading, Rejection> {
+        inbound.count_translation()?;
         let OllamaRequest { model, route, is_stream, engine_request } =
-            OllamaRequest::parse(form, &inquiry.body).map_err(Rejection::Malformed)?;
+            OllamaRequest::parse(form, &inbound.body).map_err(Rejection::Malformed)?;
         let prepared = engine_request.map(|asked| {
-            inquiry.replace_body(asked.engine_route, self.engine_body(&model, asked));
-            self.prepare(inquiry)
+            inbound.replace_body(asked.engine_route, self.engine_body(&model, asked));
+            self.prepare(inbound)
         });
         Ok(OllamaReading { prepared: prepared.transpose()?, model, route, is_stream })
     }

@@ -48,9 +48,9 @@ impl Fixture {
     /// How many blocks of the chain 1, 2, 3 and so on the first replica is known to hold; `None`
     /// while its cache is not known.
     fn known(&self) -> Option<u32> {
-        let seat = self.replica().cache.slot?;
+        let slot = self.replica().cache.slot?;
         let keys: Vec<BlockKey> = (1..100).collect();
-        Some(self.index.matched_blocks(&keys, &[(seat, ChainGaps::Possible)])[0])
+        Some(self.index.matched_blocks(&keys, &[(slot, ChainGaps::Possible)])[0])
     }
 
     fn figures(&self) -> (u64, bool, u64, bool) {
@@ -189,11 +189,11 @@ async fn a_new_engine_life_starts_with_an_unknown_cache() {
 async fn a_detached_agents_caches_alone_are_forgotten() {
     let fixture = Fixture::start().await;
     fixture.report(whole(&[1, 2, 3])).await;
-    let seat = fixture.replica().cache.slot.unwrap();
+    let slot = fixture.replica().cache.slot.unwrap();
     let (directives, _told) = Directives::connect();
     fixture.update(CacheUpdate::Reported { attachment: 2, directives, report: whole(&[7, 8]) }).await;
     fixture.update(CacheUpdate::Detached { attachment: 1 }).await;
-    assert_eq!(fixture.index.matched_blocks(&[1, 2, 3], &[(seat, ChainGaps::None)]), [0]);
+    assert_eq!(fixture.index.matched_blocks(&[1, 2, 3], &[(slot, ChainGaps::None)]), [0]);
     until_swept(&fixture, 2).await;
 }
 

@@ -1,13 +1,13 @@
 use super::*;
 
-fn booking(due: f64) -> InFlightCost {
+fn cost(due: f64) -> InFlightCost {
     InFlightCost { prompt_tokens: 100, uncached_tokens: 60, first_byte_due: due }
 }
 
 #[test]
 fn a_request_is_pending_until_prefilled_and_in_flight_throughout() {
     let own = Arc::<LocalLoad>::default();
-    let mut request = own.start_request(booking(1.0), None);
+    let mut request = own.start_request(cost(1.0), None);
     assert_eq!((own.in_flight(), own.pending_tokens(), own.context_tokens()), (1, 60, 100));
     request.finish_prefill();
     request.start_answer();
@@ -20,9 +20,9 @@ fn a_request_is_pending_until_prefilled_and_in_flight_throughout() {
 fn the_oldest_unanswered_request_decides_how_overdue_a_replica_is() {
     let own = Arc::<LocalLoad>::default();
     assert_eq!(own.overdue_seconds(100.0), 0.0);
-    let late = own.start_request(booking(2.0), None);
-    let mut later = own.start_request(booking(5.0), None);
-    let same = own.start_request(booking(5.0), None);
+    let late = own.start_request(cost(2.0), None);
+    let mut later = own.start_request(cost(5.0), None);
+    let same = own.start_request(cost(5.0), None);
     assert_eq!((own.overdue_seconds(1.0), own.overdue_seconds(4.0)), (0.0, 2.0));
     drop(late);
     assert_eq!(own.overdue_seconds(7.0), 2.0);

@@ -39,9 +39,9 @@ async fn a_decision_is_found_by_router_or_client_id() {
 
 #[tokio::test(start_paused = true)]
 async fn a_decisions_reason_is_one_parsable_line() {
-    let (fixture, seats) = Fixture::known(2).await;
+    let (fixture, slots) = Fixture::known(2).await;
     let prompt = exact(4000, FILES);
-    fixture.index.store(seats[1], &prompt.token_keys(16)[..200]);
+    fixture.index.store(slots[1], &prompt.token_keys(16)[..200]);
     let record = PlacementDecision { queued_seconds: 0.25, attempt: 2, ..PlacementDecision::new(0xab, &prompt, fixture.choose(&prompt)) };
     let line = record.line(true);
     let (_, choice) = record.choice();
@@ -58,11 +58,11 @@ async fn a_decisions_reason_is_one_parsable_line() {
 
 #[tokio::test(start_paused = true)]
 async fn a_decision_remembers_the_chosen_and_cheapest_of_many() {
-    let (fixture, seats) = Fixture::known(100).await;
+    let (fixture, slots) = Fixture::known(100).await;
     let prompt = exact(4000, FILES);
     let keys = prompt.token_keys(16);
-    for (blocks, seat) in seats.iter().enumerate() {
-        fixture.index.store(*seat, &keys[..blocks + 1]);
+    for (blocks, slot) in slots.iter().enumerate() {
+        fixture.index.store(*slot, &keys[..blocks + 1]);
     }
     let chosen = fixture.choose(&prompt);
     let record = PlacementDecision::new(1, &prompt, chosen);
