@@ -7,8 +7,6 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../../router/src/sse/answer_parser.rs"]
 mod answer_parser;
-#[path = "../../router/src/sse/dialect.rs"]
-mod dialect;
 #[path = "../../router/src/sse/engine_error.rs"]
 mod engine_error;
 #[path = "../../router/src/sse/event.rs"]
@@ -19,7 +17,7 @@ mod sse_scanner;
 mod text_length;
 
 use answer_parser::TokenUsage;
-use dialect::Dialect;
+use hostler_api::Dialect;
 use sse_scanner::{ChunkOutcome, SseScanner};
 
 /// What is thought of a stream: what was sent, how it ended, and what it used.

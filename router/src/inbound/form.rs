@@ -71,7 +71,7 @@ pub(super) enum FormError {
     DuplicateField(&'static str),
 }
 
-pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, FormError> {
+pub(super) fn peek(content_type: &str, body: &[u8]) -> Result<Peek, FormError> {
     let mut peek = Peek::default();
     for (before, part) in FormParts::new(body, parse_boundary(content_type).ok_or(FormError::Boundary)?)?.enumerate() {
         if before == MAX_PARTS {

@@ -22,7 +22,7 @@ pub(super) const ADAPTER_HEADER: &str = "x-amzn-sagemaker-adapter-identifier";
 
 /// The route that a request is effectively for. An invocation that is neither chat nor completion
 /// generates nothing: it is embedded, classified or scored, which are the same to the router.
-pub(super) fn effective_route(route: Route, peek: &Peek<'_>) -> Route {
+pub(super) fn effective_route(route: Route, peek: &Peek) -> Route {
     match route {
         Route::Invocations if peek.is_chat => Route::ChatCompletions,
         Route::Invocations if peek.is_completion => Route::Completions,

@@ -3,6 +3,7 @@
 //! Every prompt gets a `cache_salt` that only its tenant's prompts have, made of the tenant's name
 //! and a secret of the routers. The router's own index uses the same salt.
 
+use std::ops::Range;
 use std::path::Path;
 
 use bytes::{Bytes, BytesMut};
@@ -88,8 +89,8 @@ impl Isolation {
         if !body.trim_ascii_start().starts_with(b"{") {
             return Ok(None);
         }
-        let own = match (peek.raw_salts.last(), peek.salt.as_deref()) {
-            (None | Some(&"null"), _) => "",
+        let own = match (peek.raw_salts.last().map(|salt| &body[salt.clone()]), peek.salt.as_deref()) {
+            (None | Some(b"null"), _) => "",
             (Some(_), Some(own)) if !own.is_empty() => own,
             _ => return Err("cache_salt is a string that is not empty".into()),
         };
@@ -103,7 +104,7 @@ pub(super) struct UnsaltedRequest<'a> {
     pub(super) route: Route,
     pub(super) content: BodyFormat<'a>,
     pub(super) body: &'a Bytes,
-    pub(super) peek: &'a Peek<'a>,
+    pub(super) peek: &'a Peek,
 }
 
 /// Creates the secret, unless another router just did.
@@ -146,18 +147,17 @@ impl SaltedBody {
     ///
     /// Engines differ in how they treat a repeated name (some take the last, some refuse), so a
     /// salt is added only if there is none.
-    fn new(body: &Bytes, own: &[&str], salt: String) -> Self {
+    fn new(body: &Bytes, own: &[Range<usize>], salt: String) -> Self {
         let value = format!("\"{salt}\"");
         let mut salted = BytesMut::with_capacity(body.len() + value.len() + 32);
         let mut replaced = Vec::with_capacity(own.len());
         let (mut copied, mut removed_bytes) = (0, 0);
         for own in own {
-            let old_offset = offset(body, own);
-            salted.extend_from_slice(&body[copied..old_offset]);
+            salted.extend_from_slice(&body[copied..own.start]);
             salted.extend_from_slice(value.as_bytes());
-            copied = old_offset + own.len();
+            copied = own.end;
             removed_bytes += own.len();
-            replaced.push(ReplacedValue { old_offset, removed_bytes });
+            replaced.push(ReplacedValue { old_offset: own.start, removed_bytes });
         }
         let end = body.trim_ascii_end().len().saturating_sub(1);
         if own.is_empty() {
@@ -172,19 +172,14 @@ impl SaltedBody {
         Self { body: salted.freeze(), salt, replaced }
     }
 
-    /// The new place of the value `part` of the `old` body.
-    pub(super) fn relocate(&self, old: &Bytes, part: &str) -> Bytes {
-        let at = offset(old, part);
+    /// The new place of a value at `part` of the old body.
+    pub(super) fn relocate(&self, part: &Range<usize>) -> Range<usize> {
+        let at = part.start;
         let count = self.replaced.partition_point(|value| value.old_offset < at);
         let removed = self.replaced[..count].last().map_or(0, |last| last.removed_bytes);
         let at = at + count * (self.salt.len() + 2) - removed;
-        self.body.slice(at..at + part.len())
+        at..at + part.len()
     }
-}
-
-/// The offset of a part within the body.
-fn offset(body: &Bytes, part: &str) -> usize {
-    part.as_ptr().addr() - body.as_ptr().addr()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -11,7 +12,7 @@ use serde_json::value::RawValue;
 /// The fields that the router looks at. A field of an unexpected type counts as absent: the engine
 /// judges it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Peek<'a> {
+pub(super) struct Peek {
     pub(super) model: Option<String>,
     pub(super) is_stream: bool,
     /// Most tokens that the answer may have. If several fields say so, the larger number counts,
@@ -33,8 +34,8 @@ pub(super) struct Peek<'a> {
     pub(super) user: Option<String>,
     /// The `cache_salt`, which separates cached blocks from those of other salts.
     pub(super) salt: Option<String>,
-    /// Salts as they stand in the body. There is nearly always none; the last one counts.
-    pub(super) raw_salts: Vec<&'a str>,
+    /// Where the body has salts. There is nearly always none; the last one counts.
+    pub(super) raw_salts: Vec<Range<usize>>,
     /// The client's own id for the new response.
     pub(super) response_id: Option<String>,
     /// The response that this request continues.
@@ -49,8 +50,8 @@ pub(super) struct Peek<'a> {
     pub(super) embedded_prompts: u64,
     /// A form's field whose text may become part of a prompt.
     pub(super) prompt_field: Option<String>,
-    /// The parts of the prompt, in the order of the body.
-    pub(super) prompt_parts: Vec<&'a str>,
+    /// Where the body has parts of the prompt, in its order.
+    pub(super) prompt_parts: Vec<Range<usize>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -58,10 +59,13 @@ pub(super) struct Peek<'a> {
 pub(super) struct JsonError(#[from] serde_json::Error);
 
 /// Reads a body, which must be JSON of any kind.
-pub(super) fn peek(body: &[u8]) -> Result<Peek<'_>, JsonError> {
+pub(super) fn peek(body: &[u8]) -> Result<Peek, JsonError> {
     let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'{') {
-        return Ok(serde_json::from_slice::<Peek<'_>>(body)?);
+        let mut reader = serde_json::Deserializer::from_slice(body);
+        let peek = reader.deserialize_map(PeekVisitor { body })?;
+        reader.end()?;
+        return Ok(peek);
     }
     serde_json::from_slice::<IgnoredAny>(body)?;
     Ok(Peek::default())
@@ -75,23 +79,27 @@ pub(super) fn is_invalid_for_engines(body: &[u8]) -> bool {
     is_plain && ![&b"NaN"[..], b"Infinity", b"\\ud", b"\\uD"].into_iter().any(has)
 }
 
-impl<'de> Deserialize<'de> for Peek<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(PeekVisitor)
+struct PeekVisitor<'a> {
+    body: &'a [u8],
+}
+
+impl PeekVisitor<'_> {
+    /// Where a value that was borrowed from the body stands in it.
+    fn place(&self, value: &RawValue) -> Range<usize> {
+        let begin = value.get().as_ptr().addr() - self.body.as_ptr().addr();
+        begin..begin + value.get().len()
     }
 }
 
-struct PeekVisitor;
-
-impl<'de> Visitor<'de> for PeekVisitor {
-    type Value = Peek<'de>;
+impl<'de> Visitor<'de> for PeekVisitor<'_> {
+    type Value = Peek;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("an object")
     }
 
     /// The last value of a repeated name wins, as in engines.
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Peek<'de>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Peek, A::Error> {
         let mut peek = Peek::default();
         while let Some(name) = map.next_key::<TextValue<'de>>()? {
             match &*name.0 {
@@ -109,9 +117,9 @@ impl<'de> Visitor<'de> for PeekVisitor {
                     peek.is_urgent |= priority != "null" && !is_plain_priority(priority.as_bytes());
                 }
                 "cache_salt" => {
-                    let salt = map.next_value::<&RawValue>()?.get();
-                    peek.salt = serde_json::from_str(salt).ok();
-                    peek.raw_salts.push(salt);
+                    let salt = map.next_value::<&RawValue>()?;
+                    peek.salt = serde_json::from_str(salt.get()).ok();
+                    peek.raw_salts.push(self.place(salt));
                 }
                 "request_id" => peek.response_id = typed_value(&mut map)?,
                 "previous_response_id" => peek.previous_response_id = typed_value(&mut map)?,
@@ -126,7 +134,7 @@ impl<'de> Visitor<'de> for PeekVisitor {
                 name @ ("system" | "instructions" | "messages" | "prompt" | "input" | "token_ids") => {
                     peek.is_chat |= name == "messages";
                     peek.is_completion |= name == "prompt";
-                    peek.prompt_parts.push(map.next_value::<&RawValue>()?.get());
+                    peek.prompt_parts.push(self.place(map.next_value()?));
                 }
                 "prompt_embeds" => {
                     peek.is_completion = true;
@@ -147,7 +155,12 @@ pub(super) fn is_plain_priority(priority: &[u8]) -> bool {
     !priority.is_empty() && priority.iter().all(u8::is_ascii_digit)
 }
 
-impl Peek<'_> {
+impl Peek {
+    /// The parts of the prompt in the body that was read, which is UTF-8.
+    pub(super) fn texts<'a>(&self, body: &'a [u8]) -> impl Iterator<Item = &'a str> {
+        self.prompt_parts.iter().map(|part| std::str::from_utf8(&body[part.clone()]).unwrap_or_default())
+    }
+
     fn read_sampling_params(&mut self, value: &str) {
         let (max_output, min_output, choices) = match serde_json::from_str::<Option<SamplingParams>>(value) {
             Ok(params) => {

@@ -1,6 +1,8 @@
 //! Decides how a stream continues if its engine is lost, from the body and the fleet's engines,
 //! before the request is placed.
 
+use std::ops::Range;
+
 use hostler_api::Route;
 use http::uri::PathAndQuery;
 
@@ -25,13 +27,13 @@ pub(super) enum ResumeChoice {
 
 impl ResumeChoice {
     /// The plan for another engine, made of the request as it is placed.
-    pub(super) fn into_plan(self, request: &PlacementRequest) -> ResumePlan {
+    pub(super) fn into_plan(self, request: &PlacementRequest, prompt_parts: Vec<Range<usize>>) -> ResumePlan {
         match self {
             Self::Continue(mut sampling) => {
                 sampling.cache_salt.clone_from(&request.cache_salt);
                 ResumePlan::Continue(sampling)
             }
-            Self::Replay(api) => ResumePlan::Replay(Box::new(ReplayPlan::new(api, request))),
+            Self::Replay(api) => ResumePlan::Replay(Box::new(ReplayPlan::new(api, request, prompt_parts))),
             Self::None(reason) => ResumePlan::None(reason),
         }
     }
@@ -39,7 +41,7 @@ impl ResumeChoice {
 
 impl Edge {
     /// Chooses for a streaming request with a JSON body.
-    pub(super) fn choose_resumption(&self, path: &PathAndQuery, body: &[u8], peek: &Peek<'_>) -> ResumeChoice {
+    pub(super) fn choose_resumption(&self, path: &PathAndQuery, body: &[u8], peek: &Peek) -> ResumeChoice {
         if !self.config.resume_streams {
             return ResumeChoice::None(NotResumed::Off);
         }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use hostler_api::{self as api, Route};
 use hostler_proto::lane::RequestHead;
 use http::Method;
+use std::ops::Range;
 use tokio::time::Instant;
 
 use super::body_format::BodyFormat;
@@ -133,7 +134,7 @@ impl Edge {
         if peek.background && reference.creates_response() && caller.limits.has_usage_limits() {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
         }
-        let work = estimate_work(route, body.len(), &peek);
+        let work = estimate_work(route, &body, &peek);
         let output_bounds = if work.generates() { output_bounds(&peek) } else { OutputBounds::NOTHING };
         let permit = self.admission.admit(&caller, self.estimate_usage(work, output_bounds, &peek, &body))?;
         self.check_response_id(&reference, peek.response_id.as_deref(), &caller, begun)?;
@@ -142,16 +143,15 @@ impl Edge {
         let resumption =
             if may_be_resumed { self.choose_resumption(&path, plain, &peek) } else { ResumeChoice::None(NotResumed::NoStream) };
         let asking = matches!(resumption, ResumeChoice::Continue(_)).then(|| ask_for_tokens(plain));
-        let for_engine = EngineBody { received: &body, salted, asking };
-        let text = if !work.is_some() { Vec::new() } else { peek.prompt_parts.iter().map(|text| for_engine.locate(text)).collect() };
-        let (body, salt) = for_engine.into_parts(peek.salt);
+        let prompt_parts = if work.is_some() { std::mem::take(&mut peek.prompt_parts) } else { Vec::new() };
+        let EngineBody { body, salt, prompt_parts } = EngineBody::new((body, peek.salt, prompt_parts), salted, asking);
         // The texts do not hold the reservation: they are dropped once the replica has been chosen,
         // and an answer may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
         let placement_request = PlacementRequest {
             model: peek.model.filter(|model| !model.is_empty()),
             path: effective_path.to_owned(),
-            prompt_parts: text,
+            prompt_parts: prompt_parts.iter().map(|part| body.slice(part.clone())).collect(),
             cache_salt: salt,
             output_bounds,
             is_stream: peek.is_stream,
@@ -159,7 +159,7 @@ impl Edge {
             body: body.clone(),
         };
         let outgoing = Box::new(OutboundRequest {
-            resume_plan: resumption.into_plan(&placement_request),
+            resume_plan: resumption.into_plan(&placement_request, prompt_parts),
             id,
             priority: clamp_priority(&caller, headers::priority(&headers).or(peek.priority).unwrap_or(0)),
             tenant: caller.tenant_hash().unwrap_or_default(),
@@ -205,11 +205,11 @@ impl Edge {
 
     /// The expected and the largest possible usage of a request. Each of its answers may be as long
     /// as the body allows for one.
-    fn estimate_usage(&self, work: Work, output_bounds: OutputBounds, peek: &Peek<'_>, body: &Bytes) -> UsageEstimate {
+    fn estimate_usage(&self, work: Work, output_bounds: OutputBounds, peek: &Peek, body: &Bytes) -> UsageEstimate {
         let answers = charged_answers(work, peek);
         let expected = self.dispatch.placer.expected_output_tokens(output_bounds);
         UsageEstimate {
-            prompt_tokens: if work.is_some() { peek.prompt_parts.iter().map(|text| estimate_tokens(text)).sum() } else { 0 },
+            prompt_tokens: if work.is_some() { peek.texts(body).map(estimate_tokens).sum() } else { 0 },
             output_tokens: expected.saturating_mul(answers),
             max_output_tokens: peek.max_output.count().map(|most| most.saturating_mul(answers)),
             body_bytes: body.len() as u64,
@@ -218,29 +218,26 @@ impl Edge {
 }
 
 /// A body as an engine gets it.
-struct EngineBody<'a> {
-    received: &'a Bytes,
-    salted: Option<SaltedBody>,
-    /// The body with a request for the answer's tokens. Everything before its end keeps its place.
-    asking: Option<Bytes>,
+struct EngineBody {
+    body: Bytes,
+    /// The salt of its cached blocks.
+    salt: String,
+    prompt_parts: Vec<Range<usize>>,
 }
 
-impl EngineBody<'_> {
-    /// The place in the engine's body of a text of the received body.
-    fn locate(&self, text: &str) -> Bytes {
-        let part =
-            self.salted.as_ref().map_or_else(|| self.received.slice_ref(text.as_bytes()), |salted| salted.relocate(self.received, text));
-        let Some(asking) = &self.asking else { return part };
-        let home = self.salted.as_ref().map_or(self.received, |salted| &salted.body);
-        let begin = part.as_ptr().addr() - home.as_ptr().addr();
-        asking.slice(begin..begin + part.len())
-    }
-
-    /// The body, and the salt of its cached blocks.
-    fn into_parts(self, own_salt: Option<String>) -> (Bytes, String) {
-        let unsalted = || (self.received.clone(), own_salt.unwrap_or_default());
-        let (body, salt) = self.salted.map_or_else(unsalted, |SaltedBody { body, salt, .. }| (body, salt));
-        (self.asking.unwrap_or(body), salt)
+impl EngineBody {
+    /// The received body with its salt and the places of its prompt, unless it was `salted` for its
+    /// tenant. `asking` is the same body that also asks for tokens, at its end: everything before
+    /// that keeps its place.
+    fn new(received: (Bytes, Option<String>, Vec<Range<usize>>), salted: Option<SaltedBody>, asking: Option<Bytes>) -> Self {
+        let (body, salt, prompt_parts) = match (received, salted) {
+            ((_, _, parts), Some(salted)) => {
+                let parts = parts.iter().map(|part| salted.relocate(part)).collect();
+                (salted.body, salted.salt, parts)
+            }
+            ((body, salt, parts), None) => (body, salt.unwrap_or_default(), parts),
+        };
+        Self { body: asking.unwrap_or(body), salt, prompt_parts }
     }
 }
 
@@ -252,7 +249,7 @@ fn clamp_priority(caller: &Caller, asked: i32) -> i32 {
 
 /// Checks that a caller may send this request. `named` is the model of an invocation's header,
 /// which engines use. The body's model must be allowed too, because other releases may read it.
-fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek<'_>) -> Result<(), String> {
+fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<&str>, peek: &Peek) -> Result<(), String> {
     if Route::of(path) != Route::Invocations || caller.models.is_none() {
         return caller.check_permission(method, path, peek.model.as_deref());
     }
@@ -267,7 +264,7 @@ fn priority_refused_message(caller: &Caller) -> String {
 
 /// Reads the fields of a body. Engines judge bodies of other types, and faults of this one unless
 /// permissions depend on it.
-fn peek_body<'a>(content: BodyFormat<'_>, body: &'a Bytes, depends: bool) -> Result<Peek<'a>, String> {
+fn peek_body(content: BodyFormat<'_>, body: &Bytes, depends: bool) -> Result<Peek, String> {
     match content {
         _ if body.is_empty() => Ok(Peek::default()),
         BodyFormat::Other => Ok(Peek::default()),

@@ -8,7 +8,7 @@ use super::peek::{Peek, RequestedCount, is_invalid_for_engines, peek};
 use super::work_estimate::output_bounds;
 use crate::placement::OutputBounds;
 
-fn model(name: &str) -> Peek<'static> {
+fn model(name: &str) -> Peek {
     Peek { model: Some(name.into()), ..Peek::default() }
 }
 
@@ -26,7 +26,8 @@ fn only_the_model_is_read_and_other_fields_pass() {
 fn fields_for_placement_are_read_or_ignored_by_type() {
     let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":7,"priority":-2,"user":"u","system":"s"}"#;
     let peeked = peek(body.as_bytes()).unwrap();
-    let text = vec![r#"[{"role":"user","content":"hi"}]"#, r#""s""#];
+    let text: Vec<&str> = peeked.texts(body.as_bytes()).collect();
+    assert_eq!(text, [r#"[{"role":"user","content":"hi"}]"#, r#""s""#]);
     let (priority, user) = (Some(-2), Some("u".into()));
     let expected = Peek {
         is_stream: true,
@@ -35,7 +36,7 @@ fn fields_for_placement_are_read_or_ignored_by_type() {
         is_urgent: true,
         user,
         is_chat: true,
-        prompt_parts: text,
+        prompt_parts: peeked.prompt_parts.clone(),
         ..Peek::default()
     };
     assert_eq!(peeked, expected);
@@ -164,7 +165,7 @@ fn an_answer_ignoring_its_end_has_its_maximal_length() {
 #[test]
 fn token_ids_are_read_as_a_prompt() {
     let body = br#"{"token_ids":[1,2,3],"sampling_params":{}}"#;
-    assert_eq!(peek(body).unwrap().prompt_parts, ["[1,2,3]"]);
+    assert_eq!(peek(body).unwrap().texts(body).collect::<Vec<_>>(), ["[1,2,3]"]);
 }
 
 #[test]

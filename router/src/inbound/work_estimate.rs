@@ -21,7 +21,7 @@ const MAX_CHOICES: u64 = 16_384;
 const MAX_TURNS: u64 = 64;
 
 /// The bounds that a body sets for the length of its answer.
-pub(super) fn output_bounds(peek: &Peek<'_>) -> OutputBounds {
+pub(super) fn output_bounds(peek: &Peek) -> OutputBounds {
     let most = peek.max_output.count();
     let least = if peek.ignores_end { most } else { peek.min_output.count() };
     OutputBounds { least: least.unwrap_or_default(), most }
@@ -29,8 +29,8 @@ pub(super) fn output_bounds(peek: &Peek<'_>) -> OutputBounds {
 
 /// The most work that a request of this route can cause. Embedded inputs, and audio in pieces,
 /// count as many prompts as the body has room for.
-pub(super) fn estimate_work(route: Route, body_bytes: usize, peek: &Peek<'_>) -> Work {
-    let listed = (body_bytes / MIN_PROMPT_BYTES) as u64 + 1;
+pub(super) fn estimate_work(route: Route, body: &[u8], peek: &Peek) -> Work {
+    let listed = (body.len() / MIN_PROMPT_BYTES) as u64 + 1;
     let choices = match peek.choices {
         RequestedCount::Unset => 1,
         RequestedCount::Count(number) => number.clamp(1, MAX_CHOICES),
@@ -43,8 +43,8 @@ pub(super) fn estimate_work(route: Route, body_bytes: usize, peek: &Peek<'_>) ->
     };
     let prompts = match form {
         Prompts::One | Prompts::InTurns => 1,
-        Prompts::OfCompletion => peek.prompt_parts.iter().map(|prompt| count_prompts(prompt)).sum::<u64>() + peek.embedded_prompts,
-        Prompts::OfChats => peek.prompt_parts.iter().map(|messages| count_items(messages)).sum(),
+        Prompts::OfCompletion => peek.texts(body).map(count_prompts).sum::<u64>() + peek.embedded_prompts,
+        Prompts::OfChats => peek.texts(body).map(count_items).sum(),
         Prompts::OfSound => listed,
     };
     let prompts = prompts.max(1);
@@ -54,7 +54,7 @@ pub(super) fn estimate_work(route: Route, body_bytes: usize, peek: &Peek<'_>) ->
 
 /// The answers whose tokens the caller pays for. The pieces of audio, which a body does not list,
 /// make one answer.
-pub(super) fn charged_answers(work: Work, peek: &Peek<'_>) -> u64 {
+pub(super) fn charged_answers(work: Work, peek: &Peek) -> u64 {
     let lists_prompts = !peek.prompt_parts.is_empty() || peek.embedded_prompts > 0;
     if lists_prompts { work.answers } else { work.answers / work.prompts.max(1) }
 }

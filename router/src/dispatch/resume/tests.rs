@@ -1,4 +1,5 @@
 use std::collections::{HashMap, VecDeque};
+use std::iter;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -168,7 +169,7 @@ fn request(path: &str, body: &str) -> Box<OutboundRequest> {
         Some(Ok(sampling)) => ResumePlan::Continue(Box::new(sampling)),
         Some(Err(unfit)) if !unfit.may_be_replayed => ResumePlan::None(unfit.reason),
         _ => match ReplayApi::for_route(Route::of(path)) {
-            Some(api) => ResumePlan::Replay(Box::new(ReplayPlan::new(api, &placement_request))),
+            Some(api) => ResumePlan::Replay(Box::new(ReplayPlan::new(api, &placement_request, iter::once(1..3).collect()))),
             None => ResumePlan::None(NotResumed::Route),
         },
     };

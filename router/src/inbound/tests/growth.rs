@@ -32,8 +32,8 @@ const MESSAGE: &[(&str, &str)] = &[
 fn a_peek_takes_no_more_than_a_bodys_length() {
     assert_linear("peek", COMPLETION, |body| {
         let Ok(peeked) = peek(body) else { return };
-        let _ = (estimate_work(Route::Completions, body.len(), &peeked), output_bounds(&peeked));
-        let _: u64 = peeked.prompt_parts.iter().map(|text| estimate_tokens(text)).sum();
+        let _ = (estimate_work(Route::Completions, body, &peeked), output_bounds(&peeked));
+        let _: u64 = peeked.texts(body).map(estimate_tokens).sum();
     });
 }
 
@@ -47,7 +47,7 @@ fn keeping_tenants_apart_takes_no_more_than_a_bodys_length() {
         let request = UnsaltedRequest { tenant: "t", route: Route::Completions, content: BodyFormat::Json, body: &body, peek: &peeked };
         let Ok(Some(salted)) = isolation.add_salt(&request) else { return };
         for text in &peeked.prompt_parts {
-            let _ = salted.relocate(&body, text);
+            let _ = salted.relocate(text);
         }
     });
 }

@@ -3,7 +3,14 @@ use super::*;
 
 #[test]
 fn a_route_decides_what_work_is_estimated() {
-    let of = |path, prompt| estimate_work(Route::of(path), 100, &Peek { prompt_parts: vec![prompt], ..Peek::default() });
+    let of = |path, prompt: &str| {
+        let body = format!("{prompt:100}");
+        estimate_work(
+            Route::of(path),
+            body.as_bytes(),
+            &Peek { prompt_parts: std::iter::once(0..prompt.len()).collect(), ..Peek::default() },
+        )
+    };
     let once = |path| of(path, "\"x\"");
     let one = Work { prompts: 1, answers: 1, turns: 1 };
     assert_eq!(once("/v1/chat/completions"), one);
@@ -26,7 +33,7 @@ fn a_route_decides_what_work_is_estimated() {
 fn each_answer_that_a_body_asks_for_is_charged() {
     let charged = |path, body: &str| {
         let peeked = peek(body.as_bytes()).unwrap();
-        charged_answers(estimate_work(Route::of(path), body.len(), &peeked), &peeked)
+        charged_answers(estimate_work(Route::of(path), body.as_bytes(), &peeked), &peeked)
     };
     assert_eq!(charged("/v1/chat/completions", r#"{"messages":[],"n":"3"}"#), 3);
     assert_eq!(charged("/v1/completions", r#"{"prompt":["a","b"],"n":3.0}"#), 6);
@@ -40,7 +47,7 @@ fn each_answer_that_a_body_asks_for_is_charged() {
 
 #[test]
 fn an_unclear_number_of_choices_counts_as_the_maximum() {
-    let answers = |choices| estimate_work(Route::ChatCompletions, 100, &Peek { choices, ..Peek::default() }).answers;
+    let answers = |choices| estimate_work(Route::ChatCompletions, &[b' '; 100], &Peek { choices, ..Peek::default() }).answers;
     assert_eq!(
         [
             RequestedCount::Unset,

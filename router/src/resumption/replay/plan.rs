@@ -58,17 +58,13 @@ impl KeptBody {
 
 impl ReplayPlan {
     /// The plan for a request that is to be placed.
-    pub(crate) fn new(api: ReplayApi, request: &PlacementRequest) -> Self {
-        let place = |part: &Bytes| {
-            let begin = part.as_ptr().addr().checked_sub(request.body.as_ptr().addr())?;
-            (begin + part.len() <= request.body.len()).then(|| begin..begin + part.len())
-        };
+    pub(crate) fn new(api: ReplayApi, request: &PlacementRequest, prompt_parts: Vec<Range<usize>>) -> Self {
         Self {
             api,
             path: request.path.clone(),
             model: request.model.clone(),
             cache_salt: request.cache_salt.clone(),
-            prompt_parts: request.prompt_parts.iter().filter_map(place).collect(),
+            prompt_parts,
             output_bounds: request.output_bounds,
         }
     }
