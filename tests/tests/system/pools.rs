@@ -1,6 +1,6 @@
 //! Shared pools: one tenant takes all that it can of a pool, and another one's request is answered.
 //!
-//! ARCHITECTURE lists the pools. Of those that are not here, the queue is in `admission.rs`,
+//! docs/pools.md lists the pools. Of those that are not here, the queue is in `admission.rs`,
 //! agents' connections are in `joining.rs`, and the rest is in unit tests.
 
 use std::any::Any;
