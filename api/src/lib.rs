@@ -2,8 +2,10 @@
 //! Router, agent, prompt reader and simulated engine share it. Pure: nothing here waits or knows a
 //! fleet.
 
+mod completion;
 mod dialect;
 mod routes;
 
+pub use completion::{ChunkChoice, ChunkFunction, ChunkLogprobs, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk, lenient};
 pub use dialect::Dialect;
 pub use routes::{Prompts, Route, ServedBy, Work};

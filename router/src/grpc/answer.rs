@@ -1,6 +1,7 @@
 //! An engine's JSON as typed messages.
 
 use bytes::{Bytes, BytesMut};
+use hostler_api::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk};
 use hostler_proto::inference::v1 as wire;
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
@@ -8,7 +9,7 @@ use serde_json::Value;
 use tonic::Status;
 use wire::finish::StoppedBy;
 
-use super::engine::{EngineAnswer, EngineChoice, EngineEmbeddings, EngineLogprob, EngineLogprobs, EngineMessage, EngineUsage};
+use super::engine::{EngineEmbeddings, EngineLogprob};
 use super::status;
 use crate::dispatch::{Answer, Relay};
 use crate::placement::PlacementDecision;
@@ -46,13 +47,12 @@ pub(super) async fn read_body(relay: &mut Relay) -> Result<Bytes, Status> {
     Ok(only.unwrap_or_else(|| all.freeze()))
 }
 
-pub(super) fn generate_response(mut answered: EngineAnswer, placement: wire::Placement) -> wire::GenerateResponse {
+pub(super) fn generate_response(mut answered: CompletionChunk, placement: wire::Placement) -> wire::GenerateResponse {
     let prompt = prompt_token_ids(&mut answered);
-    let choices = answered.choices.unwrap_or_default();
     wire::GenerateResponse {
         id: answered.id.unwrap_or_default(),
         model: answered.model.unwrap_or_default(),
-        choices: choices.into_iter().map(choice).collect(),
+        choices: answered.choices.into_iter().map(choice).collect(),
         usage: answered.usage.as_ref().map(usage),
         placement: Some(placement),
         prompt_token_ids: prompt,
@@ -71,9 +71,9 @@ pub(super) fn embed_response(embedded: EngineEmbeddings, placement: wire::Placem
 }
 
 /// The prompt's tokens, from whichever field has them.
-pub(super) fn prompt_token_ids(answered: &mut EngineAnswer) -> Vec<u32> {
+pub(super) fn prompt_token_ids(answered: &mut CompletionChunk) -> Vec<u32> {
     let beside = answered.prompt_token_ids.take();
-    let within = || answered.choices.iter().flatten().find_map(|choice| choice.prompt_token_ids.clone());
+    let within = || answered.choices.iter().find_map(|choice| choice.prompt_token_ids.clone());
     beside.or_else(within).unwrap_or_default()
 }
 
@@ -97,31 +97,28 @@ pub(super) fn placement(record: &PlacementDecision, caches: bool) -> wire::Place
     }
 }
 
-pub(super) fn usage(usage: &EngineUsage) -> wire::Usage {
+pub(super) fn usage(usage: &ChunkUsage) -> wire::Usage {
     wire::Usage {
-        prompt_tokens: usage.prompt_tokens.unwrap_or(0),
-        completion_tokens: usage.completion_tokens.unwrap_or(0),
-        cached_tokens: usage.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens),
-        reasoning_tokens: usage.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens),
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
+        cached_tokens: usage.cached_tokens(),
+        reasoning_tokens: usage.reasoning_tokens(),
     }
 }
 
-fn choice(choice: EngineChoice) -> wire::Choice {
+fn choice(choice: ChunkChoice) -> wire::Choice {
     let finish = finish(&choice);
     let index = choice.index.unwrap_or(0);
-    let EngineMessage { content, reasoning, reasoning_content, refusal, tool_calls } = choice.message.unwrap_or_default();
-    let calls = tool_calls.unwrap_or_default().into_iter().map(|call| {
-        let function = call.function.unwrap_or_default();
-        wire::ToolCall {
-            id: call.id.unwrap_or_default(),
-            name: function.name.unwrap_or_default(),
-            arguments: function.arguments.unwrap_or_default(),
-        }
+    let ChunkMessage { content, reasoning, refusal, tool_calls } = choice.message.unwrap_or_default();
+    let calls = tool_calls.unwrap_or_default().into_iter().map(|call| wire::ToolCall {
+        id: call.id.unwrap_or_default(),
+        name: call.function.name.unwrap_or_default(),
+        arguments: call.function.arguments.unwrap_or_default(),
     });
     wire::Choice {
         index,
         text: choice.text.or(content).unwrap_or_default(),
-        reasoning: reasoning.or(reasoning_content).unwrap_or_default(),
+        reasoning: reasoning.unwrap_or_default(),
         tool_calls: calls.collect(),
         token_ids: choice.token_ids.unwrap_or_default(),
         logprobs: choice.logprobs.map(logprobs).unwrap_or_default(),
@@ -131,22 +128,19 @@ fn choice(choice: EngineChoice) -> wire::Choice {
 }
 
 /// A piece of a choice; `None` without content, as in the event that only names the role.
-pub(super) fn delta(choice: EngineChoice) -> Option<wire::Delta> {
+pub(super) fn delta(choice: ChunkChoice) -> Option<wire::Delta> {
     let index = choice.index.unwrap_or(0);
-    let EngineMessage { content, reasoning, reasoning_content, refusal, tool_calls } = choice.delta.unwrap_or_default();
-    let calls = tool_calls.unwrap_or_default().into_iter().zip(0..).map(|(call, at)| {
-        let function = call.function.unwrap_or_default();
-        wire::ToolCallDelta {
-            index: call.index.unwrap_or(at),
-            id: call.id.unwrap_or_default(),
-            name: function.name.unwrap_or_default(),
-            arguments: function.arguments.unwrap_or_default(),
-        }
+    let ChunkMessage { content, reasoning, refusal, tool_calls } = choice.message.unwrap_or_default();
+    let calls = tool_calls.unwrap_or_default().into_iter().zip(0..).map(|(call, at)| wire::ToolCallDelta {
+        index: call.index.unwrap_or(at),
+        id: call.id.unwrap_or_default(),
+        name: call.function.name.unwrap_or_default(),
+        arguments: call.function.arguments.unwrap_or_default(),
     });
     let delta = wire::Delta {
         index,
         text: choice.text.or(content).unwrap_or_default(),
-        reasoning: reasoning.or(reasoning_content).unwrap_or_default(),
+        reasoning: reasoning.unwrap_or_default(),
         tool_calls: calls.collect(),
         token_ids: choice.token_ids.unwrap_or_default(),
         logprobs: choice.logprobs.map(logprobs).unwrap_or_default(),
@@ -156,7 +150,7 @@ pub(super) fn delta(choice: EngineChoice) -> Option<wire::Delta> {
 }
 
 /// How a choice ended; `None` while it has not.
-pub(super) fn finish(choice: &EngineChoice) -> Option<wire::Finish> {
+pub(super) fn finish(choice: &ChunkChoice) -> Option<wire::Finish> {
     let word = choice.finish_reason.clone()?;
     let reason = match word.as_str() {
         "stop" => wire::FinishReason::Stop,
@@ -174,9 +168,10 @@ pub(super) fn finish(choice: &EngineChoice) -> Option<wire::Finish> {
     Some(wire::Finish { index: choice.index.unwrap_or(0), reason: reason.into(), word, stopped_by })
 }
 
-fn logprobs(logprobs: EngineLogprobs) -> Vec<wire::TokenLogprob> {
+fn logprobs(logprobs: ChunkLogprobs) -> Vec<wire::TokenLogprob> {
     if let Some(content) = logprobs.content {
-        return content.into_iter().map(chat_logprob).collect();
+        let entries: Vec<EngineLogprob> = serde_json::from_str(content.get()).unwrap_or_default();
+        return entries.into_iter().map(chat_logprob).collect();
     }
     let mut probabilities = logprobs.token_logprobs.unwrap_or_default().into_iter();
     let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
 use futures_util::Stream;
+use hostler_api::{ChunkUsage, CompletionChunk};
 use hostler_proto::inference::v1 as wire;
 use http_body::Body;
 use tokio::time::{Sleep, sleep_until};
@@ -18,7 +19,7 @@ use wire::generate_event::Event;
 
 use super::answer;
 use super::deadline::{self, Deadline};
-use super::engine::{EngineAnswer, EngineUsage};
+use super::engine::EngineError;
 use super::status;
 use crate::access_log::AccessEntry;
 use crate::dispatch::Relay;
@@ -160,7 +161,7 @@ impl SseDecoder {
 struct EventTranslator {
     placement: wire::Placement,
     started: bool,
-    usage: Option<EngineUsage>,
+    usage: Option<ChunkUsage>,
 }
 
 impl EventTranslator {
@@ -168,9 +169,10 @@ impl EventTranslator {
         if data == b"[DONE]" {
             return Ok(());
         }
-        let mut answered: EngineAnswer = serde_json::from_slice(data).map_err(|error| status::unreadable_answer(&error.to_string()))?;
-        if let Some(error) = &answered.error {
-            return Err(status::engine_stream_error(error));
+        let mut answered: CompletionChunk = serde_json::from_slice(data).map_err(|error| status::unreadable_answer(&error.to_string()))?;
+        if let Some(error) = answered.error {
+            let error = serde_json::from_value(error).unwrap_or_else(|_| EngineError::default());
+            return Err(status::engine_stream_error(&error));
         }
         if !std::mem::replace(&mut self.started, true) {
             let started = wire::Started {
@@ -181,7 +183,7 @@ impl EventTranslator {
             };
             events.push_back(event(Event::Started(started)));
         }
-        for choice in answered.choices.unwrap_or_default() {
+        for choice in answered.choices {
             let finish = answer::finish(&choice);
             events.extend(answer::delta(choice).map(|delta| event(Event::Delta(delta))));
             events.extend(finish.map(|finish| event(Event::Finish(finish))));

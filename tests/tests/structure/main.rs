@@ -91,7 +91,8 @@ fn wire_beyond_borders(crates: &[Crate]) -> Vec<String> {
 
 fn tokio_in_decisions(crates: &[Crate]) -> Vec<String> {
     let is_pure = |krate: &str, module: &Module| {
-        ["api", "cluster", "placement", "prompt"].contains(&krate) || (krate == "proto" && module.path.first().is_some_and(|name| name == "lane"))
+        ["api", "cluster", "placement", "prompt"].contains(&krate)
+            || (krate == "proto" && module.path.first().is_some_and(|name| name == "lane"))
     };
     modules(crates).filter(|(krate, module)| is_pure(krate, module) && module.mentions(&["tokio"])).map(file_of).collect()
 }

@@ -1,9 +1,10 @@
 //! Translates an engine's whole answer to a message.
 
+use hostler_api::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::edge::translation::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk, unreadable_answer};
+use crate::edge::translation::unreadable_answer;
 
 /// A message as far as it has come.
 #[derive(Debug, Serialize)]
@@ -66,7 +67,7 @@ pub(super) fn stop_reason(finish: &str, stop: Option<Value>, has_call: bool, is_
 pub(in crate::edge) fn translate_answer(body: &[u8]) -> Result<Vec<u8>, String> {
     let CompletionChunk { id, model, choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
     let ChunkChoice { message, finish_reason, stop_reason: stop, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
-    let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+    let ChunkMessage { content, reasoning, tool_calls, .. } = message.unwrap_or_default();
     let (id, model, calls) = (id.unwrap_or_default(), model.unwrap_or_default(), tool_calls.unwrap_or_default());
     let has_call = !calls.is_empty();
     let mut blocks = Vec::new();

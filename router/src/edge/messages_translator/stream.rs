@@ -1,12 +1,11 @@
 //! Translates chunks of an engine's answer to the events of a message.
 
+use hostler_api::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::answer::{MessageHead, made_up_id, stop_reason, usage_of};
-use crate::edge::translation::{
-    ArrivalTime, ChunkChoice, ChunkMessage, ChunkToolCall, ChunkTranslator, ChunkUsage, CompletionChunk, TranslationError,
-};
+use crate::edge::translation::{ArrivalTime, ChunkTranslator, TranslationError};
 use crate::sse::Dialect;
 
 /// Most bytes of text held during a call, and of a call's arguments.
@@ -94,7 +93,7 @@ impl MessagesTranslator {
 
     fn read_choice(&mut self, choice: ChunkChoice, output: &mut Vec<u8>) -> Result<(), TranslationError> {
         let ChunkChoice { message, finish_reason, stop_reason, .. } = choice;
-        let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+        let ChunkMessage { content, reasoning, tool_calls, .. } = message.unwrap_or_default();
         if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty()) {
             self.write_thinking(&thinking, output);
         }
@@ -117,7 +116,8 @@ impl MessagesTranslator {
 
     /// Reads more of a call.
     fn read_tool_call(&mut self, call: ChunkToolCall, output: &mut Vec<u8>) -> Result<(), TranslationError> {
-        let ChunkToolCall { index, id, function } = call;
+        let index = call.number();
+        let ChunkToolCall { id, function, .. } = call;
         let is_open = self.open_block == Some(OpenBlock::ToolUse(index));
         if let Some(name) = function.name.filter(|name| !is_open && !name.is_empty()) {
             let id = id.unwrap_or_else(|| made_up_id(index));

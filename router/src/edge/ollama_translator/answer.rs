@@ -3,12 +3,13 @@
 
 use std::time::{Duration, SystemTime};
 
+use hostler_api::{ChunkChoice, ChunkFunction, ChunkMessage, ChunkUsage, CompletionChunk};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::request::OllamaRoute;
-use crate::edge::translation::{ChunkChoice, ChunkFunction, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
+use crate::edge::translation::unreadable_answer;
 
 /// A tool call as Ollama's clients read it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -165,7 +166,7 @@ pub(in crate::edge) fn translate_answer(
     }
     let CompletionChunk { choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
     let ChunkChoice { message, text, logprobs, finish_reason, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
-    let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+    let ChunkMessage { content, reasoning, tool_calls, .. } = message.unwrap_or_default();
     let calls = tool_calls.unwrap_or_default().into_iter().enumerate().map(|(index, call)| {
         let ChunkFunction { name, arguments } = call.function;
         OllamaToolCall::new(index, call.id, name.unwrap_or_default(), arguments.as_deref().unwrap_or_default())

@@ -1,12 +1,11 @@
 //! Translates chunks of an engine's answer to lines of JSON for a client of Ollama's API.
 
+use hostler_api::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk};
 use tokio::time::Instant;
 
 use super::answer::{AnswerEnd, AnswerPart, AnswerTimings, OllamaToolCall, encode_line, error_body};
 use super::request::OllamaRoute;
-use crate::edge::translation::{
-    ArrivalTime, ChunkChoice, ChunkMessage, ChunkToolCall, ChunkTranslator, ChunkUsage, CompletionChunk, TranslationError,
-};
+use crate::edge::translation::{ArrivalTime, ChunkTranslator, TranslationError};
 
 /// Most bytes of arguments in all calls of an answer, which are sent when they are complete.
 const MAX_TOOL_CALL_BYTES: usize = 4 * 1024 * 1024;
@@ -46,7 +45,7 @@ impl OllamaTranslator {
 
     fn read_choice(&mut self, choice: ChunkChoice, now: ArrivalTime, lines: &mut Vec<u8>) -> Result<(), TranslationError> {
         let ChunkChoice { message, text, logprobs, finish_reason, .. } = choice;
-        let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+        let ChunkMessage { content, reasoning, tool_calls, .. } = message.unwrap_or_default();
         let text = content.as_deref().or(text.as_deref()).unwrap_or_default();
         let thinking = reasoning.as_deref().filter(|thinking| !thinking.is_empty());
         let calls = tool_calls.unwrap_or_default();
@@ -67,7 +66,8 @@ impl OllamaTranslator {
     }
 
     fn read_tool_call(&mut self, call: ChunkToolCall) -> Result<(), TranslationError> {
-        let ChunkToolCall { index, id, function } = call;
+        let index = call.number();
+        let ChunkToolCall { id, function, .. } = call;
         // Calls come one after another.
         if index >= self.tool_calls.len() {
             self.tool_calls.push(PartialToolCall::default());

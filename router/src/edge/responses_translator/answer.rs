@@ -4,9 +4,10 @@
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use hostler_api::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk};
 use serde_json::{Map, Value, json};
 
-use crate::edge::translation::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk, unreadable_answer};
+use crate::edge::translation::unreadable_answer;
 
 /// Most bytes of repeated fields. Each stream keeps them, and sends them three times.
 const MAX_REPEATED_BYTES: usize = 4 * 1024 * 1024;
@@ -168,7 +169,7 @@ pub(super) fn call_item(id: &str, call_id: &str, name: &str, arguments: &str, st
 pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], now: SystemTime) -> Result<Vec<u8>, String> {
     let CompletionChunk { id, model, choices, usage, .. } = serde_json::from_slice(body).map_err(unreadable_answer)?;
     let ChunkChoice { message, logprobs, finish_reason, .. } = choices.into_iter().next().ok_or("the engine's answer is empty")?;
-    let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+    let ChunkMessage { content, reasoning, tool_calls, .. } = message.unwrap_or_default();
     let head = ResponseHead::new(id, model, now);
     let mut output = Vec::new();
     if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty()) {

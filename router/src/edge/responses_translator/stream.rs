@@ -1,11 +1,10 @@
 //! Translates chunks of an engine's answer to the events of a response.
 
+use hostler_api::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk};
 use serde_json::{Value, json};
 
 use super::answer::{ResponseFields, ResponseHead, call_item, message_item, output_text, reasoning_item, token_logprobs};
-use crate::edge::translation::{
-    ArrivalTime, ChunkChoice, ChunkMessage, ChunkToolCall, ChunkTranslator, ChunkUsage, CompletionChunk, TranslationError,
-};
+use crate::edge::translation::{ArrivalTime, ChunkTranslator, TranslationError};
 use crate::sse::Dialect;
 
 /// Most bytes of an answer so far, because its last event repeats all of it.
@@ -187,7 +186,7 @@ impl ResponsesTranslator {
 
     fn read_choice(&mut self, choice: ChunkChoice, output: &mut Vec<u8>) -> Result<(), TranslationError> {
         let ChunkChoice { message, logprobs, finish_reason, .. } = choice;
-        let ChunkMessage { content, reasoning, tool_calls } = message.unwrap_or_default();
+        let ChunkMessage { content, reasoning, tool_calls, .. } = message.unwrap_or_default();
         let text = |text: Option<String>| text.filter(|text| !text.is_empty());
         let (reasoning, content) = (text(reasoning), text(content));
         let logprob_bytes = logprobs.as_ref().and_then(|logprobs| logprobs.content.as_ref()).map_or(0, |content| content.get().len());
@@ -214,7 +213,8 @@ impl ResponsesTranslator {
 
     /// Reads more of a call.
     fn read_tool_call(&mut self, call: ChunkToolCall, output: &mut Vec<u8>) -> Result<(), TranslationError> {
-        let ChunkToolCall { index, id, function } = call;
+        let index = call.number();
+        let ChunkToolCall { id, function, .. } = call;
         let is_open =
             |open: &Option<OpenItem>| matches!(open, Some(OpenItem { kind: ItemKind::Call { index: at, .. }, .. }) if *at == index);
         if let Some(name) = function.name.filter(|name| !name.is_empty() && !is_open(&self.open_item)) {

@@ -2,15 +2,13 @@
 //! answer, the stream and its body, and messages about requests.
 
 mod body;
-mod chunk;
+mod error_words;
 mod request;
 #[cfg(test)]
 pub(super) mod samples;
 mod stream;
 
 pub(super) use body::{TranslatedBody, collect_body, translated_headers};
-pub(super) use chunk::{
-    ChunkChoice, ChunkFunction, ChunkLogprobs, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk, error_message, unreadable_answer,
-};
+pub(super) use error_words::{error_message, unreadable_answer};
 pub(super) use request::{USE_PYTHON, is_wanted};
 pub(super) use stream::{ArrivalTime, ChunkTranslator, StreamTranslation, TranslationError};

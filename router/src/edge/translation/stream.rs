@@ -2,9 +2,10 @@
 
 use std::time::SystemTime;
 
+use hostler_api::CompletionChunk;
 use tokio::time::Instant;
 
-use super::chunk::{CompletionChunk, error_message};
+use super::error_words::error_message;
 
 /// Longest event; a longer one ends the answer. The largest come with log probabilities, and have
 /// about ten kilobytes.

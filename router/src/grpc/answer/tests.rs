@@ -1,12 +1,12 @@
 use super::*;
 
 /// The body of a recorded answer.
-fn recorded(raw: &[u8]) -> EngineAnswer {
+fn recorded(raw: &[u8]) -> CompletionChunk {
     serde_json::from_slice(&raw[memchr::memmem::find(raw, b"\r\n\r\n").unwrap() + 4..]).unwrap()
 }
 
-fn only(mut answered: EngineAnswer) -> wire::Choice {
-    choice(answered.choices.as_mut().unwrap().remove(0))
+fn only(mut answered: CompletionChunk) -> wire::Choice {
+    choice(answered.choices.remove(0))
 }
 
 #[test]
