@@ -1,7 +1,8 @@
 //! The admin listener: health and metrics pages of a role, on an address or a Unix socket, apart from user traffic.
 
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -11,16 +12,18 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http::uri::Authority;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
@@ -40,8 +43,11 @@ pub trait AdminPages: Send + Sync + 'static {
 }
 
 /// The routes `/livez`, `/readyz` and `/metrics`.
+///
+/// One page of metrics is made at a time, on a thread of its own: whoever asks for many of them
+/// delays no request of the role.
 pub fn routes(pages: Arc<impl AdminPages>) -> Router {
-    let ready = pages.clone();
+    let (ready, turns) = (pages.clone(), Arc::new(Semaphore::new(1)));
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route(
@@ -58,8 +64,13 @@ pub fn routes(pages: Arc<impl AdminPages>) -> Router {
         )
         .route(
             "/metrics",
-            get(async move || {
-                ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], pages.metrics().render())
+            get(move || {
+                let (pages, turns) = (pages.clone(), turns.clone());
+                async move {
+                    let _turn = turns.acquire_owned().await;
+                    let page = tokio::task::spawn_blocking(move || pages.metrics().render()).await.unwrap_or_default();
+                    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], page)
+                }
             }),
         )
 }
@@ -96,8 +107,15 @@ const MAX_CONNECTIONS: usize = 256;
 /// Monitoring scrapes more rarely than that, and connects anew.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The kernel drops a connection whose client takes nothing of an answer for so long.
+/// A connection whose client takes nothing of an answer for so long is closed.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a connection may be idle, or leave an answer unread, while few places are left. Each
+/// connection is looked at so often.
+const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Few places are left if fewer than one in this many are free.
+const CROWDED_DIVISOR: usize = 8;
 
 /// Serves `routes` on a TCP listener until `end`.
 pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken) {
@@ -138,7 +156,7 @@ where
         loop {
             let place = places.clone().acquire_owned().await.expect("nobody closes the semaphore");
             let (origin, stream) = accept(&mut listener).await;
-            let serving = serve_connection(stream, origin, routes.clone(), end.clone());
+            let serving = serve_connection(stream, origin, routes.clone(), places.clone(), end.clone());
             connections.spawn(async move {
                 serving.await;
                 drop(place);
@@ -158,24 +176,19 @@ async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     origin: CallOrigin,
     routes: Router,
+    places: Arc<Semaphore>,
     end: CancellationToken,
 ) {
-    let requests = Arc::<RequestCount>::default();
-    let counted = requests.clone();
+    let requests = Arc::<OpenRequests>::default();
+    let opened = requests.clone();
     let answer = service_fn(move |mut request: http::Request<Incoming>| {
-        let (routes, underway) = (routes.clone(), counted.begin());
+        let (routes, open) = (routes.clone(), OpenRequest::begin(&opened));
         request.extensions_mut().insert(ConnectInfo(origin));
         async move {
             let answer = routes.oneshot(request.map(Body::new)).await;
-            // A body is under way until its last byte is taken, as those of live pages.
-            answer.map(|answer| {
-                answer.map(|body| {
-                    Body::new(body.map_frame(move |frame| {
-                        let _underway = &underway;
-                        frame
-                    }))
-                })
-            })
+            // The client is due to read from here on: with a closed window the body is not even polled.
+            open.wait_for_client(true);
+            answer.map(|answer| answer.map(|body| Body::new(WatchedBody { body, open })))
         }
     });
     let server = auto::Builder::new(TokioExecutor::new());
@@ -183,7 +196,7 @@ async fn serve_connection(
     let ended = tokio::select! {
         biased;
         ended = connection.as_mut() => ended,
-        () = requests.wait_idle() => return,
+        () = requests.wait_overdue(&places) => return,
         () = end.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -194,40 +207,89 @@ async fn serve_connection(
     }
 }
 
-/// The requests of one connection.
-#[derive(Debug, Default)]
-struct RequestCount {
-    begun: AtomicU64,
-    ended: AtomicU64,
+/// The requests of one connection that are under way, and since when there is none.
+#[derive(Debug)]
+struct OpenRequests {
+    open: Mutex<Vec<Arc<ClientWait>>>,
+    idle_since: Mutex<Instant>,
 }
 
-/// Counts a request as under way until it is dropped.
-struct RequestUnderway(Arc<RequestCount>);
+/// Since when a client has been due to read of an answer; `None` while the answer is waited for.
+type ClientWait = Mutex<Option<Instant>>;
 
-impl RequestCount {
-    fn begin(self: &Arc<Self>) -> RequestUnderway {
-        self.begun.fetch_add(1, Ordering::Relaxed);
-        RequestUnderway(self.clone())
+impl Default for OpenRequests {
+    fn default() -> Self {
+        Self { open: Mutex::default(), idle_since: Mutex::new(Instant::now()) }
     }
+}
 
-    /// Resolves when no request was under way for a while.
-    async fn wait_idle(&self) {
-        let counts = || (self.begun.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed));
-        let mut before = counts();
+impl OpenRequests {
+    /// Resolves when the client has asked nothing, or read nothing of an answer, for too long.
+    async fn wait_overdue(&self, places: &Semaphore) {
         loop {
-            tokio::time::sleep(IDLE_TIMEOUT).await;
-            let now = counts();
-            if now == before && now.0 == now.1 {
+            tokio::time::sleep(CROWDED_PATIENCE).await;
+            let is_crowded = places.available_permits() < MAX_CONNECTIONS / CROWDED_DIVISOR;
+            let patience = |limit: Duration| if is_crowded { limit.min(CROWDED_PATIENCE) } else { limit };
+            let is_stalled = |wait: &Arc<ClientWait>| wait.lock().is_some_and(|since| since.elapsed() >= patience(STALL_TIMEOUT));
+            let open = self.open.lock();
+            let is_idle = open.is_empty() && self.idle_since.lock().elapsed() >= patience(IDLE_TIMEOUT);
+            if is_idle || open.iter().any(is_stalled) {
                 return;
             }
-            before = now;
         }
     }
 }
 
-impl Drop for RequestUnderway {
+/// A request that is under way until this is dropped: an answer's body is, until its last byte is
+/// taken, as those of live pages.
+struct OpenRequest {
+    requests: Arc<OpenRequests>,
+    wait: Arc<ClientWait>,
+}
+
+impl OpenRequest {
+    fn begin(requests: &Arc<OpenRequests>) -> Self {
+        let wait = Arc::<ClientWait>::default();
+        requests.open.lock().push(wait.clone());
+        Self { requests: requests.clone(), wait }
+    }
+
+    fn wait_for_client(&self, is_due: bool) {
+        *self.wait.lock() = is_due.then(Instant::now);
+    }
+}
+
+impl Drop for OpenRequest {
     fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::Relaxed);
+        self.requests.open.lock().retain(|wait| !Arc::ptr_eq(wait, &self.wait));
+        *self.requests.idle_since.lock() = Instant::now();
+    }
+}
+
+/// A body that records what its connection waits for: the client after each piece, the page while
+/// there is none.
+struct WatchedBody {
+    body: Body,
+    open: OpenRequest,
+}
+
+impl http_body::Body for WatchedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
+        let watched = self.get_mut();
+        let polled = Pin::new(&mut watched.body).poll_frame(context);
+        watched.open.wait_for_client(polled.is_ready());
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
     }
 }
 

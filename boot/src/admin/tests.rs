@@ -66,6 +66,25 @@ async fn idle_admin_connections_make_room_for_requests() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn unread_answers_over_http2_make_room_for_requests() {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    // SETTINGS with an initial window of 0, then HEADERS of one GET of `/livez`.
+    const NO_WINDOW: &[u8] = b"\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0";
+    const ASK: &[u8] = b"\0\0\x0a\x01\x05\0\0\0\x01\x82\x86\x04\x06/livez";
+    let mut tasks = JoinSet::new();
+    let address = serve_pages(&mut tasks).await;
+    let mut unread = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(&[PREFACE, NO_WINDOW, ASK].concat()).await.unwrap();
+        unread.push(stream);
+    }
+    let mut answer = String::new();
+    ask(address, "/livez").await.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("ok\n"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_answer_under_way_keeps_its_admin_connection() {
     let mut tasks = JoinSet::new();
     let address = serve_pages(&mut tasks).await;

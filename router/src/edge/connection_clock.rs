@@ -29,7 +29,8 @@ pub(super) struct ConnectionTimeouts {
     pub(super) stall: Duration,
 }
 
-/// How long a connection may be without a request while few places are left.
+/// How long a connection may be without a request, or leave an answer of the router's own unread,
+/// while few places are left. Who may ask nothing of an engine holds no place by asking the router.
 const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Few places are left if fewer than one in this many are free.
@@ -79,6 +80,8 @@ pub(super) struct ConnectionClock {
 struct OpenAnswer {
     /// Since when the client has been due to read.
     client_since: AtomicU64,
+    /// Whether it is the router's own answer, such as a refusal.
+    is_local: AtomicBool,
     /// The task of an HTTP/2 stream. Aborting the task resets the stream.
     stream: OnceLock<AbortHandle>,
 }
@@ -159,13 +162,16 @@ impl ConnectionClock {
             let since = since.load(Ordering::Relaxed);
             since > 0 && self.now().saturating_sub(since) > u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
         };
-        let open = self.open.lock();
-        if !open.is_empty() {
-            let mut stalled = open.iter().filter(|answering| passed(&answering.client_since, self.timeouts.stall));
-            return stalled.any(|answering| !answering.abort_stream()).then_some(Overdue::Stalled);
-        }
         let is_crowded = self.places.as_ref().is_some_and(|places| places.is_crowded());
         let patience = |limit: Duration| if is_crowded { limit.min(CROWDED_PATIENCE) } else { limit };
+        let open = self.open.lock();
+        if !open.is_empty() {
+            let stall = |answering: &OpenAnswer| {
+                if answering.is_local.load(Ordering::Relaxed) { patience(self.timeouts.stall) } else { self.timeouts.stall }
+            };
+            let mut stalled = open.iter().filter(|answering| passed(&answering.client_since, stall(answering)));
+            return stalled.any(|answering| !answering.abort_stream()).then_some(Overdue::Stalled);
+        }
         if passed(&self.head_since, patience(self.timeouts.head)) {
             return Some(Overdue::Head);
         }
@@ -229,7 +235,9 @@ pub(super) struct TimedBody<B> {
 
 impl<B> TimedBody<B> {
     /// The wait for the client begins here: with a closed window the body is not even polled.
-    pub(super) fn new(body: B, open: OpenRequest) -> Self {
+    /// `is_local` says that the answer is the router's own.
+    pub(super) fn new(body: B, is_local: bool, open: OpenRequest) -> Self {
+        open.answering.is_local.store(is_local, Ordering::Relaxed);
         open.answering.client_since.store(open.clock.now(), Ordering::Relaxed);
         Self { body, open }
     }
@@ -301,6 +309,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_unread_refusal_holds_no_place_where_crowded() {
+        let places = ConnectionPlaces::new(1);
+        let _taken = places.take().await;
+        let begin = |is_local| {
+            let clock = ConnectionClock::new(LIMITS, Some(places.clone()));
+            let body = TimedBody::new(Full::new(Bytes::from_static(b"who are you?")), is_local, clock.open_request());
+            (clock, body)
+        };
+        let (refused, streaming) = (begin(true), begin(false));
+        advance(CROWDED_PATIENCE + Duration::from_millis(2)).await;
+        assert_eq!(refused.0.find_overdue(), Some(Overdue::Stalled));
+        assert_eq!(streaming.0.find_overdue(), None, "an engine has worked for it");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_idle_connection_has_longer_than_a_slow_head() {
         let clock = ConnectionClock::new(LIMITS, None);
         drop(clock.open_request());
@@ -322,7 +345,7 @@ mod tests {
         let open = clock.open_request();
         advance(Duration::from_secs(3600)).await;
         assert_eq!(clock.find_overdue(), None, "the answer has not begun");
-        let mut timed = TimedBody::new(Full::new(Bytes::from_static(b"piece")), open);
+        let mut timed = TimedBody::new(Full::new(Bytes::from_static(b"piece")), false, open);
         let mut context = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut timed).poll_frame(&mut context).is_ready());
         advance(LIMITS.stall + Duration::from_millis(2)).await;
@@ -334,8 +357,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn one_answer_being_read_does_not_hide_a_stalled_one() {
         let clock = ConnectionClock::new(LIMITS, None);
-        let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), clock.open_request());
-        let mut taken = TimedBody::new(StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>()), clock.open_request());
+        let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), false, clock.open_request());
+        let mut taken = TimedBody::new(StreamBody::new(stream::pending::<Result<Frame<Bytes>, Infallible>>()), false, clock.open_request());
         let mut context = Context::from_waker(Waker::noop());
         advance(LIMITS.stall / 2).await;
         assert!(Pin::new(&mut taken).poll_frame(&mut context).is_pending());
@@ -350,7 +373,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stalled_stream_ends_without_its_connection() {
         let clock = ConnectionClock::new(LIMITS, None);
-        let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), clock.open_request());
+        let untouched = TimedBody::new(Full::new(Bytes::from_static(b"never asked for")), false, clock.open_request());
         let (ended, end) = tokio::sync::oneshot::channel::<Infallible>();
         StreamExecutor(clock.clone()).execute(async move {
             let _both = (untouched, ended);

@@ -271,7 +271,10 @@ async fn serve_wire<W>(
             if let Some(direct_writer) = direct_writer.filter(|_| is_chunked(&response)) {
                 response.body_mut().enable_direct_writing(&direct_writer);
             }
-            Ok::<_, Infallible>(response.map(|body| TimedBody::new(body, open)))
+            Ok::<_, Infallible>(response.map(|body| {
+                let is_local = matches!(body, EdgeBody::Local(_));
+                TimedBody::new(body, is_local, open)
+            }))
         })
     });
     let wire = TokioIo::new(wire);
