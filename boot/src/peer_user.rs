@@ -1,27 +1,84 @@
-//! Whose program is at the other end of a TCP connection within this host, by the kernel's table of sockets. For listeners on loopback, which
-//! every user of the host reaches.
+//! Whose program is at the other end of a TCP connection within this host, as the kernel knows it. For
+//! listeners on loopback, which every user of the host reaches.
 
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The kernel's code of a connection that is open in both directions. Only those surely have a user:
-/// one whose program has gone shows root.
-const ESTABLISHED: &str = "01";
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_sock_diag::SockDiagMessage;
+use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_TCP, TCP_ESTABLISHED};
+use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
+use netlink_sys::Socket;
+use netlink_sys::protocols::NETLINK_SOCK_DIAG;
+use parking_lot::Mutex;
+
+/// One reader of `/proc/net/tcp` at a time. The table has a line for each connection of the host, of
+/// whoever's: readers would take every thread.
+static TABLE: Mutex<()> = Mutex::new(());
 
 /// The user of the program whose connection goes from `peer` to `local`; `None` where there is no such
-/// connection. Blocks: the table has a line for each connection of the host.
+/// connection. Only one that is open in both directions surely has a user: one whose program has gone
+/// shows root. Blocks, for long only on kernels without sock_diag(7).
 ///
 /// # Errors
-/// When the kernel does not show the table.
+/// When the kernel shows neither the connection nor its table of connections.
 pub fn peer_user(peer: SocketAddr, local: SocketAddr) -> io::Result<Option<u32>> {
-    let ends = (canonical(peer), canonical(local));
+    let (peer, local) = (canonical(peer), canonical(local));
+    // A kernel without the module answers as if there were no such connection.
+    match ask_kernel(peer, local) {
+        Ok(Some(user)) => Ok(Some(user)),
+        Ok(None) | Err(_) => read_table((peer, local)),
+    }
+}
+
+/// Asks for this one connection, by sock_diag(7).
+fn ask_kernel(peer: SocketAddr, local: SocketAddr) -> io::Result<Option<u32>> {
+    let socket_id = SocketId {
+        source_port: peer.port(),
+        destination_port: local.port(),
+        source_address: peer.ip(),
+        destination_address: local.ip(),
+        interface_id: 0,
+        cookie: [0xff; 8],
+    };
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST;
+    let request = SockDiagMessage::InetRequest(InetRequest {
+        family: if peer.is_ipv4() { AF_INET } else { AF_INET6 },
+        protocol: IPPROTO_TCP,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::ESTABLISHED,
+        socket_id,
+    });
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    let kernel = netlink_sys::SocketAddr::new(0, 0);
+    let socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.connect(&kernel)?;
+    socket.send(&bytes, 0)?;
+    let (answer, _) = socket.recv_from_full()?;
+    let answer = NetlinkMessage::<SockDiagMessage>::deserialize(&answer).map_err(io::Error::other)?;
+    let NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(found)) = answer.payload else { return Ok(None) };
+    let found = found.header;
+    // In place of a connection the kernel may name who listens at the peer's address.
+    let is_it = found.state == TCP_ESTABLISHED && found.socket_id.destination_port == local.port();
+    Ok(is_it.then_some(found.uid))
+}
+
+fn read_table(ends: (SocketAddr, SocketAddr)) -> io::Result<Option<u32>> {
+    let _reading = TABLE.lock();
     if let Some(user) = find_user(&fs::read_to_string("/proc/net/tcp")?, ends) {
         return Ok(Some(user));
     }
     // A kernel without IPv6 has no such table.
     Ok(find_user(&fs::read_to_string("/proc/net/tcp6").unwrap_or_default(), ends))
 }
+
+/// The kernel's code of a connection that is open in both directions.
+const ESTABLISHED: &str = "01";
 
 fn find_user(table: &str, ends: (SocketAddr, SocketAddr)) -> Option<u32> {
     table.lines().find_map(|line| {
@@ -65,8 +122,24 @@ mod tests {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (peer, local) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
-            assert_eq!(peer_user(peer, local).unwrap(), Some(geteuid().as_raw()));
-            assert_eq!(peer_user(SocketAddr::new(peer.ip(), 1), local).unwrap(), None);
+            let user = geteuid().as_raw();
+            for find in [peer_user, |peer, local| read_table((peer, local))] {
+                assert_eq!(find(peer, local).unwrap(), Some(user));
+                assert_eq!(find(SocketAddr::new(peer.ip(), 1), local).unwrap(), None);
+                assert_eq!(find(local, SocketAddr::new(peer.ip(), 1)).unwrap(), None, "a listener is no connection");
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_one_connection_alone() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, local) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        let _somebody_reads = TABLE.lock();
+        // A kernel without sock_diag(7) says so, or knows of no connection.
+        if let Ok(Some(user)) = ask_kernel(peer, local) {
+            assert_eq!((user, peer_user(peer, local).unwrap()), (geteuid().as_raw(), Some(user)));
         }
     }
 

@@ -1,12 +1,15 @@
 //! The gRPC service that agents dial: `Attach` goes to a fleet session, and each `Carry` call
 //! becomes a lane.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt};
+use futures_util::future::{AbortHandle, Abortable};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, Stream, StreamExt};
 use hostler_boot::peer_user::peer_user;
 use hostler_proto::agent::v1::agent_link_server::{AgentLink, AgentLinkServer};
 use hostler_proto::agent::v1::{AttachRequest, FrameBatch};
@@ -33,8 +36,8 @@ use crate::tls::FleetAuthority;
 
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most connections that are silent, or at their handshake, at once. Further ones wait to be
-/// accepted.
+/// Most connections that are silent, or at their handshake, at once. One more ends the oldest: an
+/// agent speaks at once.
 const MAX_SILENT_CONNECTIONS: usize = 256;
 
 /// Most simultaneous connections of agents that have no certificate yet and ask for one, and of
@@ -103,8 +106,8 @@ fn accept_connections(
             (admitting.as_ref().map(|admitting| admitting.tls.handshake()), fence.clone(), unauthenticated.clone());
         async move {
             hostler_boot::configure_stream(&stream, wire::TCP_USER_TIMEOUT).ok()?;
-            timeout(FIRST_BYTE_TIMEOUT, stream.readable()).await.ok()?.ok()?;
             let is_trusted = !only_own_user || is_of_own_user(&stream).await;
+            timeout(FIRST_BYTE_TIMEOUT, stream.readable()).await.ok()?.ok()?;
             let stream = match handshake {
                 None => Tunnel::Plain(stream),
                 Some(handshake) => {
@@ -116,7 +119,36 @@ fn accept_connections(
             Connection::new(stream, is_trusted, &fence, &unauthenticated).map(Ok)
         }
     });
-    spoken.buffer_unordered(MAX_SILENT_CONNECTIONS).filter_map(std::future::ready)
+    run_newest(spoken, MAX_SILENT_CONNECTIONS).filter_map(std::future::ready)
+}
+
+/// Runs each future that comes. One more than `limit` ends the oldest, so that no number of peers
+/// that never finish keeps others out.
+fn run_newest<F: Future>(coming: impl Stream<Item = F>, limit: usize) -> impl Stream<Item = F::Output> {
+    let running = (FuturesUnordered::new(), BTreeMap::<u64, AbortHandle>::new());
+    futures_util::stream::unfold((Box::pin(coming), running, 0), move |(mut coming, (mut running, mut handles), mut number)| async move {
+        loop {
+            tokio::select! {
+                biased;
+                Some((number_of_ended, ended)) = running.next() => {
+                    handles.remove(&number_of_ended);
+                    if let Ok(output) = ended {
+                        return Some((output, (coming, (running, handles), number)));
+                    }
+                }
+                Some(future) = coming.next() => {
+                    if handles.len() >= limit && let Some((_, oldest)) = handles.pop_first() {
+                        oldest.abort();
+                    }
+                    let (handle, registration) = AbortHandle::new_pair();
+                    number += 1;
+                    handles.insert(number, handle);
+                    running.push(Abortable::new(future, registration).map(move |ended| (number, ended)));
+                }
+                else => return None,
+            }
+        }
+    })
 }
 
 /// Whether the program at the other end belongs to this router's user, or to root.
@@ -232,7 +264,18 @@ impl AgentLink for AgentEndpoint {
 
 #[cfg(test)]
 mod tests {
+    use std::future::{pending, ready};
+
+    use futures_util::future::Either;
+    use futures_util::stream;
+
     use super::*;
+
+    #[tokio::test]
+    async fn silent_peers_keep_nobody_out() {
+        let peers = stream::iter(0..1000).map(|peer| if peer == 999 { Either::Left(ready(peer)) } else { Either::Right(pending()) });
+        assert_eq!(Box::pin(run_newest(peers, 4)).next().await, Some(999));
+    }
 
     #[test]
     fn an_agent_enters_only_as_the_routers_user_or_root() {
