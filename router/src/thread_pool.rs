@@ -4,21 +4,30 @@
 //! The way there and back costs 6 µs (median, release build, two cores with other work). That is
 //! far less than encoding a short prompt takes, so short ones go the same way.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use tokio::sync::Semaphore;
+
+use crate::tenant_pool::TenantPool;
 
 /// Most waiting jobs per thread. At a few milliseconds per prompt, the last of them gets its turn
 /// within a fraction of a second.
 const QUEUED_PER_THREAD: usize = 64;
 
-/// Threads of the runtime's blocking pool, of which only some may be used at once.
+/// Threads of the runtime's blocking pool, of which only some may be used at once. Tenants share
+/// its places, and a tenant's jobs wait for another tenant's only as long as one job runs.
 #[derive(Debug)]
 pub(crate) struct ThreadPool {
-    /// Permits, one per job that runs or waits.
-    slots: Arc<Semaphore>,
+    thread_count: usize,
+    /// Places, one per job that runs or waits.
+    slots: Arc<TenantPool>,
     /// Permits, one per running job.
     threads: Arc<Semaphore>,
+    /// By tenant, a permit for each job of its that runs or waits for the next thread. The others
+    /// of the tenant wait for such a permit.
+    turns: Mutex<FxHashMap<u64, Weak<Semaphore>>>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,20 +41,47 @@ pub(crate) enum PoolError {
 impl ThreadPool {
     /// Creates a pool of at least one thread.
     pub(crate) fn new(threads: usize) -> Self {
-        let threads = threads.clamp(1, 1024);
-        Self { slots: Arc::new(Semaphore::new(threads * (1 + QUEUED_PER_THREAD))), threads: Arc::new(Semaphore::new(threads)) }
+        let thread_count = threads.clamp(1, 1024);
+        Self {
+            thread_count,
+            slots: TenantPool::new(thread_count * (1 + QUEUED_PER_THREAD)),
+            threads: Arc::new(Semaphore::new(thread_count)),
+            turns: Mutex::default(),
+        }
     }
 
-    /// Waits for a thread and for the result of `work`. A caller that stops waiting gives up its
-    /// turn. Work that has begun runs to its end, and keeps its thread until then.
-    pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PoolError> {
-        let place = self.slots.clone().try_acquire_owned().map_err(|_| PoolError::Full)?;
+    /// Waits for a thread and for the result of `work`, which is `tenant`'s. A caller that stops
+    /// waiting gives up its turn. Work that has begun runs to its end, and keeps its thread until
+    /// then.
+    ///
+    /// # Errors
+    /// If the tenant has its share of the places, or the work panics.
+    pub(crate) async fn run<T: Send + 'static>(&self, tenant: u64, work: impl FnOnce() -> T + Send + 'static) -> Result<T, PoolError> {
+        let mut place = self.slots.share(tenant, 1.0);
+        if !place.grow_to(1, usize::MAX) {
+            return Err(PoolError::Full);
+        }
+        let turn = self.turns_of(tenant).acquire_owned().await.map_err(|_| PoolError::Full)?;
         let thread = self.threads.clone().acquire_owned().await.map_err(|_| PoolError::Full)?;
         let running = tokio::task::spawn_blocking(move || {
-            let _held = (place, thread);
+            let _held = (place, turn, thread);
             work()
         });
         running.await.map_err(|_| PoolError::Panicked)
+    }
+
+    fn turns_of(&self, tenant: u64) -> Arc<Semaphore> {
+        let mut turns = self.turns.lock();
+        if let Some(known) = turns.get(&tenant).and_then(Weak::upgrade) {
+            return known;
+        }
+        // No more are alive than there are places.
+        if turns.len() > 2 * self.slots.capacity() {
+            turns.retain(|_, alive| alive.strong_count() > 0);
+        }
+        let new = Arc::new(Semaphore::new(self.thread_count));
+        turns.insert(tenant, Arc::downgrade(&new));
+        new
     }
 }
 

@@ -282,6 +282,7 @@ impl Resumption {
         outgoing.dialect = Dialect::OpenAi;
         outgoing.referenced_response = ResponseReference::None;
         outgoing.placement_request = PlacementRequest {
+            tenant: outgoing.queue_share.tenant,
             model: self.origin.model().map(str::to_owned),
             cache_salt: sampling.cache_salt.clone(),
             path: COMPLETIONS.into(),
@@ -298,7 +299,7 @@ impl Resumption {
         let ResumptionSource::Request(KeptBody { body, .. }) = &self.source else { return };
         let outgoing = &mut self.outgoing;
         if let ResumePlan::Replay(plan) = &outgoing.resume_plan {
-            outgoing.placement_request = plan.placement_request(body);
+            outgoing.placement_request = plan.placement_request(outgoing.queue_share.tenant, body);
         }
         outgoing.body = body.clone();
     }

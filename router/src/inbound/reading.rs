@@ -14,8 +14,8 @@ impl Edge {
     /// Runs `read` on a body of `body_bytes` bytes from `caller`.
     ///
     /// # Errors
-    /// If the body is long and its caller has no room for another request, or too many are being
-    /// read.
+    /// If the body is long and its caller has no room for another request, or has its share of
+    /// those being read.
     pub(crate) async fn read_on_pool<T: Send + 'static>(
         self: &Arc<Self>,
         (body_bytes, caller): (usize, &Caller),
@@ -25,10 +25,12 @@ impl Edge {
             return read(self);
         }
         self.admission.check_room(caller)?;
-        let edge = self.clone();
+        let (edge, tenant) = (self.clone(), caller.tenant_hash().unwrap_or_default());
         // Boxed: short requests should not reserve room for it.
-        Box::pin(self.readers.run(move || read(&edge))).await.map_err(|failed| match failed {
-            PoolError::Full => LimitExceeded::of_router("too many long requests are being read here: try again soon".to_owned()).into(),
+        Box::pin(self.readers.run(tenant, move || read(&edge))).await.map_err(|failed| match failed {
+            PoolError::Full => {
+                LimitExceeded::of_router("too many long requests, all or yours, are being read here: try again soon".to_owned()).into()
+            }
             PoolError::Panicked => Rejection::Malformed("the body cannot be read".to_owned()),
         })?
     }

@@ -149,6 +149,7 @@ impl Edge {
         // and an answer may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
         let placement_request = PlacementRequest {
+            tenant: share.tenant,
             model: peek.model.filter(|model| !model.is_empty()),
             path: effective_path.to_owned(),
             prompt_parts: prompt_parts.iter().map(|part| body.slice(part.clone())).collect(),

@@ -42,6 +42,8 @@ const SURELY_TOO_LONG: u64 = 4;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PlacementRequest {
+    /// Whose turn it takes to be read: `QueueShare::tenant`.
+    pub tenant: u64,
     pub model: Option<String>,
     /// The effective route: the path without its query, or the carried route of an invocation.
     pub path: String,
@@ -286,7 +288,8 @@ impl Placer {
             text: prompt.text.clone(),
             block_chains: sizes.iter().map(|size| BlockChain::new(*size, chain)).collect(),
         };
-        self.prompts.encode(reader, prompt.path(), prompt.request.body.clone(), move |progress| reading.has_more_to_match(progress)).await
+        let (path, body) = (prompt.path(), prompt.request.body.clone());
+        self.prompts.encode((prompt.request.tenant, reader), path, body, move |progress| reading.has_more_to_match(progress)).await
     }
 
     /// The other encoder, if engines of both dialects serve the model and it gives the same tokens.
@@ -296,8 +299,8 @@ impl Placer {
     async fn find_equivalent_reader(&self, reader: EncoderKey, prompt: &Prompt, encoded: &EncodedPrompt) -> Option<EncoderKey> {
         let other = self.find_other_dialect(reader, prompt)?;
         let read = encoded.tokens.len();
-        let by_other =
-            self.prompts.encode(&other, prompt.path(), prompt.request.body.clone(), move |progress| progress.tokens.len() < read);
+        let (path, body) = (prompt.path(), prompt.request.body.clone());
+        let by_other = self.prompts.encode((prompt.request.tenant, &other), path, body, move |progress| progress.tokens.len() < read);
         by_other.await.is_ok_and(|other| other == *encoded).then_some(other)
     }
 

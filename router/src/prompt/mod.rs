@@ -249,21 +249,21 @@ impl Prompts {
         }
     }
 
-    /// The tokens that an engine will see for a request with this path and body, or the first of
-    /// them. `goes_on` is asked now and then, on another thread, whether more are wanted.
+    /// The tokens that an engine will see for `tenant`'s request with this path and body, or the
+    /// first of them. `goes_on` is asked now and then, on another thread, whether more are wanted.
     ///
     /// # Errors
     /// If there are none, or not soon enough. The request may be placed without them.
     pub(crate) async fn encode(
         &self,
-        reader: &EncoderKey,
+        (tenant, reader): (u64, &EncoderKey),
         path: &str,
         body: Bytes,
         mut goes_on: impl FnMut(Progress<'_>) -> bool + Send + 'static,
     ) -> Result<EncodedPrompt, NotEncoded> {
         let (encoder, proved) = self.0.table.lock().proved_encoder(reader, Instant::now()).ok_or(NotEncoded::NotProved)?;
         let (path, dialect) = (path.to_owned(), reader.dialect);
-        let encoding = self.0.pool.run(move || {
+        let encoding = self.0.pool.run(tenant, move || {
             let request = PromptRequest::parse(&path, &body).ok_or(NotEncoded::NotUnderstood)?;
             if let Some(form) = request.forms().without(proved).iter().next() {
                 return Err(NotEncoded::FormNotProved(form));

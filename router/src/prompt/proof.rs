@@ -32,6 +32,9 @@ pub(super) struct ProofTarget<'a> {
     pub(super) dialect: Dialect,
 }
 
+/// Samples share the pool with tenants' prompts as one more tenant.
+const PROOF_TENANT: u64 = 0;
+
 #[derive(Debug)]
 pub(super) enum ProofFailure {
     /// The engine has other tokens even for plain texts and chats, or refuses them. The text names
@@ -59,7 +62,7 @@ pub(super) async fn compare_samples(
             .map_err(|_| ProofFailure::NoAnswer(format!("no answer to /tokenize within {} s", SAMPLE_DEADLINE.as_secs())))?
             .map_err(|broken| ProofFailure::NoAnswer(broken.message))?;
         let encoder = encoder.clone();
-        let compared = pool.run(move || compare(&encoder, dialect, &body, (status, &answer))).await;
+        let compared = pool.run(PROOF_TENANT, move || compare(&encoder, dialect, &body, (status, &answer))).await;
         match compared {
             Ok(Err(silence)) if silence.is_no_answer() => return Err(ProofFailure::NoAnswer(silence.to_string())),
             Ok(compared) => coverage.record(&sample, compared),

@@ -4,6 +4,8 @@ use prost::Message;
 
 use super::*;
 
+pub(super) const TENANT: u64 = 1;
+
 pub(super) fn file(name: &str, content: &str) -> PromptFile {
     PromptFile { name: name.into(), content: content.to_owned().into() }
 }
@@ -92,10 +94,13 @@ fn never() {
 async fn files_received_in_pieces_are_used_once_proved() {
     let prompts = nothing_kept();
     let hash = unproved(&prompts, &bundle(0)).await;
-    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(NotEncoded::NotProved));
+    assert_eq!(
+        prompts.encode((TENANT, &reader(hash)), "/v1/completions", body("hello world"), |_| true).await.err(),
+        Some(NotEncoded::NotProved)
+    );
     let (life, _) = prompts.0.table.lock().begin_proof(&reader(hash), Instant::now()).unwrap();
     prompts.0.table.lock().set_proof(&reader(hash), life, Ok(PromptForms::ALL));
-    let encoded = prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap();
+    let encoded = prompts.encode((TENANT, &reader(hash)), "/v1/completions", body("hello world"), |_| true).await.unwrap();
     assert_eq!(encoded.tokens, [1, 2]);
     assert_eq!(prompts.stats().encodes, 1);
 }
@@ -153,7 +158,7 @@ async fn files_damaged_on_disk_are_requested_again() {
 /// Keeps the pool's only thread busy until the sender is dropped.
 fn occupy(prompts: &Prompts) -> std::sync::mpsc::Sender<()> {
     let (free, wait) = std::sync::mpsc::channel();
-    assert!(prompts.0.pool.run(move || wait.recv()).now_or_never().is_none());
+    assert!(prompts.0.pool.run(TENANT, move || wait.recv()).now_or_never().is_none());
     free
 }
 
@@ -164,7 +169,7 @@ async fn a_full_pool_refuses_until_it_has_room() {
     let free = occupy(&prompts);
     let mut waiting = Vec::new();
     let refused = loop {
-        let mut next = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello"), |_| true));
+        let mut next = Box::pin(prompts.encode((TENANT, &reader), "/v1/completions", body("hello"), |_| true));
         match next.as_mut().now_or_never() {
             None => waiting.push(next),
             Some(refused) => break refused,
@@ -173,7 +178,7 @@ async fn a_full_pool_refuses_until_it_has_room() {
     assert_eq!(refused.err(), Some(NotEncoded::Busy));
     drop(free);
     drop(waiting);
-    assert_eq!(prompts.encode(&reader, "/v1/completions", body("hello"), |_| true).await.unwrap().tokens, [1]);
+    assert_eq!(prompts.encode((TENANT, &reader), "/v1/completions", body("hello"), |_| true).await.unwrap().tokens, [1]);
     let figures = prompts.stats();
     assert_eq!((figures.busy, figures.encodes), (1, 1));
 }
@@ -183,7 +188,7 @@ async fn a_request_waits_for_tokens_up_to_its_deadline() {
     let prompts = nothing_kept();
     let reader = reader(proved(&prompts).await);
     let free = occupy(&prompts);
-    let mut encoding = Box::pin(prompts.encode(&reader, "/v1/completions", body("hello"), |_| true));
+    let mut encoding = Box::pin(prompts.encode((TENANT, &reader), "/v1/completions", body("hello"), |_| true));
     assert!(encoding.as_mut().now_or_never().is_none());
     tokio::time::advance(ENCODE_DEADLINE).await;
     assert_eq!(encoding.await.err(), Some(NotEncoded::Busy));

@@ -4,17 +4,22 @@ use futures_util::FutureExt;
 
 use super::*;
 
+const TENANT: u64 = 1;
+
+/// How many jobs of one tenant wait beside the one that runs, of a pool with one thread.
+const WAITING: usize = 51;
+
 #[tokio::test]
 async fn work_waits_for_a_thread_in_bounded_numbers() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
-    let mut running = Box::pin(pool.run(move || wait.recv()));
+    let mut running = Box::pin(pool.run(TENANT, move || wait.recv()));
     assert!(running.as_mut().now_or_never().is_none());
-    let mut waiting: Vec<_> = (0..QUEUED_PER_THREAD).map(|number| Box::pin(pool.run(move || number))).collect();
+    let mut waiting: Vec<_> = (0..WAITING).map(|number| Box::pin(pool.run(TENANT, move || number))).collect();
     for work in &mut waiting {
         assert!(work.as_mut().now_or_never().is_none());
     }
-    assert_eq!(pool.run(|| ()).await, Err(PoolError::Full));
+    assert_eq!(pool.run(TENANT, || ()).await, Err(PoolError::Full));
     go.send(()).unwrap();
     assert_eq!(running.await, Ok(Ok(())));
     for (number, work) in waiting.into_iter().enumerate() {
@@ -23,11 +28,36 @@ async fn work_waits_for_a_thread_in_bounded_numbers() {
 }
 
 #[tokio::test]
+async fn a_tenant_waits_for_one_job_of_another_not_for_all() {
+    let pool = ThreadPool::new(1);
+    let (done, order) = mpsc::channel();
+    let (go, wait) = mpsc::channel::<()>();
+    let mut running = Box::pin(pool.run(TENANT, move || wait.recv()));
+    assert!(running.as_mut().now_or_never().is_none());
+    let begin = |tenant| {
+        let done = done.clone();
+        let mut job = Box::pin(pool.run(tenant, move || done.send(tenant).unwrap()));
+        assert!(job.as_mut().now_or_never().is_none());
+        job
+    };
+    let mut jobs: Vec<_> = std::iter::from_fn(|| (pool.slots.taken() <= WAITING).then(|| begin(TENANT))).collect();
+    jobs.push(begin(2));
+    go.send(()).unwrap();
+    running.await.unwrap().unwrap();
+    for job in futures_util::future::join_all(jobs).await {
+        job.unwrap();
+    }
+    let order: Vec<u64> = order.try_iter().collect();
+    assert!(order.iter().position(|tenant| *tenant == 2) < Some(2), "{order:?}");
+    assert_eq!(order.len(), WAITING + 1);
+}
+
+#[tokio::test]
 async fn abandoned_work_keeps_its_thread_until_it_ends() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
-    assert!(pool.run(move || wait.recv()).now_or_never().is_none());
-    let mut next = Box::pin(pool.run(|| 7));
+    assert!(pool.run(TENANT, move || wait.recv()).now_or_never().is_none());
+    let mut next = Box::pin(pool.run(TENANT, || 7));
     assert!(next.as_mut().now_or_never().is_none());
     assert_eq!(pool.threads.available_permits(), 0);
     go.send(()).unwrap();
@@ -38,12 +68,12 @@ async fn abandoned_work_keeps_its_thread_until_it_ends() {
 async fn abandoned_waiting_work_frees_its_place() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
-    let mut running = Box::pin(pool.run(move || wait.recv()));
+    let mut running = Box::pin(pool.run(TENANT, move || wait.recv()));
     assert!(running.as_mut().now_or_never().is_none());
     for _ in 0..3 * QUEUED_PER_THREAD {
-        assert!(pool.run(|| ()).now_or_never().is_none());
+        assert!(pool.run(TENANT, || ()).now_or_never().is_none());
     }
-    assert_eq!(pool.slots.available_permits(), QUEUED_PER_THREAD);
+    assert_eq!(pool.slots.taken(), 1);
     go.send(()).unwrap();
     running.await.unwrap().unwrap();
 }
@@ -51,7 +81,7 @@ async fn abandoned_waiting_work_frees_its_place() {
 #[tokio::test]
 async fn a_panic_ends_its_own_work_only() {
     let pool = ThreadPool::new(1);
-    let broken: Result<(), PoolError> = pool.run(|| panic!("on purpose")).await;
+    let broken: Result<(), PoolError> = pool.run(TENANT, || panic!("on purpose")).await;
     assert_eq!(broken, Err(PoolError::Panicked));
-    assert_eq!(pool.run(|| 7).await, Ok(7));
+    assert_eq!(pool.run(TENANT, || 7).await, Ok(7));
 }

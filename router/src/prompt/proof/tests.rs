@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use crate::lanes::{Lane, Lanes};
 use crate::prompt::bundle::build_encoder;
-use crate::prompt::tests::{body, bundle, nothing_kept, reader, unproved};
+use crate::prompt::tests::{TENANT, body, bundle, nothing_kept, reader, unproved};
 use crate::prompt::{EncoderKey, EncoderStatus, NotEncoded};
 
 /// An engine's answer to a request behind a lane: status and body.
@@ -76,7 +76,7 @@ async fn an_encoder_that_agrees_with_the_engine_is_proved() {
     let (lanes, _lane) = engine(with_words_from(0));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
     assert_eq!(prompts.status(&reader(hash)), EncoderStatus::Proved);
-    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap().tokens, [1, 2]);
+    assert_eq!(prompts.encode((TENANT, &reader(hash)), "/v1/completions", body("hello world"), |_| true).await.unwrap().tokens, [1, 2]);
 }
 
 /// An engine with the Rust front-end, which refuses messages without text.
@@ -100,7 +100,7 @@ async fn each_front_end_is_proved_by_its_own_rules() {
         let text = |text: &str| serde_json::json!({ "type": "text", "text": text });
         let body = serde_json::json!({ "messages": [{ "role": "user", "content": [text("hello"), text("world")] }] }).to_string();
         let prompts = prompts.clone();
-        async move { prompts.encode(&EncoderKey { files: hash, dialect }, "/v1/chat/completions", body.into(), |_| true).await }
+        async move { prompts.encode((TENANT, &EncoderKey { files: hash, dialect }), "/v1/chat/completions", body.into(), |_| true).await }
     };
     let (lanes, _lane) = engine(rust_with_words_from(0));
     prompts.prove(rust, &lanes, 3, "small").await;
@@ -125,7 +125,7 @@ async fn a_different_text_joiner_leaves_only_parts_unproved() {
     let encoded = |content: serde_json::Value| {
         let body = serde_json::json!({ "messages": [{ "role": "user", "content": content }] }).to_string();
         let prompts = prompts.clone();
-        async move { prompts.encode(&reader(hash), "/v1/chat/completions", body.into(), |_| true).await }
+        async move { prompts.encode((TENANT, &reader(hash)), "/v1/chat/completions", body.into(), |_| true).await }
     };
     assert_eq!(encoded("hello".into()).await.unwrap().tokens, [0, 0, 1]);
     let parts = serde_json::json!([{ "type": "text", "text": "hello" }]);
@@ -162,12 +162,12 @@ async fn an_engine_that_differs_in_one_form_keeps_the_others() {
         let standing = prompts.status(&reader(hash));
         assert_eq!(standing, EncoderStatus::PartlyProved(PromptForms::ALL.without(PromptForms::default().with(PromptForm::Continued))));
         assert_eq!((standing.as_str(), standing.reason().as_str()), ("proved", "continued messages are placed by text"));
-        assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.unwrap().tokens, [1, 2]);
+        assert_eq!(prompts.encode((TENANT, &reader(hash)), "/v1/completions", body("hello world"), |_| true).await.unwrap().tokens, [1, 2]);
         let chat = |others: serde_json::Value| {
             let mut body = others;
             body["messages"] = serde_json::json!([{ "role": "user", "content": "hello" }]);
             let prompts = prompts.clone();
-            async move { prompts.encode(&reader(hash), "/v1/chat/completions", body.to_string().into(), |_| true).await }
+            async move { prompts.encode((TENANT, &reader(hash)), "/v1/chat/completions", body.to_string().into(), |_| true).await }
         };
         assert_eq!(chat(serde_json::json!({})).await.unwrap().tokens, [0, 0, 1]);
         assert_eq!(chat(serde_json::json!({ "add_generation_prompt": false })).await.unwrap().tokens, [0, 0, 1]);
@@ -184,7 +184,10 @@ async fn an_encoder_that_differs_from_the_engine_is_not_used() {
     let (lanes, _lane) = engine(with_words_from(1));
     prompts.prove(reader(hash), &lanes, 3, "small").await;
     assert!(matches!(prompts.status(&reader(hash)), EncoderStatus::Mismatch(why) if !why.is_empty()));
-    assert_eq!(prompts.encode(&reader(hash), "/v1/completions", body("hello world"), |_| true).await.err(), Some(NotEncoded::NotProved));
+    assert_eq!(
+        prompts.encode((TENANT, &reader(hash)), "/v1/completions", body("hello world"), |_| true).await.err(),
+        Some(NotEncoded::NotProved)
+    );
 }
 
 #[tokio::test(start_paused = true)]

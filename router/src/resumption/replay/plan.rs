@@ -69,10 +69,11 @@ impl ReplayPlan {
         }
     }
 
-    /// The request for its next placement.
-    pub(crate) fn placement_request(&self, body: &Bytes) -> PlacementRequest {
+    /// `tenant`'s request for its next placement.
+    pub(crate) fn placement_request(&self, tenant: u64, body: &Bytes) -> PlacementRequest {
         let Self { path, model, cache_salt, prompt_parts, output_bounds, .. } = self;
         PlacementRequest {
+            tenant,
             model: model.clone(),
             path: path.clone(),
             body: body.clone(),
