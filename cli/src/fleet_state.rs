@@ -43,6 +43,8 @@ fn describe_shortfall(entry: &EntryStatus, size: Option<FleetSize>) -> Option<St
         format!("the scheduler refuses its jobs: {}", entry.refusal.trim())
     } else if let Some(pause) = entry.pause.filter(|_| *failures > 0) {
         format!("failed {failures} times in a row; submitted again in {}", time_in_words(pause))
+    } else if let Some(seconds) = entry.limited {
+        format!("all jobs that its size allows in a quarter of an hour are submitted; the next in {}", time_in_words(seconds))
     } else {
         match (size, jobs.len()) {
             (None, _) => "it ends".to_owned(),
@@ -75,6 +77,7 @@ mod tests {
             failures: 0,
             pause: None,
             given_up: false,
+            limited: None,
             refusal: String::new(),
         }
     }
@@ -94,6 +97,8 @@ mod tests {
         );
         let failing = EntryStatus { failures: 2, pause: Some(30), ready: 1, ..entry() };
         assert_eq!(describe(&failing).unwrap(), "qwen: 1 of 2 nodes serve; failed 2 times in a row; submitted again in 30s");
+        let limited = EntryStatus { limited: Some(240), ready: 1, ..entry() };
+        assert!(describe(&limited).unwrap().ends_with("; the next in 4m"));
         let given_up = EntryStatus { failures: 10, given_up: true, ..entry() };
         assert!(describe(&given_up).unwrap().contains("10 jobs in a row have failed: mend the cause"));
     }

@@ -11,7 +11,7 @@ use crate::estimates::RecentTimes;
 use crate::failures::Failures;
 use crate::observation::{NodeState, ObservedJob};
 use crate::pace::Pace;
-use crate::since;
+use crate::{FleetEntry, since};
 
 /// A job is listed within this time after its submission, or there is none. The controller's deadline of a submission is shorter.
 const LISTED_WITHIN: Duration = Duration::from_secs(120);
@@ -207,6 +207,12 @@ impl Memory {
     #[must_use]
     pub fn failures(&self) -> u32 {
         self.failures.in_a_row()
+    }
+
+    /// How long the entry submits nothing, because it has submitted all that its size allows in a quarter of an hour; zero where it may.
+    #[must_use]
+    pub fn submission_delay(&self, entry: &FleetEntry, now: SystemTime) -> Duration {
+        self.pace.delay(entry.most_nodes(), now)
     }
 
     /// How long nothing is submitted after the last failure.

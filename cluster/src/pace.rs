@@ -28,6 +28,15 @@ impl Pace {
         missing.min((2 * nodes + SPARE_JOBS).saturating_sub(lately))
     }
 
+    /// How long an entry of `nodes` nodes may submit nothing; zero where it may.
+    pub(crate) fn delay(&self, nodes: usize, now: SystemTime) -> Duration {
+        if self.allowed(1, nodes, now) > 0 {
+            return Duration::ZERO;
+        }
+        let oldest = self.0.iter().map(|(at, _)| *at).find(|at| is_recent(*at, now));
+        oldest.map_or(Duration::ZERO, |at| since(at + WINDOW, now))
+    }
+
     pub(crate) fn note(&mut self, parts: usize, now: SystemTime) {
         self.0.retain(|(at, _)| is_recent(*at, now));
         self.0.push_back((now, parts));
@@ -55,6 +64,7 @@ mod tests {
                 submitted.push((second - 10_000, parts));
             }
         }
+        assert_eq!((pace.delay(3, at(13_499)), pace.delay(3, at(13_600))), (Duration::from_secs(101), Duration::ZERO));
         assert_eq!(submitted[..5], [(0, 3), (5, 3), (10, 3), (15, 1), (900, 3)]);
         assert_eq!(submitted.iter().map(|(_, parts)| parts).sum::<usize>(), 4 * 10);
         assert_eq!(pace.allowed(3, 3, at(100)), 3, "the clock was set back by hours");

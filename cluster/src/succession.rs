@@ -2,8 +2,8 @@
 //! it. Pure.
 //!
 //! Until its end is near, one job waits that may start when this one has ended, so a controller that dies is replaced by the scheduler itself. Then
-//! it makes room for one that may start at once, because that one's wait in the queue is to be over before this one's time is. There is never more
-//! than one of them.
+//! it submits one that may start at once, whose wait in the queue is to be over before this one's time is. The first is cancelled once the scheduler
+//! lists the second, so a refused submission leaves the fleet a successor.
 
 use std::time::{Duration, SystemTime};
 
@@ -42,6 +42,12 @@ pub struct ControllerJob<'a> {
 }
 
 impl ControllerJob<'_> {
+    /// Whether its end is near, so that the next one may start before it.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.left <= LONGEST_LEAD.min(self.limit / SEARCH_PARTS)
+    }
+
     /// Whether it has to leave now, whether or not another one has come.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -95,24 +101,22 @@ pub fn decide_succession(
         return (Some(SuccessionAction::Leave), memory);
     }
     let others = find_successors(own, listed);
-    let is_due = own.left <= LONGEST_LEAD.min(own.limit / SEARCH_PARTS);
-    let kept = if is_due {
-        others.iter().copied().find(|job| memory.successor.as_deref().is_some_and(|id| is_same_job(id, &job.id)))
-    } else {
-        others.iter().copied().find(|job| !job.state.has_started())
-    };
+    let is_ending = own.is_ending();
+    let is_successor = |job: &&ScheduledJob| memory.successor.as_deref().is_some_and(|id| is_same_job(id, &job.id));
+    let next = if is_ending { others.iter().copied().find(is_successor) } else { None };
+    let kept = next.or_else(|| others.iter().copied().find(|job| !job.state.has_started()));
     let surplus: Vec<String> = others.iter().filter(|job| kept.is_none_or(|kept| kept.id != job.id)).map(|job| job.id.clone()).collect();
     if !surplus.is_empty() {
         return (Some(SuccessionAction::Cancel { jobs: surplus }), memory);
     }
-    let action = match kept {
+    let action = match if is_ending { next } else { kept } {
         Some(job) => {
-            let waits_here = is_due && job.state.has_started() && own.standby.is_some_and(|standby| is_same_job(standby, &job.id));
+            let waits_here = is_ending && job.state.has_started() && own.standby.is_some_and(|standby| is_same_job(standby, &job.id));
             waits_here.then_some(SuccessionAction::Leave)
         }
-        None => memory.may_submit(is_due, now).then(|| {
-            memory = SuccessionMemory { successor: None, submitted: Some((now, is_due)) };
-            SuccessionAction::Submit { after_own_end: !is_due }
+        None => memory.may_submit(is_ending, now).then(|| {
+            memory = SuccessionMemory { successor: None, submitted: Some((now, is_ending)) };
+            SuccessionAction::Submit { after_own_end: !is_ending }
         }),
     };
     (action, memory)

@@ -20,6 +20,8 @@ pub(crate) struct OwnJob {
     ends: SystemTime,
     drain_timeout: Duration,
     memory: SuccessionMemory,
+    /// Whether the job was ending when nothing was left to do last; `None` while something is.
+    settled: Option<bool>,
 }
 
 impl OwnJob {
@@ -33,6 +35,7 @@ impl OwnJob {
             ends: setup.began + limit,
             drain_timeout: setup.drain_timeout,
             memory: SuccessionMemory::default(),
+            settled: None,
         })
     }
 
@@ -46,6 +49,11 @@ impl OwnJob {
         self.describe(now, None).is_over()
     }
 
+    /// Whether nothing has to be asked of the scheduler now.
+    pub(crate) fn is_settled(&self, now: SystemTime) -> bool {
+        self.settled == Some(self.describe(now, None).is_ending())
+    }
+
     /// Keeps one successor; `true` when the controller is to end and leave its place to that one.
     pub(crate) async fn step(&mut self, setup: &ControllerSetup) -> Result<bool, StepError> {
         let listed = list_jobs(setup).await?;
@@ -54,7 +62,9 @@ impl OwnJob {
         let now = SystemTime::now();
         self.note_end(own, now);
         let standby = setup.folder.standby()?;
-        let (action, memory) = decide_succession(&self.describe(now, standby.as_deref()), &listed, &self.memory, now);
+        let described = self.describe(now, standby.as_deref());
+        let (action, memory) = decide_succession(&described, &listed, &self.memory, now);
+        self.settled = action.is_none().then_some(described.is_ending());
         self.memory = memory;
         match action {
             None => Ok(false),
@@ -140,6 +150,7 @@ mod tests {
             ends: at(10_000) + limit,
             drain_timeout: Duration::from_secs(30),
             memory: SuccessionMemory::default(),
+            settled: None,
         };
         assert!(!own.is_over(at(13_554)) && own.is_over(at(13_555)), "nobody has said anything");
         let silent = job("12.head", JobState::Running);
@@ -150,6 +161,8 @@ mod tests {
         own.note_end(&listed, at(10_000));
         own.note_end(&silent, at(11_000));
         assert_eq!(own.describe(at(11_000), None).left, Duration::from_secs(800));
+        own.settled = Some(false);
+        assert!(own.is_settled(at(10_899)) && !own.is_settled(at(10_900)), "the last quarter asks for the next one at once");
         assert!(!own.is_over(at(11_754)) && own.is_over(at(11_755)) && own.is_over(at(20_000)));
     }
 }

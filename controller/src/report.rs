@@ -10,6 +10,9 @@ use crate::status::{EntryStatus, JobStatus};
 
 pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
     let is_ready = |job: &&ScheduledJob| job.state == JobState::Running && node_state(find_node(view.nodes, &job.id)) == NodeState::Ready;
+    let is_counted = |job: &&ScheduledJob| job.state != JobState::Ending;
+    let lacks_jobs = view.jobs.iter().filter(is_counted).count() < view.memory.wanted() as usize;
+    let delay = view.memory.submission_delay(view.entry, now);
     EntryStatus {
         name: view.entry.name.clone(),
         model: view.entry.model.clone(),
@@ -20,6 +23,7 @@ pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
         failures: view.memory.failures(),
         pause: view.memory.pause(now).map(|pause| pause.as_secs()),
         given_up: view.memory.has_given_up(),
+        limited: (lacks_jobs && !delay.is_zero()).then_some(delay.as_secs()),
         refusal: view.refusal.to_owned(),
     }
 }

@@ -185,7 +185,8 @@ impl Controller {
         }
         let listed = self.router.list(ListRequest {}).await?.into_inner();
         let scene = Scene::new(entries, self.setup.jobs.clone(), self.setup.folder.standby()?, &listed);
-        if !self.attention.is_due(&scene, self.rest_interval(), Instant::now()) {
+        let is_succession_due = self.own_job.as_ref().is_some_and(|job| !job.is_settled(SystemTime::now()));
+        if !is_succession_due && !self.attention.is_due(&scene, self.rest_interval(), Instant::now()) {
             return Ok(None);
         }
         if !self.is_scheduler_known {

@@ -34,6 +34,9 @@ pub struct EntryStatus {
     /// Whether nothing is submitted any more, because too many jobs have failed in a row.
     #[serde(default)]
     pub given_up: bool,
+    /// Seconds until the entry may submit another job, where it has submitted all that its size allows in a quarter of an hour and lacks some.
+    #[serde(default)]
+    pub limited: Option<u64>,
     /// Why the scheduler refused the last submission; empty where it did not.
     pub refusal: String,
 }

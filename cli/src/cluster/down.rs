@@ -43,6 +43,12 @@ pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result
             // It may wait in the queue for hours, or come just now.
             end_jobs(&fleet, Duration::ZERO).await?;
         }
+        let remembered = fleet.folder.remembered()?;
+        if is_in_job && !is_last && removed.iter().all(|name| !remembered.contains(name)) && find_controller(&fleet.folder).await?.is_none()
+        {
+            // What is remembered is written before a submission, so none of them has a job.
+            return Ok(());
+        }
         if is_in_job && !fleet.folder.entries()?.is_empty() {
             if let FoundController::Submitted(_) = ensure_controller(&fleet).await? {
                 wait_until_runs(&fleet).await?;

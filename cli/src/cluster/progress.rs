@@ -116,6 +116,10 @@ fn describe(entry: &EntryStatus) -> Vec<Told> {
         let failed = format!("failed    {} in a row", count(entry.failures, "time"));
         told.push(Told { line: format!("{failed}; submitted again in {}", time_in_words(pause)), key: failed });
     }
+    if let Some(seconds) = entry.limited {
+        let limited = "limited   all jobs that its size allows in a quarter of an hour are submitted".to_owned();
+        told.push(Told { line: format!("{limited}; the next in {}", time_in_words(seconds)), key: limited });
+    }
     if !entry.refusal.is_empty() {
         told.push(Told::plain(format!("refused   {}", entry.refusal.trim())));
     }

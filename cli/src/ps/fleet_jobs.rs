@@ -75,6 +75,7 @@ mod tests {
             pause: None,
             given_up: false,
             asked: 0,
+            limited: None,
             refusal: String::new(),
         };
         FleetStatus { at: SystemTime::UNIX_EPOCH, entries: vec![entry], trouble: String::new() }

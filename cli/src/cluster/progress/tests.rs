@@ -23,6 +23,7 @@ fn entry(ready: u32, jobs: Vec<JobStatus>) -> EntryStatus {
         pause: None,
         given_up: false,
         asked: 0,
+        limited: None,
         refusal: String::new(),
     }
 }
@@ -61,6 +62,10 @@ fn each_step_of_a_job_is_reported_once() {
 #[test]
 fn failures_and_refusals_are_reported_once_per_occurrence() {
     let mut progress = EntryProgress::default();
+    let limited = EntryStatus { limited: Some(240), ..entry(1, Vec::new()) };
+    assert!(
+        EntryProgress::default().lines(&limited, "").iter().any(|line| line.starts_with("limited ") && line.ends_with("the next in 4m"))
+    );
     let failed = EntryStatus { failures: 2, pause: Some(60), refusal: "qsub: Invalid account\n".into(), ..entry(0, Vec::new()) };
     let lines = ["failed    2 times in a row; submitted again in 1m", "refused   qsub: Invalid account", "trouble   qstat is late"];
     assert_eq!(progress.lines(&failed, "qstat is late"), lines);
