@@ -1,8 +1,11 @@
-//! One step of the controller: from an entry, its jobs, the demand and what is remembered to the actions that bring the fleet nearer to its size.
+//! A step of the controller: computes the actions that bring an entry's fleet nearer to its size.
 //!
-//! Replacements are not marked as such. An entry may have as many jobs as it wants nodes, and one more for each serving job whose end is nearer
-//! than a replacement. What serves beyond the wanted size drains, the one that ends first first. So the same jobs lead to the same actions,
-//! whoever submitted them, and a controller that starts anew goes on where the last one was.
+//! The inputs are the entry, its jobs, the demand and the memory of earlier steps.
+//!
+//! Replacements are not marked as such. An entry may have as many jobs as it wants nodes, plus one
+//! for each serving job that ends before a replacement could be ready. Jobs that serve beyond the
+//! wanted size drain, in the order in which they end. So the same jobs lead to the same actions,
+//! whoever submitted them, and a restarted controller continues where the last one stopped.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,13 +18,17 @@ use crate::since;
 use crate::size::resize;
 use crate::stages::Stages;
 
-/// A job that was asked to leave and has not ended after this time is cancelled. Agents leave within 40 s unless `agent.drain_timeout` says otherwise.
+/// Time after which a draining job that has not ended is cancelled. Agents leave within 40 s unless
+/// `agent.drain_timeout` says otherwise.
 const DRAIN_LIMIT: Duration = Duration::from_secs(600);
 
-/// What to do. Each may be repeated in the next step, until the list shows that it has worked; only a submission is not.
+/// Action of the controller.
+///
+/// Every action except a submission may be repeated in the next step, until the job list shows that
+/// it worked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Submit an array of as many one-node jobs; one part is a plain job.
+    /// Submit an array of this many one-node jobs; one part is a plain job.
     Submit {
         parts: u32,
     },
@@ -34,7 +41,9 @@ pub enum Action {
     },
 }
 
-/// Decides one step. The memory is to be written down before the actions are carried out, and is the next step's.
+/// Decides one step.
+///
+/// Write the returned memory down before carrying out the actions, and pass it to the next step.
 #[must_use]
 pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, now: SystemTime) -> (Vec<Action>, Memory) {
     let mut memory = memory.clone();
@@ -65,14 +74,17 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
     (actions, memory)
 }
 
-/// How many jobs may be on their way: as many as are wanted and do not serve, and a replacement for each that is replaced of those that are to stay,
-/// which are the ones that end last.
+/// Number of jobs that may be on their way to serving.
+///
+/// These are the wanted jobs that do not serve yet, plus one replacement for each replaced job
+/// among those that stay. The jobs that end last stay.
 fn count_places(stages: &Stages, wanted: usize, is_replaced: impl Fn(&ObservedJob) -> bool) -> usize {
     let to_stay = stages.serving.iter().rev().take(wanted);
     wanted.saturating_sub(stages.serving.len()) + to_stay.filter(|job| is_replaced(job)).count()
 }
 
-/// Takes jobs beyond the wanted size for replacements of those that end first: who submitted them knew better when those are due.
+/// Takes jobs beyond the wanted size as replacements of those that end first. Whoever submitted
+/// them knew better when those are due.
 fn adopt_replacements(stages: &Stages, wanted: usize, memory: &mut Memory) {
     let may_come = count_places(stages, wanted, |job| memory.record(job).may_be_replaced());
     let to_stay = stages.serving.iter().skip(stages.serving.len().saturating_sub(wanted));
@@ -82,7 +94,8 @@ fn adopt_replacements(stages: &Stages, wanted: usize, memory: &mut Memory) {
     }
 }
 
-/// Cancels jobs that wait with settings of before, and jobs that hold their node in vain: failed, without an agent, or drained and not ended.
+/// Cancels jobs that wait with outdated settings, and jobs that hold a node in vain. The latter
+/// have failed, have no agent, or were drained and have not ended.
 fn end_what_stays(stages: &Stages, memory: &Memory, now: SystemTime) -> Vec<Action> {
     let stays = stages.leaving.iter().filter(|job| {
         let record = memory.record(job);
@@ -92,20 +105,23 @@ fn end_what_stays(stages: &Stages, memory: &Memory, now: SystemTime) -> Vec<Acti
     stays.map(|job| Action::Cancel { job: job.id.clone() }).collect()
 }
 
-/// Cancels what is on its way for nobody, first what only waits.
+/// Cancels surplus jobs on their way, waiting ones first.
 fn cancel_beyond(stages: &Stages, may_come: usize) -> impl Iterator<Item = Action> {
     let beyond = stages.coming().saturating_sub(may_come);
     stages.waiting.iter().chain(&stages.starting).take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
 }
 
-/// Keeps as many jobs that are away as nodes are wanted: more could never serve together.
+/// Cancels absent jobs beyond the wanted size: more could never serve together.
 fn cancel_away(stages: &Stages, wanted: usize) -> impl Iterator<Item = Action> {
     let beyond = stages.away.len().saturating_sub(wanted);
     stages.away.iter().take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
 }
 
-/// Ends what serves beyond the wanted size: first what was replaced, then what has no agent, then what ends first. As many as are wanted stay
-/// ready, so a job is not drained while its replacement is away for a moment.
+/// Ends jobs that serve beyond the wanted size: replaced ones first, then those without an agent,
+/// then those that end first.
+///
+/// As many as are wanted stay ready, so a job is not drained while its replacement is away for a
+/// moment.
 fn retire(stages: &Stages, wanted: usize, memory: &Memory) -> Vec<Action> {
     let is_replaced = |job: &ObservedJob| wanted > 0 && memory.record(job).may_be_replaced();
     let mut dispensable = stages.serving.clone();
@@ -119,7 +135,7 @@ fn retire(stages: &Stages, wanted: usize, memory: &Memory) -> Vec<Action> {
             ready -= 1;
             actions.push(Action::Drain { job: id });
         } else if !job.is_ready() && !is_replaced(job) {
-            // Without an agent nobody would hear of a drain.
+            // Without an agent, nobody would receive a drain request.
             let has_agent = job.state == JobState::Running && job.node != NodeState::NotAttached;
             actions.push(if has_agent { Action::Drain { job: id } } else { Action::Cancel { job: id } });
         }

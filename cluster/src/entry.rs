@@ -1,19 +1,21 @@
-//! One entry of a fleet: a model, and how many nodes are to serve it. It is read from TOML and checked while it is read.
+//! An entry of a fleet: a model, and how many nodes serve it. Entries are parsed from TOML and
+//! checked while parsing.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Slurm takes no larger array where `MaxArraySize` is as it comes (1001).
+/// Most nodes of an entry. Slurm takes no larger array with the default `MaxArraySize` of 1001.
 const MAX_NODES: u32 = 1000;
 
-/// Bytes of the longest name, which becomes part of the jobs' names.
+/// Most bytes in a name, which becomes part of the jobs' names.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Schedulers count in minutes, and an agent takes up to a quarter of a short job to leave.
+/// Shortest walltime. Schedulers count in minutes, and an agent takes up to a quarter of a short
+/// job to leave.
 const MIN_WALLTIME: Duration = Duration::from_secs(60);
 
-/// The demand is read every few seconds.
+/// Shortest `idle_after`: the demand is read every few seconds.
 const MIN_IDLE_AFTER: Duration = Duration::from_secs(60);
 
 const IDLE_AFTER: Duration = Duration::from_secs(30 * 60);
@@ -25,19 +27,21 @@ pub struct FleetEntry {
     pub name: String,
     pub model: String,
     pub size: FleetSize,
-    /// Of each job.
+    /// Walltime of each job.
     pub walltime: Duration,
-    /// For every engine, after the agent's own.
+    /// Arguments for every engine, after the agent's own.
     pub engine_args: Vec<String>,
-    /// When somebody last asked for it, in milliseconds since 1970: what was given up before is then tried again.
+    /// When somebody last asked for the entry, in milliseconds since 1970. A later value restarts
+    /// an entry that was given up.
     pub asked: u64,
 }
 
-/// How many nodes are wanted.
+/// Number of wanted nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FleetSize {
     Fixed(u32),
-    /// One more while requests wait, fewer when nodes have had no request for `idle_after`.
+    /// Grows by one node while requests wait, and shrinks when nodes have had no request for
+    /// `idle_after`.
     Elastic {
         min: u32,
         max: u32,
@@ -45,7 +49,7 @@ pub enum FleetSize {
     },
 }
 
-/// What is wrong with an entry. The word in quotes is its name.
+/// Error in an entry. The quoted word is the entry's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EntryError {
     #[error("{0:?} is no name of an entry: use 1 to {MAX_NAME_BYTES} letters, digits, '-', '_' and '.', a letter or digit first")]
@@ -68,7 +72,7 @@ pub enum EntryError {
     IdleAfter(String),
 }
 
-/// An entry as it is written.
+/// Written form of an entry.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EntryTable {
@@ -91,16 +95,16 @@ struct EntryTable {
 }
 
 impl FleetEntry {
-    /// The nodes that it has at most.
+    /// Most nodes that the entry can have.
     pub(crate) fn most_nodes(&self) -> usize {
         let (FleetSize::Fixed(nodes) | FleetSize::Elastic { max: nodes, .. }) = self.size;
         usize::try_from(nodes).expect("a u32 fits a usize on every host with GPUs")
     }
 
-    /// Checks an entry, also one that was changed after it was read.
+    /// Checks an entry, including one changed after parsing.
     ///
     /// # Errors
-    /// Says what to write instead.
+    /// The error says what to write instead.
     pub fn check(&self) -> Result<(), EntryError> {
         let name = || self.name.clone();
         let is_of_names = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);

@@ -1,17 +1,19 @@
-//! How long something takes, estimated from the last times it happened. The controller learns each entry's queue waits and cold starts so.
+//! Estimates of durations from their latest samples. The controller learns each entry's queue waits
+//! and cold starts this way.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How many times are remembered. Queues change within days, and an entry of four nodes and jobs of 12 hours fills this in two and a half.
+/// Number of remembered samples. Queues change within days; an entry of four nodes with jobs of 12
+/// hours fills this in two and a half days.
 const LENGTH: usize = 20;
 
-/// So many in a row that are short are no chance.
+/// Number of short samples in a row that rule out chance.
 const LATEST: usize = 3;
 
-/// The last times, the oldest first.
+/// Latest samples, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecentTimes(VecDeque<Duration>);
 
@@ -23,8 +25,11 @@ impl RecentTimes {
         self.0.push_back(time);
     }
 
-    /// Nine of ten took no longer; with fewer than ten, all of them. Early is cheap, as the old job drains once the new one is ready, but not free: where
-    /// the last three took less than half of that, twice the longest of them is enough.
+    /// Ninetieth percentile of the samples; with fewer than ten samples, the longest.
+    ///
+    /// Replacing early is cheap, as the old job drains once the new one is ready, but not free. So
+    /// if the last three samples took less than half of that, twice the longest of the three is
+    /// enough.
     pub(crate) fn estimate(&self) -> Option<Duration> {
         let mut sorted: Vec<Duration> = self.0.iter().copied().collect();
         sorted.sort_unstable();

@@ -1,5 +1,7 @@
-//! How often an entry's jobs have failed in a row, and what follows for the next submission: a pause, one job at a time, and an end of all tries. So a
-//! model that cannot start costs ten jobs.
+//! Consecutive failures of an entry's jobs, and how they limit submissions: a pause, one job at a
+//! time, and finally none.
+//!
+//! A model that cannot start therefore costs ten jobs.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,30 +9,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::since;
 
-/// As long as a scheduler takes to start a job anew elsewhere; one dead node costs no more.
+/// First pause. A scheduler takes this long to restart a job elsewhere, so one dead node costs no
+/// more.
 const FIRST_PAUSE: Duration = Duration::from_secs(30);
 
-/// The pause doubles so often: 16 minutes at most, which is about four tries an hour.
+/// Most doublings of the pause: 16 minutes at most, which is about four tries an hour.
 const MAX_DOUBLINGS: u32 = 5;
 
-/// After so many failures in a row nothing is submitted any more: with the pauses between them that is an hour and a half, longer than a file system or
-/// a license server is away.
+/// Failures in a row after which nothing is submitted. With their pauses they take an hour and a
+/// half, longer than outages of a file system or a license server.
 pub(crate) const MAX_FAILURES: u32 = 10;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failures {
     in_a_row: u32,
-    /// When the last one was counted.
+    /// When the last failure was counted.
     counted: Option<SystemTime>,
-    /// Whether no job that was submitted after it has become ready.
+    /// Whether no job submitted after the last failure has become ready.
     #[serde(default)]
     is_probing: bool,
     pause_ends: Option<SystemTime>,
 }
 
 impl Failures {
-    /// A failed job counts when it was submitted after the last one that counted: jobs that were there already share its cause, or chance. Both times
-    /// are by the controller's own clock.
+    /// Counts a failed job if it was submitted after the last counted failure.
+    ///
+    /// Jobs submitted before share its cause, or chance. Both times are by the controller's own
+    /// clock.
     pub(crate) fn note(&mut self, submitted: Option<SystemTime>, now: SystemTime) {
         let counts = match (self.counted, submitted) {
             (Some(counted), Some(submitted)) => submitted > counted,
@@ -47,22 +52,23 @@ impl Failures {
         }
     }
 
-    /// A job has served for a while: the next failure is the first one again.
+    /// Forgives earlier failures because a job has served for a while: the next failure is the
+    /// first again.
     pub(crate) fn forgive(&mut self) {
         *self = Self { pause_ends: self.pause_ends, ..Self::default() };
     }
 
-    /// A job has become ready that was submitted at this time.
+    /// Notes that a job submitted at this time has become ready.
     pub(crate) fn note_ready(&mut self, submitted: Option<SystemTime>) {
         self.is_probing &= self.counted.zip(submitted).is_some_and(|(counted, submitted)| submitted <= counted);
     }
 
-    /// Whether the next job has to show first that jobs can start.
+    /// Whether the next job must first show that jobs can start.
     pub(crate) fn is_probing(&self) -> bool {
         self.is_probing
     }
 
-    /// Whether nothing is tried any more.
+    /// Whether submissions have ended for good.
     pub(crate) fn is_final(&self) -> bool {
         self.in_a_row >= MAX_FAILURES
     }
@@ -71,7 +77,7 @@ impl Failures {
         self.in_a_row
     }
 
-    /// How long nothing is submitted yet.
+    /// Time left until submissions may continue.
     pub(crate) fn pause(&self, now: SystemTime) -> Option<Duration> {
         Some(since(self.pause_ends?, now)).filter(|left| !left.is_zero())
     }

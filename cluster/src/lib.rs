@@ -1,6 +1,8 @@
-//! Which batch jobs keep a fleet's size: when one is submitted, replaced before its end, drained or cancelled. Everything here is a pure
-//! function or plain data, and time is an argument. The controller asks scheduler and router, calls [`decide`] and carries out its actions.
-//! Of crate `scheduler` it has types alone.
+//! Decides which batch jobs keep a fleet's size: when to submit, replace, drain or cancel them.
+//!
+//! Everything here is a pure function or plain data, and time is an argument. The controller
+//! queries scheduler and router, calls [`decide`] and carries out its actions. This crate uses only
+//! types from crate `scheduler`.
 
 mod decide;
 mod entry;
@@ -23,7 +25,7 @@ pub use memory::Memory;
 pub use observation::{Demand, NodeState, Observation, ObservedJob};
 pub use succession::{ControllerJob, SuccessionAction, SuccessionMemory, decide_succession, find_successors};
 
-/// The time since `then`, which is none where a clock was set back.
+/// Time since `then`, or zero if the clock was set back.
 fn since(now: SystemTime, then: SystemTime) -> Duration {
     now.duration_since(then).unwrap_or_default()
 }

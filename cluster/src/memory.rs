@@ -1,5 +1,8 @@
-//! What the controller knows of an entry beyond the scheduler's list: which jobs it has asked to leave, what queue waits and cold starts its
-//! jobs have had, and a submission that is not listed yet. All of it may be lost: then estimates are worse, and nothing is submitted twice.
+//! The controller's knowledge of an entry beyond the scheduler's list.
+//!
+//! It holds which jobs were asked to leave, their queue waits and cold starts, and a submission
+//! that is not listed yet. All of it may be lost: then estimates are worse, but nothing is
+//! submitted twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -13,51 +16,62 @@ use crate::observation::{NodeState, ObservedJob};
 use crate::pace::Pace;
 use crate::{FleetEntry, since};
 
-/// A job is listed within this time after its submission, or there is none. The controller's deadline of a submission is shorter.
+/// Time within which a submitted job is listed, if there is one. The controller's deadline for a
+/// submission is shorter.
 const LISTED_WITHIN: Duration = Duration::from_secs(120);
 
-/// A running job without an agent is given up after this time. An agent gives up by itself after 5 minutes (`agent.attach_timeout`), and PBS
-/// notices after 7 that a host has died; the rest is for a job's own first lines, such as copying weights.
+/// Time after which a running job without an agent is given up. An agent gives up after 5 minutes
+/// (`agent.attach_timeout`), and PBS notices a dead host after 7. The rest is for a job's own setup
+/// lines, such as copying weights.
 const ABSENT_LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// A job that has served and whose agent is away for longer is replaced. Agents find a router again within seconds, and its host may be dead: PBS and
-/// Slurm say so after one to seven minutes, if at all.
+/// Time after which a job that has served is replaced if its agent is away. Agents find a router
+/// again within seconds, so the host may be dead: PBS and Slurm say so after one to seven minutes,
+/// if at all.
 const AWAY_LIMIT: Duration = Duration::from_secs(180);
 
-/// A job that is suspended for longer is replaced. Slurm's gang scheduler suspends jobs by turns of 30 s (`SchedulerTimeSlice`).
+/// Suspension after which a job is replaced. Slurm's gang scheduler suspends jobs in turns of 30 s
+/// (`SchedulerTimeSlice`).
 const SUSPENDED_LIMIT: Duration = Duration::from_secs(60);
 
-/// A job that has served so long shows that the model can start.
+/// Serving time that shows that the model can start.
 const SERVES_WELL_AFTER: Duration = Duration::from_secs(600);
 
-/// A job that has served so long was no failed start, however it ended.
+/// Serving time after which a job's end does not count as a failed start.
 const SERVED_AFTER: Duration = Duration::from_secs(60);
 
-/// A job is not replaced before a quarter of its time is over, whatever the queue is expected to take: an estimate that is too long would else have each
-/// job replaced as soon as it serves. A queue that really takes longer than three quarters leaves a gap, which a longer walltime closes.
+/// Quarters of a job's time, counted from its end, in which it may be replaced.
+///
+/// No job is replaced in its first quarter, whatever queue wait is expected: an estimate that is
+/// too long would have each job replaced as soon as it serves. A queue that really takes longer
+/// than three quarters leaves a gap, which a longer walltime closes.
 const LONGEST_LEAD_QUARTERS: u32 = 3;
 
-/// After a longer time between two steps it is not known when in it a node became ready, or whether its agent was absent for all of it.
+/// Longest interval between steps that still tells when a node became ready and whether its agent
+/// was absent throughout.
 const LONGEST_STEP: Duration = Duration::from_secs(60);
 
-/// Until the first job has started.
+/// Expected queue wait until the first job has started.
 const PRIOR_QUEUE_WAIT: Duration = Duration::from_secs(3600);
 
-/// Until the first job was seen to become ready: weights of 100 GB from a parallel file system.
+/// Expected cold start until the first job becomes ready: weights of 100 GB from a parallel file
+/// system.
 const PRIOR_COLD_START: Duration = Duration::from_secs(600);
 
-/// Jobs stop serving before their end: an agent leaves 40 s earlier, and Slurm's signal comes up to a minute early.
+/// Time before its end at which a job stops serving. An agent leaves 40 s early, and Slurm's signal
+/// comes up to a minute early.
 const LEAVES_BEFORE_END: Duration = Duration::from_secs(120);
 
-/// What is kept of an entry between two steps. The controller writes it down before it carries out the actions that came with it.
+/// State of an entry between two steps. The controller writes it down before it carries out the
+/// step's actions.
 ///
-/// `Memory::default()` is a new entry's, of which nothing was ever submitted.
+/// `Memory::default()` belongs to a new entry for which nothing was ever submitted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
     jobs: BTreeMap<String, JobRecord>,
     submission: Option<Submission>,
-    /// Until then jobs may be listed that an unknown controller has submitted.
+    /// Until then, jobs submitted by an unknown controller may appear in the list.
     recovers_until: Option<SystemTime>,
     failures: Failures,
     pace: Pace,
@@ -67,107 +81,115 @@ pub struct Memory {
     pub(crate) size: Option<u32>,
     pub(crate) pressure_since: Option<SystemTime>,
     stepped: Option<SystemTime>,
-    /// When somebody had asked for the entry, as of the last step.
+    /// The entry's `asked` as of the last step.
     asked: u64,
 }
 
-/// What is remembered of one job in the list.
+/// Memory of one listed job.
 ///
-/// Its times are by the controller's own clock. That of the scheduler may differ by minutes: Slurm allows for five (the lifetime of what munge signs),
-/// and PBS for any number.
+/// All times are by the controller's own clock. The scheduler's may differ by minutes: Slurm allows
+/// five (the lifetime of what munge signs), and PBS any number.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct JobRecord {
-    /// When it was submitted; `None` where that is not remembered.
+    /// When the job was submitted; `None` if unknown.
     submitted: Option<SystemTime>,
-    /// What it was submitted with; `None` where that is not remembered.
+    /// Form with which the job was submitted; `None` if unknown.
     form: Option<u64>,
-    /// When it was first listed.
+    /// When the job was first listed.
     listed: Option<SystemTime>,
-    /// When it was last known to have no present run.
+    /// When the job was last known to have no present run.
     waited: Option<SystemTime>,
-    /// When its present run began.
+    /// When the present run began.
     started: Option<SystemTime>,
     pub(crate) ends: Option<SystemTime>,
-    /// When it was first seen ready.
+    /// When the job was first seen ready.
     pub(crate) ready: Option<SystemTime>,
     /// When a request was last seen in flight.
     pub(crate) busy: Option<SystemTime>,
-    /// Since when it runs without an agent.
+    /// Since when the job runs without an agent.
     absent_since: Option<SystemTime>,
     suspended_since: Option<SystemTime>,
     pub(crate) leaving_since: Option<SystemTime>,
-    /// It was seen from its start on, so it is known how long it takes to become ready.
+    /// Whether the job was watched from its start, so its cold start is known.
     start_is_watched: bool,
-    /// Its queue wait has been learned, or tells nothing.
+    /// Whether the queue wait has been learned, or says nothing.
     wait_is_known: bool,
     serves_well: bool,
-    /// Its end is nearer than a replacement. It stays so, else a shorter estimate would cancel a replacement that has waited.
+    /// Whether the job ends before a replacement could be ready. The flag stays set, or a shorter
+    /// estimate would cancel a replacement that has waited.
     pub(crate) is_due: bool,
-    /// A job beyond the wanted size was found, and taken for its replacement: that one is kept, and no other is submitted.
+    /// Whether a job found beyond the wanted size was taken as this one's replacement. That job is
+    /// kept, and no other is submitted.
     pub(crate) is_adopted: bool,
-    /// Its end is no failure that is still to be counted: the controller wants it, or has given it up.
+    /// Whether the job's end no longer counts as a failure: the controller wants it, or has given
+    /// the job up.
     is_given_up: bool,
 }
 
-/// A submission of which some parts are not listed yet.
+/// A submission with parts that are not listed yet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Submission {
     parts: usize,
     at: SystemTime,
     #[serde(default)]
     form: Option<u64>,
-    /// Whether the scheduler has said its id. Then its jobs are listed from that moment until they end.
+    /// Whether the scheduler has reported the job's id. From then on, its jobs are listed until
+    /// they end.
     #[serde(default)]
     is_confirmed: bool,
 }
 
 impl Memory {
-    /// The memory of an entry that may have jobs although nothing is known of them. For two minutes nothing is submitted: a submission that a
-    /// controller before this one began is listed by then.
+    /// Memory of an entry that may have unknown jobs.
+    ///
+    /// Nothing is submitted for two minutes: a submission begun by an earlier controller is listed
+    /// by then.
     #[must_use]
     pub fn lost(now: SystemTime) -> Self {
         Self { recovers_until: Some(now + LISTED_WITHIN), pace: Pace::unknown(now), ..Self::default() }
     }
 
-    /// Notes that the scheduler has refused the submission of the last step. Not for one whose outcome is unknown.
+    /// Notes that the scheduler refused the last step's submission. Do not call it if the outcome
+    /// is unknown.
     pub fn record_refusal(&mut self, now: SystemTime) {
         self.submission = None;
         self.failures.note(None, now);
     }
 
-    /// Notes that the scheduler has taken the submission of the last step. Parts of it that the next list does not have, have ended by then.
+    /// Notes that the scheduler accepted the last step's submission. Parts missing from the next
+    /// list have ended by then.
     pub fn confirm_submission(&mut self) {
         if let Some(submission) = &mut self.submission {
             submission.is_confirmed = true;
         }
     }
 
-    /// How long jobs are expected to wait in the queue.
+    /// Expected wait of jobs in the queue.
     #[must_use]
     pub fn queue_wait(&self) -> Duration {
         self.queue_waits.estimate().unwrap_or(PRIOR_QUEUE_WAIT)
     }
 
-    /// How long jobs are expected to take from their start until they are ready.
+    /// Expected time from a job's start until it is ready.
     #[must_use]
     pub fn cold_start(&self) -> Duration {
         self.cold_starts.estimate().unwrap_or(PRIOR_COLD_START)
     }
 
-    /// The same as far as it has been seen; `None` until a job has started.
+    /// Learned queue wait; `None` until a job has started.
     #[must_use]
     pub fn learned_queue_wait(&self) -> Option<Duration> {
         self.queue_waits.estimate()
     }
 
-    /// The same as far as it has been seen; `None` until a job has become ready.
+    /// Learned cold start; `None` until a job has become ready.
     #[must_use]
     pub fn learned_cold_start(&self) -> Option<Duration> {
         self.cold_starts.estimate()
     }
 
-    /// When a job was submitted, by the controller's own clock; `None` where that is not remembered.
+    /// When a job was submitted, by the controller's own clock; `None` if unknown.
     #[must_use]
     pub fn submitted(&self, job: &str) -> Option<SystemTime> {
         self.jobs.get(job)?.submitted
@@ -179,49 +201,51 @@ impl Memory {
         self.jobs.get(job)?.started
     }
 
-    /// When a job's present run ends, by the controller's own clock; `None` where it has no limit of time.
+    /// When a job's present run ends, by the controller's own clock; `None` if it has no time
+    /// limit.
     #[must_use]
     pub fn ends(&self, job: &str) -> Option<SystemTime> {
         self.jobs.get(job)?.ends
     }
 
-    /// Whether the next step decides the same if nothing changes meanwhile but the time, within a minute or so.
+    /// Whether the next step decides the same if only time passes, within a minute or so.
     #[must_use]
     pub fn is_settled(&self, now: SystemTime) -> bool {
         self.submission.is_none() && !self.is_recovering() && self.failures.pause(now).is_none() && self.pressure_since.is_none()
     }
 
-    /// How many nodes were wanted in the last step.
+    /// Number of nodes wanted in the last step.
     #[must_use]
     pub fn wanted(&self) -> u32 {
         self.size.unwrap_or_default()
     }
 
-    /// Whether nothing of the entry is left: no job is listed, and none may still come.
+    /// Whether the entry has no jobs left: none is listed, and none may still appear.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.jobs.is_empty() && !self.awaits_jobs() && !self.is_recovering()
     }
 
-    /// How many jobs have failed since one has served for a while. Jobs that were submitted together count once.
+    /// Failures since a job last served for a while. Jobs submitted together count once.
     #[must_use]
     pub fn failures(&self) -> u32 {
         self.failures.in_a_row()
     }
 
-    /// How long the entry submits nothing, because it has submitted all that its size allows in a quarter of an hour; zero where it may.
+    /// Time left until the entry may submit again, if it has submitted all that its size allows in a
+    /// quarter of an hour. Zero if it may now.
     #[must_use]
     pub fn submission_delay(&self, entry: &FleetEntry, now: SystemTime) -> Duration {
         self.pace.delay(entry.most_nodes(), now)
     }
 
-    /// How long nothing is submitted after the last failure.
+    /// Time left until submissions continue after the last failure.
     #[must_use]
     pub fn pause(&self, now: SystemTime) -> Option<Duration> {
         self.failures.pause(now)
     }
 
-    /// Takes in a list of jobs: what ended, what is new, what became ready.
+    /// Updates the memory from a job list: jobs that ended, appeared or became ready.
     pub(crate) fn observe(&mut self, jobs: &[ObservedJob], now: SystemTime) {
         let is_late = self.stepped.replace(now).is_none_or(|stepped| since(now, stepped) > LONGEST_STEP);
         self.recovers_until = self.recovers_until.filter(|until| *until > now);
@@ -263,7 +287,7 @@ impl Memory {
         }
     }
 
-    /// Forgets the jobs that are no longer listed, and counts those that should be.
+    /// Forgets jobs that are no longer listed, and counts a failure for each that should be.
     fn note_gone_jobs(&mut self, jobs: &[ObservedJob], now: SystemTime) {
         let failures = &mut self.failures;
         let listed: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
@@ -276,7 +300,7 @@ impl Memory {
         });
     }
 
-    /// Marks the jobs that serve and end before a replacement submitted now would be ready.
+    /// Marks serving jobs that end before a replacement submitted now would be ready.
     pub(crate) fn mark_due(&mut self, serving: &[&ObservedJob], waiting: &[&ObservedJob], now: SystemTime) {
         let queued = waiting.iter().filter(|job| job.state == JobState::Queued);
         let waits = queued.filter_map(|job| Some(since(now, self.record(job).known_since()?))).max().unwrap_or_default();
@@ -294,7 +318,8 @@ impl Memory {
         }
     }
 
-    /// Notes that a job is asked to leave or cancelled: its end is no failure, and it counts no more unless it is seen to go on.
+    /// Notes that a job was asked to leave or cancelled. Its end is no failure, and it no longer
+    /// counts unless it is seen to go on.
     pub(crate) fn give_up(&mut self, id: &str, now: SystemTime) {
         self.mark(id, |record| {
             record.is_given_up = true;
@@ -310,8 +335,9 @@ impl Memory {
         self.recovers_until.is_some()
     }
 
-    /// How many of `missing` jobs are to be submitted now, of an entry of `nodes` nodes of which `coming` jobs are on their way: as many as would be
-    /// neither a repetition nor a storm.
+    /// How many of `missing` jobs to submit now, without repeating a submission or causing a storm.
+    ///
+    /// `nodes` is the entry's largest size, and `coming` the number of jobs on their way.
     pub(crate) fn allow_submission(&self, missing: usize, (nodes, coming): (usize, usize), now: SystemTime) -> usize {
         let may_submit =
             self.submission.is_none() && !self.is_recovering() && self.failures.pause(now).is_none() && !self.failures.is_final();
@@ -328,33 +354,36 @@ impl Memory {
         self.pace.note(parts, now);
     }
 
-    /// Whether nothing is submitted any more, because too many jobs have failed in a row.
+    /// Whether submissions have ended because too many jobs failed in a row.
     #[must_use]
     pub fn has_given_up(&self) -> bool {
         self.failures.is_final()
     }
 
-    /// Begins anew with trying where somebody has asked for the entry since: who did may have mended the cause.
+    /// Forgets failures if somebody has asked for the entry since: they may have fixed the cause.
     pub(crate) fn note_asked(&mut self, asked: u64) {
         if std::mem::replace(&mut self.asked, asked) != asked {
             self.failures = Failures::default();
         }
     }
 
-    /// Whether it knows of the same jobs as an earlier one. One that does not is written down at once: a controller that dies before it could leave
-    /// its successor to wait for jobs that have ended meanwhile.
+    /// Whether both memories know the same jobs.
+    ///
+    /// A memory that differs is written down at once. If the controller died before that, its
+    /// successor could wait for jobs that have already ended.
     #[must_use]
     pub fn has_jobs_of(&self, earlier: &Self) -> bool {
         self.submission == earlier.submission && self.jobs.keys().eq(earlier.jobs.keys())
     }
 
-    /// Whether something was submitted that is not listed yet.
+    /// Whether a submission is not fully listed yet.
     pub(crate) fn awaits_jobs(&self) -> bool {
         self.submission.is_some()
     }
 }
 
-/// One more part of a submission is listed; when and with what it was submitted. `None` where it is nobody's that is known.
+/// Takes one part off a submission because it is listed, and returns when and in which form it was
+/// submitted. `None` if no known submission is open.
 fn list_one(submission: &mut Option<Submission>) -> (Option<SystemTime>, Option<u64>) {
     let Some(listed) = submission else { return (None, None) };
     let known = (Some(listed.at), listed.form);
@@ -365,12 +394,13 @@ fn list_one(submission: &mut Option<Submission>) -> (Option<SystemTime>, Option<
 
 impl JobRecord {
     fn new(job: &ObservedJob, (submitted, form): (Option<SystemTime>, Option<u64>), now: SystemTime) -> Self {
-        // For how long it has been suspended is not known. As one of those that count it could have its replacement cancelled.
+        // The length of the suspension is unknown. If the job counted, its replacement could be
+        // cancelled.
         let suspended_since = (job.state == JobState::Suspended).then(|| now - SUSPENDED_LIMIT);
         Self { submitted, form, listed: Some(now), waited: submitted, suspended_since, ..Self::default() }
     }
 
-    /// Since when it is there, as far as that is known.
+    /// Since when the job is known to exist.
     fn known_since(&self) -> Option<SystemTime> {
         self.submitted.or(self.listed)
     }
@@ -380,7 +410,8 @@ impl JobRecord {
         self.absent_since = self.absent_since.or(Some(now)).filter(|_| is_absent);
         self.suspended_since = self.suspended_since.or(Some(now)).filter(|_| job.state == JobState::Suspended);
         match job.state {
-            // A job that was preempted waits again. From its submission until its next start it has also run, or was held.
+            // A preempted job waits again. From its submission to its next start it has also run,
+            // or was held.
             JobState::Queued if self.wait_is_known => self.forget_run(),
             JobState::Held => self.forget_run(),
             JobState::Ending => self.leaving_since = self.leaving_since.or(Some(now)),
@@ -394,7 +425,7 @@ impl JobRecord {
         }
     }
 
-    /// Notes whether it runs, since when and until when.
+    /// Notes whether the job runs, since when and until when.
     fn note_run(&mut self, job: &ObservedJob, now: SystemTime) {
         if !job.has_started() {
             self.waited = Some(now);
@@ -402,7 +433,8 @@ impl JobRecord {
         }
         if self.started.is_none() {
             self.start_is_watched = self.waited.is_some_and(|waited| since(now, waited) <= LONGEST_STEP);
-            // It is between the two. What the scheduler says within that is more exact, where the clocks agree.
+            // The start lies between these two. Within them the scheduler's time is more exact if
+            // the clocks agree.
             let earliest = self.waited.map_or(SystemTime::UNIX_EPOCH, |waited| waited.min(now));
             self.started = Some(job.started.unwrap_or(now).clamp(earliest, now));
         }
@@ -421,32 +453,33 @@ impl JobRecord {
         };
     }
 
-    /// Whether it was submitted with other settings than those of this form.
+    /// Whether the job was submitted in another form.
     pub(crate) fn is_outdated(&self, form: u64) -> bool {
         self.form.is_some_and(|own| own != form)
     }
 
-    /// Whether one job more may be there in its place.
+    /// Whether the job may have a replacement.
     pub(crate) fn may_be_replaced(&self) -> bool {
         self.is_due || self.is_adopted
     }
 
-    /// Whether its agent is gone for good.
+    /// Whether the agent is gone for good.
     pub(crate) fn is_lost(&self, now: SystemTime) -> bool {
         self.absent_since.is_some_and(|absent| since(now, absent) >= ABSENT_LIMIT)
     }
 
-    /// Whether nobody knows when it will go on.
+    /// Whether the job is suspended for an unknown time.
     pub(crate) fn is_suspended(&self, now: SystemTime) -> bool {
         self.suspended_since.is_some_and(|suspended| since(now, suspended) >= SUSPENDED_LIMIT)
     }
 
-    /// Whether it has served, and its host may be dead.
+    /// Whether the job has served and its host may be dead.
     pub(crate) fn is_away(&self, now: SystemTime) -> bool {
         self.ready.is_some() && self.absent_since.is_some_and(|absent| since(now, absent) >= AWAY_LIMIT)
     }
 
-    /// Whether its end is no failed start: the controller wanted it, or it has served for a while, or until its end.
+    /// Whether the job's end is no failed start: the controller wanted it, or the job served for a
+    /// while or until its end.
     fn may_be_over(&self, now: SystemTime) -> bool {
         self.is_given_up
             || self.has_served(now)
@@ -457,7 +490,7 @@ impl JobRecord {
         self.ready.is_some_and(|ready| since(now, ready) >= SERVED_AFTER)
     }
 
-    /// The longest time before its end at which it may be replaced.
+    /// The longest time before its end at which the job may be replaced.
     fn longest_lead(&self, ends: SystemTime) -> Duration {
         self.started.map_or(Duration::MAX, |started| since(ends, started) / 4 * LONGEST_LEAD_QUARTERS)
     }

@@ -1,32 +1,35 @@
-//! What the controller sees in one step: the entry's jobs as the scheduler lists them, joined with what the router says of each job's node,
-//! and the demand for the model.
+//! Input of one step: the entry's listed jobs joined with the router's view of their nodes, and the
+//! demand for the model.
 
 use std::time::{Duration, SystemTime};
 
 use hostler_scheduler::{JobState, RunTime};
 
-/// One step's view of an entry. The list is complete, and was read after the actions of the step before were carried out.
+/// A step's view of an entry. The list is complete, and was read after the previous step's
+/// actions.
 #[derive(Debug, Clone, Default)]
 pub struct Observation {
-    /// Jobs that have not ended, parts of arrays one by one.
+    /// Jobs that have not ended, with each part of an array on its own.
     pub jobs: Vec<ObservedJob>,
     pub demand: Demand,
-    /// Names what is submitted now: script and arguments of a job. Jobs of another form were submitted with other settings.
+    /// Hash of the script and arguments of jobs submitted now. Jobs of another form were submitted
+    /// with other settings.
     pub form: u64,
 }
 
 #[derive(Debug, Clone)]
 pub struct ObservedJob {
-    /// As the scheduler's own commands take it.
+    /// Id, as the scheduler's own commands take it.
     pub id: String,
     pub state: JobState,
-    /// By the scheduler's clock, which is not compared with ours: only what lies between two of its times is used.
+    /// Submission time by the scheduler's clock, which is not compared with ours: only differences
+    /// between its times are used.
     pub submitted: Option<SystemTime>,
     pub started: Option<SystemTime>,
-    /// How long its run may last; `None` while it is not known, and for a job without limit.
+    /// How long the run may last; `None` if unknown or unlimited.
     pub run_time: Option<RunTime>,
     pub node: NodeState,
-    /// Requests in flight on its node.
+    /// Requests in flight on the job's node.
     pub in_flight: u32,
 }
 
@@ -39,17 +42,17 @@ impl ObservedJob {
         self.state == JobState::Running && self.node == NodeState::Failed
     }
 
-    /// A job that is held counts as queued: who holds it may release it.
+    /// Whether the job has started. A held job counts as queued: whoever holds it may release it.
     pub(crate) fn has_started(&self) -> bool {
         self.state.has_started()
     }
 }
 
-/// What the router says of the node whose agent runs in a job.
+/// The router's view of the node whose agent runs in a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeState {
     NotAttached,
-    /// A replica is still on its way to its first answer.
+    /// A replica has not answered for the first time yet.
     Loading,
     /// A replica takes requests, and none is in its first start.
     Ready,
@@ -58,13 +61,13 @@ pub enum NodeState {
     Failed,
 }
 
-/// What clients want of the entry's model.
+/// Client demand for the entry's model.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Demand {
-    /// Requests that wait in the router.
+    /// Requests waiting in the router.
     pub waiting: u32,
     pub in_flight: u32,
-    /// How long ago the last request came, also one that was refused. `None`: none is known of.
+    /// Time since the last request, including refused ones; `None` if none is known.
     pub last_request: Option<Duration>,
 }
 

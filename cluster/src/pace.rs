@@ -1,4 +1,5 @@
-//! How many jobs an entry may submit now. The bound holds whatever is remembered or estimated: it is what keeps a wrong decision from being a storm.
+//! Limits how many jobs an entry may submit now. The limit holds whatever is remembered or
+//! estimated, so a wrong decision cannot become a storm.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -7,17 +8,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::since;
 
-/// Within this time an entry submits twice its nodes, and four jobs more for what happens to small ones.
+/// Within this time an entry may submit twice its nodes, plus four spare jobs for small entries.
 const WINDOW: Duration = Duration::from_secs(15 * 60);
 
 const SPARE_JOBS: usize = 4;
 
-/// The submissions of the last quarter of an hour, the oldest first.
+/// Submissions of the last quarter of an hour, oldest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pace(VecDeque<(SystemTime, usize)>);
 
 impl Pace {
-    /// The pace of an entry of which the last quarter of an hour is not known: as if all had been submitted that its size needs.
+    /// Pace of an entry whose last quarter of an hour is unknown. The spare jobs count as
+    /// submitted, so twice the entry's nodes are left.
     pub(crate) fn unknown(now: SystemTime) -> Self {
         Self(VecDeque::from([(now, SPARE_JOBS)]))
     }
@@ -43,7 +45,8 @@ impl Pace {
     }
 }
 
-/// A clock that was set back makes a submission recent for no longer than the window.
+/// Whether a submission is within the window. If the clock was set back, a submission stays recent
+/// for no longer than the window.
 fn is_recent(at: SystemTime, now: SystemTime) -> bool {
     since(now, at) < WINDOW && since(at, now) < WINDOW
 }

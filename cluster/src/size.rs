@@ -1,4 +1,5 @@
-//! How many nodes an entry is to have now. A fixed size is as written; an elastic one grows while requests wait, and shrinks when nodes are idle.
+//! Number of nodes that an entry wants now. A fixed size is as written. An elastic size grows while
+//! requests wait and shrinks when nodes are idle.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,10 +9,11 @@ use crate::observation::Demand;
 use crate::since;
 use crate::stages::Stages;
 
-/// Requests also wait in the router for moments, while a replica reads prompts.
+/// Time for which requests must wait before the entry grows. Requests also wait briefly while a
+/// replica reads prompts.
 const GROW_AFTER: Duration = Duration::from_secs(30);
 
-/// The size from now on, and the memory of what it follows from.
+/// Computes the wanted size, and updates the memory behind it.
 pub(crate) fn resize(entry: &FleetEntry, stages: &Stages, demand: &Demand, memory: &mut Memory, now: SystemTime) -> usize {
     let size = match entry.size {
         FleetSize::Fixed(nodes) => nodes,
@@ -21,7 +23,8 @@ pub(crate) fn resize(entry: &FleetEntry, stages: &Stages, demand: &Demand, memor
             let is_wanted = demand.is_within(idle_after);
             let used = count_used(stages, memory, idle_after, now).max(u32::from(is_wanted));
             let is_short = has_pressure(demand.waiting > 0 && is_complete, memory, now);
-            // Who asked for a job may have given up for the length of the queue, and comes back when it is ready.
+            // A client that caused a submission may have given up because the queue is long, and
+            // returns once the job is ready.
             let is_coming = !is_complete && (is_wanted || stages.coming() > 0 || memory.awaits_jobs());
             let followed = match size {
                 0 => used,
@@ -36,22 +39,24 @@ pub(crate) fn resize(entry: &FleetEntry, stages: &Stages, demand: &Demand, memor
     usize::try_from(size).expect("a u32 fits a usize on every host with GPUs")
 }
 
-/// The size of the step before. Where only the jobs are known, those that do not serve yet are replacements for those that end soon, as far as there
-/// are any; and while jobs of an unknown controller may still be listed, each is one that it wanted.
+/// Size of the previous step, inferred from the jobs if unknown.
+///
+/// In that case jobs that do not serve yet count as replacements of those that end soon. While jobs
+/// of an unknown controller may still be listed, each counts as wanted.
 fn recall_size(stages: &Stages, memory: &Memory) -> u32 {
     let due = stages.serving.iter().filter(|job| memory.record(job).is_due).count();
     let seen = count(stages.live() - stages.coming().min(due));
     if memory.is_recovering() { memory.size.unwrap_or_default().max(seen) } else { memory.size.unwrap_or(seen) }
 }
 
-/// Nodes that serve and have had a request within this time, or are new.
+/// Serving nodes that have had a request within this time, or are new.
 fn count_used(stages: &Stages, memory: &Memory, idle_after: Duration, now: SystemTime) -> u32 {
     let is_used = |last: Option<SystemTime>| last.is_none_or(|last| since(now, last) < idle_after);
     let records = stages.serving.iter().map(|job| memory.record(job));
     count(records.filter(|record| is_used(record.busy.max(record.ready))).count())
 }
 
-/// Whether requests have waited for a while although all nodes serve. Then the time begins anew.
+/// Whether requests have waited for a while although all nodes serve. If so, the time starts over.
 fn has_pressure(requests_wait: bool, memory: &mut Memory, now: SystemTime) -> bool {
     memory.pressure_since = requests_wait.then(|| memory.pressure_since.unwrap_or(now));
     let is_long = memory.pressure_since.is_some_and(|begin| since(now, begin) >= GROW_AFTER);

@@ -1,4 +1,5 @@
-//! The jobs of an entry by how far they are: they wait, start, serve, are are away or leave. Each stage is in the order in which the entry does without them.
+//! Jobs of an entry by stage: waiting, starting, serving, away or leaving. Jobs in each stage are
+//! sorted by how soon the entry can do without them.
 
 use std::cmp::Reverse;
 use std::time::SystemTime;
@@ -9,15 +10,17 @@ use crate::memory::Memory;
 use crate::observation::{Observation, ObservedJob};
 
 pub(crate) struct Stages<'a> {
-    /// The one submitted last first.
+    /// Queued jobs, latest submission first.
     pub(crate) waiting: Vec<&'a ObservedJob>,
-    /// Started, and not ready so far: the one started last first.
+    /// Started jobs that have not been ready yet, latest start first.
     pub(crate) starting: Vec<&'a ObservedJob>,
-    /// Has been ready, though its agent may be away for a moment: the one that ends first first.
+    /// Jobs that have been ready, though their agent may be away for a moment. The job that ends
+    /// first comes first.
     pub(crate) serving: Vec<&'a ObservedJob>,
-    /// Suspended for longer than moments, or on a host that may be dead. It does not count until it goes on: the one that ends first first.
+    /// Jobs that are suspended for longer than moments, or on hosts that may be dead. They do not
+    /// count until they go on. The job that ends first comes first.
     pub(crate) away: Vec<&'a ObservedJob>,
-    /// Counts no more, but has not ended.
+    /// Jobs that no longer count, but have not ended.
     pub(crate) leaving: Vec<&'a ObservedJob>,
 }
 
@@ -57,8 +60,10 @@ impl<'a> Stages<'a> {
         stages
     }
 
-    /// Takes jobs without an agent for those of dead hosts, if most others have theirs. Where most have none, that is the router's or the network's
-    /// trouble: then one is replaced, which shows what new jobs can do, and none where a router knows of no job at all.
+    /// Treats jobs without an agent as dead if most other jobs have theirs.
+    ///
+    /// If most have none, the router or the network is at fault. Then only one job is replaced,
+    /// which shows what new jobs can do, and none if the router knows no job at all.
     fn count_silent(&mut self, silent: Vec<&'a ObservedJob>) {
         let dead = match (silent.len(), self.serving.len()) {
             (silent, serving) if silent <= serving.max(1) => silent,
@@ -69,12 +74,12 @@ impl<'a> Stages<'a> {
         self.serving.extend_from_slice(others);
     }
 
-    /// Jobs that count.
+    /// Number of jobs that count.
     pub(crate) fn live(&self) -> usize {
         self.coming() + self.serving.len()
     }
 
-    /// Jobs that do not serve yet.
+    /// Number of jobs that do not serve yet.
     pub(crate) fn coming(&self) -> usize {
         self.waiting.len() + self.starting.len()
     }

@@ -1,9 +1,10 @@
-//! Who keeps the fleet when the controller is a batch job itself, whose time ends too: when it submits a successor, and when it leaves its place to
-//! it. Pure.
+//! Succession of a controller that is itself a batch job: when it submits a successor, and when it
+//! leaves its place to it. Pure.
 //!
-//! Until its end is near, one job waits that may start when this one has ended, so a controller that dies is replaced by the scheduler itself. Then
-//! it submits one that may start at once, whose wait in the queue is to be over before this one's time is. The first is cancelled once the scheduler
-//! lists the second, so a refused submission leaves the fleet a successor.
+//! Until its end is near, one job waits that may start when this one has ended, so the scheduler
+//! replaces a controller that dies. Later, the controller submits a job that may start at once,
+//! because that job's wait in the queue must be over before this job's time is. The waiting job is
+//! cancelled once the scheduler lists the new one, so a refused submission costs no successor.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,51 +12,55 @@ use hostler_scheduler::{JobState, ScheduledJob, is_same_job};
 
 use crate::since;
 
-/// How long before its end a job looks for the next one. The next one takes its place at once, so what is too early costs no node time. It costs
-/// clients a new address, so it is no more than what most queues take for a job without GPUs.
+/// Longest time before its end at which a job looks for the next one.
+///
+/// The next job takes its place at once, so submitting too early costs no node time. It costs
+/// clients a new address, so the lead is no more than most queues take for a job without GPUs.
 const LONGEST_LEAD: Duration = Duration::from_secs(6 * 3600);
 
-/// A job for which no other one came in time leaves so long before its router has to have drained: a step, and what ends the process, take a while.
+/// Margin before the router must have drained, for a job whose successor did not come in time. A
+/// step and the end of the process take a while.
 const LEAVE_MARGIN: Duration = Duration::from_secs(15);
 
-/// A short job looks for the next one when one part of so many of its time is left, and leaves when one of so many is.
+/// Fractions of a short job's time. The job looks for its successor when 1/`SEARCH_PARTS` is left,
+/// and leaves when 1/`LEAVE_PARTS` is left.
 const SEARCH_PARTS: u32 = 4;
 const LEAVE_PARTS: u32 = 16;
 
-/// What was submitted may not be listed yet, was refused, or has failed at once.
+/// Pause after a submission, which may not be listed yet, was refused, or has failed at once.
 const SUBMIT_PAUSE: Duration = Duration::from_secs(120);
 
 /// The job in which the controller runs.
 #[derive(Debug, Clone, Copy)]
 pub struct ControllerJob<'a> {
     pub id: &'a str,
-    /// The job whose place it took, which may be leaving still.
+    /// The job whose place this one took, which may still be leaving.
     pub predecessor: Option<&'a str>,
     /// How long its run may last.
     pub limit: Duration,
-    /// What is left of that.
+    /// Time left of the limit.
     pub left: Duration,
-    /// How long its router may take to finish running answers.
+    /// How long the router may take to finish running answers.
     pub drain_timeout: Duration,
     /// The job whose controller runs and waits for this one's place.
     pub standby: Option<&'a str>,
 }
 
 impl ControllerJob<'_> {
-    /// Whether its end is near, so that the next one may start before it.
+    /// Whether the job's end is near, so that the next one may start before it.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.left <= LONGEST_LEAD.min(self.limit / SEARCH_PARTS)
     }
 
-    /// Whether it has to leave now, whether or not another one has come.
+    /// Whether the controller has to leave now, whether or not a successor has come.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.left <= self.drain_timeout.saturating_add(LEAVE_MARGIN).min(self.limit / LEAVE_PARTS)
     }
 }
 
-/// What a controller does about its succession.
+/// Action of a controller for its succession.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SuccessionAction {
     /// Submit a job that may start at once, or when this one has ended.
@@ -66,17 +71,17 @@ pub enum SuccessionAction {
     Leave,
 }
 
-/// What a controller remembers of its succession. It may be lost: then jobs that it does not know are submitted anew.
+/// A controller's memory of its succession. If it is lost, unknown jobs are submitted anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SuccessionMemory {
     /// The job that may start at once.
     successor: Option<String>,
-    /// When something was submitted last, and whether it may start at once.
+    /// When a job was last submitted, and whether it may start at once.
     submitted: Option<(SystemTime, bool)>,
 }
 
 impl SuccessionMemory {
-    /// Notes the id of what was submitted.
+    /// Notes the id of the submitted job.
     pub fn note_submitted(&mut self, job: String) {
         if self.submitted.is_some_and(|(_, at_once)| at_once) {
             self.successor = Some(job);
@@ -88,7 +93,7 @@ impl SuccessionMemory {
     }
 }
 
-/// Decides one step, from the jobs of the fleet's controllers that the scheduler lists.
+/// Decides one step, from the scheduler's list of the fleet's controller jobs.
 #[must_use]
 pub fn decide_succession(
     own: &ControllerJob<'_>,
@@ -122,7 +127,7 @@ pub fn decide_succession(
     (action, memory)
 }
 
-/// The jobs of the list that are neither this one nor the one whose place it took.
+/// Listed jobs that are neither this one nor its predecessor.
 #[must_use]
 pub fn find_successors<'a>(own: &ControllerJob<'_>, listed: &'a [ScheduledJob]) -> Vec<&'a ScheduledJob> {
     let is_known = |id: &str| is_same_job(own.id, id) || own.predecessor.is_some_and(|predecessor| is_same_job(predecessor, id));

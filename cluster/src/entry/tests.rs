@@ -4,7 +4,7 @@ fn read(rest: &str) -> Result<FleetEntry, String> {
     toml::from_str(&format!("name = \"chat\"\nmodel = \"org/model\"\nwalltime = \"12h\"\n{rest}")).map_err(|error| error.to_string())
 }
 
-/// What is said of an entry with these lines.
+/// Error for an entry with these lines.
 fn refusal(rest: &str) -> String {
     read(rest).expect_err("it is refused")
 }

@@ -1,5 +1,8 @@
-//! A thousand hours of controllers on a simulated cluster, drawn from seeds: queue waits, cold starts, deaths, suspensions, resizes, clients, and
-//! controllers that die at any point of a step and go on with or without their memory. Each step is checked against what the controller promises.
+//! Simulates a thousand hours of controllers on a cluster, drawn from seeds.
+//!
+//! The draws cover queue waits, cold starts, deaths, suspensions, resizes, clients, and controllers
+//! that die at any point of a step and restart with or without their memory. Each step is checked
+//! against the controller's promises.
 
 mod scheduler;
 mod watch;
@@ -22,9 +25,9 @@ fn at(seconds: u64) -> SystemTime {
 /// How the scheduler tells time.
 #[derive(Debug, Clone, Copy, Default)]
 struct Clock {
-    /// Seconds by which it is ahead of the controller's.
+    /// Seconds by which the scheduler's clock is ahead of the controller's.
     skew: i64,
-    /// Whether it says how much of its limit a job has used, as PBS does.
+    /// Whether the scheduler reports how much of its limit a job has used, as PBS does.
     tells_use: bool,
 }
 
@@ -34,31 +37,31 @@ impl Clock {
     }
 }
 
-/// What a run is drawn from. Times are in seconds.
+/// Distributions from which a run is drawn. Times are in seconds.
 #[derive(Debug, Clone)]
 struct Climate {
     queue_wait: Range<u64>,
-    /// From 20 to 8 o'clock; empty where nights are as days.
+    /// Queue wait from 20 to 8 o'clock; empty if nights are like days.
     queue_wait_at_night: Range<u64>,
     cold_start: Range<u64>,
     walltime: u64,
-    /// Of a job, at a moment before its end.
+    /// Probability that a job dies at some moment before its end.
     death: f64,
-    /// Of a controller, in a step.
+    /// Probability that a controller dies in a step.
     controller_death: f64,
-    /// That a router knows no node for a minute, in a step.
+    /// Probability, per step, that the router knows no node for a minute.
     router_restart: f64,
-    /// That the entry gets another size, in a step.
+    /// Probability, per step, that the entry gets another size.
     resize: f64,
-    /// Of a job, once or several times in its life.
+    /// Probability that a job is suspended, once or several times in its life.
     suspension: f64,
-    /// In this part of each day no job lives to become ready.
+    /// Part of each day in which no job lives to become ready.
     broken: Range<u64>,
     clock: Clock,
 }
 
 impl Climate {
-    /// Nothing but jobs that wait, load, serve and reach their end.
+    /// A climate in which jobs only wait, load, serve and reach their end.
     fn steady(queue_wait: u64, cold_start: u64, walltime: u64) -> Self {
         Self {
             queue_wait: queue_wait..queue_wait + 1,
@@ -99,7 +102,7 @@ impl Climate {
         }
     }
 
-    /// How long a job waits that is submitted now.
+    /// Draws the queue wait of a job submitted now.
     fn draw_queue_wait(&self, rng: &mut Rng, now: u64) -> u64 {
         let is_night = !(8 * HOUR..20 * HOUR).contains(&(now % (24 * HOUR)));
         let wait = if is_night && !self.queue_wait_at_night.is_empty() { &self.queue_wait_at_night } else { &self.queue_wait };
@@ -119,7 +122,7 @@ struct Run {
     memory: Memory,
     controller_starts: u64,
     scheduler: SimulatedScheduler,
-    /// What clients want, in nodes that it keeps busy; it changes at the second time.
+    /// Client load as a number of busy nodes, and the second at which it changes.
     load: (f64, u64),
     last_request: Option<u64>,
     routers_back: u64,
@@ -152,7 +155,8 @@ impl Run {
         }
     }
 
-    /// The entry is scaled to nothing, and must be gone within an hour: an absent agent is waited for for half of that.
+    /// Scales the entry to nothing, and requires its jobs to be gone within an hour. An absent
+    /// agent takes up half of that.
     fn finish(mut self) -> Watch {
         self.entry.size = FleetSize::Fixed(0);
         (self.climate.controller_death, self.climate.resize) = (0.0, 0.0);
@@ -168,7 +172,7 @@ impl Run {
         let ends = self.scheduler.advance(self.now);
         self.watch.note_ends(&ends, self.now);
         if ends.suspensions > 0 {
-            // How long an agent has been away is counted anew.
+            // The time for which an agent has been away is counted anew.
             self.watch.note_absence(&self.scheduler, self.now);
         }
         if self.now >= self.controller_starts {
@@ -199,12 +203,12 @@ impl Run {
         self.scheduler.set_load(self.load.0);
     }
 
-    /// One step of the controller, which may die in it: before it writes its memory, or after any of its actions.
+    /// Runs one step of a controller that may die before it writes its memory, or after any action.
     fn control(&mut self) {
         let knows_nodes = self.now >= self.routers_back;
         let observation = Observation { jobs: self.scheduler.list(self.now, knows_nodes), demand: self.demand(), form: 0 };
         let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
-        // Deaths between actions are the ones that matter, and steps with actions are few.
+        // Deaths between actions matter most, and few steps have actions.
         let acts = !actions.is_empty() && self.climate.controller_death > 0.0;
         let dies = self.chance(if acts { 0.2 } else { self.climate.controller_death });
         let is_written = !dies || self.rng.bool();
@@ -217,7 +221,7 @@ impl Run {
             self.memory = memory;
             if self.memory.has_given_up() {
                 self.watch.note_end_of_tries(self.now);
-                // Somebody notices, and has it tried again.
+                // Somebody notices, and asks for the entry again.
                 if self.rng.f64() < 0.005 {
                     self.entry.asked += 1;
                 }
@@ -370,7 +374,7 @@ fn a_model_that_cannot_start_costs_ten_tries() {
         while !run.memory.has_given_up() {
             run.run(1);
         }
-        // The four that come together count once.
+        // Four jobs that are submitted together count once.
         assert!((12..=13).contains(&run.watch.figures.submissions), "{}", run.watch);
         assert!(run.watch.figures.hours() < 3.0, "{}", run.watch);
     }
@@ -393,8 +397,8 @@ fn short_jobs_and_long_learned_waits_make_no_storm() {
     }
 }
 
-/// Node hours that are held and do not serve the wanted size, in percent of those wanted: measured, and of a scheduler whose waits and
-/// whose nodes' starts are known in advance.
+/// Node hours held without serving the wanted size, in percent of those wanted. The measured share
+/// is compared with that of a scheduler that knows all waits and starts in advance.
 #[test]
 fn node_hours_wasted_stay_near_those_of_a_perfect_forecast() {
     let busy_days =
@@ -415,7 +419,7 @@ fn node_hours_wasted_stay_near_those_of_a_perfect_forecast() {
             let (before, forgets) = (run.watch.figures, name.ends_with("none"));
             run.run(24);
             if forgets {
-                // The queue is empty from now on, and the waits that were learned are wrong.
+                // The queue is empty from now on, so the learned waits are wrong.
                 run.climate.queue_wait = 0..1;
                 run.run(12);
             }

@@ -1,4 +1,4 @@
-//! The simulated scheduler and the nodes of its jobs: a job's fate is drawn when it is submitted.
+//! Simulated scheduler and nodes. A job's fate is drawn when it is submitted.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use hostler_scheduler::{JobState, RunTime};
 use super::{Climate, Clock, HOUR};
 use crate::{NodeState, ObservedJob};
 
-/// A job that goes on has its agent back after so long.
+/// Time after which a resumed job has its agent back.
 const ATTACHES_AGAIN: u64 = 20;
 
-/// How long before its end an agent leaves.
+/// Time before a job's end at which its agent leaves.
 pub(super) const LEAVES_EARLY: u64 = 40;
 
 #[derive(Debug, Default)]
 pub(super) struct SimulatedScheduler {
     pub(super) jobs: Vec<SimulatedJob>,
     submitted: u64,
-    /// In nodes that are busy.
+    /// Load as a number of busy nodes.
     load: f64,
     clock: Clock,
     advanced: u64,
@@ -35,11 +35,11 @@ pub(super) struct SimulatedJob {
     ready: u64,
     ends: u64,
     dies: Option<(u64, Death)>,
-    /// Drained or cancelled: when it is over.
+    /// When a drained or cancelled job is over.
     is_over: Option<u64>,
     is_cancelled: bool,
     suspensions: Vec<Range<u64>>,
-    /// Seconds for which it has been suspended.
+    /// Seconds for which the job has been suspended.
     suspended: u64,
 }
 
@@ -50,14 +50,14 @@ enum Death {
     LosesReplicas,
 }
 
-/// What has ended in a step.
+/// Counts of what ended in a step.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     pub(super) in_time: u64,
     pub(super) deaths: u64,
-    /// Of these deaths, those that only their agent's long absence shows.
+    /// Deaths that show only in the agent's long absence.
     pub(super) absences: u64,
-    /// Jobs that were suspended or go on.
+    /// Suspensions that began or ended.
     pub(super) suspensions: u64,
 }
 
@@ -102,7 +102,7 @@ impl SimulatedScheduler {
         });
     }
 
-    /// One drain in twenty is never over.
+    /// Drains a job. One drain in twenty never ends.
     pub(super) fn drain(&mut self, rng: &mut Rng, id: &str, now: u64) {
         let over = if rng.u32(..20) == 0 { u64::MAX } else { now + rng.u64(10..60) };
         let job = self.jobs.iter_mut().find(|job| job.id == id).expect("only listed jobs are drained");
@@ -177,12 +177,12 @@ impl SimulatedScheduler {
         self.jobs.iter().filter(|job| job.is_live(now)).count()
     }
 
-    /// Those of them that have become ready and end within this time.
+    /// Live jobs that have become ready and end within this time.
     pub(super) fn old(&self, now: u64, within: u64) -> usize {
         self.jobs.iter().filter(|job| job.is_live(now) && job.ready <= now && job.ends - now <= within).count()
     }
 
-    /// Those that are suspended or have lost their agent, or were so shortly before.
+    /// Live jobs that are suspended or have lost their agent, or were so shortly before.
     pub(super) fn away(&self, now: u64, lately: u64) -> usize {
         let is_suspended = |job: &SimulatedJob| job.suspensions.iter().any(|time| (time.start..time.end + lately).contains(&now));
         let is_absent = |job: &SimulatedJob| job.dies.is_some_and(|(dies, how)| how == Death::LosesAgent && dies <= now);
@@ -220,18 +220,18 @@ impl SimulatedJob {
         self.suspensions.iter().any(|time| time.contains(&now))
     }
 
-    /// How often it is suspended or goes on within this time.
+    /// How often the job is suspended or resumed within this time.
     fn changes(&self, time: Range<u64>) -> u64 {
         let is_within = |moment: &&u64| time.contains(*moment) && self.is_live(**moment);
         self.suspensions.iter().map(|one| [one.start, one.end].iter().filter(is_within).count() as u64).sum()
     }
 
-    /// Its agent is suspended, or about to attach again.
+    /// Whether the job's agent is suspended, or about to attach again.
     fn is_unreachable(&self, now: u64) -> bool {
         self.suspensions.iter().any(|time| (time.start..time.end + ATTACHES_AGAIN).contains(&now))
     }
 
-    /// What it does and its end come later by as long as it was suspended within this time.
+    /// Delays the job's events and end by the time for which it was suspended within this range.
     fn stand_still(&mut self, time: Range<u64>) {
         let was_ready = self.ready <= time.start;
         let seconds = time.filter(|second| self.is_suspended(*second)).count() as u64;
@@ -242,7 +242,8 @@ impl SimulatedJob {
         }
     }
 
-    /// As PBS says it: of a run that has just begun not at all, and then up to two minutes late.
+    /// Used time as PBS reports it: missing for a run that has just begun, and then up to two
+    /// minutes late.
     fn used(&self, now: u64, clock: Clock) -> Option<Duration> {
         let used = (now - self.starts).saturating_sub(self.suspended) / 120 * 120;
         Some(Duration::from_secs(used)).filter(|used| clock.tells_use && !used.is_zero())
@@ -267,7 +268,7 @@ impl SimulatedJob {
         } else {
             NodeState::Loading
         };
-        // Slurm adds to its limit what a job was suspended for, and PBS does not count it.
+        // Slurm adds suspended time to the limit, while PBS does not count it.
         let limit = self.ends - self.starts - if clock.tells_use { self.suspended } else { 0 };
         ObservedJob {
             id: self.id.clone(),

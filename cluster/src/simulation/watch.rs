@@ -1,4 +1,4 @@
-//! What a simulated controller promises, checked in each step, and the figures of a run.
+//! Checks a simulated controller's promises in each step, and measures a run.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,10 +11,10 @@ use crate::FleetSize;
 /// A pause, a submission that is not listed, a lost memory and the steps between them.
 const LONGEST_DELAY: u64 = 960 + 120 + 120 + 60;
 
-/// After this time a running job without an agent is given up.
+/// Time after which a running job without an agent is given up.
 const ABSENT_LIMIT: u64 = 1800;
 
-/// How long a submission may stay out of the list, at a size that the entry no longer has.
+/// How long a submission for a former size of the entry may stay out of the list.
 const LISTED_WITHIN: u64 = 150;
 
 #[derive(Debug)]
@@ -24,7 +24,8 @@ pub(super) struct Watch {
     pub(super) largest: u32,
     seed: u64,
     climate: Climate,
-    /// What leads to no jobs at all, and after how many seconds without requests.
+    /// Seconds without requests after which an elastic entry may have no jobs; `None` if it never
+    /// may.
     idle_after: Option<u64>,
     wanted: u32,
     sizes: VecDeque<(u64, u32)>,
@@ -36,7 +37,7 @@ pub(super) struct Watch {
     adopted: usize,
 }
 
-/// Seconds of nodes, and counts.
+/// Node seconds, and counts.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Figures {
     seconds: u64,
@@ -79,17 +80,17 @@ impl Watch {
         }
     }
 
-    /// How long a job takes until it is ready, at most.
+    /// Longest time until a job is ready.
     fn longest_arrival(&self) -> u64 {
         self.climate.queue_wait.end + self.climate.cold_start.end
     }
 
-    /// Below the wanted size nothing is to be explained before this has passed.
+    /// Excuses a size below the wanted one from this moment until the entry can have recovered.
     pub(super) fn excuse(&mut self, now: u64) {
         self.excused = self.excused.max(now);
     }
 
-    /// Nothing is submitted any more.
+    /// Notes that nothing is submitted any more.
     pub(super) fn note_end_of_tries(&mut self, now: u64) {
         self.excuse(now);
     }
@@ -99,7 +100,8 @@ impl Watch {
         self.excuse(now);
     }
 
-    /// There is no controller. The next one does not know how long an agent has been away.
+    /// Notes that there is no controller. The next one does not know how long an agent has been
+    /// away.
     pub(super) fn note_absence(&mut self, scheduler: &SimulatedScheduler, now: u64) {
         self.excuse(if scheduler.has_absent_agent(now) { now + ABSENT_LIMIT } else { now });
     }
@@ -112,7 +114,8 @@ impl Watch {
         self.figures.ends += ends.in_time;
         self.figures.deaths += ends.deaths;
         self.figures.suspensions += ends.suspensions;
-        // A queue whose waits vary may be longer than any wait before, and some are longer than a job.
+        // A queue whose waits vary may be longer than any wait before, and some are longer than a
+        // job.
         let varies = self.climate.queue_wait.clone().count() > 1;
         // A replacement is submitted when a quarter of a job's time is over, not before.
         let may_come_late = varies || self.longest_arrival() > self.climate.walltime / 4 * 3;
@@ -130,11 +133,11 @@ impl Watch {
         let within_an_hour = self.submissions.iter().map(|(_, parts)| parts).sum();
         self.figures.submissions += u64::from(parts);
         self.figures.most_submissions_an_hour = self.figures.most_submissions_an_hour.max(within_an_hour);
-        // Twice its nodes and four more in each quarter of an hour, of which an hour touches five.
+        // Twice the nodes plus four in each quarter of an hour; an hour touches five of them.
         assert!(within_an_hour <= 5 * (2 * self.largest + 4), "{self}: {within_an_hour} jobs were submitted within an hour");
     }
 
-    /// In a step in which a controller wants this size.
+    /// Notes the size that a controller wants in this step.
     pub(super) fn note_size(&mut self, wanted: u32, now: u64) {
         if wanted > self.wanted {
             self.excuse(now);
@@ -149,16 +152,18 @@ impl Watch {
         }
     }
 
-    /// After all actions of a step.
+    /// Checks the jobs after all actions of a step.
     pub(super) fn check(&mut self, scheduler: &SimulatedScheduler, is_recovering: bool, now: u64) {
         let largest = self.sizes.iter().map(|(_, size)| *size).max().unwrap_or_default() as usize;
-        // Before the first cold start is seen, an hour in the queue and ten minutes are expected.
+        // Until the first cold start is seen, the controller expects an hour in the queue and ten
+        // minutes to start.
         let lead = self.climate.queue_wait.end.max(HOUR) + self.climate.cold_start.end.max(600) + 300;
         let (live, old) = (scheduler.live(now), scheduler.old(now, lead));
         let beyond = live.saturating_sub(largest + old);
-        // The entry became smaller while its memory was lost: which jobs were to be replacements is not known then.
+        // If the entry shrank while its memory was lost, the jobs meant as replacements are
+        // unknown.
         self.adopted = if is_recovering { beyond.min(scheduler.old(now, u64::MAX)) } else { self.adopted.min(beyond) };
-        // A replacement that was submitted meanwhile may not be listed yet when the suspended job goes on.
+        // A replacement submitted meanwhile may not be listed yet when the suspended job goes on.
         let away = scheduler.away(now, LISTED_WITHIN);
         assert!(
             beyond <= self.adopted + away,
@@ -168,7 +173,7 @@ impl Watch {
         );
     }
 
-    /// What the last seconds were like.
+    /// Adds the last seconds to the figures.
     pub(super) fn measure(&mut self, scheduler: &SimulatedScheduler, now: u64, length: u64) {
         let ready = scheduler.ready(now);
         let figures = &mut self.figures;
@@ -179,7 +184,7 @@ impl Watch {
         let running = scheduler.running(now);
         figures.held += length * u64::from(running);
         figures.wasted += length * u64::from(running.saturating_sub(ready.min(self.wanted)));
-        // After failures one job shows first that jobs can start.
+        // After failures, one job first shows that jobs can start.
         let explained = self.excused + 2 * self.longest_arrival() + LONGEST_DELAY;
         assert!(
             ready >= self.wanted || now < explained,
@@ -205,19 +210,20 @@ impl Figures {
         hours(self.seconds)
     }
 
-    /// In percent of the node hours that are wanted.
+    /// Wasted node hours in percent of the wanted ones.
     pub(super) fn wasted_share(&self) -> f64 {
         100.0 * hours(self.wasted) / hours(self.wanted)
     }
 
-    /// The same of who knows each wait and start in advance: each job holds its node while it starts and while it leaves.
+    /// Wasted share of a scheduler that knows each wait and start in advance: each job holds its
+    /// node while it starts and while it leaves.
     pub(super) fn perfect_waste_share(&self, climate: &Climate) -> f64 {
         let start = climate.cold_start.start.midpoint(climate.cold_start.end);
         let jobs = self.wanted / (climate.walltime - start - LEAVES_EARLY) + 1 + self.deaths;
         100.0 * hours(jobs * (start + LEAVES_EARLY)) / hours(self.wanted)
     }
 
-    /// What came to these after earlier ones of the same run.
+    /// Difference from earlier figures of this run.
     pub(super) fn since(&self, before: &Self) -> Self {
         Self {
             seconds: self.seconds - before.seconds,

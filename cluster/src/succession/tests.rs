@@ -23,7 +23,7 @@ fn job(id: &str, state: JobState) -> ScheduledJob {
     }
 }
 
-/// A controller in `1.head` with so many hours left of 24.
+/// A controller in `1.head` with this many of 24 hours left.
 fn own(hours_left: u64, standby: Option<&str>) -> ControllerJob<'_> {
     let [limit, left] = [24, hours_left].map(|hours| Duration::from_secs(hours * HOUR));
     ControllerJob { id: "1.head", predecessor: None, limit, left, drain_timeout: Duration::from_secs(30), standby }
@@ -103,11 +103,11 @@ fn successors_that_fail_at_once_are_two_minutes_apart() {
     assert_eq!(submitted.count(), 30);
 }
 
-/// The jobs of a fleet's controllers, a scheduler with one queue, and the processes in the jobs that run.
+/// The fleet's controller jobs, a scheduler with one queue, and the processes in running jobs.
 struct World {
     rng: Rng,
     now: u64,
-    /// How long the queue lets a job wait once it may start.
+    /// How long a job stays queued once it may start.
     wait: u64,
     limit: u64,
     jobs: BTreeMap<u32, SimulatedJob>,
@@ -120,11 +120,11 @@ struct SimulatedJob {
     after: Option<u32>,
     eligible: Option<u64>,
     started: Option<u64>,
-    /// It was asked to end, or has left.
+    /// When the job ends because it was asked to, or has left.
     ends: Option<u64>,
 }
 
-/// From the start of a job to that of the controller in it.
+/// Time from a job's start to that of its controller.
 const STARTUP: u64 = 10;
 
 impl World {
@@ -152,7 +152,7 @@ impl World {
         self.jobs.iter().map(|(id, of)| job(&format!("{id}.head"), state(of))).collect()
     }
 
-    /// What the scheduler does in a step.
+    /// Runs one step of the scheduler.
     fn schedule(&mut self) {
         let now = self.now;
         let is_over =
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// What the controllers do in a step; those that run have the place one after the other.
+    /// Runs one step of the controllers. Running ones take the place one after the other.
     fn control(&mut self) {
         let is_here = |(id, ..): &(u32, Option<u32>, SuccessionMemory)| self.jobs.get(id).is_some_and(|job| job.ends.is_none());
         let former = self.leader.as_ref().map(|(id, ..)| *id);
@@ -216,13 +216,14 @@ impl World {
         self.leader = Some((id, predecessor, memory));
     }
 
-    /// The jobs that are the controller's or are to be, and not on their way out.
+    /// Jobs that run a controller or will, and are not leaving.
     fn count(&self) -> usize {
         self.jobs.values().filter(|job| job.ends.is_none()).count()
     }
 }
 
-/// Runs a fleet's controllers for some days; returns the longest time without one after the first, and how many had the place.
+/// Runs a fleet's controllers for some days. Returns the longest time without one after the first,
+/// and how many had the place.
 fn run_days(seed: u64, wait: u64, limit: u64, dies_every: Option<u64>) -> (u64, u32) {
     let (mut world, mut without, mut longest, mut last) = (World::new(seed, wait, limit), 0, 0, None);
     let (mut lives, mut crowded) = (0, 0);
@@ -262,7 +263,7 @@ fn controllers_succeed_each_other_without_gap_in_short_queues() {
 fn a_dead_controller_is_succeeded_as_the_queue_allows() {
     for seed in 0..6 {
         let (gap, lives) = run_days(seed, 600, 24 * HOUR, Some(8 * HOUR));
-        // The one that was to start at once may have died, too, or have been just submitted.
+        // The job meant to start at once may have died too, or may have just been submitted.
         assert!(gap <= 600 + STARTUP + 30, "seed {seed}: {gap} s");
         assert!(lives > 8, "seed {seed}: {lives}");
     }

@@ -1,4 +1,4 @@
-//! What follows when jobs die, or do not leave.
+//! Behavior when jobs die or do not leave.
 
 use super::*;
 

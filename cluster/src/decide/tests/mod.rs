@@ -1,4 +1,4 @@
-//! Each rule as a sentence. `simulation` holds what follows from all of them together.
+//! Each rule as a sentence. `simulation` tests what all of them do together.
 
 mod failures;
 mod renewal;
@@ -16,7 +16,7 @@ use crate::observation::{Demand, ObservedJob};
 const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
 
-/// What a scheduler's clock may be ahead of ours, in seconds.
+/// Seconds by which a scheduler's clock may be ahead of ours.
 const SKEWS: [i64; 5] = [0, -600, -35, 35, 600];
 
 fn at(seconds: u64) -> SystemTime {
@@ -30,7 +30,7 @@ struct Scene {
     jobs: Vec<ObservedJob>,
     demand: Demand,
     now: u64,
-    /// What is submitted now.
+    /// Form of the jobs submitted now.
     form: u64,
     /// Seconds by which the scheduler's clock is ahead.
     skew: i64,
@@ -57,7 +57,8 @@ impl Scene {
         Self::new(FleetSize::Elastic { min, max, idle_after: Duration::from_secs(30 * MINUTE) })
     }
 
-    /// Fixed, and all of its jobs serve: `j1`, `j2` and so on. They waited and loaded for a minute each, and end after 12 hours.
+    /// A fixed entry whose jobs all serve: `j1`, `j2` and so on. They waited and loaded for a
+    /// minute each, and end after 12 hours.
     fn serving(nodes: u32) -> Self {
         let mut scene = Self::fixed(nodes);
         scene.bring_up(nodes);
@@ -107,7 +108,7 @@ impl Scene {
         (job.state, job.node) = (JobState::Running, NodeState::Ready);
     }
 
-    /// A job that waits and loads for a minute each while nobody decides anything.
+    /// Adds a job that waits and loads for a minute each while nobody decides anything.
     fn add_ready(&mut self, id: &str) {
         self.queue(id);
         self.start(id);
@@ -118,7 +119,7 @@ impl Scene {
         self.jobs.iter_mut().find(|job| job.id == id).expect("the test has this job")
     }
 
-    /// Its run is to end after so many seconds.
+    /// Makes the job's run end after this many seconds.
     fn end_in(&mut self, id: &str, seconds: u64) {
         let end = self.server_time() + Duration::from_secs(seconds);
         let job = self.job(id);
@@ -126,7 +127,7 @@ impl Scene {
         job.run_time = Some(RunTime { limit, used: None });
     }
 
-    /// What the scheduler's clock shows.
+    /// Time by the scheduler's clock.
     fn server_time(&self) -> SystemTime {
         at(self.now.saturating_add_signed(self.skew))
     }
@@ -143,7 +144,7 @@ impl Scene {
         actions
     }
 
-    /// Steps through so many seconds; the actions of all.
+    /// Steps through this many seconds, and returns all actions.
     fn pass(&mut self, seconds: u64) -> Vec<Action> {
         let until = self.now + seconds;
         let mut actions = Vec::new();
@@ -153,7 +154,7 @@ impl Scene {
         actions
     }
 
-    /// Steps until something is done, and says after how many seconds.
+    /// Steps until there is an action, and returns the seconds that took.
     fn wait(&mut self, at_most: u64) -> (u64, Vec<Action>) {
         let begin = self.now;
         while self.now < begin + at_most {
@@ -166,7 +167,7 @@ impl Scene {
         panic!("nothing was done within {at_most} s");
     }
 
-    /// Another controller, which finds nothing of what this one knew.
+    /// Replaces the controller with one that has no memory.
     fn lose_memory(&mut self) {
         self.memory = Memory::lost(at(self.now));
     }

@@ -1,4 +1,4 @@
-//! When jobs are replaced, and when the old one leaves.
+//! When jobs are replaced, and when the old job leaves.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn a_replacement_is_submitted_in_time_for_wait_and_start() {
         scene.bring_up(1);
         let end = scene.now - MINUTE - 5 + 12 * HOUR;
         assert_eq!(scene.wait(12 * HOUR).1, submit(1));
-        // A minute in the queue, a minute to load, and the two in which jobs may leave early.
+        // A minute in the queue, a minute to load, and two minutes in which jobs may leave early.
         let left = end - scene.now;
         assert!((225..=240).contains(&left), "{left} s were left with a scheduler that is {skew} s ahead");
     }

@@ -1,4 +1,4 @@
-//! What a controller does that starts anew, with its memory or without.
+//! Restarts of a controller, with and without its memory.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! How many jobs there are: fixed sizes, changed ones, and those that follow demand.
+//! Number of jobs for fixed, changed and elastic sizes.
 
 use super::*;
 
@@ -125,7 +125,7 @@ fn an_idle_entry_shrinks_to_zero_and_returns_on_demand() {
     assert!((29 * MINUTE..=30 * MINUTE).contains(&waited), "{waited} s after it was ready");
     scene.end("j1");
     assert_eq!(scene.pass(HOUR), []);
-    // It was refused, because the queue is long.
+    // The router refused this request because the queue is long.
     scene.demand.last_request = Some(Duration::from_secs(2));
     assert_eq!(scene.step(), submit(1));
     assert_eq!(scene.pass(MINUTE), []);
