@@ -1,5 +1,8 @@
-//! How often the scheduler is asked: at each step while something changes, and rarely while all is as it should be. What needs no scheduler is looked at
-//! in each step: what is wanted, what the router sees of the nodes, and whether another controller waits for this one's place.
+//! Decides when to query the scheduler: at each step while something changes, and rarely while
+//! everything is settled.
+//!
+//! Inputs that need no scheduler are checked in each step: the wanted entries, the router's view of
+//! the nodes, and whether another controller waits for this one's place.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,7 +12,7 @@ use hostler_proto::fleet::v1::ListResponse;
 use crate::JobSettings;
 use crate::status::EntryStatus;
 
-/// What is seen without the scheduler, as far as a change of it is a reason to ask.
+/// State seen without the scheduler; a change of it is a reason to query.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Scene {
     pub(crate) entries: Vec<FleetEntry>,
@@ -19,7 +22,7 @@ pub(crate) struct Scene {
     requests_wait: bool,
 }
 
-/// A node by its name, whether its agent is there, and the phases of its replicas.
+/// A node's name, whether its agent is attached, and the phases of its replicas.
 type NodeScene = (String, bool, Vec<i32>);
 
 impl Scene {
@@ -32,26 +35,27 @@ impl Scene {
     }
 }
 
-/// When the scheduler was asked last, and what was seen then.
+/// Time of the last query, and the state seen then.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
     last: Option<(Instant, Scene, bool)>,
 }
 
 impl Attention {
-    /// Whether the scheduler has to be asked now: where something has changed, is on its way, or nobody has asked for `rest`.
+    /// Whether the scheduler must be queried now: something has changed or is on its way, or `rest`
+    /// has passed since the last query.
     pub(crate) fn is_due(&self, scene: &Scene, rest: Duration, now: Instant) -> bool {
         let Some((at, seen, is_settled)) = &self.last else { return true };
         !is_settled || scene.requests_wait || seen != scene || now.duration_since(*at) >= rest
     }
 
-    /// Notes that it was asked, and whether all is as it should be since.
+    /// Notes a query, and whether everything is settled since.
     pub(crate) fn note(&mut self, scene: Scene, is_settled: bool, now: Instant) {
         self.last = Some((now, scene, is_settled));
     }
 }
 
-/// Whether an entry has what it wants, and nothing of it is on its way or leaving.
+/// Whether an entry has the nodes it wants, and no job is on its way or leaving.
 pub(crate) fn is_settled(memory: &Memory, status: &EntryStatus, now: SystemTime) -> bool {
     let has_all = status.ready == status.wanted && status.jobs.iter().all(|job| job.state == "ready");
     memory.is_settled(now) && (has_all || status.given_up && status.jobs.is_empty())

@@ -1,4 +1,5 @@
-//! What a site's batch jobs need: one field each, documented here and nowhere else. `hostler init --site` fills them in.
+//! Settings of a site's batch jobs: one field each, documented here and nowhere else. `hostler init
+//! --site` fills them in.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,10 +8,10 @@ use hostler_scheduler::{NoScheduler, Scheduler, UnknownScheduler};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How long the controller's job runs where nothing is set. Most queues for jobs without GPUs take it.
+/// Default run time of the controller's job. Most queues for jobs without GPUs take it.
 const CONTROLLER_WALLTIME: Duration = Duration::from_secs(24 * 3600);
 
-/// How often a quiet fleet's scheduler is asked: what users do by hand, and no more.
+/// Default interval of queries while the fleet is quiet: users do it as often by hand.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Where the controller and its router run.
@@ -20,7 +21,8 @@ pub enum ControllerPlace {
     /// On the host on which `hostler up` is called.
     #[default]
     Login,
-    /// In a batch job of their own, which another one follows before its end: for sites that end long processes on login nodes.
+    /// In a batch job of their own, which another one follows before its end: for sites that end
+    /// long processes on login nodes.
     Job,
 }
 
@@ -28,37 +30,46 @@ pub enum ControllerPlace {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterConfig {
-    /// Which scheduler the fleet's jobs are submitted to: `pbs` or `slurm`; empty means the one whose commands this host has.
+    /// Which scheduler the fleet's jobs are submitted to: `pbs` or `slurm`; empty means the one
+    /// whose commands this host has.
     pub scheduler: String,
     /// Whose time jobs are charged to; empty where the site does not ask.
     pub account: String,
     /// The queue, or Slurm's partition; empty means the site's default.
     pub queue: String,
-    /// What each job, which is one node, gets. For PBS the chunk to select, such as `1:ncpus=16:ngpus=4`; for Slurm words for `sbatch`, such as
-    /// `--gpus-per-node=4 --cpus-per-task=16`.
+    /// What each job, which is one node, gets. For PBS the chunk to select, such as
+    /// `1:ncpus=16:ngpus=4`; for Slurm words for `sbatch`, such as `--gpus-per-node=4
+    /// --cpus-per-task=16`.
     pub resources: String,
     /// Further words for `qsub` or `sbatch`, unchanged, such as `-l` and `filesystems=home:eagle`.
     pub options: Vec<String>,
-    /// Lines for a login shell before the agent starts, such as `module load cuda` or `. ~/vllm/bin/activate`. They may hold a
-    /// secret: `ps`, `qstat` and `squeue` do not show them to others. PBS's jobs find them in a file of mode 0600 in `cluster.state_dir`.
+    /// Lines for a login shell before the agent starts, such as `module load cuda` or `.
+    /// ~/vllm/bin/activate`. They may hold a secret: `ps`, `qstat` and `squeue` do not show them to
+    /// others. PBS's jobs find them in a file of mode 0600 in `cluster.state_dir`.
     pub setup: Vec<String>,
-    /// Where the controller and its router run: `login` is the host on which `hostler up` is called, `job` a batch job of their own.
+    /// Where the controller and its router run: `login` is the host on which `hostler up` is
+    /// called, `job` a batch job of their own.
     pub controller: ControllerPlace,
-    /// Words for `qsub` or `sbatch` that the controller's job has instead of `cluster.queue`, `cluster.resources` and `cluster.options`, such as `-q`,
-    /// `small`, `-l` and `select=1:ncpus=2:mem=4gb`. It needs no GPU.
+    /// Words for `qsub` or `sbatch` that the controller's job has instead of `cluster.queue`,
+    /// `cluster.resources` and `cluster.options`, such as `-q`, `small`, `-l` and
+    /// `select=1:ncpus=2:mem=4gb`. It needs no GPU.
     pub controller_options: Vec<String>,
-    /// How long each of the controller's jobs may run. It looks for the next one when a quarter of that is left, or six hours.
+    /// How long each of the controller's jobs may run. It looks for the next one when a quarter of
+    /// that is left, or six hours.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub controller_walltime: Duration,
-    /// How often the scheduler is asked while nothing changes. While jobs wait, start or leave it is asked every 5 s.
+    /// How often the scheduler is asked while nothing changes. While jobs wait, start or leave it
+    /// is asked every 5 s.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub poll_interval: Duration,
-    /// The name by which other hosts reach the one where the controller and its router run; empty means that host's own.
+    /// The name by which other hosts reach the one where the controller and its router run; empty
+    /// means that host's own.
     pub router_host: String,
-    /// Where the fleet's state is kept: what is wanted, the endpoint, the jobs' logs. Compute nodes have to see it too. Empty means
-    /// `$XDG_STATE_HOME/hostler/fleet`, else `~/.local/state/hostler/fleet`.
+    /// Where the fleet's state is kept: what is wanted, the endpoint, the jobs' logs. Compute nodes
+    /// have to see it too. Empty means `$XDG_STATE_HOME/hostler/fleet`, else
+    /// `~/.local/state/hostler/fleet`.
     pub state_dir: PathBuf,
 }
 
@@ -81,7 +92,7 @@ impl Default for ClusterConfig {
     }
 }
 
-/// Why it cannot be said which scheduler jobs are submitted to.
+/// Reason why the jobs' scheduler is unknown.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SchedulerError {
     #[error("cluster.scheduler: {0}")]
@@ -92,7 +103,7 @@ pub enum SchedulerError {
     Absent(NoScheduler),
 }
 
-/// A job would be of several nodes, of which all but one were idle.
+/// Error for jobs of several nodes: all but one would be idle.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{setting}: `{words}` asks for more than one node a job, and a replica is on one node: say `--nodes N` to `hostler up` for N jobs of one node"
@@ -103,10 +114,11 @@ pub struct SeveralNodes {
 }
 
 impl ClusterConfig {
-    /// Checks that a job gets one node: an agent serves from the node on which it starts.
+    /// Checks that a job gets one node, because an agent serves only from the node on which it
+    /// starts.
     ///
     /// # Errors
-    /// When what jobs get says otherwise.
+    /// When the settings give a job more than one node.
     pub fn check_one_node(&self, scheduler: Scheduler) -> Result<(), SeveralNodes> {
         let several = |setting, words: &str| Err(SeveralNodes { setting, words: words.to_owned() });
         match scheduler {
@@ -127,10 +139,10 @@ impl ClusterConfig {
         }
     }
 
-    /// The scheduler that is set, else the one whose commands this host has.
+    /// The configured scheduler, else the one whose commands this host has.
     ///
     /// # Errors
-    /// When there is none, or no telling.
+    /// When there is none, or the choice is ambiguous.
     pub fn find_scheduler(&self) -> Result<Scheduler, SchedulerError> {
         if !self.scheduler.is_empty() {
             return Ok(self.scheduler.parse()?);
@@ -142,13 +154,13 @@ impl ClusterConfig {
     }
 }
 
-/// Whether a selection of PBS is of more than one chunk: `2:ngpus=4`, or `1:ngpus=4+1:ncpus=1`.
+/// Whether a PBS selection has more than one chunk: `2:ngpus=4`, or `1:ngpus=4+1:ncpus=1`.
 fn has_several_chunks(select: &str) -> bool {
     let count = select.split(':').next().unwrap_or_default();
     select.contains('+') || count.parse::<u64>().is_ok_and(|count| count > 1)
 }
 
-/// The number of nodes among words for `sbatch`: `--nodes=2`, `--nodes 2`, `-N 2`, `-N2`.
+/// Number of nodes among words for `sbatch`: `--nodes=2`, `--nodes 2`, `-N 2`, `-N2`.
 fn find_node_count(words: &[String]) -> Option<&str> {
     words.iter().enumerate().rev().find_map(|(at, word)| match word.as_str() {
         "-N" | "--nodes" => words.get(at + 1).map(String::as_str),

@@ -1,4 +1,5 @@
-//! What the router is told of the models that the fleet can bring: when one takes requests again, and what it waits for. Clients read that. Pure.
+//! Tells the router when each model that the fleet can start takes requests, and what it waits for.
+//! Clients read that. Pure.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -9,14 +10,14 @@ use hostler_scheduler::{JobState, ScheduledJob};
 
 use crate::observation::{EntryView, find_node, node_state, progress};
 
-/// The router takes no more.
+/// Limits of the router.
 const MAX_MODELS: usize = 256;
 
 const MAX_NAMES: usize = 8;
 
 const MAX_NAME_BYTES: usize = 256;
 
-/// What is announced of one entry; `None` of one that is to have no node, whatever clients ask for.
+/// Announcement for one entry; `None` if the entry has no nodes whatever clients ask for.
 pub(crate) fn expect(view: &EntryView<'_>, now: SystemTime) -> Option<ExpectedModel> {
     if view.entry.size == FleetSize::Fixed(0) {
         return None;
@@ -27,7 +28,8 @@ pub(crate) fn expect(view: &EntryView<'_>, now: SystemTime) -> Option<ExpectedMo
     Some(ExpectedModel { names: view.names.to_vec(), expected_in_ms, reason: explain(view, now) })
 }
 
-/// The announcement of all. A name that several entries have is announced by the one that is expected first.
+/// Announcement for all entries. The entry that is expected first announces a name that several
+/// entries have.
 pub(crate) fn announce(mut models: Vec<ExpectedModel>) -> ExpectRequest {
     models.sort_by_key(|model| (model.expected_in_ms.is_none(), model.expected_in_ms));
     let mut taken = BTreeSet::new();
@@ -41,7 +43,7 @@ pub(crate) fn announce(mut models: Vec<ExpectedModel>) -> ExpectRequest {
     ExpectRequest { models }
 }
 
-/// Until a job takes requests, as far as something is known of it.
+/// Time until a job takes requests, as far as it is known.
 fn await_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> Option<Duration> {
     let cold_start = view.memory.learned_cold_start();
     match job.state {
@@ -65,13 +67,14 @@ fn await_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> Optio
     }
 }
 
-/// Until a job that is not submitted yet takes requests.
+/// Time until a job that is not submitted yet takes requests.
 fn await_new_job(view: &EntryView<'_>, now: SystemTime) -> Option<Duration> {
     let pause = view.memory.pause(now).unwrap_or_default();
     Some(pause + view.memory.learned_queue_wait()? + view.memory.learned_cold_start()?)
 }
 
-/// What it waits for: what is nearest first, and the scheduler's own words.
+/// Describes what an entry waits for, nearest stage first, in the scheduler's own words where it
+/// has any.
 fn explain(view: &EntryView<'_>, now: SystemTime) -> String {
     let in_state = |state: JobState| view.jobs.iter().filter(move |job| job.state == state);
     let state_of = |job: &&ScheduledJob| node_state(find_node(view.nodes, &job.id));
@@ -99,7 +102,7 @@ fn explain(view: &EntryView<'_>, now: SystemTime) -> String {
     }
 }
 
-/// `2 jobs wait: the comment`; `None` of no job.
+/// Text such as `2 jobs wait: the comment`; `None` for no jobs.
 fn describe(count: usize, verbs: [&str; 2], comment: &str) -> Option<String> {
     let colon = if comment.is_empty() { "" } else { ": " };
     match count {

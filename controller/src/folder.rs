@@ -1,5 +1,7 @@
-//! The folder of a fleet's state, on a file system that login and compute nodes share. Whoever changes what is wanted writes `fleet.toml`; all else is
-//! the controller's. Files are replaced whole, so that readers without a lock see one state or the other.
+//! Folder of a fleet's state, on a file system that login and compute nodes share.
+//!
+//! Whoever changes what is wanted writes `fleet.toml`; the controller owns everything else. Files
+//! are replaced whole, so readers without a lock see one state or the other.
 
 mod endpoint;
 mod heartbeat;
@@ -32,7 +34,7 @@ pub(crate) use self::housekeeping::IDENTITY_KEPT_FOR;
 
 const ENDPOINT_FILE: &str = "endpoint.json";
 
-/// Why the folder cannot be used.
+/// Reason why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     #[error("there is no home folder to keep the fleet's state in: set cluster.state_dir")]
@@ -53,36 +55,37 @@ pub enum FolderError {
     OtherScheduler { path: PathBuf, known: SchedulerIdentity, found: SchedulerIdentity },
 }
 
-/// What is wanted, as it is written.
+/// Written form of what is wanted.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FleetFile {
-    /// How jobs are submitted, as whoever changed last what is wanted had it; `None` in a file that somebody has written by hand.
+    /// How jobs are submitted, as set by whoever last changed what is wanted; `None` in a file
+    /// written by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) jobs: Option<JobSettings>,
     #[serde(default, rename = "model")]
     pub(crate) entries: Vec<FleetEntry>,
 }
 
-/// The folder, which is its user's alone.
+/// A fleet's folder, which only its user can access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetFolder {
     path: PathBuf,
-    /// In the names of the fleet's jobs; `None` where the folder has not been made yet.
+    /// Tag in the names of the fleet's jobs; `None` until the folder has been made.
     tag: Option<String>,
 }
 
 impl FleetFolder {
-    /// The folder that the settings name as it is, to show what would be done. Nothing is made or checked.
+    /// The configured folder as it is, to show what would be done. Nothing is made or checked.
     ///
     /// # Errors
-    /// When there is no home folder, or its tag cannot be read.
+    /// When there is no home folder, or the tag cannot be read.
     pub fn peek(config: &ClusterConfig) -> Result<Self, FolderError> {
         let path = absolute(&place(config)?)?;
         Ok(Self { tag: find_tag(&path)?, path })
     }
 
-    /// The folder that the settings name; it is made where it is not there.
+    /// Opens the configured folder, and makes it if missing.
     ///
     /// # Errors
     /// When it cannot be made, or others can change it.
@@ -90,20 +93,20 @@ impl FleetFolder {
         Self::at(&place(config)?)
     }
 
-    /// The folder that the settings name, where it is there.
+    /// Opens the configured folder if it exists.
     ///
     /// # Errors
     /// As for `open`.
     pub fn find(config: &ClusterConfig) -> Result<Option<Self>, FolderError> {
         let path = match place(config) {
-            // Who has no home has kept no fleet there.
+            // A user without a home has kept no fleet there.
             Err(FolderError::NoHome) => return Ok(None),
             path => path?,
         };
         if path.join("status.json").exists() { Self::at(&path).map(Some) } else { Ok(None) }
     }
 
-    /// The folder at a path.
+    /// Opens the folder at a path.
     ///
     /// # Errors
     /// As for `open`.
@@ -120,19 +123,21 @@ impl FleetFolder {
         Ok(Self { tag: Some(take_tag(&path)?), path })
     }
 
-    /// Whether the fleet's tag is known, which `job_name` is made of.
+    /// Whether the fleet's tag, which `job_name` needs, is known.
     #[must_use]
     pub fn has_tag(&self) -> bool {
         self.tag.is_some()
     }
 
-    /// The name of an entry's jobs, by which the scheduler lists them: no job of another name is this fleet's. Without a tag, that is `TAG`.
+    /// Name of an entry's jobs, by which the scheduler lists them. No job of another name is this
+    /// fleet's. Without a tag, `TAG` stands for it.
     #[must_use]
     pub fn job_name(&self, entry: &str) -> String {
         format!("hostler-{entry}-{}", self.tag.as_deref().unwrap_or("TAG"))
     }
 
-    /// The name of the controller's own job. No entry's jobs have it: those begin with `hostler-`.
+    /// Name of the controller's own job. No entry's jobs have it, because those begin with
+    /// `hostler-`.
     #[must_use]
     pub fn controller_job_name(&self) -> String {
         format!("hostler_controller-{}", self.tag.as_deref().unwrap_or("TAG"))
@@ -143,25 +148,26 @@ impl FleetFolder {
         &self.path
     }
 
-    /// Where the scheduler writes what jobs print.
+    /// Folder where the scheduler writes the jobs' output.
     #[must_use]
     pub fn job_logs(&self) -> PathBuf {
         self.path.join("jobs")
     }
 
-    /// Where the jobs of an entry find their scripts.
+    /// Folder of the scripts of an entry's jobs.
     #[must_use]
     pub fn scripts(&self, entry: &str) -> PathBuf {
         self.path.join("scripts").join(entry)
     }
 
-    /// Where the controller's own job finds its script.
+    /// Folder of the scripts of the controller's own job.
     #[must_use]
     pub fn controller_scripts(&self) -> PathBuf {
         self.path.join("controller")
     }
 
-    /// Writes a script of these. One that is there stays as it is, because a job may be reading it.
+    /// Writes one of these scripts. An identical file stays untouched, because a job may be reading
+    /// it.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -175,37 +181,38 @@ impl FleetFolder {
         Ok(write_private(path, script.as_bytes())?)
     }
 
-    /// What the controller logs.
+    /// Log of the controller.
     #[must_use]
     pub fn controller_log(&self) -> PathBuf {
         self.path.join("controller.log")
     }
 
-    /// The key of operators who come from another host, as long as this controller runs.
+    /// Key of operators on other hosts, valid while this controller runs.
     #[must_use]
     pub fn operator_key(&self) -> PathBuf {
         self.path.join("operator.key")
     }
 
-    /// The token by which the fleet's jobs join.
+    /// Token by which the fleet's jobs join.
     #[must_use]
     pub fn join_token(&self) -> PathBuf {
         self.path.join("join-token")
     }
 
-    /// Where the agents of the fleet's jobs keep key and certificate, in a folder for each node's name.
+    /// Folder where the fleet's agents keep their keys and certificates, with a subfolder for each
+    /// node name.
     #[must_use]
     pub fn identities(&self) -> PathBuf {
         self.path.join("identity")
     }
 
-    /// Where it stands how the fleet is reached. The agents of its jobs read it, too.
+    /// File that says how to reach the fleet. The agents of its jobs read it, too.
     #[must_use]
     pub fn endpoint_file(&self) -> PathBuf {
         self.path.join(ENDPOINT_FILE)
     }
 
-    /// What is wanted.
+    /// Wanted entries.
     ///
     /// # Errors
     /// When the file cannot be read, or an entry is wrong.
@@ -213,14 +220,14 @@ impl FleetFolder {
         Ok(self.fleet_file()?.entries)
     }
 
-    /// What is wanted, and how its jobs are submitted.
+    /// Wanted entries, and how their jobs are submitted.
     pub(crate) fn fleet_file(&self) -> Result<FleetFile, FolderError> {
         let path = self.path.join("fleet.toml");
         let Some(text) = read(&path)? else { return Ok(FleetFile::default()) };
         toml::from_str(&text).map_err(|error| FolderError::Unreadable { path, message: error.to_string() })
     }
 
-    /// Changes what is wanted, while no other command does.
+    /// Changes the wanted entries, excluding other commands meanwhile.
     ///
     /// # Errors
     /// When the file cannot be read or written, or another command has it for too long.
@@ -228,7 +235,8 @@ impl FleetFolder {
         self.change_file(|file| change(&mut file.entries))
     }
 
-    /// The same, and has jobs be submitted so from now on; returns also whether those of before were submitted otherwise.
+    /// Changes the wanted entries, and how jobs are submitted from now on. Also returns whether
+    /// jobs were submitted differently before.
     ///
     /// # Errors
     /// As for `change_entries`.
@@ -250,7 +258,8 @@ impl FleetFolder {
         Ok(result)
     }
 
-    /// Removes the endpoint, and what only a controller's job needs, if nothing is wanted, while no other command changes that; `false` where something is.
+    /// Removes the endpoint and the files of a controller's job if nothing is wanted, excluding
+    /// other commands meanwhile. Returns `false` if something is wanted.
     ///
     /// # Errors
     /// As for `change_entries`.
@@ -259,14 +268,15 @@ impl FleetFolder {
         let is_empty = self.entries()?.is_empty();
         if is_empty {
             self.remove_endpoint()?;
-            // The certificates for clients stay: shells name them until they end, and could reach nobody by TLS without them.
+            // The certificates for clients stay: shells refer to them until they end, and could
+            // reach nobody by TLS without them.
             remove(&self.operator_key())?;
             remove_folder(&self.controller_scripts())?;
         }
         Ok(is_empty)
     }
 
-    /// Where the fleet is reached; `None` where no controller runs.
+    /// Where the fleet is reached; `None` if no controller runs.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -286,7 +296,7 @@ impl FleetFolder {
         remove(&self.endpoint_file())
     }
 
-    /// What the controller saw last; `None` before its first step.
+    /// The controller's last status; `None` before its first step.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -300,7 +310,7 @@ impl FleetFolder {
         self.write_json("status.json", status)
     }
 
-    /// What the controller remembers of an entry; `None` where it has none.
+    /// The controller's memory of an entry; `None` if there is none.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -314,7 +324,7 @@ impl FleetFolder {
         self.write_json(&format!("memory/{entry}.json"), memory)
     }
 
-    /// The entries of which something is remembered.
+    /// Names of the entries that have a memory.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -328,7 +338,7 @@ impl FleetFolder {
         Ok(names)
     }
 
-    /// Removes what is remembered of an entry that has no jobs, and their scripts.
+    /// Removes the memory and the scripts of an entry that has no jobs.
     ///
     /// # Errors
     /// When a file cannot be removed.
@@ -362,7 +372,7 @@ fn absolute(path: &Path) -> Result<PathBuf, FolderError> {
     std::path::absolute(path).map_err(|source| FolderError::File { what: "find", path: path.to_owned(), source })
 }
 
-/// Makes a folder, with those above it, for its user alone.
+/// Makes a folder and its parents for this user alone.
 fn make(path: &Path) -> Result<(), FolderError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| FolderError::File { what: "make", path: path.to_owned(), source })

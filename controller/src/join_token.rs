@@ -1,23 +1,26 @@
-//! The token by which the fleet's jobs join, in a file that agents read when they start. One token is for all jobs, because a job's id is known only
-//! after it may have started; it is renewed long before it expires or is used up, because a job may wait for days.
+//! The token by which the fleet's jobs join, in a file that agents read when they start.
+//!
+//! All jobs share one token, because a job's id may be known only after the job has started. The
+//! token is renewed long before it expires or is used up, because a job may wait for days.
 
 use std::path::Path;
 use std::time::Duration;
 
 use hostler_tls::{Authority, JoinToken, TlsError, TokenInfo, TokenScope, TokenStore, UseLimit, read_private, write_private};
 
-/// Twice as long as most queues let a job wait.
+/// Lifetime of a token: twice as long as most queues let a job wait.
 const LIFETIME: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// The most that a token takes. Each new node name is one use, so each job but not its further runs.
+/// Most uses of a token. Each new node name takes one, so each job does, but not its later runs.
 const USES: u32 = 1000;
 
-/// Writes a new token into the file, unless the one that is there is good for as many nodes and for half of its time.
+/// Writes a new token into the file, unless the present one is good for this many nodes and half of
+/// its time.
 pub(crate) fn renew(authority: &Path, file: &Path, nodes: u32, now: u64) -> Result<(), TlsError> {
     let store = TokenStore::in_folder(authority);
     let known = Authority::load(authority)?;
     if file.exists() {
-        // A file that holds something else is replaced.
+        // A file without a valid token is replaced.
         let kept = JoinToken::parse(&String::from_utf8_lossy(&read_private(file)?)).ok();
         let kept = kept.filter(|token| token.fleet == known.fingerprint());
         if let Some(token) = kept

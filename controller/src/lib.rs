@@ -1,5 +1,7 @@
-//! The controller: keeps the size of a fleet whose nodes are batch jobs. `hostler controller` runs it beside a router, whose operators' calls it uses.
-//! The decisions are crate `cluster`'s, the schedulers' commands crate `scheduler`'s.
+//! The controller: keeps the size of a fleet whose nodes are batch jobs.
+//!
+//! `hostler controller` runs it beside a router, whose operator calls it uses. Crate `cluster`
+//! makes the decisions, and crate `scheduler` runs the schedulers' commands.
 
 mod attention;
 mod config;

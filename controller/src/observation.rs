@@ -1,5 +1,5 @@
-//! One step's view of an entry: its jobs as the scheduler lists them, joined with the router's nodes by the job that each runs in, and the demand
-//! for its names. Pure.
+//! A step's view of an entry: its listed jobs joined with the router's nodes by job, and the
+//! demand for its names. Pure.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,42 +8,45 @@ use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::{ListResponse, Node, Replica};
 use hostler_scheduler::{ScheduledJob, is_same_job};
 
-/// The flag by which an engine gets other names for its model.
+/// Engine flag that sets other names for a model.
 const NAMES_FLAG: &str = "--served-model-name";
 
-/// What is known of an entry after a step.
+/// Knowledge of an entry after a step.
 pub(crate) struct EntryView<'a> {
     pub(crate) entry: &'a FleetEntry,
-    /// As clients name its model.
+    /// Names by which clients ask for the model.
     pub(crate) names: &'a [String],
     pub(crate) memory: &'a Memory,
     pub(crate) jobs: &'a [ScheduledJob],
     pub(crate) nodes: &'a [Node],
-    /// Why the scheduler refused the last submission; empty where it did not.
+    /// Why the scheduler refused the last submission; empty if it did not.
     pub(crate) refusal: &'a str,
 }
 
 impl EntryView<'_> {
-    /// How long a job has waited since it was submitted, by the controller's own clock unless that is not remembered.
+    /// Time since a job's submission, by the controller's own clock if it remembers that.
     pub(crate) fn waited(&self, job: &ScheduledJob, now: SystemTime) -> Option<Duration> {
         now.duration_since(self.memory.submitted(&job.id).or(job.submitted)?).ok()
     }
 
-    /// How long its present run has taken so far, likewise.
+    /// Time since the present run began, likewise.
     pub(crate) fn ran(&self, job: &ScheduledJob, now: SystemTime) -> Option<Duration> {
         now.duration_since(self.memory.started(&job.id).or(job.started)?).ok()
     }
 
-    /// How long it waits still, where the scheduler computes that.
+    /// Time left until the job starts, if the scheduler estimates that.
     pub(crate) fn estimated_wait(&self, job: &ScheduledJob, now: SystemTime) -> Option<Duration> {
-        // The scheduler's clock may not be ours: its estimate is how long the job waits in all.
+        // The scheduler's clock may differ from ours, so only its estimate of the total wait is
+        // used.
         let in_all = job.estimated_start?.duration_since(job.submitted?).ok()?;
         Some(in_all.saturating_sub(self.waited(job, now)?))
     }
 }
 
-/// The names by which clients ask for an entry's model: those that its engines are told, else the model itself. An entry without arguments of its
-/// own has those of the settings.
+/// Names by which clients ask for an entry's model: those given to its engines, else the model
+/// itself.
+///
+/// An entry without its own arguments uses those of the settings.
 pub(crate) fn model_names(entry: &FleetEntry, configured: &[String]) -> Vec<String> {
     let arguments = if entry.engine_args.is_empty() { configured } else { &entry.engine_args };
     let mut names = Vec::new();
@@ -63,7 +66,7 @@ pub(crate) fn model_names(entry: &FleetEntry, configured: &[String]) -> Vec<Stri
     if names.is_empty() { vec![entry.model.clone()] } else { names }
 }
 
-/// What `decide` is told.
+/// Input of `decide`.
 pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[String]) -> Observation {
     let observed = jobs.iter().map(|job| {
         let node = find_node(&listed.nodes, &job.id);
@@ -80,7 +83,8 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
     Observation { jobs: observed.collect(), demand: sum_demand(listed, names), ..Observation::default() }
 }
 
-/// The node whose agent runs in a job. A job that was requeued may have been on another host before, whose node is gone.
+/// The node whose agent runs in a job. A requeued job may have been on another host before, whose
+/// node is gone.
 pub(crate) fn find_node<'a>(nodes: &'a [Node], job: &str) -> Option<&'a Node> {
     let of_job = nodes.iter().filter_map(|node| Some((node, node.job.as_ref().filter(|found| is_same_job(&found.id, job))?)));
     of_job.max_by_key(|(node, job)| (node.attached, job.run)).map(|(node, _)| node)
@@ -98,20 +102,20 @@ pub(crate) fn node_state(node: Option<&Node>) -> NodeState {
     if node.replicas.is_empty() || node.replicas.iter().any(is_in_first_start) {
         NodeState::Loading
     } else if has(&[Phase::Ready, Phase::Sleeping]) {
-        // Who puts an engine to sleep wants to keep its node.
+        // Whoever puts an engine to sleep wants to keep its node.
         NodeState::Ready
     } else if has(&starts) || has(&[Phase::Failed]) {
-        // An engine that has failed is started again; an agent none of whose engines ever starts ends by itself.
+        // A failed engine is restarted. An agent ends by itself if none of its engines ever starts.
         NodeState::Loading
     } else if has(&[Phase::Draining]) {
         NodeState::Draining
     } else {
-        // Stopped or in quarantine: an agent does not end when its engines were drained.
+        // Stopped or quarantined: an agent does not end when its engines were drained.
         NodeState::Failed
     }
 }
 
-/// How far the first of its engines that loads has come, in words, and its seconds left where it knows them.
+/// Progress of the engine that is furthest in loading, in words, and its seconds left if known.
 pub(crate) fn progress(node: &Node) -> Option<(String, Option<Duration>)> {
     let progress = node.replicas.iter().filter_map(|replica| replica.state.as_ref()?.progress.as_ref());
     let first = progress.max_by_key(|progress| progress.percent)?;
@@ -124,7 +128,7 @@ fn in_flight(node: &Node) -> u32 {
     node.replicas.iter().map(of_replica).sum()
 }
 
-/// The demand for any of these names. What is in flight is the same for all names of an engine.
+/// Demand for any of these names. Requests in flight are the same for all names of an engine.
 fn sum_demand(listed: &ListResponse, names: &[String]) -> Demand {
     let of_names = || listed.demand.iter().filter(|demand| names.contains(&demand.model));
     Demand {

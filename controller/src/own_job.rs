@@ -1,5 +1,7 @@
-//! The batch job in which a controller runs itself, where sites end long processes on login nodes. It asks the scheduler for the jobs of the fleet's
-//! controllers, has `cluster` decide, and carries that out.
+//! The batch job in which a controller runs itself, for sites that end long processes on login
+//! nodes.
+//!
+//! It lists the fleet's controller jobs, lets `cluster` decide, and carries that out.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,12 +12,13 @@ use crate::ControllerSetup;
 use crate::step_error::StepError;
 use crate::submission::{JobProgram, build_controller_submission};
 
-/// The job, as its controller knows it.
+/// A controller's knowledge of its own job.
 #[derive(Debug)]
 pub(crate) struct OwnJob {
     id: String,
     predecessor: Option<String>,
-    /// How long the job may run, and when that is over, by this clock. Until the list has said it, what was asked for, from the start of this process.
+    /// How long the job may run, followed by the end of that time by this clock. Until the list
+    /// gives both, the requested time counts from the start of this process.
     limit: Duration,
     ends: SystemTime,
     drain_timeout: Duration,
@@ -25,7 +28,7 @@ pub(crate) struct OwnJob {
 }
 
 impl OwnJob {
-    /// The job in which the controller of this setup runs; `None` where it is in none.
+    /// The job in which this setup's controller runs; `None` if it runs in none.
     pub(crate) fn of(setup: &ControllerSetup) -> Option<Self> {
         let limit = setup.jobs.cluster.controller_walltime;
         Some(Self {
@@ -44,7 +47,8 @@ impl OwnJob {
         self.ends
     }
 
-    /// Whether the controller has to end by what is known of the job's time, also where the scheduler says nothing.
+    /// Whether the controller has to end by the known time of its job, even if the scheduler does
+    /// not answer.
     pub(crate) fn is_over(&self, now: SystemTime) -> bool {
         self.describe(now, None).is_over()
     }
@@ -54,10 +58,10 @@ impl OwnJob {
         self.settled == Some(self.describe(now, None).is_ending())
     }
 
-    /// Keeps one successor; `true` when the controller is to end and leave its place to that one.
+    /// Keeps one successor. Returns `true` when the controller is to end and leave its place to it.
     pub(crate) async fn step(&mut self, setup: &ControllerSetup) -> Result<bool, StepError> {
         let listed = list_jobs(setup).await?;
-        // A list without this job is not the one that it can decide by.
+        // A list without this job is no basis for a decision.
         let Some(own) = listed.iter().find(|job| is_same_job(&job.id, &self.id)) else { return Ok(false) };
         let now = SystemTime::now();
         self.note_end(own, now);
@@ -98,7 +102,7 @@ impl OwnJob {
         Ok(())
     }
 
-    /// Ends the jobs that would go on after this one, for there is nothing left to keep.
+    /// Cancels the jobs that would follow this one, because there is nothing left to keep.
     pub(crate) async fn end_successors(&self, setup: &ControllerSetup) -> Result<(), StepError> {
         let listed = list_jobs(setup).await?;
         let jobs: Vec<String> =
@@ -106,7 +110,7 @@ impl OwnJob {
         Ok(setup.scheduler.cancel(&jobs).await?)
     }
 
-    /// Notes what the list says of this job's time. What it does not say stays as it was.
+    /// Notes the listed times of this job. Times missing from the list stay as they were.
     fn note_end(&mut self, own: &ScheduledJob, now: SystemTime) {
         let Some((run, started)) = own.run_time.zip(own.started) else { return };
         let Some(ends) = run.end(started, now) else { return };
@@ -156,7 +160,7 @@ mod tests {
         let silent = job("12.head", JobState::Running);
         own.note_end(&silent, at(10_000));
         assert_eq!(own.ends, at(13_600));
-        // It waited for its place for half of its time, which this process does not know.
+        // The job waited for its place for half of its time, which this process does not know.
         let listed = ScheduledJob { started: Some(at(8_200)), run_time: Some(RunTime { limit, used: None }), ..silent.clone() };
         own.note_end(&listed, at(10_000));
         own.note_end(&silent, at(11_000));

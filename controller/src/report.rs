@@ -1,4 +1,4 @@
-//! What a step has seen of an entry, as the status file tells it. Pure.
+//! Builds an entry's part of the status file from one step. Pure.
 
 use std::time::SystemTime;
 

@@ -1,8 +1,10 @@
-//! The controller's loop: every few seconds it asks scheduler and router, has `cluster` decide, writes down what is remembered, carries the actions
-//! out, and tells the router and the status file what it saw.
+//! The controller's loop.
 //!
-//! A scheduler or router that gives no answer is no reason to act: then the entry has no step. One thing is done at a time, so no two submissions are
-//! ever on their way.
+//! Every few seconds it queries scheduler and router, lets `cluster` decide, writes its memory
+//! down, carries the actions out, and informs the router and the status file.
+//!
+//! If scheduler or router do not answer, that is no reason to act: the entry skips the step. Only
+//! one thing is done at a time, so no two submissions are ever on their way.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -30,22 +32,23 @@ use crate::status::{EntryStatus, FleetStatus};
 use crate::step_error::{StepError, is_refusal};
 use crate::submission::{JobProgram, build_submission, job_form};
 
-/// How often the scheduler is asked. People who wait for a job do it as often.
+/// Time between two steps. People who wait for a job query the scheduler as often.
 const STEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the router may take to answer; an agent may take five seconds for an order.
+/// How long the router may take to answer: an agent may take five seconds for an order.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An announcement counts for 30 seconds, and a step may take longer than that.
+/// Interval of announcements, which count for 30 seconds. A step may take longer than that.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often the join token is looked at, beside each submission, and what jobs have left is removed.
+/// How often the join token is checked, besides at each submission, and job leftovers are removed.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(600);
 
-/// A memory in which nothing was decided is written so often. It is shorter than the longest step that a memory takes for one.
+/// How often a memory is written if nothing was decided. Shorter than the longest interval that a
+/// memory accepts between two steps.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What the controller holds of an entry between two steps.
+/// State of an entry between two steps.
 #[derive(Debug)]
 struct EntryRecord {
     memory: Memory,
@@ -60,9 +63,9 @@ struct EntryRecord {
 pub enum ControllerEnd {
     /// Nothing is wanted and no job is left.
     NothingLeft,
-    /// Another one is to go on, or does.
+    /// Another controller is to go on, or does.
     Left,
-    /// The time of its own job ends soon, or its next job is there.
+    /// The time of the controller's own job ends soon, or its next job is there.
     LeftItsJob {
         /// When the job ends.
         ends: SystemTime,
@@ -77,21 +80,21 @@ pub struct Controller {
     records: BTreeMap<String, EntryRecord>,
     token_checked: Option<Instant>,
     cleaned_up: Option<Instant>,
-    /// The batch job in which it runs itself.
+    /// The batch job in which the controller runs itself.
     own_job: Option<OwnJob>,
-    /// Whether the folder's scheduler is this one, by its name.
+    /// Whether the folder knows this scheduler by its name.
     is_scheduler_known: bool,
     attention: Attention,
-    /// Between two steps.
+    /// Time between two steps.
     interval: Duration,
     trouble: String,
 }
 
 impl Controller {
-    /// A controller beside the router whose operators' socket the endpoint names. It needs a runtime.
+    /// A controller beside the router whose operators' socket the endpoint names. Needs a runtime.
     ///
     /// # Errors
-    /// When the socket's path is none.
+    /// When the socket's path is invalid.
     pub fn new(setup: ControllerSetup) -> Result<Self, tonic::transport::Error> {
         let target = Target::from_shared(format!("unix:{}", setup.endpoint.operators_socket.display()))?;
         let channel = target.connect_timeout(CALL_TIMEOUT).timeout(CALL_TIMEOUT).connect_lazy();
@@ -111,10 +114,12 @@ impl Controller {
         })
     }
 
-    /// Steps until the shutdown drains, nothing is wanted and no job is left, or another controller has its place or is to have it. Jobs run on when
-    /// it returns.
+    /// Steps until the shutdown drains, the fleet is empty, or another controller has its place or
+    /// is to have it.
     ///
-    /// It reads and writes files, which may hang: it needs a thread of its own.
+    /// The fleet is empty when nothing is wanted and no job is left. Jobs run on after the return.
+    ///
+    /// Reading and writing files may hang, so it needs a thread of its own.
     pub async fn run(mut self, shutdown: Shutdown) -> ControllerEnd {
         let announcements = watch::Sender::new(ExpectRequest::default());
         let _announcing = AbortOnDropHandle::new(tokio::spawn(repeat_announcement(self.router.clone(), announcements.subscribe())));
@@ -122,7 +127,7 @@ impl Controller {
         let (folder, endpoint) = (self.setup.folder.clone(), self.setup.endpoint.clone());
         let end = tokio::select! {
             end = self.step_until(&shutdown, &announcements) => end,
-            // On this thread: where files hang, so does the heartbeat.
+            // The heartbeat stays on this thread: if files hang, so does the heartbeat.
             end = repeat_heartbeat(&folder, &endpoint, &shutdown) => end,
             () = stop => ControllerEnd::Left,
         };
@@ -157,10 +162,11 @@ impl Controller {
         ControllerEnd::Left
     }
 
-    /// One step; how the controller ends, if it is over with it.
+    /// Runs one step. Returns how the controller ends, if it does.
     async fn step(&mut self, shutdown: &Shutdown) -> Result<Option<ControllerEnd>, StepError> {
         self.setup.check_place()?;
-        // Before anything that can fail: the time ends also where the scheduler says nothing.
+        // This comes before anything that can fail: the time ends even if the scheduler does not
+        // answer.
         if let Some(job) = self.own_job.as_ref().filter(|job| job.is_over(SystemTime::now())) {
             tracing::info!("the time of the controller's job ends: it leaves its place to the next one");
             return Ok(Some(ControllerEnd::LeftItsJob { ends: job.ends() }));
@@ -174,7 +180,7 @@ impl Controller {
         }
         if entries.is_empty() {
             if let Some(job) = &self.own_job {
-                // Without the list of its jobs it would leave one behind.
+                // Without the list of its jobs, the controller would leave one behind.
                 job.end_successors(&self.setup).await?;
             }
             if self.setup.folder.close_if_empty()? {
@@ -225,12 +231,14 @@ impl Controller {
         Ok(None)
     }
 
-    /// How often the scheduler is asked while nothing changes. Tests whose steps are short have short rests.
+    /// How often the scheduler is queried while nothing changes. In tests with short steps, rests
+    /// are short too.
     fn rest_interval(&self) -> Duration {
         self.setup.jobs.cluster.poll_interval.mul_f64(self.interval.as_secs_f64() / STEP_INTERVAL.as_secs_f64())
     }
 
-    /// Removes what jobs have left that no list has, and frees the names of their nodes. Nothing depends on it.
+    /// Removes leftovers of unlisted jobs, and frees the names of their nodes. Nothing depends on
+    /// it.
     fn clean_up(&mut self, identities_kept_for: Duration) {
         self.cleaned_up = Some(Instant::now());
         let jobs = self.records.values().filter_map(|record| record.status.as_ref()).flat_map(|status| &status.jobs);
@@ -268,7 +276,7 @@ impl Controller {
         taken
     }
 
-    /// Decides and carries out.
+    /// Decides one step of an entry, and carries it out.
     async fn act(
         &mut self,
         entry: &FleetEntry,
@@ -282,7 +290,7 @@ impl Controller {
         let (actions, memory) = decide(entry, &observation, &record.memory, SystemTime::now());
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });
         if !actions.is_empty() {
-            // The list may have taken long.
+            // Reading the list may have taken long.
             self.setup.check_place()?;
         }
         let submission = parts.map(|parts| self.prepare(entry, parts)).transpose()?;
@@ -299,7 +307,7 @@ impl Controller {
         ended
     }
 
-    /// Drains and cancels. The next step says it again where that fails.
+    /// Drains and cancels jobs. If that fails, the next step repeats it.
     async fn end_jobs(&mut self, actions: &[Action], listed: &ListResponse) -> Result<(), StepError> {
         let mut drained = Ok(());
         let mut cancelled = Vec::new();
@@ -321,7 +329,8 @@ impl Controller {
         Ok(drained?)
     }
 
-    /// Makes what a submission refers to, before it is written down that there is one: a token for its jobs, and their script.
+    /// Makes the files that a submission refers to, before the submission is written down: a token
+    /// for its jobs, and their script.
     fn prepare(&mut self, entry: &FleetEntry, parts: u32) -> Result<RenderedSubmission, StepError> {
         self.renew_token(parts)?;
         let ControllerSetup { folder, jobs, scheduler, .. } = &self.setup;
@@ -353,7 +362,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Has the folder know its scheduler. One that does not say its name is known by its kind, unless the folder has a name to compare with.
+    /// Records the scheduler in the folder. A scheduler that does not say its name is known by its
+    /// kind, unless the folder has a name to compare with.
     async fn claim_scheduler(&mut self) -> Result<(), StepError> {
         let ControllerSetup { folder, scheduler, .. } = &self.setup;
         let found = match scheduler.identify().await {
@@ -366,7 +376,7 @@ impl Controller {
         Ok(())
     }
 
-    /// What is remembered of an entry. Whoever submitted its jobs has written that down before, unless it was lost.
+    /// Memory of an entry. Whoever submitted its jobs has written it before, unless it was lost.
     fn recall(&self, name: &str, has_jobs: bool, now: SystemTime) -> Result<Memory, FolderError> {
         match self.setup.folder.memory(name) {
             Ok(Some(memory)) => Ok(memory),
@@ -407,7 +417,7 @@ impl Controller {
     }
 }
 
-/// Tells the router each new announcement, and the last one again and again.
+/// Sends each new announcement to the router, and repeats the last one.
 async fn repeat_announcement(mut router: FleetClient<Channel>, mut latest: watch::Receiver<ExpectRequest>) {
     loop {
         let announcement = latest.borrow_and_update().clone();
@@ -421,7 +431,8 @@ async fn repeat_announcement(mut router: FleetClient<Channel>, mut latest: watch
     }
 }
 
-/// Shows other hosts that this controller lives, whatever a step waits for; and at once when it is told to end, because commands start the next one.
+/// Shows other hosts that this controller lives, whatever a step waits for. When told to end, it
+/// retires the endpoint at once, because commands start the next controller.
 async fn repeat_heartbeat(folder: &FleetFolder, endpoint: &Endpoint, shutdown: &Shutdown) -> ControllerEnd {
     loop {
         let written = tokio::select! {
@@ -442,7 +453,7 @@ fn retire(folder: &FleetFolder, endpoint: &Endpoint) {
     }
 }
 
-/// An entry that is wanted no more, of which jobs may be left.
+/// Stand-in for an entry that is no longer wanted but may have jobs left.
 fn removed_entry(name: String) -> FleetEntry {
     FleetEntry { name, model: String::new(), size: FleetSize::Fixed(0), walltime: Duration::ZERO, engine_args: Vec::new(), asked: 0 }
 }
@@ -451,7 +462,7 @@ fn is_removed(entry: &FleetEntry) -> bool {
     entry.model.is_empty()
 }
 
-/// The time between two steps. Tests have less, by `HOSTLER_STEP_INTERVAL_MS`.
+/// Time between two steps. Tests shorten it with `HOSTLER_STEP_INTERVAL_MS`.
 fn step_interval(variable: impl Fn(&str) -> Option<String>) -> Duration {
     let set = variable("HOSTLER_STEP_INTERVAL_MS").and_then(|text| text.parse().ok()).map(Duration::from_millis);
     set.filter(|interval| !interval.is_zero()).unwrap_or(STEP_INTERVAL)

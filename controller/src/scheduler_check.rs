@@ -1,11 +1,13 @@
-//! Whether this host's scheduler is the one that has the fleet's jobs. Every command that changes what is wanted asks it first.
+//! Whether this host's scheduler has the fleet's jobs. Every command that changes what is wanted
+//! checks this first.
 
 use hostler_scheduler::{Scheduler, SchedulerIdentity};
 
 use crate::{FleetFolder, FolderError};
 
-/// Compares this host's scheduler with the one that the folder knows. One that does not answer is known by its kind alone: before a controller acts,
-/// it asks again.
+/// Compares this host's scheduler with the one recorded in the folder.
+///
+/// If it does not answer, only its kind is compared: a controller asks again before it acts.
 ///
 /// # Errors
 /// `OtherScheduler`, and when the folder cannot be read.

@@ -1,11 +1,11 @@
-//! Why the controller has not taken a step to its end, and which of the reasons end it.
+//! Why the controller did not complete a step, and which of these reasons end the controller.
 
 use hostler_scheduler::CommandError;
 use hostler_tls::TlsError;
 
 use crate::FolderError;
 
-/// Why a step, or the part of it that is about one entry, was not taken to its end.
+/// Reason why a step, or its part for one entry, was not completed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StepError {
     #[error(transparent)]
@@ -23,13 +23,14 @@ pub(crate) enum StepError {
 }
 
 impl StepError {
-    /// Whether this controller is to end, because the fleet is another one's.
+    /// Whether this controller must end because the fleet belongs to another one.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self, Self::Replaced { .. } | Self::Forgotten | Self::Folder(FolderError::OtherScheduler { .. }))
     }
 }
 
-/// Whether nothing was submitted for certain. A command that was late, or whose answer cannot be read, may have submitted a job.
+/// Whether certainly nothing was submitted. A command that was late, or whose answer cannot be
+/// read, may have submitted a job.
 pub(crate) fn is_refusal(error: &CommandError) -> bool {
     match error {
         CommandError::Missing { .. } | CommandError::Run { .. } | CommandError::Failed { .. } => true,

@@ -1,5 +1,7 @@
-//! What is submitted: the jobs of an entry with an agent in each, and the controller's own job. Which program runs in them, under which name, and
-//! with what of the site's. Controller and command line submit it, and `hostler up --dry-run` shows it. Pure.
+//! Builds submissions: an entry's jobs with an agent in each, and the controller's own job.
+//!
+//! They set the program, its name and the site's settings. Controller and command line submit them,
+//! and `hostler up --dry-run` shows them. Pure.
 
 use std::hash::{Hash, Hasher};
 use std::path::Path;
@@ -11,19 +13,20 @@ use rustc_hash::FxHasher;
 
 use crate::{ClusterConfig, FleetFolder, JobSettings};
 
-/// How long before its end Slurm tells a job to leave: `agent.drain_timeout` and `agent.stop_grace` as they are by default. An agent that has longer
-/// ones leaves by its own clock.
+/// Time before its end at which Slurm tells a job to leave: the defaults of `agent.drain_timeout`
+/// and `agent.stop_grace`. Agents with longer ones leave by their own clock.
 const DRAIN_LEAD: Duration = Duration::from_secs(40);
 
-/// Slurm sends that signal up to a minute early. A job leaves no more than a quarter of its time unused, so a shorter one has its own clock alone.
+/// Shortest walltime for that signal, which Slurm sends up to a minute early. A job leaves at most
+/// a quarter of its time unused, so shorter jobs rely on their own clock.
 const SHORTEST_WITH_LEAD: Duration = Duration::from_secs(4 * (40 + 60));
 
 /// How this program is started in jobs.
 #[derive(Debug, Clone, Copy)]
 pub struct JobProgram<'a> {
-    /// This program, by an absolute path that compute nodes have too.
+    /// Absolute path of the program, which compute nodes have too.
     pub program: &'a Path,
-    /// The user's settings, by an absolute path.
+    /// Settings of the user, by an absolute path.
     pub config: Option<&'a Path>,
 }
 
@@ -35,7 +38,7 @@ impl<'a> JobProgram<'a> {
     }
 }
 
-/// Names what a job of an entry is submitted with, alike in all lives of a controller.
+/// Hash of what an entry's job is submitted with. Equal across restarts of the controller.
 pub(crate) fn job_form(jobs: &JobSettings, entry: &FleetEntry, folder: &FleetFolder, scheduler: Scheduler) -> u64 {
     let submission = scheduler.render(&build_submission(entry, 1, &jobs.cluster, folder, &JobProgram::of(jobs)));
     let mut hasher = FxHasher::default();
@@ -43,7 +46,7 @@ pub(crate) fn job_form(jobs: &JobSettings, entry: &FleetEntry, folder: &FleetFol
     hasher.finish()
 }
 
-/// One job of an entry, or an array of so many parts.
+/// A job of an entry, or an array of this many parts.
 #[must_use]
 pub fn build_submission(
     entry: &FleetEntry,
@@ -69,7 +72,7 @@ pub fn build_submission(
     }
 }
 
-/// The job in which the controller runs, where it has one of its own. It may start after the end of another one.
+/// The controller's own job, which may start after the end of another one.
 #[must_use]
 pub fn build_controller_submission(
     config: &ClusterConfig,
@@ -92,7 +95,7 @@ pub fn build_controller_submission(
         script_dir: folder.controller_scripts(),
         setup: config.setup.clone(),
         program: words,
-        // It has its own clock, and knows whether another one is there.
+        // The controller has its own clock, and knows whether another one is there.
         drain_lead: Duration::ZERO,
     }
 }

@@ -15,7 +15,7 @@ fn announced(entry: &FleetEntry, memory: &Memory, jobs: &[ScheduledJob], nodes: 
     (model.expected_in_ms, model.reason)
 }
 
-/// What is remembered after a job has waited for 300 s and was ready 60 s after its start.
+/// Memory after a job that waited for 300 s and was ready 60 s after its start.
 fn learned() -> Memory {
     let fleet = entry(FleetSize::Fixed(1));
     let mut memory = Memory::default();
@@ -47,7 +47,7 @@ fn the_schedulers_estimate_precedes_learned_waits() {
     let (memory, fleet) = (learned(), entry(FleetSize::Fixed(2)));
     let learned = [job("13.head", JobState::Queued)];
     assert_eq!(announced(&fleet, &memory, &learned, &[], 150).0, Some(310_000));
-    // It has waited for longer than any before it.
+    // The job has waited for longer than any before it.
     assert_eq!(announced(&fleet, &memory, &learned, &[], 500).0, None);
     let comment = "Not Running: Insufficient amount of resource: ngpus";
     let estimated = ScheduledJob { estimated_start: Some(at(520)), comment: comment.into(), ..learned[0].clone() };

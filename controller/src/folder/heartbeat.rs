@@ -1,7 +1,9 @@
-//! Whether the endpoint's controller lives. It renews the file's time while it does, also while one of its steps waits for a slow scheduler.
+//! Whether the endpoint's controller lives. The controller renews the file's time while it does,
+//! even while a step waits for a slow scheduler.
 //!
-//! The time of a file is compared with that of a file that was written just now, because the clocks of hosts differ: NFS takes both from the server's
-//! clock. Where clients set them, as on Lustre, they are no worse than times written into the file.
+//! A file's time is compared with that of a file written just now, because the clocks of hosts
+//! differ: NFS takes both from the server's clock. If clients set them, as on Lustre, they are no
+//! worse than times written into the file.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,20 +17,22 @@ use super::{Endpoint, FleetFolder, FolderError};
 /// How often a controller renews its endpoint's time.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The endpoint's controller is gone when it was not renewed for so long. Clients of NFS may know a file's time up to a minute late unless they open
-/// the file, which is what is done here; the rest is for a file server that hangs.
+/// Silence after which the endpoint's controller counts as gone. NFS clients may see a file's time
+/// up to a minute late unless they open the file, which this module does. The rest is for a file
+/// server that hangs.
 pub const HEARTBEAT_LIFETIME: Duration = Duration::from_secs(60);
 
 impl FleetFolder {
-    /// Renews the endpoint's time if it is this one's.
+    /// Renews the endpoint's time if the endpoint is this controller's.
     ///
     /// # Errors
-    /// When the file cannot be read, or its time not be set.
+    /// When the file cannot be read, or its time cannot be set.
     pub fn renew_endpoint(&self, own: &Endpoint) -> Result<(), FolderError> {
         self.set_time(own, set_time_to_now)
     }
 
-    /// Says that this endpoint's controller has ended, so that nobody has to wait until that shows. The file stays: the next one takes its ports.
+    /// Marks this endpoint's controller as ended, so nobody waits for its silence. The file stays,
+    /// because the next controller takes its ports.
     ///
     /// # Errors
     /// As for `renew_endpoint`.
@@ -36,7 +40,8 @@ impl FleetFolder {
         self.set_time(own, |file| file.set_modified(SystemTime::UNIX_EPOCH))
     }
 
-    /// When the endpoint was last written or renewed, by the clock that its file system has; `None` where there is none.
+    /// When the endpoint was last written or renewed, by the file system's clock; `None` if there
+    /// is none.
     ///
     /// # Errors
     /// When the file cannot be looked at.
@@ -44,7 +49,7 @@ impl FleetFolder {
         last_change(&self.endpoint_file())
     }
 
-    /// Whether the endpoint's controller is gone, on whatever host it was, or there is no endpoint.
+    /// Whether there is no endpoint, or its controller is gone, on whatever host it ran.
     ///
     /// # Errors
     /// As for `last_heartbeat`.
@@ -52,7 +57,8 @@ impl FleetFolder {
         self.is_silent(&self.endpoint_file())
     }
 
-    /// Whether the endpoint's controller has said that it ends. Its router may finish still.
+    /// Whether the endpoint's controller has said that it ends. Its router may still finish
+    /// answers.
     ///
     /// # Errors
     /// As for `last_heartbeat`.
@@ -60,15 +66,15 @@ impl FleetFolder {
         Ok(self.last_heartbeat()? == Some(SystemTime::UNIX_EPOCH))
     }
 
-    /// Whether a file that somebody renews was not for too long, or is not there.
+    /// Whether a file that somebody renews is missing or was not renewed for too long.
     pub(super) fn is_silent(&self, path: &Path) -> Result<bool, FolderError> {
         let Some(last) = last_change(path)? else { return Ok(true) };
-        // A folder that takes no more files has clients with a clock at least.
+        // If the folder takes no more files, the clients' clocks are the only ones.
         let now = file_time(self.path()).unwrap_or_else(|_| SystemTime::now());
         Ok(now.duration_since(last).is_ok_and(|age| age > HEARTBEAT_LIFETIME))
     }
 
-    /// Acts on the very file that was read: another controller's may be in its place by then.
+    /// Acts on the very file that was read: another controller's may have replaced it by then.
     fn set_time(&self, own: &Endpoint, set: impl FnOnce(&File) -> io::Result<()>) -> Result<(), FolderError> {
         let path = self.endpoint_file();
         let failed = |what, source| FolderError::File { what, path: path.clone(), source };
@@ -91,7 +97,7 @@ pub(super) fn set_time_to_now(file: &File) -> io::Result<()> {
 }
 
 fn last_change(path: &Path) -> Result<Option<SystemTime>, FolderError> {
-    // Opening it has a client of NFS ask the server for its time.
+    // Opening the file makes an NFS client ask the server for its time.
     match File::open(path).and_then(|file| file.metadata()?.modified()) {
         Ok(time) => Ok(Some(time)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -99,7 +105,7 @@ fn last_change(path: &Path) -> Result<Option<SystemTime>, FolderError> {
     }
 }
 
-/// What time it is for a file that is written in this folder.
+/// Current time by the clock that dates files in this folder.
 fn file_time(folder: &Path) -> io::Result<SystemTime> {
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(b"clock")?;

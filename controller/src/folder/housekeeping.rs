@@ -1,4 +1,5 @@
-//! What jobs leave in the folder, and the controller's log: removed or cut, so that a fleet of years takes no more than one of days.
+//! Removes files that jobs leave in the folder, and cuts the controller's log, so a fleet of years
+//! takes no more space than one of days.
 
 use std::fs;
 use std::path::Path;
@@ -6,21 +7,23 @@ use std::time::{Duration, SystemTime};
 
 use super::{FleetFolder, FolderError};
 
-/// The log of the controller is cut at this size; one of before is kept.
+/// Size at which the controller's log is cut; one former log is kept.
 const MAX_LOG_BYTES: u64 = 16 * 1024 * 1024;
 
-/// The files of a job are kept for so long after the last change, for who looks for the cause of its end.
+/// How long a job's files are kept after the last change, for anyone who looks for the cause of its
+/// end.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 
-/// Of jobs' logs, so many are kept however old they are.
+/// Number of job logs that are kept however old they are.
 const KEPT_LOGS: usize = 100;
 
-/// How long an identity is kept whose job is not listed: the list may not have it yet.
+/// How long the identity of an unlisted job is kept: the list may not have the job yet.
 pub(crate) const IDENTITY_KEPT_FOR: Duration = Duration::from_secs(3600);
 
 impl FleetFolder {
-    /// Removes what jobs have left that are not among these, and cuts the controller's log. Identities go after `kept_for` without
-    /// a change. Returns the names of the nodes whose identities went.
+    /// Removes unlisted jobs' identities and old logs, and cuts the controller's log.
+    ///
+    /// Identities go after `kept_for` without a change. Returns the names of their nodes.
     ///
     /// # Errors
     /// When a file cannot be read, removed or written.
@@ -32,7 +35,7 @@ impl FleetFolder {
     ) -> Result<Vec<String>, FolderError> {
         let (numbers, mut gone): (Vec<String>, Vec<String>) = (jobs.map(number).collect(), Vec::new());
         for identity in aged(&self.identities(), now)? {
-            // `x3001.12`, and `x3001.19-3` of an array's third part.
+            // `x3001.12`, or `x3001.19-3` for an array's third part.
             let of_job = identity.name.rsplit_once('.').map(|(_, job)| number(job));
             if identity.age >= kept_for && of_job.is_some_and(|job| !numbers.contains(&job)) {
                 super::remove_folder(&self.identities().join(&identity.name))?;
@@ -48,7 +51,7 @@ impl FleetFolder {
         Ok(gone)
     }
 
-    /// Writers append, so they go on at the beginning of the file.
+    /// Cuts the log in place. Writers append, so they continue at the beginning of the file.
     fn cut_log(&self) -> Result<(), FolderError> {
         let path = self.controller_log();
         if fs::metadata(&path).is_ok_and(|found| found.len() > MAX_LOG_BYTES) {
@@ -60,7 +63,7 @@ impl FleetFolder {
     }
 }
 
-/// What a folder has, and how long ago it changed.
+/// A file of a folder, and how long ago it changed.
 struct AgedFile {
     name: String,
     age: Duration,
@@ -79,7 +82,7 @@ fn aged(folder: &Path, now: SystemTime) -> Result<Vec<AgedFile>, FolderError> {
     Ok(found.collect())
 }
 
-/// `12` of `12.head`, `12[3].head`, `4711_3` and `19-3`.
+/// Job number: `12` of `12.head` and `12[3].head`, `4711` of `4711_3`, `19` of `19-3`.
 fn number(job: &str) -> String {
     job.chars().take_while(char::is_ascii_alphanumeric).collect()
 }

@@ -1,4 +1,5 @@
-//! The scheduler that has the fleet's jobs, as the folder knows it. Another one's list would say that they are all gone.
+//! The scheduler that has the fleet's jobs, as recorded in the folder. The list of another
+//! scheduler would make all jobs look gone.
 
 use hostler_scheduler::SchedulerIdentity;
 
@@ -6,7 +7,7 @@ use super::lock::LOCK_TIMEOUT;
 use super::{FleetFolder, FolderError};
 
 impl FleetFolder {
-    /// The scheduler that has the fleet's jobs, as far as that is known.
+    /// The scheduler that has the fleet's jobs, if known.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -25,7 +26,7 @@ impl FleetFolder {
         }
     }
 
-    /// Writes down which scheduler has the fleet's jobs, where that is not known yet.
+    /// Records which scheduler has the fleet's jobs, unless that is known.
     ///
     /// # Errors
     /// As for `check_scheduler`, and when the file cannot be written.

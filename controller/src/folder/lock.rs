@@ -1,4 +1,5 @@
-//! Locks in the fleet's folder. They hold between processes, and between hosts where the file system has such locks.
+//! Locks in the fleet's folder. They hold between processes, and between hosts if the file system
+//! supports that.
 
 use std::fs::File;
 use std::time::Duration;
@@ -8,23 +9,25 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::{FleetFolder, FolderError};
 
-/// How long a change of the entries by another command may take.
+/// How long another command may take to change the entries.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long another command may take that submits the controller's job.
+/// How long another command may take to submit the controller's job.
 const SUBMIT_TIMEOUT: Duration = Duration::from_secs(90);
 
 const LOCK_RETRY: Duration = Duration::from_millis(50);
 
 impl FleetFolder {
-    /// Holds the place of the only controller, until the file is closed in each process that has it. So a submission whose controller has died keeps
-    /// the next one from reading a list in which it is missing.
+    /// Holds the place of the only controller until every process with the file has closed it.
+    ///
+    /// A submission inherits the file. So if its controller dies, the next one does not read a list
+    /// that still misses the submitted job.
     ///
     /// # Errors
-    /// `Busy` when another one holds it for longer than `patience`.
+    /// `Busy` when another controller holds it for longer than `patience`.
     pub fn lock_controller(&self, patience: Duration) -> Result<File, FolderError> {
         let file = self.lock("controller.lock", patience)?;
-        // The scheduler's commands are the only programs that a controller starts.
+        // A controller starts no programs but the scheduler's commands, which may inherit the lock.
         fcntl_setfd(&file, FdFlags::empty()).map_err(|errno| FolderError::File {
             what: "lock",
             path: self.path.join("controller.lock"),
@@ -33,10 +36,10 @@ impl FleetFolder {
         Ok(file)
     }
 
-    /// Keeps other commands from submitting a job for the controller, until the file is closed.
+    /// Keeps other commands from submitting a controller's job until the file is closed.
     ///
     /// # Errors
-    /// `Busy` when another one takes too long.
+    /// `Busy` when another command takes too long.
     pub fn lock_submission(&self) -> Result<File, FolderError> {
         self.lock("submit.lock", SUBMIT_TIMEOUT)
     }

@@ -1,4 +1,5 @@
-//! Which controller waits for the place of the one that runs. It says so again and again, for one that has died must not be waited for.
+//! The controller that waits for the running one's place. It renews its claim, because nobody must
+//! wait for a controller that has died.
 
 use std::fs::File;
 
@@ -10,7 +11,7 @@ use super::{FleetFolder, FolderError, read, remove};
 const STANDBY_FILE: &str = "standby";
 
 impl FleetFolder {
-    /// Says that the controller in this job waits for the place, whoever else has said so.
+    /// Says that the controller in this job waits for the place, whoever has said so before.
     ///
     /// # Errors
     /// When the file cannot be read or written.
@@ -23,7 +24,7 @@ impl FleetFolder {
         renewed.map_err(|source| FolderError::File { what: "set the time of", path, source })
     }
 
-    /// Says that no controller waits for the place any more.
+    /// Withdraws the claim: no controller waits for the place any more.
     ///
     /// # Errors
     /// When the file cannot be removed.
@@ -31,7 +32,7 @@ impl FleetFolder {
         remove(&self.path().join(STANDBY_FILE))
     }
 
-    /// The job whose controller has said lately that it waits for the place.
+    /// The job whose controller has recently said that it waits for the place.
     ///
     /// # Errors
     /// When the file cannot be read.

@@ -84,7 +84,7 @@ fn a_fleet_has_one_controller() {
     assert!(matches!(folder.lock_controller(Duration::from_millis(60)), Err(FolderError::Busy { .. })));
     let mut submission = Command::new("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     drop(held);
-    // It is held as long as a command of that controller runs.
+    // The lock is held as long as a command of that controller runs.
     assert!(matches!(folder.lock_controller(Duration::ZERO), Err(FolderError::Busy { .. })));
     drop(submission.stdin.take());
     submission.wait().unwrap();

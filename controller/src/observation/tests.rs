@@ -21,7 +21,7 @@ pub(crate) fn entry(size: hostler_cluster::FleetSize) -> FleetEntry {
     }
 }
 
-/// A job that was submitted at second 100, and started at 400 unless it waits.
+/// A job submitted at second 100, and started at 400 unless it waits.
 pub(crate) fn job(id: &str, state: JobState) -> ScheduledJob {
     let has_started = state.has_started();
     ScheduledJob {
@@ -36,7 +36,7 @@ pub(crate) fn job(id: &str, state: JobState) -> ScheduledJob {
     }
 }
 
-/// The node of a job, with a replica in each of these phases after so many restarts.
+/// A job's node with a replica for each phase and number of restarts.
 pub(crate) fn node(job: &str, replicas: &[(Phase, u32)]) -> Node {
     let replica = |(phase, restarts): &(Phase, u32)| {
         let state = agent::ReplicaState { phase: (*phase).into(), restarts: *restarts, ..agent::ReplicaState::default() };

@@ -93,7 +93,7 @@ async fn a_job_first_listed_is_remembered_at_once() {
     assert_eq!(actions, [Action::Submit { parts: 1 }]);
     let written = Some(Instant::now());
     let mut record = EntryRecord { memory, written, refusal: String::new(), status: None, expected: None };
-    // Its successor would else wait for this job, also when it has ended meanwhile.
+    // Otherwise a successor would wait for this job, even if it has ended meanwhile.
     controller.act(&entry, &mut record, &[job("11.head", JobState::Queued)], &none).await.unwrap();
     assert_eq!(folder.memory(&entry.name).unwrap(), Some(record.memory));
 }

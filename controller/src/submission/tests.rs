@@ -14,7 +14,7 @@ fn entry(walltime: u64, engine_args: &[&str]) -> FleetEntry {
     }
 }
 
-/// What is run for an entry, with the fleet's folder at `/home/anna/fleet`.
+/// Submission of an entry, with the fleet's folder at `/home/anna/fleet`.
 fn rendered(scheduler: Scheduler, entry: &FleetEntry, parts: u32, config: &ClusterConfig) -> String {
     let (place, folder) = crate::folder::tests::folder();
     let agent = JobProgram {
@@ -24,7 +24,7 @@ fn rendered(scheduler: Scheduler, entry: &FleetEntry, parts: u32, config: &Clust
     let rendered = scheduler.render(&build_submission(entry, parts, config, &folder, &agent));
     let shown = rendered.to_string().replace(&folder.job_name(&entry.name), "hostler-qwen3-8b-ab12");
     let shown = shown.replace(&place.path().display().to_string(), "/home/anna");
-    // It depends on the folder, which is another one each time.
+    // The digest depends on the folder, which differs each time.
     let digest = rendered.script_file.as_deref().and_then(Path::file_stem).and_then(|stem| stem.to_str());
     digest.map_or(shown.clone(), |digest| shown.replace(digest, "DIGEST"))
 }
