@@ -1,5 +1,5 @@
-//! Settings of a site's batch jobs: one field each, documented here and nowhere else. `hostler init
-//! --site` fills them in.
+//! Settings of a site's batch jobs: one field each, documented here and nowhere else.
+//! `hostler init --site` fills them in.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,14 +38,14 @@ pub struct ClusterConfig {
     /// The queue, or Slurm's partition; empty means the site's default.
     pub queue: String,
     /// What each job, which is one node, gets. For PBS the chunk to select, such as
-    /// `1:ncpus=16:ngpus=4`; for Slurm words for `sbatch`, such as `--gpus-per-node=4
-    /// --cpus-per-task=16`.
+    /// `1:ncpus=16:ngpus=4`; for Slurm words for `sbatch`, such as
+    /// `--gpus-per-node=4 --cpus-per-task=16`.
     pub resources: String,
     /// Further words for `qsub` or `sbatch`, unchanged, such as `-l` and `filesystems=home:eagle`.
     pub options: Vec<String>,
-    /// Lines for a login shell before the agent starts, such as `module load cuda` or `.
-    /// ~/vllm/bin/activate`. They may hold a secret: `ps`, `qstat` and `squeue` do not show them to
-    /// others. PBS's jobs find them in a file of mode 0600 in `cluster.state_dir`.
+    /// Lines for a login shell before the agent starts, such as `module load cuda` or
+    /// `. ~/vllm/bin/activate`. They may hold a secret: `ps`, `qstat` and `squeue` do not show them
+    /// to others. PBS's jobs find them in a file of mode 0600 in `cluster.state_dir`.
     pub setup: Vec<String>,
     /// Where the controller and its router run: `login` is the host on which `hostler up` is
     /// called, `job` a batch job of their own.
