@@ -1,4 +1,4 @@
-//! The schedulers' commands are run here and nowhere else, each with a deadline.
+//! Runs the schedulers' commands, each with a deadline. No other module does.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,16 +10,17 @@ use std::time::Duration;
 use hostler_boot::program::{ProgramLookup, find_program, run_to_end};
 use tokio::process::Command;
 
-/// Schedulers answer questions within a second unless they are overloaded.
+/// Deadline of a query. Schedulers answer within a second unless they are overloaded.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A command that changes something has more time: when it is killed, nobody knows what it has changed.
+/// Deadline of a command that changes something. It has more time, because nobody knows what a
+/// killed command has changed.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Characters of a command's own words that are repeated.
+/// Most characters quoted from a command's output.
 const MAX_QUOTED_CHARS: usize = 200;
 
-/// Why a scheduler's command was of no use.
+/// Reason why a scheduler's command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error("there is no program `{program}`; looked for {searched}")]
@@ -34,7 +35,7 @@ pub enum CommandError {
     Unreadable { program: PathBuf, what: &'static str, words: String },
 }
 
-/// A command that is to be run.
+/// A command to run.
 pub(crate) struct Call {
     program: &'static str,
     arguments: Vec<String>,
@@ -44,24 +45,25 @@ pub(crate) struct Call {
     tolerated: &'static [&'static str],
 }
 
-/// What a command printed.
+/// Output of a command.
 #[derive(Debug)]
 pub(crate) struct Printed {
     program: PathBuf,
     pub(crate) text: String,
-    /// Whether it did not fail in a way that is tolerated.
+    /// Whether the command succeeded, rather than failed in a tolerated way.
     pub(crate) succeeded: bool,
 }
 
 impl Call {
-    /// A question. Its answer has times that can be read: qstat prints local ones without a zone, and squeue whatever is asked for.
+    /// A query whose output has readable times: qstat prints local ones without a zone, and squeue
+    /// uses the requested format.
     pub(crate) fn ask<'a>(program: &'static str, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         let arguments = arguments.into_iter().map(str::to_owned).collect();
         let environment = &[("TZ", "UTC"), ("SLURM_TIME_FORMAT", "%s")];
         Self { deadline: ASK_TIMEOUT, environment, ..Self::change(program, arguments) }
     }
 
-    /// What submits or ends jobs, in this process's own environment.
+    /// A command that submits or ends jobs, in this process's own environment.
     pub(crate) fn change(program: &'static str, arguments: Vec<String>) -> Self {
         Self { program, arguments, input: String::new(), deadline: CHANGE_TIMEOUT, environment: &[], tolerated: &[] }
     }
@@ -70,14 +72,14 @@ impl Call {
         Self { input, ..self }
     }
 
-    /// A failure counts as none if each line of its standard error has one of these words in it.
+    /// Tolerates a failure if each line of standard error contains one of these texts.
     pub(crate) fn tolerate(self, tolerated: &'static [&'static str]) -> Self {
         Self { tolerated, ..self }
     }
 }
 
 impl Printed {
-    /// What the text says; the command is to blame where it says nothing.
+    /// Parses the output, and blames the command if that fails.
     pub(crate) fn read<T>(self, read: impl FnOnce(&str) -> Result<T, &'static str>) -> Result<T, CommandError> {
         read(&self.text).map_err(|what| CommandError::Unreadable { program: self.program, what, words: shorten(&self.text) })
     }
@@ -96,7 +98,7 @@ pub(crate) async fn run(call: Call) -> Result<Printed, CommandError> {
     }
 }
 
-/// What a command printed that succeeded, or failed in a way that is tolerated.
+/// Output of a command that succeeded, or failed in a tolerated way.
 fn judge(program: PathBuf, output: &Output, tolerated: &[&str]) -> Result<Printed, CommandError> {
     let complaints = String::from_utf8_lossy(&output.stderr);
     let mut lines = complaints.lines().filter(|line| !line.trim().is_empty()).peekable();
@@ -113,22 +115,22 @@ pub(crate) fn find(program: &str) -> ProgramLookup {
     find_program(Path::new(program), Some(&search_path()))
 }
 
-/// Where schedulers' programs are looked for, as the value of `PATH`.
+/// Folders in which schedulers' programs are looked for, as a value of `PATH`.
 pub(crate) fn search_path() -> OsString {
     join_folders(env::var_os("PATH"), pbs_folders())
 }
 
-/// A command's own words, in one short line.
+/// Output of a command as one short line.
 fn shorten(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if line.is_empty() { "nothing".to_owned() } else { line.chars().take(MAX_QUOTED_CHARS).collect() }
 }
 
-/// PATH, then where PBS is installed: the tasks that `pbsdsh` starts have `/bin:/usr/bin` alone.
+/// PATH, followed by the folders of PBS: tasks started by `pbsdsh` have only `/bin:/usr/bin`.
 fn join_folders(path: Option<OsString>, more: Vec<PathBuf>) -> OsString {
     let path = path.unwrap_or_default();
     let folders = env::split_paths(&path).filter(|folder| folder.is_absolute()).chain(more);
-    // Only a folder whose name has a colon cannot be joined.
+    // Only a folder with a colon in its name cannot be joined.
     env::join_paths(folders).unwrap_or(path)
 }
 
@@ -139,7 +141,7 @@ fn pbs_folders() -> Vec<PathBuf> {
     installed.into_iter().flatten().map(|folder| folder.join("bin")).collect()
 }
 
-/// Where `/etc/pbs.conf` says that PBS is.
+/// Folder of PBS according to `/etc/pbs.conf`.
 fn parse_pbs_exec(text: &str) -> Option<PathBuf> {
     let value = text.lines().find_map(|line| line.trim().strip_prefix("PBS_EXEC="))?;
     Some(PathBuf::from(value.trim())).filter(|path| path.is_absolute())

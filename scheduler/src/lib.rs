@@ -1,5 +1,7 @@
-//! What Hostler knows of batch schedulers: how a job is submitted, listed, cancelled and asked for its end. The agent reads its own job's end,
-//! the controller keeps jobs. `pbs` and `slurm` render command lines and read what is printed; they are pure. `command` runs programs.
+//! Interface to batch schedulers: submits, lists and cancels jobs, and reads when they end.
+//!
+//! The agent reads its own job's end; the controller keeps jobs. `pbs` and `slurm` render command
+//! lines and parse output; they are pure. `command` runs programs.
 
 mod command;
 mod pbs;
@@ -19,7 +21,7 @@ pub use command::CommandError;
 use command::{Call, run};
 pub use run_time::RunTime;
 
-/// Which scheduler runs jobs.
+/// Kind of scheduler that runs jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduler {
@@ -27,75 +29,84 @@ pub enum Scheduler {
     Slurm,
 }
 
-/// Which scheduler it is, from whatever host it is asked.
+/// Identity of a scheduler, equal on every host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerIdentity {
     pub kind: Scheduler,
-    /// What it calls itself: of PBS the server, of Slurm the cluster. `None` where that is not known.
+    /// The scheduler's own name: for PBS the server, for Slurm the cluster. `None` if unknown.
     pub name: Option<String>,
 }
 
-/// What is asked of a scheduler: a job of one host, or an array of such jobs.
+/// A job of one host, or an array of such jobs, to submit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
-    /// The name of the job: letters, digits, `-`, `_` and `.`, a letter first. Jobs are found again by it.
+    /// Name of the job: letters, digits, `-`, `_` and `.`, with a letter first. Jobs are found
+    /// again by name.
     pub name: String,
-    /// 1 is a plain job. More are an array with the indices 1 to `parts`.
+    /// Number of parts: 1 is a plain job, more are an array with the indices 1 to `parts`.
     pub parts: u32,
     /// How long a part may run, in whole seconds; a fraction is rounded up.
     pub walltime: Duration,
-    /// Whose time it is; empty where nothing is said.
+    /// Account that is charged; empty for the default.
     pub account: String,
-    /// The queue, or the partition of Slurm; empty where nothing is said.
+    /// The queue, or Slurm's partition; empty for the default.
     pub queue: String,
-    /// What a part gets. For PBS it is the chunk to select, such as `1:ncpus=16:ngpus=4`. For Slurm it is words for `sbatch`, such as
-    /// `--gpus-per-node=4 --cpus-per-task=16`, which hold no blank themselves. Empty where nothing is said.
+    /// Resources of each part. For PBS, the chunk to select, such as `1:ncpus=16:ngpus=4`. For
+    /// Slurm, words for `sbatch` such as `--gpus-per-node=4 --cpus-per-task=16`, none of which
+    /// contains a blank. Empty for the default.
     pub resources: String,
-    /// The job after whose end it may start, however that one ends; `None` where it waits for none.
+    /// Job after whose end this one may start, however that one ends; `None` if it waits for none.
     pub after: Option<String>,
     /// Further words for `qsub` or `sbatch`, unchanged, after all others.
     pub options: Vec<String>,
-    /// The absolute path of the folder where the scheduler writes what a part prints, one file for each.
+    /// Absolute path of the folder where the scheduler writes the output of each part to a file.
     pub log_dir: PathBuf,
-    /// The absolute path of the folder where a job of PBS finds its script. It is the user's alone, and hosts of jobs have it too.
+    /// Absolute path of the folder where a PBS job finds its script. Only the user can access it,
+    /// and the hosts of jobs have it too.
     pub script_dir: PathBuf,
-    /// Lines for a login shell of bash, before the program. They may hold secrets, so no command line and no list of the scheduler has them.
+    /// Setup lines for a login bash, before the program. They may hold secrets, so they appear in
+    /// no command line and no scheduler list.
     pub setup: Vec<String>,
-    /// The program, by its absolute path, and its arguments.
+    /// Program by its absolute path, and its arguments.
     pub program: Vec<String>,
-    /// How long before its end a part gets SIGUSR1 from Slurm; zero is never. PBS has no such signal.
+    /// Time before its end at which Slurm sends a part SIGUSR1; zero means never. PBS has no such
+    /// signal.
     pub drain_lead: Duration,
 }
 
-/// Exactly what is submitted. As text it is commands for a shell.
+/// Exactly what is submitted. As text, it is shell commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedSubmission {
     pub program: &'static str,
     pub arguments: Vec<String>,
-    /// What each part runs.
+    /// Script that each part runs.
     pub script: String,
-    /// The file, for its user alone, in which the script has to be before the program is run; `None` where it is the program's standard input.
-    /// Its name follows from its content: jobs in the queue keep the script that they were submitted with.
+    /// File for this user alone that must hold the script before the program runs; `None` if the
+    /// script is the program's standard input.
+    ///
+    /// The file's name follows from its content: queued jobs keep the script with which they were
+    /// submitted.
     pub script_file: Option<PathBuf>,
 }
 
 /// A job that has not ended, or a part of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScheduledJob {
-    /// As the scheduler's own commands take it: `12.head`, `12[3].head`, `4711`, `4711_3`.
+    /// Id, as the scheduler's own commands take it: `12.head`, `12[3].head`, `4711`, `4711_3`.
     pub id: String,
     pub state: JobState,
-    /// Why it is in that state, in the scheduler's own words; empty where it has none.
+    /// The scheduler's own words for the reason of the state; empty if it has none.
     pub comment: String,
-    /// By the scheduler's clock, as all times here. Another host's may differ by minutes: only what lies between two of them can be relied on.
+    /// Submission time by the scheduler's clock, like all times here. Other clocks may differ by
+    /// minutes, so rely only on differences.
     pub submitted: Option<SystemTime>,
-    /// When its present run began.
+    /// When the present run began.
     pub started: Option<SystemTime>,
-    /// How long its present run may last; `None` where it has none, or no limit of time.
+    /// How long the present run may last; `None` if there is no run, or no time limit.
     pub run_time: Option<RunTime>,
-    /// When it is expected to start, where the site computes that. It may have passed.
+    /// When the job is expected to start, if the site computes that. The time may have passed.
     pub estimated_start: Option<SystemTime>,
-    /// Where it runs; empty where it does not.
+    /// Host on which the job runs; empty if it does not run.
     pub host: String,
 }
 
@@ -107,28 +118,28 @@ pub enum JobState {
     Held,
     Running,
     Suspended,
-    /// Its processes have ended or are being ended.
+    /// Ending, or ended processes.
     Ending,
 }
 
 impl JobState {
-    /// Whether it has a present run.
+    /// Whether the job has a present run.
     #[must_use]
     pub fn has_started(self) -> bool {
         matches!(self, Self::Running | Self::Suspended | Self::Ending)
     }
 }
 
-/// What a scheduler says of a job's present run.
+/// A scheduler's information about a job's present run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobReading {
-    /// Which run it is, counted from 1, where the command says so.
+    /// Number of the run, counted from 1, if the command reports it.
     pub run: Option<u32>,
-    /// When it ends; `None` where it has no limit of time.
+    /// When the run ends; `None` if it has no time limit.
     pub ends: Option<SystemTime>,
 }
 
-/// Why it cannot be said which scheduler a host has.
+/// Reason why a host's scheduler is unknown.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum NoScheduler {
     #[error(
@@ -154,7 +165,7 @@ impl Scheduler {
         Self::choose(has(["qsub", "qstat"]), has(["sbatch", "squeue"]))
     }
 
-    /// The word for people, scripts and settings.
+    /// Word for people, scripts and settings.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -166,7 +177,7 @@ impl Scheduler {
     /// Asks the scheduler for its own name, because hosts may call one server by several.
     ///
     /// # Errors
-    /// When the command is missing, fails, is late or prints what cannot be read.
+    /// When the command is missing, fails, is late or prints unreadable output.
     pub async fn identify(self) -> Result<SchedulerIdentity, CommandError> {
         let name = match self {
             Self::Pbs => run(Call::ask("qstat", ["-B", "-f"])).await?.read(pbs::read_server)?,
@@ -175,7 +186,7 @@ impl Scheduler {
         Ok(SchedulerIdentity { kind: self, name: Some(name) })
     }
 
-    /// What is to be submitted.
+    /// Renders a submission as a command line and a script.
     #[must_use]
     pub fn render(self, submission: &Submission) -> RenderedSubmission {
         match self {
@@ -184,17 +195,22 @@ impl Scheduler {
         }
     }
 
-    /// Submits a job whose script is where it has to be, and returns its id: `12.head`, `12[].head` for an array, `4711`.
+    /// Submits a job whose script is in place, and returns its id: `12.head`, `12[].head` for an
+    /// array, `4711`.
     ///
     /// # Errors
-    /// When the command is missing, is refused, is late or prints no id. A job of a command that was late may exist all the same: `list` shows it.
+    /// When the command is missing, is refused, is late or prints no id. A late command may still
+    /// have created a job: `list` shows it.
     pub async fn submit(submission: RenderedSubmission) -> Result<String, CommandError> {
         let RenderedSubmission { program, arguments, script, script_file } = submission;
         let input = if script_file.is_none() { script } else { String::new() };
         run(Call::change(program, arguments).with_input(input)).await?.read(read_id)
     }
 
-    /// Says why no node could ever run a job. `None` if one could, now or later, or where the scheduler does not tell. Nothing is submitted.
+    /// Says why no node could ever run a job.
+    ///
+    /// Returns `None` if a node could, now or later, or if the scheduler does not say. Nothing is
+    /// submitted.
     ///
     /// # Errors
     /// When the command is missing, is late or cannot be run.
@@ -217,10 +233,12 @@ impl Scheduler {
         }
     }
 
-    /// This user's jobs of exactly that name that have not ended. The parts of an array are listed one by one, and the array itself is not.
+    /// Lists this user's jobs of exactly this name that have not ended. Parts of an array are
+    /// listed one by one, without the array itself.
     ///
     /// # Errors
-    /// When a command is missing, fails, is late or prints what cannot be read. None of these is an empty list.
+    /// When a command is missing, fails, is late or prints unreadable output. None of these counts
+    /// as an empty list.
     pub async fn list(self, name: &str) -> Result<Vec<ScheduledJob>, CommandError> {
         match self {
             Self::Pbs => {
@@ -228,11 +246,12 @@ impl Scheduler {
                 if selected.trim().is_empty() {
                     return Ok(Vec::new());
                 }
-                // Only with `-E` are all jobs asked for at once: without it, releases after 23.06 print the first alone.
+                // Only `-E` queries all jobs at once: without it, releases after 23.06 print the
+                // first alone.
                 let arguments = ["-E", "-t"].into_iter().chain(pbs::FORMAT).chain(selected.split_whitespace());
                 let printed = run(Call::ask("qstat", arguments).tolerate(&pbs::GONE)).await?;
                 if !printed.succeeded && printed.text.trim().is_empty() {
-                    // All have ended meanwhile.
+                    // All jobs have ended meanwhile.
                     return Ok(Vec::new());
                 }
                 printed.read(pbs::read_jobs)
@@ -241,7 +260,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends jobs or parts. Those that are gone already are no error.
+    /// Ends jobs or parts. Jobs that are already gone are no error.
     ///
     /// # Errors
     /// When the command is missing, fails or is late.
@@ -256,7 +275,7 @@ impl Scheduler {
         let mut cancelled = Ok(());
         for call in calls {
             match run(call).await {
-                // The others may be cancelled all the same.
+                // The other jobs may be cancelled all the same.
                 Err(error @ CommandError::Failed { .. }) => cancelled = cancelled.and(Err(error)),
                 other => drop(other?),
             }
@@ -264,10 +283,10 @@ impl Scheduler {
         cancelled
     }
 
-    /// Asks for the run and the end of a job that runs.
+    /// Reads the run and the end of a running job.
     ///
     /// # Errors
-    /// When the command is missing, fails, is late or prints what cannot be read.
+    /// When the command is missing, fails, is late or prints unreadable output.
     pub async fn read_job(self, id: &str) -> Result<JobReading, CommandError> {
         match self {
             Self::Pbs => {
@@ -278,10 +297,10 @@ impl Scheduler {
         }
     }
 
-    /// Asks how long after SIGTERM a job is killed; `None` for PBS, whose commands do not say it.
+    /// Reads how long after SIGTERM a job is killed; `None` for PBS, whose commands do not say.
     ///
     /// # Errors
-    /// When the command is missing, fails, is late or prints what cannot be read.
+    /// When the command is missing, fails, is late or prints unreadable output.
     pub async fn read_kill_wait(self) -> Result<Option<Duration>, CommandError> {
         match self {
             Self::Pbs => Ok(None),
@@ -289,7 +308,7 @@ impl Scheduler {
         }
     }
 
-    /// By which commands are there.
+    /// Chooses the scheduler by the commands on this host.
     fn choose(has_pbs: bool, has_slurm: bool) -> Result<Self, NoScheduler> {
         match (has_pbs, has_slurm) {
             (true, false) => Ok(Self::Pbs),
@@ -301,7 +320,7 @@ impl Scheduler {
 }
 
 impl SchedulerIdentity {
-    /// Whether both may be the same scheduler. A name that is not known may be any.
+    /// Whether both may be the same scheduler. An unknown name matches any.
     #[must_use]
     pub fn may_be(&self, other: &Self) -> bool {
         let is_same_name = match (&self.name, &other.name) {
@@ -336,27 +355,30 @@ impl fmt::Display for RenderedSubmission {
     }
 }
 
-/// The name of this process's user, which does not change.
+/// Name of this process's user, which does not change.
 async fn user() -> Result<&'static str, CommandError> {
     static USER: OnceCell<String> = OnceCell::const_new();
     let name = USER.get_or_try_init(async || Ok(run(Call::ask("id", ["-un"])).await?.text.trim().to_owned())).await?;
     Ok(name)
 }
 
-/// Whether two ids are of one job. PBS gives its server's name in several forms: `12.head` is `12.head.example.org`.
+/// Whether two ids name one job. PBS gives its server's name in several forms: `12.head` is
+/// `12.head.example.org`.
 #[must_use]
 pub fn is_same_job(one: &str, other: &str) -> bool {
     let number = |id: &str| id.split('.').next().unwrap_or_default().to_owned();
     one == other || (one.contains('.') && number(one) == number(other))
 }
 
-/// A server of PBS may call itself by its short name or by its full one: `head` is `head.example.org`.
+/// Whether two names are of one PBS server. A server may use its short name or its full one: `head`
+/// is `head.example.org`.
 fn is_same_host(one: &str, other: &str) -> bool {
     let (short, long) = if one.len() <= other.len() { (one, other) } else { (other, one) };
     long.strip_prefix(short).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The id that `qsub` and `sbatch --parsable` print, last where a site's own words come before it. Slurm may add `;` and a cluster's name.
+/// Job id printed by `qsub` or `sbatch --parsable`, on the last line if a site prints its own text
+/// before. Slurm may add `;` and a cluster's name.
 fn read_id(text: &str) -> Result<String, &'static str> {
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).ok_or("no id of a job")?;
     let id = line.split(';').next().unwrap_or_default();
@@ -364,7 +386,7 @@ fn read_id(text: &str) -> Result<String, &'static str> {
     if is_id { Ok(id.to_owned()) } else { Err("no id of a job") }
 }
 
-/// As `HH:MM:SS`, which both schedulers take; a fraction of a second is one more.
+/// Walltime as `HH:MM:SS`, which both schedulers take; a fraction of a second is rounded up.
 fn format_walltime(walltime: Duration) -> String {
     let seconds = walltime.as_secs() + u64::from(walltime.subsec_nanos() > 0);
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)

@@ -1,4 +1,5 @@
-//! PBS: the command line of `qsub`, and what `qstat` prints of jobs. Pure; times are those of `TZ=UTC`.
+//! PBS: the command line of `qsub`, and parsers for the output of `qstat`. Pure; times are those of
+//! `TZ=UTC`.
 
 mod hosts;
 
@@ -10,32 +11,39 @@ use sha2::{Digest, Sha256};
 pub(crate) use self::hosts::find_obstacle;
 use crate::{JobReading, JobState, RenderedSubmission, RunTime, ScheduledJob, Submission, format_walltime, shell};
 
-/// What `qdel` and `qstat` say of jobs that have ended, are ending or were never there, and of a part that has ended while its array has not.
+/// Messages of `qdel` and `qstat` for jobs that have ended, are ending or never existed, and for a
+/// part that has ended before its array.
 pub(crate) const GONE: [&str; 4] =
     ["Unknown Job Id", "Job has finished", "Request invalid for finished array subjob", "Request invalid for state of job"];
 
-/// How `qstat` is to print a job: its attributes with a character between them that no value has, since PBS writes control characters in another
-/// way (`^A`). `-F json` is no alternative: that of 23.06 cannot be read where a word of the job has a backslash or a letter beyond ASCII, or is
-/// `nan`, and a job's words are the command line of `qsub` and the folder and variables of who ran it.
+/// Arguments that make `qstat` print a job's attributes, separated by a character that no value
+/// contains. PBS writes control characters in another way (`^A`).
+///
+/// `-F json` is no alternative. In 23.06 its output is unreadable if a word of the job contains a
+/// backslash or a letter beyond ASCII, or is `nan`. A job's words include the command line of
+/// `qsub`, and the folder and variables of the submitter.
 pub(crate) const FORMAT: [&str; 5] = ["-f", "-F", "dsv", "-D", SEPARATOR];
 
 const SEPARATOR: &str = "\u{1}";
 
-/// The arguments of `pbsnodes` for all hosts, in the same format.
+/// Arguments of `pbsnodes` for all hosts, in the same format.
 pub(crate) const HOSTS: [&str; 5] = ["-a", "-F", "dsv", "-D", SEPARATOR];
 
 const HEAD: &str = "Job Id: ";
 
-/// What an array's comment says from the start of its first part on. Parts that wait have their array's comment.
+/// Start of an array's comment once its first part has started. Waiting parts have their array's
+/// comment.
 const ARRAY_BEGAN: &str = "Job Array Began at";
 
-/// Of the hash in a script's name: no two scripts of a fleet ever have the same.
+/// Bytes of the hash in a script's name: enough that no two scripts of a fleet ever share one.
 const DIGEST_BYTES: usize = 8;
 
-/// The command line of `qsub`, and the script. After the two dashes comes the job's top process, which signals reach and which SIGTERM does not end at once. The
-/// login shell becomes the program by `exec`.
+/// Renders the command line of `qsub`, and the script.
 ///
-/// Everybody may read the arguments, by `ps` and by `qstat -f`, so the shell's lines are in a file.
+/// The job's top process follows the two dashes. Signals reach it, and SIGTERM does not end it at
+/// once. The login shell becomes the program by `exec`.
+///
+/// Everybody can read the arguments with `ps` and `qstat -f`, so the shell's lines are in a file.
 pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     let mut arguments: Vec<String> = vec!["-N".into(), submission.name.clone()];
     if submission.parts > 1 {
@@ -65,24 +73,24 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     RenderedSubmission { program: "qsub", arguments, script, script_file: Some(file) }
 }
 
-/// The chunk that a submission selects; `None` where the server's default holds.
+/// The chunk that a submission selects; `None` for the server's default.
 pub(crate) fn chunk(submission: &Submission) -> Option<&str> {
     let selected = submission.options.iter().find_map(|word| word.strip_prefix("select="));
     selected.or(Some(submission.resources.as_str()).filter(|chunk| !chunk.is_empty()))
 }
 
-/// Which ids each call of `qdel` gets. `OpenPBS` 23.06 has a server that dies of a call with a part of an array beside other jobs, and a `qdel`
-/// that leaves out some of several parts.
+/// Splits ids into calls of `qdel`. The server of `OpenPBS` 23.06 dies of a call with a part of an
+/// array beside other jobs, and its `qdel` leaves out some of several parts.
 pub(crate) fn split_for_qdel(ids: &[String]) -> Vec<Vec<String>> {
     let (parts, others): (Vec<String>, Vec<String>) = ids.iter().cloned().partition(|id| is_part(id));
     let calls = parts.into_iter().map(|part| vec![part]).chain([others]);
     calls.filter(|ids| !ids.is_empty()).collect()
 }
 
-/// Reads what `qstat` prints of one job in this format.
+/// Parses the output of `qstat` for one job in this format.
 pub(crate) fn read_job(text: &str, id: &str, now: SystemTime) -> Result<JobReading, &'static str> {
     let jobs = parse(text)?;
-    // Another form of the server's name may be in the id.
+    // The id may contain another form of the server's name.
     let only = || jobs.first().filter(|_| jobs.len() == 1);
     let job = jobs.iter().find(|job| job.id == id).or_else(only).ok_or("other jobs")?;
     let ends = match read_run_time(job)? {
@@ -93,10 +101,10 @@ pub(crate) fn read_job(text: &str, id: &str, now: SystemTime) -> Result<JobReadi
     Ok(JobReading { run, ends })
 }
 
-/// Reads what `qstat -E -t ID…` prints in this format, where the ids of arrays are among them.
+/// Parses the output of `qstat -E -t ID…` in this format, with the ids of arrays among them.
 pub(crate) fn read_jobs(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
     let jobs = parse(text)?;
-    // An array is listed itself, too, before its parts.
+    // An array itself is listed too, before its parts.
     let (arrays, parts): (Vec<_>, Vec<_>) = jobs.iter().partition(|job| job.id.contains("[]"));
     let arrays: BTreeMap<&str, &PrintedJob<'_>> = arrays.into_iter().map(|array| (number(array.id), array)).collect();
     let read = |job: &PrintedJob<'_>| {
@@ -106,7 +114,8 @@ pub(crate) fn read_jobs(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
     parts.into_iter().filter_map(read).collect()
 }
 
-/// Reads what `qstat -B -f` prints: `Server: head`, then what it is set to. The default server's name, as that one has it.
+/// Parses the name of the default server from `qstat -B -f`, which prints `Server: head` and then
+/// its settings.
 pub(crate) fn read_server(text: &str) -> Result<String, &'static str> {
     let name = text.lines().find_map(|line| line.trim().strip_prefix("Server:")).map(str::trim).filter(|name| !name.is_empty());
     name.map(str::to_owned).ok_or("no server")
@@ -115,7 +124,8 @@ pub(crate) fn read_server(text: &str) -> Result<String, &'static str> {
 /// A job as `qstat` prints it.
 struct PrintedJob<'a> {
     id: &'a str,
-    /// By their names; resources have that of their list before theirs, as in `Resource_List.walltime`.
+    /// Attributes by name. Resources have their list's name as a prefix, as in
+    /// `Resource_List.walltime`.
     attributes: BTreeMap<&'a str, &'a str>,
 }
 
@@ -127,7 +137,7 @@ impl<'a> PrintedJob<'a> {
 
 fn parse(text: &str) -> Result<Vec<PrintedJob<'_>>, &'static str> {
     let jobs = text.trim_start().strip_prefix(HEAD).ok_or("no job")?;
-    // The rare line break within a value is no reason to misread it.
+    // Tolerate the rare line break within a value.
     let jobs = jobs.split("\nJob Id: ").map(|job| {
         let (id, attributes) = job.trim_end().split_once(SEPARATOR).ok_or("a job without attributes")?;
         Ok(PrintedJob { id, attributes: attributes.split(SEPARATOR).filter_map(|attribute| attribute.split_once('=')).collect() })
@@ -135,7 +145,7 @@ fn parse(text: &str) -> Result<Vec<PrintedJob<'_>>, &'static str> {
     jobs.collect()
 }
 
-/// `12` of `12.head`, `12[].head` and `12[3].head`.
+/// Job number: `12` of `12.head`, `12[].head` and `12[3].head`.
 fn number(id: &str) -> &str {
     id.split(['[', '.']).next().unwrap_or_default()
 }
@@ -144,11 +154,11 @@ fn is_part(id: &str) -> bool {
     id.contains('[') && !id.contains("[]")
 }
 
-/// `None` of a job that has ended or was moved to another server.
+/// State of a job; `None` if it has ended or was moved to another server.
 fn read_state(job: &PrintedJob<'_>) -> Result<Option<JobState>, &'static str> {
     let is_held = || job.get("Hold_Types").is_some_and(|holds| holds != "n");
     Ok(Some(match job.get("job_state").ok_or("a job without a state")? {
-        // Of an array that is held, the parts are queued.
+        // The parts of a held array are queued.
         "Q" | "W" | "T" if is_held() => JobState::Held,
         "Q" | "W" | "T" => JobState::Queued,
         "H" => JobState::Held,
@@ -162,9 +172,10 @@ fn read_state(job: &PrintedJob<'_>) -> Result<Option<JobState>, &'static str> {
 
 fn read_scheduled(job: &PrintedJob<'_>, array: Option<&PrintedJob<'_>>, state: JobState) -> ScheduledJob {
     let time = |name: &str| job.get(name).and_then(parse_time);
-    // A part that waits has what is known of its array, and a job that is run again may have what was of its last run.
+    // A waiting part repeats what is known of its array, and a job that is run again may repeat
+    // data of its last run.
     let has_started = state.has_started();
-    // Of an array, PBS estimates when its next part starts, and says so of the array alone.
+    // PBS estimates when an array's next part starts, and reports that only for the array.
     let estimated = || array.and_then(|array| array.get("estimated.start_time")).and_then(parse_time);
     ScheduledJob {
         id: job.id.to_owned(),
@@ -179,7 +190,8 @@ fn read_scheduled(job: &PrintedJob<'_>, array: Option<&PrintedJob<'_>>, state: J
     }
 }
 
-/// How long a job may run; `None` where it has no walltime. What is used of it cannot be told of a run that has just begun.
+/// How long a job may run; `None` if it has no walltime. The used time of a run that has just begun
+/// is unknown.
 fn read_run_time(job: &PrintedJob<'_>) -> Result<Option<RunTime>, &'static str> {
     let Some(walltime) = job.get("Resource_List.walltime") else { return Ok(None) };
     let limit = parse_walltime(walltime).ok_or("a walltime that is none")?;
@@ -192,11 +204,12 @@ fn parse_time(value: &str) -> Option<SystemTime> {
     if let Ok(seconds) = value.trim().parse() {
         return UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
     }
-    // One of the forms of HTTP's dates is that of `ctime`.
+    // One of HTTP's date formats is that of `ctime`.
     httpdate::parse_http_date(value.trim()).ok()
 }
 
-/// `HH:MM:SS`, where the hours may have more digits and the seconds a fraction, `MM:SS`, or seconds.
+/// `HH:MM:SS`, where the hours may have more digits and the seconds a fraction, `MM:SS`, or
+/// seconds.
 fn parse_walltime(value: &str) -> Option<Duration> {
     let seconds = value.trim().split(':').try_fold(0.0, |sum, part| {
         let part: f64 = part.parse().ok().filter(|part: &f64| part.is_finite() && *part >= 0.0)?;

@@ -1,27 +1,31 @@
-//! How long a job's present run may last, and so when it ends. The agent asks it of its own job, the controller of each.
+//! How long a job's present run may last, and therefore when it ends. The agent uses this for its
+//! own job, and the controller for each job.
 
 use std::time::{Duration, SystemTime};
 
-/// How old the walltime that PBS says is used may be: a host reports it every two minutes (`$max_check_poll`, 120 s by default), and on its way
-/// it gets a little older.
+/// Greatest age of the used walltime that PBS reports. A host reports it every two minutes
+/// (`$max_check_poll`, 120 s by default), and it gets a little older on the way.
 pub(crate) const MAX_USED_AGE: Duration = Duration::from_secs(130);
 
-/// What a run's beginning and its use may differ by although the clocks agree.
+/// Difference between a run's start and its used time within which the clocks agree.
 const CLOCKS_AGREE: Duration = Duration::from_secs(10);
 
-/// The length of a run: it is the same by every clock.
+/// Length of a run, which is the same by every clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunTime {
     pub limit: Duration,
-    /// How much of it is used, at most `MAX_USED_AGE` ago, where the scheduler says it. PBS does not count time in which a job was suspended.
+    /// Used part of the limit, at most `MAX_USED_AGE` ago, if the scheduler reports it. PBS does
+    /// not count suspended time.
     pub used: Option<Duration>,
 }
 
 impl RunTime {
-    /// When a run ends that began at `started`, which may be by another clock than `now` is. `None`: at no time that can be told.
+    /// When a run ends that began at `started`, which may be by another clock than `now`. `None` if
+    /// no time can be given.
     ///
-    /// What is used tells it by this clock, but for what may be the age of that reading. Where `started` contradicts it, the job was suspended or
-    /// the clocks differ, and the end is as early as it can be. So none ends earlier than is returned.
+    /// The used time gives the end by this clock, up to the age of that reading. If `started`
+    /// contradicts it, the job was suspended or the clocks differ, and the result is the earliest
+    /// possible end. So no run ends earlier than returned.
     #[must_use]
     pub fn end(self, started: SystemTime, now: SystemTime) -> Option<SystemTime> {
         let begun = started.checked_add(self.limit);
@@ -42,7 +46,7 @@ mod tests {
 
     #[test]
     fn a_runs_end_is_computed_by_the_local_clock() {
-        // It began at 10,000 by this clock, lasts for an hour and is read after 20 minutes.
+        // The run began at 10,000 by this clock, lasts for an hour and is read after 20 minutes.
         for (started, used, end) in [
             (10_000, Some(1200), 13_600),
             (10_000, Some(1070), 13_600),

@@ -1,31 +1,34 @@
-//! Slurm: the command line and the script of `sbatch`, and what `squeue` and `scontrol` print. Pure; times are those of `SLURM_TIME_FORMAT=%s`,
-//! seconds since 1970.
+//! Slurm: the command line and script of `sbatch`, and parsers for the output of `squeue` and
+//! `scontrol`. Pure; times are those of `SLURM_TIME_FORMAT=%s`, seconds since 1970.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::{JobReading, JobState, RenderedSubmission, RunTime, ScheduledJob, Submission, format_walltime, shell};
 
-/// What `scancel` says of jobs that have ended.
+/// Messages of `scancel` for jobs that have ended.
 pub(crate) const GONE: [&str; 2] = ["Invalid job id specified", "already completing or completed"];
 
 /// The most seconds that `--signal` takes.
 const MAX_SIGNAL_LEAD: u64 = 65_535;
 
-/// What a job gets of the environment in which it is submitted: enough for a login shell, and nothing secret. `sbatch` copies all of it otherwise.
-/// What `NONE` and `NIL` mean differs between releases; a list of names is the same in all.
+/// Variables that a job gets from the submitting environment: enough for a login shell, and nothing
+/// secret. By default `sbatch` copies all of them. The meaning of `NONE` and `NIL` differs between
+/// releases; a list of names is the same in all.
 const EXPORTED: &str = "--export=HOME,LOGNAME,PATH,SHELL,USER";
 
-/// Which fields `squeue` prints, as `read_jobs` takes them: id, state, priority, when submitted, started or expected to, ended, where, why. What is
-/// last may hold anything.
+/// Fields of `squeue`, as `read_jobs` parses them: id, state, priority, submission, actual or
+/// expected start, end, host and reason. The last field may hold anything.
 const FIELDS: &str = "%i|%T|%Q|%V|%S|%e|%N|%r";
 
-/// The command line and the script of `sbatch`, which Slurm keeps for the job's owner and operators. `srun` starts the program, because it passes signals and the exit code on.
+/// Renders the command line and script of `sbatch`. Slurm keeps the script for the job's owner and
+/// operators. `srun` starts the program, because it passes signals and the exit code on.
 pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     let mut arguments = vec!["--parsable".to_owned(), format!("--job-name={}", submission.name)];
     if submission.parts > 1 {
         arguments.push(format!("--array=1-{}", submission.parts));
     }
-    // A job that was preempted or whose host died is run again under its id, and its output is kept.
+    // A job that was preempted or whose host died is run again under its id, and its output is
+    // kept.
     arguments.extend(["--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append", EXPORTED].map(str::to_owned));
     arguments.push(format!("--time={}", format_walltime(submission.walltime)));
     let lead = submission.drain_lead.as_secs().min(MAX_SIGNAL_LEAD);
@@ -46,28 +49,30 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     RenderedSubmission { program: "sbatch", arguments, script: render_script(submission), script_file: None }
 }
 
-/// What `sbatch --test-only` says of a job that no node could run, without its name.
+/// Reason that `sbatch --test-only` gives for a job that no node could run, without its prefix.
 pub(crate) fn read_obstacle(words: &str) -> &str {
     words.trim_start_matches("sbatch: error: ").trim_start_matches("allocation failure: ")
 }
 
 fn render_script(submission: &Submission) -> String {
-    // `srun` would export what `sbatch` was told to. Since 22.05 it does not inherit `--cpus-per-task`.
+    // By default `srun` would export what `sbatch` was told to. Since 22.05 it does not inherit
+    // `--cpus-per-task`.
     let step = "srun --export=ALL ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}";
     shell::login_script(&submission.setup, &format!("{step} {}", shell::quote(&submission.program)))
 }
 
-/// The command line of `squeue` for this user's jobs of that name: the parts of arrays one by one, in all partitions.
+/// Arguments of `squeue` for this user's jobs of a name: parts of arrays one by one, in all
+/// partitions.
 pub(crate) fn list_arguments(name: &str) -> [&str; 8] {
     ["--noheader", "--array", "--all", "--me", "--name", name, "--format", FIELDS]
 }
 
-/// Reads what `squeue` prints for `list_arguments`.
+/// Parses the output of `squeue` for `list_arguments`.
 pub(crate) fn read_jobs(text: &str) -> Result<Vec<ScheduledJob>, &'static str> {
     text.lines().filter(|line| !line.trim().is_empty()).filter_map(|line| read_line(line).transpose()).collect()
 }
 
-/// A job of `squeue`; `None` where it has ended.
+/// Parses a job of `squeue`; `None` if it has ended.
 fn read_line(line: &str) -> Result<Option<ScheduledJob>, &'static str> {
     let fields: Vec<&str> = line.trim().splitn(8, '|').collect();
     let [id, state, priority, submitted, start, end, host, reason] = fields[..] else { return Err("a job without all its fields") };
@@ -81,17 +86,18 @@ fn read_line(line: &str) -> Result<Option<ScheduledJob>, &'static str> {
         comment: if reason == "None" { String::new() } else { reason.to_owned() },
         submitted: read_time(submitted)?,
         started: start.filter(|_| has_started),
-        // The limit grows by what a job was suspended for.
+        // The limit grows by the time for which a job was suspended.
         run_time: limit.filter(|_| has_started).map(|limit| RunTime { limit, used: None }),
         estimated_start: start.filter(|_| !has_started),
         host: host.to_owned(),
     }))
 }
 
-/// `None` of a job that has ended.
+/// State of a job; `None` if it has ended.
 fn read_state(state: &str, priority: &str) -> Result<Option<JobState>, &'static str> {
     Ok(Some(match state {
-        // Slurm holds a job by this priority, whatever the reason: `JobHeldUser`, `job requeued in held state`.
+        // Slurm holds a job by this priority, whatever the reason: `JobHeldUser`,
+        // `job requeued in held state`.
         "PENDING" if priority == "0" => JobState::Held,
         "REQUEUE_HOLD" | "RESV_DEL_HOLD" | "SPECIAL_EXIT" => JobState::Held,
         "PENDING" | "REQUEUED" | "REQUEUE_FED" => JobState::Queued,
@@ -104,29 +110,29 @@ fn read_state(state: &str, priority: &str) -> Result<Option<JobState>, &'static 
     }))
 }
 
-/// Reads what `squeue -h -j ID -o %e` prints.
+/// Parses the output of `squeue -h -j ID -o %e`.
 pub(crate) fn read_job(text: &str) -> Result<JobReading, &'static str> {
     let word = text.split_whitespace().next().ok_or("no job")?;
     Ok(JobReading { run: None, ends: read_time(word)? })
 }
 
-/// Reads what `scontrol show config` prints: `KillWait                = 30 sec`.
+/// Parses the output of `scontrol show config`: `KillWait                = 30 sec`.
 pub(crate) fn read_kill_wait(text: &str) -> Result<Duration, &'static str> {
     read_setting(text, "KillWait").and_then(|value| value.parse().ok()).map(Duration::from_secs).ok_or("no `KillWait`")
 }
 
-/// Reads the same: `ClusterName             = perlmutter`.
+/// Parses the output of `scontrol show config`: `ClusterName             = perlmutter`.
 pub(crate) fn read_cluster(text: &str) -> Result<String, &'static str> {
     read_setting(text, "ClusterName").filter(|name| *name != "(null)").map(str::to_owned).ok_or("no `ClusterName`")
 }
 
-/// The first word of a setting of Slurm's.
+/// First word of a Slurm setting.
 fn read_setting<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let (_, value) = text.lines().filter_map(|line| line.split_once('=')).find(|(key, _)| key.trim() == name)?;
     value.split_whitespace().next()
 }
 
-/// Seconds since 1970, or a word where there is no such time.
+/// Parses seconds since 1970; `None` for a word that stands for no time.
 fn read_time(word: &str) -> Result<Option<SystemTime>, &'static str> {
     if ["N/A", "NONE", "UNLIMITED", "INVALID", "UNKNOWN"].iter().any(|none| word.eq_ignore_ascii_case(none)) {
         return Ok(None);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A plain job with nothing that may be left out.
+/// A plain job without any optional part.
 pub(crate) fn plain() -> Submission {
     Submission {
         name: "hostler-chat".into(),
@@ -23,7 +23,7 @@ pub(crate) fn plain() -> Submission {
     }
 }
 
-/// An array with all that can be said, in words that a shell would change.
+/// An array with every option, in words that a shell would change.
 pub(crate) fn full(resources: &str, options: &[&str]) -> Submission {
     Submission {
         parts: 4,
@@ -114,7 +114,7 @@ fn a_changed_setup_gets_a_new_script_file() {
     assert_ne!(file("module load cuda/12"), file("module load cuda/13"));
 }
 
-/// What a shell makes of the words of a command line that it is given.
+/// Words of a command line as a shell parses them.
 fn words_in_shell(line: &str) -> Vec<String> {
     let output = Command::new("/bin/bash").args(["-c", line]).output().unwrap();
     assert!(output.status.success(), "{line}: {output:?}");

@@ -15,7 +15,7 @@ fn a_commands_error_is_shortened_to_one_line() {
     assert_eq!((shorten(" \n"), shorten(&"x".repeat(5000)).len()), ("nothing".to_owned(), MAX_QUOTED_CHARS));
 }
 
-/// How a command ended, with this on standard error.
+/// Output of a command with this exit code and standard error.
 fn ended(code: i32, stderr: &str) -> Output {
     use std::os::unix::process::ExitStatusExt;
     Output { status: std::process::ExitStatus::from_raw(code << 8), stdout: b"said\n".into(), stderr: stderr.into() }

@@ -1,22 +1,26 @@
-//! Whether a host of PBS has what a chunk asks for. Pure; `pbsnodes -a` prints the hosts, each with the total of its vnodes.
+//! Checks whether a PBS host has the resources of a chunk. Pure; `pbsnodes -a` prints the hosts,
+//! each with the total of its vnodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::SEPARATOR;
 
-/// What `pbsnodes` says where the vnodes of a host differ.
+/// Value that `pbsnodes` prints if a host's vnodes differ.
 const VARIOUS: &str = "<various>";
 
 const AVAILABLE: &str = "resources_available.";
 
-/// Units of PBS's sizes, and how far each shifts a number to the left. A word is taken for a byte.
+/// Units of PBS sizes, and by how many bits each shifts a number to the left. A word counts as a
+/// byte.
 const UNITS: [(&str, u32); 5] = [("k", 10), ("m", 20), ("g", 30), ("t", 40), ("p", 50)];
 
-/// The resources of one host, by their names.
+/// Resources of one host, by name.
 type Host<'a> = BTreeMap<&'a str, &'a str>;
 
-/// Says why no host has what a chunk such as `1:ncpus=16:ngpus=4` asks for. `None` if one has it.
-/// Resources that no host names are the server's, or set by a hook, and are not compared.
+/// Says why no host has the resources of a chunk such as `1:ncpus=16:ngpus=4`; `None` if one has
+/// them.
+///
+/// Resources that no host names belong to the server, or are set by a hook, and are not compared.
 pub(crate) fn find_obstacle(chunk: &str, printed: &str) -> Option<String> {
     let hosts: Vec<Host<'_>> = printed.lines().map(read_host).filter(|host| !host.is_empty()).collect();
     let named: BTreeSet<&str> = hosts.iter().flat_map(|host| host.keys().copied()).collect();
@@ -37,7 +41,7 @@ pub(crate) fn find_obstacle(chunk: &str, printed: &str) -> Option<String> {
     })
 }
 
-/// Reads `Name=x3001\u{1}Mom=x3001\u{1}resources_available.ncpus=64…`.
+/// Parses `Name=x3001\u{1}Mom=x3001\u{1}resources_available.ncpus=64…`.
 fn read_host(line: &str) -> Host<'_> {
     let attributes = line.split(SEPARATOR).filter_map(|attribute| attribute.strip_prefix(AVAILABLE)?.split_once('='));
     attributes.collect()
@@ -51,13 +55,13 @@ fn has(host: &Host<'_>, (name, wanted): (&str, &str)) -> bool {
     }
 }
 
-/// The largest amount of a resource that a host has, as it is printed.
+/// The largest amount of a resource on any host, as printed.
 fn most<'a>(hosts: &[Host<'a>], name: &str) -> Option<&'a str> {
     let amounts = hosts.iter().filter_map(|host| host.get(name)).filter_map(|value| Some((read_amount(value)?, *value)));
     amounts.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, value)| value)
 }
 
-/// A number, or a size such as `64gb`, in bytes.
+/// Parses a number, or a size such as `64gb` in bytes.
 fn read_amount(value: &str) -> Option<f64> {
     let value = value.trim().to_ascii_lowercase();
     let number = value.trim_end_matches(['b', 'w']);

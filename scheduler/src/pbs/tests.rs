@@ -1,14 +1,14 @@
 use super::*;
 use crate::tests::{full, plain};
 
-/// As `OpenPBS` 23.06 prints it for a running job, with `|` for the separator; attributes that nobody reads are left out, but for those whose words
-/// make its JSON unreadable.
+/// A running job as `OpenPBS` 23.06 prints it, with `|` as the separator. Unread attributes are
+/// left out, except those that make its JSON unreadable.
 const QSTAT: &str = r#"Job Id: 12.head|Job_Name=hostler|Job_Owner=anna@head|resources_used.cpupercent=98|resources_used.cput=00:02:11|resources_used.walltime=00:01:58|job_state=R|queue=workq|Account_Name=nan|ctime=Mon Nov 23 11:59:41 2026|exec_host=x3001/0*64|Hold_Types=n|Resource_List.ncpus=64|Resource_List.ngpus=4|Resource_List.place=excl|Resource_List.select=1:ngpus=4|Resource_List.walltime=01:30:00|stime=Mon Nov 23 12:00:02 2026|session_id=48121|substate=42|Variable_List=PBS_O_HOME=/home/anna,PBS_O_WORKDIR=/home/anna/^^C bung|comment=Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)|run_count=2|Submit_arguments=-N hostler -- /bin/bash -lc sed s/\\./x/ \\\\nexec a "b" ^
 okina=1|argument_list=<jsdl-hpcpa:Argument>-lc</jsdl-hpcpa:Argument>|project=_pbs_project_default
 
 "#;
 
-/// The start of the job in `QSTAT`.
+/// Start of the job in `QSTAT`.
 const STARTED: u64 = 1_795_435_202;
 
 fn at(seconds: u64) -> SystemTime {
@@ -19,12 +19,12 @@ fn separated(text: &str) -> String {
     text.replace('|', SEPARATOR)
 }
 
-/// What is read at the moment of `QSTAT`, when the job has run for 118 s.
+/// Parses at the moment of `QSTAT`, when the job has run for 118 s.
 fn read_qstat(text: &str, id: &str) -> Result<JobReading, &'static str> {
     read_job(&separated(text), id, at(STARTED + 118))
 }
 
-/// What is read of `QSTAT` where its walltime is another one.
+/// Parses `QSTAT` with another walltime.
 fn with_walltime(walltime: &str) -> Result<Option<SystemTime>, &'static str> {
     read_qstat(&QSTAT.replace("01:30:00", walltime), "12.head").map(|reading| reading.ends)
 }
@@ -32,7 +32,7 @@ fn with_walltime(walltime: &str) -> Result<Option<SystemTime>, &'static str> {
 #[test]
 fn a_pbs_job_ends_after_its_walltime_of_running() {
     assert_eq!(read_qstat(QSTAT, "12.head"), Ok(JobReading { run: Some(2), ends: Some(at(STARTED + 5400)) }));
-    // Days have one digit or two in a field of two.
+    // Days have one or two digits in a field of two.
     let early = QSTAT.replace("Mon Nov 23 12:00:02 2026", "Sun Nov  1 12:00:02 2026");
     let days = 22 * 86_400;
     assert_eq!(read_job(&separated(&early), "12.head", at(STARTED + 118 - days)).unwrap().ends, Some(at(STARTED + 5400 - days)));
@@ -43,7 +43,7 @@ fn a_pbs_job_ends_after_its_walltime_of_running() {
 #[test]
 fn suspended_time_postpones_the_end_of_a_pbs_job() {
     let age = crate::run_time::MAX_USED_AGE.as_secs();
-    // (seconds since the start, what `QSTAT` says is used, seconds from the start to the end)
+    // (seconds since the start, used time in `QSTAT`, seconds from the start to the end)
     for (second, used, end) in [
         (118, "00:01:58", 5400),
         (118, "00:00:00", 5400),
@@ -84,7 +84,7 @@ fn a_pbs_array_part_is_found_by_its_own_id() {
     let part = QSTAT.replace("12.head|", "19[1].head|");
     let reading = read_qstat(QSTAT, "12.head");
     assert_eq!(read_qstat(&part, "19[1].head"), reading);
-    // The server's name may be longer in the environment.
+    // The environment may have a longer form of the server's name.
     assert_eq!(read_qstat(&part, "19[1].head.site.org"), reading);
     let two = format!("Job Id: 13.head|job_state=Q\n{QSTAT}");
     assert_eq!(read_qstat(&two, "12.head"), reading);
@@ -111,8 +111,10 @@ fn a_pbs_array_keeps_setup_options_and_every_word() {
     insta::assert_snapshot!(render(&full("1:ncpus=16:ngpus=4", &["-l", "filesystems=home:eagle", "-l", "place=excl"])));
 }
 
-/// As `OpenPBS` 23.06 prints it, with `|` for the separator and without attributes that nobody reads: an array of which one part runs, one is being
-/// ended, one has ended and one waits with what is said of its array; a held array; and jobs in other states.
+/// Jobs as `OpenPBS` 23.06 prints them, with `|` as the separator and without unread attributes.
+///
+/// They are an array, a held array, and jobs in other states. One part of the first array runs, one
+/// is being ended, one has ended and one waits with its array's comment.
 const LIST: &str = "\
 Job Id: 19[].head|Job_Name=hostler-chat|job_state=B|ctime=Mon Nov 23 11:59:41 2026|Hold_Types=n|Resource_List.walltime=01:30:00|stime=Mon Nov 23 12:00:02 2026|comment=Job Array Began at Mon Nov 23 at 12:00|array=True|array_state_count=Queued:1 Running:2 Exiting:0 Expired:1|estimated.exec_vnode=(x3001:ncpus=64)|estimated.start_time=Mon Nov 23 13:30:02 2026
 Job Id: 19[1].head|resources_used.walltime=00:01:58|job_state=R|ctime=Mon Nov 23 11:59:41 2026|exec_host=x3001/0*64|Resource_List.walltime=01:30:00|stime=Mon Nov 23 12:00:02 2026|array_index=1|comment=Job run at Mon Nov 23 at 12:00 on (x3001:ncpus=64)|run_count=1

@@ -44,8 +44,8 @@ fn a_slurm_array_keeps_setup_options_and_every_word() {
     insta::assert_snapshot!(render(&full("--gpus-per-node=4  --cpus-per-task=16", &["--constraint", "a100|h100"])));
 }
 
-/// As `squeue` of Slurm 22.05.8 printed it: an array of four parts that was submitted in this crate's way, a job that was held and one for later.
-/// One part was suspended then.
+/// Output of `squeue` of Slurm 22.05.8: an array of four parts submitted by this crate, a held job
+/// and one for later. One part was suspended at the time.
 const SQUEUE: &str = "\
 12_3|PENDING|4294901752|1795515006|1795515187|1795515367||Resources
 14|PENDING|4294901751|1795515006|1795518606|1795518786||BeginTime
@@ -54,7 +54,7 @@ const SQUEUE: &str = "\
 12_1|SUSPENDED|0|1795515006|1795515007|1795515187|n1|None
 ";
 
-/// What the next two calls printed of the same: part 1 was cancelled, part 2 requeued and held.
+/// Output of the next two calls for these jobs: part 1 was cancelled, part 2 requeued and held.
 const SQUEUE_AT_THE_END: &str = "\
 12_1|COMPLETING|4294901750|1795515006|1795515007|1795515010|n1|None
 12_2|COMPLETING|0|1795515006|1795515010|1795515190|n2|job requeued in held state
