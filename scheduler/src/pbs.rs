@@ -204,7 +204,7 @@ fn parse_time(value: &str) -> Option<SystemTime> {
     if let Ok(seconds) = value.trim().parse() {
         return UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
     }
-    // One of HTTP's date formats is that of `ctime`.
+    // HTTP's date formats include that of `ctime`.
     httpdate::parse_http_date(value.trim()).ok()
 }
 
