@@ -1,4 +1,5 @@
-//! The admin listener: health and metrics pages of a role, on an address or a Unix socket, apart from user traffic.
+//! The admin listener: health and metrics pages of a role, on an address or a Unix socket, apart
+//! from user traffic.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -107,7 +108,7 @@ const MAX_CONNECTIONS: usize = 256;
 /// Monitoring scrapes more rarely than that, and connects anew.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection whose client takes nothing of an answer for so long is closed.
+/// Time after which a connection whose client reads nothing of an answer is closed.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a connection may be idle, or leave an answer unread, while few places are left. Each

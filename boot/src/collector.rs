@@ -1,5 +1,7 @@
-//! The collector of OpenTelemetry that standard environment variables name, and the way there, over gRPC: for the traces of a router, and for the events
-//! of every role. What else those variables say (headers, batches, resource) the exporters read themselves.
+//! Export over gRPC to the OpenTelemetry collector named by standard environment variables: a
+//! router's traces, and every role's events.
+//!
+//! The exporters themselves read the remaining variables (headers, batches, resource).
 
 mod environment;
 pub mod events;
@@ -16,20 +18,21 @@ use tonic::metadata::{KeyAndMutValueRef, MetadataMap};
 
 pub use traces::{SamplingRule, TraceSettings};
 
-/// The default of OTEL_EXPORTER_OTLP_TIMEOUT.
+/// Default of OTEL_EXPORTER_OTLP_TIMEOUT.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CollectorSettings {
-    /// A URL of a collector that takes OTLP over gRPC.
+    /// URL of a collector that takes OTLP over gRPC.
     pub endpoint: String,
-    /// Authorities of the collector's certificate, in PEM, beside the system's own.
+    /// File with authorities for the collector's certificate in PEM, in addition to the system's
+    /// own.
     pub certificate: Option<PathBuf>,
-    /// For one request to it.
+    /// Time for one request to the collector.
     pub request_timeout: Duration,
 }
 
-/// A variable whose value cannot be used. No value is repeated: a URL may have a password in it.
+/// A variable whose value is unusable. No value is repeated, because a URL may contain a password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable} {problem}")]
 pub struct CollectorSettingsError {
@@ -37,7 +40,7 @@ pub struct CollectorSettingsError {
     problem: String,
 }
 
-/// Why nothing can be sent to a collector.
+/// Reason why nothing can be sent to a collector.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     #[error(transparent)]
@@ -47,13 +50,13 @@ pub enum ExportError {
 }
 
 impl CollectorSettings {
-    /// For a collector at this URL, all else as the standard has it.
+    /// Settings for a collector at this URL, with the standard's defaults.
     #[must_use]
     pub fn for_endpoint(endpoint: String) -> Self {
         Self { endpoint, certificate: None, request_timeout: REQUEST_TIMEOUT }
     }
 
-    /// An exporter that sends there.
+    /// Configures an exporter for this collector.
     ///
     /// # Errors
     /// When the certificate cannot be read.
@@ -70,7 +73,8 @@ impl CollectorSettings {
     }
 }
 
-/// Headers for the collector may have a key in them, and HTTP/2 is logged at the level `trace`.
+/// Marks header values as sensitive: they may contain a key, and HTTP/2 is logged at the level
+/// `trace`.
 fn hide_values(mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
     let metadata: &mut MetadataMap = request.metadata_mut();
     for entry in metadata.iter_mut() {
@@ -82,7 +86,8 @@ fn hide_values(mut request: tonic::Request<()>) -> Result<tonic::Request<()>, to
     Ok(request)
 }
 
-/// Who sends, as `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say; else a service of this name, on this host.
+/// The sender as given by `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else a service of
+/// this name on this host.
 #[must_use]
 pub fn resource(service: &'static str) -> Resource {
     let of_environment = Resource::builder().build();

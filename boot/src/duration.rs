@@ -1,4 +1,5 @@
-//! Durations in settings are written for people: `250ms`, `10s`, `5m`. Use with `#[serde(with = "hostler_boot::duration")]`.
+//! Durations in settings, written for people: `250ms`, `10s`, `5m`. Use with
+//! `#[serde(with = "hostler_boot::duration")]`.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,17 +17,19 @@ pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S:
 /// Reads `250ms`, `10s`, `1h 30m`.
 ///
 /// # Errors
-/// Says what form is expected.
+/// The error says which form is expected.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     deserializer.deserialize_any(DurationText)
 }
 
-/// A duration that may be absent, which is written as an empty text: what else decides then is in the
-/// setting's documentation. Use with `#[serde(with = "hostler_boot::duration::optional")]`.
+/// A duration that may be absent, written as an empty text. The setting's documentation says what
+/// applies then.
+///
+/// Use with `#[serde(with = "hostler_boot::duration::optional")]`.
 pub mod optional {
     use super::{Deserializer, Duration, DurationText, Serializer, de, fmt};
 
-    /// As `duration::serialize`; an absent duration is an empty text.
+    /// Like `duration::serialize`; an absent duration is an empty text.
     ///
     /// # Errors
     /// Only those of the serializer.
@@ -37,10 +40,10 @@ pub mod optional {
         }
     }
 
-    /// As `duration::deserialize`; an empty text is no duration.
+    /// Like `duration::deserialize`; an empty text is no duration.
     ///
     /// # Errors
-    /// Says what form is expected.
+    /// The error says which form is expected.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
         deserializer.deserialize_any(OptionalText)
     }

@@ -1,4 +1,5 @@
-//! Where a user's files are unless a setting says otherwise: the folders of the XDG base directory specification. `None` where nobody has a home.
+//! Default locations of a user's files, by the XDG base directory specification. `None` if there is
+//! no home.
 
 use std::path::PathBuf;
 
@@ -29,15 +30,16 @@ fn xdg_dir(variable: &str, below_home: &str) -> Option<PathBuf> {
     set(variable).or_else(|| Some(set("HOME")?.join(below_home)))
 }
 
-/// The folder of this user's sockets where the login's own folder will not do, because that is
-/// removed at logout.
+/// Folder for this user's sockets that must outlive the login: the login's own folder is removed at
+/// logout.
 #[must_use]
 pub fn fallback_run_dir() -> PathBuf {
     PathBuf::from(format!("/tmp/hostler-{}", geteuid().as_raw()))
 }
 
-/// Folders in which this user's routers put their sockets, the preferred first. They are
-/// `$XDG_RUNTIME_DIR/hostler`, the same folder where a batch job does not have the variable, and
+/// Folders in which this user's routers put their sockets, preferred first.
+///
+/// They are `$XDG_RUNTIME_DIR/hostler`, the same folder if a batch job lacks the variable, and
 /// `/tmp/hostler-UID`. A program that looks for a router searches all of them.
 #[must_use]
 pub fn run_dirs() -> Vec<PathBuf> {

@@ -1,4 +1,5 @@
-//! What every role of Hostler does before its own work: read settings, log, serve its admin pages, shut down in two stages.
+//! Common start of every role of Hostler: read settings, log, serve admin pages, and shut down in
+//! two stages.
 //!
 //! Nothing here knows about requests, replicas or engines.
 
@@ -22,7 +23,7 @@ pub use listen::{ListenError, accept, bind, configure_stream, resolve};
 pub use shutdown::Shutdown;
 pub use socket::{PrivateSocket, SocketError};
 
-/// Raises the limit of open files to the most that this process is allowed. A connection is one
+/// Raises the limit of open files to the most that this process is allowed. Each connection is a
 /// file, and the usual 1,024 are soon used up.
 pub fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -38,7 +39,7 @@ pub fn this_host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The innermost cause of an error, which says most to a person.
+/// Innermost cause of an error, which tells people most.
 #[must_use]
 pub fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;

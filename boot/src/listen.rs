@@ -1,4 +1,5 @@
-//! TCP listeners: bound with an error that names the setting, accepting through trouble, connections tuned for small messages.
+//! TCP listeners: binding with errors that name the setting, accepting despite errors, and
+//! connections tuned for small messages.
 
 use std::net::SocketAddr;
 
@@ -35,11 +36,11 @@ pub async fn bind(address: &str, setting: &'static str) -> Result<(TcpListener, 
     Ok((listener, bound))
 }
 
-/// Connections that may wait to be accepted: a thousand clients may begin at once. The kernel's own
-/// bound is usually as high.
+/// Connections that may wait to be accepted: a thousand clients may start at once. The kernel's own
+/// limit is usually as high.
 const BACKLOG: u32 = 4096;
 
-/// The addresses that `HOST:PORT` may mean.
+/// Addresses of `HOST:PORT`.
 ///
 /// # Errors
 /// When the name is not known.
@@ -51,7 +52,7 @@ async fn listen(address: &str) -> std::io::Result<TcpListener> {
     let mut last = std::io::Error::other("the name has no address");
     for address in resolve(address).await? {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // A port that was released a moment ago can be bound again.
+        // Allow binding a port that was released a moment ago.
         socket.set_reuseaddr(true)?;
         match socket.bind(address).and_then(|()| socket.listen(BACKLOG)) {
             Ok(listener) => return Ok(listener),
@@ -64,7 +65,7 @@ async fn listen(address: &str) -> std::io::Result<TcpListener> {
 /// How long to wait after a failed `accept`, which mostly means that no file descriptors are left.
 pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// The next connection. Errors of `accept` are logged and waited out.
+/// Accepts the next connection. Errors of `accept` are logged and waited out.
 pub async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
@@ -77,11 +78,12 @@ pub async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// Sends small messages at once, and has the kernel drop a peer that acknowledges, or has room for,
-/// nothing for `silence`.
+/// Sends small messages at once, and lets the kernel drop a silent peer.
+///
+/// The peer is dropped if for `silence` it acknowledges nothing, or has no room for data.
 ///
 /// # Errors
-/// When the connection is gone already.
+/// When the connection is already gone.
 pub fn configure_stream(stream: &TcpStream, silence: Duration) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     set_tcp_user_timeout(stream, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX))?;

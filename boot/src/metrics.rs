@@ -1,5 +1,7 @@
-//! What a role counts and reads for its metrics page: a registry that remembers what is in it, so that `docs/metrics.md` is made from the program
-//! itself, and tables of figures that collectors read from the role's state when the page is asked for.
+//! Metrics of a role: a registry that remembers its content, and tables of figures.
+//!
+//! `docs/metrics.md` is generated from the registry. Collectors read the figures from the role's
+//! state when the page is requested.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -12,10 +14,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-/// Before every name.
+/// Prefix of every name.
 const PREFIX: &str = "hostler";
 
-/// One line of `docs/metrics.md`.
+/// A line of `docs/metrics.md`.
 #[derive(Debug)]
 pub struct MetricDescription {
     /// Name as scraped.
@@ -24,7 +26,7 @@ pub struct MetricDescription {
     pub kind: MetricType,
     /// Label names, in order.
     pub labels: Vec<&'static str>,
-    /// What it means.
+    /// Meaning of the metric.
     pub help: &'static str,
 }
 
@@ -35,7 +37,8 @@ impl MetricDescription {
     }
 }
 
-/// A Prometheus registry with its own list of what is in it. Names begin with `hostler_`, and those of counters end with `_total`; both are added.
+/// A Prometheus registry with its own list of contents. It adds the prefix `hostler_` to names, and
+/// the suffix `_total` to those of counters.
 #[derive(Debug)]
 pub struct MetricRegistry {
     registry: Registry,
@@ -49,12 +52,12 @@ impl Default for MetricRegistry {
 }
 
 impl MetricRegistry {
-    /// Registers a clone of `metric` and gives it back, to be kept where it is counted.
+    /// Registers a clone of `metric` and returns it for counting.
     pub fn register<M: Metric + Clone>(&mut self, name: &str, help: &'static str, metric: M) -> M {
         self.register_labelled(name, &[], help, metric)
     }
 
-    /// A counter for each value that a label may have, in their order.
+    /// Registers a counter for each value of a label, and returns them in the order of the values.
     pub fn register_counters<const N: usize>(
         &mut self,
         name: &str,
@@ -68,7 +71,7 @@ impl MetricRegistry {
 
     fn register_labelled<M: Metric + Clone>(&mut self, name: &str, labels: &[&'static str], help: &'static str, metric: M) -> M {
         self.descriptions.push(MetricDescription::new(name, metric.metric_type(), labels, help));
-        // The registry ends it again.
+        // The registry adds the full stop again.
         let ended = help.trim_end_matches('.');
         match name.strip_suffix("_seconds") {
             Some(name) => self.registry.register_with_unit(name, ended, Unit::Seconds, metric.clone()),
@@ -83,18 +86,18 @@ impl MetricRegistry {
         self.descriptions.extend(table.figures.iter().map(described));
     }
 
-    /// Has the page show what `collector` reads each time.
+    /// Adds a collector, which the page reads each time.
     pub fn register_collector(&mut self, collector: impl Collector) {
         self.registry.register_collector(Box::new(collector));
     }
 
-    /// What is on the page, in order.
+    /// Metrics on the page, in order.
     #[must_use]
     pub fn descriptions(&self) -> &[MetricDescription] {
         &self.descriptions
     }
 
-    /// The page, in OpenMetrics 1.0.0.
+    /// Renders the page in OpenMetrics 1.0.0.
     #[must_use]
     pub fn render(&self) -> String {
         let mut page = String::with_capacity(16 * 1024);
@@ -103,14 +106,14 @@ impl MetricRegistry {
     }
 }
 
-/// What a figure reads. Counts are written as whole numbers.
+/// Value of a figure. Counts are written as whole numbers.
 #[derive(Debug, Clone, Copy)]
 pub enum FigureValue {
     /// A whole number.
     Count(u64),
     /// Any number.
     Measure(f64),
-    /// Not known now, and so not on the page.
+    /// Unknown now, and therefore not on the page.
     Unknown,
 }
 
@@ -132,7 +135,7 @@ impl<V: Into<Self>> From<Option<V>> for FigureValue {
     }
 }
 
-/// A figure that is read from a `T` when the page is asked for.
+/// A figure that is read from a `T` when the page is requested.
 #[derive(Debug)]
 pub struct Figure<T> {
     name: &'static str,
@@ -163,7 +166,7 @@ impl<T> Figure<T> {
     }
 }
 
-/// Figures that every `T` has, and the labels that tell one `T` from another.
+/// Figures that every `T` has, and the labels that distinguish one `T` from another.
 #[derive(Debug)]
 pub struct FigureTable<T: 'static> {
     /// Names of the labels.
@@ -173,7 +176,7 @@ pub struct FigureTable<T: 'static> {
 }
 
 impl<T> FigureTable<T> {
-    /// Writes the figures of all `items`, each of which comes with its labels' values.
+    /// Writes the figures of all `items`, each with its label values.
     ///
     /// # Errors
     /// When the page cannot be written.
@@ -188,7 +191,7 @@ impl<T> FigureTable<T> {
         Ok(())
     }
 
-    /// As `encode`, of the only `T` there is, which needs no labels.
+    /// Writes the figures of the only `T`, which needs no labels.
     ///
     /// # Errors
     /// When the page cannot be written.

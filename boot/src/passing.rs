@@ -1,4 +1,5 @@
-//! Open files that a process gives to another one over a Unix socket: a router's listening sockets go to its successor this way.
+//! Passes open files to another process over a Unix socket. A router's listening sockets reach its
+//! successor this way.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,7 +11,7 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// The most files that are sent together.
+/// Most files that are sent together.
 const MAX_FILES: usize = 8;
 
 /// Sends open files. They travel with one byte, because the kernel sends none without data.
@@ -30,7 +31,7 @@ pub async fn send_files(stream: &UnixStream, files: &[BorrowedFd<'_>]) -> io::Re
     stream.async_io(Interest::WRITABLE, send).await
 }
 
-/// Receives what one `send_files` has sent; no other process that this one starts inherits it.
+/// Receives the files of one `send_files`. Child processes do not inherit them.
 ///
 /// # Errors
 /// When the other side is gone.

@@ -1,5 +1,5 @@
-//! Whose program is at the other end of a TCP connection within this host, as the kernel knows it. For
-//! listeners on loopback, which every user of the host reaches.
+//! Finds the user at the other end of a TCP connection within this host, as the kernel knows it.
+//! Loopback listeners need it, because every user of the host can reach them.
 
 use std::fs;
 use std::io;
@@ -13,16 +13,16 @@ use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use parking_lot::Mutex;
 
-/// One reader of `/proc/net/tcp` at a time. The table has a line for each connection of the host, of
-/// whoever's: readers would take every thread.
+/// Held while `/proc/net/tcp` is read. The table has a line for each connection of the host, and
+/// readers would otherwise take every thread.
 static TABLE: Mutex<()> = Mutex::new(());
 
-/// The user of the program whose connection goes from `peer` to `local`; `None` where there is no such
-/// connection. Only one that is open in both directions surely has a user: one whose program has gone
-/// shows root. Blocks, for long only on kernels without sock_diag(7).
+/// The user of the program whose connection goes from `peer` to `local`; `None` if there is no such
+/// connection. Only a connection that is open in both directions surely has a user: one whose program
+/// has gone shows root. Blocks, for long only on kernels without sock_diag(7).
 ///
 /// # Errors
-/// When the kernel shows neither the connection nor its table of connections.
+/// If the kernel shows neither the connection nor its table of connections.
 pub fn peer_user(peer: SocketAddr, local: SocketAddr) -> io::Result<Option<u32>> {
     let (peer, local) = (canonical(peer), canonical(local));
     // A kernel without the module answers as if there were no such connection.

@@ -1,4 +1,4 @@
-//! Other programs that a role of Hostler runs to their end: where one is found, and how it is run within a deadline and a bound on its output.
+//! Finds other programs, and runs them to their end within a deadline and a bound on their output.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,16 +13,16 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
-/// How many bytes of standard output, and of standard error, are read; the rest is not. A PBS job with its environment is 6 KB, so this is more
-/// than 2,000 jobs.
+/// Most bytes read of standard output, and of standard error; the rest is ignored. A PBS job with
+/// its environment is 6 KB, so this is more than 2,000 jobs.
 const OUTPUT_CAP: u64 = 16 * 1024 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct ProgramLookup {
     pub name: PathBuf,
-    /// Where a name was looked for, in words.
+    /// Where the name was looked for, in words.
     pub searched: String,
-    /// The program, if it exists and may be run.
+    /// The program, if it exists and is executable.
     pub found: Option<PathBuf>,
 }
 
@@ -46,11 +46,14 @@ pub fn find_program(name: &Path, search_path: Option<&OsStr>) -> ProgramLookup {
     }
 }
 
-/// Runs it in a process group of its own, with `input` on its standard input. `None` when it has not ended within `deadline`: then it is
-/// killed, with all that it has started and left in its group.
+/// Runs a command in a process group of its own, with `input` on its standard input.
+///
+/// Returns `None` if it has not ended within `deadline`. In that case it is killed, with everything
+/// that it has started and left in its group.
 ///
 /// # Errors
-/// When it cannot be started, its input not be written, or its output not be read. A program that leaves its input unread is no error.
+/// When the command cannot be started, its input cannot be written, or its output cannot be read. A
+/// program that leaves its input unread is no error.
 pub async fn run_to_end(mut command: Command, input: &[u8], deadline: Duration) -> io::Result<Option<Output>> {
     let stdin = if input.is_empty() { Stdio::null() } else { Stdio::piped() };
     let mut child = command.process_group(0).kill_on_drop(true).stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;

@@ -1,8 +1,8 @@
-//! Stopping in two stages: *drain* (admit nothing new, finish what runs) and *stop* (leave now). A drain may be *hurried*: then it must be over
-//! when the grace of the one who asked is.
+//! Stopping in two stages: *drain* (admit nothing new, finish what runs) and *stop* (leave now). A
+//! *hurried* drain must be over within the sender's grace.
 //!
-//! What each signal does is in `signals`. A role holds one `Shutdown`, starts its tasks on the tracker, and returns from `run` when they have
-//! ended or stop was called.
+//! `signals` defines what each signal does. A role holds one `Shutdown`, starts its tasks on the
+//! tracker, and returns from `run` when they have ended or stop was called.
 
 mod signals;
 
@@ -19,7 +19,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 pub use self::signals::SignalSource;
 use self::signals::{LeaveSignal, SignalEffect, SignalHistory};
 
-/// The two stages and the tasks that must end before the role does. Clones share them.
+/// The two stages, and the tasks that must end before the role does. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
     drain: CancellationToken,
@@ -35,7 +35,8 @@ impl Shutdown {
         Self::default()
     }
 
-    /// A second role of the same process: it is hurried and stopped with this one, but is drained by itself.
+    /// Shutdown of a second role in the same process: hurried and stopped with this one, but
+    /// drained by itself.
     #[must_use]
     pub fn sibling(&self) -> Self {
         Self {
@@ -47,8 +48,8 @@ impl Shutdown {
         }
     }
 
-    /// A part of the same role: drained and stopped with it, but it may be stopped alone, and its
-    /// tasks are its own.
+    /// Shutdown of a part of the same role: drained and stopped with it, but it may be stopped
+    /// alone, and its tasks are its own.
     #[must_use]
     pub fn child(&self) -> Self {
         Self {
@@ -64,7 +65,7 @@ impl Shutdown {
         self.drain.cancel();
     }
 
-    /// Drains within the grace of the one who asked: he kills when it is over.
+    /// Drains within the grace of the sender, who kills this process when it is over.
     pub fn hurry(&self) {
         self.drain.cancel();
         self.hurry.cancel();
@@ -115,8 +116,8 @@ impl Shutdown {
         &self.tasks
     }
 
-    /// Waits until every task has ended, stop was called, or `limit` has passed; `true` when all
-    /// ended by themselves.
+    /// Waits until every task has ended, stop was called, or `limit` has passed. Returns `true` if
+    /// all ended by themselves.
     pub async fn wait_tasks(&self, limit: Duration) -> bool {
         self.tasks.close();
         tokio::select! {
@@ -126,8 +127,8 @@ impl Shutdown {
         }
     }
 
-    /// Turns SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 into drain, hurry and stop while
-    /// the handle is kept. An engine does not hear SIGUSR1.
+    /// Turns SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 into drain, hurry and stop
+    /// while the handle is kept. An engine does not listen for SIGUSR1.
     ///
     /// # Errors
     /// When the process may not install signal handlers.
@@ -156,7 +157,7 @@ impl Shutdown {
         match effect {
             SignalEffect::Drain => {
                 tracing::info!(event = "drain_begun", ?signal, "draining: running requests may finish; a second SIGINT stops at once");
-                // A role that drains for another reason was not replaced.
+                // If the role already drains for another reason, it was not replaced.
                 self.by_hang_up.store(signal == LeaveSignal::HangUp && !self.is_draining(), Ordering::Relaxed);
                 self.drain();
             }
@@ -173,15 +174,16 @@ impl Shutdown {
     }
 }
 
-/// Whether SIGHUP was ignored when this process began, as under `nohup`: then a closed terminal
-/// must not end it.
+/// Whether SIGHUP was ignored when this process began, as under `nohup`. In that case a closed
+/// terminal must not end it.
 fn ignores_hang_up() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     ignored.is_some_and(|mask| mask & 1 == 1)
 }
 
-/// Waits up to `limit` for a task that was told to end, then aborts it. A panic in it is logged.
+/// Waits up to `limit` for a task that was told to end, then aborts it. A panic in the task is
+/// logged.
 pub async fn join_within(limit: Duration, mut task: JoinHandle<()>) {
     match tokio::time::timeout(limit, &mut task).await {
         Ok(Ok(())) => {}

@@ -1,6 +1,8 @@
-//! A Unix socket that only this user and root can call. It is made where nobody else can put anything in its place, taken over from a process
-//! that has died and never from one that lives, and removed by the process that made it. The router's operators and the agent's pages come
-//! in here.
+//! A Unix socket that only this user and root can call.
+//!
+//! It is made where nobody else can put anything in its place. It is taken over from a dead process
+//! but never from a living one, and removed by the process that made it. The router's operators use
+//! such a socket, and so do the agent's pages.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -18,25 +20,25 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::listen::ACCEPT_RETRY_DELAY;
 
-/// Bytes that the path of a Unix socket holds on Linux, without the closing zero.
+/// Longest path of a Unix socket on Linux in bytes, without the closing zero.
 pub const MAX_PATH_BYTES: usize = 107;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// How long to wait for a process that binds in the same folder at this moment; it needs only a few
-/// system calls.
+/// How long to wait for a process that binds in the same folder at the same moment. Binding takes
+/// only a few system calls.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a socket's file is checked.
 const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long connecting to a living process's socket may take; the kernel does it without that
+/// How long connecting to a living process's socket may take. The kernel connects without that
 /// process.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why there is no socket. Each variant says what is wrong with the path, so that another can be
-/// chosen.
+/// Reason why there is no socket. Each variant says what is wrong with the path, so that another
+/// can be chosen.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Other users could place a socket there.
@@ -48,22 +50,22 @@ pub enum SocketError {
     /// The path is too long for the kernel.
     #[error("the path {} is too long for a Unix socket by {excess} bytes: they have {MAX_PATH_BYTES} at most", path.display())]
     TooLong { path: PathBuf, excess: usize },
-    /// A living process has it.
+    /// The socket belongs to a living process.
     #[error("{} is in use by another process: stop it, or choose another path", path.display())]
     InUse { path: PathBuf },
-    /// Something else has this name.
+    /// A file that is no socket has this name.
     #[error("{} is there and is no socket: remove it, or choose another path", path.display())]
     NotASocket { path: PathBuf },
     #[error("cannot listen on {}: {source}", path.display())]
     Other { path: PathBuf, source: io::Error },
 }
 
-/// A socket that listens; its file is removed when this is dropped.
+/// A listening socket, whose file is removed on drop.
 #[derive(Debug)]
 pub struct PrivateSocket {
     listener: UnixListener,
     file: SocketFile,
-    /// Where it is until it takes its name.
+    /// Path of the socket until it takes its name.
     unnamed: Option<PathBuf>,
 }
 
@@ -75,7 +77,7 @@ pub struct SocketFile {
     inode: u64,
 }
 
-/// What is at a path.
+/// State of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PathState {
     Nothing,
@@ -88,8 +90,8 @@ impl PrivateSocket {
     /// Listens on `path`, in a folder that is made if needed.
     ///
     /// # Errors
-    /// When others could reach it or change what is there, when it is in use, when the path is too
-    /// long for the kernel.
+    /// When others could reach the socket or change the folder, when the path is in use, or when it
+    /// is too long for the kernel.
     pub async fn bind(path: &Path) -> Result<Self, SocketError> {
         let other = |source| SocketError::Other { path: path.to_owned(), source };
         let path = std::path::absolute(path).map_err(other)?;
@@ -98,7 +100,7 @@ impl PrivateSocket {
             return Err(SocketError::TooLong { path, excess });
         }
         let folder = path.parent().ok_or_else(|| other(io::ErrorKind::InvalidInput.into()))?;
-        // Nobody else may bind here between this check of the path and our own `bind`.
+        // The lock keeps others from binding between this check of the path and our own `bind`.
         let _lock = lock_folder(folder, open_private_folder(folder)?).await?;
         match probe(&path).await? {
             PathState::Live => return Err(SocketError::InUse { path }),
@@ -107,18 +109,18 @@ impl PrivateSocket {
         }
         let socket = UnixSocket::new_stream().map_err(other)?;
         socket.bind(&path).map_err(other)?;
-        // Set before `listen`, so that nobody can connect earlier, whatever the umask is.
+        // Set the mode before `listen`, so nobody can connect earlier, whatever the umask is.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(other)?;
         let metadata = fs::symlink_metadata(&path).map_err(other)?;
         let listener = socket.listen(BACKLOG).map_err(other)?;
         Ok(Self { listener, file: SocketFile { path: path.clone(), device: metadata.dev(), inode: metadata.ino() }, unnamed: None })
     }
 
-    /// As `bind`, for a path that another process has and gives up soon: nobody finds the socket until
-    /// `take_name`.
+    /// Binds beside a path that another process holds and gives up soon. Nobody finds the socket
+    /// until `take_name`.
     ///
     /// # Errors
-    /// As for `bind`, also when a third process waits for the path.
+    /// As for `bind`, and when a third process waits for the path.
     pub async fn bind_beside(path: &Path) -> Result<Self, SocketError> {
         let mut beside = path.as_os_str().to_owned();
         beside.push(".next");
@@ -128,8 +130,7 @@ impl PrivateSocket {
         Ok(socket)
     }
 
-    /// Takes the path, in place of what has it. Whoever connects reaches the one or the other, at every
-    /// moment.
+    /// Takes the path from its holder. At every moment, a client reaches one socket or the other.
     ///
     /// # Errors
     /// When the folder does not allow it.
@@ -138,14 +139,14 @@ impl PrivateSocket {
         fs::rename(&beside, &self.file.path).map_err(|source| SocketError::Other { path: self.file.path.clone(), source })
     }
 
-    /// The file, also for when the socket has gone elsewhere.
+    /// The socket's file, to keep for when the socket has gone elsewhere.
     #[must_use]
     pub fn file(&self) -> &SocketFile {
         &self.file
     }
 
-    /// The next connection of this user or of root. The file's mode keeps others out; this check
-    /// holds even if somebody has changed the mode.
+    /// Accepts the next connection of this user or of root. The file's mode keeps others out; this
+    /// check holds even if somebody has changed the mode.
     pub async fn accept_trusted(&self) -> UnixStream {
         loop {
             match self.listener.accept().await.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
@@ -177,14 +178,14 @@ impl SocketFile {
         &self.path
     }
 
-    /// Whether it still exists: a logout removes `$XDG_RUNTIME_DIR`, and some people clean up
+    /// Whether the file still exists. A logout removes `$XDG_RUNTIME_DIR`, and some people clean up
     /// `/tmp`.
     #[must_use]
     pub fn exists(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|found| found.dev() == self.device && found.ino() == self.inode)
     }
 
-    /// Resolves when it no longer exists.
+    /// Resolves when the file no longer exists.
     pub async fn wait_removed(&self) {
         while self.exists() {
             sleep(FILE_CHECK_INTERVAL).await;
@@ -196,7 +197,8 @@ pub async fn is_live(path: &Path) -> bool {
     matches!(probe(path).await, Ok(PathState::Live))
 }
 
-/// Whether this user trusts a socket of that user: its own and root's; root trusts any.
+/// Whether this user trusts that user's sockets: a user trusts its own and root's, and root trusts
+/// any.
 #[must_use]
 pub fn is_trusted_user(theirs: u32) -> bool {
     trusts(geteuid().as_raw(), theirs)
@@ -206,9 +208,11 @@ fn trusts(own: u32, theirs: u32) -> bool {
     own == 0 || theirs == 0 || own == theirs
 }
 
-/// The folders of other users' sockets, for root: `UID/hostler` in `logins` (`/run/user`) and
-/// `hostler-UID` in `shared` (`/tmp`). Anybody may create a folder with another user's number
-/// there. So each counts only if it belongs to that user and nobody else can change it.
+/// Folders of other users' sockets, for root: `UID/hostler` in `logins` (`/run/user`) and
+/// `hostler-UID` in `shared` (`/tmp`).
+///
+/// Anybody may create a folder with another user's number there. So a folder counts only if it
+/// belongs to that user and nobody else can change it.
 #[must_use]
 pub fn folders_of_all_users(logins: &Path, shared: &Path) -> Vec<PathBuf> {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
@@ -221,8 +225,8 @@ pub fn folders_of_all_users(logins: &Path, shared: &Path) -> Vec<PathBuf> {
     logins.chain(shared).filter(|(user, path)| is_folder_of(*user, path)).map(|(_, path)| path).collect()
 }
 
-/// Whether only this user can have put files into this folder. In a folder that is open to
-/// everybody, another user may have made it first.
+/// Whether only this user can have put files into this folder. Another user may have made a folder
+/// first where everybody may write.
 #[must_use]
 pub fn is_private_folder(path: &Path) -> bool {
     is_folder_of(geteuid().as_raw(), path)
@@ -247,8 +251,7 @@ async fn probe(path: &Path) -> Result<PathState, SocketError> {
     }
 }
 
-/// Opens a folder that no other user can change. A link does not count: its target could be another
-/// one tomorrow.
+/// Opens a folder that no other user can change. A link is rejected, because its target may change.
 fn open_private_folder(path: &Path) -> Result<OwnedFd, SocketError> {
     let other = |source| SocketError::Other { path: path.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(other)?;

@@ -1,4 +1,4 @@
-//! Logging: one line an event on standard error, as text or JSON, filtered by level and module.
+//! Logging: each event is a line on standard error, as text or JSON, filtered by level and module.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -25,7 +25,8 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogConfig {
-    /// What is logged: `error`, `warn`, `info`, `debug` or `trace`, and by module: `info,hostler_router=debug`.
+    /// What is logged: `error`, `warn`, `info`, `debug` or `trace`, and by module:
+    /// `info,hostler_router=debug`.
     pub level: String,
     /// `text`, or `json` for log collectors.
     pub format: LogFormat,
@@ -44,7 +45,7 @@ pub struct LevelError {
     source: tracing_subscriber::filter::ParseError,
 }
 
-/// What sends the events of this process to a collector, where one is named.
+/// Exporter of this process's events, if a collector is configured.
 static EVENTS: OnceLock<EventExport> = OnceLock::new();
 
 /// Starts logging for the whole process. A second call has no effect.
@@ -55,7 +56,8 @@ pub fn init(config: &LogConfig) -> Result<(), LevelError> {
     start(config, None)
 }
 
-/// The same for a role, whose events also go to the collector that the environment may name. They are of a service of this name. Needs a runtime.
+/// Starts logging for a role, whose events also go to a collector if the environment names one.
+/// `service` is their service name. Needs a runtime.
 ///
 /// # Errors
 /// When the level cannot be read.
@@ -65,13 +67,13 @@ pub fn init_role(config: &LogConfig, service: &'static str) -> Result<(), LevelE
     match events {
         Ok(Some(events)) => drop(EVENTS.set(events)),
         Ok(None) => {}
-        // An environment that others have written for their programs keeps no role from starting.
+        // A wrong environment, written for other programs, must not keep a role from starting.
         Err(error) => tracing::warn!(%error, "no events are sent to a collector"),
     }
     Ok(())
 }
 
-/// Sends the last events. At the end of a process.
+/// Sends the last events at the end of a process.
 pub async fn flush_events() {
     if let Some(events) = EVENTS.get() {
         events.flush().await;

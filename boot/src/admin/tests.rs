@@ -29,9 +29,9 @@ fn a_request_for_a_foreign_host_is_always_recognized() {
     assert!(!names("/metrics", &["127.0.0.1", "evil.example"], "127.0.0.1:8002"));
 }
 
-/// Pages of which one never ends, and their address.
+/// Serves pages, one of which never ends, and returns their address.
 async fn serve_pages(tasks: &mut JoinSet<()>) -> std::net::SocketAddr {
-    // A paused clock moves by this when nothing is to be done, so that sockets are served in time.
+    // A paused clock advances by this much when idle, so sockets are served in time.
     tasks.spawn(async {
         loop {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,4 +1,4 @@
-//! OpenTelemetry's standard environment variables. One that is empty counts as not set.
+//! OpenTelemetry's standard environment variables. An empty variable counts as not set.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -7,7 +7,8 @@ use http::Uri;
 
 use super::{CollectorSettings, CollectorSettingsError};
 
-/// The variables of one kind of telemetry. What is said of it alone goes before what is said of all.
+/// Variables of one kind of telemetry. Those for this kind alone take precedence over those for
+/// all.
 pub(super) struct Signal {
     exporter: &'static str,
     endpoint: [&'static str; 2],
@@ -43,7 +44,7 @@ impl<F: Fn(&'static str) -> Option<String>> Environment<F> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
 
-    /// The first of these that is set.
+    /// The first of these variables that is set.
     fn first<const N: usize>(&self, names: [&'static str; N]) -> Option<(&'static str, String)> {
         names.into_iter().find_map(|name| Some((name, self.get(name)?)))
     }
@@ -56,7 +57,7 @@ impl<F: Fn(&'static str) -> Option<String>> Environment<F> {
             .ok_or_else(|| unusable(name, "is no number of milliseconds"))
     }
 
-    /// How many may wait: from 1 to `most`.
+    /// Queue size, from 1 to `most`.
     pub(super) fn queue_size(&self, name: &'static str, most: u64) -> Result<Option<usize>, CollectorSettingsError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let size = u64::from_str(&value).ok().filter(|size| (1..=most).contains(size));
@@ -64,7 +65,7 @@ impl<F: Fn(&'static str) -> Option<String>> Environment<F> {
         Ok(usize::try_from(size).ok())
     }
 
-    /// The collector of this signal; `None` where nobody asks for it.
+    /// The collector of this signal; `None` if nobody asks for one.
     pub(super) fn collector(&self, signal: &Signal) -> Result<Option<CollectorSettings>, CollectorSettingsError> {
         let Some((endpoint_variable, endpoint)) = self.first(signal.endpoint) else { return Ok(None) };
         if self.get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {

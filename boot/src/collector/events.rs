@@ -1,5 +1,8 @@
-//! The way of events to the collector. Each line of the log with a name (docs/logs.md) is an OpenTelemetry event of that name there, and its fields are
-//! attributes. A collector that is dead or hangs holds up nothing: what it does not take, and what finds no room meanwhile, is in the log alone.
+//! Sends events to the collector.
+//!
+//! Each named log line (docs/logs.md) becomes an OpenTelemetry event of that name, and its fields
+//! become attributes. A dead or hanging collector delays nothing: events that it does not take, or
+//! that find no room meanwhile, are only in the log.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,28 +27,28 @@ use tracing_subscriber::registry::LookupSpan;
 use super::environment::{Environment, LOGS};
 use super::{CollectorSettings, CollectorSettingsError, ExportError, resource};
 
-/// The field of a log line that is its event's name.
+/// Log field that holds the event's name.
 const NAME: &str = "event";
 
-/// How long the last events may take on shutdown.
+/// Time for sending the last events on shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Defaults of OpenTelemetry's specification, by OTEL_BLRP_*.
+/// Defaults of OpenTelemetry's specification, changed by OTEL_BLRP_*.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
 const EXPORT_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_WAITING_EVENTS: usize = 2048;
 const MAX_BATCH: usize = 512;
 
-/// A queue has room for all of them from the start.
+/// Most events that may wait: a queue allocates room for all of them at its start.
 const MOST_WAITING_EVENTS: u64 = 100_000;
 
-/// Of each text.
+/// Most bytes of each text.
 const MAX_TEXT_BYTES: usize = 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct EventSettings {
     collector: CollectorSettings,
-    /// For one batch, with the connection that it may need.
+    /// Time for one batch, including the connection that it may need.
     export_timeout: Duration,
     /// How long events gather.
     export_interval: Duration,
@@ -53,7 +56,7 @@ struct EventSettings {
 }
 
 impl EventSettings {
-    /// As these variables say; `None` where events are not asked for.
+    /// Settings from these variables; `None` if they ask for no events.
     fn from_environment(variable: impl Fn(&'static str) -> Option<String>) -> Result<Option<Self>, CollectorSettingsError> {
         let environment = Environment::new(variable);
         let Some(collector) = environment.collector(&LOGS)? else { return Ok(None) };
@@ -66,11 +69,11 @@ impl EventSettings {
     }
 }
 
-/// What sends events. It has a thread of its own.
+/// Exporter of events, with a thread of its own.
 #[derive(Debug)]
 pub struct EventExport(SdkLoggerProvider);
 
-/// Why no events are sent.
+/// Reason why no events are sent.
 #[derive(Debug, thiserror::Error)]
 pub enum EventExportError {
     #[error(transparent)]
@@ -80,10 +83,11 @@ pub enum EventExportError {
 }
 
 impl EventExport {
-    /// Sends them as this process's environment says; `None` where it asks for nothing. Needs the runtime on which connections are to live.
+    /// Starts the export that this process's environment asks for, if any. Needs the runtime on
+    /// which connections are to live.
     ///
     /// # Errors
-    /// When it does, and a value cannot be used.
+    /// When the environment asks for events, and a value is unusable.
     pub fn from_process(service: &'static str) -> Result<Option<Self>, EventExportError> {
         let settings = EventSettings::from_environment(|name| std::env::var(name).ok())?;
         Ok(settings.map(|settings| Self::start(&settings, service)).transpose()?)
@@ -102,14 +106,15 @@ impl EventExport {
         Ok(Self(SdkLoggerProvider::builder().with_resource(resource(service)).with_log_processor(processor).build()))
     }
 
-    /// What takes events from the log.
+    /// Log layer that takes the events.
     #[must_use]
     pub fn layer<S: Subscriber + for<'span> LookupSpan<'span>>(&self) -> impl Layer<S> + use<S> {
         let is_event = |metadata: &Metadata<'_>| *metadata.level() <= Level::INFO && metadata.fields().field(NAME).is_some();
         EventLayer(self.0.logger("hostler")).with_filter(filter_fn(is_event).with_max_level_hint(LevelFilter::INFO))
     }
 
-    /// Waits briefly until what was told has reached the collector. A thread that is stuck is left behind.
+    /// Waits briefly until recorded events have reached the collector. A stuck thread is left
+    /// behind.
     pub async fn flush(&self) {
         let provider = self.0.clone();
         let flushing = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
@@ -183,13 +188,15 @@ impl Visit for Fields<'_> {
     }
 }
 
-/// Without the last lines of an engine's log that may follow. The exception that an engine names as the cause of its end is within the first.
+/// First line of a text, without the last lines of an engine's log that may follow. The exception
+/// that an engine names as the cause of its end is within the first line.
 fn first_line(text: &str) -> &str {
     let line = text.lines().next().unwrap_or_default();
     &line[..line.floor_char_boundary(MAX_TEXT_BYTES)]
 }
 
-/// The same text for as long as the process lives, which records want of a name. Names are literals of this program, and so they are few.
+/// Interns a name for the life of the process, as records require. Names are literals of this
+/// program, so they are few.
 fn intern(name: &str) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut names = NAMES.lock();
@@ -201,7 +208,7 @@ fn intern(name: &str) -> &'static str {
     kept
 }
 
-/// Sends batches within their time, and says once when that fails.
+/// Exporter that sends batches within their time, and logs once when that fails.
 #[derive(Debug)]
 struct WatchedExporter {
     exporter: LogExporter,

@@ -1,4 +1,5 @@
-//! Where traces are sent, and which requests have one. Read by the program for a router, and by an agent for its engines.
+//! Where traces are sent, and which requests have one. The program reads this for a router, and an
+//! agent for its engines.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -6,28 +7,29 @@ use std::time::Duration;
 use super::environment::{Environment, TRACES, unusable};
 use super::{CollectorSettings, CollectorSettingsError};
 
-/// Defaults of OpenTelemetry's specification, by OTEL_BSP_*.
+/// Defaults of OpenTelemetry's specification, changed by OTEL_BSP_*.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(30);
 const EXPORT_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_WAITING_SPANS: u64 = 2048;
 
-/// A queue has room for all of them from the start; a span takes 400 bytes there and about as much elsewhere.
+/// Most spans that may wait: a queue allocates room for all of them at its start. A span takes 400
+/// bytes there and about as much elsewhere.
 const MOST_WAITING_SPANS: u64 = 100_000;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceSettings {
     pub collector: CollectorSettings,
     pub sampling: SamplingRule,
-    /// For one batch of spans, however often it is tried.
+    /// Time for one batch of spans, including all retries.
     pub export_timeout: Duration,
     /// How long spans gather.
     pub export_interval: Duration,
-    /// More spans than this do not wait; they are dropped.
+    /// Most spans that wait; further ones are dropped.
     pub max_waiting_spans: usize,
 }
 
 impl TraceSettings {
-    /// For a collector at this URL, all else as the standard has it.
+    /// Settings for a collector at this URL, with the standard's defaults.
     #[must_use]
     pub fn for_endpoint(endpoint: String) -> Self {
         Self::for_collector(CollectorSettings::for_endpoint(endpoint))
@@ -43,15 +45,15 @@ impl TraceSettings {
         }
     }
 
-    /// As this process's environment says; `None` where traces are not asked for.
+    /// Settings from this process's environment; `None` if it asks for no traces.
     ///
     /// # Errors
-    /// When they are, and a value cannot be used.
+    /// When it asks for traces, and a value is unusable.
     pub fn from_process() -> Result<Option<Self>, CollectorSettingsError> {
         Self::from_environment(|name| std::env::var(name).ok())
     }
 
-    /// As these variables say. A variable that is empty counts as not set.
+    /// Settings from these variables. An empty variable counts as not set.
     ///
     /// # Errors
     /// As for `from_process`.
@@ -69,12 +71,12 @@ impl TraceSettings {
     }
 }
 
-/// Which requests have a trace.
+/// Rule for which requests have a trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingRule {
     /// Whether a client's own decision counts.
     pub follows_parent: bool,
-    /// The part of all others, from 0 to 1.
+    /// Traced share of all other requests, from 0 to 1.
     pub ratio: f64,
 }
 
@@ -85,7 +87,9 @@ impl Default for SamplingRule {
 }
 
 impl SamplingRule {
-    /// Whether there is to be a trace of this id; `parent` is whether its client has one. All SDKs decide alike by the id, so that a trace is whole.
+    /// Whether a trace of this id is recorded; `parent` is the decision of its client, if any.
+    ///
+    /// All SDKs decide by the id alike, so that traces are complete.
     #[must_use]
     pub fn is_sampled(&self, trace: u128, parent: Option<bool>) -> bool {
         parent.filter(|_| self.follows_parent).unwrap_or_else(|| self.is_in_ratio(trace))

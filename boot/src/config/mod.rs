@@ -1,7 +1,9 @@
-//! Settings: a struct field is the setting, its doc comment the manual, its `Default` the default; file, environment and flag all reach that one field.
+//! Settings from file, environment and flags.
 //!
-//! The sources are merged as TOML (file < environment < flags) and deserialized once. The list of settings comes from the
-//! structs' JSON schema, so flags, environment names and `docs/config.md` need no second list.
+//! A struct field is the setting, its doc comment the manual, and its `Default` the default. The
+//! sources are merged as TOML (file < environment < flags) and deserialized once. The list of
+//! settings comes from the structs' JSON schema, so flags, environment names and `docs/config.md`
+//! need no second list.
 
 mod document;
 mod schema;
@@ -34,11 +36,11 @@ pub struct SettingSources<'a> {
     pub file: Option<&'a Path>,
     /// Environment variables, usually `std::env::vars()`.
     pub environment: Vec<(String, String)>,
-    /// Flags, of a command built with `Settings::flags`.
+    /// Flags of a command built with `Settings::flags`.
     pub flags: Option<&'a ArgMatches>,
 }
 
-/// The merged settings, with the place each came from.
+/// Merged settings, and where each came from.
 #[derive(Debug)]
 pub struct Settings {
     values: Table,
@@ -57,8 +59,8 @@ impl Settings {
         }
         let environment: BTreeMap<&str, &str> = sources.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         for setting in sections.iter().flat_map(|section| &section.settings) {
-            // Other variables with the prefix are left alone: Kubernetes sets HOSTLER_ROUTER_PORT
-            // for a service of that name.
+            // Other variables with the prefix are ignored: Kubernetes sets HOSTLER_ROUTER_PORT for
+            // a service of that name.
             let name = setting.environment();
             if let Some(text) = environment.get(name.as_str()) {
                 settings.insert(setting, setting.kind.parse_list(text), format!("environment variable {name}"))?;
@@ -74,10 +76,10 @@ impl Settings {
         Ok(settings)
     }
 
-    /// One section as its struct.
+    /// A section as its struct.
     ///
     /// # Errors
-    /// A value that the struct refuses, with the place it came from and what was expected.
+    /// A value that the struct rejects, with its source and the expected form.
     pub fn section<T: DeserializeOwned>(&self, name: &str) -> Result<T, ConfigError> {
         let table = self.values.get(name).cloned().unwrap_or_else(|| Value::Table(Table::new()));
         serde_path_to_error::deserialize(table).map_err(|error| {
@@ -91,7 +93,7 @@ impl Settings {
         })
     }
 
-    /// Sets one value as if by a flag; for settings that a subcommand derives itself.
+    /// Sets one value as if by a flag, for settings that a subcommand derives itself.
     pub fn set(&mut self, section: &str, key: &str, value: Value) {
         self.origins.insert(format!("{section}.{key}"), "command line".into());
         let table = self.values.entry(section).or_insert_with(|| Value::Table(Table::new()));
@@ -100,7 +102,7 @@ impl Settings {
         }
     }
 
-    /// What the sources gave: each setting as `section.key`, its value, and where that is from.
+    /// Settings given by any source: each as `section.key`, its value and its source.
     pub fn given(&self) -> impl Iterator<Item = (String, &Value, &str)> {
         let tables = self.values.iter().filter_map(|(section, table)| Some((section, table.as_table()?)));
         let settings = tables.flat_map(|(section, table)| table.iter().map(move |(key, value)| (format!("{section}.{key}"), value)));
@@ -116,8 +118,8 @@ impl Settings {
         self.origins.contains_key(&format!("{section}.{key}"))
     }
 
-    /// One flag a setting. Two sections that have the same key share the flag, which then sets
-    /// both.
+    /// Flags for all settings. If two sections have the same key, they share the flag, which then
+    /// sets both.
     #[must_use]
     pub fn flags(sections: &[Section]) -> Vec<Arg> {
         let mut flags: Vec<Arg> = Vec::new();

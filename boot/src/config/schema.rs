@@ -1,4 +1,4 @@
-//! The list of settings, read off the structs that hold them.
+//! List of the settings, derived from their structs.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -8,12 +8,12 @@ use toml::Value;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueKind {
-    /// Text: a path, an address, a duration.
+    /// Text, such as a path, an address or a duration.
     Text,
     Integer,
     Number,
     Bool,
-    /// Several texts; the flag may be repeated, the environment variable is split at commas.
+    /// Several texts: the flag may be repeated, and the environment variable is split at commas.
     List,
     Choice(Vec<String>),
 }
@@ -65,18 +65,18 @@ impl ValueKind {
 
 #[derive(Debug, Clone)]
 pub struct Setting {
-    /// Section it belongs to, such as `router`.
+    /// Section of the setting, such as `router`.
     pub section: &'static str,
     /// Key within the section, such as `max_body_bytes`.
     pub key: &'static str,
     /// The field's doc comment on one line.
     pub doc: String,
     pub kind: ValueKind,
-    /// The value without any source.
+    /// Value without any source.
     pub default: Json,
 }
 
-/// The environment variable of a section's key.
+/// Environment variable of a section's key.
 pub(super) fn environment_name(section: &str, key: &str) -> String {
     format!("HOSTLER_{section}_{key}").to_uppercase()
 }
@@ -87,20 +87,20 @@ impl Setting {
         format!("{}.{}", self.section, self.key)
     }
 
-    /// The environment variable, such as `HOSTLER_ROUTER_LISTEN`.
+    /// Environment variable, such as `HOSTLER_ROUTER_LISTEN`.
     #[must_use]
     pub fn environment(&self) -> String {
         environment_name(self.section, self.key)
     }
 
-    /// The flag without its dashes; the `[log]` section keeps its name in it, as `log-level`.
+    /// Flag without its dashes. The `[log]` section keeps its name in it, as `log-level`.
     #[must_use]
     pub fn flag(&self) -> String {
         let flag = self.key.replace('_', "-");
         if self.section == "log" { format!("log-{flag}") } else { flag }
     }
 
-    /// The default as it would stand in the file.
+    /// Default as written in the file.
     #[must_use]
     pub fn default_text(&self) -> String {
         self.default.to_string()
@@ -111,13 +111,13 @@ impl Setting {
 pub struct Section {
     /// Name of the table in the file.
     pub name: &'static str,
-    /// The fields, in the order of the struct.
+    /// Fields in the order of the struct.
     pub settings: Vec<Setting>,
 }
 
 impl Section {
-    /// Reads the list of settings off `T`: keys, doc comments and kinds from its schema, defaults
-    /// from `T::default()`.
+    /// Derives the list of settings from `T`: keys, doc comments and kinds from its schema, and
+    /// defaults from `T::default()`.
     ///
     /// # Panics
     /// When `T` is not a struct of plain fields, which its first test shows.
@@ -132,7 +132,7 @@ impl Section {
             let field = &schema["properties"][key];
             Setting {
                 section: name,
-                // Settings are declared once a process and live as long as it does.
+                // Settings are declared once per process and live as long as it does.
                 key: Box::leak(key.clone().into_boxed_str()),
                 doc: field["description"].as_str().unwrap_or_default().replace('\n', " "),
                 kind: kind_of(field),
@@ -165,7 +165,7 @@ fn kind_of(field: &Json) -> ValueKind {
     }
 }
 
-/// The known name closest to `name`, when it is close enough to be a slip.
+/// The known name closest to `name`, if it is close enough to be a typo.
 pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     known
         .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
@@ -174,7 +174,7 @@ pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> O
         .map(|(_, candidate)| candidate.to_owned())
 }
 
-/// The line, counted from 1, on which `section` begins, or on which `key` is assigned after that.
+/// Line, counted from 1, on which `section` begins, or on which `key` is assigned after that.
 pub(super) fn line_of(text: &str, section: &str, key: Option<&str>) -> Option<usize> {
     let names = |line: &str, name: &str| {
         let line = line.trim_start().trim_start_matches(['[', '"', '\'']);

@@ -29,7 +29,7 @@ fn a_program_is_looked_up_by_path_or_by_name() {
 
 #[tokio::test]
 async fn a_program_gets_its_input_and_its_outputs_stay_separate() {
-    // More than a pipe holds, in both directions at once.
+    // More data than a pipe holds, in both directions at once.
     let input = vec![b'x'; 1 << 20];
     let ended = run_to_end(shell("cat; echo words >&2; exit 3"), &input, SOON).await.unwrap().unwrap();
     assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(3), b"words\n".as_slice()));

@@ -1,14 +1,15 @@
-//! What each signal that asks a process to leave means, as a pure state machine. `Shutdown` feeds it.
+//! Meaning of each signal that asks a process to leave, as a pure state machine. `Shutdown` feeds
+//! it.
 //!
-//! | Who sends signals | first | then |
-//! | --- | --- | --- |
-//! | operators: people, service managers | any drains | SIGUSR1 never counts; of the others the second stops |
-//! | a scheduler | SIGUSR1, SIGINT and SIGHUP drain; SIGTERM drains within the scheduler's grace | SIGTERM shortens a drain to that grace, once; only a second SIGINT stops |
-//! | an agent, to its engine | any but SIGUSR1 drains | the second stops |
+//! - Operators, which are people and service managers: any signal drains. Later SIGUSR1 never
+//!   counts; of the others, the second stops.
+//! - A scheduler: SIGUSR1, SIGINT and SIGHUP drain; SIGTERM drains within the scheduler's grace.
+//!   Later SIGTERM shortens a drain to that grace, once; only a second SIGINT stops.
+//! - An agent, to its engine: any signal but SIGUSR1 drains, and the second stops.
 //!
 //! Schedulers send SIGTERM after SIGUSR1, and PBS may send it more than once. Neither is a sign of
 //! impatience: the scheduler's own last word is SIGKILL. SIGINT comes from a person at a terminal,
-//! in an interactive job too. An engine that gets SIGUSR1 dies of it, as vLLM does.
+//! even in an interactive job. SIGUSR1 kills an engine, as it kills vLLM.
 
 /// A signal that asks the process to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +20,10 @@ pub(super) enum LeaveSignal {
     User1,
 }
 
-/// Who sends this process its signals.
+/// Sender of this process's signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalSource {
-    /// People and service managers: a second signal means that they wait no longer.
+    /// People and service managers: a second signal means that they no longer wait.
     Operators,
     /// A batch scheduler, which sends several signals and kills when its grace is over.
     Scheduler,
@@ -30,23 +31,23 @@ pub enum SignalSource {
     Agent,
 }
 
-/// What a signal does.
+/// Effect of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SignalEffect {
     Drain,
-    /// Drain, and be gone when the sender's grace is over.
+    /// Drain, and end before the sender's grace is over.
     Hurry,
     Stop,
     Ignore,
 }
 
-/// Which signals have come.
+/// History of the signals received.
 #[derive(Debug, Clone)]
 pub(super) struct SignalHistory {
     source: SignalSource,
     is_draining: bool,
     is_hurried: bool,
-    /// A signal came after which the next of its kind stops.
+    /// Whether a signal came after which the next of its kind stops.
     is_impatient: bool,
 }
 
@@ -55,7 +56,7 @@ impl SignalHistory {
         Self { source, is_draining: false, is_hurried: false, is_impatient: false }
     }
 
-    /// What this signal does after those before it.
+    /// Records a signal, and returns its effect after those before it.
     pub(super) fn record(&mut self, signal: LeaveSignal) -> SignalEffect {
         let can_stop = match self.source {
             SignalSource::Scheduler => signal == LeaveSignal::Interrupt,

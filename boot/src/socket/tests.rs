@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A folder of mode 700; its path is short enough for sockets.
+/// A folder of mode 700 with a path short enough for sockets.
 fn folder() -> TempDir {
     tempfile::Builder::new().prefix("h-").tempdir_in("/tmp").unwrap()
 }
@@ -32,7 +32,7 @@ async fn a_socket_is_private_despite_umask_and_removed_on_drop() {
 async fn a_socket_is_replaced_only_if_its_process_is_dead() {
     let folder = folder();
     let path = folder.path().join("s.sock");
-    // Closing a socket leaves its file, as a process does that is killed.
+    // Closing a socket leaves its file, as a killed process does.
     drop(StdListener::bind(&path).unwrap());
     assert!(path.exists() && !is_live(&path).await);
     let living = PrivateSocket::bind(&path).await.unwrap();

@@ -84,7 +84,7 @@ fn sampling_follows_the_client_or_else_the_trace_id() {
         assert_eq!(rule(true, 1.0).is_sampled(u128::MAX, parent), parent != Some(false));
         assert!(!rule(false, 0.0).is_sampled(0, parent) && rule(false, 1.0).is_sampled(u128::MAX, parent));
     }
-    // By the lower half of the id, as the SDKs do it.
+    // The lower half of the id decides, as in the SDKs.
     let half = rule(true, 0.5);
     assert!(half.is_sampled((u128::MAX << 64) | 0x7fff_ffff_ffff_ffff, None) && !half.is_sampled(0x8000_0000_0000_0000, None));
 }

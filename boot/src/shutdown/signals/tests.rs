@@ -64,7 +64,7 @@ fn any_signals_begin_one_drain_and_shorten_it_once() {
             assert!(matches!(told[0], Drain | Hurry), "{source:?} {signals:?}");
             assert!(told.iter().filter(|effect| **effect == Drain).count() <= 1, "{source:?} {signals:?}");
             let hurried = usize::from(source == SignalSource::Scheduler && signals.contains(&Terminate));
-            // One that has stopped hears no more.
+            // A process that has stopped receives no more signals.
             let before_stop = told.iter().position(|effect| *effect == Stop).unwrap_or(told.len());
             let expected = hurried.min(signals[..before_stop].iter().filter(|signal| **signal == Terminate).count());
             assert_eq!(told[..before_stop].iter().filter(|effect| **effect == Hurry).count(), expected, "{source:?} {signals:?}");
