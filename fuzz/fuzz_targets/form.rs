@@ -1,5 +1,7 @@
-//! The look into a multipart form; the first line is its content type, the rest its body. No form is taken that lacks its end, and the
-//! model that is found is the whole value of a part.
+//! Fuzzes the peek into a multipart form. The first line of an input is the content type, the rest
+//! is the body.
+//!
+//! A form without its end must be rejected, and a model found must be the whole value of a part.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! The watch over requests' framing: finds the same flaw however the bytes are cut. The last byte of an input chooses the cut.
+//! Fuzzes the watch over requests' framing, which must find the same flaw however the bytes are
+//! cut. The last byte of an input chooses the cut.
 #![no_main]
 
 use std::time::Duration;

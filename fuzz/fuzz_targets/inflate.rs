@@ -1,5 +1,7 @@
-//! The decompression of bodies: never gives more than it may, and the same however the body is cut. The last two bytes of an input choose
-//! coding and cut.
+//! Fuzzes the decompression of bodies.
+//!
+//! The output must stay within its limit, and be the same however the body is cut. The last two
+//! bytes of an input choose coding and cut.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -9,7 +11,8 @@ mod inflate;
 
 use inflate::{ContentCoding, Inflater};
 
-/// Up to here the ratio is of no interest, which is looked at once for each part.
+/// Most bytes of output. Up to this size the ratio is irrelevant, which is checked once per part
+/// and so depends on the cut.
 const MOST: usize = 1024 * 1024;
 
 fn inflated(coding: ContentCoding, body: &[u8], cut: usize) -> Option<Vec<u8>> {

@@ -1,5 +1,7 @@
-//! The look into a request's body: takes every JSON document and nothing else, reads the model as an engine does, and points only to whole
-//! values of the body.
+//! Fuzzes the peek into a request's body.
+//!
+//! It must accept every JSON document and nothing else, read the model as an engine does, and point
+//! only to whole values of the body.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +14,7 @@ mod peek;
 fuzz_target!(|body: &[u8]| {
     let peeked = peek::peek(body);
     let _ = peek::is_invalid_for_engines(body);
-    // A value of serde's own is not nested deeper than 128, which is where the two may differ.
+    // Values parsed by serde are at most 128 levels deep; beyond that the two may differ.
     if let Ok(value) = serde_json::from_slice::<Value>(body) {
         let peeked = peeked.as_ref().expect("what is JSON is taken");
         let model = value.as_object().and_then(|fields| fields.get("model")).and_then(Value::as_str);

@@ -1,5 +1,7 @@
-//! The reader of event streams: changes no byte, lets through what it holds in the end, and thinks the same of a stream however it is cut.
-//! The last two bytes of an input choose dialect and cut.
+//! Fuzzes the reader of event streams.
+//!
+//! It must change no byte, pass on in the end what it holds, and reach the same result however the
+//! stream is cut. The last two bytes of an input choose dialect and cut.
 #![no_main]
 
 use bytes::Bytes;
@@ -20,7 +22,7 @@ use answer_parser::TokenUsage;
 use hostler_api::Dialect;
 use sse_scanner::{ChunkOutcome, SseScanner};
 
-/// What is thought of a stream: what was sent, how it ended, and what it used.
+/// Result for a stream: the bytes sent, how it ended, and its token usage.
 #[derive(Debug, PartialEq)]
 struct Thought {
     sent: Vec<u8>,
